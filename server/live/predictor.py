@@ -17,6 +17,7 @@ import pickle
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -27,7 +28,7 @@ log = logging.getLogger("kendall.live")
 LONGEST = 120.0  # seconds that an answer may take, the start of the process included
 MOST = 10  # times as long, with all waits for a processor
 LOOKS = 20  # at these waits, within the time limit
-REAPED = 2.0  # seconds that a killed process may take to go
+REAPED = 2.0  # seconds that a killed process is waited for
 Ask = Callable[..., Awaitable[Any]]  # a function's name and its arguments
 SIZE_BYTES = 8  # of a message's length, before the message
 POLL = 0.005
@@ -163,6 +164,7 @@ class _Process:
             return cls(process, *await asyncio.open_connection(sock=ours))
         except BaseException:
             process.kill()
+            _reap(process)
             ours.close()
             raise
 
@@ -183,7 +185,9 @@ class _Process:
             del self._asked[number]
 
     async def kill(self) -> None:
-        """Also where it is stopped. Returns when it is gone, or after two seconds."""
+        """Also where it is stopped. Returns when it is gone, or after REAPED seconds: a killed
+        process needs a processor to end, and this one is niced.
+        """
         self._process.kill()
         self._reading.cancel()
         self._writer.transport.abort()
@@ -191,6 +195,7 @@ class _Process:
         deadline = loop.time() + REAPED
         while self._process.poll() is None and loop.time() < deadline:  # noqa: ASYNC110 - nothing to wait on
             await asyncio.sleep(POLL)
+        _reap(self._process)
 
     async def _read(self) -> None:
         """Read answers until the pipe closes; drop an answer that nobody waits for."""
@@ -213,6 +218,12 @@ class _Process:
             for answer in self._asked.values():
                 if not answer.done():
                     answer.set_exception(PredictorLostError("the predicting process has ended"))
+
+
+def _reap(process: subprocess.Popen[bytes]) -> None:
+    """It leaves no zombie, however long it takes to end."""
+    if process.poll() is None:
+        threading.Thread(target=process.wait, name="kendall-reaper", daemon=True).start()
 
 
 def _popen(connection: socket.socket) -> subprocess.Popen[bytes]:

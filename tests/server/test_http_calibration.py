@@ -14,7 +14,7 @@ from policies import Request
 from server.calibration.designed import Cell, DesignedBatches
 from server.calibration.turnaround import ClosedLoop
 from server.engines.base import EngineRequest, Sampling
-from server.engines.http.stream import own_call, wanted_tokens
+from server.engines.http.own_calls import OwnForm, wanted_tokens
 from server.runtime.errors import ApiError
 from tests.server.upstream_stub import Asked, Behaviour, Stub, answers, dies, frame, sockets, up
 from tests.virtual_time import run_with_sockets
@@ -147,4 +147,94 @@ def test_the_gateways_own_request_has_its_limit_where_no_length_is_forced() -> N
     plain = EngineRequest(request, [1, 2], Sampling(max_tokens=9))
     assert wanted_tokens(plain) == 9
     assert wanted_tokens(EngineRequest(request, [1, 2], Sampling(max_tokens=9), 4)) == 4
-    assert json.loads(own_call("m", plain, 9).body)["prompt"] == [1, 2]
+    assert json.loads(OwnForm().call("m", plain).passed.body)["prompt"] == [1, 2]
+
+
+def in_words(*, tokens_per_word: int = 1, ends_early: bool = False) -> Behaviour:
+    """A server that takes neither token ids nor `ignore_eos`, as `transformers serve`."""
+
+    async def behave(asked: Asked) -> None:
+        fields = asked.fields
+        if "ignore_eos" in fields:
+            await answers({"detail": "Unexpected fields"}, 422, after=0.0)(asked)
+            return
+        counted = tokens_per_word * len(fields["prompt"].split())
+        tokens = fields["max_tokens"] - ends_early
+        asked.begin()
+        await asyncio.sleep(tokens * STEP)
+        usage = {"prompt_tokens": counted, "completion_tokens": tokens}
+        asked.piece(frame("t", "length"))
+        asked.piece(b"data: " + json.dumps({"choices": [], "usage": usage}).encode() + b"\n\n")
+        asked.end()
+
+    return behave
+
+
+def test_a_server_without_token_ids_and_ignore_eos_is_asked_in_words() -> None:
+    seconds, stub = measured(in_words(), Cell((2, 6, 4), 32))
+    assert seconds == pytest.approx(6 * STEP)
+    served = [asked.fields for asked in stub.calls if "ignore_eos" not in asked.fields]
+    assert len(served) == 3
+    assert all(len(fields["prompt"].split()) == 32 for fields in served)
+    assert sorted(fields["max_tokens"] for fields in served) == [2, 4, 6]
+
+
+def test_the_number_of_words_follows_what_the_server_counts() -> None:
+    """Two tokens to a word: half as many words from the second batch on; the first form is not
+    tried again.
+    """
+
+    async def test(stub: Stub) -> None:
+        stub.behave = in_words(tokens_per_word=2)
+        async with up(stub) as engine:
+            batches = DesignedBatches(engine, await engine.start())
+            for _ in range(3):
+                await batches.measure(Cell((2, 2), 32), np.random.default_rng(1))
+
+    with sockets() as (stub,):
+        run_with_sockets(test(stub))
+    forms = [
+        len(asked.fields["prompt"].split()) if "ignore_eos" not in asked.fields else "ids"
+        for asked in stub.calls
+    ]
+    assert forms == ["ids", "ids", 32, 32, 16, 16, 16, 16]
+
+
+def test_short_prompts_teach_nothing_about_words() -> None:
+    """Marks around a prompt count too."""
+
+    async def test(stub: Stub) -> None:
+        stub.behave = in_words(tokens_per_word=2)
+        async with up(stub) as engine:
+            batches = DesignedBatches(engine, await engine.start())
+            for prompt_tokens in (15, 15, 40):
+                await batches.measure(Cell((2,), prompt_tokens), np.random.default_rng(1))
+
+    with sockets() as (stub,):
+        run_with_sockets(test(stub))
+    words = [asked.fields["prompt"] for asked in stub.calls if "ignore_eos" not in asked.fields]
+    assert [len(each.split()) for each in words] == [15, 15, 40]
+
+
+def test_an_answer_in_words_that_ends_by_itself_says_what_to_do() -> None:
+    with pytest.raises(ApiError, match="takes no ignore_eos, so the model must not end its"):
+        measured(in_words(ends_early=True), Cell((3, 3), 32))
+
+
+def test_a_batch_in_words_that_is_given_up_leaves_nothing_at_the_server() -> None:
+    async def test(stub: Stub) -> None:
+        stub.behave = in_words()
+        async with up(stub) as engine:
+            batches = DesignedBatches(engine, await engine.start())
+            running = asyncio.ensure_future(
+                batches.measure(Cell((50, 50), 5), np.random.default_rng(1))
+            )
+            await asyncio.sleep(3)
+            batches.interrupt()
+            await asyncio.gather(running, return_exceptions=True)
+            await asyncio.sleep(0.1)
+            assert stub.now == 0
+            assert batches.batcher.idle
+
+    with sockets() as (stub,):
+        run_with_sockets(test(stub))

@@ -6,6 +6,7 @@ import asyncio
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -476,3 +477,35 @@ def test_the_wander_is_that_of_the_hour_and_not_of_the_window(
     assert slow["significant"]
     assert slow["sigma"]["value"] == pytest.approx(SIGMA, rel=0.2)
     assert slow["tau"] == pytest.approx(TAU, rel=1.0)
+
+
+@pytest.mark.parametrize("where", ["killed", "not connected"])
+def test_a_killed_process_that_is_slow_to_end_is_reaped_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """On a busy machine a niced process takes seconds to end; nobody waits for it."""
+    monkeypatch.setattr(predictor_module, "REAPED", 0.0)
+    started: list[subprocess.Popen[bytes]] = []
+    popen = predictor_module._popen
+
+    def kept(connection: socket.socket) -> subprocess.Popen[bytes]:
+        started.append(popen(connection))
+        return started[-1]
+
+    async def refused(**_: Any) -> Any:
+        raise OSError("no more files")
+
+    monkeypatch.setattr(predictor_module, "_popen", kept)
+
+    async def test() -> None:
+        predictor = Predictor()
+        if where == "not connected":
+            monkeypatch.setattr(asyncio, "open_connection", refused)
+            with pytest.raises(OSError, match="no more files"):
+                await predictor.start()
+        else:
+            await predictor.start()
+        await predictor.close()
+        await eventually(lambda: started[0].returncode is not None)  # somebody waits for it
+
+    asyncio.run(test())

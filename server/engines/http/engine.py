@@ -25,9 +25,10 @@ from server.engines.base import (
 )
 from server.engines.http.answers import Answer
 from server.engines.http.exchange import Exchange, kept
+from server.engines.http.own_calls import OwnForm
 from server.engines.http.pool import HttpOptions, Pool
 from server.engines.http.prompts import Prompts, load_tokenizer
-from server.engines.http.stream import CountedStream, PassedStream, own_call, wanted_tokens
+from server.engines.http.stream import CountedStream, PassedStream
 from server.engines.http.upstream import Connect, Upstream, connector
 from server.engines.passing import PassedCall, Refused, in_trace
 
@@ -44,6 +45,7 @@ class HttpEngine:
         self.on_servers: Callable[[frozenset[int]], None] | None = None
         tokenizer = None if options.tokenizer is None else load_tokenizer(options.tokenizer)
         self._prompts = Prompts(tokenizer)
+        self._own_form = OwnForm()
         self._pool = Pool(options, self._changed, connect)
         self._exchanges: dict[str, Exchange] = {}
         self._said: set[str] = set()  # what is said once
@@ -149,14 +151,18 @@ class HttpEngine:
                 "--max-output-tokens does not hold",
             )
 
-    def _begin(self, upstream: Upstream, engine_request: EngineRequest) -> TokenStream:
-        name = engine_request.request.id
-        call = engine_request.call
+    def _begin(
+        self, upstream: Upstream, engine_request: EngineRequest, again: CountedStream | None = None
+    ) -> TokenStream:
+        """`again`: the stream of a request of the gateway's own that is sent in another form."""
+        name, call = engine_request.request.id, engine_request.call
         stream: PassedStream | CountedStream
         if call is None:
-            wanted = wanted_tokens(engine_request)
-            stream = CountedStream(name, wanted)
-            call = own_call(self._pool.names[0], engine_request, wanted)
+            form, resend = self._own_form, partial(self._begin, upstream, engine_request)
+            own = form.call(self._pool.names[0], engine_request)
+            stream = CountedStream(name, form, resend) if again is None else again
+            stream.sent(own)
+            call = own.passed
         else:
             stream = PassedStream(name)
         if engine_request.trace is not None:

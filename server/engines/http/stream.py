@@ -1,20 +1,19 @@
 """The way back of what was sent to a server: the bytes of a passed call, or the tokens of a request
-of the gateway's own (a calibration), which is a completion over token ids there.
+of the gateway's own (a calibration), which is a completion there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, cast
 
-import msgspec
-
-from server.engines.base import EngineRequest, Token, TokenStream
-from server.engines.passing import Answered, PassedCall, PassedListener, Refused
+from server.engines.base import Token, TokenStream
+from server.engines.http.own_calls import OwnCall, OwnForm
+from server.engines.passing import Answered, PassedListener, Refused
 from server.runtime.wording import brief
 
-COMPLETIONS = "/v1/completions"
 NO_TOKEN = -1  # id of a token whose id the server does not tell
+UNREAD = (400, 422)  # of a server that does not take a field, or a prompt of token ids
 
 
 class WayBack(Protocol):
@@ -69,14 +68,25 @@ class PassedStream(TokenStream):
 
 
 class CountedStream(TokenStream):
-    """Tokens without ids and texts, as many as `wanted`; the last one ends the sequence."""
+    """Tokens without ids and texts, as many as were asked for; the last one ends the sequence.
 
-    __slots__ = ("_counted", "_made", "_wanted")
+    `resend` sends the call in words, where the server takes no token ids or no `ignore_eos`.
+    """
 
-    def __init__(self, request_id: str, wanted: int) -> None:
+    __slots__ = ("_call", "_counted", "_form", "_made", "_resend")
+
+    _call: OwnCall  # in service
+
+    def __init__(
+        self, request_id: str, form: OwnForm, resend: Callable[[CountedStream], object]
+    ) -> None:
         super().__init__(request_id)
+        self._form, self._resend = form, resend
         self._counted = self._made = 0  # of its answer; handed on
-        self._wanted = wanted
+
+    def sent(self, call: OwnCall) -> None:
+        """What is asked; nothing has come of what was sent before."""
+        self._call = call
 
     def head(self, headers: Sequence[tuple[str, str]], *, streamed: bool) -> None:
         """Nothing to do."""
@@ -85,23 +95,28 @@ class CountedStream(TokenStream):
         """All but the last one: whether they are as many as wanted is known at the end."""
         del data
         self._counted += tokens
-        self._push(min(tokens, self._wanted - 1 - self._made))
+        self._push(min(tokens, self._call.wanted - 1 - self._made))
 
     def answered(self, end: Answered) -> None:
         """The rest, and the last one. Fails where the server made another number."""
         made = self._counted if end.output_tokens is None else end.output_tokens
-        if made != self._wanted:
+        if made != self._call.wanted:
             self.fail(
-                f"got an answer of {made} tokens; expected {self._wanted}: the server must "
-                "honour ignore_eos and max_tokens",
+                f"got an answer of {made} tokens; expected {self._call.wanted}: "
+                f"{self._call.remedy}",
                 "engine_error",
             )
             return
-        self._push(self._wanted - 1 - self._made)
+        self._form.learn(self._call, end.prompt_tokens)
+        self._push(self._call.wanted - 1 - self._made)
         self.push((Token(NO_TOKEN, "", ends=True),))
 
     def refused(self, answer: Refused) -> None:
-        """It fails."""
+        """Sent again, in words, or failed."""
+        if answer.status in UNREAD and self._call.words is None:
+            self._form.use_words()
+            self._resend(self)
+            return
         said = brief(answer.body.decode(errors="replace"))
         self.fail(f"the server answered {answer.status}: {said}", "engine_error")
 
@@ -118,24 +133,3 @@ class CountedStream(TokenStream):
         if tokens > 0:
             self._made += tokens
             self.push((Token(NO_TOKEN, ""),) * tokens)
-
-
-def own_call(model: str, engine_request: EngineRequest, wanted: int) -> PassedCall:
-    """A request of the gateway's own as a call: greedy, of exactly `wanted` tokens."""
-    body = {
-        "model": model,
-        "prompt": list(engine_request.prompt_token_ids),
-        "max_tokens": wanted,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    headers = (("content-type", "application/json"),)
-    return PassedCall(COMPLETIONS, msgspec.json.encode(body), headers)
-
-
-def wanted_tokens(engine_request: EngineRequest) -> int:
-    """Of the gateway's own request: as forced, else its limit."""
-    forced = engine_request.forced_output_tokens
-    return engine_request.sampling.max_tokens if forced is None else forced
