@@ -78,7 +78,7 @@ class Estimates:
 
     def law(self, shape: LatencyModel) -> LatencyModel:
         """The shape at the speed, residual and stalls of the window, where these are known."""
-        factor = self.speed.value if self.speed.known else shape.speed
+        factor = self.speed.value if math.isfinite(self.speed.value) else shape.speed
         cv = self.cv.value if self.cv.known else shape.cv
         law = dataclasses.replace(shape, speed=factor, cv=cv)
         if not self.stalls.count or not self.speed.known or parse_policy(self.policy).joins_running:

@@ -196,18 +196,22 @@ def test_sequences_of_one_instant_came_together() -> None:
     assert _together(np.array([1.0, 2.0, 1.0, 3.0, 1.0])).tolist() == [3.0, 1.0, 3.0, 1.0, 3.0]
 
 
-def test_consecutive_slots_are_added_up_in_groups_of_four_times_the_company() -> None:
-    at = np.arange(20.0)[::-1]
-    number = np.arange(20.0)[::-1]  # 0 came first
+def test_consecutive_slots_are_added_up_in_groups_of_one_to_four_times_the_company() -> None:
+    """As many groups as a speed's interval needs, if there are so many requests."""
+    at = np.arange(200.0)[::-1]
+    number = np.arange(200.0)[::-1]  # 0 came first
     each = BatchTimes(
-        at, number, 2 * number, np.where(number % 2, 2.0, 1.0), number + 1, number / 20
+        at, number, 2 * number, np.where(number % 2, 2.0, 1.0), number + 1, number / 200
     )
     found = _grouped(each)
-    assert found.at.tolist() == [0.0, 8.0]
-    assert found.measured.tolist() == [sum(range(8)), sum(range(8, 16))]
-    assert found.fitted.tolist() == [2 * sum(range(8)), 2 * sum(range(8, 16))]
-    assert found.size.tolist() == [1.5, 1.5]
-    assert found.longest.tolist() == [4.5, 12.5]
-    assert found.decoding == pytest.approx([3.5 / 20, 11.5 / 20])
-    assert _grouped(each.part(np.arange(20) < 7)).count == 0
-    assert _grouped(each.part(np.zeros(20, dtype=bool))).count == 0
+    assert found.at.tolist() == [8.0 * group for group in range(25)]
+    assert found.measured[:2].tolist() == [sum(range(8)), sum(range(8, 16))]
+    assert found.fitted[:2].tolist() == [2 * sum(range(8)), 2 * sum(range(8, 16))]
+    assert found.size[:2].tolist() == [1.5, 1.5]
+    assert found.longest[:2].tolist() == [4.5, 12.5]
+    assert found.decoding[:2] == pytest.approx([3.5 / 200, 11.5 / 200])
+    groups = {
+        first: _grouped(each.part(number < first)).count for first in (119, 120, 60, 59, 40, 3, 1)
+    }
+    assert groups == {119: 23, 120: 20, 60: 20, 59: 29, 40: 20, 3: 1, 1: 1}
+    assert _grouped(each.part(np.zeros(200, dtype=bool))).count == 0

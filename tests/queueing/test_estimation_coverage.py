@@ -4,6 +4,9 @@ policy, and are not merely wide.
 
 from __future__ import annotations
 
+import dataclasses
+import math
+
 import numpy as np
 import pytest
 
@@ -11,6 +14,7 @@ from policies import parse_policy
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.estimation.estimates import estimate
 from queueing.estimation.speed.batch_times import SLOT_ERROR
+from queueing.estimation.window.snapshot import Snapshot
 from queueing.latency.law import parse_law
 from queueing.model import Model
 from tests.queueing.estimation_runs import LAW, LENGTHS
@@ -125,3 +129,59 @@ def test_a_window_from_arrays_is_that_of_the_records() -> None:
                 (other.value, other.low, other.high), rel=1e-9
             )
         assert found[0].count == found[1].count
+
+
+def warped(seen: Snapshot, seed: int, sigma: float, tau: float) -> Snapshot:
+    """The same on an engine whose log speed is an Ornstein-Uhlenbeck process of mean speed 1: all
+    instants on a clock that goes at that speed.
+    """
+    step = tau / 20
+    number = int(np.nanmax(seen.rows[:, :4]) / step) + 2
+    rng, decay = np.random.default_rng(seed), math.exp(-1 / 20)
+    walk = np.empty(number)
+    walk[0] = rng.normal()
+    for i, shock in enumerate(math.sqrt(1 - decay**2) * rng.normal(size=number - 1)):
+        walk[i + 1] = decay * walk[i] + shock
+    clock = np.cumsum(np.append(0.0, np.exp(sigma * walk - sigma**2 / 2))) * step
+    rows = seen.rows.copy()
+    rows[:, :4] = np.interp(rows[:, :4], step * np.arange(number + 1), clock)
+    return dataclasses.replace(seen, rows=rows)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("load", [0.5, 0.85])
+@pytest.mark.parametrize("slots", [16, 64])
+def test_the_speed_of_many_slots_is_known_of_thirty_requests_a_slot(
+    slots: int, load: float
+) -> None:
+    policy = parse_policy(f"continuous:max_batch_size={slots}")
+    shape = parse_law("k1=0.001,k2=0,k3=0.0002,k4=0.02")
+    lengths = parse_distribution("geometric:mean=60")
+    model = Model(policy=policy, output_tokens=lengths, law=shape.at_speed(SPEED))
+    covered, widths = 0, []
+    for seed in range(100):
+        seen = warped(window_of(model, load, 30 * slots, seed), seed, 0.15, 1.0)
+        found = estimate(seen, policy, shape).speed
+        covered += found.covers(SPEED)
+        widths.append(found.relative)
+    assert covered >= 88
+    assert np.median(widths) < 0.1
+    assert np.isfinite(widths).mean() > 0.9
+
+
+@pytest.mark.parametrize(("requests", "known"), [(20, None), (300, False), (1800, True)])
+def test_fewer_requests_give_the_speed_of_slots_without_an_interval(
+    requests: int, known: bool | None
+) -> None:
+    """At 64 slots; the prediction takes it, rather than that of the calibration."""
+    policy = parse_policy("continuous:max_batch_size=64")
+    shape = parse_law("k1=0.001,k2=0,k3=0.0002,k4=0.02")
+    lengths = parse_distribution("uniform:low=20,high=60")
+    model = Model(policy=policy, output_tokens=lengths, law=shape.at_speed(SPEED))
+    found = estimate(window_of(model, 0.5, requests, 3), policy, shape)
+    assert found.speed.known is bool(known)
+    used = found.law(shape).speed
+    assert used == (shape.speed if known is None else pytest.approx(SPEED, rel=2 * SLOT_ERROR))
+    plain = found.to_dict()["speed"]
+    assert (plain["value"] is None) == (known is None)
+    assert (plain["low"] is None) == (not known)

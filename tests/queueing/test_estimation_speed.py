@@ -381,3 +381,16 @@ def test_a_speed_that_wanders_is_known_less_well_and_one_of_slots_by_their_accou
         plain.high + 0.012 * plain.value
     )
     assert not _speed(times.part(times.at < 5), SLOW, continuous=True).known
+
+
+@pytest.mark.parametrize(
+    ("batches", "value", "known"),
+    [(4, False, False), (5, True, False), (19, True, False), (20, True, True)],
+)
+def test_few_batches_give_a_speed_without_an_interval(
+    batches: int, value: bool, known: bool
+) -> None:
+    times = wandering(1, 0.08, 20.0)
+    found = speed(times.part(np.arange(times.count) < batches))
+    assert math.isfinite(found.value) is value
+    assert found.known is known

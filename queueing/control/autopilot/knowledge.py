@@ -75,7 +75,7 @@ def learn(seen: AssessedWindow, state: State, rules: Rules) -> Knowledge | str:
     if ended < rules.fewest_ended:
         return f"{counted(ended, 'answer')} ended, {rules.fewest_ended} are needed"
     if not speed.known:
-        value = seen.shape.speed
+        value = speed.value if math.isfinite(speed.value) else seen.shape.speed
         speed = symmetric(value, rules.unseen_speed * value, 0.0)
     whole = dataclasses.replace(found, arrival_rate=rate, speed=speed)
     operating_points = tuple(

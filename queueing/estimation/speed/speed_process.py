@@ -22,17 +22,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
-from queueing.estimation.speed.batch_times import BatchTimes
+from queueing.estimation.speed.batch_times import FEWEST, BatchTimes
 from queueing.latency.speed import residual_cv as scatter
 from queueing.measurement.statistics import batch_means_interval
 
-FEWEST = 20  # batches
+FEW = 5  # batches, or groups, of which a speed has a value, without an interval
 FloatArray = npt.NDArray[np.float64]
 
 STALL = 3.0  # times the median ratio; a gamma residual of cv 0.25 gets there once in 10^9
@@ -40,10 +40,14 @@ EXCESS = 1.0  # average batches; what costs a short batch less is scatter
 
 
 def speed(times: BatchTimes) -> Estimate:
-    """Factor on the law's durations, > 1: slower; the interval respects autocorrelation."""
-    if times.count < FEWEST:
+    """Factor on the law's durations, > 1: slower; the interval respects autocorrelation, and is all
+    of the line for fewer than FEWEST.
+    """
+    if times.count < FEW:
         return UNKNOWN
     factor = float(times.measured.sum() / times.fitted.sum())
+    if times.count < FEWEST:
+        return replace(UNKNOWN, value=factor)
     errors = batch_means_interval(times.measured - factor * times.fitted)
     return symmetric(
         factor,
