@@ -11,7 +11,7 @@ import pytest
 from policies import Decision, Dispatch, Policy, QueueState, Running, Server, WaitUntil, is_built_in
 from policies.contract import CONTRACTS
 from policies.decision import RULES, DecisionError, decide
-from queueing.simulation.policy_check import FLOWS, RUN, check_policy, random_states
+from queueing.simulation.policy_check import FLOWS, RUN, _not_checked, check_policy, random_states
 from tests.policies.broken import (
     BREAKS,
     Broken,
@@ -66,6 +66,9 @@ def test_the_states_are_of_every_kind_and_two_in_five_of_what_may_bind_do() -> N
     for name, true in shares.items():
         assert np.mean(true) == pytest.approx(0.4, abs=0.05), name
     assert np.mean([each.preemptible for each in served]) == pytest.approx(0.5, abs=0.05)
+    predicted = np.array([request.predicted_output_tokens or math.nan for request in requests])
+    assert (np.nanmin(predicted), np.nanmax(predicted)) == pytest.approx((1, 500), abs=1)
+    assert np.nanmean(predicted) == pytest.approx(250.5, rel=0.05)
 
 
 def first_broken(policy: Policy) -> str | None:
@@ -148,6 +151,21 @@ def test_what_follows_from_a_decision_is_not_checked_where_a_rule_is_broken() ->
     assert checked["the same state gives the same decision"].note is None
     rests = checked["after its dispatches a policy waits"]
     assert (rests.fault, rests.note is None) == (None, False)
+
+
+@pytest.mark.parametrize(
+    ("count", "note"),
+    [
+        (5, None),
+        (4, "not checked in 1 of the 5 states, as another contract is broken there"),
+        (1, "not checked in 4 of the 5 states, as another contract is broken there"),
+        (0, "not checked in any state, as another contract is broken there"),
+    ],
+)
+def test_a_contract_says_in_how_many_states_it_was_not_checked(
+    count: int, note: str | None
+) -> None:
+    assert _not_checked(count, 5) == note
 
 
 def test_a_run_is_not_simulated_where_a_contract_is_broken() -> None:

@@ -209,6 +209,11 @@ def test_the_waste_of_a_call_is_the_formula(handling):
     assert path.ended_at == pytest.approx([0.2 + 0.3 + 4 + again + 0.2])
 
 
+def test_a_swap_takes_no_time_where_none_is_given():
+    machine = MemoryEngine(law=LatencyModel(k4=0.1, kp=0.02), slots=1)
+    assert machine.swap(np.array([0.0, 1000.0])).tolist() == [0.0, 0.0]
+
+
 def test_the_least_wasteful_handling_follows_the_length_of_the_call():
     machine = engine(law=LatencyModel(k1=0.01, k4=1, kp=1e-3), swap_setup=0.1, swap_token=1e-4)
     calls, contexts = np.array([0.01, 9.0, 9.0]), np.array([100.0, 100.0, 2000.0])
