@@ -100,8 +100,7 @@ class PassedSequence(SequenceState):
         if self._over:
             return
         if tokens:
-            if self.at.first_token is None:
-                self.at.first_token = self._owner.now()
+            self._came(self._owner.now())
             self._counted.count(tokens)
             if self.running is not None:
                 self.running.output_tokens_so_far = self.stop_detector.output_tokens

@@ -53,6 +53,7 @@ class Instants(msgspec.Struct):
     first_dispatched: float | None = None
     dispatched: float | None = None  # the last time, of a preempted one
     first_token: float | None = None
+    newest_token: float | None = None
     last_token: float | None = None
     released: float | None = None
     server_free: float | None = None
@@ -165,8 +166,7 @@ class SequenceState:
         if self.stop_detector.finish_reason is not None or self.outcome is not None:
             return
         now = self._owner.now()
-        if self.at.first_token is None:
-            self.at.first_token = now
+        self._came(now)
         detector = self.stop_detector
         if len(tokens) == 1:  # nearly always
             text = detector.feed(tokens[0])
@@ -192,6 +192,15 @@ class SequenceState:
             self._owner.member_ended(self)
         if self._owner.wants_steps:
             self._owner.decisions.ask_soon()
+
+    def _came(self, now: float) -> None:
+        """A token, or several at once: one gap ends, which lasts through an interruption."""
+        at = self.at
+        if at.newest_token is None:
+            at.first_token = now
+        elif self.batch is not None and (on_gap := self.batch.on_gap) is not None:
+            on_gap(now - at.newest_token)
+        at.newest_token = now
 
     def _count(self, tokens: int) -> None:
         """So many more."""
@@ -332,6 +341,7 @@ class Batch(msgspec.Struct, eq=False):
     forming_until: float  # instant its last member arrived, or max_wait passed (fixed)
     sequences: list[SequenceState]
     open: set[str]  # ids whose own end has not come
+    on_gap: Callable[[float], None] | None = None  # hears the seconds between tokens
 
     def forming_delay(self, request: Request) -> float:
         """Seconds this request waited for others to fill its batch."""

@@ -85,7 +85,8 @@ class DurationHistograms:
             "time_to_first_token_seconds", "Time from arrival to the first token"
         )
         self.inter_token = histogram(
-            "inter_token_latency_seconds", "Mean time between consecutive tokens of an answer"
+            "inter_token_latency_seconds",
+            "Time between consecutive tokens of an answer; tokens that come together end one gap",
         )
 
 
@@ -147,7 +148,8 @@ class PolicySeries:
         }
 
     def dispatched(self, batch: Batch) -> None:
-        """Delays up to the dispatch, and the size."""
+        """Delays up to the dispatch, and the size; from here on the gaps between its tokens."""
+        batch.on_gap = self._inter_token
         for sequence in batch.sequences:
             if sequence.preemptions:  # its delays were counted when it was dispatched first
                 continue
@@ -172,11 +174,7 @@ class PolicySeries:
 
     def _completed(self, record: Record) -> None:
         self._sojourn_time(record.sojourn_time or 0.0)
-        tokens = record.output_tokens or 0
-        self._output_tokens(tokens)
-        first, last = record.first_token_at, record.last_token_at
-        if first is None or last is None or record.arrived_at is None:
-            return
-        self._first_token(first - record.arrived_at)
-        if tokens > 1:
-            self._inter_token((last - first) / (tokens - 1))
+        self._output_tokens(record.output_tokens or 0)
+        first = record.first_token_at
+        if first is not None and record.arrived_at is not None:
+            self._first_token(first - record.arrived_at)

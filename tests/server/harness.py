@@ -106,17 +106,18 @@ async def replay(
     switches: Sequence[tuple[float, Policy]] = (),
     deaths: Sequence[tuple[float, float]] = (),
     fragile: Collection[str] = (),
+    observers: Sequence[Observer] = (),
     **bounds: int,
 ) -> list[Record]:
     """Feed a trace to a batcher on the running (virtual) loop; returns the records. `deaths`:
     instants, and seconds until the engine serves again; `fragile`: ids of what cannot be continued
-    behind its tokens.
+    behind its tokens; `observers`: who else observes.
     """
     loop = asyncio.get_running_loop()
     engine, die = mortal(law, servers=servers, seed=seed, **bounds)
     collector = Collector()
     capabilities = await engine.start()
-    batcher = Batcher(engine, capabilities, policy, [collector], suspect_after=NEVER)
+    batcher = Batcher(engine, capabilities, policy, [collector, *observers], suspect_after=NEVER)
     for at, seconds in deaths:
         loop.call_at(at, die, batcher, seconds)
     sequences: dict[str, SequenceState] = {}
