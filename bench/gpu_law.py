@@ -91,6 +91,11 @@ def parser() -> argparse.ArgumentParser:
         "--budget-seconds", type=float, default=540.0, help="no batch is begun that would end later"
     )
     found.add_argument(
+        "--eager",
+        action="store_true",
+        help="launch every kernel of a step from Python, without CUDA graphs",
+    )
+    found.add_argument(
         "--seed", type=int, default=1, help="of the order, the weights and the prompts"
     )
     return found
@@ -137,7 +142,9 @@ def measure_all(options: argparse.Namespace, device: str, began: float) -> int:
         )
     cells = cells_of(sizes, options.prompt_tokens, options.output_tokens)
     joules, facts = energy_counter(device)
+    graphs = device != "cpu" and not options.eager
     header = configuration(options, sizes) | {
+        "cuda_graphs": graphs,
         "machine": machine(device) | facts,
         "versions": versions(),
         "date": now(),
@@ -148,7 +155,12 @@ def measure_all(options: argparse.Namespace, device: str, began: float) -> int:
         write = line_writer(file)
         write(header)
         bench = Bench(
-            shape_of(options), cells, device=device, dtype=DTYPES[options.dtype], seed=options.seed
+            shape_of(options),
+            cells,
+            device=device,
+            dtype=DTYPES[options.dtype],
+            seed=options.seed,
+            graphs=graphs,
         )
         until = began + options.budget_seconds
         served = measure(

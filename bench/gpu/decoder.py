@@ -10,6 +10,9 @@ machine needs PyTorch alone (2.4 or newer).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -18,6 +21,7 @@ from .design import Shape
 
 EPSILON = 1e-6  # of RMSNorm
 THETA = 10_000.0  # of the rotary positions
+Held = tuple[Tensor, Tensor]  # keys and values
 
 
 class Cache:
@@ -31,13 +35,22 @@ class Cache:
         size = (shape.layers, 2, sequences, shape.heads, tokens, shape.head_dim)
         self.numbers = torch.zeros(size, device=device, dtype=dtype)
 
-    def extend(self, layer: int, start: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    def extend(self, layer: int, keys: Tensor, values: Tensor, *, start: int) -> Held:
         """Store these from position `start` on; all keys and values of these sequences up to the
         last of them.
         """
         sequences, end = keys.shape[0], start + keys.shape[2]
         held = self.numbers[layer, :, :sequences, :, :end]
         held[0, :, :, start:], held[1, :, :, start:] = keys, values
+        return held[0], held[1]
+
+    def put(self, layer: int, keys: Tensor, values: Tensor, *, at: Tensor, length: int) -> Held:
+        """Store those of one token at position `at`, a tensor of one number; all of the first
+        `length` positions.
+        """
+        held = self.numbers[layer, :, : keys.shape[0], :, :length]
+        held[0].index_copy_(2, at, keys)
+        held[1].index_copy_(2, at, values)
         return held[0], held[1]
 
 
@@ -55,9 +68,15 @@ class Layer(nn.Module):  # type: ignore[misc]  # PyTorch is not followed by mypy
         self.down = nn.Linear(shape.ffn, shape.hidden, bias=False)
 
     def forward(
-        self, x: Tensor, rotation: tuple[Tensor, Tensor], cache: Cache, index: int, start: int
+        self,
+        x: Tensor,
+        rotation: Tensor,
+        store: Callable[[Tensor, Tensor], Held],
+        mask: Tensor | None,
     ) -> Tensor:
-        """One layer over the new tokens, `start` being the position of the first."""
+        """One layer over the new tokens, whose keys and values `store` keeps; `mask`: what one
+        new token sees, None: everything before it.
+        """
         sequences, tokens, hidden = x.shape
         joint = (
             self.qkv(norm(x, self.attention_norm))
@@ -65,8 +84,10 @@ class Layer(nn.Module):  # type: ignore[misc]  # PyTorch is not followed by mypy
             .transpose(1, 3)
         )
         query, keys = rotated(joint[:, :, :2], rotation).unbind(2)
-        keys, values = cache.extend(index, start, keys, joint[:, :, 2])
-        seen = functional.scaled_dot_product_attention(query, keys, values, is_causal=tokens > 1)
+        keys, values = store(keys, joint[:, :, 2])
+        seen = functional.scaled_dot_product_attention(
+            query, keys, values, attn_mask=mask, is_causal=tokens > 1
+        )
         x = x + self.out(seen.transpose(1, 2).reshape(sequences, tokens, hidden))
         gate, up = self.gate_up(norm(x, self.ffn_norm)).chunk(2, dim=-1)
         return x + self.down(functional.silu(gate) * up)
@@ -90,10 +111,24 @@ class Decoder(nn.Module):  # type: ignore[misc]
         """Logits after the last of `ids` (sequences, new tokens), whose first is at position
         `start`.
         """
-        x = self.embedding(ids)
         angles = self.angles[:, start : start + ids.shape[1]]
+        return self._through(ids, angles, partial(cache.extend, start=start), None)
+
+    def step(self, ids: Tensor, cache: Cache, at: Tensor, length: int) -> Tensor:
+        """The same for one new token at position `at`, a tensor of one number below `length`. Its
+        shapes do not depend on the position, as a captured graph needs: `length` positions are
+        read, and those behind `at` are masked.
+        """
+        angles = self.angles.index_select(1, at)
+        mask = (torch.arange(length, device=at.device) <= at)[None, None, None]
+        return self._through(ids, angles, partial(cache.put, at=at, length=length), mask)
+
+    def _through(
+        self, ids: Tensor, angles: Tensor, store: Callable[..., Held], mask: Tensor | None
+    ) -> Tensor:
+        x = self.embedding(ids)
         for index, layer in enumerate(self.layers):
-            x = layer(x, (angles[0], angles[1]), cache, index, start)
+            x = layer(x, angles, partial(store, index), mask)
         logits: Tensor = self.head(norm(x[:, -1], self.norm))
         return logits
 
@@ -116,7 +151,7 @@ def positions(head_dim: int, tokens: int) -> Tensor:
     return torch.stack([angles.cos(), angles.sin()]).float()
 
 
-def rotated(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+def rotated(x: Tensor, rotation: Tensor) -> Tensor:
     """Each pair (i, i + d/2) of a head's numbers turned by the angle of its position."""
     first, second = x.chunk(2, dim=-1)
     return x * rotation[0] + torch.cat([-second, first], dim=-1) * rotation[1]

@@ -20,18 +20,70 @@ from typing import Any, TextIO
 import numpy as np
 import torch
 
-from .decoder import Cache, random_decoder
+from .decoder import Cache, Decoder, random_decoder
 from .design import Cell, Shape, longest
 
 WARM_UP_STEPS = 8
+BUCKET = 128  # tokens: a graph reads a multiple of so many positions
 Joules = Callable[[], "float | None"]  # since some instant; None where the device does not tell
 
 
+class Graphs:
+    """The decode step as CUDA graphs, one for each number of sequences and length that is read:
+    the processor launches a step as one piece, as serving engines do.
+    """
+
+    def __init__(self, decoder: Decoder, cache: Cache, tokens: int) -> None:
+        self._decoder, self._cache, self._tokens = decoder, cache, tokens
+        self._captured: dict[
+            tuple[int, int], tuple[torch.cuda.CUDAGraph, torch.Tensor, torch.Tensor, torch.Tensor]
+        ] = {}
+
+    def step(self, ids: torch.Tensor, position: int) -> torch.Tensor:
+        """The token after `ids` (sequences, 1), which are at `position`."""
+        key = ids.shape[0], bucket(position, self._tokens)
+        graph, given, at, tokens = self._captured[key]
+        given.copy_(ids)
+        at.fill_(position)
+        graph.replay()
+        return tokens
+
+    def capture(self, sequences: int, length: int) -> None:
+        """Have that graph."""
+        if (sequences, length) in self._captured:
+            return
+        device = self._cache.numbers.device
+        given = torch.zeros((sequences, 1), dtype=torch.int64, device=device)
+        at = torch.tensor([length - 1], device=device)
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):  # libraries allocate when they run first
+            for _ in range(2):
+                self._decoder.step(given, self._cache, at, length).argmax(-1)
+        torch.cuda.current_stream().wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            tokens = self._decoder.step(given, self._cache, at, length).argmax(-1)
+        self._captured[sequences, length] = graph, given, at, tokens
+
+
+def bucket(position: int, tokens: int) -> int:
+    """Positions that a graph reads whose new token is at `position`, of at most `tokens`."""
+    return min(tokens, BUCKET * (position // BUCKET + 1))
+
+
 class Bench:
-    """A model and its cache on a device."""
+    """A model and its cache on a device; `graphs`: steps are captured CUDA graphs."""
 
     def __init__(
-        self, shape: Shape, cells: Sequence[Cell], *, device: str, dtype: str, seed: int
+        self,
+        shape: Shape,
+        cells: Sequence[Cell],
+        *,
+        device: str,
+        dtype: str,
+        seed: int,
+        graphs: bool = False,
     ) -> None:
         number, tokens = getattr(torch, dtype), longest(cells)
         self._vocabulary, self._device = shape.vocabulary, device
@@ -40,6 +92,8 @@ class Bench:
             shape, max(cell.batch_size for cell in cells), tokens, device=device, dtype=number
         )
         self._generator = torch.Generator(device).manual_seed(seed)
+        self._tokens = tokens
+        self._graphs = Graphs(self._decoder, self._cache, tokens) if graphs else None
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def serve(self, cell: Cell) -> list[float]:
@@ -49,8 +103,11 @@ class Bench:
         if self._device != "cpu":
             torch.cuda.synchronize()
         position, ends, began = 0, [], perf_counter()
-        for _ in range(cell.output_tokens):
-            tokens = self._decoder(ids, self._cache, position).argmax(-1)
+        for made in range(cell.output_tokens):
+            if made == 0 or self._graphs is None:
+                tokens = self._decoder(ids, self._cache, position).argmax(-1)
+            else:
+                tokens = self._graphs.step(ids, position)
             tokens.tolist()  # to the host
             ends.append(perf_counter() - began)
             position, ids = position + ids.shape[1], tokens[:, None]
@@ -59,9 +116,10 @@ class Bench:
     def warm_up(
         self, cells: Sequence[Cell], until: float
     ) -> dict[tuple[int, int], tuple[float, float]]:
-        """Every batch size and prompt twice; seconds of the prefill and of a step, from the
-        second time. None after `until`.
+        """Every batch size and prompt twice, and all graphs; seconds of the prefill and of a step,
+        from the second time. None after `until`.
         """
+        self._capture(cells, until)
         found: dict[tuple[int, int], tuple[float, float]] = {}
         for size, prompt in sorted({(cell.batch_size, cell.prompt_tokens) for cell in cells}):
             for _ in range(2):
@@ -70,6 +128,22 @@ class Bench:
                 ends = self.serve(Cell(size, prompt, min(WARM_UP_STEPS, longest(cells) - prompt)))
             found[size, prompt] = ends[0], (ends[-1] - ends[0]) / max(1, len(ends) - 1)
         return found
+
+    @torch.inference_mode()  # type: ignore[untyped-decorator]
+    def _capture(self, cells: Sequence[Cell], until: float) -> None:
+        if self._graphs is None:
+            return
+        lengths = {
+            (cell.batch_size, bucket(position, self._tokens))
+            for cell in cells
+            for position in range(
+                cell.prompt_tokens, cell.prompt_tokens + max(cell.output_tokens, WARM_UP_STEPS)
+            )
+        }
+        for sequences, length in sorted(lengths):
+            if perf_counter() > until:
+                return
+            self._graphs.capture(sequences, length)
 
 
 def measure(

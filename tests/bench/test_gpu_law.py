@@ -292,8 +292,66 @@ def test_the_decoder_is_transformers_llama_and_its_cache_remembers_no_earlier_ba
         logits = ours(ids[:, :12], cache, 0)
         assert (logits - expected[:, 11]).abs().max() < 1e-4
         for position in range(12, 20):
-            logits = ours(ids[:, position : position + 1], cache, position)
+            new = ids[:, position : position + 1]
+            logits = ours(new, cache, position)
             assert (logits - expected[:, position]).abs().max() < 1e-4
+            for length in (position + 1, 32):  # as a captured graph has it
+                logits = ours.step(new, cache, torch.tensor([position]), length)
+                assert (logits - expected[:, position]).abs().max() < 1e-4
+
+
+def test_a_graph_reads_whole_buckets_and_at_most_what_there_is() -> None:
+    need("torch")
+    from bench.gpu.measure import BUCKET, bucket
+
+    assert BUCKET == 128
+    lengths = [bucket(position, 300) for position in (1, 127, 128, 255, 256, 299)]
+    assert lengths == [128, 128, 256, 256, 300, 300]
+
+
+def test_steps_by_graphs_make_the_tokens_of_steps_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the processor there are no graphs: a replay runs the step again, on the same tensors."""
+    need("torch")
+    import torch
+
+    from bench.gpu import measure
+
+    monkeypatch.setattr(measure, "BUCKET", 8)
+
+    class Replayed(measure.Graphs):
+        def capture(self, sequences: int, length: int) -> None:
+            given, at = torch.zeros((sequences, 1), dtype=torch.int64), torch.tensor([length - 1])
+            tokens = torch.zeros(sequences, dtype=torch.int64)
+
+            def replay() -> None:
+                logits = self._decoder.step(given, self._cache, at, length)
+                tokens.copy_(logits.argmax(-1))
+                seen.append((sequences, length, int(at)))
+
+            self._captured[sequences, length] = SimpleNamespace(replay=replay), given, at, tokens
+
+    monkeypatch.setattr(measure, "Graphs", Replayed)
+    cells, made = [Cell(2, 6, 12), Cell(3, 20, 10)], []
+    argmax = torch.Tensor.argmax
+    for graphs in (False, True):
+        seen: list[tuple[int, int, int]] = []
+        bench = measure.Bench(TINY, cells, device="cpu", dtype="float32", seed=1, graphs=graphs)
+        told: list[list[int]] = []
+
+        def heard(logits: Any, dimension: int, told: list[list[int]] = told) -> Any:
+            told.append(argmax(logits, dimension).tolist())
+            return argmax(logits, dimension)
+
+        monkeypatch.setattr(torch.Tensor, "argmax", heard)
+        bench.warm_up(cells, float("inf"))
+        seen.clear()
+        told.clear()
+        for cell in cells:
+            assert len(bench.serve(cell)) == cell.output_tokens
+        made.append(list(told))
+    assert made[0] == made[1]
+    assert seen[:4] == [(2, 8, 6), (2, 8, 7), (2, 16, 8), (2, 16, 9)]
+    assert seen[-1] == (3, 30, 28)
 
 
 class Stopwatch:
