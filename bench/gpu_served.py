@@ -24,7 +24,7 @@ import shutil
 import subprocess
 import sys
 import urllib.request
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from time import perf_counter, sleep
 from typing import TYPE_CHECKING, Any
@@ -222,7 +222,8 @@ def cell(options: argparse.Namespace, url: str, rate: float, name: str) -> None:
         while load.poll() is None:
             sleep(LIVE_EVERY)
             if perf_counter() < until:
-                live = ask(f"{url}/admin/prediction")
+                with suppress(OSError):  # the next look is near
+                    live = ask(f"{url}/admin/prediction")
     facts = {"rate": rate, "load_exit": load.returncode, "live": live}
     (options.folder / f"{name}.live.json").write_text(json.dumps(facts, indent=1) + "\n")
 
@@ -232,8 +233,16 @@ def compare(options: argparse.Namespace) -> None:
     for path in sorted(options.folder.glob("*.live.json")):
         facts = json.loads(path.read_text())
         records = path.with_name(path.name.replace(".live.json", ".jsonl"))
+        if facts["load_exit"]:
+            print(f"{records}: the load ended with status {facts['load_exit']}; not compared")
+            continue
         given = ("--latency", options.folder / "law.json", "--output-tokens", LENGTHS)
         kendall("compare", records, *given, "--request-rate", facts["rate"])
+        live = facts["live"].get("prediction")
+        if live is None:
+            print(f"live: {facts['live'].get('reason', 'nothing')}")
+        else:
+            print(f"live: {live['compared']} {live[live['compared']]}, at speed {live['speed']}")
 
 
 def main() -> int:

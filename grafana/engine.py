@@ -134,7 +134,7 @@ def _times() -> Section:
         ),
         lines(
             "Between tokens, mean",
-            "Kendall: mean over the answers. vLLM: mean over the tokens.",
+            "Mean of the gaps between tokens: as they reach Kendall, and as vLLM counts them.",
             SECONDS,
             _beside(
                 mean("kendall_inter_token_latency_seconds", by=INSTANCE),

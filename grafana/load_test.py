@@ -111,7 +111,7 @@ def _latency() -> Section:
         ),
         lines(
             "Between tokens",
-            "Mean time between the tokens of an answer (TPOT).",
+            "Gaps between the tokens of an answer (ITL).",
             SECONDS,
             _quantiles(between),
         ),

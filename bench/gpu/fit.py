@@ -93,7 +93,7 @@ class Run:
         }
 
 
-SAME = ("shape", "dtype", "machine", "versions", "prompt_tokens")
+SAME = ("shape", "dtype", "machine", "versions", "prompt_tokens", "cuda_graphs")
 
 
 def read_runs(paths: Sequence[Path]) -> Run:
@@ -102,6 +102,7 @@ def read_runs(paths: Sequence[Path]) -> Run:
     for number, path in enumerate(paths):
         try:
             header, *lines = (json.loads(line) for line in whole_lines(path))
+            header.setdefault("cuda_graphs", False)  # before there were any
             headers.append({key: header[key] for key in (*SAME, "model", "date", "seed")})
             batches += [_batch(line, 1000 * number) for line in lines]
         except (OSError, ValueError, KeyError, TypeError) as error:

@@ -58,6 +58,7 @@ def law_text(run: Run, fit: Fit) -> str:
     return "\n".join(
         (
             f"{header['model']}, {header['dtype']}, {header['machine']['device']}, "
+            f"{'CUDA graphs' if header['cuda_graphs'] else 'eager steps'}, "
             f"{header['date']}, {len(run.batches)} batches",
             "law: "
             + ", ".join(f"{name} = {getattr(fit.law, name):.4g}" for name in COEFFICIENTS)

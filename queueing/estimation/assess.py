@@ -146,7 +146,7 @@ def assess(
     lengths = estimates.output_tokens.law(limits.max_output_tokens)
     model = model_of(policy, lengths, estimates.law(shape), limits, estimates)
     model = _at_their_speeds(model, speeds.factors)
-    load = _load(model, estimates)
+    load = _load(model, estimates, shape)
     forecast = _forecast(model, load.value, estimates, limits, known or Known())
     assumptions = _assumptions(seen, speeds, forecast, load, limits, waiting_before=waiting_before)
     return Assessment(
@@ -337,16 +337,22 @@ def _at_their_speeds(model: Model, factors: Mapping[int, float]) -> Model:
     return dataclasses.replace(model, server_speeds=speeds)
 
 
-def _load(model: Model, estimates: Estimates) -> Estimate:
-    """Arrival rate over the largest stable one, with what rate and speed leave open."""
+def _load(model: Model, estimates: Estimates, shape: LatencyModel) -> Estimate:
+    """Arrival rate over the largest stable one, with what rate and speed leave open. A speed
+    without an interval may as well be the calibrated one.
+    """
     value = model.load(estimates.arrival_rate.value)
     relative = math.hypot(
         *(each.relative for each in (estimates.arrival_rate, estimates.speed) if each.known)
     )
+    lowest = highest = 1.0
+    if not estimates.speed.known and math.isfinite(estimates.speed.value):
+        calibrated = shape.speed / estimates.speed.value
+        lowest, highest = min(1.0, calibrated), max(1.0, calibrated)
     return Estimate(
         value,
-        value * max(0.0, 1 - relative),
-        value * (1 + relative),
+        value * lowest * max(0.0, 1 - relative),
+        value * highest * (1 + relative),
         estimates.arrival_rate.effective_n,
     )
 

@@ -30,7 +30,7 @@ from queueing.estimation.lengths.lengths import Lengths, lengths, weigh
 from queueing.estimation.lengths.predictions import predictor_of
 from queueing.estimation.lengths.same_lengths import lengths_from, outputs, prompts
 from queueing.estimation.speed.batch_times import SLOT_ERROR, BatchTimes
-from queueing.estimation.speed.speed_process import Stalls, residual_cv, speed
+from queueing.estimation.speed.speed_process import Stalls, residual_cv, rough_speed, speed
 from queueing.estimation.speed.speeds import Speeds
 from queueing.estimation.speed.wander import Wander
 from queueing.estimation.window.snapshot import Snapshot
@@ -155,7 +155,7 @@ def estimate(
     changed = _rate_changed_at(seen)
     found = Speeds.of(policy, seen, shape) if speeds is None else speeds
     told = seen.telling(lengths_from(seen))
-    recent, slow = found.recent, found.slow if slow is None else slow
+    slow = found.slow if slow is None else slow
     return Estimates(
         policy=seen.policy,
         epoch=seen.epoch,
@@ -168,7 +168,7 @@ def estimate(
         output_tokens=output_lengths(told, half_life),
         prompt_tokens=prompt_lengths(told, half_life),
         sequences=lengths(seen.call_sizes, ages=seen.now - seen.arrivals, half_life=half_life),
-        speed=_speed(recent, slow, continuous=policy.joins_running),
+        speed=_speed(found.telling, slow, continuous=policy.joins_running),
         cv=_cv(found, continuous=policy.joins_running),
         wander=slow,
         speed_changed_at=None if found.step is None else found.step.at,
@@ -232,7 +232,7 @@ def _speed(times: BatchTimes, slow: Wander, *, continuous: bool) -> Estimate:
     """
     found = speed(times)
     if not found.known:
-        return found
+        return rough_speed(times) if continuous else found
     half = (found.high - found.low) / 2
     if slow.significant:
         span = float(times.at[-1] - times.at[0])

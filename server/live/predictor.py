@@ -193,9 +193,11 @@ class _Process:
         self._writer.transport.abort()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + REAPED
-        while self._process.poll() is None and loop.time() < deadline:  # noqa: ASYNC110 - nothing to wait on
-            await asyncio.sleep(POLL)
-        _reap(self._process)
+        try:
+            while self._process.poll() is None and loop.time() < deadline:  # noqa: ASYNC110 - nothing to wait on
+                await asyncio.sleep(POLL)
+        finally:
+            _reap(self._process)
 
     async def _read(self) -> None:
         """Read answers until the pipe closes; drop an answer that nobody waits for."""

@@ -100,7 +100,10 @@ class PassedSequence(SequenceState):
         if self._over:
             return
         if tokens:
-            self._came(self._owner.now())
+            if self.engine_request.request.sequences == 1:
+                self._came(self._owner.now())
+            elif self.at.first_token is None:  # tokens of several answers follow each other
+                self.at.first_token = self._owner.now()
             self._counted.count(tokens)
             if self.running is not None:
                 self.running.output_tokens_so_far = self.stop_detector.output_tokens

@@ -79,15 +79,27 @@ def predicted(**about: object) -> Prediction:
 def test_the_load_has_the_doubts_of_rate_and_speed() -> None:
     queue, off = model("single"), math.hypot(0.01, 0.005)
     value = RATE / queue.largest_stable_rate
-    found = _load(queue, estimates())
+    found = _load(queue, estimates(), LAW)
     assert (found.value, found.low, found.high) == pytest.approx(
         (value, value * (1 - off), value * (1 + off))
     )
     assert found.effective_n == 1000.0
-    alone = _load(queue, estimates(speed=UNKNOWN))
+    alone = _load(queue, estimates(speed=UNKNOWN), LAW)
     assert alone.high == pytest.approx(value * 1.01)
-    vague = _load(queue, estimates(arrival_rate=symmetric(RATE, 15.0, 3.0)))
+    vague = _load(queue, estimates(arrival_rate=symmetric(RATE, 15.0, 3.0)), LAW)
     assert vague.low == 0.0
+
+
+@pytest.mark.parametrize(("speed", "low", "high"), [(2.0, 0.5, 1.0), (0.5, 1.0, 2.0)])
+def test_a_speed_without_an_interval_leaves_the_load_of_the_calibrated_one_open(
+    speed: float, low: float, high: float
+) -> None:
+    """Twice as slow by a few slots: the load may be half of what they say."""
+    queue = model("single")
+    found = _load(queue, estimates(speed=dataclasses.replace(UNKNOWN, value=speed)), LAW)
+    assert (found.low, found.high) == pytest.approx(
+        (found.value * low * 0.99, found.value * high * 1.01)
+    )
 
 
 @pytest.mark.parametrize(("servers", "load"), [(1, 0.25), (2, 0.25), (1, 0.81)])

@@ -30,7 +30,7 @@ from queueing.control.autopilot.choosing import (
 )
 from queueing.control.autopilot.controller import Autopilot
 from queueing.control.autopilot.decision import Decision
-from queueing.control.autopilot.knowledge import Knowledge, learn, predicted_of
+from queueing.control.autopilot.knowledge import Knowledge, _unseen, learn, predicted_of
 from queueing.control.autopilot.state import Carried, Failure, State, Trial
 from queueing.estimation.assess import Limits
 from queueing.estimation.assumptions.assumption import Assumption
@@ -78,6 +78,17 @@ def test_what_the_controller_goes_by_unless_it_is_told() -> None:
         "repeat": 300.0,
     }
     assert LONGEST == 32_768
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "high"), [(math.nan, 0.9, 1.1), (2.0, 0.9, 2.2), (0.5, 0.45, 1.1)]
+)
+def test_a_speed_that_no_interval_shows_may_be_its_value_or_the_calibrated_one(
+    value: float, low: float, high: float
+) -> None:
+    found = _unseen(value, 1.0, Rules())
+    assert (found.low, found.high) == pytest.approx((low, high))
+    assert found.value == (value if math.isfinite(value) else 1.0)
 
 
 # a look

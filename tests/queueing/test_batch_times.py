@@ -14,6 +14,8 @@ from queueing.estimation.speed.batch_times import (
     _together,
     _until_step,
     batch_times,
+    fine_groups,
+    last_of_groups,
     slot_times,
 )
 from queueing.estimation.window.snapshot import CENSORED, ENDED, FIELDS, WITHOUT_LENGTH, Snapshot
@@ -196,22 +198,36 @@ def test_sequences_of_one_instant_came_together() -> None:
     assert _together(np.array([1.0, 2.0, 1.0, 3.0, 1.0])).tolist() == [3.0, 1.0, 3.0, 1.0, 3.0]
 
 
-def test_consecutive_slots_are_added_up_in_groups_of_one_to_four_times_the_company() -> None:
-    """As many groups as a speed's interval needs, if there are so many requests."""
-    at = np.arange(200.0)[::-1]
-    number = np.arange(200.0)[::-1]  # 0 came first
-    each = BatchTimes(
-        at, number, 2 * number, np.where(number % 2, 2.0, 1.0), number + 1, number / 200
+def slots_of(count: int) -> BatchTimes:
+    """The last one first; two at most in service."""
+    number = np.arange(float(count))[::-1]
+    return BatchTimes(
+        number, number, 2 * number, np.where(number % 2, 2.0, 1.0), number + 1, number / 20
     )
+
+
+def test_consecutive_slots_are_added_up_in_groups_of_four_times_the_company() -> None:
+    each = slots_of(20)
     found = _grouped(each)
+    assert found.at.tolist() == [0.0, 8.0]
+    assert found.measured.tolist() == [sum(range(8)), sum(range(8, 16))]
+    assert found.fitted.tolist() == [2 * sum(range(8)), 2 * sum(range(8, 16))]
+    assert found.size.tolist() == [1.5, 1.5]
+    assert found.longest.tolist() == [4.5, 12.5]
+    assert found.decoding == pytest.approx([3.5 / 20, 11.5 / 20])
+    assert _grouped(slots_of(7)).count == 0
+    assert _grouped(slots_of(0)).count == 0
+    assert [last_of_groups(slots_of(count)) for count in (20, 16, 8, 7, 0)] == [15, 15, 7, *NONE]
+
+
+def test_fine_groups_are_as_large_as_leaves_enough_of_them() -> None:
+    """One to four times the company."""
+    found = fine_groups(slots_of(200))
     assert found.at.tolist() == [8.0 * group for group in range(25)]
-    assert found.measured[:2].tolist() == [sum(range(8)), sum(range(8, 16))]
-    assert found.fitted[:2].tolist() == [2 * sum(range(8)), 2 * sum(range(8, 16))]
-    assert found.size[:2].tolist() == [1.5, 1.5]
-    assert found.longest[:2].tolist() == [4.5, 12.5]
-    assert found.decoding[:2] == pytest.approx([3.5 / 200, 11.5 / 200])
-    groups = {
-        first: _grouped(each.part(number < first)).count for first in (119, 120, 60, 59, 40, 3, 1)
+    counts = {
+        count: fine_groups(slots_of(count)).count for count in (0, 1, 3, 40, 59, 60, 119, 120)
     }
-    assert groups == {119: 23, 120: 20, 60: 20, 59: 29, 40: 20, 3: 1, 1: 1}
-    assert _grouped(each.part(np.zeros(200, dtype=bool))).count == 0
+    assert counts == {0: 0, 1: 1, 3: 1, 40: 20, 59: 29, 60: 20, 119: 23, 120: 20}
+
+
+NONE = (-math.inf, -math.inf)

@@ -17,6 +17,7 @@ from queueing.estimation.speed.batch_times import BatchTimes, batch_times
 from queueing.estimation.speed.speed_change import speed_change
 from queueing.estimation.speed.speed_process import (
     residual_cv,
+    rough_speed,
     slot_stalls,
     speed,
     stalled,
@@ -383,14 +384,17 @@ def test_a_speed_that_wanders_is_known_less_well_and_one_of_slots_by_their_accou
     assert not _speed(times.part(times.at < 5), SLOW, continuous=True).known
 
 
-@pytest.mark.parametrize(
-    ("batches", "value", "known"),
-    [(4, False, False), (5, True, False), (19, True, False), (20, True, True)],
-)
-def test_few_batches_give_a_speed_without_an_interval(
-    batches: int, value: bool, known: bool
-) -> None:
+@pytest.mark.parametrize(("batches", "known"), [(19, False), (20, True)])
+def test_the_speed_of_few_batches_is_unknown(batches: int, known: bool) -> None:
+    """A value of five may be that of one stall."""
     times = wandering(1, 0.08, 20.0)
     found = speed(times.part(np.arange(times.count) < batches))
+    assert found.known is math.isfinite(found.value) is known
+
+
+@pytest.mark.parametrize(("groups", "value"), [(4, False), (5, True)])
+def test_few_groups_of_slots_give_a_value_alone(groups: int, value: bool) -> None:
+    times = wandering(1, 0.08, 20.0)
+    found = rough_speed(times.part(np.arange(times.count) < groups))
     assert math.isfinite(found.value) is value
-    assert found.known is known
+    assert (found.low, found.high, found.known) == (-math.inf, math.inf, False)

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from queueing.estimation.speed.batch_times import BatchTimes
+from queueing.estimation.speed.batch_times import BatchTimes, _grouped
 from queueing.estimation.speed.speed_change import speed_change
 from queueing.estimation.speed.speed_history import STRETCH, SpeedHistory
 from queueing.estimation.speed.speeds import Speeds
@@ -263,3 +263,25 @@ def test_a_staircase_is_no_step_and_a_step_with_a_little_else_is() -> None:
     assert (
         speed_change(times_of(np.exp(noise + 0.2 * (at >= 160) + 0.02 * (at >= 320)))) is not None
     )
+
+
+@pytest.mark.parametrize("window", [300.0, 1e9])
+def test_slots_of_a_steady_engine_show_no_wander_however_often_they_are_looked_at(
+    window: float,
+) -> None:
+    """64 slots at 10 requests/s, in a window that slides or grows: its groups begin elsewhere at
+    each look, and none shares a slot with an earlier one.
+    """
+    rng, history, significant = np.random.default_rng(5), SpeedHistory(), 0
+    count, ones = 6000, np.ones(6000)
+    ratio, fitted = rng.gamma(25, 1 / 25, count), rng.uniform(5.0, 7.0, count)
+    slots = BatchTimes(0.1 * np.arange(count), ratio * fitted, fitted, 64 * ones, ones, ones)
+    for now in np.arange(50.0, 600.0, 5.0):
+        seen = slots.part((slots.at <= now) & (slots.at > now - window))
+        found = history.add(Speeds(_grouped(seen), (seen,)), 0)
+        significant += found is not None and found.significant
+    assert (
+        sum(part.count for part in history._open) + sum(each.count for each in history._over)
+        <= count // 256
+    )
+    assert significant == 0

@@ -150,15 +150,17 @@ def test_the_gateways_own_request_has_its_limit_where_no_length_is_forced() -> N
     assert json.loads(OwnForm().call("m", plain).passed.body)["prompt"] == [1, 2]
 
 
-def in_words(*, tokens_per_word: int = 1, ends_early: bool = False) -> Behaviour:
-    """A server that takes neither token ids nor `ignore_eos`, as `transformers serve`."""
+def in_words(*, tokens_per_word: int = 1, marks: int = 0, ends_early: bool = False) -> Behaviour:
+    """A server that takes neither token ids nor `ignore_eos`, as `transformers serve`; `marks`:
+    tokens around each prompt.
+    """
 
     async def behave(asked: Asked) -> None:
         fields = asked.fields
         if "ignore_eos" in fields:
             await answers({"detail": "Unexpected fields"}, 422, after=0.0)(asked)
             return
-        counted = tokens_per_word * len(fields["prompt"].split())
+        counted = marks + tokens_per_word * len(fields["prompt"].split())
         tokens = fields["max_tokens"] - ends_early
         asked.begin()
         await asyncio.sleep(tokens * STEP)
@@ -198,6 +200,55 @@ def test_the_number_of_words_follows_what_the_server_counts() -> None:
         for asked in stub.calls
     ]
     assert forms == ["ids", "ids", 32, 32, 16, 16, 16, 16]
+
+
+@pytest.mark.parametrize(
+    ("tokens_per_word", "marks", "words"),
+    [
+        (1, 10, [32, 118, 22, 118, 22, 502]),
+        (2, 0, [32, 64, 16, 64, 16, 256]),
+        (2, 10, [32, 55, 11, 59, 11, 251]),  # until a second length is known
+    ],
+)
+def test_marks_and_words_of_several_tokens_are_told_apart_by_two_lengths(
+    tokens_per_word: int, marks: int, words: list[int]
+) -> None:
+    async def test(stub: Stub) -> None:
+        stub.behave = in_words(tokens_per_word=tokens_per_word, marks=marks)
+        async with up(stub) as engine:
+            batches = DesignedBatches(engine, await engine.start())
+            for prompt_tokens in (32, 128, 32, 128, 32, 512):
+                await batches.measure(Cell((2,), prompt_tokens), np.random.default_rng(1))
+
+    with sockets() as (stub,):
+        run_with_sockets(test(stub))
+    sent = [asked.fields["prompt"] for asked in stub.calls if "ignore_eos" not in asked.fields]
+    assert [len(each.split()) for each in sent] == words
+
+
+def test_a_refusal_of_both_forms_changes_nothing() -> None:
+    """The prompt was too long, say: the next one is token ids again; both answers are told."""
+
+    async def behave(asked: Asked) -> None:
+        if len(asked.fields["prompt"]) > 40:
+            form = "ids" if "ignore_eos" in asked.fields else "words"
+            await answers({"detail": f"too many {form}"}, 400, after=0.0)(asked)
+            return
+        await obeys()(asked)
+
+    async def test(stub: Stub) -> None:
+        stub.behave = behave
+        async with up(stub) as engine:
+            batches = DesignedBatches(engine, await engine.start())
+            with pytest.raises(ApiError) as caught:
+                await batches.measure(Cell((2,), 50), np.random.default_rng(1))
+            assert 'answered 400: {"detail": "too many words"}' in str(caught.value)
+            assert 'ignore_eos 400: {"detail": "too many ids"}' in str(caught.value)
+            await batches.measure(Cell((2,), 20), np.random.default_rng(1))
+
+    with sockets() as (stub,):
+        run_with_sockets(test(stub))
+    assert ["ignore_eos" in asked.fields for asked in stub.calls] == [True, False, True]
 
 
 def test_short_prompts_teach_nothing_about_words() -> None:

@@ -75,8 +75,7 @@ def learn(seen: AssessedWindow, state: State, rules: Rules) -> Knowledge | str:
     if ended < rules.fewest_ended:
         return f"{counted(ended, 'answer')} ended, {rules.fewest_ended} are needed"
     if not speed.known:
-        value = speed.value if math.isfinite(speed.value) else seen.shape.speed
-        speed = symmetric(value, rules.unseen_speed * value, 0.0)
+        speed = _unseen(speed.value, seen.shape.speed, rules)
     whole = dataclasses.replace(found, arrival_rate=rate, speed=speed)
     operating_points = tuple(
         OperatingPoint(estimates=each, shape=seen.shape, limits=seen.limits)
@@ -84,6 +83,15 @@ def learn(seen: AssessedWindow, state: State, rules: Rules) -> Knowledge | str:
     )
     refusal = operating_points[0].refusal(seen.current.max_output_tokens)
     return Knowledge(operating_points, rate, speed) if refusal is None else refusal
+
+
+def _unseen(value: float, calibrated: float, rules: Rules) -> Estimate:
+    """A speed that no window has shown with an interval: anything between its value, if it has
+    one, and the calibrated one.
+    """
+    both = [each for each in (value, calibrated) if math.isfinite(each)]
+    low, high = (1 - rules.unseen_speed) * min(both), (1 + rules.unseen_speed) * max(both)
+    return Estimate(both[0], low, high, 0.0)
 
 
 def predicted_of(operating_point: OperatingPoint, setting: Setting, quantity: Quantity) -> Estimate:

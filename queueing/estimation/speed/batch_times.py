@@ -8,8 +8,8 @@
 
 A continuous engine has no batches: n(t), the number in service, is taken as it was, so a slot that
 was held longer because more shared the engine is not mistaken for a slower engine. Requests that
-overlap share their fate, so consecutive ones are added up in groups of one to four times the number
-in service, as large as leaves enough groups for an interval. Fitted so, the time is right within
+overlap share their fate, so consecutive ones are added up in groups of several times the number in
+service. Fitted so, the time is right within
 `SLOT_ERROR`. Only batches that were served whole count: no member cancelled or failed.
 """
 
@@ -32,7 +32,7 @@ from queueing.latency.law import LatencyModel
 # of the speed of a continuous engine, against the step-by-step simulator: 2 to 16 slots, loads 0.3
 # to 0.9
 SLOT_ERROR = 0.012
-OVERLAP = 4  # requests per group at most, over the largest number in service
+OVERLAP = 4  # requests per group, over the largest number in service
 FEWEST = 20  # batches, or groups, of which a speed has an interval
 
 
@@ -253,12 +253,34 @@ def _until_step(start: Vector, end: Vector, step: Vector, turnaround: float, pac
 
 
 def _grouped(each: BatchTimes) -> BatchTimes:
-    """Consecutive requests added up; what is left over is dropped. A group has the largest number
-    in service at least: it is known of 20 times as many requests as there are slots.
+    return _added_up(each, OVERLAP * _company(each))
+
+
+def fine_groups(each: BatchTimes) -> BatchTimes:
+    """The slots of one server in groups of one to four times the number in service, as large as
+    leaves FEWEST of them: for the mean alone, because neighbours are alike.
     """
-    company = int(each.size.max()) if each.count else 1
-    per_group = max(company, min(OVERLAP * company, each.count // FEWEST))
-    kept = each.count // per_group * per_group
+    company = _company(each)
+    return _added_up(each, max(company, min(OVERLAP * company, each.count // FEWEST)))
+
+
+def last_of_groups(each: BatchTimes) -> float:
+    """Dispatch of the last slot of one server that is in a group."""
+    kept = _kept(each, OVERLAP * _company(each))
+    return float(np.sort(each.at)[kept - 1]) if kept else -np.inf
+
+
+def _company(each: BatchTimes) -> int:
+    return int(each.size.max()) if each.count else 1
+
+
+def _kept(each: BatchTimes, per_group: int) -> int:
+    return each.count // per_group * per_group
+
+
+def _added_up(each: BatchTimes, per_group: int) -> BatchTimes:
+    """Consecutive requests; what is left over is dropped."""
+    kept = _kept(each, per_group)
     if not kept:
         return each.part(np.zeros(each.count, dtype=bool))
     order = np.argsort(each.at, kind="stable")[:kept]

@@ -50,7 +50,7 @@ class SpeedHistory:
     _over: deque[_Stretch] = field(default_factory=deque)
     _open: list[BatchTimes] = field(default_factory=list)
     _epoch: int | None = None
-    _until: float = -math.inf  # dispatch of the last batch that was taken in
+    _until: float = -math.inf  # dispatch of the last batch, or slot, that was taken in
 
     def add(self, speeds: Speeds, epoch: int) -> Wander | None:
         """Take in the batches that are new; the wander of the hour, None where there is too
@@ -66,7 +66,7 @@ class SpeedHistory:
         new = times.part(times.at > self._until)
         if new.count:
             self._open.append(new)
-            self._until = float(new.at[-1])
+            self._until = max(float(new.at[-1]), speeds.last_at)  # no group shares a slot
         now = _stretch(self._open)
         if now is not None and now.end - float(BatchTimes.chained(self._open).at[0]) >= STRETCH:
             self._close()

@@ -32,7 +32,7 @@ from queueing.estimation.speed.batch_times import FEWEST, BatchTimes
 from queueing.latency.speed import residual_cv as scatter
 from queueing.measurement.statistics import batch_means_interval
 
-FEW = 5  # batches, or groups, of which a speed has a value, without an interval
+FEW = 5  # groups of slots, of which a speed has a value, without an interval
 FloatArray = npt.NDArray[np.float64]
 
 STALL = 3.0  # times the median ratio; a gamma residual of cv 0.25 gets there once in 10^9
@@ -40,20 +40,23 @@ EXCESS = 1.0  # average batches; what costs a short batch less is scatter
 
 
 def speed(times: BatchTimes) -> Estimate:
-    """Factor on the law's durations, > 1: slower; the interval respects autocorrelation, and is all
-    of the line for fewer than FEWEST.
-    """
-    if times.count < FEW:
+    """Factor on the law's durations, > 1: slower; the interval respects autocorrelation."""
+    if times.count < FEWEST:
         return UNKNOWN
     factor = float(times.measured.sum() / times.fitted.sum())
-    if times.count < FEWEST:
-        return replace(UNKNOWN, value=factor)
     errors = batch_means_interval(times.measured - factor * times.fitted)
     return symmetric(
         factor,
         errors.half_width / float(times.fitted.mean()),
         _effective(errors.effective_n, times),
     )
+
+
+def rough_speed(groups: BatchTimes) -> Estimate:
+    """A value alone, of fewer groups of slots: each is of as many requests as there are slots."""
+    if groups.count < FEW:
+        return UNKNOWN
+    return replace(UNKNOWN, value=float(groups.measured.sum() / groups.fitted.sum()))
 
 
 def residual_cv(times: BatchTimes) -> Estimate:

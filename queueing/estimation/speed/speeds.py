@@ -7,16 +7,20 @@ the speed itself, the mean factor on the time that the batches take, includes al
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from policies import Policy
 from queueing.estimation.speed.batch_times import (
+    FEWEST,
     BatchTimes,
     at_factor,
     batch_times,
+    fine_groups,
     joined,
+    last_of_groups,
     slot_times,
     times_by_server,
 )
@@ -85,6 +89,23 @@ class Speeds:
     def recent(self) -> BatchTimes:
         """All batches since then."""
         return self.times if self.step is None else self.times.part(self.times.at >= self.step.at)
+
+    @cached_property
+    def telling(self) -> BatchTimes:
+        """What the speed is taken from: all batches since then; of slots smaller groups, where
+        there are too few.
+        """
+        if self.recent.count >= FEWEST or not self.slots:
+            return self.recent
+        since = -math.inf if self.step is None else self.step.at
+        return joined([fine_groups(each.part(each.at >= since)) for each in self.slots])
+
+    @cached_property
+    def last_at(self) -> float:
+        """Dispatch of the last batch, or of the last slot that is in a group."""
+        if self.slots:
+            return max(map(last_of_groups, self.slots))
+        return float(self.times.at[-1]) if self.times.count else -math.inf
 
     @cached_property
     def without_stalls(self) -> BatchTimes:

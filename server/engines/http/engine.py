@@ -159,7 +159,7 @@ class HttpEngine:
         stream: PassedStream | CountedStream
         if call is None:
             form, resend = self._own_form, partial(self._begin, upstream, engine_request)
-            own = form.call(self._pool.names[0], engine_request)
+            own = form.call(self._pool.names[0], engine_request, in_words=again is not None)
             stream = CountedStream(name, form, resend) if again is None else again
             stream.sent(own)
             call = own.passed

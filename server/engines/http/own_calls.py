@@ -18,6 +18,7 @@ log = logging.getLogger("kendall.engine")
 COMPLETIONS = "/v1/completions"
 WORD = " the"  # one token in nearly every vocabulary
 FEW_WORDS = 16  # fewer teach nothing: the marks around a prompt count too
+SEVERAL = 1.5  # tokens per word, beyond which a word is taken to have several
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,22 +41,16 @@ class OwnCall:
 
 
 class OwnForm:
-    """How they are written for the servers of one engine."""
+    """How they are written for the servers of one engine: in words from the first one on that a
+    server answered in words alone.
+    """
 
     def __init__(self) -> None:
         self._in_words = False
-        self._tokens_per_word = 1.0
+        self._fewest: tuple[int, int] | None = None  # words, and the tokens that a server counted
+        self._most: tuple[int, int] | None = None
 
-    def use_words(self) -> None:
-        """A server refused token ids with `ignore_eos`."""
-        if not self._in_words:
-            log.warning(
-                "a server refused a completion over token ids with ignore_eos: calibration sends "
-                "words, and max_tokens alone"
-            )
-        self._in_words = True
-
-    def call(self, model: str, engine_request: EngineRequest) -> OwnCall:
+    def call(self, model: str, engine_request: EngineRequest, *, in_words: bool = False) -> OwnCall:
         """A prompt has one word at least."""
         wanted = wanted_tokens(engine_request)
         body: dict[str, Any] = {
@@ -68,18 +63,42 @@ class OwnForm:
             "stream_options": {"include_usage": True},
         }
         words = None
-        if self._in_words:
-            words = max(1, round(len(engine_request.prompt_token_ids) / self._tokens_per_word))
+        if in_words or self._in_words:
+            words = self._words(len(engine_request.prompt_token_ids))
             body["prompt"] = WORD.strip() + WORD * (words - 1)
             del body["ignore_eos"]
         headers = (("content-type", "application/json"),)
         passed = PassedCall(COMPLETIONS, msgspec.json.encode(body), headers)
         return OwnCall(passed, wanted, words)
 
-    def learn(self, call: OwnCall, prompt_tokens: int | None) -> None:
-        """What the server counted in a prompt of words."""
-        if call.words is not None and call.words >= FEW_WORDS and prompt_tokens:
-            self._tokens_per_word = prompt_tokens / call.words
+    def answered(self, call: OwnCall, prompt_tokens: int | None, refusal: str | None) -> None:
+        """A call was; `refusal`: of its other form. Learns how many tokens words are."""
+        if call.words is None:
+            return
+        if not self._in_words:
+            log.warning(
+                "a server refused a completion over token ids with ignore_eos (%s): calibration "
+                "sends words, and max_tokens alone",
+                refusal,
+            )
+        self._in_words = True
+        if prompt_tokens and call.words >= FEW_WORDS:
+            counted = call.words, prompt_tokens
+            self._fewest = min(self._fewest or counted, counted)
+            self._most = max(self._most or counted, counted)
+
+    def _words(self, tokens: int) -> int:
+        """That have so many tokens: by a line through the shortest and the longest prompt. Of one
+        length it is not known whether a word has several tokens or marks surround the prompt.
+        """
+        if self._fewest is None or self._most is None:
+            return tokens
+        (few, least), (many, most) = self._fewest, self._most
+        if many >= few + FEW_WORDS and most > least:
+            slope = (most - least) / (many - few)
+        else:
+            slope = least / few if least > SEVERAL * few else 1.0
+        return max(1, round(few + (tokens - least) / slope))
 
 
 def wanted_tokens(engine_request: EngineRequest) -> int:

@@ -73,7 +73,7 @@ class CountedStream(TokenStream):
     `resend` sends the call in words, where the server takes no token ids or no `ignore_eos`.
     """
 
-    __slots__ = ("_call", "_counted", "_form", "_made", "_resend")
+    __slots__ = ("_call", "_counted", "_form", "_made", "_refusal", "_resend")
 
     _call: OwnCall  # in service
 
@@ -83,6 +83,7 @@ class CountedStream(TokenStream):
         super().__init__(request_id)
         self._form, self._resend = form, resend
         self._counted = self._made = 0  # of its answer; handed on
+        self._refusal: str | None = None  # of the call over token ids
 
     def sent(self, call: OwnCall) -> None:
         """What is asked; nothing has come of what was sent before."""
@@ -107,18 +108,19 @@ class CountedStream(TokenStream):
                 "engine_error",
             )
             return
-        self._form.learn(self._call, end.prompt_tokens)
+        self._form.answered(self._call, end.prompt_tokens, self._refusal)
         self._push(self._call.wanted - 1 - self._made)
         self.push((Token(NO_TOKEN, "", ends=True),))
 
     def refused(self, answer: Refused) -> None:
         """Sent again, in words, or failed."""
+        said = f"{answer.status}: {brief(answer.body.decode(errors='replace'))}"
         if answer.status in UNREAD and self._call.words is None:
-            self._form.use_words()
+            self._refusal = said
             self._resend(self)
             return
-        said = brief(answer.body.decode(errors="replace"))
-        self.fail(f"the server answered {answer.status}: {said}", "engine_error")
+        before = "" if self._refusal is None else f" (to token ids with ignore_eos {self._refusal})"
+        self.fail(f"the server answered {said}{before}", "engine_error")
 
     def returned(self, reason: str, answer: Refused | None = None) -> None:
         """It fails: who measures asks again."""
