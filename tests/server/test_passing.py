@@ -47,6 +47,27 @@ def test_an_answer_passes_as_it_comes_and_counts_what_it_holds() -> None:
     run_virtual(run())
 
 
+@pytest.mark.parametrize(("sequences", "gaps"), [(1, [2.0, 1.0]), (2, [])])
+def test_the_gaps_of_one_answer_are_observed(sequences: int, gaps: list[float]) -> None:
+    """Pieces of several answers follow each other: what is between them says nothing."""
+
+    async def run() -> None:
+        desk, found = Desk("continuous"), list[float]()
+        desk.submit("a", sequences=sequences)
+        answer = desk.engine.answer("a")
+        (batch,) = desk.batcher._service.batches()
+        batch.on_gap = found.append
+        answer.on_head(HEAD, streamed=True)
+        for seconds, tokens in ((1, 1), (1, 0), (1, 2), (1, 1)):
+            await asyncio.sleep(seconds)
+            answer.on_bytes(b"x", tokens)
+        answer.on_answered(Answered("stop"))
+        assert found == gaps
+        assert desk.records["a"].first_token_at == 1
+
+    run_virtual(run())
+
+
 def test_what_the_other_server_counted_holds() -> None:
     async def run() -> None:
         desk = Desk("continuous")
