@@ -33,7 +33,7 @@ from loadgen.report.html.parts import PALE, parts_figure
 from loadgen.report.html.style import columns, log_axis, rows
 from loadgen.report.html.tables import matrix
 from loadgen.report.html.tails import tails_figure
-from loadgen.report.html.versus import versus_figure
+from loadgen.report.html.versus import panels_of, versus_figure
 from loadgen.report.html.words import _not_judged, accuracy, causes, headline, title
 from loadgen.report.report import notes
 from loadgen.sweep.report.report_data import _missing
@@ -802,3 +802,10 @@ def test_a_cell_that_cannot_be_judged_is_counted_under_one_reason() -> None:
     bare = cell(short=False, others=0, invalid=False, bare=True)
     said = _not_judged([*every, bare])  # type: ignore[list-item]
     assert said == ": 1 too short, 2 disturbed, 4 invalid, 1 without a prediction"
+
+
+@pytest.mark.parametrize(("loads", "panels"), [(1, 1), (6, 6), (7, 0)])
+def test_a_row_has_six_panels_at_most(loads: int, panels: int) -> None:
+    """More loads than that are in the figure over load alone."""
+    cells: Any = [SimpleNamespace(load=0.1 * number) for number in range(loads)]
+    assert len(panels_of([*cells, *cells])) == panels

@@ -23,7 +23,13 @@ from queueing.latency.law import LatencyModel
 from queueing.model import Model
 from queueing.models.soap.predictor_text import parse_predictor
 from queueing.models.soap.queue import solve_order
-from queueing.models.soap.resuming import ResumeCost, Resuming, repeated, step_times
+from queueing.models.soap.resuming import (
+    ResumeCost,
+    Resuming,
+    repeated,
+    resume_doubt,
+    step_times,
+)
 from queueing.models.soap.token_orders import TokenService, solve_in_tokens
 from queueing.prediction import predict_model, steady_state
 from queueing.prediction.by_length import durations_by_length
@@ -250,3 +256,20 @@ def test_solving_in_tokens_names_what_it_has_no_model_of() -> None:
     assert solve_in_tokens(asked("spjf"), service, 5.0).doubt is None
     with pytest.raises(SpecError, match="expected one server"):
         solve_in_tokens(asked("sprpt"), service, 5.0, 2, parse_predictor("exact"))
+
+
+@pytest.mark.parametrize(
+    ("load", "bare", "said"),
+    [
+        (0.8, 0.75, None),
+        (0.92, 0.9, None),
+        (0.6, 0.5, "by 20%, to a load of 0.60"),
+        (0.94, 0.9, "by 4%, to a load of 0.94"),
+    ],
+)
+def test_a_doubt_of_resuming_says_by_how_much_services_are_longer(
+    load: float, bare: float, said: str | None
+) -> None:
+    found = resume_doubt(load, bare)
+    assert (found is None) == (said is None)
+    assert (said or "") in (found or "")

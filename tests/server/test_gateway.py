@@ -13,9 +13,11 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+from pydantic import ValidationError
 
 from queueing.latency.law import parse_law
 from server.admission.limits import OverloadSettings
+from server.admission.limits_in_force import PolicyChange
 from server.engines.emulated import EmulatedEngine
 from server.gateway import Gateway
 from server.runtime.errors import ApiError
@@ -295,3 +297,16 @@ def test_serving_objects_are_opened_before_the_queue_and_go_with_their_engine() 
         assert desk.calls == ["open", "close", "close"]
 
     run_virtual(main())
+
+
+@pytest.mark.parametrize(
+    ("limit", "taken"), [(0, False), (1, True), (2**31 - 1, True), (2**31, False)]
+)
+def test_a_token_limit_is_what_an_engine_can_count(limit: int, taken: bool) -> None:
+    try:
+        change = PolicyChange(max_output_tokens=limit)
+    except ValidationError:
+        assert not taken
+    else:
+        assert taken
+        assert change.max_output_tokens == limit

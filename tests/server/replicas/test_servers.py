@@ -41,6 +41,8 @@ def test_a_server_that_is_added_joins_when_it_is_up() -> None:
         assert pool.gateway.batcher.epoch == epoch
         await asyncio.sleep(0.01)
         assert await pool.states() == {0: "serving", 1: "serving", 2: "serving"}
+        assert pool.gateway.servers is not None
+        assert pool.gateway.servers._starts == {}, "what is over is forgotten"
         assert (pool.in_service, pool.gateway.batcher.queue_length) == ([1, 1, 1], 0)
         assert pool.gateway.batcher.epoch == epoch + 1
         assert pool.gateway.batcher.capabilities.servers == 3
