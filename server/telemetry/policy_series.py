@@ -138,7 +138,8 @@ class PolicySeries:
         self._sojourn_time = durations.sojourn_time.labels(label).observe
         self._output_tokens = metrics.output_tokens.labels(label).observe
         self._first_token = durations.first_token.labels(label).observe
-        self._inter_token = durations.inter_token.labels(label).observe
+        self._gaps = durations.inter_token.labels(label)
+        self._gap = self._gaps.gather
         self._clipped = metrics.clipped.labels(label).count
         self._preemptions = metrics.preemptions.labels(label).count
         self.fault = metrics.faults.labels(label).count
@@ -149,7 +150,8 @@ class PolicySeries:
 
     def dispatched(self, batch: Batch) -> None:
         """Delays up to the dispatch, and the size; from here on the gaps between its tokens."""
-        batch.on_gap = self._inter_token
+        batch.on_gap = self._gap
+        self._gaps.settle()
         for sequence in batch.sequences:
             if sequence.preemptions:  # its delays were counted when it was dispatched first
                 continue

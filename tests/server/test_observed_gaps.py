@@ -4,16 +4,19 @@ answers.
 
 from __future__ import annotations
 
+import math
 from itertools import chain
 
 import numpy as np
 import pytest
+from prometheus_client import CollectorRegistry
 
 from policies import Request, parse_policy
 from queueing.latency.law import LatencyModel
 from queueing.simulation.fast import Trace, draw_trace
 from server.queue.observers import Observer
 from server.queue.sequence import Batch
+from server.telemetry.cost.instruments import GATHERED, Histogram
 from server.telemetry.metrics import Metrics
 from tests.queueing.test_token_gaps import LAW, model, walked
 from tests.server.harness import replay
@@ -82,3 +85,21 @@ def test_a_gap_lasts_through_a_lost_engine_and_is_of_the_policy_that_dispatched(
     assert gaps.seconds == pytest.approx([11.5, 1.0])
     assert 'kendall_inter_token_latency_seconds_count{policy="single"} 2.0' in text
     assert 'kendall_inter_token_latency_seconds_sum{policy="single"} 12.5' in text
+
+
+def test_gathered_values_are_counted_as_observed_ones_and_do_not_pile_up() -> None:
+    bounds = (0.1, 1.0, math.inf)
+    one, other = (
+        Histogram(name, "h", registry=CollectorRegistry(), buckets=bounds) for name in "ab"
+    )
+    for value in (0.0, 0.05, 0.1, 0.11, 1.0, 1.5, 99.0):
+        one.observe(value)
+        other.gather(value)
+    assert other.totals() == (pytest.approx(one.totals()[0]), one.totals()[1])
+    assert other.totals()[1] == [3, 2, 2]
+    for count in (GATHERED - 1, 1):
+        for _ in range(count):
+            other.gather(0.5)
+        other.settle()
+        assert len(other._gathered) == (0 if count == 1 else count)
+    assert other.totals()[1] == [3, 2 + GATHERED, 2]

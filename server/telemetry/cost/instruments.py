@@ -7,11 +7,15 @@ loop, which alone observes, and is handed to the library when it is asked for.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import prometheus_client
+
+GATHERED = 10_000  # values, beyond which `settle` counts them
 
 
 class Histogram(prometheus_client.Histogram):  # type: ignore[misc]  # the library is not followed by mypy
@@ -21,6 +25,17 @@ class Histogram(prometheus_client.Histogram):  # type: ignore[misc]  # the libra
         super()._metric_init()
         self._pending = [0] * len(self._upper_bounds)
         self._pending_sum = 0.0
+        self._gathered: list[float] = []
+
+    @property
+    def gather(self) -> Callable[[float], None]:
+        """Observes what comes with every token: kept until `settle`, or until it is asked for."""
+        return self._gathered.append
+
+    def settle(self) -> None:
+        """Once in a while: nobody may ask for days."""
+        if len(self._gathered) >= GATHERED:
+            self._hand_over()
 
     def observe(self, amount: float, exemplar: dict[str, str] | None = None) -> None:
         """As the library's; with an exemplar, or for what is no number, by the library."""
@@ -48,6 +63,12 @@ class Histogram(prometheus_client.Histogram):  # type: ignore[misc]  # the libra
         return tuple(self._upper_bounds)
 
     def _hand_over(self) -> None:
+        if self._gathered:
+            places = np.searchsorted(self._upper_bounds, self._gathered)
+            for place, count in enumerate(np.bincount(places).tolist()):
+                self._pending[place] += count
+            self._pending_sum += math.fsum(self._gathered)
+            self._gathered.clear()
         for place, count in enumerate(self._pending):
             if count:
                 self._buckets[place].inc(count)
