@@ -113,7 +113,9 @@ class Continuous(Ordered):
         if not state.waiting:
             return IDLE
         free = [(self._free_slots(server), server) for server in state.servers]
-        for slots, server in sorted(free, key=itemgetter(0), reverse=True):
+        if len(free) > 1:
+            free.sort(key=itemgetter(0), reverse=True)
+        for slots, server in free:
             ids = self.ranking.first(state.waiting, slots, server, now, state.virtual_tokens)
             if ids:
                 return Dispatch(ids, server.id)

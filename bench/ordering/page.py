@@ -47,7 +47,9 @@ COLUMNS = (
 
 def page(parts: Sequence[Part]) -> str:
     """Markdown."""
-    sections = [_few(part) if part.few else _many(part) for part in parts if part.runs]
+    sections = [
+        (_few(part) if part.few else _many(part)) if part.runs else _nothing(part) for part in parts
+    ]
     return "\n".join([INTRODUCTION, *sections, _how(parts)])
 
 
@@ -193,6 +195,11 @@ def _many(part: Part) -> str:
     return "\n".join(
         [f"## {_slots(part)} slots", "", says, "", *_table(head, rows), "", *_dropped(part)]
     )
+
+
+def _nothing(part: Part) -> str:
+    """A part of which no round could be used."""
+    return "\n".join([f"## {part.name}", "", "**Nothing to compare.**", "", *_dropped(part)])
 
 
 def _how(parts: Sequence[Part]) -> str:

@@ -127,8 +127,9 @@ class _Stretch:
 
     def serve(self, steps: int) -> None:
         """So much of it is over."""
-        self._clock.pass_by(self._seconds(steps))
-        self._until_first = self._each = 0.0
+        if self._each or self._until_first:
+            self._clock.pass_by(self._seconds(steps))
+            self._until_first = self._each = 0.0
 
     def _set_steps(self, size: int) -> None:
         step = self.law.step(size)
@@ -240,7 +241,7 @@ class ServiceProcess:
                 steps -= 1
             steps = min(steps, self._steps_to_change() - 1)
             if steps > self._steps:
-                self._complete(steps - self._steps)
+                self._complete(steps - self._steps, self._making())
 
     def next_step_at(self) -> float:
         """End of the step in flight; infinity when idle."""
@@ -259,40 +260,42 @@ class ServiceProcess:
         this is.
         """
         self._open()
-        return self._depart(
-            self._complete(self._steps_to_change() - self._steps if to_change else 1)
-        )
+        steps = self._steps_to_change() - self._steps if to_change else 1
+        return self._depart(self._complete(steps, self._making()))
 
     def step(self) -> tuple[list[Member], list[Member]]:
         """Complete one step; returns the members that were in it, ended ones of a padded batch
         included, and those whose own end it is.
         """
         self._open()
-        running = list(self._making())
-        return running, self._depart(self._complete(1))
+        making = self._making() if self._unready else list(self._active.values())
+        return making, self._depart(self._complete(1, making))
 
     def _depart(self, ended: list[Member]) -> list[Member]:
         if not self._padded:
-            for member in ended:
-                del self._active[member.id]
-            self._changed = self._changed or bool(ended)
+            if ended:
+                for member in ended:
+                    del self._active[member.id]
+                self._changed = True
         elif all(member.ended for member in self._active.values()):
             self._active.clear()
             self._changed = True
         return ended
 
-    def _complete(self, steps: int) -> list[Member]:
-        """Go on by so many steps; returns the members whose own end is among them."""
+    def _complete(self, steps: int, making: list[Member]) -> list[Member]:
+        """Go on by so many steps, in which these make tokens; returns the members whose own end is
+        among them.
+        """
         done, ended = self._steps, []
         if self._gaps is not None and not self._padded:
-            making = [member for member in self._making() if member.id in self._gaps.of]
+            counted = [member for member in making if member.id in self._gaps.of]
             self._stretch.count_gaps(
-                self._gaps, making, self._now, range(done + 1, done + steps + 1)
+                self._gaps, counted, self._now, range(done + 1, done + steps + 1)
             )
-        self._steps += steps
+        self._steps = done + steps
         self._target = None
         self._now = self._stretch.instant(self._steps)
-        for member in self._making():
+        for member in making:
             if not member.produced:
                 member.first_token_at = self._stretch.instant(done + 1)
             left = member.output_tokens - member.produced
@@ -304,10 +307,8 @@ class ServiceProcess:
             self._compute_parts()
         return ended
 
-    def _making(self) -> Iterable[Member]:
+    def _making(self) -> list[Member]:
         """Those who make a token in the step in flight."""
-        if not self._unready:  # nearly always
-            return self._active.values()
         return [each for each in self._active.values() if each.id not in self._unready]
 
     def _compute_parts(self) -> None:
@@ -321,9 +322,10 @@ class ServiceProcess:
     def _open(self) -> None:
         """Begin a new stretch where the composition changed or someone may enter now."""
         if not self._active:
-            self._stretch.never()
             if self._pending:
                 self._begin(self._entry_at if self._entry_at > self._now else self._now)
+            else:
+                self._stretch.never()
         elif self._changed or self._entry_at <= self._now:
             self._begin(self._now)
 

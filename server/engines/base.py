@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
@@ -231,7 +232,7 @@ class Step:
     server_id: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Capabilities:
     """What an engine is and the bounds within which it serves; known once it has started."""
 
@@ -252,7 +253,7 @@ class Capabilities:
     versions: Mapping[str, str] = field(default_factory=dict)
     hardware: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def reserved_tokens(self) -> int:
         """Of an answer, for which memory is kept free: its whole limit (UNBOUNDED) where the memory
         holds `max_num_seqs` contexts; else half of an equal share of it, so that as many requests
@@ -267,13 +268,13 @@ class Capabilities:
         """That one step computes at most, where long prompts take several."""
         return self.max_num_batched_tokens if self.chunked_prefill else None
 
-    @property
+    @cached_property
     def largest_context(self) -> int:
         """Tokens of one prompt and its answer."""
         length, memory = self.max_model_len, self.kv_cache_tokens
         return length if length < memory else memory
 
-    @property
+    @cached_property
     def longest_prompt(self) -> int:
         """Tokens of one that leaves room for an answer."""
         longest = self.largest_context - 1

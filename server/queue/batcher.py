@@ -21,6 +21,7 @@ from policies import (
     Policy,
     Preempt,
     QueueState,
+    Running,
     Server,
     WaitUntil,
     format_policy,
@@ -45,6 +46,7 @@ from server.queue.view import QueueView
 from server.runtime.clock import clock_of
 
 log = logging.getLogger("kendall.batcher")
+OnMade = Callable[[Running, int], None]
 
 
 class Batcher(QueueView):
@@ -53,6 +55,7 @@ class Batcher(QueueView):
     """
 
     _wants_predictions: bool  # of those that are submitted, until it was said that one has none
+    on_made: OnMade | None  # where the policy in force heeds every token
 
     def __init__(
         self,
@@ -109,7 +112,7 @@ class Batcher(QueueView):
                 "predicted_output_tokens: its token limit counts instead (said once)",
                 self.policy_text,
             )
-        eos = self.capabilities.eos_token_ids
+        eos = self._service.capabilities.eos_token_ids
         sequences = [
             sequence_of(self, engine_request, eos, consumer, client_limit)
             for engine_request, consumer in zip(requests, consumers, strict=True)
@@ -151,6 +154,7 @@ class Batcher(QueueView):
         self._service.ask = self.decisions.ask_soon if later else self.decisions.ask
         self._queue = moved(self._queue, self._queue_for(policy))
         self.counters = self._queue.counters
+        self.on_made = _heeding(self.counters, self.decisions, self.wants_steps) if later else None
 
     def rank_again(self) -> None:
         """Those waiting, after priorities began to age or ceased to."""
@@ -294,6 +298,18 @@ class Batcher(QueueView):
         for sequence in sequences:
             self._service.preempt(sequence, now)
         self._queue.put_back([sequence.waiting() for sequence in sequences])
+
+
+def _heeding(counters: FlowCounters | None, decisions: DecisionLoop, steps: bool) -> OnMade:
+    """Counts the tokens of each flow, and asks after each step, where the policy wants it."""
+
+    def on_made(running: Running, tokens: int) -> None:
+        if counters is not None:
+            counters.made(running.request.flow, tokens)
+        if steps:
+            decisions.ask_soon()
+
+    return on_made
 
 
 def _has_prediction(engine_request: EngineRequest) -> bool:

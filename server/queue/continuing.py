@@ -181,6 +181,8 @@ def listener(
 def listen(sequence: SequenceState, stream: TokenStream) -> None:
     """The sequence hears the engine that has its request now."""
     sequence.stream = stream
+    assert sequence.batch is not None
+    sequence.on_gap = sequence.batch.on_gap
     stream.listener = listener(stream, sequence, sequence.engine_request)
 
 

@@ -100,14 +100,20 @@ class PassedSequence(SequenceState):
         if self._over:
             return
         if tokens:
-            if self.engine_request.request.sequences == 1:
-                self._came(self._owner.now())
-            elif self.at.first_token is None:  # tokens of several answers follow each other
-                self.at.first_token = self._owner.now()
+            self._came()
             self._counted.count(tokens)
             if self.running is not None:
                 self.running.output_tokens_so_far = self.stop_detector.output_tokens
         self._client.on_bytes(data)
+
+    def _came(self) -> None:
+        """Tokens; between those of several answers, which follow each other, there are no gaps."""
+        now, newest = self._owner.now(), self._newest_token
+        if newest is None:
+            self.at.first_token = now
+        elif self.engine_request.request.sequences == 1:
+            self.on_gap(now - newest)
+        self._newest_token = now
 
     def on_answered(self, end: Answered) -> None:
         """Whole, with the other server's own counts where it gave some."""

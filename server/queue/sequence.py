@@ -10,10 +10,8 @@ from typing import Protocol
 import msgspec
 
 from policies import Fixed, Policy, Request, Running, Waiting
-from policies.orders.by_flow import FlowCounters
 from queueing.measurement.record import Outcome, Record
 from server.engines.base import EngineEnd, EngineRequest, FailureCode, Token, TokenStream
-from server.queue.decision_loop import DecisionLoop
 from server.queue.stop_detector import StopDetector
 
 log = logging.getLogger("kendall")
@@ -53,10 +51,14 @@ class Instants(msgspec.Struct):
     first_dispatched: float | None = None
     dispatched: float | None = None  # the last time, of a preempted one
     first_token: float | None = None
-    newest_token: float | None = None
     last_token: float | None = None
     released: float | None = None
     server_free: float | None = None
+
+
+def unheard(seconds: float) -> None:
+    """Of a gap between two tokens."""
+    del seconds
 
 
 class Owner(Protocol):
@@ -65,9 +67,8 @@ class Owner(Protocol):
     now: Callable[[], float]
     policy_text: str
     epoch: int
-    wants_steps: bool  # the policy in force is asked after every engine step
-    decisions: DecisionLoop
-    counters: FlowCounters | None  # of the flows, under an order that counts
+    # hears of every token, where the policy in force is asked after each step or counts tokens
+    on_made: Callable[[Running, int], None] | None
 
     def member_ended(self, sequence: SequenceState) -> None:
         """It met its own end."""
@@ -92,6 +93,7 @@ class SequenceState:
 
     __slots__ = (
         "_failure",
+        "_newest_token",
         "_owner",
         "at",
         "batch",
@@ -104,6 +106,7 @@ class SequenceState:
         "epoch",
         "id",
         "interruptions",
+        "on_gap",
         "outcome",
         "output_token_ids",
         "preemptions",
@@ -146,9 +149,11 @@ class SequenceState:
         self.deaths: tuple[int, ...] = ()  # those of them whose cause is not known
         self.continued = False  # the engine made no token for it once, and got it again
         self.stream: TokenStream | None = None
+        self.on_gap: Callable[[float], None] = unheard  # its batch's
         # at its arrival: how many waited before it, and seconds to wait
         self.wait_estimate: tuple[int, float | None] | None = None
         self._failure: str | None = None
+        self._newest_token: float | None = None
 
     def waiting(self) -> Waiting:
         """Itself as policies see it in the queue."""
@@ -165,49 +170,34 @@ class SequenceState:
         """Tokens from the engine; those behind the own end (padding) are dropped."""
         if self.stop_detector.finish_reason is not None or self.outcome is not None:
             return
-        now = self._owner.now()
-        self._came(now)
-        detector = self.stop_detector
+        detector, owner, running = self.stop_detector, self._owner, self.running
+        now, newest = owner.now(), self._newest_token
+        if newest is None:
+            self.at.first_token = now
+        else:
+            self.on_gap(now - newest)  # it lasts through an interruption
+        self._newest_token = now
         if len(tokens) == 1:  # nearly always
             text = detector.feed(tokens[0])
             self.output_token_ids.append(tokens[0].id)
         else:
             text, tokens = self._take(tokens)
-        self._count(len(tokens))
+        assert running is not None
+        running.output_tokens_so_far = detector.output_tokens
+        if owner.on_made is not None:
+            owner.on_made(running, len(tokens))
         try:
             self.consumer.on_text(text, tokens)
         except Exception:
             log.exception("internal error while handling a token of an answer")
-            self._owner.fail(
-                self,
-                "failed",
-                "internal_error",
-                "internal error of the gateway; its log has the details",
-            )
+            message = "internal error of the gateway; its log has the details"
+            owner.fail(self, "failed", "internal_error", message)
             return
         if self.timing is not None:
             self.timing.took("token", now)
         if detector.finish_reason is not None:
             self.at.last_token = now
-            self._owner.member_ended(self)
-        if self._owner.wants_steps:
-            self._owner.decisions.ask_soon()
-
-    def _came(self, now: float) -> None:
-        """A token, or several at once: one gap ends, which lasts through an interruption."""
-        at = self.at
-        if at.newest_token is None:
-            at.first_token = now
-        elif self.batch is not None and (on_gap := self.batch.on_gap) is not None:
-            on_gap(now - at.newest_token)
-        at.newest_token = now
-
-    def _count(self, tokens: int) -> None:
-        """So many more."""
-        assert self.running is not None
-        self.running.output_tokens_so_far = self.stop_detector.output_tokens
-        if (counters := self._owner.counters) is not None:
-            counters.made(self.running.request.flow, tokens)
+            owner.member_ended(self)
 
     def _take(self, tokens: Sequence[Token]) -> tuple[str, Sequence[Token]]:
         """Those up to the own end, and the text they add."""
@@ -341,7 +331,7 @@ class Batch(msgspec.Struct, eq=False):
     forming_until: float  # instant its last member arrived, or max_wait passed (fixed)
     sequences: list[SequenceState]
     open: set[str]  # ids whose own end has not come
-    on_gap: Callable[[float], None] | None = None  # hears the seconds between tokens
+    on_gap: Callable[[float], None] = unheard  # hears the seconds between tokens
 
     def forming_delay(self, request: Request) -> float:
         """Seconds this request waited for others to fill its batch."""

@@ -227,11 +227,18 @@ def test_the_page_is_written_of_whole_rounds(
         cell = cell_of(simulated(policy, 1.0), policy)
         (folder / f"cells/{design.name_of(1, policy)}.json").write_text(json.dumps(cell))
     (folder / "cells/lonely.json").write_text(json.dumps(cell | {"round": 2}))
-    page, _ = report.write_report(tmp_path, tmp_path / "docs", ["slots4", "slots64"])
+    many = tmp_path / "slots64"
+    (many / "cells").mkdir(parents=True)
+    for name in ("plan.json", "profile.json"):
+        (many / name).write_text((folder / name).read_text())
+    (many / "cells/one.json").write_text(json.dumps(cell))
+    page, holds = report.write_report(tmp_path, tmp_path / "docs", ["slots4", "slots64"])
     text = page.read_text()
     assert "## 4 slots, load 0.8" in text
     assert "| `order=spjf` |" in text
     assert "Not used: round 2: continuous:max_batch_size=4 has no cell." in text
+    assert "## slots64\n\n**Nothing to compare.**\n\nNot used: round 1:" in text
+    assert not holds
     data = json.loads(page.with_suffix(".json").read_text())["slots4"]
     assert data["compared"] == "queueing_delay"
     assert [cell["policy"] for cell in data["cells"]] == list(part.policies)

@@ -129,14 +129,11 @@ def with_form(
 def room_of(gateway: Gateway, prompt_tokens: int) -> int:
     """Tokens that the context has left behind a prompt. Raises ApiError 400."""
     bounds = gateway.batcher.capabilities
-    if prompt_tokens > bounds.longest_prompt:
+    if prompt_tokens > (longest := bounds.longest_prompt):
         raise ApiError(
             400,
             "context_length_exceeded",
-            (
-                f"got a prompt of {prompt_tokens} tokens; expected at most "
-                f"{bounds.longest_prompt}: shorten it"
-            ),
+            (f"got a prompt of {prompt_tokens} tokens; expected at most {longest}: shorten it"),
             param="prompt",
         )
     check_prompt(prompt_tokens, gateway.settings.security.max_prompt_tokens)

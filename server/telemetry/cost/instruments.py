@@ -7,7 +7,7 @@ loop, which alone observes, and is handed to the library when it is asked for.
 
 from __future__ import annotations
 
-import math
+from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -25,7 +25,7 @@ class Histogram(prometheus_client.Histogram):  # type: ignore[misc]  # the libra
         super()._metric_init()
         self._pending = [0] * len(self._upper_bounds)
         self._pending_sum = 0.0
-        self._gathered: list[float] = []
+        self._gathered = array("d")
 
     @property
     def gather(self) -> Callable[[float], None]:
@@ -64,11 +64,12 @@ class Histogram(prometheus_client.Histogram):  # type: ignore[misc]  # the libra
 
     def _hand_over(self) -> None:
         if self._gathered:
-            places = np.searchsorted(self._upper_bounds, self._gathered)
+            values = np.array(self._gathered)
+            places = np.searchsorted(self._upper_bounds, values)
             for place, count in enumerate(np.bincount(places).tolist()):
                 self._pending[place] += count
-            self._pending_sum += math.fsum(self._gathered)
-            self._gathered.clear()
+            self._pending_sum += float(values.sum())
+            del self._gathered[:]
         for place, count in enumerate(self._pending):
             if count:
                 self._buckets[place].inc(count)
