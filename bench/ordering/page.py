@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bench.ordering.design import LENGTHS, LIMIT, LOAD, PROMPT_TOKENS
+from bench.ordering.design import FEW, LENGTHS, LIMIT, MANY, PROMPT_TOKENS
 from bench.ordering.judgement import (
     CLOSE,
     GAIN,
@@ -76,7 +76,7 @@ def _few(part: Part) -> str:
     ]
     return "\n".join(
         [
-            f"## {_slots(part)} slots, load {LOAD:g}",
+            f"## {_slots(part)} slots, load {FEW.load:g}",
             "",
             rule,
             "",
@@ -193,7 +193,15 @@ def _many(part: Part) -> str:
         *("sojourn ratio, observed", "predicted"),
     )
     return "\n".join(
-        [f"## {_slots(part)} slots", "", says, "", *_table(head, rows), "", *_dropped(part)]
+        [
+            f"## {_slots(part)} slots, load {MANY.load:g}",
+            "",
+            says,
+            "",
+            *_table(head, rows),
+            "",
+            *_dropped(part),
+        ]
     )
 
 
@@ -217,8 +225,8 @@ def _how(parts: Sequence[Part]) -> str:
         "predictions exact; prompts of every run its own.",
         f"- Counted requests of each order and round: {first['counted']:,}; {first['first']:,} "
         "before them settle the queue.",
-        f"- Rate of a round: {LOAD:g} of the largest stable one under the law at the speed of a "
-        "pilot under load. Its orders run one after the other, in random order.",
+        "- Rate of a round: the load times the largest stable rate under the law at the speed of "
+        "a pilot under load. Its orders run one after the other, in random order.",
         "- A run whose speed changed much, or was far from the pilot's, was measured once more "
         "and the quieter attempt kept; whether theory and engine agree had no say. Still not "
         f"quiet: {len(noisy)} of {len(cells)}.",

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from bench.ordering.design import LIMIT, LOAD, PREDICTION, Part, Rules, name_of
+from bench.ordering.design import LIMIT, PREDICTION, Part, Rules, name_of
 from bench.ordering.observed import columns_of, quietness
 from loadgen.gateway.gateway_process import GatewayError
 from loadgen.sweep.cell import CellRun, Sending, begin
@@ -74,7 +74,7 @@ class Session:
 
     def _rate(self, speed: float) -> float:
         model = self.rig.basis.at_speed(speed).model(self.part.policies[0], LIMIT)
-        return LOAD * model.largest_stable_rate
+        return self.part.load * model.largest_stable_rate
 
     async def _round(self, number: int, policies: list[str]) -> None:
         rng = np.random.default_rng((self.rig.plan.seed, number))
@@ -108,7 +108,7 @@ class Session:
                 return float(event["speed"])
         first_come, speed = self.part.policies[0], 1.0
         for place, load in enumerate(self.part.pilots):
-            rate = self._rate(speed) * load / LOAD
+            rate = self._rate(speed) * load / self.part.load
             run = await self._run(
                 first_come,
                 rate,
@@ -185,7 +185,12 @@ class Session:
         """Every attempt has its own prompts: the engine would know those that came before."""
         rig = self.rig
         cell = Cell(
-            name="run", policy=policy, load=LOAD, rate=rate, max_output_tokens=LIMIT, count=count
+            name="run",
+            policy=policy,
+            load=self.part.load,
+            rate=rate,
+            max_output_tokens=LIMIT,
+            count=count,
         )
         begun = await begin(rig.gateway.client, rig.gateway.record_file, cell, rig.status.note)
         rig.status.phase(shown, count / rate)
