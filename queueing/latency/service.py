@@ -309,6 +309,8 @@ class ServiceProcess:
 
     def _making(self) -> list[Member]:
         """Those who make a token in the step in flight."""
+        if not self._unready:  # nearly always
+            return list(self._active.values())
         return [each for each in self._active.values() if each.id not in self._unready]
 
     def _compute_parts(self) -> None:

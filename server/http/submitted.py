@@ -157,14 +157,17 @@ class Submitted(Response):
         await JSONResponse(body, self.error.status, headers)(scope, receive, send)
 
     def _delays(self) -> tuple[float, float]:
-        """Queueing delay and service so far of the sequence that waited longest, milliseconds."""
+        """Queueing delay and service so far of the sequence that waited longest, milliseconds: all
+        its waits, and all its time in service.
+        """
         now = self._batcher.now()
         last = -math.inf
         for part in self._parts:
-            if part.sequence is not None:
-                begun = part.sequence.at.dispatched
-                if begun is None:
+            if (sequence := part.sequence) is not None:
+                begun = sequence.at.dispatched
+                if begun is None or sequence.batch is None:  # it waits
                     begun = now
+                begun -= sequence.served
                 if begun > last:
                     last = begun
         return _milliseconds(last - self._requests[0].request.arrived_at), _milliseconds(now - last)

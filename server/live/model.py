@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("kendall.live")
 LAST_LOOK = 5.0  # seconds that a shutdown waits for it
+WHAT_IF_SHARE = 0.1  # of the time that what-ifs take: those that are simulated take half a minute
 
 
 class LiveModel(Observer):
@@ -238,7 +239,6 @@ class LiveModel(Observer):
             self.pilot.remember(found["pilot"])
             await self.saved.keep(found["state"], question.at)
         if found["can_say_what_if"] and question.at >= self._what_if_due:
-            self._what_if_due = question.at + self._gateway.settings.what_if_interval
             await self.update_what_if()
 
     def _take(self, found: Mapping[str, Any]) -> None:
@@ -250,12 +250,17 @@ class LiveModel(Observer):
         self._gauges.show(found["prediction"])
 
     async def update_what_if(self) -> None:
-        """Every other policy, some limits and caps; and how many servers the SLO needs."""
-        epoch = self._gateway.batcher.epoch
+        """Every other policy, some limits and caps; and how many servers the SLO needs. The next
+        ones are due later where these take long.
+        """
+        epoch, began = self._gateway.batcher.epoch, self._gateway.now()
+        every = self._gateway.settings.what_if_interval
+        self._what_if_due = began + every
         found = await self._predictor.ask("ask_what_ifs")
         if found and self._gateway.batcher.epoch == epoch:
             self.what_if_in_force, *self.what_if = found
             self.what_if_at = self._gateway.now()
+            self._what_if_due = began + max(every, (self.what_if_at - began) / WHAT_IF_SHARE)
             self._gauges.what_if(self.what_if, self._gateway.limits.max_output_tokens)
         slo = self._gateway.settings.overload.slo
         needed = None if slo is None else await self._predictor.ask("ask_servers", slo)

@@ -74,6 +74,45 @@ def test_the_headers_tell_what_each_call_waited_and_how_long_it_was_served() -> 
     run_virtual(main())
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_a_preempted_call_is_told_is_what_its_record_has(
+    tmp_path: Path, *, stream: bool
+) -> None:
+    """All its waits, and all its time in service."""
+    path = tmp_path / "run.jsonl"
+
+    async def main() -> dict[str, Any]:
+        async with running("single:order=sprpt", record_file=path) as (app, _):
+            wanted = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+            long = Call(
+                app,
+                "POST",
+                "/v1/completions",
+                completion(max_tokens=60, predicted_output_tokens=60, **wanted),
+                {"x-request-id": "long"},
+            )
+            for _ in range(2):
+                await asyncio.sleep(0.02)
+                fields = completion(max_tokens=3, predicted_output_tokens=3)
+                await call(app, "POST", "/v1/completions", fields)
+            await long.task
+            usage: dict[str, Any] = (long.events()[-2] if stream else long.json())["usage"]
+            if not stream:
+                queue, service = re.findall(r"dur=([\d.]+)", long.headers["server-timing"])
+                assert float(queue) == usage["kendall"]["queueing_delay_ms"]
+                assert float(service) == usage["kendall"]["service_ms"]
+            return usage["kendall"]
+
+    told = run_virtual(main())
+    records = read_run(path)[1]
+    (record,) = (each for each in records if each.client_request_id == "long")
+    assert record.preemptions == 2
+    assert record.queueing_delay is not None
+    assert record.service_time is not None
+    assert told["queueing_delay_ms"] == pytest.approx(1e3 * record.queueing_delay, abs=0.01)
+    assert told["service_ms"] == pytest.approx(1e3 * record.service_time, abs=0.01)
+
+
 def test_a_stream_has_every_token_once_then_usage_then_done() -> None:
     async def main() -> None:
         async with running() as (app, _):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -335,6 +336,32 @@ def test_the_gauge_of_the_servers_that_are_needed(slo: str | None) -> None:
             assert (("ask_servers", slo) in asked.questions) == (slo is not None)
             gateway.limits.begin_epoch()
             assert shown().endswith(" NaN")
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize(("seconds", "waited"), [(1.0, 60.0), (6.0, 60.0), (38.0, 380.0)])
+def test_what_ifs_take_at_most_a_tenth_of_the_time(seconds: float, waited: float) -> None:
+    """Under an order that interrupts each is simulated."""
+    at: list[float] = []
+
+    class Slow(Asked):
+        async def ask(self, *question: Any) -> Any:
+            found = await super().ask(*question)
+            if question[0] != "ask_what_ifs":
+                return found | {"can_say_what_if": True}
+            at.append(asyncio.get_running_loop().time())
+            await asyncio.sleep(seconds)
+            return [None]
+
+    async def main() -> None:
+        async with running(prediction_interval=1e6) as (_, gateway):
+            live = gateway.live_model()
+            live._predictor = Slow()  # type: ignore[assignment]
+            while len(at) < 3:
+                await live.update()
+                await asyncio.sleep(0.5)
+            assert np.diff(at) == pytest.approx(waited, abs=0.6)
 
     run_virtual(main())
 
