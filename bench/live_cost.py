@@ -274,10 +274,12 @@ def summary(policy: str, model: Model, costs: Costs, found: Assessment) -> dict[
     )
     predicting = time.process_time() - began
     began = time.process_time()
-    what_ifs(
+    every = what_ifs(
         OperatingPoint(estimates=found.estimates, shape=model.law, limits=LIMITS),
         Setting(policy=policy, max_output_tokens=LIMITS.max_output_tokens),
     )
+    for _ in every:
+        pass
     wondering = time.process_time() - began
     return {
         "policy": policy,

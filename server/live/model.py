@@ -126,6 +126,7 @@ class LiveModel(Observer):
         """A policy, limit, patience or law changed: nothing is averaged across."""
         self._window.begin_epoch(epoch)
         self.prediction = self.what_if = self.what_if_in_force = self.what_if_at = self.ahead = None
+        self.reason = None
         self._what_if_due = self._gateway.now()  # as soon as there is an assessment
         self._gauges.begin_epoch()
 
@@ -135,6 +136,8 @@ class LiveModel(Observer):
         """The reason why there is no prediction."""
         if self._gateway.latency.law is None:
             return "no latency law: POST /admin/calibrate or start with --latency"
+        if self.reason is None and self._predictor.busy:
+            return "no prediction yet: the predicting process, which is niced, is at work"
         every = self._gateway.settings.prediction_interval
         return self.reason or (
             f"no prediction yet: one is made every {every:g} s once {ENOUGH} requests of this "

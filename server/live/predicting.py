@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import time
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -35,11 +36,14 @@ from queueing.estimation.window.replica import WindowReplica
 from queueing.estimation.window.snapshot import Snapshot
 from queueing.latency.law import LatencyModel
 from queueing.optimization.candidates import canonical
+from queueing.optimization.forecast import Forecast
 from queueing.optimization.gain.operating_point import OperatingPoint
 from queueing.optimization.quantity import compared_by
 from server.live.question import ENOUGH, Question
 
 Answer = dict[str, Any]
+# of a processor, for all what-ifs: beyond 120 s the process counts as lost, with all it knows
+WHAT_IF_SECONDS = 45.0
 
 
 @dataclass(slots=True)
@@ -237,14 +241,18 @@ def _observed(seen: Snapshot, found: Assessment, *, joins: bool) -> Answer:
 
 def ask_what_ifs() -> list[Answer]:
     """The setting in force, then every other policy, some limits and caps, at the last assessment's
-    estimates; none before there are any.
+    estimates, as many as come within WHAT_IF_SECONDS; none before there are estimates.
 
     `compared`: the duration by which it is compared with the setting in force.
     """
     question, estimates = _memory.question, _memory.estimates
     if question is None or estimates is None:
         return []
-    found = what_ifs(_operating_point(question, estimates), question.setting, beside=True)
+    until, found = time.process_time() + WHAT_IF_SECONDS, list[Forecast]()
+    for each in what_ifs(_operating_point(question, estimates), question.setting, beside=True):
+        found.append(each)
+        if time.process_time() >= until:
+            break
     policies = [parse_policy(each.setting.policy) for each in found]
     return [
         each.to_dict() | {"compared": compared_by((policies[0], own))}

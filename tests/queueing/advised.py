@@ -45,7 +45,7 @@ def what_ifs(
 ) -> list[Forecast]:
     """Of the settings one knob away."""
     operating_point = OperatingPoint(estimates=estimates, shape=shape, limits=limits)
-    return what_if.what_ifs(operating_point, current, **asked)
+    return list(what_if.what_ifs(operating_point, current, **asked))
 
 
 def advise(

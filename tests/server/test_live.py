@@ -312,6 +312,19 @@ def test_as_many_servers_as_the_slo_needs(monkeypatch: pytest.MonkeyPatch) -> No
     assert predicting.ask_servers("p99.9_queueing_delay<=1s") is None
 
 
+def test_what_ifs_end_in_time_with_those_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Longer than the limit of the process, it would be killed with all that it knows."""
+    model = Model(policy=parse_policy("single"), output_tokens=LENGTHS, law=LAW, max_num_seqs=16)
+    seen = window_of(model, 0.6, 2000, 1)
+    memory = predicting._Memory(question=question_at(seen.now, "single"))
+    memory.estimates = assess(seen, LAW, Limits(max_num_seqs=16)).estimates
+    monkeypatch.setattr(predicting, "_memory", memory)
+    every = predicting.ask_what_ifs()
+    monkeypatch.setattr(predicting, "WHAT_IF_SECONDS", 0.0)
+    assert len(every) > 5
+    assert predicting.ask_what_ifs() == every[:1]
+
+
 @pytest.mark.parametrize("slo", [None, "p99_queueing_delay<=1s"])
 def test_the_gauge_of_the_servers_that_are_needed(slo: str | None) -> None:
     class Needed(Asked):
@@ -362,6 +375,21 @@ def test_what_ifs_take_at_most_a_tenth_of_the_time(seconds: float, waited: float
                 await live.update()
                 await asyncio.sleep(0.5)
             assert np.diff(at) == pytest.approx(waited, abs=0.6)
+
+    run_virtual(main())
+
+
+def test_without_a_prediction_the_reason_is_of_this_epoch_and_of_this_moment() -> None:
+    async def main() -> None:
+        async with running(prediction_interval=5) as (_, gateway):
+            live, asked = gateway.live_model(), Asked()
+            live._predictor = asked  # type: ignore[assignment]
+            live.reason = "12 requests of this epoch have ended; 50 are needed"
+            assert live.why_nothing().startswith("12 requests")
+            live.begin_epoch(1)
+            assert live.why_nothing().startswith("no prediction yet: one is made every 5 s")
+            asked.busy = True
+            assert live.why_nothing().endswith("which is niced, is at work")
 
     run_virtual(main())
 

@@ -8,7 +8,7 @@ window alone, a higher one only under a named family ("extrapolated").
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from queueing.optimization.candidates import (
     at_sizes,
@@ -31,11 +31,12 @@ def what_ifs(
     token_limits: Sequence[int | None] | None = None,
     sizes: Sequence[int] | None = None,
     beside: bool = False,
-) -> list[Forecast]:
+) -> Iterator[Forecast]:
     """Other policies, then other token limits, then other batch sizes, one knob turned at a time;
     the usual ones where none are given.
 
-    `beside`: the setting in force comes first, by the same method.
+    `beside`: the setting in force comes first, by the same method. Each is predicted when it is
+    asked for: those that are simulated take seconds.
 
     Raises SpecError for a text that names no policy.
     """
@@ -46,9 +47,8 @@ def what_ifs(
         token_limits=usual_token_limits(operating_point) if token_limits is None else token_limits,
         sizes=usual_sizes(current, bound) if sizes is None else at_sizes(current, sizes, bound),
     )
-    return [
-        operating_point.forecast(each) for each in ([canonical(current)] if beside else []) + others
-    ]
+    every = ([canonical(current)] if beside else []) + others
+    return (operating_point.forecast(each) for each in every)
 
 
 def usual_token_limits(operating_point: OperatingPoint) -> tuple[int, ...]:
