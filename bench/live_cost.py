@@ -274,12 +274,8 @@ def summary(policy: str, model: Model, costs: Costs, found: Assessment) -> dict[
     )
     predicting = time.process_time() - began
     began = time.process_time()
-    every = what_ifs(
-        OperatingPoint(estimates=found.estimates, shape=model.law, limits=LIMITS),
-        Setting(policy=policy, max_output_tokens=LIMITS.max_output_tokens),
-    )
-    for _ in every:
-        pass
+    point = OperatingPoint(estimates=found.estimates, shape=model.law, limits=LIMITS)
+    list(what_ifs(point, Setting(policy=policy, max_output_tokens=LIMITS.max_output_tokens)))
     wondering = time.process_time() - began
     return {
         "policy": policy,

@@ -268,7 +268,7 @@ class ServiceProcess:
         included, and those whose own end it is.
         """
         self._open()
-        making = self._making() if self._unready else list(self._active.values())
+        making = self._making()
         return making, self._depart(self._complete(1, making))
 
     def _depart(self, ended: list[Member]) -> list[Member]:

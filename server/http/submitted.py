@@ -160,17 +160,12 @@ class Submitted(Response):
         """Queueing delay and service so far of the sequence that waited longest, milliseconds: all
         its waits, and all its time in service.
         """
-        now = self._batcher.now()
-        last = -math.inf
-        for part in self._parts:
-            if (sequence := part.sequence) is not None:
-                begun = sequence.at.dispatched
-                if begun is None or sequence.batch is None:  # it waits
-                    begun = now
-                begun -= sequence.served
-                if begun > last:
-                    last = begun
-        return _milliseconds(last - self._requests[0].request.arrived_at), _milliseconds(now - last)
+        delays = [
+            part.sequence.queueing_delay() for part in self._parts if part.sequence is not None
+        ]
+        longest = max(delays)
+        sojourn = self._batcher.now() - self._requests[0].request.arrived_at
+        return _milliseconds(longest), _milliseconds(sojourn - longest)
 
 
 def _milliseconds(seconds: float) -> float:

@@ -123,10 +123,7 @@ class DecisionLoop:
 
     def dispatches(self, decision: Dispatch) -> None:
         """The policy has decided to. Raises DecisionError where it does so without end."""
-        if self._dispatched.isdisjoint(decision.request_ids):  # nearly always
-            self._dispatched.update(decision.request_ids)
-        else:
-            check_once(self._policy_text(), decision, self._dispatched)
+        check_once(self._policy_text(), decision, self._dispatched)
 
     def put_back(self, request_id: str) -> None:
         """The engine did not begin it: it may be dispatched again at once."""

@@ -259,7 +259,7 @@ class SequenceState:
             last_token_at=at.last_token,
             released_at=at.released,
             server_free_at=at.server_free,
-            queueing_delay=self._queueing_delay(),
+            queueing_delay=self.queueing_delay(),
             batch_forming_delay=batch.forming_delay(request) if batch else None,
             service_time=self._service_time(),
             sojourn_time=None if at.released is None else at.released - request.arrived_at,
@@ -275,8 +275,8 @@ class SequenceState:
             error=self._failure,
         )
 
-    def _queueing_delay(self) -> float:
-        """Of all its waits; of the last one until now, where it ended while it waited."""
+    def queueing_delay(self) -> float:
+        """Seconds of all its waits; of the last one until now, where it waits or ended so."""
         at = self.at
         if self.batch is not None and at.dispatched is not None:
             until = at.dispatched
