@@ -55,9 +55,13 @@ class Ordered:
             self.order, {key: value for key, value in given.items() if value is not None}
         )
         if not self.serves(type(order)):
-            names = [name for name, cls in ORDERS.items() if self.serves(cls)]
-            why = "interrupts a batch" if order.preemptive else "forms batches of like lengths"
-            raise SpecError(f"got order {self.order}, which {why}; expected {', '.join(names)}")
+            why, others = "forms batches of like lengths", "dynamic, fixed, capped or elastic"
+            if order.preemptive:
+                why, others = "interrupts a batch", "single or continuous"
+            raise SpecError(
+                f"got order {self.order}, which {why}; expected {', '.join(self.orders())}, or the "
+                f"policy {others}"
+            )
         self._check_preemptions(order)
         object.__setattr__(self, "ranking", order)
 
@@ -75,6 +79,11 @@ class Ordered:
             raise SpecError(
                 f"got max_preemptions={self.max_preemptions}; expected a whole number, at least 1"
             )
+
+    @classmethod
+    def orders(cls) -> tuple[str, ...]:
+        """Names of those that it serves."""
+        return tuple(name for name, order in ORDERS.items() if cls.serves(order))
 
     @classmethod
     def serves(cls, order: type[Order]) -> bool:

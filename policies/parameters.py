@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from policies.durations import seconds_or_nan
 from policies.errors import SpecError
-from policies.ordered import KEYS, Ordered
+from policies.ordered import KEYS, PARAMETERS, Ordered
 from policies.orders import ORDERS
 
 LARGEST_BATCH = 1_000_000  # beyond any engine, and small enough for every model's arithmetic
@@ -40,6 +40,7 @@ class Parameter:
     kind: Kind
     default: Any
     optional: bool  # may be None
+    orders: tuple[str, ...] = ()  # of service, that the policy serves
 
     @property
     def required(self) -> bool:
@@ -50,6 +51,11 @@ class Parameter:
         """The value that a text gives. Raises SpecError."""
         if self.optional and text == NONE:
             return None
+        if self.orders and text not in ORDERS:
+            raise SpecError(
+                f"got {self.name}={text!r} for policy {policy}; expected one of "
+                f"{', '.join(self.orders)}{suggest(text, self.orders)}"
+            )
         read = _BY_NAME.get(self.name) or _BY_KIND[self.kind]
         return read(policy, self.name, text)
 
@@ -99,7 +105,10 @@ def _parameter(cls: type, field: dataclasses.Field[Any], hint: Any) -> Parameter
         raise SpecError(
             f"got a default_factory for the field {field.name} of {cls.__name__}; expected a value"
         )
-    return Parameter(field.name, kind, field.default, type(None) in of)
+    orders: tuple[str, ...] = ()
+    if field.name == "order":
+        orders = cls.orders() if issubclass(cls, Ordered) else tuple(ORDERS)
+    return Parameter(field.name, kind, field.default, type(None) in of, orders)
 
 
 def size_field(cls: type) -> str | None:
@@ -169,9 +178,10 @@ def _number(policy: str, key: str, text: str) -> float:
     try:
         return parse_number(key, text, policy)
     except SpecError:
+        duration = key not in PARAMETERS or key == "aging"
         raise SpecError(
-            f"got {key}={text!r} for policy {policy}; expected a number, or a duration with its "
-            "unit, such as 300ms"
+            f"got {key}={text!r} for policy {policy}; expected a number"
+            + (", or a duration with its unit, such as 300ms" if duration else "")
         ) from None
 
 
@@ -186,15 +196,6 @@ def _text(policy: str, key: str, text: str) -> str:
     return text
 
 
-def _order(policy: str, key: str, text: str) -> str:
-    if text not in ORDERS:
-        raise SpecError(
-            f"got {key}={text!r} for policy {policy}; expected one of "
-            f"{', '.join(ORDERS)}{suggest(text, tuple(ORDERS))}"
-        )
-    return text
-
-
 def _max_wait(policy: str, key: str, text: str) -> float:
     seconds = seconds_or_nan(text)
     if not seconds > 0:
@@ -205,7 +206,6 @@ def _max_wait(policy: str, key: str, text: str) -> float:
 
 
 _BY_NAME: dict[str, Callable[[str, str, str], Value]] = {
-    "order": _order,
     "max_wait": _max_wait,
     **dict.fromkeys(SIZES, _size),
 }

@@ -30,6 +30,7 @@ EXAMPLES = {  # of the policies with a batch size
     "fixed": "fixed:batch_size=8",
     **{name: f"{name}:max_batch_size=8" for name in ("capped", "elastic", "continuous")},
 }
+ORDER_EXAMPLES = {name: f"{name}:order=spjf" for name in POLICIES}
 __all__ = [
     "LARGEST_BATCH",
     "ORDERS",
@@ -101,7 +102,7 @@ def _as_in(example: str) -> str:
 
 
 def _filled(example: str, values: str) -> str:
-    """The example with the given values filled in, if there is one value for each key:
+    """The example with the given values filled in, if there is one number for each key:
     `geometric:mean=64` for `64`.
     """
     name, _, rest = example.partition(":")
@@ -109,13 +110,21 @@ def _filled(example: str, values: str) -> str:
     if (
         not rest
         or "=" in values
-        or not all(value.strip() for value in given)
+        or not all(_is_number(value) for value in given)
         or len(keys) != len(given)
     ):
         return example
     return f"{name}:" + ",".join(
         f"{key}={value.strip()}" for key, value in zip(keys, given, strict=True)
     )
+
+
+def _is_number(text: str) -> bool:
+    try:
+        parse_number("", text, "")
+    except SpecError:
+        return False
+    return True
 
 
 def short_form(text: str) -> str:
@@ -169,7 +178,7 @@ def parse_policy(text: str) -> Policy:
             f"got an empty policy; expected one of {', '.join(usable_policies())}, for example "
             "capped:max_batch_size=8"
         )
-    name, pairs = split_spec(text, EXAMPLES)
+    name, pairs = split_spec(text, ORDER_EXAMPLES if ":order" in text else EXAMPLES)
     cls = policy_class(name)
     if cls is None:
         names = usable_policies()

@@ -248,7 +248,7 @@ def _instants(record: Record) -> tuple[float, float]:
     return record.arrived_at + record.queueing_delay, record.released_at
 
 
-def predict_means(model: Model, rate: float) -> Predicted:
+def predict_means(model: Model, rate: float, method: str = "auto") -> Predicted:
     """Means and quantiles of a prediction; None where there is no steady state or no method for
     it.
     """
@@ -256,7 +256,7 @@ def predict_means(model: Model, rate: float) -> Predicted:
     if not 0 < rate < math.inf:
         return nothing
     try:
-        found = predict_model(model, rate)
+        found = predict_model(model, rate, method)
     except UnstableQueueError as error:
         return dataclasses.replace(nothing, load=error.load)
     except PredictionError:

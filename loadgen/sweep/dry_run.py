@@ -72,17 +72,20 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def expectation(basis: Basis) -> Callable[[Cell], Expected]:
-    """By cell; a simulated order takes some seconds."""
+    """By cell; a simulated order takes some seconds, and is compared with the order of arrival
+    simulated: a formula for that may be further off than the two are apart.
+    """
 
     @cache
-    def predicted(policy: str, limit: int | None, rate: float) -> Predicted:
-        return predict_means(basis.model(policy, limit), rate)
+    def predicted(policy: str, limit: int | None, rate: float, method: str = "auto") -> Predicted:
+        return predict_means(basis.model(policy, limit), rate, method)
 
     def expected(cell: Cell) -> Expected:
         plain = format_policy(first_come_form(parse_policy(cell.policy)))
-        own, first_come = (
-            predicted(policy, cell.max_output_tokens, cell.rate) for policy in (cell.policy, plain)
-        )
+        queue = cell.max_output_tokens, cell.rate
+        own = predicted(cell.policy, *queue)
+        like = own.method if own.method == "simulation" else "auto"
+        first_come = predicted(plain, *queue, like)
         delay, usual = own.queueing_delay, first_come.queueing_delay
         return Expected(
             method=own.method,

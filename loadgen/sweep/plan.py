@@ -17,14 +17,13 @@ import msgspec
 from loadgen.sending.options import check_base_url
 from loadgen.sweep.slo import SATURATION, parse_slo
 from policies import Policy, format_policy, parse_policy
-from policies.ordered import order_of
 from policies.orders import FIRST_COME
 from policies.text import SpecError, counted, order_text, with_order
 from queueing.arrivals.length_prediction import parse_length_prediction
 from queueing.distributions.token_distribution import SHORTER, parse_distribution
 from queueing.measurement.batch_means import TOO_WIDE
 from queueing.measurement.paths import writing
-from queueing.models.soap.predictor_text import NO_PREDICTION
+from queueing.models.soap.predictor_text import NO_PREDICTION, without_predictor
 
 POLICIES = (
     "single",
@@ -107,14 +106,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         """A warning where an order goes by predicted lengths and none are sent."""
         if self.predictor != str(NO_PREDICTION):
             return None
-        policies = map(parse_policy, self.ordered_policies)
-        reading = dict.fromkeys(order_text(each) for each in policies if order_of(each).predicts)
-        if not reading:
-            return None
-        return (
-            f"got no --predictor for the orders {', '.join(reading)}; expected one, for example "
-            "lognormal:sigma=0.5: without predicted lengths every request counts as the longest"
-        )
+        return without_predictor(map(parse_policy, self.ordered_policies))
 
 
 def _ordered(policy: Policy, order: str) -> Policy:

@@ -300,9 +300,7 @@ def predict(
     }
     sources = {"arrival_rate": arrival_rate, "arrivals": arrivals, "trace": trace}
     given = coming(ctx, sources, {"output_tokens": output_tokens, "prompt_tokens": prompt_tokens})
-    asked = Asked.read(
-        policy, law_of(latency), max_output_tokens=max_output_tokens, **given, **bounds
-    )
+    asked = read(policy, law_of(latency), max_output_tokens=max_output_tokens, **given, **bounds)
     try:
         with working("predicting"):
             answer = asked.predict(method)
@@ -378,9 +376,7 @@ def simulate(
     }
     sources = {"arrival_rate": arrival_rate, "arrivals": arrivals, "trace": trace}
     given = coming(ctx, sources, {"output_tokens": output_tokens, "prompt_tokens": prompt_tokens})
-    asked = Asked.read(
-        policy, law_of(latency), max_output_tokens=max_output_tokens, **given, **bounds
-    )
+    asked = read(policy, law_of(latency), max_output_tokens=max_output_tokens, **given, **bounds)
     try:
         with working("simulating"):
             answer = asked.simulate(num_requests, seed=seed, replications=replications)
@@ -397,6 +393,14 @@ def coming(
     """
     chosen = flags_first(ctx, sources, tuple(sources))
     return chosen | fitting(ctx, lengths, () if chosen["trace"] is not None else tuple(lengths))
+
+
+def read(policy: str, law: LatencyModel, **given: Any) -> Asked:
+    """What is asked, with a warning on stderr where an order misses its predictions."""
+    asked = Asked.read(policy, law, **given)
+    if (warning := asked.warning) is not None:
+        typer.echo(f"kendall: warning: {warning}", err=True)
+    return asked
 
 
 def law_of(text: str) -> LatencyModel:

@@ -18,6 +18,7 @@ from queueing.arrivals.traces import load_trace
 from queueing.distributions.token_distribution import TokenDistribution
 from queueing.latency.law import LatencyModel
 from queueing.model import Limits, Model
+from queueing.models.soap.predictor_text import NO_PREDICTION, without_predictor
 from queueing.prediction.steady_state import predict_model
 from queueing.result import Prediction
 from queueing.simulation.experiment import NUM_REQUESTS, simulate_model
@@ -67,6 +68,16 @@ class Asked:
             )
         rate = _rate(arrival_rate, arrivals)
         return cls(Model.read(policy, output_tokens, latency, **limits), rate)
+
+    @property
+    def warning(self) -> str | None:
+        """Where the order goes by predicted lengths, and neither a predictor nor the trace has
+        any.
+        """
+        told = self.trace is not None and self.trace.predicted_output_tokens is not None
+        if told or self.model.predictor != NO_PREDICTION:
+            return None
+        return without_predictor([self.model.policy])
 
     def predict(self, method: str = "auto") -> Prediction:
         """Raises SpecError where `method` has no answer, UnstableQueueError, NotConvergedError."""

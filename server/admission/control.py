@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from policies import Policy, Request
 from policies.ordered import order_of
-from policies.orders.by_urgency import MOST
+from policies.orders.by_urgency import MOST, ByPriority
 from policies.text import counted
 from queueing.measurement.record import Record
 from queueing.simulation.orders.waiting_by_rank import queue_for
@@ -161,7 +161,7 @@ class Overload(Observer):
         self, headers: Sequence[tuple[bytes, bytes]], patience: float | None, priority: int
     ) -> RequestDeadlines:
         """What the call asks of its wait. Raises ApiError 400."""
-        if self.settings.priority_aging is not None and abs(priority) > MOST:
+        if abs(priority) > MOST and self._reads_priorities():
             raise ApiError(
                 400,
                 "invalid_request",
@@ -169,6 +169,10 @@ class Overload(Observer):
                 param="priority",
             )
         return request_deadlines_of(headers, patience, self._gateway.limits.patience)
+
+    def _reads_priorities(self) -> bool:
+        order = order_of(self._gateway.limits.policy)
+        return self.settings.priority_aging is not None or isinstance(order, ByPriority)
 
     def admit(
         self,
@@ -181,9 +185,10 @@ class Overload(Observer):
         """
         if not self.bounded and deadlines.first_token is None:
             return
-        rejection = self._rejection(
-            len(requests), scope, requests[0].request, self._objectives_of(deadlines)
-        )
+        objectives = self._objectives
+        if deadlines.first_token is not None:
+            objectives = (*objectives, self._promise(deadlines.first_token))
+        rejection = self._rejection(len(requests), scope, requests[0].request, objectives)
         if rejection is not None:
             self.rejections.record(rejection, requests)
             raise rejection
@@ -209,14 +214,10 @@ class Overload(Observer):
 
     # the bounds
 
-    def _objectives_of(self, deadlines: RequestDeadlines) -> Sequence[Objective]:
-        if deadlines.first_token is None:
-            return self._objectives
+    def _promise(self, first_token: float) -> Objective:
+        """What a call asks of its own wait."""
         service = 0.0 if self.waits is None else self.waits.first_token()
-        return (
-            *self._objectives,
-            Objective.of_first_token(deadlines.first_token, service, self._level),
-        )
+        return Objective.of_first_token(first_token, service, self._level)
 
     def _rejection(
         self, sequences: int, scope: Scope, request: Request | None, objectives: Sequence[Objective]

@@ -52,7 +52,8 @@ class WaitsInOrder:
 
     def on_arrival(self, request: Request) -> None:
         """One of those who overtake others, where any do."""
-        if not self._is_estimated(self._gateway.batcher.policy):
+        policy = self._gateway.batcher.policy
+        if not (self._estimated if policy is self._in_force else self._is_estimated(policy)):
             if self._arrived:
                 self._forget()
             return

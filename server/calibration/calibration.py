@@ -195,13 +195,17 @@ class Calibrator:
     async def _with_resumes(
         self, fit: Fit, plan: CalibrationRequest, rng: np.random.Generator
     ) -> Fit:
-        """`kr` of the law: what requests in two stints take beyond one and a second admission."""
+        """`kr` of the law: what going on takes beyond a new request of the same context. Both are
+        measured one after the other, so that no error of the fit, and little of a machine that
+        has other work, is in it.
+        """
         prompt = min(plan.prompt_tokens or PROMPT_TOKENS, self._capabilities.max_model_len // 2)
-        found = [
-            await self._batches.resume_cost(prompt, STINTS, rng)
-            for _ in range(RESUMES * plan.repeats)
-        ]
-        cost = np.array(found) - fit.law.setup(1, prompt + STINTS[0])
+        cost = np.array(
+            [
+                await self._batches.resume_cost(prompt, STINTS, rng)
+                for _ in range(RESUMES * plan.repeats)
+            ]
+        )
         kr, half = float(cost.mean()), 1.96 * float(cost.std(ddof=1)) / math.sqrt(cost.size)
         if kr + half < 0:
             log.warning(

@@ -118,12 +118,13 @@ class DesignedBatches:
     async def resume_cost(
         self, prompt_tokens: int, stints: tuple[int, int], rng: np.random.Generator
     ) -> float:
-        """Seconds that a request in two stints of so many tokens, the second one behind the
-        first, is in service longer than another one in a single stint. Raises as `measure`.
+        """Seconds that the second of two stints of so many tokens, which goes on behind the
+        first, is in service longer than a new request with that context and that many tokens.
+        Raises as `measure`.
         """
         made, rest = stints
-        cell, alone = Cell((made + rest,), prompt_tokens, padded=False), Elastic(max_batch_size=1)
-        whole = await self._serve(alone, cell, rng)
+        alone, context = Elastic(max_batch_size=1), prompt_tokens + made
+        cell = Cell((made + rest,), prompt_tokens, padded=False)
         first = self._engine_request(cell, made, rng)
         begun = await self._serve_requests(alone, cell, [first])
         behind = msgspec.structs.replace(
@@ -133,7 +134,8 @@ class DesignedBatches:
             output_token_ids=tuple(begun[0].output_token_ids),
         )
         ended = await self._serve_requests(alone, cell, [behind])
-        return _held(begun)[0] + _held(ended)[0] - _held(whole)[0]
+        fresh = await self._serve(alone, Cell((rest,), context, padded=False), rng)
+        return _held(ended)[0] - _held(fresh)[0]
 
     def serve_on_one_of(self, servers: Collection[int]) -> None:
         """The law is of one server: the first of these takes every batch."""

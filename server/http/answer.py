@@ -140,7 +140,9 @@ class Answer(Submitted):
                 detector.finish_reason,
                 detector.stop_reason,
             )
-            choices.append(self.format.with_ids(whole, choice.tokens, self._prompt(choice)))
+            if self.format.token_ids:
+                whole = self.format.with_ids(whole, choice.tokens, self._prompt(choice))
+            choices.append(whole)
         delays = self._delays()
         body = self.format.whole(choices, usage_of(sequences, self._options.n, delays))
         headers = [

@@ -104,7 +104,8 @@ class Submitted(Response):
             if self._deadlines is not None:
                 self._deadlines.close()
             for sequence in sequences:
-                sequence.cancel()  # no effect on those with an outcome
+                if sequence.outcome is None:
+                    sequence.cancel()
             for part in self._parts:
                 # else call, parts and sequences hold one another until they are collected
                 part.sequence = None

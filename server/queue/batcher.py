@@ -15,6 +15,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from policies import (
     Dispatch,
@@ -28,9 +29,10 @@ from policies import (
     policy_batch_size,
     served_as,
 )
+from policies.decision import check_once
 from policies.ordered import counts, order_of, wants_steps
 from policies.orders.by_flow import FlowCounters
-from policies.registry import may_preempt
+from policies.registry import is_built_in, may_preempt
 from queueing.measurement.record import Outcome, Record
 from queueing.simulation.orders.waiting_by_rank import moved, queue_for
 from queueing.simulation.waiting import WaitingQueue
@@ -145,6 +147,8 @@ class Batcher(QueueView):
 
     def _govern(self, policy: Policy) -> None:
         self.policy = served_as(policy, pads=self.capabilities.pads)
+        built_in = is_built_in(self.policy)
+        self._decide = self.policy.decide if built_in else partial(decided, self.policy, self.now)
         self.policy_text = format_policy(policy)  # as asked, however it is served
         self.policy_batch_size = policy_batch_size(policy)
         self.wants_steps = wants_steps(policy)
@@ -240,7 +244,7 @@ class Batcher(QueueView):
         if not self._queue or self.lease.blocks or self.recovery.blocks:
             return math.inf  # nothing can start, whatever the policy
         now = self.now()
-        decision = decided(self.policy, self._state(), now, self.now)
+        decision = self._decide(self._state(), now)
         if isinstance(decision, WaitUntil):
             return decision.deadline
         if isinstance(decision, Preempt):
@@ -269,7 +273,7 @@ class Batcher(QueueView):
 
     def _dispatch(self, decision: Dispatch) -> None:
         now, policy = self.now(), self.policy
-        self.decisions.dispatches(decision)
+        check_once(self.policy_text, decision, self.decisions.dispatched)
         unsettled = self._ledger.unsettled
         taken = self._queue.take(decision.request_ids)
         sequences = [unsettled[waiting.request.id] for waiting in taken]
@@ -284,8 +288,9 @@ class Batcher(QueueView):
             sequences,
             {sequence.id for sequence in sequences},
         )
-        for sequence in sequences:
-            _stop(self._expiries.pop(sequence.id, None))
+        if self._expiries:
+            for sequence in sequences:
+                _stop(self._expiries.pop(sequence.id, None))
         self._service.begin(batch, self.epoch)
         self.observers.on_dispatch(batch)
         for sequence in self._service.start(batch, sequences):

@@ -8,8 +8,8 @@ import math
 import re
 from collections.abc import Callable
 
-from policies import Decision, Dispatch, Policy, QueueState, format_policy, is_built_in
-from policies.decision import LONGEST_DECISION, DecisionError, check_once, decide
+from policies import Decision, Policy, QueueState, format_policy
+from policies.decision import LONGEST_DECISION, DecisionError, decide
 from policies.text import counted
 from server.runtime.clock import clock_of
 
@@ -22,10 +22,10 @@ MOST_KINDS = 16  # of failures whose tracebacks are logged in that time
 _OF_ONE = re.compile(r"\S*\d\S*")  # numbers and ids, in which messages of one failure differ
 
 
-def decided(policy: Policy, state: QueueState, now: float, clock: Callable[[], float]) -> Decision:
-    """What it decides now. Raises DecisionError, also for one from outside that takes too long."""
-    if is_built_in(policy):
-        return policy.decide(state, now)
+def decided(policy: Policy, clock: Callable[[], float], state: QueueState, now: float) -> Decision:
+    """What a policy from outside decides now. Raises DecisionError, also where it takes too
+    long.
+    """
     decision = decide(policy, state, now)
     if (spent := clock() - now) > LONGEST_DECISION:
         error = DecisionError(
@@ -81,7 +81,7 @@ class DecisionLoop:
         self._asking = self._again = False
         self._now = clock_of(self._loop)
         self._failures = _FailureLog(self._now)
-        self._dispatched: set[str] = set()  # requests, since the policy was asked
+        self.dispatched: set[str] = set()  # requests, since the policy was asked
         self._failing_since = math.inf
         self.failing: str | None = None  # the error of the last decision, if it failed
         # called once with the error of a policy that fails for too long; it may change the policy
@@ -96,7 +96,7 @@ class DecisionLoop:
         if self._asking:
             return
         self._asking = True
-        self._dispatched.clear()
+        self.dispatched.clear()
         try:
             while self._again:
                 self._again = False
@@ -121,13 +121,9 @@ class DecisionLoop:
         if isinstance(error, DecisionError):
             self._ask_again(self.failing)
 
-    def dispatches(self, decision: Dispatch) -> None:
-        """The policy has decided to. Raises DecisionError where it does so without end."""
-        check_once(self._policy_text(), decision, self._dispatched)
-
     def put_back(self, request_id: str) -> None:
         """The engine did not begin it: it may be dispatched again at once."""
-        self._dispatched.discard(request_id)
+        self.dispatched.discard(request_id)
 
     def _ask_again(self, error: str) -> None:
         """Later, or give the policy up."""

@@ -25,6 +25,9 @@ class Observer:
     def on_dispatch(self, batch: Batch) -> None:
         """A batch (or one request of a continuous engine) began."""
 
+    def on_preempt(self, sequence: SequenceState) -> None:
+        """A request leaves its batch, and the server, for the queue; `batch` is still that one."""
+
     def on_idle(self, server_id: int, at: float) -> None:
         """A server holds nothing any more."""
 
@@ -54,6 +57,7 @@ class Observers:
         self._observers = tuple(observers)
         self._on_arrival = self._hearing("on_arrival")
         self._on_dispatch = self._hearing("on_dispatch")
+        self._on_preempt = self._hearing("on_preempt")
         self._on_idle = self._hearing("on_idle")
         self._on_settle = self._hearing("on_settle")
         self._on_record = self._hearing("on_record")
@@ -79,6 +83,14 @@ class Observers:
         for observer, hear in self._on_dispatch:
             try:
                 hear(batch)
+            except Exception as error:  # noqa: BLE001
+                self._fault(observer, error)
+
+    def on_preempt(self, sequence: SequenceState) -> None:
+        """See `Observer`."""
+        for observer, hear in self._on_preempt:
+            try:
+                hear(sequence)
             except Exception as error:  # noqa: BLE001
                 self._fault(observer, error)
 

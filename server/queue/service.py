@@ -186,6 +186,7 @@ class Service:
         """Out of the engine and of its batch, with the tokens made so far."""
         batch = sequence.batch
         assert batch is not None
+        self.ledger.observers.on_preempt(sequence)
         self.engine.cancel([sequence.id])
         self.slots[batch.server_id].leave(sequence.id)
         batch.open.discard(sequence.id)

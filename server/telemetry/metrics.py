@@ -137,6 +137,13 @@ class Metrics(PolicyMetrics, Observer):
         """Delays up to the dispatch, and the size."""
         self._series_of(batch.policy_text).dispatched(batch)
 
+    def on_preempt(self, sequence: SequenceState) -> None:
+        """Counted when it happens, under the policy that dispatched it, and not under the one
+        that will dispatch it again.
+        """
+        assert sequence.batch is not None
+        self._series_of(sequence.batch.policy_text).preempted()
+
     def on_record(self, record: Record) -> None:
         """Outcome and durations."""
         self._series_of(record.policy or "").ended(record)

@@ -141,7 +141,7 @@ class PolicySeries:
         self._gaps = durations.inter_token.labels(label)
         self._gap = self._gaps.gather
         self._clipped = metrics.clipped.labels(label).count
-        self._preemptions = metrics.preemptions.labels(label).count
+        self.preempted = metrics.preemptions.labels(label).count
         self.fault = metrics.faults.labels(label).count
         self._tokens = metrics.tokens.labels(label).count
         self._requests = {
@@ -167,8 +167,6 @@ class PolicySeries:
             self._tokens(record.output_tokens)
         if record.clipped:
             self._clipped()
-        if record.preemptions:
-            self._preemptions(record.preemptions)
         if record.service_time is not None:
             self._service_time(record.service_time)
         if record.outcome == "completed":

@@ -94,6 +94,19 @@ def test_the_ratio_needs_no_cell_in_the_order_of_arrival() -> None:
     assert cell["predicted"]["delay_ratio"] == pytest.approx(1.0), "nothing is predicted"
 
 
+def test_an_order_that_is_simulated_is_compared_with_simulated_arrivals_in_order() -> None:
+    """And not with a formula: at a low load the two methods differ by more than the order does."""
+    policy = "continuous:max_batch_size=4"
+    plan = Plan(policies=(policy,), orders=("spjf:aging=0.02",), loads=(0.3,), latency=LAW)
+    (cell,) = plan_as_object(plan)["cells"]
+    basis = basis_of(plan)
+    usual = predict_model(basis.model(policy, None), cell["rate"], "simulation")
+    found = cell["predicted"]
+    assert found["method"] == "simulation"
+    assert found["delay_ratio"] == found["queueing_delay"] / usual.queueing_delay.mean
+    assert found["delay_ratio"] == pytest.approx(1.0, abs=0.005), "nothing is predicted"
+
+
 def test_its_objects_are_as_kept() -> None:
     found = {name: json.loads(json.dumps(plan_as_object(plan))) for name, plan in PLANS.items()}
     assert moved("dry-run.json", {"plans": lambda: found}) == []

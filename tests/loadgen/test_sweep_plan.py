@@ -230,7 +230,7 @@ def test_an_order_that_cannot_be_measured_is_refused(changes: dict[str, Any], sa
 def test_an_order_that_misses_its_predictions_is_named_and_no_other() -> None:
     warning = Plan(loads=(0.3,), **ORDERED).reads_no_prediction
     assert warning is not None
-    assert "for the orders spjf:aging=0.02; expected one" in warning
+    assert "for the order spjf:aging=0.02; expected one" in warning
     assert Plan(loads=(0.3,), predictor="exact", **ORDERED).reads_no_prediction is None
     unread: dict[str, Any] = {"policies": ("single",), "orders": ("fcfs", "fb")}
     assert Plan(loads=(0.3,), **unread).reads_no_prediction is None

@@ -361,6 +361,19 @@ def test_batches_have_members_of_one_bin() -> None:
         ("single:order=vtc,max_preemptions=1", "order vtc, which takes nothing out of service"),
         ("single:order=vtc,weight=1", "got key 'weight' for policy single; expected order, agi"),
         ("single:order=sjf", "did you mean 'spjf'?"),
+        (
+            "continuous:order=foo",
+            "expected one of fcfs, spjf, ljf, edf, priority, threshold, vtc, hr",
+        ),
+        ("elastic:order=foo", "vtc, binned, hrrn"),
+        ("elastic:order=trail", "hrrn, or the policy single or continuous"),
+        ("continuous:order=binned", "fb, or the policy dynamic, fixed, capped or elastic"),
+        ("continuous:order=", "expected order=VALUE, for example continuous:order=spjf"),
+        ("continuous:order", "expected key=value, for example continuous:order=spjf"),
+        ("capped:order", "expected key=value, for example capped:order=spjf"),
+        ("continuous:spjf", "expected key=value, for example continuous:max_batch_size=8"),
+        ("single:order=trail,c=nan", "got c='nan' for policy single; expected a number"),
+        ("single:order=spjf,aging=x", "or a duration with its unit, such as 300ms"),
         ("single:order=sprpt,max_preemptions=0", "got max_preemptions=0; expected a whole number"),
         (
             "single:order=spjf,max_preemptions=1",
@@ -373,6 +386,7 @@ def test_a_wrong_order_is_told_what_to_do(text: str, says: str) -> None:
     with pytest.raises(SpecError) as raised:
         parse_policy(text)
     assert says in str(raised.value)
+    assert "c=" not in text or "duration" not in str(raised.value)
 
 
 @pytest.mark.parametrize(

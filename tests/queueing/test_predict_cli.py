@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import typer
 from click.testing import Result
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 
 import kendall
 from policies.text import SpecError
+from queueing.arrivals.timetable import Timetable, save_timetable
 from queueing.commands.cli import app
 from queueing.commands.optimize_cli import app as optimize_app
 from queueing.errors import NotConvergedError
@@ -603,3 +605,22 @@ def test_a_law_of_a_second_per_token_is_doubted(step: float, said: bool) -> None
 def test_an_unknown_profile_names_the_command_that_measures_one() -> None:
     with pytest.raises(SpecError, match=r"shipped: .*tiny.*kendall calibrate MODEL"):
         find_profile("nowhere")
+
+
+@pytest.mark.parametrize("command", ["predict", "simulate"])
+def test_an_order_that_misses_its_predictions_is_named(command: str, tmp_path: Path) -> None:
+    def warned(policy: str, *more: str) -> bool:
+        given = ["--policy", policy, "--latency", COMMON["--latency"], *more]
+        result = CliRunner().invoke(app, [command, *given], catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+        return "warning: got no --predictor for the order spjf; expected one" in result.stderr
+
+    queue = ["--arrival-rate", "60", "--output-tokens", "uniform:low=1,high=32"]
+    assert warned("single:order=spjf", *queue)
+    assert not warned("single:order=spjf", "--predictor", "exact", *queue)
+    assert not warned("single", *queue)
+    instants, tokens = np.arange(200) / 50, 1 + np.arange(200) % 20
+    for told in (None, tokens):
+        save_timetable(tmp_path / "trace", Timetable(instants, tokens, tokens, told))
+        trace = str(tmp_path / "trace")
+        assert warned("single:order=spjf", "--trace", trace) == (told is None)

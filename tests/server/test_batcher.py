@@ -36,7 +36,8 @@ from server.queue.observers import Observer
 from server.queue.poison import LOOK
 from server.queue.proof import LIMIT
 from server.queue.sequence import Batch, SequenceState
-from tests.server.harness import FRAGILE, Collector, Immediate, engine_request_of, submitted
+from server.telemetry.metrics import Metrics
+from tests.server.harness import FRAGILE, Collector, Immediate, engine_request_of, replay, submitted
 from tests.server.mortal import SilentOnProofs
 from tests.virtual_time import run_virtual
 
@@ -133,6 +134,32 @@ def test_a_preempted_request_goes_on_behind_what_it_has() -> None:
         assert second.queueing_delay == pytest.approx(first.service_time)
 
     run_virtual(main())
+
+
+def test_a_preemption_is_counted_under_the_policy_that_preempted_not_the_one_that_goes_on() -> None:
+    """Of two predicted requests the shorter preempts; then the policy is switched."""
+    metrics = Metrics()
+    jobs = [
+        (request("long", 0.0, predicted_output_tokens=50), 50),
+        (request("short", 0.01, predicted_output_tokens=10), 10),
+    ]
+    orders, plain = "single:order=sprpt", "continuous:max_batch_size=1"
+    records = run_virtual(
+        replay(
+            parse_policy(orders),
+            jobs,
+            LAW,
+            switches=[(0.015, parse_policy(plain))],
+            observers=[metrics],
+        )
+    )
+    assert {record.request_id: (record.policy, record.preemptions) for record in records} == {
+        "short": (orders, 0),
+        "long": (plain, 1),
+    }
+    text = metrics.exposition().decode()
+    assert f'kendall_preemptions_total{{policy="{orders}"}} 1.0' in text
+    assert f'kendall_preemptions_total{{policy="{plain}"}} 0.0' in text
 
 
 def test_a_consumer_hears_once_that_service_began() -> None:

@@ -15,7 +15,7 @@ from unittest.mock import patch
 import pytest
 
 from policies import Decision, Dispatch, Policy, QueueState, WaitUntil
-from policies.decision import DecisionError
+from policies.decision import DecisionError, check_once
 from server.queue.decision_loop import FAULTY, RETRY, DecisionLoop, decided
 from tests.virtual_time import run_virtual
 
@@ -174,10 +174,10 @@ def test_a_request_is_dispatched_again_at_one_instant_only_where_the_engine_gave
         decision = Dispatch(("a",), 0)
 
         def step() -> float:
-            decisions.dispatches(decision)
+            check_once("mine", decision, decisions.dispatched)
             if given_back:
                 decisions.put_back("a")
-            decisions.dispatches(decision)
+            check_once("mine", decision, decisions.dispatched)
             return math.inf
 
         decisions = DecisionLoop(step, lambda: "mine")
@@ -259,9 +259,9 @@ class Patient(Policy):
 
 def test_a_decision_that_takes_over_a_second_is_refused() -> None:
     policy, state, now = Patient(), QueueState([], []), 10.0
-    assert decided(policy, state, now, lambda: now + 1.0) == WaitUntil(math.inf)
+    assert decided(policy, lambda: now + 1.0, state, now) == WaitUntil(math.inf)
     with pytest.raises(DecisionError) as refused:
-        decided(policy, state, now, lambda: now + 1.25)
+        decided(policy, lambda: now + 1.25, state, now)
     assert str(refused.value) == (
         "policy patient took 1.2 s to decide; expected less than 1 s, as every request waits "
         "meanwhile"

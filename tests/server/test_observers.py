@@ -15,6 +15,7 @@ from server.queue.observers import Observers
 EVENTS: dict[str, tuple[Any, ...]] = {
     "on_arrival": (object(),),
     "on_dispatch": (object(),),
+    "on_preempt": (object(),),
     "on_idle": (3, 1.5),
     "on_settle": (object(),),
     "on_record": (object(),),

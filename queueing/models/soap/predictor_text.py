@@ -14,12 +14,16 @@ Lengths in tokens, after clipping; a prediction is a whole number of tokens >= 1
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from policies.core import Policy
+from policies.ordered import order_of
 from policies.text import (
     SpecError,
     check_text,
     format_number,
+    order_text,
     parse_number,
     split_spec,
     suggest,
@@ -70,6 +74,18 @@ class PredictorText:
 
 
 NO_PREDICTION = PredictorText()
+
+
+def without_predictor(policies: Iterable[Policy]) -> str | None:
+    """A warning where an order goes by predicted lengths and nothing predicts them."""
+    reading = dict.fromkeys(order_text(each) for each in policies if order_of(each).predicts)
+    if not reading:
+        return None
+    return (
+        f"got no --predictor for the order{'' if len(reading) == 1 else 's'} "
+        f"{', '.join(reading)}; expected one, for example lognormal:sigma=0.5: without predicted "
+        "lengths every request counts as the longest"
+    )
 
 
 def parse_predictor(text: str) -> PredictorText:

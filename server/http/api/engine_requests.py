@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from policies import Request
-from server.engines.base import EngineRequest, Sampling
+from server.engines.base import Capabilities, EngineRequest, Sampling
 from server.gateway import Gateway
 from server.http.api.limits import check_prompt
 from server.http.api.prompts import encode
@@ -48,12 +48,13 @@ async def engine_requests_of(
     """Raises ApiError: a prompt or a limit beyond what is served, a form that the engine
     refuses.
     """
-    prompts = await encode(gateway.tokenizer, gateway.batcher.capabilities, call)
+    bounds = gateway.batcher.capabilities
+    prompts = await encode(gateway.tokenizer, bounds, call)
     deadline = math.inf if patience is None else arrival.at + patience
     requests: list[EngineRequest] = []
     shared: Sampling | None = None  # by the sequences of one limit: its lists may be long
     for prompt in prompts:
-        limit = _limit(gateway, call, len(prompt))
+        limit = _limit(gateway, bounds, call, len(prompt))
         if shared is None:
             shared = sampling_of(call, limit, call.seed)
         elif limit != shared.max_tokens:
@@ -126,9 +127,8 @@ def with_form(
     )
 
 
-def room_of(gateway: Gateway, prompt_tokens: int) -> int:
+def room_of(gateway: Gateway, bounds: Capabilities, prompt_tokens: int) -> int:
     """Tokens that the context has left behind a prompt. Raises ApiError 400."""
-    bounds = gateway.batcher.capabilities
     if prompt_tokens > (longest := bounds.longest_prompt):
         raise ApiError(
             400,
@@ -140,8 +140,8 @@ def room_of(gateway: Gateway, prompt_tokens: int) -> int:
     return bounds.largest_context - prompt_tokens
 
 
-def _limit(gateway: Gateway, call: Generation, prompt_tokens: int) -> int:
-    room = room_of(gateway, prompt_tokens)
+def _limit(gateway: Gateway, bounds: Capabilities, call: Generation, prompt_tokens: int) -> int:
+    room = room_of(gateway, bounds, prompt_tokens)
     own = call.client_limit()
     if own is not None and own > room:
         raise ApiError(
@@ -149,7 +149,7 @@ def _limit(gateway: Gateway, call: Generation, prompt_tokens: int) -> int:
             "context_length_exceeded",
             f"got max_tokens={own} with a prompt of {prompt_tokens} tokens; "
             f"expected at most {room}, the model's context is "
-            f"{gateway.batcher.capabilities.max_model_len}",
+            f"{bounds.max_model_len}",
             param="max_tokens",
         )
     limit = gateway.limits.max_output_tokens

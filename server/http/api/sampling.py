@@ -39,7 +39,7 @@ def sampling_of(call: Generation, limit: int, seed: int | None) -> Sampling:
         ignore_eos=fields["ignore_eos"],
         include_stop_str_in_output=fields["include_stop_str_in_output"],
         skip_special_tokens=fields["skip_special_tokens"],
-        structured=call.form(),
+        structured=None if call.formless else call.form(),
         allowed_token_ids=None if allowed is None else tuple(allowed),
         bad_words=tuple(fields["bad_words"] or ()),
         **given,

@@ -211,7 +211,8 @@ class Generation(BaseModel):
             _check_length("stop", self.stops(), MOST_STOP_CHARACTERS)
         if self.bad_words:
             _check_length("bad_words", self.bad_words, MOST_BAD_CHARACTERS)
-        self.form()
+        if not self.formless:
+            self.form()
         return self
 
     def _check_nothing_wanted(self) -> None:

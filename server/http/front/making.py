@@ -103,7 +103,7 @@ class Front:
 
     def _limit(self, asked: Asked) -> int:
         gateway = self._gateway
-        room = room_of(gateway, len(_token_ids(asked)))
+        room = room_of(gateway, gateway.batcher.capabilities, len(_token_ids(asked)))
         limits = (asked.params.max_tokens, gateway.limits.max_output_tokens, room)
         return min(limit for limit in limits if limit is not None)
 

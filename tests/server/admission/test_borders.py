@@ -7,6 +7,7 @@ import json
 import math
 import resource
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from policies import Request, SpecError, Waiting, parse_policy
+from policies import Request, Single, SpecError, Waiting, parse_policy
 from queueing.control.wait_ahead import BatchService, SlotService, Together, Wait, batch_formation
 from queueing.measurement.record import Record
 from server.admission.concurrency import AdaptiveLimit
@@ -22,7 +23,6 @@ from server.admission.control import Overload, _floor, _level
 from server.admission.limits import DelayTarget, OverloadSettings, check_sequences
 from server.admission.objectives import Objective
 from server.admission.rejections import Rejections
-from server.admission.request_deadlines import RequestDeadlines
 from server.admission.service_seen import HALF_LIFE, OLDER_GAP, Pauses, RecentMoments, ServiceSeen
 from server.admission.waits import Places
 from server.http import descriptors
@@ -234,11 +234,7 @@ def test_the_turn_goes_round_the_backlog() -> None:
 def test_a_calls_own_limit_stands_beside_the_operators() -> None:
     of = overload()
     of._objectives = (Objective(DelayTarget(3.0, 0.5)),)
-    assert Overload._objectives_of(of, RequestDeadlines()) == of._objectives
-    assert Overload._objectives_of(of, RequestDeadlines(first_token=1.0)) == (
-        *of._objectives,
-        Objective(DelayTarget(0.75, 0.9), 1.0, 0.25),
-    )
+    assert Overload._promise(of, 1.0) == Objective(DelayTarget(0.75, 0.9), 1.0, 0.25)
 
 
 @pytest.mark.parametrize(
@@ -247,7 +243,8 @@ def test_a_calls_own_limit_stands_beside_the_operators() -> None:
 def test_a_priority_is_at_most_a_hundred_either_way(priority: int, taken: bool) -> None:
     of = SimpleNamespace(
         settings=OverloadSettings(priority_aging=1.0),
-        _gateway=SimpleNamespace(limits=SimpleNamespace(patience=None)),
+        _gateway=SimpleNamespace(limits=SimpleNamespace(patience=None, policy=Single())),
+        _reads_priorities=lambda: Overload._reads_priorities(of),  # type: ignore[arg-type]
     )
     if taken:
         Overload.deadlines_of(of, [], None, priority)  # type: ignore[arg-type]
@@ -256,6 +253,9 @@ def test_a_priority_is_at_most_a_hundred_either_way(priority: int, taken: bool) 
             Overload.deadlines_of(of, [], None, priority)  # type: ignore[arg-type]
     of.settings = OverloadSettings()
     Overload.deadlines_of(of, [], None, priority)  # type: ignore[arg-type]
+    of._gateway.limits.policy = parse_policy("single:order=priority")
+    with nullcontext() if taken else pytest.raises(ApiError, match="expected -100 to 100"):
+        Overload.deadlines_of(of, [], None, priority)  # type: ignore[arg-type]
 
 
 # the adaptive limit

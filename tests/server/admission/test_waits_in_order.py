@@ -24,6 +24,7 @@ from server.admission.waits import Waits
 from server.admission.waits_in_order import is_estimated
 from server.engines.emulated import EmulatedEngine
 from server.queue.batcher import Batcher
+from server.queue.observers import Observer
 from server.queue.sequence import Batch, SequenceState
 from tests.server.harness import engine_request_of, submitted
 from tests.virtual_time import run_virtual
@@ -58,7 +59,7 @@ class Host:
 
 
 @dataclass
-class Feed:
+class Feed(Observer):
     """Tells waits what happens, as admission does."""
 
     waits: Waits
@@ -72,8 +73,6 @@ class Feed:
 
     def on_idle(self, server_id: int, at: float) -> None:
         self.waits.on_idle(server_id, at)
-
-    def on_settle(self, sequence: SequenceState) -> None: ...
 
     def on_record(self, record: Record) -> None:
         self.waits.on_record(record)
