@@ -97,6 +97,7 @@ async def measure(options: argparse.Namespace) -> int:
     from bench.live.design import (
         DESIGNS,
         FAST,
+        PRODUCTION_RULES,
         QUIET_MACHINE,
         chosen,
         gateway_arguments,
@@ -111,7 +112,8 @@ async def measure(options: argparse.Namespace) -> int:
     from loadgen.sweep.status import Status
     from loadgen.sweep.store import Store
 
-    rules, design = FAST if options.fast else QUIET_MACHINE, DESIGNS[options.design]
+    quiet = PRODUCTION_RULES if options.design == "production" else QUIET_MACHINE
+    rules, design = FAST if options.fast else quiet, DESIGNS[options.design]
     plan = plan_of(rules, options.seed, design, fast=options.fast)
     every = [point for point in points(plan, design) if point.longer == options.longer]
     wanted = chosen(every, options.cells, options.loads)

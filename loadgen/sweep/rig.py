@@ -176,10 +176,14 @@ class Rig:
         return profile.law.at_speed(1.0)
 
     async def _ask_calibration(self, body: dict[str, object], basis: Basis) -> Profile:
-        """With the lengths of the plan: a law holds where it was measured."""
+        """With the lengths of the plan: a law holds where it was measured, which is with prompts
+        of up to four times those asked for.
+        """
+        prompts = basis.prompt_tokens
+        usual = max(prompts.shortest, min(prompts.mean, prompts.longest / 4))
         sizes = {
             "max_output_tokens": max(2, basis.longest),
-            "prompt_tokens": max(1, round(basis.prompt_tokens.mean)),
+            "prompt_tokens": max(1, round(usual)),
         }
         return Profile.from_dict(
             await self.gateway.client.ask("POST", "/admin/calibrate", body | sizes)

@@ -173,7 +173,8 @@ class ServiceProcess:
         self._stretch = _Stretch(law, rng)
         self._opens_batch = False  # the next stretch pays k2
         self._steps = 0  # completed in this stretch
-        self._changed = True  # composition changed at `_now`: the next step opens a new stretch
+        # composition changed at `_now`, or nobody is in a step: the next one opens a new stretch
+        self._changed = True
         self._began_at = -math.inf  # start of this stretch
         self._entered: list[Member] = []  # those who entered with it
         self._now = -math.inf  # end of the last completed step
@@ -245,7 +246,8 @@ class ServiceProcess:
 
     def next_step_at(self) -> float:
         """End of the step in flight; infinity when idle."""
-        self._open()
+        if self._changed or self._entry_at <= self._now:
+            self._open()
         return self._stretch.instant(self._steps + 1)
 
     def next_change_at(self) -> float:
@@ -267,9 +269,13 @@ class ServiceProcess:
         """Complete one step; returns the members that were in it, ended ones of a padded batch
         included, and those whose own end it is.
         """
-        self._open()
-        making = self._making()
-        return making, self._depart(self._complete(1, making))
+        if self._changed or self._entry_at <= self._now:
+            self._open()
+        making = self._making() if self._unready else list(self._active.values())
+        ended = self._complete(1, making)
+        if ended or self._padded:
+            self._depart(ended)
+        return making, ended
 
     def _depart(self, ended: list[Member]) -> list[Member]:
         if not self._padded:
@@ -309,7 +315,7 @@ class ServiceProcess:
 
     def _making(self) -> list[Member]:
         """Those who make a token in the step in flight."""
-        if not self._unready:  # nearly always
+        if not self._unready:
             return list(self._active.values())
         return [each for each in self._active.values() if each.id not in self._unready]
 

@@ -59,7 +59,7 @@ class WaitingQueue(Sequence[Waiting]):
     def place_of(self, request: Request) -> int:
         """How many would stand before it if it were appended now."""
         del request
-        return len(self)
+        return len(self._items) - self._head
 
     def put_back(self, waitings: Sequence[Waiting]) -> None:
         """At the head, before everyone who waits."""

@@ -90,7 +90,7 @@ class Overload(Observer):
     def on_arrival(self, sequence: SequenceState) -> None:
         """Estimate its wait."""
         if self.waits is not None:
-            self.waits.joined(sequence)
+            self.waits.joined(sequence.engine_request.request)
             if self.settings.wait_estimates:
                 self.waits.on_arrival(sequence)
 

@@ -53,6 +53,7 @@ class Waits:
         self._gateway = gateway
         self._seen = ServiceSeen()
         self._in_order = WaitsInOrder(gateway)
+        self.joined = self._in_order.on_arrival  # a request stands in the queue
         # question, instant, answer
         self._last: tuple[tuple[int, int, int], float, Waiting | None] | None = None
         registry = gateway.metrics.registry
@@ -82,10 +83,6 @@ class Waits:
         self._seen.begin_epoch()
 
     # estimates and observations
-
-    def joined(self, sequence: SequenceState) -> None:
-        """It stands in the queue."""
-        self._in_order.on_arrival(sequence.engine_request.request)
 
     def on_arrival(self, sequence: SequenceState) -> None:
         """Estimate its wait: it stands in the queue already."""

@@ -314,7 +314,9 @@ class _EmulatedServer:
             for member in ended:
                 del self._answers[member.id]
         for answer in answers:
-            answer.stream.push((answer.token(),))
+            listener = answer.stream.listener
+            if listener is not None:
+                listener.on_tokens((answer.token(),))
         return len(running)
 
     def _tell_step(self, running: Sequence[Member], on_step: Callable[[Step], None]) -> None:

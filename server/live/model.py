@@ -101,7 +101,8 @@ class LiveModel(Observer):
 
     def on_dispatch(self, batch: Batch) -> None:
         """A busy server."""
-        self._metered.on_dispatch(batch)
+        if self.meter.source is not None:
+            self._metered.on_dispatch(batch)
         self._busy.begin(batch.server_id, batch.dispatched_at)
 
     def on_idle(self, server_id: int, at: float) -> None:

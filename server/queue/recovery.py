@@ -160,7 +160,8 @@ class Recovery:
 
     def settled(self, sequence: SequenceState) -> None:
         """Its last token can show that the engine is sound."""
-        self.trials.settled(sequence)
+        if self.trials.explained:
+            self.trials.settled(sequence)
         batch = sequence.batch
         if batch is not None and (own := self.servers.get(batch.server_id)) is not None:
             own.settled(sequence)

@@ -51,10 +51,8 @@ class MeteredBatches:
 
     def on_dispatch(self, batch: Batch) -> None:
         """Begins a stretch, or joins it."""
-        if self._meter.source is not None:
-            self._going.setdefault(batch.server_id, _Stretch(batch.dispatched_at)).add(
-                batch.sequences
-            )
+        going = self._going.setdefault(batch.server_id, _Stretch(batch.dispatched_at))
+        going.add(batch.sequences)
 
     def on_idle(self, server_id: int, at: float) -> None:
         """Ends it."""

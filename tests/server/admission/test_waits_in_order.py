@@ -65,7 +65,7 @@ class Feed(Observer):
     waits: Waits
 
     def on_arrival(self, sequence: SequenceState) -> None:
-        self.waits.joined(sequence)
+        self.waits.joined(sequence.engine_request.request)
         self.waits.on_arrival(sequence)
 
     def on_dispatch(self, batch: Batch) -> None:
@@ -329,7 +329,7 @@ def record(predicted: float | None, tokens: int, outcome: Any = "completed") -> 
 def sample(waits: Waits, lengths: list[float]) -> None:
     """Arrivals of these predicted lengths, at the instant 0."""
     for tokens in lengths:
-        waits.joined(SimpleNamespace(engine_request=SimpleNamespace(request=request(tokens))))  # type: ignore[arg-type]
+        waits.joined(request(tokens))
 
 
 def asked(
