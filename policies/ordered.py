@@ -50,20 +50,25 @@ class Ordered:
     interrupts: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        self._check_order()
         given = {key: getattr(self, key) for key in PARAMETERS}
         order = make_order(
             self.order, {key: value for key, value in given.items() if value is not None}
         )
-        if not self.serves(type(order)):
-            why, others = "forms batches of like lengths", "dynamic, fixed, capped or elastic"
-            if order.preemptive:
-                why, others = "interrupts a batch", "single or continuous"
-            raise SpecError(
-                f"got order {self.order}, which {why}; expected {', '.join(self.orders())}, or the "
-                f"policy {others}"
-            )
         self._check_preemptions(order)
         object.__setattr__(self, "ranking", order)
+
+    def _check_order(self) -> None:
+        asked = ORDERS.get(self.order)
+        if asked is None or self.serves(asked):
+            return
+        why, others = "forms batches of like lengths", "dynamic, fixed, capped or elastic"
+        if asked.preemptive:
+            why, others = "interrupts a batch", "single or continuous"
+        raise SpecError(
+            f"got order {self.order}, which {why}; expected {', '.join(self.orders())}, or the "
+            f"policy {others}"
+        )
 
     def _check_preemptions(self, order: Order) -> None:
         if self.max_preemptions is None:

@@ -103,6 +103,6 @@ def test_a_package_with_the_name_of_a_built_in_policy_is_told_where_that_is_name
     def predicted(policy: str) -> Result:
         return run("predict", "--policy", policy, *queue, app=predict_app)
 
-    for result in (run("dynamic", "--states", "20"), predicted("dynamic:order=spjf")):
+    for result in (run("dynamic", "--states", "20"), predicted("dynamic:order=fcfs")):
         assert (result.exit_code, result.stderr) == (0, says)
     assert predicted("single").stderr == ""
