@@ -16,7 +16,6 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.linalg import expm
 
 from policies.text import SpecError, counted
 from queueing.arrivals.processes import FIRST_DRAW, MOST, FloatArray, check_end, cut
@@ -62,6 +61,8 @@ class Mmpp:
 
     def dispersion_over(self, window: float) -> float:
         """Var N(t) / E N(t) over windows of t = `window` seconds."""
+        from scipy.linalg import expm  # noqa: PLC0415 - a quarter of a second, and only here
+
         weighted, deviation, rates = self._parts()
         decay = np.eye(rates.size) - expm(self._generator() * window)
         return float(

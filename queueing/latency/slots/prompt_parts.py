@@ -23,7 +23,6 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-from scipy.optimize import brentq
 
 from queueing.distributions.token_distribution import TokenDistribution, Vector
 from queueing.latency.law import LatencyModel
@@ -63,6 +62,8 @@ class PromptParts:
         found = self._in_room(least, others)
         if found.steps < self.tokens * (1 + 1e-12):  # they all make tokens
             return found._replace(steps=self.tokens, waiting=0.0, further=0.0, decoding=others)
+        from scipy.optimize import brentq  # noqa: PLC0415 - a quarter of a second, and only here
+
         # more room takes fewer steps, in which more of the others make tokens and leave less room
         room = brentq(
             lambda room: self.step_tokens - self._in_room(room, others).decoding - room,
