@@ -395,17 +395,10 @@ def print_optimum(found: Optimum, to: Console, given: int | None = None) -> None
 
 def _table(found: Optimum, given: int | None) -> Table:
     rows = _around(found, given)
-    hidden = {"stable", "method"} | (
-        set() if any(row.get("loss_fraction") for row in rows) else {"loss_fraction"}
-    )
+    best = rows.index(found.best)
     if found.target == "order":
         rows = [row | {"largest_sigma": _sigma(row)} for row in rows]
-        hidden |= {"score", "beats_fcfs"}
-    names = [
-        name
-        for name in max(rows, key=len)
-        if name not in hidden and any(row.get(name) is not None for row in rows)
-    ]
+    names = _shown(found, rows)
     columns = [
         Column(
             heading=HEADINGS.get(name, name.replace("_", "\n")),
@@ -421,7 +414,6 @@ def _table(found: Optimum, given: int | None) -> Table:
             *(column for column in columns if column.heading != "score"),
             Column(heading="SLO\nkept"),
         ]
-    best = _around(found, given).index(found.best)
     marked = [
         [
             ">" if place == best else "",
@@ -435,6 +427,20 @@ def _table(found: Optimum, given: int | None) -> Table:
             for cells, row in zip(marked, rows, strict=True)
         ]
     return Table([Column(heading=""), *columns], marked, keys=3 if found.target == "order" else 2)
+
+
+def _shown(found: Optimum, rows: list[Point]) -> list[str]:
+    """Names of the columns."""
+    hidden = {"stable", "method"}
+    if not any(row.get("loss_fraction") for row in rows):
+        hidden.add("loss_fraction")
+    if found.target == "order":
+        hidden |= {"score", "beats_fcfs"}
+    return [
+        name
+        for name in max(rows, key=len)
+        if name not in hidden and any(row.get(name) is not None for row in rows)
+    ]
 
 
 def _sigma(row: Point) -> float | str | None:

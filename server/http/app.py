@@ -292,7 +292,7 @@ def _poison(gateway: Gateway) -> dict[str, Any]:
 
 
 def _add_live(app: FastAPI, gateway: Gateway) -> None:
-    @app.get("/admin/prediction", responses=errors(400, 401, 403, 500, 503))
+    @app.get("/admin/prediction", responses=errors(400, 401, 403, 500, 503, 504))
     async def prediction(request: Request, *, what_if: bool = False) -> dict[str, Any]:
         live = gateway.live_model()
         if what_if:
@@ -311,7 +311,7 @@ def _add_live(app: FastAPI, gateway: Gateway) -> None:
 
     @app.get(
         "/admin/advice",
-        responses=errors(400, 401, 403, 500, 503),
+        responses=errors(400, 401, 403, 500, 503, 504),
         openapi_extra={"parameters": ADVICE_QUERY},
     )
     async def advice(request: Request) -> dict[str, Any]:

@@ -44,6 +44,7 @@ from server.live.question import ENOUGH, Question
 Answer = dict[str, Any]
 # of a processor, for all what-ifs: beyond 120 s the process counts as lost, with all it knows
 WHAT_IF_SECONDS = 45.0
+ADVICE_SECONDS = 45.0  # of a processor, after which no search for another target begins
 
 
 @dataclass(slots=True)
@@ -100,7 +101,7 @@ def assess_window(question: Question) -> Answer:
         found = _assessed(question, seen)
     except SpecError as error:  # a limit beyond what the lengths are known for
         ended = len(seen.mine.rows)
-        reason = str(error) if ended >= ENOUGH else _too_few(ended)
+        reason = str(error) if ended >= ENOUGH else _too_few(question, ended)
     decision, failure = _decided(question, seen, found) if question.decides else (None, None)
     nothing: Answer = {
         "estimates": None,
@@ -164,15 +165,16 @@ def _answer(question: Question, seen: Snapshot, found: Assessment) -> Answer:
         "prediction": described(question, seen, found) if enough else None,
         "ahead": _ahead(found) if enough else None,
         "state": found.estimates.to_dict() if enough and question.saving else None,
-        "reason": None if enough else _too_few(found.estimates.count),
+        "reason": None if enough else _too_few(question, found.estimates.count),
     }
 
 
-def _too_few(ended: int) -> str:
-    return (
-        f"{counted(ended, 'request')} of this epoch {'has' if ended == 1 else 'have'} ended; "
-        f"{ENOUGH} are needed"
-    )
+def _too_few(question: Question, ended: int) -> str:
+    of, when = " of this epoch", f"in the last {question.window:g} s"
+    if question.anew:
+        of, when = "", "since the predicting process was restarted"
+    ends = "has ended" if ended == 1 else "have ended"
+    return f"{counted(ended, 'request')}{of} {ends} {when}; {ENOUGH} are needed"
 
 
 def _ahead(found: Assessment) -> BatchService | SlotService | None:
@@ -298,9 +300,15 @@ def ask_advice(parameters: Mapping[str, str]) -> list[Answer]:
         return []
     operating_point = _operating_point(question, estimates, parameters.get("family"))
     targets = TARGETS if target is None else (target,)
-    return [
-        each.to_dict() for each in advise(operating_point, question.setting, objective, targets)
-    ]
+    until = time.process_time() + ADVICE_SECONDS
+    found = advise(
+        operating_point,
+        question.setting,
+        objective,
+        targets,
+        over=lambda: time.process_time() >= until,
+    )
+    return [each.to_dict() for each in found]
 
 
 def ask_servers(slo: str) -> int | None:

@@ -34,6 +34,7 @@ class Question:
     reach: tuple[int, int] | None = None
     waiting: int = 0
     saving: bool = False  # the estimates are to be saved
+    anew: bool = False  # the process that had seen the begin of this epoch is gone
     waiting_before: int = 0  # requests that waited when the epoch began
     in_service: tuple[tuple[float, int], ...] = ()  # dispatched at, output tokens so far
     ended: tuple[
@@ -51,16 +52,19 @@ class Window:
         self.producer = WindowProducer()
         self.producer.begin_epoch(0, gateway.now())
         self._waiting_before = 0
+        self._anew = False
 
     def begin_epoch(self, epoch: int) -> None:
         """Nothing is averaged across epochs."""
         self.producer.begin_epoch(epoch, self._gateway.now())
+        self._anew = False
         self._waiting_before = self._gateway.batcher.queue_length
 
     def begin_anew(self) -> None:
         """The process that had the window is gone, and the lengths with it."""
         epoch, now = self._gateway.batcher.epoch, self._gateway.now()
         self.producer.begin_epoch(epoch, now, carry_lengths=False)
+        self._anew = True
 
     def question(self, bounds: Bounds, *, saving: bool) -> Question | None:
         """With what is new, which is in no later question; None without a latency law."""
@@ -88,6 +92,7 @@ class Window:
             reach=_reach(gateway),
             waiting=batcher.queue_length,
             saving=saving,
+            anew=self._anew,
             waiting_before=self._waiting_before,
             in_service=self._in_service(ended=False),
             ended=self._in_service(ended=True),

@@ -14,6 +14,9 @@ from typing import Any
 
 from starlette.requests import ClientDisconnect
 
+from server.live.predictor import PredictorLostError
+from server.runtime.errors import ApiError
+
 Watch = Callable[[Callable[[], None]], Callable[[], object]]
 """Calls what it is given once the asker's client has gone; what it returns ends the watch."""
 
@@ -35,7 +38,9 @@ class Questions:
 
     async def ask(self, key: Hashable, work: Callable[[], Awaitable[Any]], watch: Watch) -> Any:
         """The answer of `work`, begun for the first of those who ask the same. Raises what it
-        raises; ClientDisconnect where the client of this asker leaves before."""
+        raises; ClientDisconnect where the client of this asker leaves before; ApiError 504 where
+        the process was lost over it.
+        """
         question = self._open.get(key)
         if question is None:
             question = self._open[key] = _Open(asyncio.create_task(self._answered(key, work)))
@@ -55,7 +60,14 @@ class Questions:
             unwatch()
         if not question.answer.done():
             raise ClientDisconnect
-        return question.answer.result()
+        try:
+            return question.answer.result()
+        except PredictorLostError as error:
+            raise ApiError(
+                504,
+                "prediction_timeout",
+                f"{error}; ask again when the gateway has predictions, of an advice for one target",
+            ) from None
 
     async def _answered(self, key: Hashable, work: Callable[[], Awaitable[Any]]) -> Any:
         try:

@@ -176,7 +176,7 @@ def test_the_command_of_the_empty_page_is_broken_between_options_only(site: Site
     site.runner.run(main())
 
 
-NONE_ENDED = "0 requests of this epoch have ended; 50 are needed"
+NONE_ENDED = "0 requests of this epoch have ended in the last 300 s; 50 are needed"
 BEFORE_THE_FIRST = (
     "no prediction yet: one is made every 5 s once 50 requests of this epoch have ended"
 )

@@ -9,6 +9,7 @@ import dataclasses
 import pytest
 
 from policies import parse_policy
+from queueing.control.advice.advise import advise as choices
 from queueing.control.autopilot.bounds import Bounds
 from queueing.control.autopilot.controller import Autopilot
 from queueing.control.autopilot.decision import Decision
@@ -114,3 +115,18 @@ def test_only_of_continuous_a_window_knows_more_than_optimize(after: str) -> Non
         assert found < by_optimize < found + 0.05
     else:
         assert found == by_optimize
+
+
+def test_a_search_that_takes_too_long_leaves_the_targets_behind_it_out() -> None:
+    """Under a policy that only simulation predicts each takes half a minute of a processor."""
+    operating_point = OperatingPoint(
+        estimates=estimates("page", 0.6), shape=LAWS["page"][0], limits=LIMITS
+    )
+    both = ("servers", "policy")
+    first, second = choices(operating_point, CURRENT, DELAY, both, over=lambda: True)
+    assert not first.says.startswith("no choice of servers: the searches")
+    assert (second.target, second.best, second.curve) == ("policy", None, ())
+    assert second.says == (
+        "no choice of policy: the searches before it took too long; ask for this target alone"
+    )
+    assert [each.target for each in choices(operating_point, CURRENT, DELAY, both)] == [*both]

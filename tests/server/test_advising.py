@@ -253,10 +253,15 @@ def test_what_stands_in_place_of_a_number_has_its_word_below_the_tables(
 def test_a_gateway_that_says_how_many_requests_have_ended_is_to_be_asked_again(
     stub: Stub, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stub.answers({"advice": [], "reason": "3 requests of this epoch have ended; 50 are needed"})
+    stub.answers(
+        {
+            "advice": [],
+            "reason": "3 requests of this epoch have ended in the last 300 s; 50 are needed",
+        }
+    )
     assert run(stub.url) == 1
     assert (
-        "no advice: 3 requests of this epoch have ended; 50 are needed; ask again then"
+        "3 requests of this epoch have ended in the last 300 s; 50 are needed; ask again then"
         in capsys.readouterr().err
     )
 

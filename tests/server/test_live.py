@@ -384,7 +384,7 @@ def test_without_a_prediction_the_reason_is_of_this_epoch_and_of_this_moment() -
         async with running(prediction_interval=5) as (_, gateway):
             live, asked = gateway.live_model(), Asked()
             live._predictor = asked  # type: ignore[assignment]
-            live.reason = "12 requests of this epoch have ended; 50 are needed"
+            live.reason = "12 requests of this epoch have ended in the last 300 s; 50 are needed"
             assert live.why_nothing().startswith("12 requests")
             live.begin_epoch(1)
             assert live.why_nothing().startswith("no prediction yet: one is made every 5 s")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import pickle
 import signal
@@ -417,9 +418,11 @@ def test_after_few_requests_the_reason_counts_them(
         longest=64,
     )
     answer = predicting.assess_window(question)
-    assert answer["reason"] == (
-        f"{counted(ended, 'request')} of this epoch {'has' if ended == 1 else 'have'} ended; "
-        f"{predicting.ENOUGH} are needed"
+    number, ends = counted(ended, "request"), "has ended" if ended == 1 else "have ended"
+    assert answer["reason"] == f"{number} of this epoch {ends} in the last 300 s; 50 are needed"
+    anew = predicting.assess_window(dataclasses.replace(question, anew=True))
+    assert anew["reason"] == (
+        f"{number} {ends} since the predicting process was restarted; 50 are needed"
     )
     assert answer["prediction"] is None
 

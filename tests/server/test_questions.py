@@ -12,7 +12,9 @@ import pytest
 from starlette.requests import ClientDisconnect
 
 from policies import SpecError
+from server.live.predictor import PredictorLostError
 from server.live.questions import Questions
+from server.runtime.errors import ApiError
 from tests.server.asgi import Call, call, running
 from tests.virtual_time import run_virtual
 
@@ -113,6 +115,22 @@ def test_an_error_reaches_every_asker_and_ends_nothing_else() -> None:
             await alone
         await asyncio.sleep(1)  # it fails with nobody there
         assert await questions.ask("a", counting([], "b"), never) == "b"
+
+    run_virtual(main())
+
+
+def test_a_process_that_is_lost_over_a_question_is_told_in_words() -> None:
+    """And not an internal error: the next question may be answered."""
+
+    async def lost() -> None:
+        raise PredictorLostError("the predicting process did not answer within 120 s")
+
+    async def main() -> None:
+        with pytest.raises(
+            ApiError, match=r"within 120 s; ask again when .* for one target"
+        ) as told:
+            await Questions().ask("a", lost, never)
+        assert (told.value.status, told.value.code) == (504, "prediction_timeout")
 
     run_virtual(main())
 

@@ -8,7 +8,7 @@ advised.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from policies.text import SpecError, suggest
 from queueing.control.advice.searches import TARGETS, measure_of, search
@@ -30,9 +30,11 @@ def advise(
     current: Setting,
     objective: Objective,
     targets: Sequence[str] = TARGETS,
+    over: Callable[[], bool] | None = None,
 ) -> list[Advice]:
     """One advice a target, in their order. On demand: a few seconds, most of them for batch sizes
-    and token limits.
+    and token limits; minutes for a policy that only simulation predicts. Once `over` says so, the
+    targets that are left get no choice.
 
     Raises SpecError: an unknown target or family, v2 without patience.
     """
@@ -43,7 +45,25 @@ def advise(
                 f"{', '.join(TARGETS)}{suggest(target, tuple(TARGETS))}"
             )
     current = canonical(current)
-    return [_advice(operating_point, current, objective, target) for target in targets]
+    found: list[Advice] = []
+    for target in targets:
+        if found and over is not None and over():
+            found.append(_left_out(found[0], target))
+        else:
+            found.append(_advice(operating_point, current, objective, target))
+    return found
+
+
+def _left_out(first: Advice, target: str) -> Advice:
+    why = "the searches before it took too long; ask for this target alone"
+    return dataclasses.replace(
+        first,
+        target=target,
+        best=None,
+        gain=UNKNOWN,
+        curve=(),
+        says=f"no choice of {target}: {why}",
+    )
 
 
 def _advice(

@@ -44,7 +44,7 @@ const ended = (reason) => (reason ? `${reason.replace(/\.$/, "")}. ` : "");
 function unknown({ gateway, look, switches }, coming) {
   if (!gateway.looks) return { says: ["The live prediction is switched off"], short: "Prediction off", why: "Start the gateway with --prediction-interval above 0 to compare theory with observation." };
   if (!gateway.law) return { says: ["No prediction yet: the engine’s latency law is not known"], short: "No latency law", why: "Kendall predicts from the time that a batch takes. Measure it now, in less than a minute, or start the gateway with --calibrate or --latency.", action: "calibrate" };
-  const counted = /^(\d+) requests? of this epoch ha(?:s|ve) ended; (\d+)/.exec(look?.reason ?? "");
+  const counted = /^(\d+) requests?(?: of this epoch)? ha(?:s|ve) ended [^;]*; (\d+)/.exec(look?.reason ?? "");
   const collecting = "The comparison starts once enough requests have been answered under this setting.";
   if (counted && (coming || counted[1] !== "0")) return { says: [`Collecting requests: ${counted[1]} of ${counted[2]}`], aloud: "Collecting requests", short: `Collecting requests: ${counted[1]} of ${counted[2]}`, why: collecting };
   if (!counted && look?.reason && !/too few|^no prediction yet/.test(look.reason)) return { says: ["No prediction for this setting"], short: "No prediction", why: `${look.reason}.` };
