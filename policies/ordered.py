@@ -107,6 +107,19 @@ def order_of(policy: Policy) -> Order:
     return getattr(policy, "ranking", FIRST_COME)
 
 
+def check_continued(policy: Policy) -> None:
+    """For an engine that continues no answer, as a server that runs already. Raises SpecError where
+    the order takes requests out of service.
+    """
+    order = order_of(policy)
+    if order.preemptive:
+        names = [name for name, cls in ORDERS.items() if not cls.preemptive and name != "binned"]
+        raise SpecError(
+            f"got order {order.name}, which interrupts requests, for an engine that continues no "
+            f"answer (http); expected {', '.join(names)}"
+        )
+
+
 def in_arrival_order(policy: Policy) -> bool:
     """Whether its order is first come, first served."""
     return order_of(policy).name == FIRST_COME.name

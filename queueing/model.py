@@ -63,6 +63,7 @@ SMALLEST_RATE, LARGEST_RATE = 1e-12, 1e12  # requests/s: beyond, sums of instant
 # how requests come to the servers: from one queue, or each server has one of its own that they join
 # by chance, in turn, or where the fewest requests are
 ROUTINGS = ("central", "random", "round_robin", "least_requests")
+ONE_FLOW = "one flow: its requests are served first come, first served"
 MOST_QUEUES = 64  # that are simulated side by side
 LARGEST_SERVERS = 1_000_000  # the time of a prediction grows with them: below a second
 
@@ -816,7 +817,7 @@ def _order_of_service(policy: Policy, predictor: PredictorText) -> tuple[str, ..
 def _flows_served(policy: Policy, flows: Flows | None) -> tuple[str, ...]:
     if counts(policy):
         if flows is None:
-            return ("one flow: its requests are served first come, first served",)
+            return (ONE_FLOW,)
         return (f"flows: {flows}, independent of the lengths",)
     return () if flows is None else ("the flows change nothing: the order counts no service",)
 

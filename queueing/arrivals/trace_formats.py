@@ -115,7 +115,11 @@ def _run(path: Path) -> Iterator[Row]:
                 "intended_at or arrived_at"
             )
         yield Row(
-            at, record.prompt_tokens or 0, record.output_tokens or 0, record.predicted_output_tokens
+            at,
+            record.prompt_tokens or 0,
+            record.output_tokens or 0,
+            record.predicted_output_tokens,
+            record.flow,
         )
 
 

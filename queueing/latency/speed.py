@@ -58,17 +58,23 @@ def measured_speed(
     """
     if policy.joins_running:
         return None if replay is None else _slot_speed(policy, group, law, replay)
+    whole = [
+        members
+        for members in batches(group)
+        if len(members) == members[0].batch_size
+        and all(member.completed and member.output_tokens for member in members)
+    ]
+    # an interruption wastes a part of a step, which no record tells
+    whole = [each for each in whole if not any(member.preemptions for member in each)] or whole
+    if not whole:
+        return None
     pairs = [
         (
             max(member.server_free_at for member in members) - members[0].dispatched_at,
             service_time(policy, members, law.at_speed(1.0)),
         )
-        for members in batches(group)
-        if len(members) == members[0].batch_size
-        and all(member.completed and member.output_tokens for member in members)
+        for members in whole
     ]
-    if not pairs:
-        return None
     measured, fitted = np.array(pairs).T
     factor = float(measured.sum() / fitted.sum())
     return Speed(factor, residual_cv(measured, factor * fitted), measured.size)
@@ -91,10 +97,16 @@ def residual_cv(measured: FloatArray, fitted: FloatArray) -> float:
 
 
 def service_time(policy: Policy, members: Sequence[Served], law: LatencyModel) -> float:
-    """The law's mean service time of this very batch, seconds, `kr` of its resumes included."""
+    """The law's mean service time of this very batch, seconds. A resume is charged as an admission
+    of the prompt and `kr`: what it recomputes of the answer is not known.
+    """
     lengths = [member.output_tokens for member in members]
     prompts = sum(member.prompt_tokens for member in members)
-    resumes = law.resume * sum(member.preemptions for member in members)
+    resumes = sum(
+        member.preemptions * law.setup(1, member.prompt_tokens, 1)
+        for member in members
+        if member.preemptions
+    )
     if policy.padded:
         return law.padded(len(members), max(lengths), prompts) + resumes
     return law.unpadded(len(members), sum(lengths), max(lengths), prompts) + resumes

@@ -38,7 +38,8 @@ from queueing.optimization.objective import Objective
 from queueing.optimization.search import Optimum, Point, choose
 from queueing.prediction import methods, predict_model
 from queueing.prediction.by_length import LONGEST, durations_by_length
-from queueing.simulation.experiment import WARM_UP, simulate_run
+from queueing.prediction.solutions import IN_DOUBT
+from queueing.simulation.experiment import WARM_UP, check_kept_up, simulate_run
 
 PREDICTORS = ("exact", "lognormal:sigma=0.5")
 WORST = 4.0  # sigma: every twentieth prediction is off by more than a factor of 2,500
@@ -205,8 +206,9 @@ def _solved(model: Model, rate: float) -> Durations:
     found = predict_model(model, rate)
     by_length = durations_by_length(model, rate)
     delay, sojourn = found.queueing_delay.mean, found.sojourn_time.mean
-    if by_length is None or delay is None or sojourn is None:
-        return _simulated(model, rate)
+    doubted = any(text.startswith(IN_DOUBT) for text in found.assumptions)
+    if doubted or by_length is None or delay is None or sojourn is None:
+        return _simulated(model, rate)  # as `kendall predict` does
     return Durations(delay, sojourn, sum(by_length.of_longest(model.output_tokens)), found.method)
 
 
@@ -215,6 +217,7 @@ def _simulated(model: Model, rate: float) -> Durations:
     model.stable_load(rate)
     run = simulate_run(model, rate, SIMULATED, np.random.SeedSequence(0))
     run = run.after(int(WARM_UP * SIMULATED))
+    check_kept_up(model, [run])
     kept = ~run.lost
     sojourn, tokens = run.sojourn_time[kept], run.output_tokens[kept]
     count = max(1, round(LONGEST * tokens.size))

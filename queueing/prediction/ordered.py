@@ -71,8 +71,13 @@ def ordered_methods(model: Model) -> tuple[str, ...]:
 
 
 def resumes_cost(model: Model) -> bool:
-    """Whether the order interrupts, and the law has a cost of going on."""
-    return order_of(model.policy).preemptive and model.law.kr > 0
+    """Whether the order interrupts, and going on has a cost that matters: `kr`, or under an order
+    that interrupts without an arrival the admission that a resume pays again, with every quantum.
+    """
+    order, law = order_of(model.policy), model.law
+    if not order.preemptive:
+        return False
+    return law.kr > 0 or (law.k1 + law.k2 > 0 and not is_solved(order, resuming=True))
 
 
 def _solves_resumes(model: Model) -> bool:

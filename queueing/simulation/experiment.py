@@ -25,6 +25,7 @@ from policies.ordered import counts, order_of
 from policies.text import SpecError, counted
 from queueing.arrivals.notation import Ending, has_end, span
 from queueing.distributions.token_distribution import Vector
+from queueing.errors import UnstableQueueError
 from queueing.latency.slots.token_gaps import GapCounter, Gaps, found
 from queueing.latency.stalls import SPARE_GAPS
 from queueing.measurement.record import Record
@@ -100,6 +101,7 @@ def simulate_model(
         simulate_run(model, arrival_rate, num_requests, stream, since=warm_up).after(warm_up)
         for stream in streams
     ]
+    check_kept_up(model, runs)
     flows = by_flow(model, runs, streams, warm_up)
     answer = dataclasses.replace(summary(runs, model, load, notes), flows=flows)
     return without_unsettled(answer, model)
@@ -218,12 +220,22 @@ def by_flow(
         model.flows.of_run(stream, warm_up + len(run.arrived_at))[warm_up:]
         for stream, run in zip(streams, runs, strict=True)
     ]
+    return delays_of_flows(model, runs, model.flows.names, drawn)
+
+
+def delays_of_flows(
+    model: Model,
+    runs: Sequence[SimulatedRun],
+    names: Sequence[str],
+    drawn: Sequence[npt.NDArray[np.int64]],
+) -> dict[str, Quantiles]:
+    """`drawn`: of each run, the place in `names` of each request's flow."""
     delays, kind = _delays(model, runs), kind_of_runs(model)
     return {
         name: summary_of_runs(
             [of[whose == place] for of, whose in zip(delays, drawn, strict=True)], kind
         )
-        for place, name in enumerate(model.flows.names)
+        for place, name in enumerate(names)
     }
 
 
@@ -471,6 +483,19 @@ def _utilisation(runs: Sequence[SimulatedRun], model: Model) -> float | None:
     measure = _served if interrupted else _busy
     known = [busy for run in runs if (busy := measure(run, model.servers)) is not None]
     return float(np.mean(known)) if known else None
+
+
+def check_kept_up(model: Model, runs: Sequence[SimulatedRun]) -> None:
+    """Raises UnstableQueueError where interruptions make more work than one at a time can be done,
+    which the load of the requests alone does not tell.
+    """
+    whole = model.patience is None and not has_end(model.arrival_process)
+    if not (order_of(model.policy).preemptive and model.bound == 1 and whole):
+        return
+    work = sum(float((run.server_free_at - run.dispatched_at).sum()) for run in runs)
+    seconds = sum(float(np.ptp(run.arrived_at)) for run in runs)
+    if work >= seconds * model.servers:
+        raise UnstableQueueError(work / seconds / model.servers)
 
 
 def _served(run: SimulatedRun, servers: int) -> float | None:

@@ -17,17 +17,23 @@ import numpy.typing as npt
 from policies.arguments import whole_number
 from policies.core import Policy, Request
 from policies.fixed import Fixed
-from policies.ordered import order_of
+from policies.ordered import counts, order_of
 from policies.text import SpecError, counted
 from queueing.arrivals.processes import Recorded
 from queueing.arrivals.timetable import Timetable
 from queueing.distributions.laws import LONGEST
 from queueing.distributions.token_distribution import TokenDistribution, Vector
 from queueing.latency.law import LatencyModel
-from queueing.model import Limits, Model, or_unbounded, token_limit
+from queueing.model import ONE_FLOW, Limits, Model, or_unbounded, token_limit
 from queueing.models.soap.predictor_text import NO_PREDICTION
 from queueing.result import Prediction
-from queueing.simulation.experiment import by_flow, check_draws, driven_run, summary
+from queueing.simulation.experiment import (
+    by_flow,
+    check_draws,
+    delays_of_flows,
+    driven_run,
+    summary,
+)
 from queueing.simulation.reference import Job
 from queueing.simulation.simulated_means import MORE
 
@@ -81,8 +87,17 @@ def simulate_recorded(
     streams = np.random.SeedSequence(seed).spawn(replications)
     runs = [_replayed(model, trace, stream) for stream in streams]
     answer = summary(runs, model, _load(model, trace), (*notes, *_not_full(model, trace)))
-    said = tuple(text.replace(MORE, "the trace is short") for text in answer.assumptions)
-    return dataclasses.replace(answer, flows=by_flow(model, runs, streams), assumptions=said)
+    flows = by_flow(model, runs, streams)
+    said = [text.replace(MORE, "the trace is short") for text in answer.assumptions]
+    if _reads_predictions(model, trace):
+        said = [text.replace(f"lengths: {NO_PREDICTION}", "lengths: the trace's") for text in said]
+    if model.flows is None and trace.flow is not None and counts(model.policy):
+        names, places = np.unique(trace.flow, return_inverse=True)
+        flows = delays_of_flows(model, runs, names.tolist(), [places] * len(runs))
+        said = [
+            f"flows: the {len(names)} of the trace" if text == ONE_FLOW else text for text in said
+        ]
+    return dataclasses.replace(answer, flows=flows, assumptions=tuple(said))
 
 
 def _seen(what: str, counts: npt.NDArray[np.int64], remedy: str) -> TokenDistribution:
@@ -142,9 +157,15 @@ def _predicted(
     from queueing.simulation import fast  # noqa: PLC0415 - numba is loaded only where something is simulated
 
     own = trace.predicted_output_tokens
-    if model.predictor != NO_PREDICTION or own is None or not order_of(model.policy).predicts:
+    if own is None or not _reads_predictions(model, trace):
         return fast.draw_predictions(model, outputs, stream)
     return np.minimum(own, token_limit(model)).astype(float)
+
+
+def _reads_predictions(model: Model, trace: Timetable) -> bool:
+    """Whether the order goes by those of the trace."""
+    there = trace.predicted_output_tokens is not None and model.predictor == NO_PREDICTION
+    return there and order_of(model.policy).predicts
 
 
 def _jobs(

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from policies import Policy, SpecError, format_policy, parse_policy
 from policies.core import UNBOUNDED
+from policies.ordered import check_continued
 from policies.registry import every_policy
 from server.queue.batcher import Batcher
 from server.runtime.errors import ApiError, not_started
@@ -45,7 +46,7 @@ class LimitsInForce:
         *,
         reserved_tokens: int | None = None,
     ) -> None:
-        self.policy = parse_policy(policy)  # at the start; the queue has the one in force
+        self._first = parse_policy(policy)
         self.max_output_tokens = max_output_tokens
         self.patience = patience
         self._reserved = reserved_tokens
@@ -78,9 +79,14 @@ class LimitsInForce:
         return UNBOUNDED if batcher is None else batcher.capabilities.reserved_tokens
 
     @property
+    def policy(self) -> Policy:
+        """As `policy_text`, as the engine can serve it."""
+        return self._first if self._batcher is None else self._batcher.policy
+
+    @property
     def policy_text(self) -> str:
         """The policy in force, or the one that will be once the engine serves."""
-        return format_policy(self.policy) if self._batcher is None else self._batcher.policy_text
+        return format_policy(self._first) if self._batcher is None else self._batcher.policy_text
 
     def state(self) -> dict[str, Any]:
         """What `GET /admin/policy` answers. Raises ApiError before the engine is up."""
@@ -116,6 +122,8 @@ class LimitsInForce:
             raise ApiError(400, "invalid_policy", str(error), param="policy") from None
         if policy is not None and format_policy(policy) == batcher.policy_text:
             policy = None
+        if policy is not None and batcher.capabilities.engine == "http":
+            _check_order(policy)
         named = change.model_fields_set
         limit = change.max_output_tokens if "max_output_tokens" in named else self.max_output_tokens
         patience = change.patience if "patience" in named else self.patience
@@ -153,3 +161,10 @@ class LimitsInForce:
         if self._batcher is None:
             raise not_started()
         return self._batcher
+
+
+def _check_order(policy: Policy) -> None:
+    try:
+        check_continued(policy)
+    except SpecError as error:
+        raise ApiError(400, "invalid_policy", str(error), param="policy") from None

@@ -20,7 +20,8 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from policies import SpecError
+from policies import SpecError, parse_policy
+from policies.ordered import check_continued
 from queueing.errors import CommandError
 from queueing.latency.law import LatencyModel
 from queueing.latency.profile import load_law, poor_fit_of
@@ -78,6 +79,7 @@ def choose_engine(settings: Settings) -> tuple[Engine, LatencyModel | None]:
         )
         return _emulated(settings, law), law
     if name == "http":
+        check_continued(parse_policy(settings.policy))
         return http_engine(settings), law
     if importlib.util.find_spec("vllm") is None:
         raise SpecError(

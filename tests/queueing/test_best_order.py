@@ -60,6 +60,11 @@ def test_every_point_is_the_prediction_of_its_order_and_predictor(policy: str) -
     for each in optimum.curve:
         text = f"{policy}{join}order={each['order'].replace(':', ',')}"
         model = queue(text, predictor=each["predictor"] or "none")
+        assert each["load"] == pytest.approx(0.8)
+        assert each["stable"]
+        if each["order"] == "fb":  # each of its interruptions costs an admission
+            assert each["method"] == "simulation"
+            continue
         predicted, by_length = predict_model(model, rate), durations_by_length(model, rate)
         assert by_length is not None
         assert each["method"] == predicted.method
@@ -71,8 +76,6 @@ def test_every_point_is_the_prediction_of_its_order_and_predictor(policy: str) -
             each["queueing_delay"] / usual["queueing_delay"]
         )
         assert each["longest_ratio"] == pytest.approx(longest / usual["longest_sojourn_time"])
-        assert each["load"] == pytest.approx(0.8)
-        assert each["stable"]
     scores = [each["score"] for each in optimum.curve]
     assert scores == sorted(scores)
     assert optimum.best == optimum.curve[0]

@@ -4,15 +4,19 @@ shortest first has its closed form.
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from queueing.distributions.token_distribution import TokenDistribution
 from queueing.errors import UnstableQueueError
+from queueing.latency.law import parse_law
 from queueing.model import Model
-from queueing.prediction import predict_model
+from queueing.prediction import methods, predict_model
 from queueing.prediction.by_length import ByLength, durations_by_length
 
+WITHOUT_SETUP = "k1=0,k2=0,k3=0.0002,k4=0.001,cv=0.2"
 LAW = "k1=0.0003,k2=0.001,k3=0.0002,k4=0.001,cv=0.2,turnaround=0.001"
 ORDERED = (
     "single:order=spjf",
@@ -26,7 +30,14 @@ ORDERED = (
 
 def model(policy: str, **limits: object) -> Model:
     given = {"predictor": "lognormal:sigma=0.5", "max_output_tokens": 64} | limits
-    return Model.read(policy, "lognormal:mu=2.5,sigma=0.8", LAW, **given)
+    law = WITHOUT_SETUP if "order=fb" in policy else LAW
+    return Model.read(policy, "lognormal:mu=2.5,sigma=0.8", law, **given)
+
+
+def test_an_order_that_interrupts_again_and_again_has_none_where_that_costs_an_admission() -> None:
+    queue = dataclasses.replace(model("single:order=fb"), law=parse_law(LAW))
+    assert methods(queue) == ("simulation",)
+    assert durations_by_length(queue, 0.5 * queue.largest_stable_rate) is None
 
 
 def means(found: ByLength, lengths: TokenDistribution) -> tuple[float, float]:

@@ -266,7 +266,7 @@ def test_predict_gives_the_means_of_the_solved_order(text):
     assert f"order of service: spjf; predictor of the output lengths: {text}" in answer.assumptions
 
 
-@pytest.mark.parametrize("order", ["sprpt", "pspjf", "fb"])
+@pytest.mark.parametrize("order", ["sprpt", "pspjf"])
 def test_an_interrupted_service_has_no_predicted_first_token(order):
     answer = predict_model(model(Single(order=order), predictor="exact"), RATE)
     assert answer.time_to_first_token.mean is None

@@ -4,6 +4,7 @@ requests; what is refused.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,9 @@ from queueing.arrivals.timetable import Timetable, save_timetable
 from queueing.arrivals.traces import read_trace
 from queueing.latency.law import parse_law
 from queueing.latency.slots.token_gaps import GapCounter, found
+from queueing.measurement.record import Header, Record, write_run
 from queueing.prediction.asked import Asked
+from queueing.simulation.recorded import recorded_model, simulate_recorded
 from queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
 from queueing.simulation.simulated_means import TOO_SHORT
 
@@ -282,3 +285,53 @@ def test_advice_about_a_short_trace_can_be_followed() -> None:
     found = kendall.predict("dynamic", latency=LAW, trace=SAMPLES / "azure_2023.csv")
     assert not any("ask for more requests" in text for text in found.assumptions)
     assert not any(text.startswith(TOO_SHORT) for text in found.assumptions), "all of it is asked"
+
+
+def test_the_flows_and_the_predictions_of_a_trace_are_those_that_are_served() -> None:
+    rng = np.random.default_rng(3)
+    count = 400
+    tokens = rng.geometric(0.05, count)
+    table = Timetable(
+        np.cumsum(rng.exponential(0.3, count)),
+        np.full(count, 8),
+        tokens,
+        tokens,
+        np.where(rng.random(count) < 0.9, "heavy", "light"),
+    )
+    plain = recorded_model(table, "single", LAW)
+    fair = simulate_recorded(
+        dataclasses.replace(plain, policy=parse_policy("single:order=vtc")), table
+    )
+    assert "flows: the 2 of the trace" in fair.assumptions
+    assert set(fair.flows) == {"heavy", "light"}
+    usual = simulate_recorded(plain, table)
+    heavy, light = (fair.flows[name].mean for name in ("heavy", "light"))
+    assert usual.queueing_delay.mean is not None
+    assert heavy is not None
+    assert light is not None
+    assert light < usual.queueing_delay.mean < heavy
+    shortest = simulate_recorded(
+        dataclasses.replace(plain, policy=parse_policy("single:order=spjf")), table
+    )
+    assert any("output lengths: the trace's" in each for each in shortest.assumptions)
+
+
+def test_a_run_file_as_a_trace_keeps_whose_the_requests_are(tmp_path: Path) -> None:
+    write_run(
+        tmp_path / "run.jsonl",
+        Header(writer="gateway"),
+        [
+            Record(
+                request_id=name,
+                outcome="completed",
+                arrived_at=float(at),
+                prompt_tokens=3,
+                output_tokens=4,
+                flow=name,
+            )
+            for at, name in enumerate(("a", "b"))
+        ],
+    )
+    flow = read_trace(tmp_path / "run.jsonl").flow
+    assert flow is not None
+    assert flow.tolist() == ["a", "b"]

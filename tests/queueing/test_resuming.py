@@ -273,3 +273,20 @@ def test_a_doubt_of_resuming_says_by_how_much_services_are_longer(
     found = resume_doubt(load, bare)
     assert (found is None) == (said is None)
     assert (said or "") in (found or "")
+
+
+@pytest.mark.parametrize(("order", "kr"), [("fb", 0.0), ("mlfq", 0.1)])
+def test_interruptions_that_are_more_than_a_server_can_do_are_no_steady_state(
+    order: str, kr: float
+) -> None:
+    """The load of the requests alone is 0.7; each quantum costs an admission beside its token."""
+    law = LatencyModel(k1=1e-4, k2=1e-2, k3=1e-5, k4=5e-3, kr=kr)
+    queued = model(Single(order=order), law)
+    rate = 0.7 * queued.largest_stable_rate
+    assert methods(queued) == ("simulation",)
+    for ask in (predict_model, simulate_model):
+        with pytest.raises(UnstableQueueError) as raised:
+            ask(queued, rate)
+        assert raised.value.load > 1
+    calm = predict_model(queued, 0.1 * queued.largest_stable_rate)
+    assert (calm.queueing_delay.mean or math.inf) < 1.0

@@ -656,3 +656,33 @@ def test_conservation_with_every_kind_of_end() -> None:
             assert b"kendall_requests_received_total 40.0" in metrics.body
 
     play(test, stubs=2)
+
+
+@pytest.mark.parametrize("name", ["predicted_output_tokens", "patience", "priority", "max_tokens"])
+def test_a_number_beyond_all_that_can_be_read_is_left_to_the_server_behind(name: str) -> None:
+    async def test(stub: Stub) -> None:
+        async with before(stub) as kendall:
+            call = kendall.call(b'{"model": "m", "prompt": "x", "%s": 1e400}' % name.encode())
+            await call.task
+            assert call.status == 200, call.body
+
+    play(test)
+
+
+def test_an_order_that_interrupts_is_refused_and_the_one_in_force_goes_on() -> None:
+    async def test(stub: Stub) -> None:
+        async with before(stub) as kendall:
+            asked = {"policy": "single:order=sprpt"}
+            refused = Call(kendall.app, "PUT", "/admin/policy", asked)
+            await refused.task
+            assert refused.status == 400
+            message = refused.json()["error"]["message"]
+            assert message.startswith(
+                "got order sprpt, which interrupts requests, for an engine that continues no "
+                "answer (http); expected fcfs, spjf, "
+            )
+            call = kendall.call(PROMPT)
+            await call.task
+            assert call.status == 200
+
+    play(test)

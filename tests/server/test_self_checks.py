@@ -20,6 +20,7 @@ from server.live import self_checks
 from server.live.activity import BusyTime
 from server.live.self_checks import WIDTH, SelfChecks
 from server.queue.batcher import Batcher
+from server.queue.observers import Observer
 from server.queue.sequence import Batch, SequenceState
 from tests.server.harness import Immediate, engine_request_of
 from tests.virtual_time import VirtualTimeLoop, run_virtual
@@ -28,7 +29,7 @@ LAW = LatencyModel(k1=0.001, k2=0.004, k3=0.0001, k4=0.001)
 STRETCH = 1.0  # seconds of virtual time
 
 
-class Delayed:
+class Delayed(Observer):
     """The gateway's process loses the CPU between two of the batcher's own steps, now and then."""
 
     def __init__(self, seconds: float) -> None:
@@ -56,7 +57,7 @@ class Delayed:
             self._loop.stand(self._seconds)
 
 
-class Watched:
+class Watched(Observer):
     """The observer as the live model feeds it, with one fault of a kind."""
 
     def __init__(self, fault: str | None) -> None:

@@ -124,8 +124,8 @@ def _batches(seen: Snapshot, law: LatencyModel, *, padded: bool) -> BatchTimes:
     size, at = over("batch_size", np.maximum), over("dispatched_at", np.minimum)
     total, longest = over("output_tokens", np.add), over("output_tokens", np.maximum)
     setup = law.k1 * size + law.k2 + law.kp * over("prompt_tokens", np.add)
-    if law.kr:
-        setup = setup + law.kr * over("preemptions", np.add)
+    interrupted = over("preemptions", np.add)
+    setup = setup + (law.k1 + law.k2 + law.kr) * interrupted
     decoding = (law.k3 * size + law.k4) * longest if padded else law.k3 * total + law.k4 * longest
     fitted = setup + decoding
     times = BatchTimes(
@@ -144,7 +144,16 @@ def _batches(seen: Snapshot, law: LatencyModel, *, padded: bool) -> BatchTimes:
         & (over("output_tokens", np.minimum) >= 1)
     )
     whole &= np.isfinite(over("released_at", np.maximum))  # who was cancelled has no release
-    return times.part(whole & ~np.isnan(times.measured))
+    whole &= ~np.isnan(times.measured)
+    return times.part(_uninterrupted(whole, interrupted))
+
+
+def _uninterrupted(whole: npt.NDArray[np.bool_], interrupted: Vector) -> npt.NDArray[np.bool_]:
+    """An interruption wastes a part of a step, which no record tells: those without one, where
+    there are FEWEST.
+    """
+    alone = whole & (interrupted == 0)
+    return alone if np.count_nonzero(alone) >= FEWEST else whole
 
 
 def slot_times(
@@ -206,9 +215,10 @@ def _slots_at(
         & (tokens >= 1)
         & (start >= start.min(initial=np.inf) + held.max(initial=0.0))
     )
-    return BatchTimes(
+    times = BatchTimes(
         start, held, fitted, size, tokens, decoding / np.where(fitted > 0, fitted, 1.0)
-    ).part(whole)
+    )
+    return times.part(_uninterrupted(whole, seen.column("preemptions")))
 
 
 def _without_a_token(

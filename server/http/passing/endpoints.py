@@ -128,7 +128,12 @@ def clipped(body: bytes, endpoint: Endpoint, fields: Fields, limit: int | None) 
 
 def _value(fields: Fields, name: str) -> Any:
     raw = fields.get(name)
-    return None if raw is None else msgspec.json.decode(raw)
+    if raw is None:
+        return None
+    try:
+        return msgspec.json.decode(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return math.nan  # there, and beyond what can be read: 1e400
 
 
 def _prompts(value: msgspec.Raw | None) -> int:

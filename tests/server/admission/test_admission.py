@@ -570,3 +570,15 @@ def test_waits_are_told_right_in_the_mean_under_every_policy(policy: str) -> Non
             assert math.isfinite(predicted)
 
     run_virtual(main())
+
+
+def test_priorities_are_bounded_under_the_order_in_force_not_that_of_the_start() -> None:
+    async def main() -> None:
+        async with running("single") as (app, _):
+            for policy, status in (("single:order=priority", 400), ("single", 200)):
+                changed = await call(app, "PUT", "/admin/policy", {"policy": policy})
+                assert changed.status == 200
+                beyond = await call(app, "POST", PATH, completion(priority=101))
+                assert beyond.status == status, policy
+
+    run_virtual(main())
