@@ -6,8 +6,9 @@ single, several servers        approximation  W(c) = W_fcfs(c) W(1) / W_fcfs(1)
 continuous                     approximation  its delay first come first served, times the same
                                               ratio at its load, service in a slot while all are
                                               taken
-resumes that cost something    approximation  queueing.models.soap.resuming: single, one server,
-                                              orders that interrupt for arrivals only
+orders that interrupt          approximation  queueing.models.soap.resuming: single, one server,
+                                              orders that interrupt for arrivals only; others
+                                              simulation
 dynamic by bins of like length exact          one bin (with quantiles), two
                                approximation  more (queueing.models.batches.bin_chain); large
                                               batches simulation
@@ -71,13 +72,10 @@ def ordered_methods(model: Model) -> tuple[str, ...]:
 
 
 def resumes_cost(model: Model) -> bool:
-    """Whether the order interrupts, and going on has a cost that matters: `kr`, or under an order
-    that interrupts without an arrival the admission that a resume pays again, with every quantum.
+    """Whether the order interrupts: who goes on is admitted once more, and has lost the token in
+    the making, also where `kr` is 0.
     """
-    order, law = order_of(model.policy), model.law
-    if not order.preemptive:
-        return False
-    return law.kr > 0 or (law.k1 + law.k2 > 0 and not is_solved(order, resuming=True))
+    return order_of(model.policy).preemptive
 
 
 def _solves_resumes(model: Model) -> bool:
@@ -213,8 +211,6 @@ def _token_times(order: Order, first: float, step: float | None) -> dict[str, An
 
 def cost_of_resuming(model: Model) -> str:
     """What an answer says of it, under an order that interrupts."""
-    if not resumes_cost(model):
-        return "an interrupted request goes on at no cost"
     seconds = model.law.setup(1, 0.0, 1.0)
     return (
         f"an interrupted request loses the token in the making and takes {seconds:.3g} s to go on "

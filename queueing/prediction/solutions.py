@@ -12,8 +12,9 @@ single, other than Poisson         approximation  gg1, GI/G/1; other policies wi
                                                   simulation
 prefill and decode on two servers  exact          tandem where Burke's or Friedman's theorem holds;
                                                   else an approximation, tandem
-another order than fcfs            exact means    single; on several servers and in the slots of
-                                                  continuous an approximation (ordered)
+another order than fcfs            exact means    single; on several servers, in the slots of
+                                                  continuous, and where requests are interrupted,
+                                                  an approximation or simulation (ordered)
 dynamic by bins of like length     exact means    two bins; more an approximation (bin_chain)
 a policy from outside              simulation
 servers with a queue each          as of one      by chance: Poisson arrivals at each; in turn:

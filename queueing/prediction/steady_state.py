@@ -304,5 +304,5 @@ def _described(model: Model) -> str:
     if memory_limited(model):
         parts.append(f"KV memory of {model.max_context_tokens:,} tokens")
     if resumes_cost(model):
-        parts.append(f"{model.law.resume:.3g} s more for each resume (kr)")
+        parts.append(f"{model.law.setup(1, 0.0, 1.0):.3g} s for each resume (k1 + k2 + kr)")
     return ", ".join(parts if model.patience is None else [*parts, f"patience {model.patience} s"])

@@ -76,12 +76,13 @@ def test_it_predicts_what_predict_says_and_the_ratio_to_the_order_of_arrival() -
         found = by_policy[policy]
         rate = next(cell["rate"] for cell in cells if cell["policy"] == policy)
         expected = predict_model(basis.model(policy, None), rate)
-        usual = predict_model(basis.model(plain, None), rate).queueing_delay.mean
+        like = "simulation" if expected.method == "simulation" else "auto"
+        usual = predict_model(basis.model(plain, None), rate, like).queueing_delay.mean
         assert found["method"] == expected.method
         assert found["queueing_delay"] == pytest.approx(expected.queueing_delay.mean)
         assert found["sojourn_time"] == pytest.approx(expected.sojourn_time.mean)
         assert found["delay_ratio"] == pytest.approx(expected.queueing_delay.mean / usual)
-        assert found["delay_ratio"] < 0.95
+        assert found["delay_ratio"] < (0.95 if policy == "single:order=spjf" else 1.2)
     unstable = [cell["predicted"] for cell in cells if cell["load"] > 1]
     assert {each["queueing_delay"] for each in unstable} == {None}
     assert {each["delay_ratio"] for each in unstable} == {None}

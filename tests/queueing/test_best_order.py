@@ -61,11 +61,15 @@ def test_every_point_is_the_prediction_of_its_order_and_predictor(policy: str) -
         text = f"{policy}{join}order={each['order'].replace(':', ',')}"
         model = queue(text, predictor=each["predictor"] or "none")
         assert each["load"] == pytest.approx(0.8)
-        assert each["stable"]
         if each["order"] == "fb":  # each of its interruptions costs an admission
-            assert each["method"] == "simulation"
+            assert not each["stable"] or each["method"] == "simulation"
             continue
+        assert each["stable"]
         predicted, by_length = predict_model(model, rate), durations_by_length(model, rate)
+        if each["method"] == "simulation":
+            doubted = any("in doubt" in text for text in predicted.assumptions)
+            assert doubted or predicted.method == "simulation"
+            continue
         assert by_length is not None
         assert each["method"] == predicted.method
         assert each["queueing_delay"] == predicted.queueing_delay.mean == each["score"]
@@ -76,7 +80,7 @@ def test_every_point_is_the_prediction_of_its_order_and_predictor(policy: str) -
             each["queueing_delay"] / usual["queueing_delay"]
         )
         assert each["longest_ratio"] == pytest.approx(longest / usual["longest_sojourn_time"])
-    scores = [each["score"] for each in optimum.curve]
+    scores = [each["score"] for each in optimum.curve if each["stable"]]
     assert scores == sorted(scores)
     assert optimum.best == optimum.curve[0]
 
@@ -108,7 +112,7 @@ def test_what_always_and_what_never_gains_has_no_largest_sigma() -> None:
     shortest, longest = (point(optimum, order, "lognormal:sigma=0.5") for order in ("spjf", "ljf"))
     assert (shortest["beats_fcfs"], shortest["largest_sigma"]) == ("always", None)
     assert (longest["beats_fcfs"], longest["largest_sigma"]) == ("never", None)
-    assert point(optimum, "fb")["beats_fcfs"] is None
+    assert not point(optimum, "fb")["stable"], "each quantum costs an admission"
     assert point(optimum, "fcfs")["largest_sigma"] is None
 
 

@@ -4,38 +4,33 @@ shortest first has its closed form.
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 
 from queueing.distributions.token_distribution import TokenDistribution
 from queueing.errors import UnstableQueueError
-from queueing.latency.law import parse_law
 from queueing.model import Model
 from queueing.prediction import methods, predict_model
 from queueing.prediction.by_length import ByLength, durations_by_length
 
-WITHOUT_SETUP = "k1=0,k2=0,k3=0.0002,k4=0.001,cv=0.2"
 LAW = "k1=0.0003,k2=0.001,k3=0.0002,k4=0.001,cv=0.2,turnaround=0.001"
 ORDERED = (
     "single:order=spjf",
     "single:order=sprpt",
     "single:order=trail,c=0.5",
-    "single:order=fb",
     "continuous:max_batch_size=4,order=spjf",
-    "continuous:max_batch_size=4,order=pspjf",
+    "continuous:max_batch_size=4,order=threshold,threshold=12",
 )
 
 
 def model(policy: str, **limits: object) -> Model:
     given = {"predictor": "lognormal:sigma=0.5", "max_output_tokens": 64} | limits
-    law = WITHOUT_SETUP if "order=fb" in policy else LAW
-    return Model.read(policy, "lognormal:mu=2.5,sigma=0.8", law, **given)
+    return Model.read(policy, "lognormal:mu=2.5,sigma=0.8", LAW, **given)
 
 
-def test_an_order_that_interrupts_again_and_again_has_none_where_that_costs_an_admission() -> None:
-    queue = dataclasses.replace(model("single:order=fb"), law=parse_law(LAW))
+@pytest.mark.parametrize("policy", ["single:order=fb", "continuous:max_batch_size=4,order=pspjf"])
+def test_where_only_a_simulation_knows_what_interruptions_cost_there_are_none(policy: str) -> None:
+    queue = model(policy)
     assert methods(queue) == ("simulation",)
     assert durations_by_length(queue, 0.5 * queue.largest_stable_rate) is None
 

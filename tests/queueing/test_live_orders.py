@@ -74,7 +74,7 @@ def test_it_predicts_the_delay_with_the_predictor_it_saw(
     policy: str, rate: float, sigma: float
 ) -> None:
     predicted, observed, doubt = predicted_and_observed(policy, rate, sigma)
-    assert doubt == ("continuous" in policy)
+    assert doubt == (policy == "continuous:max_batch_size=4,order=spjf")
     assert predicted == pytest.approx(observed, rel=0.25 if doubt else 0.1)
 
 

@@ -39,7 +39,7 @@ from queueing.simulation.orders.sample_paths import Replications, simulate_order
 
 TOKENS = parse_distribution("lognormal:mu=3,sigma=0.9", 150)
 LAW = LatencyModel(k1=1e-4, k2=4e-3, k3=1e-5, k4=1e-3, kr=8e-3)
-FREE = TokenService.alone(LatencyModel(k4=1e-3), TOKENS)
+FREE = dataclasses.replace(TokenService.alone(LatencyModel(k4=1e-3), TOKENS), resume=None)
 MEAN = FREE.sizes.mean
 KEYS: dict[str, dict[str, Any]] = {
     "threshold-preemptive": {"threshold": 30.0},
@@ -206,8 +206,8 @@ def test_what_a_resume_costs_is_said_and_doubted_where_it_is_much() -> None:
     doubted = predict_model(dear, 0.5 * queued.largest_stable_rate)
     assert any("in doubt: interruptions lengthen" in note for note in doubted.assumptions)
     free = predict_model(model(Single(order="sprpt"), dataclasses.replace(LAW, kr=0.0)), 1.0)
-    assert "an interrupted request goes on at no cost" in free.assumptions
-    assert free.method == "exact"
+    assert any("takes 0.0041 s to go on (k1 + k2 + kr)" in note for note in free.assumptions)
+    assert free.method == "approximation"
 
 
 def test_durations_by_length_have_what_interruptions_add() -> None:
@@ -246,8 +246,9 @@ def test_the_answer_says_that_it_is_simulated_and_why(monkeypatch: pytest.Monkey
     monkeypatch.setattr(steady_state, "SIMULATED_REQUESTS", 2000)
     answer = predict_model(queued, 5.0)
     assert answer.method == "simulation"
-    assert any("one server, 0.008 s more for each resume (kr)" in n for n in answer.assumptions)
-    with pytest.raises(SpecError, match=r"for each resume \(kr\)\); expected auto or simulation"):
+    said = "one server, 0.0121 s for each resume (k1 + k2 + kr)"
+    assert any(said in n for n in answer.assumptions)
+    with pytest.raises(SpecError, match=r"k2 \+ kr\)\); expected auto or simulation"):
         predict_model(queued, 5.0, "exact")
 
 

@@ -14,9 +14,8 @@ length of n tokens is S(n) seconds, and the age at n tokens too:
                            has few, Levels
 
 Predictions are at most the longest length, which stands for the token limit. Aging, edf, priority,
-vtc, hrrn, binned: no such rank. What it costs to resume an interrupted request is in the model
-where the law has a `kr` (`resuming`), for the orders of which a request keeps its rank: then each
-resume costs setup + kr and the step that it lost. Without one, interruptions are free.
+vtc, hrrn, binned: no such rank. Each resume of an interrupted request costs setup + kr and the step
+that it lost (`resuming`); for orders of which a request keeps its rank.
 In slots of a continuous engine (`in_slots`) the service is that of a slot while all are taken.
 """
 
@@ -68,14 +67,14 @@ from queueing.models.soap.sizes import Atoms, token_sizes
 
 @dataclass(frozen=True, eq=False)
 class TokenService:
-    """One request alone: `setup` + `step` n seconds for n tokens; `sizes` its law. Where `resume`
-    > 0, a resume takes so many seconds more than a start.
+    """One request alone: `setup` + `step` n seconds for n tokens; `sizes` its law. A resume takes
+    `resume` seconds more than a start; None: it takes none at all, and no token is lost.
     """
 
     setup: float
     step: float
     sizes: Atoms
-    resume: float = 0.0
+    resume: float | None = None
 
     @classmethod
     def alone(cls, law: LatencyModel, tokens: TokenDistribution) -> TokenService:
@@ -105,7 +104,7 @@ class TokenService:
         if not is_solved(asked):
             raise SpecError(f"got order {asked.name}; expected one of {', '.join(_ORDERS)}")
         order = _ORDERS[asked.name](asked, self)
-        if not (asked.preemptive and self.resume):
+        if not asked.preemptive or self.resume is None:
             return order
         cost = max(self.setup + self.resume, 0.0)
         return Resuming(order, ResumeCost(cost, self.setup + self.step, self.step))
