@@ -111,11 +111,10 @@ def check_continued(policy: Policy) -> None:
     """For an engine that continues no answer, as a server that runs already. Raises SpecError where
     the order takes requests out of service.
     """
-    order = order_of(policy)
-    if order.preemptive:
-        names = [name for name, cls in ORDERS.items() if not cls.preemptive and name != "binned"]
+    if isinstance(policy, Ordered) and policy.ranking.preemptive:
+        names = [name for name in policy.orders() if not ORDERS[name].preemptive]
         raise SpecError(
-            f"got order {order.name}, which interrupts requests, for an engine that continues no "
+            f"got order {policy.order}, which interrupts requests, for an engine that continues no "
             f"answer (http); expected {', '.join(names)}"
         )
 

@@ -62,8 +62,7 @@ def ordered_methods(model: Model) -> tuple[str, ...]:
     if resumes_cost(model):
         solved = _solves_resumes(model)
         return ("approximation", "simulation") if solved else ("simulation",)
-    bounded = getattr(model.policy, "max_preemptions", None) is not None
-    if bounded or not is_solved(order_of(model.policy)) or not _is_plain(model):
+    if not is_solved(order_of(model.policy)) or not _is_plain(model):
         return ("simulation",)
     if isinstance(model.policy, Single) and not _varied_prompts(model):
         return ("exact" if model.servers == 1 else "approximation", "simulation")
@@ -72,8 +71,8 @@ def ordered_methods(model: Model) -> tuple[str, ...]:
 
 
 def resumes_cost(model: Model) -> bool:
-    """Whether the order interrupts: who goes on is admitted once more, and has lost the token in
-    the making, also where `kr` is 0.
+    """Whether the order interrupts. A resumed request is admitted once more and has lost the token
+    in the making, even where `kr` is 0.
     """
     return order_of(model.policy).preemptive
 
@@ -220,7 +219,7 @@ def cost_of_resuming(model: Model) -> str:
 
 def _noted(model: Model, *doubts: str | None) -> tuple[str, ...]:
     notes = [f"approximation in doubt: {reason}" for reason in doubts if reason is not None]
-    if order_of(model.policy).preemptive:
+    if resumes_cost(model):
         notes.insert(0, cost_of_resuming(model))
     if ordered_methods(model)[0] == "exact":
         notes.append(f"{PARTIAL}no quantiles: no formula covers their law under this order")

@@ -118,12 +118,12 @@ class LimitsInForce:
         batcher = self._queue()
         try:
             policy = None if change.policy is None else parse_policy(change.policy)
+            if policy is not None and batcher.capabilities.engine == "http":
+                check_continued(policy)
         except SpecError as error:
             raise ApiError(400, "invalid_policy", str(error), param="policy") from None
         if policy is not None and format_policy(policy) == batcher.policy_text:
             policy = None
-        if policy is not None and batcher.capabilities.engine == "http":
-            _check_order(policy)
         named = change.model_fields_set
         limit = change.max_output_tokens if "max_output_tokens" in named else self.max_output_tokens
         patience = change.patience if "patience" in named else self.patience
@@ -161,10 +161,3 @@ class LimitsInForce:
         if self._batcher is None:
             raise not_started()
         return self._batcher
-
-
-def _check_order(policy: Policy) -> None:
-    try:
-        check_continued(policy)
-    except SpecError as error:
-        raise ApiError(400, "invalid_policy", str(error), param="policy") from None

@@ -118,9 +118,9 @@ class DesignedBatches:
     async def resume_cost(
         self, prompt_tokens: int, stints: tuple[int, int], rng: np.random.Generator
     ) -> float:
-        """Seconds that the second of two stints of so many tokens, which goes on behind the
-        first, is in service longer than a new request with that context and that many tokens.
-        Raises as `measure`.
+        """A request generates `stints` tokens, in two stints. Returns how many seconds longer the
+        second stint takes than a new request with the same context and as many tokens. Raises as
+        `measure`.
         """
         made, rest = stints
         alone, context = Elastic(max_batch_size=1), prompt_tokens + made

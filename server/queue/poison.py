@@ -137,7 +137,7 @@ class Trials:
 
     def settled(self, sequence: SequenceState) -> None:
         """The engine is sound if it made this answer's last token after the last death."""
-        if not self.explained:
+        if not self.explained:  # nearly always
             return
         if sequence.at.last_token is not None and sequence.at.last_token > self._died_at:
             self._sound()

@@ -160,8 +160,7 @@ class Recovery:
 
     def settled(self, sequence: SequenceState) -> None:
         """Its last token can show that the engine is sound."""
-        if self.trials.explained:
-            self.trials.settled(sequence)
+        self.trials.settled(sequence)
         batch = sequence.batch
         if batch is not None and (own := self.servers.get(batch.server_id)) is not None:
             own.settled(sequence)
