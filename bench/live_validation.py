@@ -15,6 +15,8 @@ same window. The machine should be quiet: no compiler, no browser, no other anal
     --page                                   the page anew from the files, nothing is measured
     --design production                      continuous with 32 and 64 slots, prompts of 32 to
                                              1,024 tokens; docs/production-validation.md
+    --design memory                          the same where KV memory is what requests wait for;
+                                             docs/memory-validation.md
     --fast --cells dynamic --max-seconds 60  an emulated engine
     --folder runs/try
 
@@ -45,14 +47,15 @@ def parser() -> argparse.ArgumentParser:
     )
     found.add_argument(
         "--design",
-        choices=("table", "production"),
+        choices=("table", "production", "memory"),
         default="table",
-        help="six policies at four loads, or continuous batching as it is run in production",
+        help="six policies at four loads, or continuous batching as it is run in production, with "
+        "enough KV memory or with little",
     )
     found.add_argument(
         "--folder",
         type=Path,
-        help="where everything is kept (runs/live-validation, or runs/production-validation)",
+        help="where everything is kept (runs/live-validation, runs/production-validation, ...)",
     )
     found.add_argument("--resume", action="store_true", help="go on in a folder that has results")
     found.add_argument(
@@ -112,7 +115,7 @@ async def measure(options: argparse.Namespace) -> int:
     from loadgen.sweep.status import Status
     from loadgen.sweep.store import Store
 
-    quiet = PRODUCTION_RULES if options.design == "production" else QUIET_MACHINE
+    quiet = QUIET_MACHINE if options.design == "table" else PRODUCTION_RULES
     rules, design = FAST if options.fast else quiet, DESIGNS[options.design]
     plan = plan_of(rules, options.seed, design, fast=options.fast)
     every = [point for point in points(plan, design) if point.longer == options.longer]
@@ -150,8 +153,10 @@ def write(options: argparse.Namespace) -> None:
     from bench.live.production_page import write_production_page
 
     if any(options.folder.joinpath("cells").glob("*.json")):
-        written = write_page if options.design == "table" else write_production_page
-        print(written(options.folder, options.docs))
+        if options.design == "table":
+            print(write_page(options.folder, options.docs))
+        else:
+            print(write_production_page(options.folder, options.docs, options.design))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -160,7 +165,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     options = parser().parse_args(arguments)
     if options.folder is None:
-        name = "live-validation" if options.design == "table" else "production-validation"
+        name = "live" if options.design == "table" else options.design
+        name += "-validation"
         options.folder = ROOT / "runs" / name
     if options.fast and options.docs == ROOT / "docs":
         options.docs = options.folder

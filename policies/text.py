@@ -85,7 +85,8 @@ def split_pairs(text: str, context: str, example: str = "") -> dict[str, str]:
         key, equals, value = (part.strip() for part in item.partition("="))
         if key and equals and not value:
             raise SpecError(
-                f"got {key} without a value in {context!r}; expected {key}=VALUE{_as_in(example)}"
+                f"got {key} without a value in {context!r}; expected {key}=VALUE"
+                f"{_as_in(example if f'{key}=' in example else '')}"
             )
         if not (key and equals):
             raise SpecError(
@@ -178,7 +179,7 @@ def parse_policy(text: str) -> Policy:
             f"got an empty policy; expected one of {', '.join(usable_policies())}, for example "
             "capped:max_batch_size=8"
         )
-    name, pairs = split_spec(text, ORDER_EXAMPLES if ":order" in text else EXAMPLES)
+    name, pairs = split_spec(text, ORDER_EXAMPLES if "order=" in text else EXAMPLES)
     cls = policy_class(name)
     if cls is None:
         names = usable_policies()

@@ -15,7 +15,7 @@ from server.security.settings import SecuritySettings
 from server.supervision.settings import SupervisionSettings
 
 AutopilotMode = Literal["off", "advise", "act"]
-EngineName = Literal["auto", "vllm", "emulated", "http"]
+EngineName = Literal["auto", "vllm", "emulated", "http", "ray"]
 UnknownFields = Literal["refuse", "ignore"]
 
 
@@ -30,6 +30,7 @@ class Settings:
     port: int = 8080
     engine: EngineName = "auto"
     replicas: int = 1  # engines of this kind, each one server of the queue
+    ray_address: str | None = None  # of a cluster; None: a Ray of its own on this machine
     engine_url: tuple[str, ...] = ()  # of the servers behind, for the http engine
     engine_api_key: str | None = field(default=None, repr=False)  # that they ask for
     tokenizer: Path | None = None  # counts prompts where they do not

@@ -237,6 +237,8 @@ class RunningCell:
             limits=Limits(
                 max_output_tokens=longest_of(basis.plan) + 1,
                 max_num_seqs=basis.bounds.max_num_seqs,
+                max_context_tokens=self.point.memory,
+                reserved_tokens=None if self.point.memory is None else longest_of(basis.plan) + 1,
             ),
             block=self.rules.block,
             live=self._live(measured),
@@ -264,6 +266,8 @@ def basis_of(basis: Basis, point: Point) -> Basis:
 def model_of(basis: Basis, point: Point) -> Model:
     """The queue of one point, but for its rate, which is of calls."""
     model = basis_of(basis, point).model(point.policy, longest_of(basis.plan))
+    if point.memory is not None:
+        model = dataclasses.replace(model, max_context_tokens=point.memory)
     calls = parse_distribution(f"deterministic:value={point.sequences}")
     return model if point.sequences == 1 else dataclasses.replace(model, sequences=calls)
 

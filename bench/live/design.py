@@ -9,6 +9,8 @@ tokens each (the length that a call forces is that of both). Two longer cells, a
 0.9, run as long as `queueing.simulation.run_length` advises; they are measured where they are asked
 for. The plan that a folder is bound to is that of a sweep.
 
+With little memory: 32 slots, and KV memory for 16 requests.
+
 In production: 32 and 64 slots, prompts of 32 to 1,024 tokens, and at each load three kinds of
 lengths with 40 tokens on average, before the limit cuts them: geometric, lognormal with a squared
 coefficient of variation of 4, and bimodal, an eighth of the answers ten times as long as the
@@ -18,7 +20,7 @@ others.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 
 from loadgen.sweep.grid import cell_name
@@ -46,6 +48,8 @@ class Design:
     # tokens: the gateway's limit while a cell settles; one more while it is measured, which begins
     # an epoch
     longest: int
+    # tokens of KV memory, where that is what requests wait for
+    memory: int | None = None
 
     @property
     def policies(self) -> tuple[str, ...]:
@@ -76,7 +80,13 @@ PRODUCTION = Design(
     max_num_seqs=64,
     longest=512,
 )
-DESIGNS = {"table": TABLE, "production": PRODUCTION}
+BLOCK = 32  # tokens of vLLM's memory
+MEMORY = replace(
+    PRODUCTION,
+    kinds={"continuous:max_batch_size=32": ("G", "L", "B")},
+    memory=520 * BLOCK,  # 16 requests: prompts of 528 tokens on average, 513 kept free for answers
+)
+DESIGNS = {"table": TABLE, "production": PRODUCTION, "memory": MEMORY}
 LONGER_POLICY, LONGER_LOADS = "capped:max_batch_size=8", (0.75, 0.9)  # of the table
 EMULATED_LAW = "k1=0.0003,k2=0.0014,k3=0.00002,k4=0.0012,cv=0.1,turnaround=0.0015"  # of --fast
 
@@ -142,6 +152,7 @@ class Point:
     seed: int
     output_tokens: str = KINDS["u"][1]
     sequences: int = 1  # of a call
+    memory: int | None = None  # tokens, where it may be what requests wait for
     longer: bool = False  # as long as the run-length rule advises
 
 
@@ -174,6 +185,10 @@ def gateway_arguments(rules: Rules, design: Design = TABLE, *, fast: bool) -> li
         f"{max(60.0, rules.most_longer):g}",
     ]
     limit = ["--max-output-tokens", str(design.longest), "--what-if-interval", "100000"]
+    if design.memory is not None:
+        blocks = f"num_gpu_blocks_override={design.memory // BLOCK}"
+        given = f"kv_cache_tokens={design.memory}" if fast else blocks
+        limit += ["--engine-arg", given, "--reserved-tokens", str(design.longest + 1)]
     return window + limit + (["--latency", EMULATED_LAW] if fast else [])
 
 
@@ -186,7 +201,7 @@ def points(plan: Plan, design: Design = TABLE) -> Iterator[Point]:
                 called, lengths, sequences = KINDS[kind]
                 name = cell_name(policy, None, f"load{load:g}")
                 name += f"_{called}" if len(kinds[place]) > 1 else ""
-                yield Point(name, policy, load, next(seeds), lengths, sequences)
+                yield Point(name, policy, load, next(seeds), lengths, sequences, design.memory)
     for load in LONGER_LOADS if design is TABLE else ():
         yield Point(
             "longer_" + cell_name(LONGER_POLICY, None, f"load{load:g}"),

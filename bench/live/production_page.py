@@ -11,20 +11,27 @@ from bench.live.answers import CLOSE, LEVELS, holds, verdict
 from bench.live.page import copy_data, markdown_table
 from bench.live.results import best, read_results
 
-NAME = "production-validation"
+TITLES = {
+    "production": "Continuous batching as it is run in production, on a real engine",
+    "memory": "Requests that wait for KV memory, on a real engine",
+}
+SLOTS = {
+    "production": "32 and 64 slots",
+    "memory": "32 slots, KV memory for 16 requests (513 tokens kept free for each answer)",
+}
 INTRODUCTION = (
-    "# Continuous batching as it is run in production, on a real engine\n"
+    "# {title}\n"
     "\n"
-    "`bench/live_validation.py --design production` sends stationary Poisson load to a gateway "
-    "with vLLM and the tiny model:\n"
-    "32 and 64 slots, prompts of 32 to 1,024 tokens, and three kinds of answers with 40 tokens on "
+    "`bench/live_validation.py --design {design}` sends stationary Poisson load to a gateway with "
+    "vLLM and the tiny model:\n"
+    "{slots}, prompts of 32 to 1,024 tokens, and three kinds of answers with 40 tokens on "
     "average (before the limit of 512): geometric,\n"
     "lognormal with a squared coefficient of variation of 4, and bimodal, where an eighth is ten "
     "times as long as the rest. Means and p95 of\n"
     "the time to first token and of the sojourn time are compared with what the gateway predicted "
     "while it served; a p95 that it did not\n"
     "predict is predicted at the estimates of the same window. All numbers are computed from the "
-    f"files in [{NAME}/]({NAME}/).\n"
+    "files in [{design}-validation/]({design}-validation/).\n"
 )
 RULE = (
     f"A statistic holds where the prediction is within {CLOSE:.0%} of the observed value or in its "
@@ -34,12 +41,14 @@ RULE = (
 NAMES = {"time_to_first_token": "first token", "sojourn_time": "sojourn"}
 
 
-def write_production_page(folder: Path, docs: Path) -> Path:
-    """Page and data under `docs`; the page's path."""
+def write_production_page(folder: Path, docs: Path, design: str = "production") -> Path:
+    """Page and data under `docs`; the page's path. `design`: a name of `TITLES`."""
     cells = best(read_results(folder.joinpath("cells").glob("*.json")))
-    copy_data(folder, docs / NAME)
-    page = docs / f"{NAME}.md"
-    page.write_text("\n".join([INTRODUCTION, _counts(cells), _table(cells), _how(cells)]), "utf-8")
+    copy_data(folder, docs / f"{design}-validation")
+    page = docs / f"{design}-validation.md"
+    about = INTRODUCTION.format(title=TITLES[design], design=design, slots=SLOTS[design])
+    parts = [about, _counts(cells), _table(cells), _how(cells, design)]
+    page.write_text("\n".join(parts), "utf-8")
     return page
 
 
@@ -88,7 +97,7 @@ def _said(row: Mapping[str, Any]) -> str:
     return f"{text} *too short*" if found == "too short" else text
 
 
-def _how(cells: Sequence[Mapping[str, Any]]) -> str:
+def _how(cells: Sequence[Mapping[str, Any]], design: str) -> str:
     first = cells[0]
     return (
         "Observed ± half width / predicted (observed over predicted). \\* the machine was not "
@@ -96,6 +105,5 @@ def _how(cells: Sequence[Mapping[str, Any]]) -> str:
         f"- Engine {first['engine']}, vLLM {first['versions'].get('vllm', '-')}, "
         f"{first['hardware'].get('cpu', '-')}, {first['hardware'].get('cores', '-')} cores; law "
         f"`{first['law']}`; seeds in the files; {first['date'][:10]}.\n"
-        "- Again: `.venv/bin/python bench/live_validation.py --design production` (an hour; quiet "
-        "machine).\n"
+        f"- Again: `.venv/bin/python bench/live_validation.py --design {design}` (quiet machine).\n"
     )

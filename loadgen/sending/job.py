@@ -94,7 +94,7 @@ class Job:
         output_tokens = int(self.timetable.output_tokens[index])
         limit = self.target.limit(output_tokens, self.largest)
         predictions = self.timetable.predicted_output_tokens
-        predicted = None if predictions is None else float(predictions[index])
+        predicted = None if predictions is None else float(predictions[index]) or None
         flow = None if self.timetable.flow is None else str(self.timetable.flow[index])
         request_id = f"{self.prefix}-{self.rows[index]}"
         body = self.target.body(self.prompts[index], output_tokens, limit, self.seed, predicted)

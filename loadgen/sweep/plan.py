@@ -175,6 +175,8 @@ def _check(plan: Plan) -> None:
     if plan.base_url is not None:
         check_base_url(plan.base_url)
     policies = plan.ordered_policies
+    if len(set(plan.orders)) < len(plan.orders):
+        raise SpecError(f"got the orders {', '.join(plan.orders)}; expected each once")
     if not policies or len(set(policies)) < len(policies):
         raise SpecError(
             f"got the policies {', '.join(policies) or 'none'}; expected at least one, each once"

@@ -58,7 +58,9 @@ class Threshold(Ranked):
     def __post_init__(self) -> None:
         Ranked.__post_init__(self)
         if not 0 < self.threshold < math.inf:
-            raise SpecError(f"got threshold={self.threshold:g}; expected tokens > 0")
+            raise SpecError(
+                f"got threshold={self.threshold:g}; expected a finite number of tokens > 0"
+            )
 
     def value(self, request: Request, made: int) -> float:
         """0 short, 1 long."""

@@ -65,7 +65,7 @@ class Ranked(Order):
 
     def __post_init__(self) -> None:
         if self.aging is not None and not 0 <= self.aging < math.inf:
-            raise SpecError(f"got aging={self.aging:g}; expected seconds >= 0")
+            raise SpecError(f"got aging={self.aging:g}; expected finite seconds >= 0")
 
     def value(self, request: Request, made: int) -> float:
         """What it is ranked by; lower first."""

@@ -63,7 +63,8 @@ class Timetable:
     intended_at: FloatArray  # seconds after the start of the run
     prompt_tokens: IntArray  # 0 where only the server can count them
     output_tokens: IntArray
-    predicted_output_tokens: IntArray | None = None  # sent along
+    # sent along; 0: none is
+    predicted_output_tokens: IntArray | None = None
     flow: NDArray[np.str_] | None = None  # whose each is, sent along
 
     def __post_init__(self) -> None:

@@ -14,8 +14,10 @@ import math
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from policies.text import SpecError, suggest
 from queueing.arrivals.timetable import Timetable
@@ -78,6 +80,15 @@ def load_trace(
     return Trace(found, _timetable(rows, FORMATS[found], time_scale), skipped, late)
 
 
+def _whole_predictions(predicted: npt.NDArray[Any]) -> npt.NDArray[np.int64] | None:
+    """In tokens, 0 where a request has none; None where none has one."""
+    given = np.array([value is not None for value in predicted])
+    if not given.any():
+        return None
+    tokens = np.where(given, predicted, 0).astype(float)
+    return np.where(given, np.maximum(np.rint(tokens), 1), 0).astype(np.int64)
+
+
 def _usable(form: Format, path: Path, count: int | None) -> tuple[list[Row], int]:
     skipped = 0
 
@@ -101,8 +112,6 @@ def _timetable(rows: list[Row], form: Format, time_scale: float) -> Timetable:
         intended_at=(since / form.per_second * time_scale)[order].astype(np.float64),
         prompt_tokens=prompts[order].astype(np.int64),
         output_tokens=outputs[order].astype(np.int64),
-        predicted_output_tokens=None
-        if None in predicted
-        else np.rint(predicted[order]).astype(np.int64),
+        predicted_output_tokens=_whole_predictions(predicted[order]),
         flow=None if None in flows else flows[order],
     )

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from policies import Policy, is_first_come, parse_policy, served_as
+from policies import Policy, SpecError, is_first_come, parse_policy, served_as
 from policies.text import policy_batch_size
 from queueing.distributions.token_distribution import TokenDistribution
-from queueing.errors import PredictionError
+from queueing.errors import PredictionError, UnstableQueueError
 from queueing.estimation.assumptions.assumption import Assumption
 from queueing.estimation.assumptions.client_assumptions import client_assumptions
 from queueing.estimation.assumptions.engine_assumptions import (
@@ -39,15 +39,16 @@ from queueing.estimation.band import (
     wander_band,
 )
 from queueing.estimation.cached_prediction import CachedPrediction
-from queueing.estimation.estimates import Estimates, estimate
+from queueing.estimation.estimates import Estimates, estimate, held_tokens
 from queueing.estimation.interval import UNKNOWN, Estimate
+from queueing.estimation.speed.prefill_speed import own_prefill
 from queueing.estimation.speed.speed_curve import SpeedCurve
 from queueing.estimation.speed.speed_history import SpeedHistory
 from queueing.estimation.speed.speeds import Speeds
 from queueing.estimation.stall_backlog import behind_stalls, stall_backlog
 from queueing.estimation.window.snapshot import Snapshot
 from queueing.latency.law import LatencyModel
-from queueing.model import Model, step_bound
+from queueing.model import Model, memory_limited, step_bound, token_limit
 from queueing.models.soap.predictor_text import parse_predictor
 from queueing.prediction import predict_model
 from queueing.result import Prediction, Quantiles
@@ -71,6 +72,9 @@ class Limits:
     pads: bool = True  # the engine can pad a batch; else a padded policy is served as elastic
     # that the engine computes in one step, where it computes long prompts in parts
     step_tokens: int | None = None
+    # KV memory of a server, and of that what is kept free for an answer; None: enough, its limit
+    max_context_tokens: int | None = None
+    reserved_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +123,7 @@ class _Forecast:
     free_rate: float  # requests/s that the engine could serve beyond those that arrive
     wander: WanderBand | None
     stalled: StalledDelay | None
+    overload: float  # the load over that of the requests alone, where interruptions are too many
 
 
 def assess(
@@ -138,9 +143,7 @@ def assess(
     """
     policy = served_as(parse_policy(seen.policy), pads=limits.pads)
     seen = while_requests_came(seen)
-    speeds = Speeds.of(policy, seen, shape, limits.step_tokens)
-    slow = None if history is None else history.add(speeds, seen.epoch)
-    estimates = estimate(seen, policy, shape, speeds=speeds, slow=slow)
+    estimates, speeds = _estimated(seen, policy, shape, limits, history)
     if not estimates.count or not estimates.arrival_rate.value > 0:
         return _nothing(seen, estimates, policy)
     lengths = estimates.output_tokens.law(limits.max_output_tokens)
@@ -148,6 +151,7 @@ def assess(
     model = _at_their_speeds(model, speeds.factors)
     load = _load(model, estimates, shape)
     forecast = _forecast(model, load.value, estimates, limits, known or Known())
+    load = load.scaled(forecast.overload)
     assumptions = _assumptions(seen, speeds, forecast, load, limits, waiting_before=waiting_before)
     return Assessment(
         estimates=estimates,
@@ -159,6 +163,22 @@ def assess(
         cached=forecast.cached,
         model=model,
     )
+
+
+def _estimated(
+    seen: Snapshot,
+    policy: Policy,
+    shape: LatencyModel,
+    limits: Limits,
+    history: SpeedHistory | None,
+) -> tuple[Estimates, Speeds]:
+    own = shape if limits.step_tokens is not None else own_prefill(policy, seen, shape)
+    speeds = Speeds.of(policy, seen, own, limits.step_tokens)
+    slow = None if history is None else history.add(speeds, seen.epoch)
+    found = estimate(seen, policy, shape, speeds=speeds, slow=slow)
+    found = found.with_prefill(own.kp / shape.kp if shape.kp else 1.0)
+    held = held_tokens(seen.mine, limits.reserved_tokens)
+    return dataclasses.replace(found, held_tokens=held), speeds
 
 
 def _compared(
@@ -177,7 +197,11 @@ def _forecast(
     model: Model, load: float, estimates: Estimates, limits: Limits, known: Known
 ) -> _Forecast:
     policy = model.policy
-    prediction, cached = _predicted(model, estimates, known)
+    prediction, cached, overload = None, None, 1.0
+    try:
+        prediction, cached = _predicted(model, estimates, known)
+    except UnstableQueueError as error:
+        overload = error.load / load if load < 1 else 1.0
     backlog = stall_backlog(estimates.stalls, load, model.patience) if policy.joins_running else 0.0
     slope, compared = None, None
     if prediction is not None:
@@ -203,6 +227,7 @@ def _forecast(
         free_rate=(model.largest_stable_rate - estimates.arrival_rate.value) * model.call_size,
         wander=band,
         stalled=stalled,
+        overload=overload,
     )
 
 
@@ -250,7 +275,7 @@ def while_requests_came(seen: Snapshot) -> Snapshot:
 def _predicted(
     model: Model, estimates: Estimates, known: Known
 ) -> tuple[Prediction | None, CachedPrediction | None]:
-    """The last exact one moved, where that will do; else solved."""
+    """The last exact one moved, where that will do; else solved. Raises UnstableQueueError."""
     rate = estimates.arrival_rate.value
     cached, slope = known.cached, known.sensitivity
     if (
@@ -314,7 +339,7 @@ def model_of(
     """The queue of the estimates under this policy, with these lengths and this law."""
     step = step_bound(policy, limits.max_num_seqs, limits.step_tokens)
     matter = (law.kp or step is not None) and estimates.prompt_tokens.counts.size
-    return Model(
+    model = Model(
         policy=policy,
         output_tokens=lengths,
         law=law,
@@ -326,6 +351,35 @@ def model_of(
         sequences=estimates.call_sizes,
         predictor=parse_predictor(estimates.predictor or "none"),
     )
+    return _in_memory(model, limits, estimates)
+
+
+def _in_memory(model: Model, limits: Limits, estimates: Estimates) -> Model:
+    """With the engine's KV memory, where first come, first served may wait for it in slots: each
+    request holds its prompt, and for the rest as much as the mean one.
+    """
+    memory, held, prompts = (
+        limits.max_context_tokens,
+        estimates.held_tokens,
+        estimates.prompt_tokens,
+    )
+    if memory is None or not math.isfinite(held) or not prompts.counts.size:
+        return model
+    reserved = max(1, round(held))
+    policy = model.policy
+    alone = policy.joins_running and is_first_come(policy) and model.sequences is None
+    if not alone or reserved > token_limit(model):
+        return model
+    try:
+        limited = dataclasses.replace(
+            model,
+            prompt_tokens=prompts.law(),
+            max_context_tokens=memory,
+            reserved_tokens=reserved,
+        )
+    except SpecError:  # not even the largest one fits
+        return model
+    return limited if memory_limited(limited) else model
 
 
 def _at_their_speeds(model: Model, factors: Mapping[int, float]) -> Model:
@@ -358,8 +412,11 @@ def _load(model: Model, estimates: Estimates, shape: LatencyModel) -> Estimate:
 
 
 def _predict(model: Model, rate: float) -> Prediction | None:
+    """Raises UnstableQueueError."""
     try:
         return predict_model(model, rate)
+    except UnstableQueueError:
+        raise
     except PredictionError:
         return None
 

@@ -142,7 +142,7 @@ def _apart(ours: tuple[float, ...], theirs: tuple[float, ...]) -> float:
 
 def _cheap(model: Model) -> bool:
     return is_first_come(model.policy) and (
-        model.policy.joins_running
+        (model.policy.joins_running and model.max_context_tokens is None)
         or (model.bound == 1 and model.servers == 1 and model.patience is None)
     )
 

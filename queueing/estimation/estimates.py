@@ -69,6 +69,11 @@ class Estimates:
     # seconds that the gateway itself needs from an arrival to its dispatch: the shortest delay so
     # far
     gateway_turnaround: float = 0.0
+    # tokens of KV memory that a request holds beside the prompt that was computed, on average; not
+    # a number where nothing says it
+    held_tokens: float = math.nan
+    # factor on the shape's kp beside the speed, of prompts that are not as slow as all else
+    prefill: float = 1.0
     predictor: str | None = None  # of the lengths that requests were sent with; None: not known
 
     @cached_property
@@ -76,11 +81,21 @@ class Estimates:
         """The law of a call's number of sequences; None: each was of one."""
         return self.sequences.law() if self.sequences.known_to > 1 else None
 
+    def with_prefill(self, prefill: float) -> Estimates:
+        """With a factor on kp: of the one in the `speeds` that these come from over the shape's."""
+        speed = self.speed.value
+        if prefill == 1 or not math.isfinite(speed):
+            return dataclasses.replace(self, prefill=prefill)
+        note = (
+            f"prompts take {prefill * speed:.2f} times the law's time, all else {speed:.2f} times"
+        )
+        return dataclasses.replace(self, prefill=prefill, notes=(*self.notes, note))
+
     def law(self, shape: LatencyModel) -> LatencyModel:
         """The shape at the speed, residual and stalls of the window, where these are known."""
         factor = self.speed.value if math.isfinite(self.speed.value) else shape.speed
         cv = self.cv.value if self.cv.known else shape.cv
-        law = dataclasses.replace(shape, speed=factor, cv=cv)
+        law = dataclasses.replace(shape, kp=shape.kp * self.prefill, speed=factor, cv=cv)
         if not self.stalls.count or not self.speed.known or parse_policy(self.policy).joins_running:
             return law
         return dataclasses.replace(law, stall_share=self.stalls.time_share, stall=self.stalls.size)
@@ -101,6 +116,7 @@ class Estimates:
             plain
             | numbers
             | counts
+            | {"held_tokens": _number(self.held_tokens), "prefill": self.prefill}
             | {"wander": slow, "stalls": dataclasses.asdict(self.stalls), "notes": list(self.notes)}
         )
 
@@ -129,6 +145,9 @@ class Estimates:
             Estimate.from_dict(slow["sigma"]), tau, fast, significant=bool(slow["significant"])
         )
         fields["gateway_turnaround"] = float(plain.get("gateway_turnaround", 0.0))
+        held = plain.get("held_tokens")
+        fields["held_tokens"] = math.nan if held is None else float(held)
+        fields["prefill"] = float(plain.get("prefill", 1.0))
         return cls(
             **fields,
             wander=wandering,
@@ -193,6 +212,18 @@ def _cv(speeds: Speeds, *, continuous: bool) -> Estimate:
 
 def _turnaround(seen: Snapshot) -> float:
     return max(0.0, seen.shortest_delay) if math.isfinite(seen.shortest_delay) else 0.0
+
+
+def held_tokens(mine: Snapshot, reserved: int | None) -> float:
+    """On average what is kept free for the answer, `reserved` in place of a larger limit, and the
+    part of the prompt that was there before; not a number where no limit is known.
+    """
+    limits, cached = mine.column("max_output_tokens"), mine.column("cached_tokens")
+    known = np.isfinite(limits)
+    if not known.any():
+        return math.nan
+    kept = np.minimum(limits, math.inf if reserved is None else reserved)
+    return float((kept + cached)[known].mean())
 
 
 def _rate_changed_at(seen: Snapshot) -> float | None:

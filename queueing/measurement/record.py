@@ -51,6 +51,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     service_time: float | None = None  # the sum of all stints in service
     sojourn_time: float | None = None
     prompt_tokens: int | None = None
+    cached_tokens: int | None = None  # of the prompt, that the engine had computed before
     output_tokens: int | None = None
     max_output_tokens: int | None = None
     predicted_output_tokens: float | None = None  # sent along with the request
@@ -64,6 +65,11 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         None
     )
     error: str | None = None
+
+    @property
+    def computed_tokens(self) -> int:
+        """Of the prompt, for this request."""
+        return (self.prompt_tokens or 0) - (self.cached_tokens or 0)
 
 
 def call_of(request_id: str) -> str | None:

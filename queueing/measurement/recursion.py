@@ -45,7 +45,7 @@ class Served:
     dispatched_at: float
     server_free_at: float
     released_at: float | None
-    prompt_tokens: int
+    prompt_tokens: int  # that the engine computed
     output_tokens: int
     completed: bool
     # what a policy may have decided by
@@ -81,7 +81,7 @@ def _served(record: Record) -> Served | None:
         dispatched_at=float(dispatched_at or 0.0),
         server_free_at=float(server_free_at or 0.0),
         released_at=record.released_at,
-        prompt_tokens=record.prompt_tokens or 0,
+        prompt_tokens=record.computed_tokens,
         output_tokens=record.output_tokens or 0,
         completed=record.outcome == "completed",
         preemptions=record.preemptions or 0,

@@ -64,8 +64,10 @@ if TYPE_CHECKING:
 
 WARM_UP = 0.1
 NUM_REQUESTS = 100_000
+PILOT = 6000  # requests, after which a queue that grows is mostly seen
 MOST_REQUESTS = 10_000_000  # of all replications together, some 100 bytes each: 1 GB
 MOST_SPANS = 10_000  # of arrivals that end, a simulation of its own each
+GROWTH = 4.0  # standard deviations of so many Poisson arrivals
 MOST_DRAWS = 60_000_000  # residuals, and as many gaps between stalls: 480 MB each
 
 
@@ -97,6 +99,9 @@ def simulate_model(
             model, arrival_rate, num_requests, streams, warm_up=warm_up, notes=notes
         )
         return without_unsettled(tandem, model)
+    if order_of(model.policy).preemptive and num_requests > PILOT:  # a growing queue is slow work
+        pilot = np.random.SeedSequence((seed, PILOT))
+        check_kept_up(model, [simulate_run(model, arrival_rate, PILOT, pilot)])
     runs = [
         simulate_run(model, arrival_rate, num_requests, stream, since=warm_up).after(warm_up)
         for stream in streams
@@ -486,16 +491,29 @@ def _utilisation(runs: Sequence[SimulatedRun], model: Model) -> float | None:
 
 
 def check_kept_up(model: Model, runs: Sequence[SimulatedRun]) -> None:
-    """Raises UnstableQueueError where interruptions make more work than one at a time can be done,
-    which the load of the requests alone does not tell.
+    """Raises UnstableQueueError where interruptions make more work than can be done, which the
+    load of the requests alone does not tell. Its load is then arrivals over departures.
     """
     whole = model.patience is None and not has_end(model.arrival_process)
-    if not (order_of(model.policy).preemptive and model.bound == 1 and whole):
+    if not (order_of(model.policy).preemptive and model.bound is not None and whole):
         return
-    work = sum(float((run.server_free_at - run.dispatched_at).sum()) for run in runs)
-    seconds = sum(float(np.ptp(run.arrived_at)) for run in runs)
-    if work >= seconds * model.servers:
-        raise UnstableQueueError(work / seconds / model.servers)
+    slots = model.bound * model.servers
+    grown = [_excess(run, slots) for run in runs]
+    if all(grown):
+        raise UnstableQueueError(float(np.mean(grown)))
+
+
+def _excess(run: SimulatedRun, slots: int) -> float:
+    """Arrivals over departures in the second half of the arrivals, where no slot is ever free and
+    more are left over than chance leaves; else 0.
+    """
+    half = len(run.arrived_at) // 2
+    left = np.searchsorted(np.sort(run.server_free_at), run.arrived_at[half:], side="right")
+    present = half + np.arange(len(left)) - left  # as each one arrives
+    growth = int(present[-1] - present[0])
+    if present.min() < slots or growth <= GROWTH * math.sqrt(len(left)):
+        return 0.0
+    return len(left) / max(1, len(left) - growth)
 
 
 def _served(run: SimulatedRun, servers: int) -> float | None:

@@ -90,7 +90,8 @@ def simulate_recorded(
     flows = by_flow(model, runs, streams)
     said = [text.replace(MORE, "the trace is short") for text in answer.assumptions]
     if _reads_predictions(model, trace):
-        said = [text.replace(f"lengths: {NO_PREDICTION}", "lengths: the trace's") for text in said]
+        theirs = f"lengths: the trace's{_unpredicted(trace)}"
+        said = [text.replace(f"lengths: {NO_PREDICTION}", theirs) for text in said]
     if model.flows is None and trace.flow is not None and counts(model.policy):
         names, places = np.unique(trace.flow, return_inverse=True)
         flows = delays_of_flows(model, runs, names.tolist(), [places] * len(runs))
@@ -159,7 +160,16 @@ def _predicted(
     own = trace.predicted_output_tokens
     if own is None or not _reads_predictions(model, trace):
         return fast.draw_predictions(model, outputs, stream)
-    return np.minimum(own, token_limit(model)).astype(float)
+    limit = token_limit(model)
+    return np.where(own > 0, np.minimum(own, limit), limit).astype(float)
+
+
+def _unpredicted(trace: Timetable) -> str:
+    assert trace.predicted_output_tokens is not None
+    missing = int((trace.predicted_output_tokens == 0).sum())
+    if not missing:
+        return ""
+    return f"; {counted(missing, 'request')} without one: the longest"
 
 
 def _reads_predictions(model: Model, trace: Timetable) -> bool:

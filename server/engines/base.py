@@ -195,13 +195,15 @@ class TokenStream:
     on.
     """
 
-    __slots__ = ("listener", "prompt_logprobs", "request_id")
+    __slots__ = ("cached_tokens", "listener", "prompt_logprobs", "request_id")
 
     def __init__(self, request_id: str) -> None:
         self.request_id = request_id
         self.listener: TokenListener | None = None
         # by position of the prompt, in the engine's own form: there before the first token
         self.prompt_logprobs: Sequence[Any] | None = None
+        # of the prompt, that the engine had computed before: there before the first token
+        self.cached_tokens = 0
 
     def push(self, tokens: Sequence[Token]) -> None:
         """Hand tokens to the listener."""

@@ -33,6 +33,7 @@ from server.engines.base import (
     TokenStream,
     UnsupportedError,
 )
+from server.engines.prefix_cache import PrefixCache
 from server.runtime.clock import clock_of
 
 EOS = 0
@@ -42,7 +43,9 @@ BOUNDS = {
     "max_num_batched_tokens": 131072,
     "kv_cache_tokens": 131072,
     "enable_chunked_prefill": 0,
+    "enable_prefix_caching": 0,
 }
+SWITCHES = ("enable_chunked_prefill", "enable_prefix_caching")
 # tokens, about, before others have their turn on the loop: a fraction of a millisecond
 MOST_AT_ONCE = 32
 PROMPT_TOKEN_IDS = 1 << 31  # prompts are counted, not read: they may be of any client's tokenizer
@@ -87,6 +90,12 @@ class EmulatedEngine:
         chunked = self._bounds["enable_chunked_prefill"]
         tokens = self._bounds["max_num_batched_tokens"] if chunked else UNBOUNDED
         return ServiceProcess(self.law, rng, step_tokens=tokens)
+
+    def new_cache(self) -> PrefixCache | None:
+        """One that holds nothing; None where prompts are always computed whole."""
+        if not self._bounds["enable_prefix_caching"]:
+            return None
+        return PrefixCache(self._bounds["kv_cache_tokens"])
 
     async def start(self) -> Capabilities:
         """Ready at once; holds nothing."""
@@ -197,9 +206,10 @@ class _Answer:
     """One answer in the making: where it ends, and its next token."""
 
     def __init__(
-        self, stream: TokenStream, engine_request: EngineRequest, natural_length: int
+        self, engine_request: EngineRequest, natural_length: int, cached_tokens: int
     ) -> None:
-        self.stream = stream
+        self.stream = stream = TokenStream(engine_request.request.id)
+        stream.cached_tokens = cached_tokens
         self._forced = engine_request.forced_output_tokens is not None
         self._made_before = len(engine_request.output_token_ids)
         self._logprobs = engine_request.sampling.logprobs
@@ -208,7 +218,7 @@ class _Answer:
         length = (natural_length if natural_length < most else most) - self._made_before
         self.member = Member(
             engine_request.request.id,
-            len(engine_request.prompt_token_ids) + self._made_before,
+            len(engine_request.prompt_token_ids) - cached_tokens + self._made_before,
             length if length > 1 else 1,
             resumed=self._made_before > 0,
         )
@@ -242,6 +252,7 @@ class _EmulatedServer:
         self.index = index
         self._rng = rng
         self.process = engine.new_process(rng)
+        self._cache = engine.new_cache()
         self._answers: dict[str, _Answer] = {}
         self._padded: bool  # of the last dispatch
         self._timer: asyncio.TimerHandle | None = None
@@ -256,9 +267,9 @@ class _EmulatedServer:
         self._padded = padded
         answers = [
             _Answer(
-                TokenStream(engine_request.request.id),
                 engine_request,
                 self.engine.natural_length(engine_request),
+                self._cached(engine_request),
             )
             for engine_request in requests
         ]
@@ -270,6 +281,11 @@ class _EmulatedServer:
         self._schedule()
         return [answer.stream for answer in answers]
 
+    def _cached(self, engine_request: EngineRequest) -> int:
+        if self._cache is None:
+            return 0
+        return self._cache.take(engine_request.prompt_token_ids, engine_request.cache_salt)
+
     def cancel(self, request_id: str) -> None:
         if self._answers.pop(request_id, None) is not None:
             # steps that are due and not yet told are still to be done one by one
@@ -279,6 +295,7 @@ class _EmulatedServer:
     def drop(self) -> None:
         self._answers.clear()
         self.process = self.engine.new_process(self._rng)
+        self._cache = self.engine.new_cache()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -327,14 +344,13 @@ class _EmulatedServer:
 
 def _check(bounds: Mapping[str, int]) -> None:
     """Raises SpecError."""
-    switch = "enable_chunked_prefill"
     for name, value in bounds.items():
-        if name != switch and value < 1:
+        if name in SWITCHES and value not in (0, 1):
+            raise SpecError(f"got engine argument {name}={value}; expected true or false")
+        if name not in SWITCHES and value < 1:
             raise SpecError(f"got engine argument {name}={value}; expected a whole number >= 1")
-    if bounds[switch] not in (0, 1):
-        raise SpecError(f"got engine argument {switch}={bounds[switch]}; expected true or false")
     tokens, slots = bounds["max_num_batched_tokens"], bounds["max_num_seqs"]
-    if bounds[switch] and tokens < slots:
+    if bounds["enable_chunked_prefill"] and tokens < slots:
         raise SpecError(
             f"got engine arguments max_num_batched_tokens={tokens} and max_num_seqs={slots}; "
             "expected at least as many tokens as sequences, one for each"

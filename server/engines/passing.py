@@ -36,6 +36,7 @@ class Answered(msgspec.Struct, frozen=True):
     finish_reason: str = "stop"  # the other server's; "length" where a token limit ended it
     output_tokens: int | None = None
     prompt_tokens: int | None = None
+    cached_tokens: int = 0  # of the prompt, that the other server had computed before
 
 
 class Refused(msgspec.Struct, frozen=True):

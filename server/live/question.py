@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from policies.core import UNBOUNDED
 from queueing.control.autopilot.bounds import Bounds
 from queueing.estimation.window.producer import WindowDelta, WindowProducer
 from queueing.latency.law import LatencyModel
@@ -28,6 +29,9 @@ class Question:
     longest: int  # answer that the engine can give, tokens
     pads: bool = True  # the engine can pad a batch
     step_tokens: int | None = None  # of one step, where long prompts are computed in parts
+    # KV memory of a server, and what of it is kept free for an answer; None: no bound, its limit
+    max_context_tokens: int | None = None
+    reserved_tokens: int | None = None
     patience: float | None = None  # seconds
     bounds: Bounds | None = None  # of the autopilot; None: those it has
     # largest batch and longest answer that the law was measured on
@@ -87,6 +91,8 @@ class Window:
             longest=capabilities.max_model_len,
             pads=capabilities.pads,
             step_tokens=capabilities.step_tokens,
+            max_context_tokens=_bound(capabilities.kv_cache_tokens),
+            reserved_tokens=_bound(gateway.limits.reserved_tokens),
             patience=gateway.limits.patience,
             bounds=bounds,
             reach=_reach(gateway),
@@ -99,14 +105,19 @@ class Window:
         )
 
     def _in_service(self, *, ended: bool) -> tuple[tuple[float, int], ...]:
-        """Dispatch and tokens so far of those whose own end has come, or has not."""
+        """Dispatch and tokens so far of those whose own end has come, or has not; also of those
+        that were taken out of service, whose answers are known to be longer than that.
+        """
         return tuple(
             (sequence.at.dispatched, sequence.stop_detector.output_tokens)
             for sequence in self._gateway.batcher.unanswered_sequences()
-            if sequence.batch is not None
-            and sequence.at.dispatched is not None
+            if sequence.at.dispatched is not None
             and (sequence.stop_detector.finish_reason is not None) == ended
         )
+
+
+def _bound(tokens: int) -> int | None:
+    return tokens if tokens < UNBOUNDED else None
 
 
 def _reach(gateway: LiveHost) -> tuple[int, int] | None:

@@ -156,7 +156,8 @@ def serve_command(
     engine: Annotated[
         str,
         _option(
-            ENGINE, "Engine: auto (vllm if installed, else emulated) | vllm | emulated | http."
+            ENGINE,
+            "Engine: auto (vllm if installed, else emulated) | vllm | emulated | http | ray.",
         ),
     ] = Settings.engine,
     replicas: Annotated[
@@ -171,6 +172,16 @@ def serve_command(
             max=MOST_REPLICAS,
         ),
     ] = Settings.replicas,
+    ray_address: Annotated[
+        str | None,
+        _option(
+            ENGINE,
+            (
+                "Address of a Ray cluster for --engine ray, HOST:PORT or auto (the one of this "
+                "machine). Default: a Ray of its own."
+            ),
+        ),
+    ] = Settings.ray_address,
     engine_url: Annotated[
         list[str] | None,
         _option(
@@ -736,6 +747,7 @@ def serve_command(
         port=port,
         engine=one_of("--engine", engine, EngineName),
         replicas=replicas,
+        ray_address=ray_address,
         engine_url=tuple(engine_url or ()),
         engine_api_key=engine_api_key,
         tokenizer=tokenizer,

@@ -47,6 +47,7 @@ from server.supervision.supervisor import EngineLostError
 log = logging.getLogger("kendall")
 LAST_WORDS = 2.0  # seconds that answers which were given up have to leave, when the gateway stops
 ENGINE_STOP = 60.0  # seconds that the engine and everything else may take to stop, then
+NO_TOOLS = ("emulated", "ray")  # engines
 LOOP_CLOSE = 20.0  # seconds that the event loop may take to close
 OnReady = Callable[[Gateway], Any]
 OnSignal = Callable[[int], Any]
@@ -66,11 +67,7 @@ def choose_engine(settings: Settings) -> tuple[Engine, LatencyModel | None]:
     law = load_law(settings.latency) if settings.latency else None
     if settings.latency and (warning := poor_fit_of(settings.latency)) is not None:
         log.warning("%s", warning)
-    name = settings.engine
-    if name == "auto":
-        name = "vllm" if importlib.util.find_spec("vllm") else "emulated"
-        if name == "emulated":
-            log.warning("vLLM is not installed: using the emulated engine")
+    name = _engine_name(settings)
     _check_parsers(settings, name)
     if name == "emulated":
         law = law or load_law("reference")
@@ -83,10 +80,22 @@ def choose_engine(settings: Settings) -> tuple[Engine, LatencyModel | None]:
         return http_engine(settings), law
     if importlib.util.find_spec("vllm") is None:
         raise SpecError(
-            "got --engine vllm, but vLLM is not installed here; expected --engine emulated, or "
+            f"got --engine {name}, but vLLM is not installed here; expected --engine emulated, or "
             "run `make setup` first"
         )
-    return _vllm_engine(settings), law
+    return (_ray_engine if name == "ray" else _vllm_engine)(settings), law
+
+
+def _engine_name(settings: Settings) -> str:
+    """What `auto` means here. Raises SpecError for an option of another engine."""
+    name: str = settings.engine
+    if name == "auto":
+        name = "vllm" if importlib.util.find_spec("vllm") else "emulated"
+        if name == "emulated":
+            log.warning("vLLM is not installed: using the emulated engine")
+    if settings.ray_address is not None and name != "ray":
+        raise SpecError(f"got --ray-address with --engine {name}; expected --engine ray")
+    return name
 
 
 def _emulated(settings: Settings, law: LatencyModel) -> Engine:
@@ -122,10 +131,10 @@ def _prepare_tracing(endpoint: str | None) -> None:
 def _check_parsers(settings: Settings, engine: str) -> None:
     """Raises SpecError."""
     for name in ("enable_auto_tool_choice", "tool_call_parser", "reasoning_parser"):
-        if engine == "emulated" and getattr(settings, name):
+        if engine in NO_TOOLS and getattr(settings, name):
             raise SpecError(
-                f"got --{name.replace('_', '-')} with the emulated engine, whose text is "
-                "meaningless; expected --engine vllm"
+                f"got --{name.replace('_', '-')} with --engine {engine}, which has no tools; "
+                "expected --engine vllm"
             )
     if settings.enable_auto_tool_choice and settings.tool_call_parser is None:
         raise SpecError(
@@ -171,6 +180,32 @@ def _vllm_engine(settings: Settings) -> Engine:
     return ServingReplicas(
         lambda server_id: make(replica=server_id), settings.replicas, settings.supervision
     )
+
+
+def _ray_engine(settings: Settings) -> Engine:
+    """Actors; what they import of Ray waits until one starts."""
+    from server.engines.ray.actor import vllm_engine  # noqa: PLC0415
+    from server.engines.ray.engine import RayEngine  # noqa: PLC0415
+    from server.engines.ray.options import needs_of  # noqa: PLC0415
+    from server.engines.vllm.options import check_names  # noqa: PLC0415
+
+    if importlib.util.find_spec("ray") is None:
+        raise SpecError(
+            "got --engine ray, but Ray is not installed here; expected it beside Kendall: "
+            "`pip install 'kendall[ray]'`, or `.venv/bin/pip install ray==2.60.0`"
+        )
+    needs, engine_args = needs_of(settings.engine_args)
+    check_names(engine_args)
+    form_time = settings.security.max_form_compile_time
+    make = partial(vllm_engine, settings.model, engine_args, form_time)
+
+    def actor(server_id: int) -> Engine:
+        del server_id
+        return RayEngine(make, needs=needs, address=settings.ray_address)
+
+    if settings.replicas == 1:
+        return actor(0)
+    return Replicas(actor, settings.replicas, settings.supervision)
 
 
 def bind(host: str, port: int) -> socket.socket:

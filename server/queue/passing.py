@@ -126,6 +126,7 @@ class PassedSequence(SequenceState):
                 self.engine_request,
                 request=request._replace(prompt_tokens=end.prompt_tokens),
             )
+        self.cached_tokens = end.cached_tokens
         self.at.last_token = self._owner.now()
         self._owner.member_ended(self)
 

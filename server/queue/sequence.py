@@ -98,6 +98,7 @@ class SequenceState:
         "at",
         "batch",
         "batch_size",
+        "cached_tokens",
         "client_limit",
         "consumer",
         "continued",
@@ -137,6 +138,7 @@ class SequenceState:
         self.batch: Batch | None = None
         self.batch_size: int | None = None
         self.running: Running | None = None
+        self.cached_tokens = 0  # of its prompt, when it was computed first
         self.epoch = owner.epoch
         self.at = Instants()
         self.timing: Timing | None = None  # of the few calls that are measured
@@ -174,6 +176,7 @@ class SequenceState:
         now, newest = owner.now(), self._newest_token
         if newest is None:
             self.at.first_token = now
+            self.cached_tokens = 0 if self.stream is None else self.stream.cached_tokens
         else:
             self.on_gap(now - newest)  # it lasts through an interruption
         self._newest_token = now
@@ -264,6 +267,7 @@ class SequenceState:
             service_time=self._service_time(),
             sojourn_time=None if at.released is None else at.released - request.arrived_at,
             prompt_tokens=request.prompt_tokens,
+            cached_tokens=self.cached_tokens or None,
             output_tokens=self.stop_detector.output_tokens,
             max_output_tokens=request.max_output_tokens,
             predicted_output_tokens=request.predicted_output_tokens,

@@ -4,18 +4,30 @@ rule, and its page.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from bench.live.answers import answered, answers, holds, verdict
-from bench.live.design import PRODUCTION, QUIET_MACHINE, plan_of, points
+from bench.live.cell import model_of
+from bench.live.design import (
+    MEMORY,
+    PRODUCTION,
+    QUIET_MACHINE,
+    gateway_arguments,
+    plan_of,
+    points,
+)
 from bench.live.production_page import write_production_page
+from loadgen.sweep.grid import Basis
 from queueing.distributions.token_distribution import parse_distribution
+from queueing.latency.law import parse_law
 from queueing.measurement.record import Record
 
 
@@ -47,6 +59,23 @@ def test_its_cells_are_two_policies_at_three_loads_with_three_kinds_of_answers()
         pytest.approx(4, rel=0.05),
         pytest.approx(4, rel=0.3),
     ]
+
+
+def test_with_little_memory_the_rates_are_those_that_the_memory_allows() -> None:
+    plan = plan_of(QUIET_MACHINE, 1, MEMORY, fast=False)
+    cells = list(points(plan, MEMORY))
+    assert [cell.memory for cell in cells] == [MEMORY.memory] * 3
+    assert {cell.load for cell in cells} == set(MEMORY.loads)
+    given = gateway_arguments(QUIET_MACHINE, MEMORY, fast=False)
+    assert given[given.index("--engine-arg") + 1] == "num_gpu_blocks_override=520"
+    bounds = {"max_model_len": 2048, "max_num_seqs": 64, "step_tokens": None}
+    law = parse_law("k1=0.0001,k2=0.001,k3=0.00003,k4=0.001,kp=0.000008")
+    basis = Basis(plan, law, SimpleNamespace(**bounds))  # type: ignore[arg-type]
+    limited, free = (
+        model_of(basis, cell).largest_stable_rate
+        for cell in (cells[0], dataclasses.replace(cells[0], memory=None))
+    )
+    assert limited < 0.95 * free
 
 
 def test_what_came_after_an_answer_that_was_not_over_is_left_out() -> None:

@@ -217,8 +217,8 @@ def test_a_plan_with_orders_reads_back_as_it_was(tmp_path: Path) -> None:
         ({"policies": ("single",), "orders": ("sjf",)}, "did you mean 'spjf'"),
         ({"policies": ("single",), "orders": ("threshold",)}, "expected threshold=NUMBER"),
         ({"policies": ("single:order=spjf",), "orders": ("fcfs",)}, "an order of its own"),
-        ({"policies": ("single",), "orders": ("spjf:aging=-1",)}, "expected seconds >= 0"),
-        ({"policies": ("single",), "orders": ("fcfs", "fcfs")}, "each once"),
+        ({"policies": ("single",), "orders": ("spjf:aging=-1",)}, "expected finite seconds >= 0"),
+        ({"policies": ("single",), "orders": ("fcfs", "fcfs")}, "got the orders fcfs, fcfs"),
         ({"predictor": "magic"}, "got predictor 'magic'"),
     ],
 )

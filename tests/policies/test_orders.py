@@ -333,8 +333,14 @@ def test_batches_have_members_of_one_bin() -> None:
         ("single:order=hrrn,aging=1", "got aging for order hrrn; expected no parameter"),
         ("single:aging=1", "got aging for order fcfs; expected no parameter"),
         ("single:order=threshold", "got order threshold without threshold; expected threshold=NUM"),
-        ("single:order=threshold,threshold=0", "got threshold=0; expected tokens > 0"),
-        ("single:order=threshold,threshold=inf", "got threshold=inf; expected tokens > 0"),
+        (
+            "single:order=threshold,threshold=0",
+            "got threshold=0; expected a finite number of tokens > 0",
+        ),
+        (
+            "single:order=threshold,threshold=inf",
+            "got threshold=inf; expected a finite number of tokens > 0",
+        ),
         ("single:order=spjf,aging=-1", "got aging=-1; expected seconds >= 0"),
         ("single:order=spjf,aging=inf", "got aging=inf; expected seconds >= 0"),
         ("single:order=trail,c=-0.1", "got c=-0.1; expected a number >= 0"),

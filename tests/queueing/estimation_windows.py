@@ -25,11 +25,15 @@ def window_of(model: Model, load: float, count: int, seed: int) -> Snapshot:
 
 
 def snapshot_of_run(
-    run: SimulatedRun, model: Model, prompt_tokens: npt.NDArray[np.int64] | None = None
+    run: SimulatedRun,
+    model: Model,
+    prompt_tokens: npt.NDArray[np.int64] | None = None,
+    max_output_tokens: float = np.nan,
 ) -> Snapshot:
-    """The whole run as a window that began with its epoch."""
+    """The whole run as a window that began with its epoch; every request had that limit."""
     now = float(run.arrived_at[-1])
     known = {name: getattr(run, name) for name in FIELDS if hasattr(run, name)}
+    known["max_output_tokens"] = np.full(run.arrived_at.size, max_output_tokens)
     known |= {} if prompt_tokens is None else {"prompt_tokens": prompt_tokens}
     columns = {
         name: np.asarray(known.get(name, np.zeros(run.arrived_at.size)), dtype=np.float64)

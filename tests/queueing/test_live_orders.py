@@ -19,7 +19,9 @@ COUNT = 12_000
 LIMIT = 100
 
 
-def records_of(policy: str, rate: float, sigma: float | None) -> list[Record]:
+def records_of(
+    policy: str, rate: float, sigma: float | None, law: LatencyModel = LAW
+) -> list[Record]:
     rng = np.random.default_rng(8)
     arrivals = np.cumsum(rng.exponential(1 / rate, COUNT))
     lengths = np.minimum(np.ceil(rng.lognormal(2.4, 0.8, COUNT)), LIMIT - 1).astype(int)
@@ -37,7 +39,7 @@ def records_of(policy: str, rate: float, sigma: float | None) -> list[Record]:
         )
         for place, (at, length, guess) in enumerate(zip(arrivals, lengths, told, strict=True))
     ]
-    return simulate_trace(parse_policy(policy), jobs, SimulatedEngine(LAW), [rng])
+    return simulate_trace(parse_policy(policy), jobs, SimulatedEngine(law), [rng])
 
 
 def predicted_and_observed(
@@ -76,6 +78,27 @@ def test_it_predicts_the_delay_with_the_predictor_it_saw(
     predicted, observed, doubt = predicted_and_observed(policy, rate, sigma)
     assert doubt == (policy == "continuous:max_batch_size=4,order=spjf")
     assert predicted == pytest.approx(observed, rel=0.25 if doubt else 0.1)
+
+
+def test_interruptions_that_are_more_than_the_engine_can_do_are_told_as_load() -> None:
+    """The requests alone load it by about two thirds, and each token costs an admission too."""
+    policy, rate = "continuous:max_batch_size=2,order=fb", 5.0
+    law = LatencyModel(k1=0.0, k2=0.02, k3=0.0005, k4=0.01, kr=0.02)
+    records = records_of(policy, rate, 0.0, law)
+    end = max(record.arrived_at or 0.0 for record in records)
+    window = Window(seconds=1e9, most=COUNT, epoch_at=0.0)
+    for record in sorted(records, key=lambda each: each.arrived_at or 0.0):
+        window.on_arrival(record.arrived_at or 0.0)
+    for record in records:
+        if (record.released_at or 0.0) <= end:
+            window.on_record(record)
+    found = assess(window.snapshot(policy, end), law, Limits())
+    assert found.model is not None
+    assert found.model.load(found.estimates.arrival_rate.value) < 0.9
+    assert found.prediction is None
+    assert found.load.value > 1
+    stable = {each.name: each for each in found.compared.assumptions}["stable_queue"]
+    assert stable.says.endswith("the queue grows without bound")
 
 
 def test_without_predictions_the_order_is_that_of_arrival() -> None:

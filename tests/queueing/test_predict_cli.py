@@ -425,7 +425,10 @@ def test_a_dash_has_its_meaning_below_the_table_where_there_is_one() -> None:
             "^got path without a value in ",
         ),
         ({"policy": "capped:max_batch_size="}, "^got max_batch_size without a value in "),
-        ({"policy": "single", "latency": "a="}, "^got a without a value in 'a='; "),
+        (
+            {"policy": "single", "latency": "a="},
+            "^got a without a value in 'a='; expected a=VALUE$",
+        ),
         (
             {"policy": "single", "latency": "a=-1,c=0"},
             "^got a=-1 in 'a=-1,c=0'; expected finite seconds per token > 0$",
@@ -613,7 +616,7 @@ def test_an_order_that_misses_its_predictions_is_named(command: str, tmp_path: P
         given = ["--policy", policy, "--latency", COMMON["--latency"], *more]
         result = CliRunner().invoke(app, [command, *given], catch_exceptions=False)
         assert result.exit_code == 0, result.output
-        return "warning: got no --predictor for the order spjf; expected one" in result.stderr
+        return "warning: got --predictor none for the order spjf; expected one" in result.stderr
 
     queue = ["--arrival-rate", "60", "--output-tokens", "uniform:low=1,high=32"]
     assert warned("single:order=spjf", *queue)

@@ -190,6 +190,37 @@ def test_a_saved_timetable_keeps_its_predictions_and_its_flows(tmp_path: Path) -
     assert set(named.flows) == {"x", "y"}
 
 
+def test_requests_of_a_trace_without_a_prediction_count_as_the_longest(tmp_path: Path) -> None:
+    """In the first run no request has one, in the second all but the first of the two that wait,
+    which the other then overtakes.
+    """
+    records = [
+        Record(
+            request_id=str(i),
+            outcome="completed",
+            arrived_at=0.1 * i,
+            prompt_tokens=1,
+            output_tokens=tokens,
+            predicted_output_tokens=guess,
+        )
+        for i, (tokens, guess) in enumerate([(10, 0.2), (10, None), (90, 79.6)])
+    ]
+    bare = [dataclasses.replace(each, predicted_output_tokens=None) for each in records]
+    delays = []
+    for number, run in enumerate((bare, records)):
+        path = tmp_path / f"{number}.jsonl"
+        write_run(path, Header(writer="gateway"), run)
+        told = read_trace(path).predicted_output_tokens
+        assert (None if told is None else told.tolist()) == [None, [1, 0, 80]][number]
+        found = kendall.predict(
+            "single:order=spjf", latency="a=0.1,c=0", trace=path, max_output_tokens=100
+        )
+        delays.append(found.queueing_delay.mean)
+    assert delays == pytest.approx([(0.9 + 1.8) / 3, (0.8 + 9.9) / 3])
+    said = "output lengths: the trace's; 1 request without one: the longest"
+    assert any(said in each for each in found.assumptions)
+
+
 def test_a_single_request_and_a_burst_are_traces_too(tmp_path: Path) -> None:
     for count in (1, 3):
         path = tmp_path / f"{count}.jsonl"

@@ -281,13 +281,43 @@ def test_interruptions_that_are_more_than_a_server_can_do_are_no_steady_state(
     order: str, kr: float
 ) -> None:
     """The load of the requests alone is 0.7; each quantum costs an admission beside its token."""
-    law = LatencyModel(k1=1e-4, k2=1e-2, k3=1e-5, k4=5e-3, kr=kr)
-    queued = model(Single(order=order), law)
-    rate = 0.7 * queued.largest_stable_rate
+    queued, rate = interrupted(Single(order=order), kr)
     assert methods(queued) == ("simulation",)
     for ask in (predict_model, simulate_model):
         with pytest.raises(UnstableQueueError) as raised:
             ask(queued, rate)
         assert raised.value.load > 1
-    calm = predict_model(queued, 0.1 * queued.largest_stable_rate)
+    calm = predict_model(queued, rate / 7)
     assert (calm.queueing_delay.mean or math.inf) < 1.0
+
+
+@pytest.mark.parametrize(
+    ("policy", "kr"),
+    [
+        (Continuous(max_batch_size=2, order="fb"), 0.02),
+        (Continuous(max_batch_size=8, order="mlfq"), 0.2),
+    ],
+)
+def test_so_are_those_that_are_more_than_its_slots_can_do(policy: Continuous, kr: float) -> None:
+    queued, rate = interrupted(policy, kr)
+    with pytest.raises(UnstableQueueError) as raised:
+        simulate_model(queued, rate, num_requests=6000)
+    assert raised.value.load > 1
+    calm = simulate_model(queued, rate / 7, num_requests=6000)
+    assert calm.queueing_delay.mean is not None
+    assert calm.queueing_delay.mean < 1.0
+
+
+def interrupted(policy: Single | Continuous, kr: float) -> tuple[Model, float]:
+    queued = model(policy, LatencyModel(k1=1e-4, k2=1e-2, k3=1e-5, k4=5e-3, kr=kr))
+    return queued, 0.7 * queued.largest_stable_rate
+
+
+@pytest.mark.parametrize("policy", [Single(order="sprpt"), Continuous(max_batch_size=4)])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_high_load_that_can_be_done_is_no_endless_queue(
+    policy: Single | Continuous, seed: int
+) -> None:
+    queued = model(dataclasses.replace(policy, order="sprpt"), LatencyModel(k4=1e-3))
+    for count in (40, 10_000):
+        simulate_model(queued, 0.97 * queued.largest_stable_rate, num_requests=count, seed=seed)

@@ -58,11 +58,19 @@ class Immediate:
         self.failed = (outcome, code)
 
 
+def ones(request: Request) -> Sequence[int]:
+    """A prompt of its length."""
+    return [1] * request.prompt_tokens
+
+
 def engine_request_of(
-    request: Request, output_tokens: int | None, **sampling: object
+    request: Request,
+    output_tokens: int | None,
+    prompt: Callable[[Request], Sequence[int]] = ones,
+    **sampling: object,
 ) -> EngineRequest:
     options = {"max_tokens": request.max_output_tokens} | sampling
-    return EngineRequest(request, [1] * request.prompt_tokens, Sampling(**options), output_tokens)
+    return EngineRequest(request, prompt(request), Sampling(**options), output_tokens)
 
 
 def submitted(batcher: Batcher, requests: Sequence[EngineRequest]) -> list[Immediate]:
@@ -107,6 +115,7 @@ async def replay(
     deaths: Sequence[tuple[float, float]] = (),
     fragile: Collection[str] = (),
     observers: Sequence[Observer] = (),
+    prompt: Callable[[Request], Sequence[int]] = ones,
     **bounds: int,
 ) -> list[Record]:
     """Feed a trace to a batcher on the running (virtual) loop; returns the records. `deaths`:
@@ -124,7 +133,7 @@ async def replay(
 
     def arrive(call: Sequence[tuple[Request, int]]) -> None:
         requests = [
-            engine_request_of(request, tokens, **(FRAGILE if request.id in fragile else {}))
+            engine_request_of(request, tokens, prompt, **(FRAGILE if request.id in fragile else {}))
             for request, tokens in call
         ]
         for consumer in submitted(batcher, requests):

@@ -80,6 +80,19 @@ def test_usage_replaces_what_was_counted() -> None:
     assert answer.end == Answered("stop", 9, 5)
 
 
+def test_prompt_tokens_that_the_server_had_computed_before_are_read_too() -> None:
+    known = {"prompt_tokens_details": {"cached_tokens": 4}}
+    assert read({"choices": [], "usage": USAGE | known}).end.cached_tokens == 4
+    responses = {"input_tokens": 9, "output_tokens": 1, "input_tokens_details": known}
+    responses["input_tokens_details"] = known["prompt_tokens_details"]
+    assert read({"response": {"usage": responses}}).end.cached_tokens == 4
+    for details in (None, {}, {"cached_tokens": None}, {"audio_tokens": 3}):
+        usage = USAGE | {"prompt_tokens_details": details}
+        assert read({"choices": [], "usage": usage}).end.cached_tokens == 0
+    more = USAGE | {"prompt_tokens_details": {"cached_tokens": 10_000}}
+    assert read({"choices": [], "usage": more}).end.cached_tokens == USAGE["prompt_tokens"]
+
+
 def test_usage_in_every_frame_counts_once() -> None:
     frames = [
         text("a") | {"usage": {"prompt_tokens": 5, "completion_tokens": made}} for made in (1, 2)

@@ -205,6 +205,7 @@ OPTIONS: dict[
     "first_token_timeout": (("--first-token-timeout", "7"), "first_token_timeout", 7.0),
     "priority_aging": (("--priority-aging", "7"), "overload.priority_aging", 7.0),
     "engine": (("--engine", "emulated"), "engine", "emulated"),
+    "ray_address": (("--engine", "ray", "--ray-address", "auto"), "ray_address", "auto"),
     "engine_url": (
         ("--engine", "http", "--engine-url", "http://there:1"),
         "engine_url",

@@ -19,7 +19,7 @@ WRONG = {
     "dynamic:order=mlfq": "got order mlfq, which interrupts a batch; expected fcfs, spjf, ljf",
     "fixed:batch_size=2,order=fb": "got order fb, which interrupts a batch; expected fcfs, spjf",
     "elastic:order=trail": "got order trail, which interrupts a batch; expected fcfs, spjf, ljf",
-    "single:order=spjf,aging=-1": "got aging=-1; expected seconds >= 0",
+    "single:order=spjf,aging=-1": "got aging=-1; expected finite seconds >= 0",
     "single:order=spjf,aging=x": "got aging='x' for policy single; expected a number",
     "single:order=spjf,agingg=2": "got key 'agingg' for policy single; expected order, aging, ",
     "single:order=spjf,threshold=3": "got threshold for order spjf; expected aging, or nothing",

@@ -85,6 +85,20 @@ def test_what_does_not_go_together_is_refused(given: dict[str, Any], line: str) 
     assert str(caught.value) == line
 
 
+@pytest.mark.parametrize("order", ["sprpt", "mlfq,quantum=8,levels=3", "trail,c=0.8"])
+def test_an_order_that_interrupts_does_not_start_before_servers_that_continue_nothing(
+    order: str,
+) -> None:
+    policy = f"continuous:max_batch_size=4,order={order}"
+    with pytest.raises(SpecError) as caught:
+        choose_engine(settings(policy=policy))
+    name = order.partition(",")[0]
+    assert str(caught.value).startswith(
+        f"got order {name}, which interrupts requests, for an engine that continues no answer "
+        "(http); expected fcfs, spjf, "
+    )
+
+
 def test_names_are_those_of_the_servers_behind() -> None:
     with pytest.raises(SpecError, match="got --served-model-name with --engine http"):
         check_http(settings(), named=True)

@@ -167,12 +167,15 @@ def row(record: Record, arrived_at: float, dispatched_at: float) -> tuple[float,
         -1.0 if record.batch_id is None else record.batch_id,
         record.batch_size or 1,
         record.server_id or 0,
-        record.prompt_tokens or 0,
+        record.computed_tokens,
         produced,
         _ending(record, produced),
         record.epoch or 0,
         math.nan if predicted is None else predicted,
         record.preemptions or 0,
+        math.nan if record.max_output_tokens is None else record.max_output_tokens,
+        record.cached_tokens or 0,
+        math.nan if record.first_token_at is None else record.first_token_at,
     )
 
 

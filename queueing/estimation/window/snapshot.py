@@ -26,6 +26,9 @@ FIELDS = (
     "epoch",
     "predicted_tokens",
     "preemptions",
+    "max_output_tokens",
+    "cached_tokens",
+    "first_token_at",
 )
 ENDED, CENSORED, WITHOUT_LENGTH = (
     0.0,

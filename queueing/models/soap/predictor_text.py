@@ -82,7 +82,7 @@ def without_predictor(policies: Iterable[Policy]) -> str | None:
     if not reading:
         return None
     return (
-        f"got no --predictor for the order{'' if len(reading) == 1 else 's'} "
+        f"got --predictor none for the order{'' if len(reading) == 1 else 's'} "
         f"{', '.join(reading)}; expected one, for example lognormal:sigma=0.5: without predicted "
         "lengths every request counts as the longest"
     )

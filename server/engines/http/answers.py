@@ -24,11 +24,22 @@ from server.engines.passing import Answered
 LENGTH = {"max_tokens": "length", "max_output_tokens": "length"}  # other words for it
 
 
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
 class _Usage(msgspec.Struct):
+    prompt_tokens_details: _Details | None = None
+    input_tokens_details: _Details | None = None  # of /v1/responses
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     input_tokens: int | None = None
     output_tokens: int | None = None
+
+    @property
+    def cached(self) -> int:
+        details = self.prompt_tokens_details or self.input_tokens_details
+        return 0 if details is None else details.cached_tokens or 0
 
 
 class _Delta(msgspec.Struct):
@@ -114,6 +125,7 @@ class Answer:
         self.error = False  # the server reported one in the answer itself
         self._output: int | None = None
         self._prompt: int | None = None
+        self._cached = 0
         self._reason: str | None = None
         self._rest = b""  # the beginning of a line
 
@@ -145,7 +157,7 @@ class Answer:
     def end(self) -> Answered:
         """How it ended."""
         reason = self._reason or "stop"
-        return Answered(LENGTH.get(reason, reason), self._output, self._prompt)
+        return Answered(LENGTH.get(reason, reason), self._output, self._prompt, self._cached)
 
     def _take(self, frame: _Frame) -> None:
         told = frame.response or frame
@@ -160,6 +172,7 @@ class Answer:
         output = usage.output_tokens if usage.completion_tokens is None else usage.completion_tokens
         self._prompt = self._prompt if prompt is None else prompt
         self._output = self._output if output is None else output
+        self._cached = min(max(self._cached, usage.cached), self._prompt or 0)
 
     def _end(self, reason: str | None) -> None:
         """Of several choices, one that was cut says more than one that ended."""

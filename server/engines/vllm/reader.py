@@ -147,27 +147,32 @@ class Reader:
         ):  # a dying engine's: what it carries is made again elsewhere
             self._lost("the engine aborted a request that was not cancelled")
             return
-        if completion.finish_reason == "error":  # this request alone
-            if self.engine_request.sampling.structured is not None:
-                self.fail(
-                    (
-                        "the engine could not produce an answer that satisfies the "
-                        "structured-output definition; change or simplify it"
-                    ),
-                    "invalid_request",
-                )
-            else:
-                self.fail(
-                    "the engine failed while serving this request; its log has the details",
-                    "engine_error",
-                )
+        if completion.finish_reason == "error":
+            self._fail_alone()
             return
+        if self.made == len(self.engine_request.output_token_ids):
+            self.stream.cached_tokens = output.num_cached_tokens or 0
         tokens = self._tokens(completion.token_ids, completion.logprobs)
         if tokens:
             self.stream.push(tokens)
         if completion.finish_reason and not self.closed:  # the listener may have cancelled
             self.closed = True
             self.stream.end("length" if completion.finish_reason == "length" else "stop")
+
+    def _fail_alone(self) -> None:
+        if self.engine_request.sampling.structured is not None:
+            self.fail(
+                (
+                    "the engine could not produce an answer that satisfies the "
+                    "structured-output definition; change or simplify it"
+                ),
+                "invalid_request",
+            )
+        else:
+            self.fail(
+                "the engine failed while serving this request; its log has the details",
+                "engine_error",
+            )
 
     def with_prompt(self, receive: Callable[[Any], None]) -> Callable[[Any], None]:
         """`receive`, which finds the log probabilities of the prompt on the stream."""

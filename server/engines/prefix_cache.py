@@ -1,0 +1,35 @@
+"""Which prompts an engine has computed already: whole blocks of them, the least recently used
+forgotten first, as vLLM's prefix cache has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+
+BLOCK = 16  # tokens
+
+
+class PrefixCache:
+    """With room for so many tokens."""
+
+    def __init__(self, tokens: int) -> None:
+        self._most = tokens // BLOCK
+        self._blocks: dict[int, None] = {}  # by the hash of all up to their ends; oldest first
+
+    def take(self, prompt: Sequence[int], salt: str | None = None) -> int:
+        """How many of its first tokens need not be computed; the last one always is. Its blocks are
+        there from here on, for prompts of the same salt.
+        """
+        keys, chain = list[int](), hash(salt)
+        for start in range(0, len(prompt) - BLOCK + 1, BLOCK):
+            chain = hash((chain, *prompt[start : start + BLOCK]))
+            keys.append(chain)
+        known = next((n for n, key in enumerate(keys) if key not in self._blocks), len(keys))
+        for key in reversed(keys):  # the end of a prompt is forgotten before its beginning
+            self._blocks.pop(key, None)
+            self._blocks[key] = None
+        excess = max(0, len(self._blocks) - self._most)
+        for key in list(islice(self._blocks, excess)):
+            del self._blocks[key]
+        return min(known * BLOCK, (len(prompt) - 1) // BLOCK * BLOCK)

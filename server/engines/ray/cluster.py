@@ -1,0 +1,133 @@
+"""The connection of this process to Ray: a cluster's, or a Ray of its own on this machine.
+
+A Ray of its own is made of processes that end with the thread that started them. So one thread
+connects, waits until the last engine has gone, and disconnects.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from server.engines.base import EngineStartError
+from server.runtime.pools import in_daemon
+
+CONNECT = 60.0  # seconds; a Ray of its own takes 3
+LEAVE = 10.0  # seconds; then its processes end with this one
+# else a warning of what a later version will do with actors that need no accelerator
+NO_WARNING = ("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+
+
+@dataclass(slots=True)
+class _Connection:
+    """Of all engines of this process."""
+
+    users: set[int] = field(default_factory=set)  # that have an actor, or are to have one
+    made: asyncio.Future[None] | None = None
+    ended: asyncio.Future[None] | None = None
+    over: threading.Event = field(default_factory=threading.Event)
+
+
+_connection = _Connection()
+
+
+async def join(user: object, address: str | None) -> None:
+    """Connect, once for all users. Raises EngineStartError."""
+    one = _connection
+    one.users.add(id(user))
+    if one.made is None or one.made.cancelled():
+        loop = asyncio.get_running_loop()
+        one.made, one.over = loop.create_future(), threading.Event()
+        made, over = one.made, one.over
+
+        def told(error: BaseException | None) -> None:
+            loop.call_soon_threadsafe(_tell, made, error)
+
+        one.ended = in_daemon(partial(_connected, address, told, over), "ray")
+    try:
+        async with asyncio.timeout(CONNECT):
+            await asyncio.shield(one.made)
+    except TimeoutError:
+        raise EngineStartError(
+            f"got no connection to Ray within {CONNECT:g} s; {_there(address)}"
+        ) from None
+    except Exception as error:
+        one.made = None
+        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise EngineStartError(f"got no connection to Ray: {first}; {_there(address)}") from error
+
+
+async def leave(user: object) -> None:
+    """The last user ends the connection, and a Ray of its own. Raises TimeoutError."""
+    one = _connection
+    one.users.discard(id(user))
+    if one.users or one.ended is None:
+        return
+    ended, one.made, one.ended = one.ended, None, None
+    one.over.set()
+    async with asyncio.timeout(LEAVE):
+        await asyncio.shield(ended)
+
+
+def lacking(needs: dict[str, float]) -> str | None:
+    """What the whole cluster has too little of for one actor."""
+    import ray  # noqa: PLC0415 - an extra
+
+    there = ray.cluster_resources()
+    for name, number in needs.items():
+        if number > there.get(name, 0.0):
+            return f"{number:g} {name} where the cluster has {there.get(name, 0.0):g} in all"
+    return None
+
+
+def _there(address: str | None) -> str:
+    if address is None:
+        return "expected to start one on this machine: its log is under /tmp/ray"
+    return (
+        f"expected a cluster at --ray-address {address}: `ray status` there says whether it is up"
+    )
+
+
+def _tell(made: asyncio.Future[None], error: BaseException | None) -> None:
+    if made.done():
+        return
+    if error is None:
+        made.set_result(None)
+    else:
+        made.set_exception(error)
+        made.exception()  # it is not logged where nobody waits for it any more
+
+
+def _connected(
+    address: str | None, told: Callable[[BaseException | None], object], over: threading.Event
+) -> None:
+    try:
+        _connect(address)
+    except BaseException as error:  # noqa: BLE001 - it is raised where it is awaited
+        told(error)
+        return
+    import ray  # noqa: PLC0415 - an extra
+
+    told(None)
+    over.wait()
+    ray.shutdown()
+
+
+def _connect(address: str | None) -> None:
+    os.environ.setdefault(*NO_WARNING)
+    import ray  # noqa: PLC0415 - an extra
+
+    options: dict[str, Any] = {"include_dashboard": False} if address is None else {}
+    ray.init(
+        address=address or "local",
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        namespace="kendall",
+        **options,
+    )

@@ -1,0 +1,122 @@
+"""The live prediction of an engine whose KV memory is what requests wait for."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from policies import parse_policy
+from queueing.distributions.token_distribution import parse_distribution
+from queueing.estimation.assess import Assessment, Limits, assess
+from queueing.estimation.assumptions.verdict import judged
+from queueing.estimation.estimates import Estimates
+from queueing.estimation.window.snapshot import COLUMN, Snapshot
+from queueing.latency.law import LatencyModel
+from queueing.measurement.statistics import mean_interval
+from queueing.model import Model
+from queueing.simulation.fast import draw_trace, replay
+from tests.queueing.estimation_windows import snapshot_of_run
+
+LAW = LatencyModel(k1=0.3e-3, k3=25e-6, k4=0.92e-3, kp=5e-6, turnaround=0.5e-3)
+LIMIT, SLOTS = 128, 16
+MEMORY = 3000
+COUNT = 150_000
+WITHIN = 0.05
+
+
+def queue(memory: int | None = MEMORY, reserved: int | None = None) -> Model:
+    return Model(
+        policy=parse_policy(f"continuous:max_batch_size={SLOTS}"),
+        output_tokens=parse_distribution("lognormal:mu=3,sigma=0.7", LIMIT),
+        prompt_tokens=parse_distribution("uniform:low=10,high=500"),
+        law=LAW,
+        max_context_tokens=memory,
+        reserved_tokens=reserved,
+    )
+
+
+def window(model: Model, load: float) -> Snapshot:
+    rate = load * model.largest_stable_rate
+    trace = draw_trace(model, rate, COUNT, np.random.SeedSequence(3))
+    return snapshot_of_run(replay(model, trace), model, trace.prompt_tokens, LIMIT)
+
+
+def assessed(
+    seen: Snapshot, memory: int | None = MEMORY, reserved: int | None = None
+) -> Assessment:
+    limits = Limits(
+        max_output_tokens=LIMIT,
+        max_num_seqs=SLOTS,
+        max_context_tokens=memory,
+        reserved_tokens=reserved,
+    )
+    return assess(seen, LAW, limits)
+
+
+@pytest.mark.parametrize(("load", "reserved"), [(0.5, None), (0.8, None), (0.8, 60)])
+def test_it_is_predicted_where_the_memory_binds(load: float, reserved: int | None) -> None:
+    seen = window(queue(reserved=reserved), load)
+    assert mean_interval(judged(seen, sojourn=True)).relative < WITHIN / 2
+    found = assessed(seen, reserved=reserved)
+    assert abs(found.compared.error) <= WITHIN, found.compared
+    assert found.model is not None
+    assert found.model.max_context_tokens == MEMORY
+    assert found.load.value == pytest.approx(load, rel=0.03)
+    assert found.prediction is not None
+    assert found.prediction.load_bound == "memory"
+    names = {each.name: each.holds for each in found.compared.assumptions}
+    assert names["enough_memory"] is False
+
+
+def test_without_the_memory_it_is_not() -> None:
+    found = assessed(window(queue(), 0.8), memory=None)
+    assert found.compared.error > 0.15
+    assert "enough_memory" in found.compared.reasons
+
+
+def test_memory_that_cannot_bind_changes_nothing() -> None:
+    seen = window(queue(memory=None), 0.6)
+    plain, roomy = assessed(seen, None), assessed(seen, SLOTS * (500 + LIMIT))
+    assert roomy.model is not None
+    assert roomy.model.max_context_tokens is None
+    assert roomy.prediction == plain.prediction
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"max_output_tokens": math.nan}, "no limit is known"),
+        ({"max_output_tokens": 2.0 * LIMIT}, "clients' limits are larger than any answer"),
+        ({"prompt_tokens": 0.0}, "no prompt is known"),
+        ({"prompt_tokens": 5000.0}, "not even one request fits"),
+    ],
+)
+def test_where_it_is_not_known_what_requests_hold_there_is_no_memory_in_the_model(
+    changed: dict[str, float], reason: str
+) -> None:
+    seen = window(queue(memory=None), 0.5)
+    rows = seen.rows.copy()
+    for name, value in changed.items():
+        rows[:, COLUMN[name]] = value
+    found = assessed(seen.having(rows))
+    assert found.model is not None
+    assert found.model.max_context_tokens is None, reason
+
+
+def test_what_is_held_is_kept_with_the_estimates() -> None:
+    seen = window(queue(memory=None), 0.5)
+    rows = seen.rows.copy()
+    rows[::2, COLUMN["max_output_tokens"]] = 40
+    rows[:, COLUMN["cached_tokens"]] = 16
+    found = assessed(seen.having(rows), reserved=100).estimates
+    assert found.held_tokens == pytest.approx((40 + 100) / 2 + 16, rel=0.01)
+    again = Estimates.from_dict(found.to_dict())
+    assert again.held_tokens == found.held_tokens
+    older = found.to_dict()
+    del older["held_tokens"]
+    assert math.isnan(Estimates.from_dict(older).held_tokens)
+    unknown = dataclasses.replace(found, held_tokens=math.nan)
+    assert unknown.to_dict()["held_tokens"] is None
