@@ -179,7 +179,9 @@ def parse_policy(text: str) -> Policy:
             f"got an empty policy; expected one of {', '.join(usable_policies())}, for example "
             "capped:max_batch_size=8"
         )
-    name, pairs = split_spec(text, ORDER_EXAMPLES if "order=" in text else EXAMPLES)
+    name, pairs = split_spec(
+        text, ORDER_EXAMPLES if ":order" in text or "order=" in text else EXAMPLES
+    )
     cls = policy_class(name)
     if cls is None:
         names = usable_policies()

@@ -192,7 +192,7 @@ requests = st.lists(
 @pytest.mark.parametrize("order", ["spjf", "priority", "sprpt", "pspjf", "trail", "trail,c=0.5"])
 def test_no_order_ages_backwards(order: str) -> None:
     parse_policy(f"continuous:order={order},aging=0")
-    with pytest.raises(SpecError, match="got aging=-1; expected seconds >= 0"):
+    with pytest.raises(SpecError, match="got aging=-1; expected finite seconds >= 0"):
         parse_policy(f"continuous:order={order},aging=-1")
 
 
@@ -341,8 +341,8 @@ def test_batches_have_members_of_one_bin() -> None:
             "single:order=threshold,threshold=inf",
             "got threshold=inf; expected a finite number of tokens > 0",
         ),
-        ("single:order=spjf,aging=-1", "got aging=-1; expected seconds >= 0"),
-        ("single:order=spjf,aging=inf", "got aging=inf; expected seconds >= 0"),
+        ("single:order=spjf,aging=-1", "got aging=-1; expected finite seconds >= 0"),
+        ("single:order=spjf,aging=inf", "got aging=inf; expected finite seconds >= 0"),
         ("single:order=trail,c=-0.1", "got c=-0.1; expected a number >= 0"),
         ("single:order=mlfq,levels=0", "got levels=0; expected a whole number from 1 to 30"),
         ("single:order=mlfq,levels=31", "got levels=31; expected a whole number from 1 to 30"),
@@ -353,7 +353,7 @@ def test_batches_have_members_of_one_bin() -> None:
         ),
         ("single:order=fb,quantum=0", "got quantum=0; expected tokens, at least 1"),
         ("single:order=mlfq,quantum=0", "got quantum=0; expected tokens, at least 1"),
-        ("single:order=mlfq,aging=-1", "got aging=-1; expected seconds >= 0"),
+        ("single:order=mlfq,aging=-1", "got aging=-1; expected finite seconds >= 0"),
         ("dynamic:order=binned,bins=0", "got bins=0; expected a whole number from 1 to 1000"),
         ("dynamic:order=binned,bins=1001", "got bins=1001; expected a whole number from 1 to 10"),
         ("single:order=vtc,prompt_weight=-1", "got prompt_weight=-1; expected a number >= 0"),

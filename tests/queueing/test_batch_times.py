@@ -37,7 +37,14 @@ def row(
     ending: float = ENDED,
     server: int = 0,
 ) -> list[float]:
-    return [at - 0.5, at, free, free, batch, size, server, prompt, tokens, ending, 0, np.nan, 0]
+    return numbers(
+        at - 0.5, at, free, free, batch, size, server, prompt, tokens, ending, 0, np.nan, 0
+    )
+
+
+def numbers(*known: float) -> list[float]:
+    """A row whose last numbers are not known."""
+    return [*known, *[np.nan] * (len(FIELDS) - len(known))]
 
 
 def window(*rows: list[float]) -> Snapshot:
@@ -96,7 +103,7 @@ def test_batches_stand_in_the_order_of_their_dispatch() -> None:
         (
             (
                 row(0, 1.0, 2.0, 3, size=2),
-                [0.5, 1.0, 2.0, math.nan, 0, 2, 0, 0, 3, CENSORED, 0, math.nan, 0],
+                numbers(0.5, 1.0, 2.0, math.nan, 0, 2, 0, 0, 3, CENSORED, 0, math.nan, 0),
             ),
             0,
         ),  # one was cancelled, with tokens

@@ -20,6 +20,7 @@ from queueing.estimation.cached_prediction import CachedPrediction
 from queueing.estimation.estimates import estimate
 from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
 from queueing.estimation.speed.speed_curve import SpeedCurve, speed_curve
+from queueing.estimation.window.snapshot import WIDTH
 from queueing.estimation.window.window import COLUMN, Snapshot
 from queueing.latency.law import LatencyModel
 from queueing.measurement.record import Record
@@ -541,7 +542,7 @@ def test_an_empty_window_has_no_verdict() -> None:
         start=0.0,
         now=10.0,
         arrivals=np.empty(0),
-        rows=np.empty((0, 13)),
+        rows=np.empty((0, WIDTH)),
     )
     found = assess(nothing, LAW, LIMITS)
     assert found.compared.verdict == "not enough data"

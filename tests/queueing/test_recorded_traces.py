@@ -9,6 +9,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -205,7 +206,7 @@ def test_requests_of_a_trace_without_a_prediction_count_as_the_longest(tmp_path:
         )
         for i, (tokens, guess) in enumerate([(10, 0.2), (10, None), (90, 79.6)])
     ]
-    bare = [dataclasses.replace(each, predicted_output_tokens=None) for each in records]
+    bare = [msgspec.structs.replace(each, predicted_output_tokens=None) for each in records]
     delays = []
     for number, run in enumerate((bare, records)):
         path = tmp_path / f"{number}.jsonl"

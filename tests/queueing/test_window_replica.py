@@ -13,7 +13,14 @@ import pytest
 
 from queueing.estimation.window.producer import CallGroups, WindowProducer, row
 from queueing.estimation.window.replica import WindowReplica
-from queueing.estimation.window.snapshot import CENSORED, COLUMN, ENDED, WITHOUT_LENGTH, Snapshot
+from queueing.estimation.window.snapshot import (
+    CENSORED,
+    COLUMN,
+    ENDED,
+    WIDTH,
+    WITHOUT_LENGTH,
+    Snapshot,
+)
 from queueing.estimation.window.window import Window
 from queueing.measurement.record import Record
 from tests.queueing.estimation_windows import record
@@ -121,7 +128,7 @@ def test_what_was_taken_is_forgotten() -> None:
         1,
         1,
         1,
-        13,
+        WIDTH,
     ]
     assert [len(second.arrivals), len(second.retries), len(second.lost), len(second.rows)] == [
         0,
@@ -139,7 +146,8 @@ def test_a_feed_that_nobody_takes_is_bounded() -> None:
         producer.on_record(_lost(number, float(number), 0))
     delta = producer.take()
     assert (
-        max(len(delta.arrivals), len(delta.retries), len(delta.lost), len(delta.rows) // 13) <= 100
+        max(len(delta.arrivals), len(delta.retries), len(delta.lost), len(delta.rows) // WIDTH)
+        <= 100
     )
     assert delta.arrivals[-1] == delta.retries[-1] == delta.lost[-1] == 999.0
 
@@ -150,12 +158,12 @@ def test_a_mirror_without_news_says_so() -> None:
 
 
 def test_a_message_is_small() -> None:
-    """5 s at 500 requests/s: 104 bytes a row and 16 an arrival, no more than 1 % beyond."""
+    """5 s at 500 requests/s: 128 bytes a row and 16 an arrival, no more than 1 % beyond."""
     producer = WindowProducer()
     for number in range(2500):
         producer.on_arrival(float(number))
         producer.on_record(record(number, float(number)))
-    assert len(pickle.dumps(producer.take(), protocol=5)) < 1.01 * 2500 * 120
+    assert len(pickle.dumps(producer.take(), protocol=5)) < 1.01 * 2500 * 144
 
 
 @pytest.mark.parametrize("cuts", [1, 3, 7])
@@ -197,14 +205,20 @@ def test_the_numbers_of_a_request_and_what_stands_for_those_that_are_missing() -
         epoch=7,
         predicted_output_tokens=12.5,
         preemptions=2,
+        max_output_tokens=20,
+        cached_tokens=3,
+        first_token_at=3.5,
     )
-    assert row(whole, 1.0, 2.0) == (1.0, 2.0, 6.0, 5.0, 3, 4, 2, 8, 10, ENDED, 7, 12.5, 2)
+    # of the prompt what was computed
+    expected = (1.0, 2.0, 6.0, 5.0, 3, 4, 2, 5, 10, ENDED, 7, 12.5, 2, 20, 3, 3.5)
+    assert row(whole, 1.0, 2.0) == expected
     bare = Record(request_id="x", outcome="completed")
     found = dict(zip(COLUMN, row(bare, 1.0, 2.0), strict=True))
     assert math.isnan(found["server_free_at"])
     assert math.isnan(found["released_at"])
-    assert math.isnan(found.pop("predicted_tokens"))
-    assert {name: found[name] for name in list(COLUMN)[4:] if name != "predicted_tokens"} == {
+    unknown = {"predicted_tokens", "max_output_tokens", "first_token_at"}
+    assert all(math.isnan(found[name]) for name in unknown)
+    assert {name: found[name] for name in list(COLUMN)[4:] if name not in unknown} == {
         "batch_id": -1.0,
         "batch_size": 1,
         "server_id": 0,
@@ -213,6 +227,7 @@ def test_the_numbers_of_a_request_and_what_stands_for_those_that_are_missing() -
         "ending": WITHOUT_LENGTH,
         "epoch": 0,
         "preemptions": 0,
+        "cached_tokens": 0,
     }
 
 
