@@ -32,4 +32,4 @@ class PrefixCache:
         excess = max(0, len(self._blocks) - self._most)
         for key in list(islice(self._blocks, excess)):
             del self._blocks[key]
-        return min(known * BLOCK, (len(prompt) - 1) // BLOCK * BLOCK)
+        return min(known * BLOCK, max(0, len(prompt) - 1) // BLOCK * BLOCK)

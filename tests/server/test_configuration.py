@@ -431,7 +431,7 @@ def test_settings_are_frozen() -> None:
         ("config = 'other.toml'", ("got key 'config'",)),
         ("log-level = 'infos'", ("got --log-level 'infos'", "did you mean 'info'?")),
         ("log-format = 'xml'", ("got --log-format 'xml'", "text or json")),
-        ("engine = 'vlm'", ("expected auto, vllm, emulated or http",)),
+        ("engine = 'vlm'", ("expected auto, vllm, emulated, http or ray",)),
         ("unknown-fields = 'ignor'", ("got --unknown-fields 'ignor'", "expected refuse or ignore")),
         ("allowed-origins = [1]", ("JSON list of origins",)),
         ("api-key = 5", ("expected a list of texts",)),

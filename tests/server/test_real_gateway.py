@@ -440,7 +440,7 @@ BAD_STARTS = [
     (["serve", "tiny", "--policy", "fixed"], "batch_size"),
     (["serve", "/nowhere/model"], "not a directory here"),
     (["serve", "tiny", "--engine-arg", "nonsense"], "KEY=VALUE"),
-    (["serve", "tiny", "--engine", "other"], "auto, vllm, emulated or http"),
+    (["serve", "tiny", "--engine", "other"], "auto, vllm, emulated, http or ray"),
     (
         [
             "predict",

@@ -488,8 +488,14 @@ def test_a_parser_that_vllm_does_not_have_ends_the_start_in_one_line() -> None:
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"engine": "emulated", "tool_call_parser": "hermes"}, "--tool-call-parser with the emul"),
-        ({"engine": "emulated", "reasoning_parser": "qwen3"}, "--reasoning-parser with the emul"),
+        (
+            {"engine": "emulated", "tool_call_parser": "hermes"},
+            "--tool-call-parser with --engine emulated, which has no tools",
+        ),
+        (
+            {"engine": "emulated", "reasoning_parser": "qwen3"},
+            "--reasoning-parser with --engine emulated, which has no tools",
+        ),
         ({"engine": "emulated", "enable_auto_tool_choice": True}, "--enable-auto-tool-choice with"),
         ({"engine": "vllm", "enable_auto_tool_choice": True}, "without --tool-call-parser"),
     ],
