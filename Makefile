@@ -1,6 +1,6 @@
 # Every target makes the environment first (tools/setup_env.py, silent when up to date).
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev setup-system setup-clients demo test test-all fuzz mutants check audit bench conformance screenshots dashboards notebooks manifests clean
+.PHONY: help setup setup-dev setup-system setup-clients setup-ray demo test test-all fuzz mutants check audit bench conformance screenshots dashboards notebooks manifests clean
 
 PYTHON ?= python3
 ifndef SEED
@@ -27,6 +27,9 @@ setup-system: ## Prometheus, Chromium and nginx from Debian's packages, for the 
 
 setup-clients: ## LangChain, Instructor and other client libraries in .venv-clients, for the tests that use them
 	@$(PYTHON) -m venv .venv-clients && .venv-clients/bin/pip install -q -r tests/clients/requirements.txt
+
+setup-ray: setup ## Ray in .venv, for --engine ray and its tests
+	@$(BIN)/python -m pip install -q ray==2.60.0
 
 demo: setup ## the gateway under load, observed and predicted delays; ARGS="..."
 	@$(BIN)/kendall demo $(ARGS)

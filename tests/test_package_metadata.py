@@ -89,6 +89,7 @@ def test_what_is_imported_at_run_time_is_asked_for() -> None:
     """
     engines = {
         "vllm",
+        "ray",
         "torch",
         "transformers",
         "jinja2",

@@ -25,6 +25,7 @@ SKIPPED = {
         "before a server that runs already; tests/server/test_real_passing.py has one"
     ),
     "curl -i localhost:8080/v1/chat/completions": "asks that server's model",
+    "kendall serve tiny --engine ray": "needs the extra ray; tests/server/ray has it",
     "make ": "it made the environment that runs this test; its targets are looked up instead",
     "KENDALL_ADMIN_KEY=... docker ": "as docker",
     "docker ": (

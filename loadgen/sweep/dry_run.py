@@ -137,14 +137,16 @@ def print_plan(plan: Plan, to: Console) -> None:
                 f"{counted(probes_expected(plan.tolerance), 'probe')}{takes}"
             ),
         )
-    cells = _print_cells(basis, to) if has_cells else []
-    for line in _remarks(plan, cells, searches):
+    cells, unstable = _print_cells(basis, to) if has_cells else ([], False)
+    for line in _remarks(plan, cells, searches, unstable=unstable):
         say(to, line)
 
 
-def _print_cells(basis: Basis, to: Console) -> list[Cell]:
-    """A cell as soon as it is known, where the table fits the width."""
-    plan, cells, rows = basis.plan, [], []
+def _print_cells(basis: Basis, to: Console) -> tuple[list[Cell], bool]:
+    """A cell as soon as it is known, where the table fits the width; and whether interruptions
+    leave one without a steady state.
+    """
+    plan, cells, rows, unstable = basis.plan, [], [], False
     expected = expectation(basis) if plan.has_orders else None
     columns, name = _whole_or_short(plan, to.width)
     at_once = _fits(columns, to.width)
@@ -152,16 +154,22 @@ def _print_cells(basis: Basis, to: Console) -> list[Cell]:
         to.print(Table(columns, []))
     for cell in basis.cells():
         cells.append(cell)
-        values = [] if expected is None else _expected_values(expected(cell))
+        values: list[str] = []
+        if expected is not None:
+            found = expected(cell)
+            values = _expected_values(found)
+            unstable |= found.queueing_delay is None and (cell.load or 1.0) < 1
         rows.append(_row(plan, len(cells), cell, name, values))
         if at_once:
             to.print(Table(columns, rows[-1:], headed=False))
     if not at_once:
         to.print(Table(columns, rows, keys=2))
-    return cells
+    return cells, unstable
 
 
-def _remarks(plan: Plan, cells: list[Cell], searches: list[PlannedSearch]) -> Iterator[str]:
+def _remarks(
+    plan: Plan, cells: list[Cell], searches: list[PlannedSearch], *, unstable: bool
+) -> Iterator[str]:
     if any(cell.cut for cell in cells):
         yield "*: shorter than asked (--cell-limit)"
     if any(not _runs(plan, cell) for cell in cells):
@@ -171,6 +179,8 @@ def _remarks(plan: Plan, cells: list[Cell], searches: list[PlannedSearch]) -> It
             "delay: predicted mean queueing delay; of fcfs: over that in the order of arrival; "
             f"predictor {plan.predictor}"
         )
+    if unstable:
+        yield "-: no steady state: interruptions cost more than the load leaves"
     parts = [counted(len(cells), "cell")] if cells else []
     parts += [counted(len(searches), "search", "searches")] if searches else []
     takes = f"about {duration(total_seconds(plan, cells, searches))} in all"

@@ -54,7 +54,8 @@ def make_order(name: str, given: dict[str, Any]) -> Order:
     known = [each.name for each in fields]
     unknown = [key for key in given if key not in known]
     if unknown:
-        expected = f"{', '.join(known)}, or nothing" if known else "no parameter"
+        own = [*known, *(["max_preemptions"] if cls.preemptive else [])]
+        expected = f"{', '.join(own)}, or nothing" if own else "no parameter"
         raise SpecError(f"got {unknown[0]} for order {name}; expected {expected}")
     for each in fields:
         if each.default is dataclasses.MISSING and each.name not in given:

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from policies.text import SpecError, suggest
 from queueing.arrivals.timetable import Timetable
 from queueing.arrivals.trace_formats import FORMATS, Format, Row, detect
+from queueing.distributions.laws import LONGEST
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,12 @@ def _whole_predictions(predicted: npt.NDArray[Any]) -> npt.NDArray[np.int64] | N
     if not given.any():
         return None
     tokens = np.where(given, predicted, 0).astype(float)
-    return np.where(given, np.maximum(np.rint(tokens), 1), 0).astype(np.int64)
+    if (lowest := tokens.min()) < 0:
+        raise SpecError(
+            f"got a predicted length of {lowest:g} tokens in the trace; expected numbers > 0"
+        )
+    whole = np.clip(np.rint(tokens), 1, LONGEST)  # a longer one is no longer than any limit
+    return np.where(given, whole, 0).astype(np.int64)
 
 
 def _usable(form: Format, path: Path, count: int | None) -> tuple[list[Row], int]:

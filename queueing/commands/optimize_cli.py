@@ -285,11 +285,12 @@ def _check_target(
         )
     if predictors and target != "order":
         raise SpecError(f"got --predictor with --target {target}; expected --target order")
-    if largest is not None and (target in ("policy", "order", "arrival-rate") or largest < 1):
+    if largest is not None and target in ("policy", "order", "arrival-rate"):
         raise SpecError(
-            f"got --largest {largest} with --target {target}; expected at least 1, for a limit, "
-            "batch size or servers"
+            f"got --largest with --target {target}; expected it for a limit, batch size or servers"
         )
+    if largest is not None and largest < 1:
+        raise SpecError(f"got --largest {largest}; expected at least 1")
 
 
 def _rate(target: str, arrival_rate: float | None, arrivals: str | None) -> float | None:
@@ -364,6 +365,8 @@ def _order(
 ) -> Optimum:
     from queueing.optimization.orders import best_order  # noqa: PLC0415 - scipy.optimize, which other targets need not wait for
 
+    if goal.name == "slo":
+        raise SpecError("got an SLO for order; expected none: leave --slo out")
     if goal.name != "delay":
         raise SpecError(f"got --objective {goal.name} for order; expected delay")
     return best_order(model, _needed(rate), candidates, predictors)

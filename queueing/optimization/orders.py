@@ -72,7 +72,7 @@ def best_order(
         raise SpecError(
             f"got policy {model.text} for --target order; expected it without an order of its own"
         )
-    asked = [parse_predictor(text) for text in predictors or PREDICTORS]
+    asked = list(dict.fromkeys(map(parse_predictor, predictors or PREDICTORS)))
     search = _Search(model, arrival_rate, {})
     orders = search.usual() if candidates is None else list(candidates)
     policies = [with_order(model.policy, order) for order in (FIRST_COME.name, *orders)]

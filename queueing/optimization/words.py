@@ -58,7 +58,8 @@ def order_lines(found: Optimum) -> list[str]:
         stable = [point for point in own if point["score"] is not None]
         if predictor is not None and stable:
             best = min(stable, key=lambda point: float(point["score"]))
-            lines.append(f"with {predictor} predictions: {_order_line(best)}")
+            told = "without" if predictor == "none" else f"with {predictor}"
+            lines.append(f"{told} predictions: {_order_line(best)}")
     return lines
 
 
@@ -85,11 +86,17 @@ def legend(found: Optimum) -> str:
     """The mark and the score."""
     parts = [
         "> marks the best choice",
-        *(_ABOUT_ORDERS if found.target == "order" else _about_score(found)),
+        *(_about_orders(found) if found.target == "order" else _about_score(found)),
         *_about_durations(found),
         *_about_losses(found),
     ]
     return "; ".join(parts)
+
+
+def _about_orders(found: Optimum) -> tuple[str, ...]:
+    if all(point["stable"] for point in found.curve):
+        return _ABOUT_ORDERS
+    return (*_ABOUT_ORDERS, "- in a whole row: unstable, interruptions cost more than is free")
 
 
 def judged_by_slo(found: Optimum) -> bool:

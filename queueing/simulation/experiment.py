@@ -67,6 +67,7 @@ NUM_REQUESTS = 100_000
 PILOT = 6000  # requests, after which a queue that grows is mostly seen
 MOST_REQUESTS = 10_000_000  # of all replications together, some 100 bytes each: 1 GB
 MOST_SPANS = 10_000  # of arrivals that end, a simulation of its own each
+SURE = 3.0  # standard deviations of the work of so many requests, about
 GROWTH = 4.0  # standard deviations of so many Poisson arrivals
 MOST_DRAWS = 60_000_000  # residuals, and as many gaps between stalls: 480 MB each
 
@@ -498,20 +499,33 @@ def check_kept_up(model: Model, runs: Sequence[SimulatedRun]) -> None:
     if not (order_of(model.policy).preemptive and model.bound is not None and whole):
         return
     slots = model.bound * model.servers
-    grown = [_excess(run, slots) for run in runs]
-    if all(grown):
-        raise UnstableQueueError(float(np.mean(grown)))
+    over = _work(runs) / model.servers if model.bound == 1 else 0.0
+    if over == 0:
+        grown = [_excess(run, slots) for run in runs]
+        over = float(np.mean(grown)) if all(grown) else 0.0
+    if over:
+        raise UnstableQueueError(over)
+
+
+def _work(runs: Sequence[SimulatedRun]) -> float:
+    """Seconds of service in each second of arrivals, of requests that are served one at a time,
+    where that is more than 1 by more than chance; else 0.
+    """
+    work = sum(float((run.server_free_at - run.dispatched_at).sum()) for run in runs)
+    found = work / sum(float(np.ptp(run.arrived_at)) for run in runs)
+    chance = SURE * math.sqrt(2 / sum(len(run.arrived_at) for run in runs))
+    return found if found > 1 + chance else 0.0
 
 
 def _excess(run: SimulatedRun, slots: int) -> float:
-    """Arrivals over departures in the second half of the arrivals, where no slot is ever free and
-    more are left over than chance leaves; else 0.
+    """Arrivals over departures in the second half of the arrivals, where more are left over than
+    chance leaves, and in the last quarter no slot is ever free; else 0.
     """
     half = len(run.arrived_at) // 2
     left = np.searchsorted(np.sort(run.server_free_at), run.arrived_at[half:], side="right")
     present = half + np.arange(len(left)) - left  # as each one arrives
     growth = int(present[-1] - present[0])
-    if present.min() < slots or growth <= GROWTH * math.sqrt(len(left)):
+    if present[len(present) // 2 :].min() < slots or growth <= GROWTH * math.sqrt(len(left)):
         return 0.0
     return len(left) / max(1, len(left) - growth)
 

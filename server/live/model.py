@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from queueing.control.wait_ahead import BatchService, SlotService
 
 log = logging.getLogger("kendall.live")
+STALE = 3  # intervals, after which the last reason says nothing of now
 LAST_LOOK = 5.0  # seconds that a shutdown waits for it
 WHAT_IF_SHARE = 0.1  # of the time that what-ifs take: those that are simulated take half a minute
 
@@ -72,6 +73,7 @@ class LiveModel(Observer):
         # the last assessment of this epoch, as `/admin/prediction` shows it
         self.prediction: dict[str, Any] | None = None
         self.reason: str | None = None  # why the last assessment has no prediction
+        self._looked_at = now  # when that was told
         # service times of this epoch's policy, for wait estimates
         self.ahead: BatchService | SlotService | None = None
         self.estimates: dict[str, Any] | None = None
@@ -137,9 +139,10 @@ class LiveModel(Observer):
         """The reason why there is no prediction."""
         if self._gateway.latency.law is None:
             return "no latency law: POST /admin/calibrate or start with --latency"
-        if self.reason is None and self._predictor.busy:
-            return "no prediction yet: the predicting process, which is niced, is at work"
         every = self._gateway.settings.prediction_interval
+        old = self._gateway.now() - self._looked_at > STALE * every
+        if self._predictor.busy and (self.reason is None or old):
+            return "no prediction yet: the predicting process, which is niced, is at work"
         return self.reason or (
             f"no prediction yet: one is made every {every:g} s once {ENOUGH} requests of this "
             "epoch have ended"
@@ -246,6 +249,7 @@ class LiveModel(Observer):
             await self.update_what_if()
 
     def _take(self, found: Mapping[str, Any]) -> None:
+        self._looked_at = self._gateway.now()
         self.reason, self.ahead = found["reason"], found["ahead"]
         if found["prediction"] is None:
             self.estimates = self.estimates or found["estimates"]

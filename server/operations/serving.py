@@ -191,8 +191,8 @@ def _ray_engine(settings: Settings) -> Engine:
 
     if importlib.util.find_spec("ray") is None:
         raise SpecError(
-            "got --engine ray, but Ray is not installed here; expected it beside Kendall: "
-            "`pip install 'kendall[ray]'`, or `.venv/bin/pip install ray==2.60.0`"
+            "got --engine ray, but Ray is not installed here; expected the extra kendall[ray]: "
+            "run `make setup-ray`"
         )
     needs, engine_args = needs_of(settings.engine_args)
     check_names(engine_args)

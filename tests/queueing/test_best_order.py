@@ -229,7 +229,7 @@ def test_the_command_prints_one_object() -> None:
     [
         ([*FLAGS, "--policy", "single"], "got no --arrival-rate"),
         ([*ASKED, "--objective", "throughput"], "got --objective throughput for order"),
-        ([*ASKED, "--largest", "3"], "got --largest 3 with --target order"),
+        ([*ASKED, "--largest", "3"], "got --largest with --target order; expected it"),
         (["--target", "servers", *ASKED[2:], "--predictor", "exact"], "expected --target order"),
         (
             ["--target", "servers", *ASKED[2:], "--candidates", "spjf"],

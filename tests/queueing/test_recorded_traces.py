@@ -222,6 +222,28 @@ def test_requests_of_a_trace_without_a_prediction_count_as_the_longest(tmp_path:
     assert any(said in each for each in found.assumptions)
 
 
+def test_absurd_predictions_of_a_trace_are_refused_or_count_as_the_longest(tmp_path: Path) -> None:
+    def asked(predicted: float) -> float | None:
+        records = [
+            Record(
+                request_id=str(i),
+                outcome="completed",
+                arrived_at=0.1 * i,
+                prompt_tokens=1,
+                output_tokens=10,
+                predicted_output_tokens=predicted if i == 1 else 9.0,
+            )
+            for i in range(3)
+        ]
+        write_run(tmp_path / "run.jsonl", Header(writer="gateway"), records)
+        given = {"latency": "a=0.1,c=0", "trace": tmp_path / "run.jsonl"}
+        return kendall.predict("single:order=spjf", **given).queueing_delay.mean  # type: ignore[arg-type]
+
+    assert asked(1e300) == asked(100.0)
+    with pytest.raises(SpecError, match="got a predicted length of -3 tokens in the trace"):
+        asked(-3.0)
+
+
 def test_a_single_request_and_a_burst_are_traces_too(tmp_path: Path) -> None:
     for count in (1, 3):
         path = tmp_path / f"{count}.jsonl"

@@ -308,6 +308,19 @@ def test_so_are_those_that_are_more_than_its_slots_can_do(policy: Continuous, kr
     assert calm.queueing_delay.mean < 1.0
 
 
+def test_a_load_just_beyond_what_can_be_done_is_seen_too() -> None:
+    """Of one at a time exactly: the formula says 1.03, and the queue grows slowly."""
+    law = LatencyModel(k1=1e-4, k2=4e-3, k3=1e-5, k4=1e-3, kr=3e-3)
+    lengths = parse_distribution("lognormal:mu=3,sigma=1", 200)
+    queued = Model.read("single:order=pspjf", lengths, law, predictor="lognormal:sigma=0.5")
+    loads = []
+    for ask in (predict_model, simulate_model):
+        with pytest.raises(UnstableQueueError) as raised:
+            ask(queued, 25.0)
+        loads.append(raised.value.load)
+    assert loads[1] == pytest.approx(loads[0], rel=0.02)
+
+
 def interrupted(policy: Single | Continuous, kr: float) -> tuple[Model, float]:
     queued = model(policy, LatencyModel(k1=1e-4, k2=1e-2, k3=1e-5, k4=5e-3, kr=kr))
     return queued, 0.7 * queued.largest_stable_rate

@@ -386,6 +386,12 @@ def test_without_a_prediction_the_reason_is_of_this_epoch_and_of_this_moment() -
             live._predictor = asked  # type: ignore[assignment]
             live.reason = "12 requests of this epoch have ended in the last 300 s; 50 are needed"
             assert live.why_nothing().startswith("12 requests")
+            asked.busy = True
+            await asyncio.sleep(5.0)
+            assert live.why_nothing().startswith("12 requests")
+            await asyncio.sleep(20.0)  # what was told is old, and something else takes long
+            assert live.why_nothing().endswith("which is niced, is at work")
+            asked.busy = False
             live.begin_epoch(1)
             assert live.why_nothing().startswith("no prediction yet: one is made every 5 s")
             asked.busy = True

@@ -181,7 +181,7 @@ class Generation(BaseModel):
     # -1: to what the context leaves
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
     truncation_side: Literal["left", "right"] | None = None
-    priority: Int64 = 0  # lower is earlier, as vLLM has it
+    priority: Annotated[Int64, _null_is(0, Int64 | None)] = 0  # lower is earlier, as vLLM has it
     patience: Annotated[float, Field(gt=0)] | None = None  # seconds in the queue, then 429
     # seconds to the end of the answer, then 504
     request_timeout: Annotated[float, Field(gt=0)] | None = None

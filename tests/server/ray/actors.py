@@ -31,7 +31,7 @@ def require_ray() -> None:
     try:
         import ray  # noqa: F401
     except ImportError:
-        missing("ray", "`.venv/bin/pip install ray==2.60.0` installs it")
+        missing("ray", "`make setup-ray` installs it")
 
 
 @dataclass

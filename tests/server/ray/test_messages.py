@@ -152,7 +152,9 @@ def test_a_gateway_names_what_is_missing(monkeypatch: Any) -> None:
     )
     settings = Settings(model="tiny", served_model_name="tiny", engine="ray")
     if there("vllm") is not None:
-        with pytest.raises(SpecError, match=r"Ray is not installed here; .*kendall\[ray\]"):
+        with pytest.raises(
+            SpecError, match=r"Ray is not installed here; .*kendall\[ray\]: run `make setup-ray`"
+        ):
             serving.choose_engine(settings)
     for other in ("emulated", "http"):
         elsewhere = Settings(
