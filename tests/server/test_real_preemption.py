@@ -65,9 +65,10 @@ async def compared(count: int, kinds: list[Body]) -> None:
     """The same calls first come first served and in turns of a few tokens; who comes last has
     nobody left to make way for, so a few more are sent.
     """
-    alone, records = await answers(ALONE, count + TOGETHER, kinds)
+    asked = count + 4 * TOGETHER
+    alone, records = await answers(ALONE, asked, kinds)
     assert {record.preemptions for record in records} == {0}
-    turns, records = await answers(TURNS, count + TOGETHER, kinds)
+    turns, records = await answers(TURNS, asked, kinds)
     preemptions = [record.preemptions for record in records]
     preempted = sum(number > 0 for number in preemptions)
     tell("preempted", count=len(records), preempted=preempted, times=sum(preemptions))
