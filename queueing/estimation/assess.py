@@ -41,7 +41,6 @@ from queueing.estimation.band import (
 from queueing.estimation.cached_prediction import CachedPrediction
 from queueing.estimation.estimates import Estimates, estimate, held_tokens
 from queueing.estimation.interval import UNKNOWN, Estimate
-from queueing.estimation.speed.prefill_speed import own_prefill
 from queueing.estimation.speed.speed_curve import SpeedCurve
 from queueing.estimation.speed.speed_history import SpeedHistory
 from queueing.estimation.speed.speeds import Speeds
@@ -143,7 +142,11 @@ def assess(
     """
     policy = served_as(parse_policy(seen.policy), pads=limits.pads)
     seen = while_requests_came(seen)
-    estimates, speeds = _estimated(seen, policy, shape, limits, history)
+    speeds = Speeds.of(policy, seen, shape, limits.step_tokens)
+    slow = None if history is None else history.add(speeds, seen.epoch)
+    estimates = estimate(seen, policy, shape, speeds=speeds, slow=slow)
+    held = held_tokens(seen.mine, limits.reserved_tokens)
+    estimates = dataclasses.replace(estimates, held_tokens=held)
     if not estimates.count or not estimates.arrival_rate.value > 0:
         return _nothing(seen, estimates, policy)
     lengths = estimates.output_tokens.law(limits.max_output_tokens)
@@ -163,22 +166,6 @@ def assess(
         cached=forecast.cached,
         model=model,
     )
-
-
-def _estimated(
-    seen: Snapshot,
-    policy: Policy,
-    shape: LatencyModel,
-    limits: Limits,
-    history: SpeedHistory | None,
-) -> tuple[Estimates, Speeds]:
-    own = shape if limits.step_tokens is not None else own_prefill(policy, seen, shape)
-    speeds = Speeds.of(policy, seen, own, limits.step_tokens)
-    slow = None if history is None else history.add(speeds, seen.epoch)
-    found = estimate(seen, policy, shape, speeds=speeds, slow=slow)
-    found = found.with_prefill(own.kp / shape.kp if shape.kp else 1.0)
-    held = held_tokens(seen.mine, limits.reserved_tokens)
-    return dataclasses.replace(found, held_tokens=held), speeds
 
 
 def _compared(

@@ -72,8 +72,6 @@ class Estimates:
     # tokens of KV memory that a request holds beside the prompt that was computed, on average; not
     # a number where nothing says it
     held_tokens: float = math.nan
-    # factor on the shape's kp beside the speed, of prompts that are not as slow as all else
-    prefill: float = 1.0
     predictor: str | None = None  # of the lengths that requests were sent with; None: not known
 
     @cached_property
@@ -81,21 +79,11 @@ class Estimates:
         """The law of a call's number of sequences; None: each was of one."""
         return self.sequences.law() if self.sequences.known_to > 1 else None
 
-    def with_prefill(self, prefill: float) -> Estimates:
-        """With a factor on kp: of the one in the `speeds` that these come from over the shape's."""
-        speed = self.speed.value
-        if prefill == 1 or not math.isfinite(speed):
-            return dataclasses.replace(self, prefill=prefill)
-        note = (
-            f"prompts take {prefill * speed:.2f} times the law's time, all else {speed:.2f} times"
-        )
-        return dataclasses.replace(self, prefill=prefill, notes=(*self.notes, note))
-
     def law(self, shape: LatencyModel) -> LatencyModel:
         """The shape at the speed, residual and stalls of the window, where these are known."""
         factor = self.speed.value if math.isfinite(self.speed.value) else shape.speed
         cv = self.cv.value if self.cv.known else shape.cv
-        law = dataclasses.replace(shape, kp=shape.kp * self.prefill, speed=factor, cv=cv)
+        law = dataclasses.replace(shape, speed=factor, cv=cv)
         if not self.stalls.count or not self.speed.known or parse_policy(self.policy).joins_running:
             return law
         return dataclasses.replace(law, stall_share=self.stalls.time_share, stall=self.stalls.size)
@@ -116,7 +104,7 @@ class Estimates:
             plain
             | numbers
             | counts
-            | {"held_tokens": _number(self.held_tokens), "prefill": self.prefill}
+            | {"held_tokens": _number(self.held_tokens)}
             | {"wander": slow, "stalls": dataclasses.asdict(self.stalls), "notes": list(self.notes)}
         )
 
@@ -147,7 +135,6 @@ class Estimates:
         fields["gateway_turnaround"] = float(plain.get("gateway_turnaround", 0.0))
         held = plain.get("held_tokens")
         fields["held_tokens"] = math.nan if held is None else float(held)
-        fields["prefill"] = float(plain.get("prefill", 1.0))
         return cls(
             **fields,
             wander=wandering,
