@@ -145,8 +145,7 @@ def assess(
     speeds = Speeds.of(policy, seen, shape, limits.step_tokens)
     slow = None if history is None else history.add(speeds, seen.epoch)
     estimates = estimate(seen, policy, shape, speeds=speeds, slow=slow)
-    held = held_tokens(seen.mine, limits.reserved_tokens)
-    estimates = dataclasses.replace(estimates, held_tokens=held)
+    estimates = _holding(estimates, seen.mine, limits)
     if not estimates.count or not estimates.arrival_rate.value > 0:
         return _nothing(seen, estimates, policy)
     lengths = estimates.output_tokens.law(limits.max_output_tokens)
@@ -166,6 +165,11 @@ def assess(
         cached=forecast.cached,
         model=model,
     )
+
+
+def _holding(estimates: Estimates, mine: Snapshot, limits: Limits) -> Estimates:
+    """With what a request holds of the KV memory."""
+    return dataclasses.replace(estimates, held_tokens=held_tokens(mine, limits.reserved_tokens))
 
 
 def _compared(
