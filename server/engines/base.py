@@ -7,6 +7,7 @@ unpadded service alike; an engine that stops by itself merely saves work.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,6 +19,7 @@ from policies import Request
 from policies.core import UNBOUNDED
 from server.engines.passing import PassedCall
 
+NOT_RUNNING = "the engine is not running"
 EngineEnd = Literal["stop", "length", "cancelled"]
 FailureCode = Literal["engine_unavailable", "engine_error", "invalid_request", "internal_error"]
 """Why a sequence failed.
@@ -219,6 +221,13 @@ class TokenStream:
         """Say that the sequence failed, and whether by its own fault."""
         if self.listener is not None:
             self.listener.on_failure(message, code)
+
+
+def stillborn(engine_request: EngineRequest) -> TokenStream:
+    """Of an engine that does not run: it fails as soon as its listener is there."""
+    stream = TokenStream(engine_request.request.id)
+    asyncio.get_running_loop().call_soon(stream.fail, NOT_RUNNING)
+    return stream
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What the predicting process is told of the window beside the records."""
+"""What a question to the predicting process holds besides the records of the window."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class EngineActor:
             yield batch
 
     async def take(self, number: int, order: Order) -> None:
-        """A request to serve, or one to let go; what comes of it are messages."""
+        """Requests to serve, or to let go. What comes of them is sent as messages."""
         for each in self._inbox.put(number, order):
             if isinstance(each, Cancel):
                 self._engine.cancel(each.request_ids)

@@ -7,12 +7,7 @@ from collections.abc import Callable, Sequence
 
 from server.engines.base import TokenStream
 from server.engines.ray.messages import End, Failure, Tokens
-
-
-def first_line(error: BaseException) -> str:
-    """What it says, in one line."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+from server.engines.vllm.reader import first_line
 
 
 class Answers:

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from server.engines.base import EngineStartError
+from server.engines.vllm.reader import first_line
 from server.runtime.pools import in_daemon
 
 CONNECT = 60.0  # seconds; a Ray of its own takes 3
@@ -59,8 +60,9 @@ async def join(user: object, address: str | None) -> None:
         ) from None
     except Exception as error:
         one.made = None
-        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise EngineStartError(f"got no connection to Ray: {first}; {_there(address)}") from error
+        raise EngineStartError(
+            f"got no connection to Ray: {first_line(error)}; {_there(address)}"
+        ) from error
 
 
 async def leave(user: object) -> None:

@@ -11,11 +11,12 @@ import contextlib
 import dataclasses
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from server.engines.base import (
+    NOT_RUNNING,
     Capabilities,
     Engine,
     EngineRequest,
@@ -23,9 +24,10 @@ from server.engines.base import (
     Sampling,
     Step,
     TokenStream,
+    stillborn,
 )
 from server.engines.ray.actor import EngineActor
-from server.engines.ray.answers import Answers, first_line
+from server.engines.ray.answers import Answers
 from server.engines.ray.cluster import join, lacking, leave
 from server.engines.ray.messages import (
     Cancel,
@@ -35,6 +37,7 @@ from server.engines.ray.messages import (
     Order,
     StepEnd,
 )
+from server.engines.vllm.reader import first_line
 
 log = logging.getLogger("kendall.engine")
 HANG_TIMEOUT = 15.0  # seconds without an answer to a ping
@@ -43,7 +46,6 @@ PLACED = 10.0  # seconds that an actor may wait for its place before the log say
 ANSWER = 30.0  # seconds for a question about a prompt
 DECODE = 5.0  # seconds that the event loop may be held up by one, which takes a millisecond
 STOP = 10.0  # seconds for the engine's own end; then the actor is killed
-NOT_RUNNING = "the engine is not running"
 T = TypeVar("T")
 
 
@@ -251,11 +253,9 @@ class RayEngine:
     ) -> list[TokenStream]:
         """See `Engine`."""
         del server_id  # there is one
-        streams = [TokenStream(each.request.id) for each in requests]
         if self._actor is None:
-            for stream in streams:
-                asyncio.get_running_loop().call_soon(stream.fail, NOT_RUNNING)
-            return streams
+            return [stillborn(engine_request) for engine_request in requests]
+        streams = [TokenStream(each.request.id) for each in requests]
         self._answers.expect(streams)
         self._order(Dispatch(list(map(_sent, requests)), padded, joining))
         return streams
@@ -300,11 +300,7 @@ async def _told(answer: Awaitable[T]) -> T:
     try:
         return await answer
     except ray.exceptions.RayTaskError as error:
-        _raise(error)
-
-
-def _raise(error: Any) -> NoReturn:
-    raise error.cause from None
+        raise error.cause from None
 
 
 def _kill(actor: Any) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from server.engines.base import (
+    NOT_RUNNING,
     Capabilities,
     EngineRequest,
     EngineStartError,
@@ -26,6 +27,7 @@ from server.engines.base import (
     Sampling,
     Step,
     TokenStream,
+    stillborn,
 )
 from server.engines.vllm.boot import STOPS, Boot, Forks
 from server.engines.vllm.forms import FormCompiler
@@ -55,7 +57,6 @@ TOO_LONG = frozenset(
 ANSWER_TIMEOUT = 1.0  # seconds for a health check
 # seconds for vLLM's own end, which takes 0.1; then its processes are killed all the same
 STOP_TIMEOUT = 7.0
-NOT_RUNNING = "the engine is not running"
 # in this process, all forked by one fork server
 _STARTED: weakref.WeakSet[VllmEngine] = weakref.WeakSet()
 log = logging.getLogger("kendall.engine")
@@ -289,7 +290,7 @@ class VllmEngine:
         del server_id  # there is one
         core, submitter = self._core, self._submitter
         if core is None or submitter is None or self._watch is None:
-            return [_stillborn(engine_request) for engine_request in requests]
+            return [stillborn(engine_request) for engine_request in requests]
         readers = [
             Reader(
                 TokenStream(engine_request.request.id), engine_request, core.tokenizer, self._lost
@@ -412,13 +413,6 @@ async def _in_time(work: Callable[[], None], otherwise: str) -> None:
 def _fail_all(readers: Mapping[str, Reader], reason: str) -> None:
     for reader in readers.values():
         reader.fail(reason)
-
-
-def _stillborn(engine_request: EngineRequest) -> TokenStream:
-    """A stream that fails as soon as its listener is there."""
-    stream = TokenStream(engine_request.request.id)
-    asyncio.get_running_loop().call_soon(stream.fail, NOT_RUNNING)
-    return stream
 
 
 def _start_message(error: Exception) -> str:
