@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import gc
 import json
 import logging
 from collections.abc import Awaitable, Callable
@@ -14,6 +15,9 @@ from typing import Any
 import pytest
 
 from server.admission.limits import OverloadSettings
+from server.engines.http.exchange import Exchange
+from server.http.passing.answer import Passed, PassedAnswer
+from server.queue.sequence import SequenceState
 from server.runtime.logs import LogSettings
 from server.security.keys import read_keys
 from server.security.settings import SecuritySettings
@@ -684,5 +688,33 @@ def test_an_order_that_interrupts_is_refused_and_the_one_in_force_goes_on() -> N
             call = kendall.call(PROMPT)
             await call.task
             assert call.status == 200
+
+    play(test)
+
+
+@pytest.mark.parametrize("kind", ["whole", "streamed", "refused"])
+def test_an_answered_call_leaves_nothing_to_the_collector(kind: str) -> None:
+    """A thousand calls a second would stop the event loop for milliseconds each second."""
+    kinds = (PassedAnswer, Passed, SequenceState, Exchange)
+
+    def there() -> list[object]:
+        return [each for each in gc.get_objects() if isinstance(each, kinds)]
+
+    async def test(stub: Stub) -> None:
+        if kind == "refused":
+            stub.behave = answers(b"{}", 400)
+        async with before(stub) as kendall:
+            body = PROMPT | {"stream": kind == "streamed", "max_tokens": 3}
+            gc.collect()
+            gc.disable()
+            others = {id(each) for each in there()}
+            try:
+                for _ in range(3):
+                    await kendall.answer(body)
+                await asyncio.sleep(1)
+                left = [type(each).__name__ for each in there() if id(each) not in others]
+            finally:
+                gc.enable()
+            assert left == []
 
     play(test)

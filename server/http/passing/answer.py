@@ -132,6 +132,10 @@ class PassedAnswer(Submitted):
         if not self._gone and self._part.sequence is not None:
             self._part.sequence.released()
 
+    def _let_go(self) -> None:
+        super()._let_go()
+        del self._part
+
     def _has_more(self) -> object:
         return self.chunks or self._part.done
 
