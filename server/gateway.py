@@ -84,7 +84,7 @@ class Gateway:
         self.passing = engine if isinstance(engine, PassingEngine) else None
         if self.passing is not None:
             self.passing.on_servers = self._on_servers
-        self._idle_servers: frozenset[int] = frozenset()  # those that take no work
+        self._serving: frozenset[int] = frozenset()  # of those behind: what takes work
         self._batcher: Batcher | None = None
         self._recorder: Recorder | None = None
         self.created = int(time.time())  # noqa: TID251 - a date, not a clock
@@ -154,7 +154,8 @@ class Gateway:
             suspect_after=self.settings.supervision.suspect_after,
         )
         self._batcher.recovery.trials.on_sound = self.supervisor.forgive
-        self._batcher.withhold(self._idle_servers)
+        if self.passing is not None:
+            self._batcher.use_only(self._serving)
         if self.servers is not None:
             self.servers.attach(self._batcher)
         self.lifecycle.came_up()
@@ -282,11 +283,12 @@ class Gateway:
         if self.on_restarted is not None:
             self.on_restarted()
 
-    def _on_servers(self, idle: frozenset[int]) -> None:
-        """Other servers take no work: with another number of them statistics begin anew."""
-        changed, self._idle_servers = idle != self._idle_servers, idle
-        if self._batcher is not None and changed:
-            self._batcher.withhold(idle, ask=False)
+    def _on_servers(self, serving: frozenset[int]) -> None:
+        """Other servers behind take work: with another number of them statistics begin anew."""
+        changed, self._serving = serving != self._serving, serving
+        if self._batcher is not None and self.passing is not None and changed:
+            self._batcher.serve_within(self.passing.capabilities())
+            self._batcher.use_only(serving, ask=False)
             self.limits.begin_epoch()
 
     def _on_given_up(self, message: str) -> None:

@@ -5,9 +5,12 @@ it, and what it hears of an answer.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import msgspec
+
+if TYPE_CHECKING:
+    from server.engines.base import Capabilities
 
 TRACE_HEADERS = ("traceparent", "tracestate")
 
@@ -74,7 +77,18 @@ class PassingEngine(Protocol):
         """The answer to a call that needs no engine, whatever its status. Raises OSError."""
 
     on_servers: Callable[[frozenset[int]], None] | None
-    """Called with the servers that take no work, each time that they change."""
+    """Called with the servers that take work, each time that they change."""
+
+    def capabilities(self) -> Capabilities:
+        """Of each server that is to serve, the least of all, and how many there are."""
+
+    def servers(self) -> list[dict[str, Any]]:
+        """For operators: id, URL, state and what was wrong last, of each."""
+
+    def serve_on(self, urls: Sequence[str]) -> None:
+        """The servers at these URLs are to serve, and no others: new ones get work once they
+        answer, removed ones end what they have. Raises ValueError where none would get work.
+        """
 
     def known_prompt_tokens(self, fields: Mapping[str, msgspec.Raw], prompt: bytes) -> int | None:
         """As `prompt_tokens`, at once; None where a server or a tokenizer is to be asked."""

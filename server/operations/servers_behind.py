@@ -68,8 +68,8 @@ def _check_rest(settings: Settings, *, named: bool) -> None:
         )
 
 
-def server_url(url: str) -> str:
-    """Without what follows the server's root. Raises SpecError."""
+def server_url(url: str, name: str = "--engine-url") -> str:
+    """Without what follows the server's root. `name`: what was given it. Raises SpecError."""
     try:
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port
@@ -84,8 +84,8 @@ def server_url(url: str) -> str:
     ):
         shown = url.rpartition("@")[2]  # without a password
         raise SpecError(
-            f"got --engine-url {shown!r}; expected http:// or https://, a host and a port, "
-            f"{EXAMPLE}, and a key by --engine-api-key"
+            f"got {name} {shown!r}; expected http:// or https://, a host and a port, "
+            f"for example {name} http://localhost:8000, and a key by --engine-api-key"
         )
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
 

@@ -39,7 +39,7 @@ async def served(*stubs: Stub, policy: str = "continuous", **options: Any) -> As
     async with up(*stubs, **options) as engine:
         desk = Desk(policy, engine, await engine.start())
         engine.on_death = desk.deaths.append
-        engine.on_servers = desk.batcher.withhold
+        engine.on_servers = desk.batcher.use_only
         yield desk
 
 

@@ -202,14 +202,14 @@ def test_a_server_that_loads_its_model_is_waited_for(
 def test_one_of_two_is_enough_and_the_other_gets_work_once_it_is_there() -> None:
     async def test(one: Stub, other: Stub) -> None:
         async with up(one, of=(one, other)) as engine:
-            down: list[frozenset[int]] = []
-            engine.on_servers = down.append
+            serving: list[frozenset[int]] = []
+            engine.on_servers = serving.append
             assert (await engine.start()).servers == 2
-            assert down[-1] == {1}
+            assert serving[-1] == {0}
             assert await engine.healthy()
             await other.up()
             await asyncio.sleep(20)
-            assert down[-1] == frozenset()
+            assert serving[-1] == {0, 1}
 
     with sockets(2) as stubs:
         run_with_sockets(test(*stubs))

@@ -230,8 +230,8 @@ async def up(
         await asyncio.sleep(0.1)
 
 
-def engine_of(*stubs: Stub, **options: Any) -> HttpEngine:
-    """An engine before these."""
+def engine_of(*stubs: Stub, at_first: int | None = None, **options: Any) -> HttpEngine:
+    """An engine before these, or before so many of them; it reaches all."""
     by_url = {f"http://stub-{index}": stub.path for index, stub in enumerate(stubs)}
-    given = HttpOptions(urls=tuple(by_url), **options)
+    given = HttpOptions(urls=tuple(by_url)[:at_first], **options)
     return HttpEngine(given, lambda url: aiohttp.UnixConnector(by_url[url], limit=0))

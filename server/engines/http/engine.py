@@ -64,7 +64,7 @@ class HttpEngine:
 
     async def healthy(self) -> bool:
         """Whether a server takes work."""
-        return len(self._pool.down) < len(self._pool.upstreams)
+        return bool(self._pool.serving)
 
     # requests
 
@@ -129,7 +129,7 @@ class HttpEngine:
 
     def elsewhere(self, upstream: Upstream) -> bool:
         """See Around."""
-        return any(each.breaker.closed for each in self._pool.upstreams if each.id != upstream.id)
+        return bool(self._pool.serving - {upstream.id})
 
     def heard(self, call: PassedCall, answer: Answer, upstream: Upstream) -> None:
         """See Around: learn from it, and say once what is wrong with it."""
@@ -167,9 +167,15 @@ class HttpEngine:
             stream = PassedStream(name)
         if engine_request.trace is not None:
             call = in_trace(call, engine_request.trace.handed_on(name))
-        over = partial(_forget, self._exchanges, name)
+        over = partial(self._over, name)
         self._exchanges[name] = Exchange(self, upstream, call, stream, over)
         return stream
+
+    def _over(self, name: str, exchange: Exchange) -> None:
+        if self._exchanges.get(name) is exchange:
+            del self._exchanges[name]
+        if exchange.upstream.leaving:
+            self._remove_idle()
 
     def _drop(self) -> None:
         exchanges, self._exchanges = list(self._exchanges.values()), {}
@@ -177,6 +183,35 @@ class HttpEngine:
             exchange.cancel()
 
     # servers
+
+    def capabilities(self) -> Capabilities:
+        """See PassingEngine."""
+        return self._pool.capabilities()
+
+    def servers(self) -> list[dict[str, Any]]:
+        """See PassingEngine."""
+        return [
+            {
+                "id": each.id,
+                "url": each.url,
+                "state": self._pool.state_of(each),
+                "last_fault": each.last_fault,
+            }
+            for each in sorted(self._pool.upstreams.values(), key=lambda each: each.id)
+        ]
+
+    def serve_on(self, urls: Sequence[str]) -> None:
+        """See PassingEngine."""
+        self._pool.change(urls)
+        self._tell_servers()
+        self._remove_idle()
+
+    def _remove_idle(self) -> None:
+        """Servers that leave and have nothing in service."""
+        used = {exchange.upstream.id for exchange in self._exchanges.values()}
+        for upstream in list(self._pool.upstreams.values()):
+            if upstream.leaving and upstream.id not in used:
+                self._pool.remove(upstream)
 
     def _changed(self, upstream: Upstream, reason: str) -> None:
         """No work for it from here on, or again; what it had goes back or fails."""
@@ -193,14 +228,9 @@ class HttpEngine:
 
     def _tell_servers(self) -> None:
         if self.on_servers is not None:
-            self.on_servers(self._pool.down)
+            self.on_servers(self._pool.serving)
 
     def _say_once(self, kind: str, sentence: str) -> None:
         if kind not in self._said:
             self._said.add(kind)
             log.warning("%s (said once)", sentence)
-
-
-def _forget(exchanges: dict[str, Exchange], name: str, exchange: Exchange) -> None:
-    if exchanges.get(name) is exchange:
-        del exchanges[name]

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from server.engines.base import Capabilities, EngineStartError
@@ -47,77 +47,130 @@ class Pool:
         self._options, self._on_change, self._connect = options, on_change, connect
         self._known: dict[int, Description] = {}  # of the servers that have answered
         self._turns = itertools.count()
-        self.upstreams: list[Upstream] = []
+        self._closing: set[asyncio.Task[None]] = set()
+        self._urls = dict(enumerate(options.urls))  # of those that are to serve
+        self._open = False  # one of them has answered since the start
+        self.upstreams: dict[int, Upstream] = {}
         self.names: tuple[str, ...] = ()  # of the models
 
     @property
-    def down(self) -> frozenset[int]:
-        """Those that get no work."""
-        return frozenset(each.id for each in self.upstreams if not each.breaker.closed)
+    def serving(self) -> frozenset[int]:
+        """Those that get work."""
+        working = (each.id for each in self.upstreams.values() if each.takes_work)
+        return frozenset(working if self._open else ())
 
     @property
     def first(self) -> Upstream | None:
         """One that gets work."""
-        return next((each for each in self.upstreams if each.breaker.closed), None)
+        return next((self.upstreams[each] for each in self.serving), None)
 
     @property
     def lost(self) -> bool:
         """Whether none of them is there."""
-        return all(each.breaker.lost for each in self.upstreams)
+        return all(each.breaker.lost or each.leaving for each in self.upstreams.values())
 
     async def open(self) -> Capabilities:
         """Wait until one of them serves. Raises EngineStartError where they serve different
         models, and where it is the first time and none is there.
         """
         await self.close()
-        options = self._options
-        self.upstreams = [
-            Upstream(index, url, options.key, self._on_change, self._verify, connect=self._connect)
-            for index, url in enumerate(options.urls)
-        ]
+        self.upstreams = {index: self._upstream(index, url) for index, url in self._urls.items()}
         absent = await self._wait()
-        for upstream in self.upstreams:
+        for upstream in self.upstreams.values():
             if upstream.id in absent:
                 upstream.give_up(absent[upstream.id])
             upstream.watch()
-        return self._capabilities()
+        self._open = True
+        return self.capabilities()
 
     async def close(self) -> None:
         """No connection is left."""
-        upstreams, self.upstreams = self.upstreams, []
-        await asyncio.gather(*(upstream.close() for upstream in upstreams))
+        self._open = False
+        upstreams, self.upstreams = self.upstreams, {}
+        await asyncio.gather(*(upstream.close() for upstream in upstreams.values()), *self._closing)
+
+    # other servers
+
+    def change(self, urls: Sequence[str]) -> None:
+        """These are to serve from now on. A new one gets work once it answers with the same models;
+        another one gets no more, and is to be removed when it has ended what it has. Raises
+        ValueError, and changes nothing, where no server would get work and one does now.
+        """
+        kept = {each.url: each for each in self.upstreams.values()}
+        if self.serving and not any(url in kept and kept[url].breaker.closed for url in urls):
+            raise ValueError(
+                f"got {', '.join(urls)}, of which none serves this queue now; expected one of "
+                f"{', '.join(each.url for each in kept.values() if each.takes_work)} among them: "
+                "remove it once a new one serves"
+            )
+        for upstream in kept.values():
+            upstream.leaving = upstream.url not in urls
+        for url in urls:
+            if url not in kept:
+                index = next(each for each in itertools.count() if each not in self.upstreams)
+                log.info("server %d (%s) is new: it gets work once it answers", index, url)
+                self.upstreams[index] = self._upstream(index, url)
+                self.upstreams[index].await_answer()
+        self._urls = {each.id: each.url for each in self.upstreams.values() if not each.leaving}
+
+    def remove(self, upstream: Upstream) -> None:
+        """It has nothing left to do."""
+        log.info("%s (%s) was removed", upstream.name, upstream.url)
+        del self.upstreams[upstream.id]
+        self._known.pop(upstream.id, None)
+        task = asyncio.get_running_loop().create_task(upstream.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    def state_of(self, upstream: Upstream) -> str:
+        """In one word, for operators."""
+        if upstream.leaving:
+            return "draining"
+        if upstream.breaker.closed:
+            return "serving"
+        if upstream.breaker.busy:
+            return "busy"
+        return "lost" if upstream.id in self._known else "starting"
+
+    def _upstream(self, index: int, url: str) -> Upstream:
+        key, connect = self._options.key, self._connect
+        return Upstream(index, url, key, self._on_change, self._verify, connect=connect)
+
+    # what they are
 
     @property
     def tokenizes(self) -> bool:
         """Whether one of them counts tokens."""
-        return any(map(self._tokenizes, self.upstreams))
+        return any(map(self._tokenizes, self.upstreams.values()))
 
     def tokenizing(self) -> Upstream | None:
         """One that counts tokens, each in its turn."""
-        able = [each for each in self.upstreams if self._tokenizes(each)]
+        able = [each for each in self.upstreams.values() if self._tokenizes(each)]
         return able[next(self._turns) % len(able)] if able else None
 
     def _tokenizes(self, upstream: Upstream) -> bool:
         known = self._known.get(upstream.id)
-        return upstream.breaker.closed and known is not None and known.tokenizes
+        return upstream.takes_work and known is not None and known.tokenizes
 
     async def _wait(self) -> dict[int, str]:
         """Until one serves; returns why the others do not."""
         first, said = not self._known, -math.inf
         now = clock_of(asyncio.get_running_loop())
         while True:
-            looks = await asyncio.gather(
-                *(self._look(each, first=first) for each in self.upstreams)
-            )
-            absent = {index: look for index, look in enumerate(looks) if look is not None}
-            if len(absent) < len(looks):
+            asked = list(self.upstreams.values())
+            looks = await asyncio.gather(*(self._look(each, first=first) for each in asked))
+            absent = {
+                each.id: look for each, look in zip(asked, looks, strict=True) if look is not None
+            }
+            if any(each.id not in absent and not each.leaving for each in asked):
                 return {index: str(reason) for index, reason in absent.items()}
             if first and not any(isinstance(look, StartingError) for look in looks):
-                raise refusal(str(absent[0]), self.upstreams[0].url)
+                raise refusal(str(absent[asked[0].id]), asked[0].url)
             if now() - said >= SAY_AGAIN:
                 said = now()
-                for upstream in self.upstreams:
-                    log.warning("waiting for %s: %s", upstream.url, absent[upstream.id])
+                for upstream in asked:
+                    if upstream.id in absent:
+                        log.warning("waiting for %s: %s", upstream.url, absent[upstream.id])
             await asyncio.sleep(AGAIN)
 
     async def _look(self, upstream: Upstream, *, first: bool) -> Exception | None:
@@ -154,7 +207,8 @@ class Pool:
             return reason_of(error)
         return None
 
-    def _capabilities(self) -> Capabilities:
+    def capabilities(self) -> Capabilities:
+        """Of each of them, as far as they say; the least of all."""
         options, known = self._options, self._known.values()
         lengths = [each.max_model_len for each in known if each.max_model_len is not None]
         memories = [each.kv_cache_tokens for each in known if each.kv_cache_tokens is not None]
@@ -168,7 +222,7 @@ class Pool:
             eos_token_ids=frozenset(),
             vocab_size=TOKEN_IDS,
             pads=False,
-            servers=len(self.upstreams),
+            servers=len(self._urls),
             model_names=self.names,
         )
 

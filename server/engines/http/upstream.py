@@ -69,6 +69,8 @@ class Upstream:
         self._loop = asyncio.get_running_loop()
         self._now = clock_of(self._loop)
         self.breaker = Breaker()
+        self.leaving = False  # it ends what it has, and gets no more
+        self.last_fault: str | None = None
         self.heard_at = self._now()  # the last byte of an answer
         self._health = HEALTH
         self._probing: asyncio.Task[None] | None = None
@@ -88,6 +90,11 @@ class Upstream:
         """As clients may read it."""
         return f"server {self.id}"
 
+    @property
+    def takes_work(self) -> bool:
+        """Whether requests may go there."""
+        return self.breaker.closed and not self.leaving
+
     def post(
         self, path: str, body: bytes, headers: Mapping[str, str]
     ) -> aiohttp.client._RequestContextManager:
@@ -98,6 +105,8 @@ class Upstream:
 
     async def get(self, path: str) -> tuple[int, bytes]:
         """Status and body. Raises LOST."""
+        if self._session.closed:
+            raise ConnectionError("it was removed")
         async with asyncio.timeout(PROBE):
             async with self._session.get(self.url + path, allow_redirects=False) as answer:
                 return answer.status, await answer.read()
@@ -126,13 +135,23 @@ class Upstream:
     def trip(self, pause: float, reason: str) -> None:
         """It is busy: no work for a while."""
         if self.breaker.closed:
+            self.last_fault = reason
             self.breaker.trip(self._now(), pause)
             self._look_when_due()
             self._on_change(self, reason)
 
+    def await_answer(self) -> None:
+        """It is new: it gets work once it has answered a probe, and the first one begins now."""
+        self.last_fault = "it has not answered yet"
+        while not self.breaker.lost:
+            self.breaker.fail(self._now())
+        self.watch()
+        self.look()
+
     def watch(self) -> None:
         """Probe it from now on."""
-        self._watching = asyncio.create_task(self._watch(), name=f"probes-{self.id}")
+        if self._watching is None:
+            self._watching = asyncio.create_task(self._watch(), name=f"probes-{self.id}")
 
     def look(self) -> asyncio.Task[None]:
         """The probe under way, or one that begins now."""
@@ -182,6 +201,7 @@ class Upstream:
         return None if status < 400 else f"it answers {status} to {self._health}"
 
     def _failed(self, reason: str) -> None:
+        self.last_fault = reason
         before, was_lost = self.breaker.state, self.breaker.lost
         self.breaker.fail(self._now())
         if before != "open" and self.breaker.state == "open":

@@ -1,16 +1,41 @@
-"""`/admin/servers`: the servers of the queue, and how many replicas there are of the engine."""
+"""`/admin/servers`: the servers of the queue; how many replicas there are of the engine, or which
+servers behind are passed calls.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 from fastapi import FastAPI, Request
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from policies.text import SpecError
 from server.gateway import Gateway
 from server.http.api.openapi import body, errors
 from server.http.api.validation import parse
+from server.operations.servers_behind import server_url
 from server.runtime.errors import ApiError
-from server.supervision.replicas.servers import ServersChange
+from server.supervision.settings import MOST_REPLICAS
+
+MOST_URLS = 1024
+
+
+class ServersChange(BaseModel):
+    """`PUT /admin/servers`: how many replicas are to serve, or the servers behind that are."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    replicas: int | None = Field(default=None, ge=1, le=MOST_REPLICAS)
+    urls: list[str] | None = Field(default=None, min_length=1, max_length=MOST_URLS)
+
+    @model_validator(mode="after")
+    def _one(self) -> ServersChange:
+        if (self.replicas is None) == (self.urls is None):
+            got = "neither" if self.replicas is None else "both"
+            raise ValueError(
+                f"got {got} of replicas and urls; expected replicas, of a gateway that starts its "
+                "engines, or urls, of one with --engine http"
+            )
+        return self
 
 
 def servers_of(gateway: Gateway) -> dict[str, Any]:
@@ -18,17 +43,21 @@ def servers_of(gateway: Gateway) -> dict[str, Any]:
     batcher = gateway.batcher
     if gateway.servers is not None:
         return gateway.servers.state()
-    in_use, serves = batcher.servers_in_use, gateway.lifecycle.ready
+    running = [len(each) for each in batcher.running()]
+    if gateway.passing is not None:
+        known = gateway.passing.servers()
+    else:
+        in_use, serves = batcher.servers_in_use, gateway.lifecycle.ready
+        known = [
+            {"id": server_id, "state": "serving" if serves and server_id in in_use else "lost"}
+            for server_id in range(len(running))
+        ]
     return {
-        "replicas": batcher.capabilities.servers,
+        "replicas": sum(server["state"] != "draining" for server in known),
         "last_failure": None,
         "servers": [
-            {
-                "id": server_id,
-                "state": "serving" if serves and server_id in in_use else "lost",
-                "in_service": len(running),
-            }
-            for server_id, running in enumerate(batcher.running())
+            server | {"in_service": running[server["id"]] if server["id"] < len(running) else 0}
+            for server in known
         ],
     }
 
@@ -51,6 +80,9 @@ def add_servers(app: FastAPI, gateway: Gateway) -> None:
             request.receive, ServersChange, gateway.settings.security.max_body_bytes
         )
         gateway.admit()
+        if change.urls is not None:
+            return _serve_on(gateway, change.urls)
+        assert change.replicas is not None
         if gateway.servers is None:
             raise ApiError(
                 409,
@@ -60,3 +92,26 @@ def add_servers(app: FastAPI, gateway: Gateway) -> None:
                 param="replicas",
             )
         return gateway.servers.resize(change.replicas)
+
+
+def _serve_on(gateway: Gateway, asked: list[str]) -> dict[str, Any]:
+    """Raises ApiError 400, 409."""
+    if gateway.passing is None:
+        raise ApiError(
+            409,
+            "no_urls",
+            "got urls for a gateway that starts its engines; expected one with --engine http",
+            param="urls",
+        )
+    try:
+        urls = [server_url(url, "url") for url in asked]
+    except SpecError as error:
+        raise ApiError(400, "invalid_url", str(error), param="urls") from None
+    if repeated := next((url for url in urls if urls.count(url) > 1), None):
+        message = f"got url {repeated} twice; expected each server once"
+        raise ApiError(400, "invalid_url", message, param="urls")
+    try:
+        gateway.passing.serve_on(urls)
+    except ValueError as error:
+        raise ApiError(409, "no_server_left", str(error), param="urls") from None
+    return servers_of(gateway)

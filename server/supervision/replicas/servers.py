@@ -10,22 +10,12 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
-
 from server.queue.batcher import Batcher
 from server.queue.sequence import SequenceState
 from server.supervision.replicas.pool import Replicas
 from server.supervision.replicas.replica import Replica
-from server.supervision.settings import MOST_REPLICAS
 
 log = logging.getLogger("kendall.supervision")
-
-
-class ServersChange(BaseModel):
-    """`PUT /admin/servers`: how many replicas are to serve."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-    replicas: int = Field(ge=1, le=MOST_REPLICAS)
 
 
 class Servers:

@@ -1,0 +1,193 @@
+"""Servers behind the gateway are added and removed while it serves: whole conversations over
+sockets, on virtual time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from tests.server.asgi import Call
+from tests.server.passing_gateway import Before, before
+from tests.server.upstream_stub import Stub, sockets, streams
+from tests.virtual_time import run_with_sockets
+
+PROMPT = {"model": "m", "prompt": "hello", "max_tokens": 40}
+URLS = [f"http://stub-{index}" for index in range(3)]
+
+
+def play(test: Callable[..., Awaitable[None]], *, stubs: int = 2) -> None:
+    with sockets(stubs) as made:
+        run_with_sockets(test(*made))
+
+
+async def change(kendall: Before, body: Any) -> Call:
+    made = Call(kendall.app, "PUT", "/admin/servers", body)
+    await made.task
+    return made
+
+
+async def states(kendall: Before) -> dict[str, str]:
+    said = await kendall.get("/admin/servers")
+    return {server["url"]: server["state"] for server in said["servers"]}
+
+
+def test_one_that_is_added_gets_work_once_it_answers_and_one_removed_ends_what_it_has() -> (
+    None
+):
+    async def test(one: Stub, other: Stub) -> None:
+        one.behave = other.behave = streams(tokens=30)
+        async with before(
+            one, of=(one, other), engine={"at_first": 1, "max_num_seqs": 2}
+        ) as kendall:
+            batcher = kendall.gateway.batcher
+            calls = [kendall.call(PROMPT | {"stream": True}) for _ in range(4)]
+            await asyncio.sleep(1)
+            assert (batcher.in_service, batcher.queue_length) == (2, 2)
+            epoch = batcher.epoch
+            said = (await change(kendall, {"urls": URLS[:2]})).json()
+            assert [server["state"] for server in said["servers"]] == ["serving", "starting"]
+            assert said["servers"][1]["last_fault"] == "it has not answered yet"
+            await asyncio.sleep(5)
+            assert (batcher.in_service, batcher.epoch) == (2, epoch), "it is not there yet"
+            await other.up()
+            await asyncio.sleep(10)
+            assert (batcher.in_service, batcher.queue_length) == (4, 0)
+            assert (batcher.epoch, batcher.capabilities.servers) == (epoch + 1, 2)
+            said = (await change(kendall, {"urls": URLS[1:2]})).json()
+            assert [server["state"] for server in said["servers"]] == ["draining", "serving"]
+            assert [server["in_service"] for server in said["servers"]] == [2, 2]
+            assert (said["replicas"], batcher.epoch) == (1, epoch + 2)
+            calls += [kendall.call(PROMPT | {"stream": True}) for _ in range(2)]
+            await asyncio.gather(*(call.task for call in calls))
+            assert [call.status for call in calls] == [200] * 6
+            assert sorted(record.server_id for record in kendall.records) == [0, 0, 1, 1, 1, 1]
+            assert {record.interruptions for record in kendall.records} == {0}
+            assert await states(kendall) == {URLS[1]: "serving"}
+            asked = len(one.asked)
+            await asyncio.sleep(60)
+            assert len(one.asked) == asked, "it is not probed any more"
+
+    play(test)
+
+
+def test_one_that_leaves_with_nothing_in_service_is_gone_at_once_and_may_come_again() -> None:
+    async def test(one: Stub, other: Stub) -> None:
+        async with before(one, other, engine={"max_num_seqs": 1}) as kendall:
+            await change(kendall, {"urls": URLS[:1]})
+            assert await states(kendall) == {URLS[0]: "serving"}
+            await change(kendall, {"urls": URLS[:2]})
+            await asyncio.sleep(2)
+            assert await states(kendall) == dict.fromkeys(URLS[:2], "serving")
+            calls = [kendall.call(PROMPT) for _ in range(2)]
+            await asyncio.gather(*(call.task for call in calls))
+            assert {record.server_id for record in kendall.records} == {0, 1}
+
+    play(test)
+
+
+def test_one_that_leaves_and_is_asked_again_meanwhile_stays() -> None:
+    async def test(one: Stub, other: Stub) -> None:
+        one.behave = other.behave = streams(tokens=30)
+        async with before(one, other, engine={"max_num_seqs": 1}) as kendall:
+            calls = [kendall.call(PROMPT | {"stream": True}) for _ in range(2)]
+            await asyncio.sleep(1)
+            await change(kendall, {"urls": URLS[1:2]})
+            assert (await states(kendall))[URLS[0]] == "draining"
+            await change(kendall, {"urls": URLS[:2]})
+            assert (await states(kendall))[URLS[0]] == "serving"
+            await asyncio.gather(*(call.task for call in calls))
+            assert await states(kendall) == dict.fromkeys(URLS[:2], "serving")
+            assert {record.outcome for record in kendall.records} == {"completed"}
+
+    play(test)
+
+
+def test_one_that_leaves_and_is_lost_gives_its_calls_back() -> None:
+    async def test(one: Stub, other: Stub) -> None:
+        one.behave = streams(first=30)
+        async with before(one, other, engine={"max_num_seqs": 1}) as kendall:
+            calls = [kendall.call(PROMPT) for _ in range(2)]
+            await asyncio.sleep(0.1)
+            await change(kendall, {"urls": URLS[1:2]})
+            one.down()
+            await asyncio.gather(*(call.task for call in calls))
+            assert [call.status for call in calls] == [200, 200]
+            assert {record.server_id for record in kendall.records} == {1}
+            assert await states(kendall) == {URLS[1]: "serving"}
+
+    play(test)
+
+
+def test_where_all_are_lost_others_take_their_place() -> None:
+    async def test(one: Stub, other: Stub) -> None:
+        one.behave = streams(first=5)
+        async with before(one, of=(one, other), engine={"at_first": 1}) as kendall:
+            calls = [kendall.call(PROMPT)]
+            await asyncio.sleep(1)
+            one.down()
+            await asyncio.sleep(1)
+            assert not kendall.gateway.lifecycle.ready
+            calls.append(kendall.call(PROMPT))
+            assert (await change(kendall, {"urls": URLS[1:2]})).status == 200
+            await asyncio.sleep(30)
+            assert not any(call.task.done() for call in calls)
+            await other.up()
+            await asyncio.gather(*(call.task for call in calls))
+            assert [call.status for call in calls] == [200, 200]
+            assert await states(kendall) == {URLS[1]: "serving"}
+            assert kendall.gateway.supervisor.restarts == 1
+            await asyncio.sleep(60)
+            assert await states(kendall) == {URLS[1]: "serving"}
+
+    play(test)
+
+
+def test_one_with_another_model_gets_no_work() -> None:
+    async def test(one: Stub, other: Stub) -> None:
+        other.routes["/v1/models"] = (200, {"data": [{"id": "another"}]})
+        async with before(one, other, of=(one, other), engine={"at_first": 1}) as kendall:
+            await change(kendall, {"urls": URLS[:2]})
+            await asyncio.sleep(30)
+            said = (await kendall.get("/admin/servers"))["servers"][1]
+            assert said["state"] == "starting"
+            assert said["last_fault"].startswith("got model 'another' from http://stub-1; expected")
+
+    play(test)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "said"),
+    [
+        (
+            {"urls": URLS[2:]},
+            409,
+            "got http://stub-2, of which none serves this queue now; expected one of "
+            "http://stub-0, http://stub-1 among them: remove it once a new one serves",
+        ),
+        ({"urls": []}, 400, "urls: List should have at least 1 item"),
+        (
+            {"urls": ["stub-0"]},
+            400,
+            "got url 'stub-0'; expected http:// or https://, a host and a port",
+        ),
+        ({"urls": [URLS[0], URLS[0] + "/v1/"]}, 400, "got url http://stub-0 twice; expected"),
+        ({}, 400, "got neither of replicas and urls; expected"),
+        ({"replicas": 2, "urls": URLS}, 400, "got both of replicas and urls; expected"),
+        ({"replicas": 2}, 409, "got replicas 2 for a gateway that starts one engine, or none"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_changes_nothing(body: Any, status: int, said: str) -> None:
+    async def test(one: Stub, other: Stub) -> None:
+        async with before(one, other) as kendall:
+            epoch = kendall.gateway.batcher.epoch
+            refused = await change(kendall, body)
+            assert refused.status == status
+            assert said in refused.json()["error"]["message"]
+            assert await states(kendall) == dict.fromkeys(URLS[:2], "serving")
+            assert kendall.gateway.batcher.epoch == epoch
+
+    play(test)
