@@ -33,6 +33,7 @@ CONNECTIONS = 32
 WARM_UP, SECONDS, SLICES = 1.0, 0.5, 4  # before a kind; of a slice; of each proxy and kind
 # seconds of Poisson arrivals; calls a second; connections, enough for a stall of half a second
 MODERATE, FASTEST, AT_ONCE = 5.0, 1000.0, 512
+OPENED = 0.5  # seconds for a proxy to take that many connections, before the first call
 LEAST = {LITELLM: 10.0}  # of its rates
 MOST_ADDED = {"p50": 1.0, "p99": 5.0}  # milliseconds, of ours
 LEVELS = {"p50": 0.5, "p99": 0.99}
@@ -121,7 +122,7 @@ def _load(server: Server, pool: Pool, kind: str, seconds: float) -> Counted:
 
 def _added(server: Server, straight: Server, rate: float, rng: np.random.Generator) -> Added:
     call, gaps = _call("whole"), rng.exponential(1 / rate, round(rate * MODERATE))
-    timetable = [(at, call) for at in np.cumsum(gaps).tolist()]
+    timetable = [(OPENED + at, call) for at in np.cumsum(gaps).tolist()]
     through, direct = (_delays(each.port, timetable) for each in (server, straight))
     return Added(server.name, rate, through, direct)
 
