@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,11 +15,11 @@ from typing import Any
 import httpx
 import pytest
 
-from bench.gateway_cost.servers import Server, serving
+from bench.gateway_cost.servers import Server
 from loadgen.gateway.gateway_process import GatewayProcess, free_port
 from queueing.measurement.record import read_run
-from server.engines.tiny import make_tiny
 from tests.eventually import eventually
+from tests.server.vllm_servers import url_of, vllm_serve
 from tests.serving import started
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -71,21 +70,7 @@ OWN = re.compile(
 
 @pytest.fixture(scope="module")
 def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    arguments = ["bench.gateway_cost.peer", str(os.getpid()), "serve", str(make_tiny())]
-    arguments += ["--served-model-name", "tiny", "--host", "127.0.0.1", "--port", "{port}"]
-    arguments += ["--max-num-seqs", str(SLOTS), "--max-model-len", "2048", "--enforce-eager"]
-    arguments += ["--dtype", "bfloat16", "--load-format", "dummy", "--block-size", "32"]
-    arguments += ["--distributed-executor-backend", "uni"]
-    quiet = {
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_HOST_IP": "127.0.0.1",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "OMP_NUM_THREADS": "1",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-    }
-    with serving("vllm", arguments, tmp_path_factory.mktemp("vllm"), quiet) as server:
+    with vllm_serve(tmp_path_factory.mktemp("vllm"), SLOTS) as server:
         yield server
 
 
@@ -94,7 +79,7 @@ def gateway(
     vllm: Server, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[GatewayProcess, asyncio.Runner, Path]]:
     folder = tmp_path_factory.mktemp("passing")
-    arguments = ["--engine", "http", "--engine-url", f"http://127.0.0.1:{vllm.port}/v1"]
+    arguments = ["--engine", "http", "--engine-url", f"{url_of(vllm)}/v1"]
     arguments += ["--max-num-seqs", str(SLOTS), "--prediction-interval", "0"]
     arguments += ["--record-file", str(folder / "records.jsonl")]
     process = GatewayProcess(arguments, free_port(0), folder / "gateway.log")
@@ -145,7 +130,7 @@ def test_status_and_bytes_are_those_of_the_server_behind(
     gateway: tuple[GatewayProcess, asyncio.Runner, Path],
 ) -> None:
     body = fields if path == "/tokenize" else PLAIN | fields
-    direct = sent(f"http://127.0.0.1:{vllm.port}", path, body)
+    direct = sent(url_of(vllm), path, body)
     through = sent(gateway[0].url, path, body)
     assert through.status_code == direct.status_code
     assert through.headers["content-type"] == direct.headers["content-type"]

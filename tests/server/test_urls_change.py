@@ -35,9 +35,7 @@ async def states(kendall: Before) -> dict[str, str]:
     return {server["url"]: server["state"] for server in said["servers"]}
 
 
-def test_one_that_is_added_gets_work_once_it_answers_and_one_removed_ends_what_it_has() -> (
-    None
-):
+def test_one_that_is_added_gets_work_once_it_answers_and_one_removed_ends_what_it_has() -> None:
     async def test(one: Stub, other: Stub) -> None:
         one.behave = other.behave = streams(tokens=30)
         async with before(
