@@ -13,28 +13,23 @@ import pytest
 
 from tests.clients.libraries import CALLS
 from tests.server.front.tooled import CITIES, DAYS, END, Served, serving
-from tests.support import missing
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(900)]
-ROOT = Path(__file__).resolve().parents[2]
-PYTHON = ROOT / ".venv-clients" / "bin" / "python"
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    if not PYTHON.exists():
-        missing("the environment of client libraries", "`make setup-clients` makes it")
+def served(programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("clients")
     with serving(folder, "--policy", "continuous:max_batch_size=4") as it:
         yield it
 
 
 @pytest.mark.parametrize("library", CALLS)
-def test_a_client_library_gets_its_tool_call(served: Served, library: str) -> None:
+def test_a_client_library_gets_its_tool_call(served: Served, programs: Path, library: str) -> None:
     bias = json.dumps({token: int(value) for token, value in END.items()})
     script = str(Path(__file__).with_name("libraries.py"))
     done = subprocess.run(
-        [str(PYTHON), script, library, served.process.url, bias],
+        [str(programs / "python"), script, library, served.process.url, bias],
         capture_output=True,
         text=True,
         timeout=240,

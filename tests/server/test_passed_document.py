@@ -16,10 +16,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from schemathesis import Case, GenerationMode
 
+from bench.several.vllm_servers import url_of, vllm_serve
 from loadgen.gateway.gateway_process import GatewayProcess, free_port
 from server.http.passing.endpoints import ENDPOINTS, RELAYED
 from tests.server.counts import tell
-from tests.server.vllm_servers import url_of, vllm_serve
 from tests.serving import started
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(900)]

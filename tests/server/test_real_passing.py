@@ -16,10 +16,10 @@ import httpx
 import pytest
 
 from bench.gateway_cost.servers import Server
+from bench.several.vllm_servers import url_of, vllm_serve
 from loadgen.gateway.gateway_process import GatewayProcess, free_port
 from queueing.measurement.record import read_run
 from tests.eventually import eventually
-from tests.server.vllm_servers import url_of, vllm_serve
 from tests.serving import started
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(900)]

@@ -19,12 +19,12 @@ from pathlib import Path
 import pytest
 
 from bench.gateway_cost.servers import Server
+from bench.several.vllm_servers import url_of, vllm_serve
 from loadgen.gateway.gateway_process import GatewayProcess, free_port
 from queueing.measurement.record import Record, read_run
 from server.engines.vllm.process import descendants
 from tests.server.counts import outcomes, tell
 from tests.server.processes import SocketCall, command, gateway, stream_text
-from tests.server.vllm_servers import url_of, vllm_serve
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(900)]
 CALLS, CLIENTS, SLOTS = 3000, 32, 8

@@ -36,7 +36,32 @@ log = logging.getLogger("kendall.engine")
 NO_TOKENS = "the http engine reads no prompts; the servers behind it do"
 
 
-class HttpEngine:
+class _WithoutTokens:
+    """What an engine with a tokenizer can."""
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Raises UnsupportedError."""
+        del token_ids
+        raise UnsupportedError(NO_TOKENS)
+
+    async def encode(self, text: str, *, special_tokens: bool = True) -> list[int]:
+        """Raises UnsupportedError."""
+        del text, special_tokens
+        raise UnsupportedError(NO_TOKENS)
+
+    async def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], template_arguments: Mapping[str, Any]
+    ) -> list[int]:
+        """Raises UnsupportedError."""
+        del messages, template_arguments
+        raise UnsupportedError(NO_TOKENS)
+
+    async def check_sampling(self, sampling: Sampling) -> Sampling:
+        """The servers check it."""
+        return sampling
+
+
+class HttpEngine(_WithoutTokens):
     """See the module. `connect` makes the connections to a URL."""
 
     def __init__(self, options: HttpOptions, connect: Connect = connector) -> None:
@@ -102,29 +127,6 @@ class HttpEngine:
         async with upstream.post(call.path, call.body, dict(call.headers)) as response:
             return Refused(response.status, kept(response.headers), await response.read())
 
-    # what an engine with a tokenizer can
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Raises UnsupportedError."""
-        del token_ids
-        raise UnsupportedError(NO_TOKENS)
-
-    async def encode(self, text: str, *, special_tokens: bool = True) -> list[int]:
-        """Raises UnsupportedError."""
-        del text, special_tokens
-        raise UnsupportedError(NO_TOKENS)
-
-    async def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], template_arguments: Mapping[str, Any]
-    ) -> list[int]:
-        """Raises UnsupportedError."""
-        del messages, template_arguments
-        raise UnsupportedError(NO_TOKENS)
-
-    async def check_sampling(self, sampling: Sampling) -> Sampling:
-        """The servers check it."""
-        return sampling
-
     # exchanges
 
     def elsewhere(self, upstream: Upstream) -> bool:
@@ -138,13 +140,15 @@ class HttpEngine:
             self._prompts.ratio.learn(call.prompt_bytes, end.prompt_tokens)
         made = answer.tokens if end.output_tokens is None else end.output_tokens
         if not answer.has_usage and not answer.tokens:
-            self._say_once(
+            _say_once(
+                self._said,
                 "usage",
                 f"got an answer of {upstream.url}{call.path} without usage; expected "
                 "usage.completion_tokens: its tokens count as 0",
             )
         if call.most_tokens is not None and made > call.most_tokens:
-            self._say_once(
+            _say_once(
+                self._said,
                 "limit",
                 f"got {made} tokens of {upstream.url}{call.path}; expected at most "
                 f"{call.most_tokens}, the limit that was sent: this server ignores it, and "
@@ -230,7 +234,8 @@ class HttpEngine:
         if self.on_servers is not None:
             self.on_servers(self._pool.serving)
 
-    def _say_once(self, kind: str, sentence: str) -> None:
-        if kind not in self._said:
-            self._said.add(kind)
-            log.warning("%s (said once)", sentence)
+
+def _say_once(said: set[str], kind: str, sentence: str) -> None:
+    if kind not in said:
+        said.add(kind)
+        log.warning("%s (said once)", sentence)

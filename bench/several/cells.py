@@ -1,0 +1,130 @@
+"""One cell: a policy in force, Poisson load at about a load, and what the gateway predicted while
+it served.
+
+A pilot of a few seconds says what the load of a rate is, at the engine's speed under load. Then the
+rate for the wanted load flows, a new epoch begins in mid-flow, and the last live prediction is
+taken before the flow ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from loadgen.gateway.gateway_process import GatewayClient, GatewayError
+
+LENGTHS, PROMPTS, LONGEST = "geometric:mean=32", "deterministic:value=32", 256
+PILOT, SETTLE, LAST_LOOK = 10.0, 4.0, 2.0  # seconds; the last look is that long before the end
+CLOSE = 0.15  # of the observed mean
+NAMES = {"queueing_delay": "delay", "sojourn_time": "sojourn"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """Seconds; `load` is what the gateway saw."""
+
+    kind: str
+    policy: str
+    wanted: float
+    load: float
+    rate: float
+    n: int
+    compared: str
+    observed: float
+    half: float | None
+    predicted: float | None
+    speed: float
+    verdict_of_gateway: str
+    reasons: tuple[str, ...]
+    service: float | None = None  # mean, by the gateway's records
+    engine: float | None = None  # the same by the servers' own metrics
+
+    @property
+    def verdict(self) -> str:
+        """Whether the prediction is as close as it can be told."""
+        if self.predicted is None or self.half is None:
+            return "no answer"
+        error = abs(self.predicted - self.observed)
+        return "holds" if error <= max(CLOSE * self.observed, self.half) else "does not hold"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a cell is to be; `guess`: requests/s that may be far off, below saturation."""
+
+    kind: str
+    policy: str
+    load: float
+    guess: float
+    seconds: float
+    seed: int
+
+
+async def measured(
+    gateway: GatewayClient, asked: Asked, mark: Callable[[], Any]
+) -> tuple[Cell, Any, Any]:
+    """The cell, and what `mark()` gave at its beginning and at its end. Raises GatewayError."""
+    policy, wanted, seconds = asked.policy, asked.load, asked.seconds
+    await gateway.ask("PUT", "/admin/policy", {"policy": policy, "max_output_tokens": LONGEST})
+    pilot = await _sent(gateway.url, asked.guess, PILOT, asked.seed)
+    seen = await _looked(gateway)
+    await _over(pilot)
+    rate = float(seen["arrival_rate"]) * wanted / float(seen["load"])
+    flow = await _sent(gateway.url, rate, SETTLE + seconds, asked.seed + 1)
+    await asyncio.sleep(SETTLE)
+    change = {"policy": policy, "max_output_tokens": LONGEST + 1}  # another limit: a new epoch
+    await gateway.ask("PUT", "/admin/policy", change)
+    began = mark()
+    await asyncio.sleep(seconds - LAST_LOOK)
+    found = await _looked(gateway)
+    ended = mark()
+    await _over(flow)
+    return _cell(found, asked.kind, policy, wanted), began, ended
+
+
+async def _looked(gateway: GatewayClient) -> dict[str, Any]:
+    """The live prediction. Raises GatewayError: there is none."""
+    said = await gateway.ask("GET", "/admin/prediction")
+    found: dict[str, Any] | None = said.get("prediction")
+    if not found or not found.get("load"):
+        raise GatewayError(f"got no prediction under load: {str(said)[:300]}")
+    return found
+
+
+async def _sent(url: str, rate: float, seconds: float, seed: int) -> asyncio.subprocess.Process:
+    """Load that flows from now on."""
+    command = [sys.executable, "-m", "kendall.cli", "load", "--base-url", url, "--no-save"]
+    command += ["--request-rate", f"{rate:g}", "--duration", f"{seconds:g}s", "--seed", str(seed)]
+    command += ["--output-tokens", LENGTHS, "--prompt-tokens", PROMPTS, "--ignore-eos", "--json"]
+    out = asyncio.subprocess.DEVNULL
+    process = await asyncio.create_subprocess_exec(*command, stdout=out, stderr=out)
+    await asyncio.sleep(seconds if seconds == PILOT else 0.0)
+    return process
+
+
+async def _over(process: asyncio.subprocess.Process) -> None:
+    async with asyncio.timeout(120):
+        await process.wait()
+
+
+def _cell(found: dict[str, Any], kind: str, policy: str, wanted: float) -> Cell:
+    compared = found["comparison"]
+    low, high = compared["observed"]["low"], compared["observed"]["high"]
+    return Cell(
+        kind=kind,
+        policy=policy,
+        wanted=wanted,
+        load=float(found["load"]),
+        rate=float(found["arrival_rate"]),
+        n=int(compared["n"]),
+        compared=str(found["compared"]),
+        observed=float(compared["observed"]["value"]),
+        half=None if low is None or high is None else (high - low) / 2,
+        predicted=compared["predicted"]["value"],
+        speed=float(found["speed"]),
+        verdict_of_gateway=str(compared["verdict"]),
+        reasons=tuple(compared["reasons"]),
+    )

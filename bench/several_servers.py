@@ -1,0 +1,198 @@
+"""Is the live prediction right for one queue before two real servers? Engines that the gateway
+starts, and two `vllm serve` by URL; three policies at loads 0.5 and 0.7.
+
+Each kind is started and calibrated once; every cell is about a minute of Poisson load, in which the
+gateway's own prediction is compared with what it observed. A cell holds where the prediction is
+within 15 % of the observed mean or in its 95 % interval. For servers by URL the mean service by
+the gateway's records stands beside what the servers say (`vllm:e2e_request_latency_seconds`). A
+quiet machine is needed; 15 minutes.
+
+    .venv/bin/python bench/several_servers.py [--kinds replicas,urls] [--seconds 50]
+                                              [--json FILE] [--page docs/scaling.md]
+
+Exit status: 0 every cell holds, 1 one does not or a server failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import re
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from bench.several.cells import NAMES, Asked, Cell, measured
+from bench.several.vllm_servers import url_of, vllm_serve
+from loadgen.gateway.gateway_process import GatewayClient, GatewayError, GatewayProcess, free_port
+from queueing.measurement.machine import hardware, versions
+from queueing.measurement.record import read_run
+
+SLOTS = 8
+POLICIES = [f"{name}:max_batch_size={SLOTS}" for name in ("capped", "elastic", "continuous")]
+LOADS = (0.5, 0.7)
+GUESS = 20.0  # requests/s of a first pilot
+PLAN = {"repeats": 6, "max_batch_size": SLOTS, "max_output_tokens": 64}  # of the calibration
+KINDS = {"replicas": "`--replicas 2`", "urls": "two `vllm serve`"}
+BEGIN, END = "<!-- run:several -->", "<!-- end:several -->"
+HEAD = "| servers | policy | load | n | observed (ms) | predicted (ms) | difference | |"
+
+
+@contextmanager
+def servers(kind: str, folder: Path) -> Iterator[tuple[list[str], list[str]]]:
+    """Options of a gateway before two, and the URLs of those that run already."""
+    common = ["--max-num-seqs", str(SLOTS)]
+    if kind == "replicas":
+        yield ["tiny", "--engine", "vllm", "--replicas", "2", *common], []
+        return
+    with ExitStack() as stack:
+        names = ("vllm-0", "vllm-1")
+        urls = [url_of(stack.enter_context(vllm_serve(folder, SLOTS, name))) for name in names]
+        options = [part for url in urls for part in ("--engine-url", url)]
+        yield ["--engine", "http", *common, *options], urls
+
+
+@asynccontextmanager
+async def serving(options: Sequence[str], folder: Path) -> AsyncIterator[GatewayProcess]:
+    """A gateway, ready."""
+    own = ["--prediction-interval", "3", "--prediction-window", "300", "--what-if-interval"]
+    own += ["100000", "--record-file", str(folder / "records.jsonl")]
+    async with GatewayProcess([*options, *own], free_port(0), folder / "gateway.log") as running:
+        await running.ready()
+        yield running
+
+
+def latency_of(urls: Sequence[str]) -> tuple[float, float]:
+    """Seconds and requests so far, by the servers' own metrics."""
+    total = [0.0, 0.0]
+    for url in urls:
+        text = httpx.get(f"{url}/metrics", trust_env=False).text
+        for place, name in enumerate(("sum", "count")):
+            found = re.findall(
+                rf"^vllm:e2e_request_latency_seconds_{name}\{{.*\}} (\S+)$", text, re.MULTILINE
+            )
+            total[place] += sum(map(float, found))
+    return total[0], total[1]
+
+
+def mean_service(folder: Path, first: int) -> float:
+    """Of the requests that were recorded from `first` on."""
+    served = [
+        each.server_free_at - each.dispatched_at
+        for each in read_run(folder / "records.jsonl")[1][first:]
+        if each.server_free_at is not None and each.dispatched_at is not None
+    ]
+    return sum(served) / len(served)
+
+
+async def cells(kind: str, seconds: float, seed: int) -> AsyncIterator[Cell]:
+    """All of one kind."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with servers(kind, folder) as (options, urls):
+            async with serving(options, folder) as gateway:
+                await gateway.ask("POST", "/admin/calibrate", dict(PLAN))
+                guess = GUESS
+                for policy in POLICIES:
+                    for load in LOADS:
+                        asked = Asked(
+                            kind=kind,
+                            policy=policy,
+                            load=load,
+                            guess=guess,
+                            seconds=seconds,
+                            seed=seed,
+                        )
+                        seed += 10
+                        cell = await _with_service(gateway, asked, urls, folder)
+                        guess = 0.8 * cell.rate
+                        yield cell
+
+
+async def _with_service(
+    gateway: GatewayClient, asked: Asked, urls: Sequence[str], folder: Path
+) -> Cell:
+    """Service times of the same requests, all of whom have ended."""
+    if not urls:
+        return (await measured(gateway, asked, lambda: None))[0]
+    await gateway.ask("GET", "/admin/state")  # writes what is known
+    first, before = len(read_run(folder / "records.jsonl")[1]), latency_of(urls)
+    cell, _, _ = await measured(gateway, asked, lambda: None)
+    await gateway.ask("GET", "/admin/state")
+    after = latency_of(urls)
+    engine = (after[0] - before[0]) / (after[1] - before[1])
+    return replace(cell, service=mean_service(folder, first), engine=engine)
+
+
+def row(cell: Cell) -> str:
+    """Of the table."""
+    predicted = cell.predicted or float("nan")
+    half = float("nan") if cell.half is None else cell.half
+    said = {"holds": "holds", "does not hold": "**does not hold**"}.get(cell.verdict, cell.verdict)
+    return (
+        f"| {KINDS[cell.kind]} | `{cell.policy}`, {NAMES[cell.compared]} | {cell.load:.2f} | "
+        f"{cell.n:,} | {cell.observed * 1e3:.3g} ± {half * 1e3:.2g} | {predicted * 1e3:.3g} | "
+        f"{predicted / cell.observed - 1:+.1%} | {said} |"
+    )
+
+
+def section(found: Sequence[Cell], machine: dict[str, Any], software: dict[str, str]) -> str:
+    """For the page."""
+    served = [each.service / each.engine for each in found if each.service and each.engine]
+    lines = [HEAD, "|---|---|--:|--:|--:|--:|--:|---|", *map(row, found), ""]
+    if served:
+        lines.append(
+            f"Mean service of servers by URL, the gateway's over vLLM's own: {min(served):.3f} to "
+            f"{max(served):.3f}."
+        )
+    named = ", ".join(f"{name} {version}" for name, version in software.items())
+    lines.append(f"{machine['cpu']}, {machine['cores']} cores; {named}.")
+    return "\n".join(lines)
+
+
+async def measure(given: argparse.Namespace) -> list[Cell]:
+    """All kinds, each cell printed as it comes."""
+    found = []
+    for kind in given.kinds.split(","):
+        async for cell in cells(kind, given.seconds, given.seed):
+            found.append(cell)
+            print(row(cell), f"speed {cell.speed:.2f}", *cell.reasons, flush=True)
+    return found
+
+
+def main() -> int:
+    """Measure, print, judge."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--kinds", default=",".join(KINDS))
+    parser.add_argument("--seconds", type=float, default=50.0, help="of a cell")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", type=Path, help="file for the numbers")
+    parser.add_argument("--page", type=Path, help="page whose section is written anew")
+    given = parser.parse_args()
+    try:
+        found = asyncio.run(measure(given))
+    except (GatewayError, RuntimeError) as error:
+        print(f"bench/several_servers.py: {error}", file=sys.stderr)
+        return 1
+    machine, software = hardware(), versions()
+    if given.json:
+        report = {"hardware": machine, "versions": software, "seed": given.seed}
+        given.json.write_text(json.dumps(report | {"cells": [asdict(c) for c in found]}, indent=1))
+    if given.page:
+        before, _, rest = given.page.read_text().partition(BEGIN)
+        text = section(found, machine, software)
+        given.page.write_text(f"{before}{BEGIN}\n{text}\n{END}{rest.partition(END)[2]}")
+    return 0 if all(cell.verdict == "holds" for cell in found) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
