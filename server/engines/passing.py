@@ -5,12 +5,13 @@ it, and what it hears of an answer.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
+from urllib.parse import urlsplit
 
 import msgspec
 
-if TYPE_CHECKING:
-    from server.engines.base import Capabilities
+from policies.text import SpecError
+from server.engines.capabilities import Capabilities
 
 TRACE_HEADERS = ("traceparent", "tracestate")
 
@@ -97,3 +98,25 @@ class PassingEngine(Protocol):
         self, path: str, fields: Mapping[str, msgspec.Raw], prompt: bytes
     ) -> int:
         """Of a call: its fields, and the text of its prompt. A count, or an estimate."""
+
+
+def server_url(url: str, name: str = "--engine-url") -> str:
+    """Without what follows the server's root. `name`: what was given it. Raises SpecError."""
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError:
+        host = None
+    if (
+        not host
+        or parts.scheme not in ("http", "https")
+        or parts.username is not None
+        or parts.query
+        or parts.fragment
+    ):
+        shown = url.rpartition("@")[2]  # without a password
+        raise SpecError(
+            f"got {name} {shown!r}; expected http:// or https://, a host and a port, "
+            f"for example {name} http://localhost:8000, and a key by --engine-api-key"
+        )
+    return url.rstrip("/").removesuffix("/v1").rstrip("/")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from policies.text import SpecError
+from server.engines.passing import server_url
 from server.settings import Settings
 
 if TYPE_CHECKING:
@@ -66,28 +66,6 @@ def _check_rest(settings: Settings, *, named: bool) -> None:
             f"got engine argument {min(unknown)!r} with --engine http; expected one of "
             f"{', '.join(ENGINE_ARGS)}: the others are those of the servers behind"
         )
-
-
-def server_url(url: str, name: str = "--engine-url") -> str:
-    """Without what follows the server's root. `name`: what was given it. Raises SpecError."""
-    try:
-        parts = urlsplit(url)
-        host, _ = parts.hostname, parts.port
-    except ValueError:
-        host = None
-    if (
-        not host
-        or parts.scheme not in ("http", "https")
-        or parts.username is not None
-        or parts.query
-        or parts.fragment
-    ):
-        shown = url.rpartition("@")[2]  # without a password
-        raise SpecError(
-            f"got {name} {shown!r}; expected http:// or https://, a host and a port, "
-            f"for example {name} http://localhost:8000, and a key by --engine-api-key"
-        )
-    return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
 def http_engine(settings: Settings) -> HttpEngine:

@@ -10,10 +10,10 @@ from fastapi import FastAPI, Request
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from policies.text import SpecError
+from server.engines.passing import server_url
 from server.gateway import Gateway
 from server.http.api.openapi import body, errors
 from server.http.api.validation import parse
-from server.operations.servers_behind import server_url
 from server.runtime.errors import ApiError
 from server.supervision.settings import MOST_REPLICAS
 

@@ -1,0 +1,59 @@
+"""What an engine says of itself once it has started."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from policies.core import UNBOUNDED
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capabilities:
+    """What an engine is and the bounds within which it serves; known once it has started."""
+
+    engine: str  # "vllm" | "emulated" | "http"
+    model: str
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    kv_cache_tokens: int
+    eos_token_ids: frozenset[int]
+    vocab_size: int
+    pads: bool = True
+    # a prompt may take several steps: it may be longer than max_num_batched_tokens
+    chunked_prefill: bool = False
+    servers: int = 1
+    # names under which requests may ask for the model, where the engine decides them
+    model_names: tuple[str, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
+    hardware: Mapping[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def reserved_tokens(self) -> int:
+        """Of an answer, for which memory is kept free: its whole limit (UNBOUNDED) where the memory
+        holds `max_num_seqs` contexts; else half of an equal share of it, so that as many requests
+        can start whose prompts take the other half.
+        """
+        if self.max_num_seqs * self.max_model_len <= self.kv_cache_tokens:
+            return UNBOUNDED
+        return max(1, self.kv_cache_tokens // (2 * self.max_num_seqs))
+
+    @property
+    def step_tokens(self) -> int | None:
+        """That one step computes at most, where long prompts take several."""
+        return self.max_num_batched_tokens if self.chunked_prefill else None
+
+    @cached_property
+    def largest_context(self) -> int:
+        """Tokens of one prompt and its answer."""
+        length, memory = self.max_model_len, self.kv_cache_tokens
+        return length if length < memory else memory
+
+    @cached_property
+    def longest_prompt(self) -> int:
+        """Tokens of one that leaves room for an answer."""
+        longest = self.largest_context - 1
+        return longest if self.chunked_prefill else min(longest, self.max_num_batched_tokens)
