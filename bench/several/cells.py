@@ -18,6 +18,7 @@ from loadgen.gateway.gateway_process import GatewayClient, GatewayError
 
 LENGTHS, PROMPTS, LONGEST = "geometric:mean=32", "deterministic:value=32", 256
 PILOT, SETTLE, LAST_LOOK = 10.0, 4.0, 2.0  # seconds; the last look is that long before the end
+PATIENCE = 60  # seconds for a first prediction
 CLOSE = 0.15  # of the observed mean
 NAMES = {"queueing_delay": "delay", "sojourn_time": "sojourn"}
 
@@ -68,30 +69,36 @@ async def measured(
 ) -> tuple[Cell, Any, Any]:
     """The cell, and what `mark()` gave at its beginning and at its end. Raises GatewayError."""
     policy, wanted, seconds = asked.policy, asked.load, asked.seconds
-    await gateway.ask("PUT", "/admin/policy", {"policy": policy, "max_output_tokens": LONGEST})
+    change: dict[str, Any] = {"policy": policy, "max_output_tokens": LONGEST}
+    epoch = int((await gateway.ask("PUT", "/admin/policy", change))["epoch"])
     pilot = await _sent(gateway.url, asked.guess, PILOT, asked.seed)
-    seen = await _looked(gateway)
+    seen = await _looked(gateway, epoch)
     await _over(pilot)
     rate = float(seen["arrival_rate"]) * wanted / float(seen["load"])
     flow = await _sent(gateway.url, rate, SETTLE + seconds, asked.seed + 1)
     await asyncio.sleep(SETTLE)
-    change = {"policy": policy, "max_output_tokens": LONGEST + 1}  # another limit: a new epoch
-    await gateway.ask("PUT", "/admin/policy", change)
+    change["max_output_tokens"] += 1  # another limit: a new epoch
+    epoch = int((await gateway.ask("PUT", "/admin/policy", change))["epoch"])
     began = mark()
     await asyncio.sleep(seconds - LAST_LOOK)
-    found = await _looked(gateway)
+    found = await _looked(gateway, epoch)
     ended = mark()
     await _over(flow)
     return _cell(found, asked.kind, policy, wanted), began, ended
 
 
-async def _looked(gateway: GatewayClient) -> dict[str, Any]:
-    """The live prediction. Raises GatewayError: there is none."""
-    said = await gateway.ask("GET", "/admin/prediction")
-    found: dict[str, Any] | None = said.get("prediction")
-    if not found or not found.get("load"):
-        raise GatewayError(f"got no prediction under load: {str(said)[:300]}")
-    return found
+async def _looked(gateway: GatewayClient, epoch: int) -> dict[str, Any]:
+    """The live prediction of this epoch; the first one of a gateway takes its time. Raises
+    GatewayError: there is none.
+    """
+    said: dict[str, Any] = {}
+    for _ in range(PATIENCE):
+        said = await gateway.ask("GET", "/admin/prediction")
+        found: dict[str, Any] | None = said.get("prediction")
+        if found and found["epoch"] == epoch and found["load"]:
+            return found
+        await asyncio.sleep(1.0)
+    raise GatewayError(f"got no prediction under load: {str(said)[:300]}")
 
 
 async def _sent(url: str, rate: float, seconds: float, seed: int) -> asyncio.subprocess.Process:
