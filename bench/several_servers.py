@@ -1,13 +1,13 @@
 """Is the live prediction right for one queue before two real servers? Engines that the gateway
 starts, and two `vllm serve` by URL; three policies at loads 0.5 and 0.7.
 
-Each kind is started and calibrated once; every cell is about a minute of Poisson load, in which the
+Each kind is started and calibrated once; every cell is 90 seconds of Poisson load, in which the
 gateway's own prediction is compared with what it observed. A cell holds where the prediction is
 within 15 % of the observed mean or in its 95 % interval. For servers by URL the mean service by
 the gateway's records stands beside what the servers say (`vllm:e2e_request_latency_seconds`). A
-quiet machine is needed; 15 minutes.
+quiet machine is needed; 25 minutes.
 
-    .venv/bin/python bench/several_servers.py [--kinds replicas,urls] [--seconds 50]
+    .venv/bin/python bench/several_servers.py [--kinds replicas,urls] [--seconds 90]
                                               [--json FILE] [--page docs/scaling.md]
 
 Exit status: 0 every cell holds, 1 one does not or a server failed.
@@ -62,7 +62,7 @@ def servers(kind: str, folder: Path) -> Iterator[tuple[list[str], list[str]]]:
 @asynccontextmanager
 async def serving(options: Sequence[str], folder: Path) -> AsyncIterator[GatewayProcess]:
     """A gateway, ready."""
-    own = ["--prediction-interval", "3", "--prediction-window", "300", "--what-if-interval"]
+    own = ["--prediction-interval", "15", "--prediction-window", "300", "--what-if-interval"]
     own += ["100000", "--record-file", str(folder / "records.jsonl")]
     async with GatewayProcess([*options, *own], free_port(0), folder / "gateway.log") as running:
         await running.ready()
@@ -173,7 +173,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--kinds", default=",".join(KINDS))
-    parser.add_argument("--seconds", type=float, default=50.0, help="of a cell")
+    parser.add_argument("--seconds", type=float, default=90.0, help="of a cell")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, help="file for the numbers")
     parser.add_argument("--page", type=Path, help="page whose section is written anew")
