@@ -9,6 +9,7 @@ quiet machine is needed; 25 minutes.
 
     .venv/bin/python bench/several_servers.py [--kinds replicas,urls] [--seconds 90]
                                               [--json FILE] [--page docs/scaling.md]
+    .venv/bin/python bench/several_servers.py --kinds urls --cells continuous --keep FILE
 
 Exit status: 0 every cell holds, 1 one does not or a server failed.
 """
@@ -92,7 +93,9 @@ def mean_service(folder: Path, first: int) -> float:
     return sum(served) / len(served)
 
 
-async def cells(kind: str, seconds: float, seed: int) -> AsyncIterator[Cell]:
+async def cells(
+    kind: str, policies: Sequence[str], seconds: float, seed: int
+) -> AsyncIterator[Cell]:
     """All of one kind."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -100,7 +103,7 @@ async def cells(kind: str, seconds: float, seed: int) -> AsyncIterator[Cell]:
             async with serving(options, folder) as gateway:
                 await gateway.ask("POST", "/admin/calibrate", dict(PLAN))
                 guess = GUESS
-                for policy in POLICIES:
+                for policy in policies:
                     for load in LOADS:
                         asked = Asked(
                             kind=kind,
@@ -131,6 +134,13 @@ async def _with_service(
     return replace(cell, service=mean_service(folder, first), engine=engine)
 
 
+def with_kept(found: Sequence[Cell], before: Sequence[dict[str, Any]]) -> list[Cell]:
+    """The cells of a run before, and in the place of those that were measured again the new."""
+    anew = {(each.kind, each.policy, each.wanted): each for each in found}
+    kept = [Cell(**{**each, "reasons": tuple(each["reasons"])}) for each in before]
+    return [anew.get((each.kind, each.policy, each.wanted), each) for each in kept]
+
+
 def row(cell: Cell) -> str:
     """Of the table."""
     predicted = cell.predicted or float("nan")
@@ -159,9 +169,9 @@ def section(found: Sequence[Cell], machine: dict[str, Any], software: dict[str, 
 
 async def measure(given: argparse.Namespace) -> list[Cell]:
     """All kinds, each cell printed as it comes."""
-    found = []
+    found, policies = [], [each for each in POLICIES if given.cells in each]
     for kind in given.kinds.split(","):
-        async for cell in cells(kind, given.seconds, given.seed):
+        async for cell in cells(kind, policies, given.seconds, given.seed):
             found.append(cell)
             print(row(cell), f"speed {cell.speed:.2f}", *cell.reasons, flush=True)
     return found
@@ -175,6 +185,8 @@ def main() -> int:
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--seconds", type=float, default=90.0, help="of a cell")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--cells", default="", help="those whose policy has this in its text")
+    parser.add_argument("--keep", type=Path, help="file of a run whose other cells are kept")
     parser.add_argument("--json", type=Path, help="file for the numbers")
     parser.add_argument("--page", type=Path, help="page whose section is written anew")
     given = parser.parse_args()
@@ -183,6 +195,8 @@ def main() -> int:
     except (GatewayError, RuntimeError) as error:
         print(f"bench/several_servers.py: {error}", file=sys.stderr)
         return 1
+    if given.keep:
+        found = with_kept(found, json.loads(given.keep.read_text())["cells"])
     machine, software = hardware(), versions()
     if given.json:
         report = {"hardware": machine, "versions": software, "seed": given.seed}

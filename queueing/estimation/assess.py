@@ -193,7 +193,9 @@ def _forecast(
         prediction, cached = _predicted(model, estimates, known)
     except UnstableQueueError as error:
         overload = error.load / load if load < 1 else 1.0
-    backlog = stall_backlog(estimates.stalls, load, model.patience) if policy.joins_running else 0.0
+    backlog = 0.0
+    if policy.joins_running:
+        backlog = stall_backlog(estimates.stalls, load, model.patience, servers=model.servers)
     slope, compared = None, None
     if prediction is not None:
         slope = _renewed(known.sensitivity, model, load, estimates, limits)

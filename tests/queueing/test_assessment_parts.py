@@ -41,6 +41,7 @@ from queueing.latency.law import LatencyModel
 from queueing.model import Model
 from queueing.optimization.forecast import Setting
 from queueing.result import Mean, Prediction, Quantiles
+from queueing.simulation.experiment import simulate_model
 from tests.queueing.assessed_windows import seen
 from tests.queueing.estimation_runs import LAW, LENGTHS, Engine, poisson, serve
 from tests.queueing.estimation_runs import seen as window_of_run
@@ -279,6 +280,28 @@ def test_the_backlog_of_stalls_is_that_of_a_single_server_queue(
 def test_a_speed_measured_elsewhere_lacks_the_part_of_those_who_came_into_a_stall() -> None:
     assert stall_backlog(STALLS, 0.6, utilisation=0.9) == pytest.approx(0.02 * 0.5 * 0.9 / 0.8)
     assert stall_backlog(STALLS, 0.6, 0.001, utilisation=0.9) == 0.001
+
+
+@pytest.mark.parametrize("servers", [1, 2, 4])
+@pytest.mark.parametrize("load", [0.5, 0.8])
+def test_behind_the_stall_of_one_of_several_servers_the_others_go_on(
+    servers: int, load: float
+) -> None:
+    """One slot each, simulated with and without stalls; the mean service is the same."""
+    share, size = 0.05, 0.5
+    law = LatencyModel(k4=0.001, stall_share=share, stall=size)
+    delays = []
+    for one in (law, dataclasses.replace(law, stall_share=0.0, stall=0.0)):
+        model = Model(
+            policy=parse_policy("single"), output_tokens=LENGTHS, law=one, servers=servers
+        )
+        rate = load * model.largest_stable_rate
+        delays.append(simulate_model(model, rate, num_requests=1_000_000, seed=3))
+    told, smooth = (each.queueing_delay.mean or 0.0 for each in delays)
+    backlog = stall_backlog(Stalls(3, share, size, None, size), load, servers=servers)
+    alone = stall_backlog(Stalls(3, share, size, None, size), load)
+    assert told - smooth == pytest.approx(backlog, abs=0.15 * alone)
+    assert servers == 1 or told - smooth < 0.6 * alone
 
 
 def test_a_continuous_engine_serves_while_anyone_is_there() -> None:

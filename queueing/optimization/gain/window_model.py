@@ -120,7 +120,13 @@ class WindowModel:
             if parse_policy(self.estimates.policy).joins_running
             else utilisation_of(model, arrival_rate)
         )
-        return stall_backlog(stalls, model.load(arrival_rate), model.patience, utilisation=busy)
+        return stall_backlog(
+            stalls,
+            model.load(arrival_rate),
+            model.patience,
+            servers=model.servers,
+            utilisation=busy,
+        )
 
     def measured(self, predict: Predict, *, stalling: bool = True) -> Predict:
         """What the gateway would measure of a model: with its own turnaround, and behind the
