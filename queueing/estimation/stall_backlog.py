@@ -13,7 +13,7 @@ rate in proportion to the sequences, and for one slot.
 
 Of c servers of one queue the others go on while one stalls, so that work is left behind only where
 they are busy: P(all busy) / c of M/M/c in place of the load, as in M/G/c; simulated (one
-slot, 2 and 4 servers, loads 0.5 to 0.9, stalls of 2 to 20 services) it is less by up to 0.17 of
+slot, 2 and 4 servers, loads 0.5 to 0.9, stalls of 2 to 20 services) it is less by up to 0.13 of
 what one server would leave. Stalls of the whole machine, which hold all servers at once, cost more.
 """
 

@@ -300,7 +300,7 @@ def test_behind_the_stall_of_one_of_several_servers_the_others_go_on(
     told, smooth = (each.queueing_delay.mean or 0.0 for each in delays)
     backlog = stall_backlog(Stalls(3, share, size, None, size), load, servers=servers)
     alone = stall_backlog(Stalls(3, share, size, None, size), load)
-    assert told - smooth == pytest.approx(backlog, abs=0.15 * alone)
+    assert told - smooth == pytest.approx(backlog, abs=0.2 * alone)
     assert servers == 1 or told - smooth < 0.6 * alone
 
 
