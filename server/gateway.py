@@ -285,8 +285,10 @@ class Gateway:
 
     def _on_servers(self, serving: frozenset[int]) -> None:
         """Other servers behind take work: with another number of them statistics begin anew."""
-        changed, self._serving = serving != self._serving, serving
-        if self._batcher is not None and self.passing is not None and changed:
+        before, self._serving = self._serving, serving
+        if self._batcher is not None and self.passing is not None and serving != before:
+            if before - serving:
+                _end_what_used_it(self, "other servers serve now")
             self._batcher.serve_within(self.passing.capabilities())
             self._batcher.use_only(serving, ask=False)
             self.limits.begin_epoch()

@@ -104,11 +104,13 @@ def server_url(url: str, name: str = "--engine-url") -> str:
     """Without what follows the server's root. `name`: what was given it. Raises SpecError."""
     try:
         parts = urlsplit(url)
-        host, _ = parts.hostname, parts.port
+        host, port = parts.hostname, parts.port
     except ValueError:
-        host = None
+        host = port = None
     if (
         not host
+        or port == 0
+        or any(map(str.isspace, url))
         or parts.scheme not in ("http", "https")
         or parts.username is not None
         or parts.query
@@ -119,4 +121,5 @@ def server_url(url: str, name: str = "--engine-url") -> str:
             f"got {name} {shown!r}; expected http:// or https://, a host and a port, "
             f"for example {name} http://localhost:8000, and a key by --engine-api-key"
         )
-    return url.rstrip("/").removesuffix("/v1").rstrip("/")
+    root = parts._replace(scheme=parts.scheme.lower(), netloc=parts.netloc.lower())
+    return root.geturl().rstrip("/").removesuffix("/v1").rstrip("/")

@@ -344,7 +344,7 @@ def test_a_server_that_comes_back_gets_work_again(caplog: pytest.LogCaptureFixtu
         play(test, stubs=2)
     words = [record.getMessage() for record in caplog.records]
     assert any("server 0 (http://stub-0) is lost: " in each for each in words)
-    assert any("server 0 (http://stub-0) is back: it answers again" in each for each in words)
+    assert any("server 0 (http://stub-0) serves: it answers again" in each for each in words)
 
 
 def test_a_server_that_comes_back_with_another_model_gets_none(

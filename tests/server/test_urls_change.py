@@ -144,6 +144,71 @@ def test_where_all_are_lost_others_take_their_place() -> None:
     play(test)
 
 
+def test_servers_that_are_silent_do_not_hold_up_the_one_that_is_there() -> None:
+    """As by SIGSTOP of all; their state says so, and why."""
+
+    async def test(one: Stub, other: Stub, third: Stub) -> None:
+        one.behave = other.behave = streams(first=5)
+        async with before(one, other, of=(one, other, third), engine={"at_first": 2}) as kendall:
+            one.frozen = other.frozen = True
+            while kendall.gateway.lifecycle.ready:  # noqa: ASYNC110 - virtual time
+                await asyncio.sleep(0.5)
+            await asyncio.sleep(11)
+            said = (await kendall.get("/admin/servers"))["servers"]
+            assert [server["state"] for server in said] == ["lost", "lost"]
+            assert [server["last_fault"] for server in said] == ["no answer in time"] * 2
+            await third.up()
+            await change(kendall, {"urls": URLS})
+            began = asyncio.get_running_loop().time()
+            made = await kendall.answer(PROMPT)
+            assert made.status == 200
+            assert asyncio.get_running_loop().time() - began < 15, "not two looks at silent ones"
+            assert (await states(kendall))[URLS[2]] == "serving"
+            assert (await states(kendall))[URLS[0]] == "lost"
+
+    play(test, stubs=3)
+
+
+def test_a_server_that_serves_has_no_fault() -> None:
+    async def test(one: Stub, other: Stub) -> None:
+        async with before(one, other, engine={"at_first": 1}) as kendall:
+            await change(kendall, {"urls": URLS[:2]})
+            await asyncio.sleep(5)
+            said = (await kendall.get("/admin/servers"))["servers"]
+            assert [(each["state"], each["last_fault"]) for each in said] == [("serving", None)] * 2
+
+    play(test)
+
+
+def test_a_calibration_ends_in_plain_words_where_its_server_leaves() -> None:
+    async def test(one: Stub, other: Stub) -> None:
+        one.behave = other.behave = streams(tokens=60)
+        async with before(one, other) as kendall:
+            asked = Call(kendall.app, "POST", "/admin/calibrate", {"max_batch_size": 4})
+            await asyncio.sleep(3)
+            await change(kendall, {"urls": URLS[1:2]})
+            await asked.task
+            assert asked.status == 503
+            assert "other servers serve now" in asked.json()["error"]["message"]
+
+    play(test)
+
+
+def test_servers_change_while_the_gateway_drains() -> None:
+    async def test(one: Stub, other: Stub) -> None:
+        one.behave = other.behave = streams(tokens=60)
+        async with before(one, other, engine={"at_first": 1, "max_num_seqs": 1}) as kendall:
+            calls = [kendall.call(PROMPT) for _ in range(2)]
+            await asyncio.sleep(1)
+            draining = asyncio.ensure_future(kendall.gateway.drain())
+            assert (await change(kendall, {"urls": URLS[:2]})).status == 200
+            await asyncio.gather(*(call.task for call in calls))
+            assert await draining
+            assert {record.server_id for record in kendall.records} == {0, 1}
+
+    play(test)
+
+
 def test_one_with_another_model_gets_no_work() -> None:
     async def test(one: Stub, other: Stub) -> None:
         other.routes["/v1/models"] = (200, {"data": [{"id": "another"}]})
@@ -173,6 +238,14 @@ def test_one_with_another_model_gets_no_work() -> None:
             "got url 'stub-0'; expected http:// or https://, a host and a port",
         ),
         ({"urls": [URLS[0], URLS[0] + "/v1/"]}, 400, "got url http://stub-0 twice; expected"),
+        ({"urls": ["HTTP://Stub-0", URLS[0]]}, 400, "got url http://stub-0 twice; expected"),
+        ({"urls": [URLS[0], "http://stub-1:0"]}, 400, "got url 'http://stub-1:0'; expected"),
+        ({"urls": [URLS[0], "http://stub-1/ x"]}, 400, "got url 'http://stub-1/ x'; expected"),
+        (
+            {"urls": [URLS[0], "http://localhost:8080"]},
+            400,
+            "got url http://localhost:8080, which is this gateway; expected a server behind it",
+        ),
         ({}, 400, "got neither of replicas and urls; expected"),
         ({"replicas": 2, "urls": URLS}, 400, "got both of replicas and urls; expected"),
         ({"replicas": 2}, 409, "got replicas 2 for a gateway that starts one engine, or none"),

@@ -220,7 +220,7 @@ class HttpEngine(_WithoutTokens):
     def _changed(self, upstream: Upstream, reason: str) -> None:
         """No work for it from here on, or again; what it had goes back or fails."""
         state = upstream.breaker
-        word = "is back" if state.closed else "is busy" if state.busy else "is lost"
+        word = "serves" if state.closed else "is busy" if state.busy else "is lost"
         log.warning("%s (%s) %s: %s", upstream.name, upstream.url, word, reason)
         self._tell_servers()
         if state.lost:

@@ -19,6 +19,7 @@ AGAIN = 1.0  # seconds between two looks at servers that do not serve yet
 SAY_AGAIN = 30.0  # seconds between two lines that say so
 ASSUMED_SEQUENCES = 64  # of a server that says nothing; vLLM serves 128 at least
 ASSUMED_CONTEXT = 131_072  # tokens
+SILENT = "it has not answered yet"
 UNKNOWN_TOKENS = 2**31  # a bound that does not bind
 TOKEN_IDS = 256  # every vocabulary has so many
 
@@ -73,8 +74,11 @@ class Pool:
         """Wait until one of them serves. Raises EngineStartError where they serve different
         models, and where it is the first time and none is there.
         """
+        faults = {each.id: each.last_fault for each in self.upstreams.values()}
         await self.close()
         self.upstreams = {index: self._upstream(index, url) for index, url in self._urls.items()}
+        for index, upstream in self.upstreams.items():
+            upstream.last_fault = faults.get(index)
         absent = await self._wait()
         for upstream in self.upstreams.values():
             if upstream.id in absent:
@@ -104,6 +108,8 @@ class Pool:
                 "remove it once a new one serves"
             )
         for upstream in kept.values():
+            if not upstream.leaving and upstream.url not in urls:
+                log.info("%s (%s) is removed: it ends what it has", upstream.name, upstream.url)
             upstream.leaving = upstream.url not in urls
         for url in urls:
             if url not in kept:
@@ -126,7 +132,7 @@ class Pool:
         """In one word, for operators."""
         if upstream.leaving:
             return "draining"
-        if upstream.breaker.closed:
+        if upstream.breaker.closed and self._open:
             return "serving"
         if upstream.breaker.busy:
             return "busy"
@@ -158,20 +164,43 @@ class Pool:
         now = clock_of(asyncio.get_running_loop())
         while True:
             asked = list(self.upstreams.values())
-            looks = await asyncio.gather(*(self._look(each, first=first) for each in asked))
-            absent = {
-                each.id: look for each, look in zip(asked, looks, strict=True) if look is not None
-            }
+            absent = await self._looks(asked, first=first)
+            for upstream in asked:
+                upstream.last_fault = str(absent[upstream.id]) if upstream.id in absent else None
             if any(each.id not in absent and not each.leaving for each in asked):
                 return {index: str(reason) for index, reason in absent.items()}
-            if first and not any(isinstance(look, StartingError) for look in looks):
+            if first and not any(isinstance(look, StartingError) for look in absent.values()):
                 raise refusal(str(absent[asked[0].id]), asked[0].url)
             if now() - said >= SAY_AGAIN:
                 said = now()
                 for upstream in asked:
-                    if upstream.id in absent:
+                    if upstream.id in absent and upstream.id in self.upstreams:
                         log.warning("waiting for %s: %s", upstream.url, absent[upstream.id])
             await asyncio.sleep(AGAIN)
+
+    async def _looks(self, asked: Sequence[Upstream], *, first: bool) -> dict[int, Exception]:
+        """Why each does not serve, of those that do not. The first time all are heard; later the
+        first one that serves is enough, and one that is silent holds nobody up.
+        """
+        tasks = {asyncio.create_task(self._look(each, first=first)): each for each in asked}
+        done: set[asyncio.Task[Exception | None]] = set()
+        left = set(tasks)
+        try:
+            while left and (
+                first or not any(task.result() is None and not tasks[task].leaving for task in done)
+            ):
+                ended, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+                done |= ended
+                for task in ended:
+                    task.result()  # raises EngineStartError
+        finally:
+            for task in tasks:
+                if task.done():
+                    _ = task.cancelled() or task.exception()  # of several that fail one is raised
+                task.cancel()
+        absent: dict[int, Exception] = {tasks[task].id: OSError(SILENT) for task in left}
+        found = {tasks[task].id: task.result() for task in done}
+        return absent | {index: look for index, look in found.items() if look is not None}
 
     async def _look(self, upstream: Upstream, *, first: bool) -> Exception | None:
         """Why it does not serve; None where it does. Raises EngineStartError."""

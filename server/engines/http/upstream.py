@@ -17,6 +17,7 @@ log = logging.getLogger("kendall.engine")
 LOST = (aiohttp.ClientError, OSError, TimeoutError, ValueError)  # of a request that failed
 CONNECT = 5.0  # seconds for a connection
 PROBE = 5.0  # seconds for the answer to a probe
+LARGEST = 8 << 20  # bytes of what it says of itself
 EVERY = 5.0  # seconds between the probes of a server that answers
 HEALTH = "/health"
 NO_SUCH_ROUTE = (404, 405, 501)
@@ -70,7 +71,8 @@ class Upstream:
         self._now = clock_of(self._loop)
         self.breaker = Breaker()
         self.leaving = False  # it ends what it has, and gets no more
-        self.last_fault: str | None = None
+        self.last_fault: str | None = None  # None while it is well
+        self._is_new = False
         self.heard_at = self._now()  # the last byte of an answer
         self._health = HEALTH
         self._probing: asyncio.Task[None] | None = None
@@ -109,7 +111,12 @@ class Upstream:
             raise ConnectionError("it was removed")
         async with asyncio.timeout(PROBE):
             async with self._session.get(self.url + path, allow_redirects=False) as answer:
-                return answer.status, await answer.read()
+                body = bytearray()
+                async for data in answer.content.iter_any():
+                    body += data
+                    if len(body) > LARGEST:
+                        raise OSError(f"more than {LARGEST >> 20} MiB in answer to {path}")
+                return answer.status, bytes(body)
 
     async def ask(self, path: str, body: bytes, limit: float) -> tuple[int, bytes]:
         """POST something small that is answered at once. Raises LOST."""
@@ -142,7 +149,7 @@ class Upstream:
 
     def await_answer(self) -> None:
         """It is new: it gets work once it has answered a probe, and the first one begins now."""
-        self.last_fault = "it has not answered yet"
+        self.last_fault, self._is_new = "it has not answered yet", True
         while not self.breaker.lost:
             self.breaker.fail(self._now())
         self.watch()
@@ -184,8 +191,11 @@ class Upstream:
             fault = await self._verify(self)
         if fault is None:
             self.breaker.succeed(probed=True)
+            self.last_fault = None
             if comes_back:
-                self._on_change(self, "it answers again")
+                again = "it answers" if self._is_new else "it answers again"
+                self._is_new = False
+                self._on_change(self, again)
         elif comes_back or self.heard_at <= began:  # else it is only slow to answer probes
             self._failed(fault)
 

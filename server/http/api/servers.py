@@ -5,6 +5,7 @@ servers behind are passed calls.
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import urlsplit
 
 from fastapi import FastAPI, Request
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -15,9 +16,11 @@ from server.gateway import Gateway
 from server.http.api.openapi import body, errors
 from server.http.api.validation import parse
 from server.runtime.errors import ApiError
+from server.settings import Settings
 from server.supervision.settings import MOST_REPLICAS
 
 MOST_URLS = 1024
+HERE = ("localhost", "127.0.0.1", "::1", "0.0.0.0")
 
 
 class ServersChange(BaseModel):
@@ -62,6 +65,13 @@ def servers_of(gateway: Gateway) -> dict[str, Any]:
     }
 
 
+def is_own(url: str, settings: Settings) -> bool:
+    """Whether the gateway itself listens there, as far as its name tells."""
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    return port == settings.port and parts.hostname in (*HERE, settings.host)
+
+
 def add_servers(app: FastAPI, gateway: Gateway) -> None:
     """The route, for operators."""
 
@@ -79,9 +89,9 @@ def add_servers(app: FastAPI, gateway: Gateway) -> None:
         change = await parse(
             request.receive, ServersChange, gateway.settings.security.max_body_bytes
         )
-        gateway.admit()
         if change.urls is not None:
             return _serve_on(gateway, change.urls)
+        gateway.admit()
         assert change.replicas is not None
         if gateway.servers is None:
             raise ApiError(
@@ -95,7 +105,8 @@ def add_servers(app: FastAPI, gateway: Gateway) -> None:
 
 
 def _serve_on(gateway: Gateway, asked: list[str]) -> dict[str, Any]:
-    """Raises ApiError 400, 409."""
+    """Also while it drains. Raises ApiError 400, 409, and 503 before the first server was there."""
+    _ = gateway.batcher
     if gateway.passing is None:
         raise ApiError(
             409,
@@ -107,6 +118,9 @@ def _serve_on(gateway: Gateway, asked: list[str]) -> dict[str, Any]:
         urls = [server_url(url, "url") for url in asked]
     except SpecError as error:
         raise ApiError(400, "invalid_url", str(error), param="urls") from None
+    if own := next((url for url in urls if is_own(url, gateway.settings)), None):
+        message = f"got url {own}, which is this gateway; expected a server behind it"
+        raise ApiError(400, "invalid_url", message, param="urls")
     if repeated := next((url for url in urls if urls.count(url) > 1), None):
         message = f"got url {repeated} twice; expected each server once"
         raise ApiError(400, "invalid_url", message, param="urls")

@@ -218,7 +218,11 @@ def test_the_last_that_serves_can_end_its_requests_and_go_while_the_other_comes_
         (-1, "replicas: Input should be greater than or equal to 1; got -1"),
         (65, "replicas: Input should be less than or equal to 64; got 65"),
         ("2", "replicas: Input should be a valid integer; got '2'"),
-        (None, "replicas: Input should be a valid integer; got None"),
+        (
+            None,
+            "got neither of replicas and urls; expected replicas, of a gateway that starts its "
+            "engines, or urls, of one with --engine http",
+        ),
     ],
 )
 def test_another_number_is_refused(replicas: object, says: str) -> None:
