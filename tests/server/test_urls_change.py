@@ -169,6 +169,18 @@ def test_servers_that_are_silent_do_not_hold_up_the_one_that_is_there() -> None:
     play(test, stubs=3)
 
 
+def test_what_is_assumed_of_servers_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def test(one: Stub, other: Stub) -> None:
+        async with before(one, other) as kendall:
+            for urls in (URLS[:1], URLS[:2], URLS[1:2], URLS[:2]):
+                assert (await change(kendall, {"urls": urls})).status == 200
+                await asyncio.sleep(5)
+
+    play(test)
+    said = [each.getMessage() for each in caplog.records if "64 are assumed" in each.getMessage()]
+    assert len(said) == 1
+
+
 def test_a_server_that_serves_has_no_fault() -> None:
     async def test(one: Stub, other: Stub) -> None:
         async with before(one, other, engine={"at_first": 1}) as kendall:

@@ -51,6 +51,7 @@ class Pool:
         self._closing: set[asyncio.Task[None]] = set()
         self._urls = dict(enumerate(options.urls))  # of those that are to serve
         self._open = False  # one of them has answered since the start
+        self._said: set[str] = set()
         self.upstreams: dict[int, Upstream] = {}
         self.names: tuple[str, ...] = ()  # of the models
 
@@ -160,7 +161,7 @@ class Pool:
 
     async def _wait(self) -> dict[int, str]:
         """Until one serves; returns why the others do not."""
-        first, said = not self._known, -math.inf
+        first, said = not self.names, -math.inf
         now = clock_of(asyncio.get_running_loop())
         while True:
             asked = list(self.upstreams.values())
@@ -259,14 +260,16 @@ class Pool:
         """Of each server: the least of what they say."""
         said = [each.max_num_seqs for each in self._known.values() if each.max_num_seqs is not None]
         if not said:
-            log.warning(
+            _warn_once(
+                self._said,
                 "no server says how many sequences it serves at once: %d are assumed for each; "
                 "set --max-num-seqs to what they serve",
                 ASSUMED_SEQUENCES,
             )
             return ASSUMED_SEQUENCES
         if len(set(said)) > 1:
-            log.warning(
+            _warn_once(
+                self._said,
                 "the servers serve %d to %d sequences at once: %d are sent to each",
                 min(said),
                 max(said),
@@ -289,3 +292,10 @@ def _asked_first(asked: str | None, names: tuple[str, ...], url: str) -> tuple[s
 
 def _models(names: tuple[str, ...]) -> str:
     return ("model " if len(names) == 1 else "models ") + ", ".join(map(repr, names))
+
+
+def _warn_once(said: set[str], sentence: str, *values: int) -> None:
+    """It is asked at every change."""
+    if (text := sentence % values) not in said:
+        said.add(text)
+        log.warning("%s", text)
