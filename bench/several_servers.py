@@ -30,8 +30,9 @@ from typing import Any
 
 import httpx
 
+from bench.gateway_cost.page import measured_on, put
+from bench.gateway_cost.servers import small_vllm
 from bench.several.cells import NAMES, Asked, Cell, measured
-from bench.several.vllm_servers import url_of, vllm_serve
 from loadgen.gateway.gateway_process import GatewayClient, GatewayError, GatewayProcess, free_port
 from queueing.measurement.machine import hardware, versions
 from queueing.measurement.record import read_run
@@ -42,7 +43,6 @@ LOADS = (0.5, 0.7)
 GUESS = 20.0  # requests/s of a first pilot
 PLAN = {"repeats": 6, "max_batch_size": SLOTS, "max_output_tokens": 64}  # of the calibration
 KINDS = {"replicas": "`--replicas 2`", "urls": "two `vllm serve`"}
-BEGIN, END = "<!-- run:several -->", "<!-- end:several -->"
 HEAD = "| servers | policy | load | n | observed (ms) | predicted (ms) | difference | |"
 
 
@@ -55,7 +55,7 @@ def servers(kind: str, folder: Path) -> Iterator[tuple[list[str], list[str]]]:
         return
     with ExitStack() as stack:
         names = ("vllm-0", "vllm-1")
-        urls = [url_of(stack.enter_context(vllm_serve(folder, SLOTS, name))) for name in names]
+        urls = [stack.enter_context(small_vllm(folder, SLOTS, name)).url for name in names]
         options = [part for url in urls for part in ("--engine-url", url)]
         yield ["--engine", "http", *common, *options], urls
 
@@ -124,10 +124,10 @@ async def _with_service(
 ) -> Cell:
     """Service times of the same requests, all of whom have ended."""
     if not urls:
-        return (await measured(gateway, asked, lambda: None))[0]
+        return await measured(gateway, asked)
     await gateway.ask("GET", "/admin/state")  # writes what is known
     first, before = len(read_run(folder / "records.jsonl")[1]), latency_of(urls)
-    cell, _, _ = await measured(gateway, asked, lambda: None)
+    cell = await measured(gateway, asked)
     await gateway.ask("GET", "/admin/state")
     after = latency_of(urls)
     engine = (after[0] - before[0]) / (after[1] - before[1])
@@ -162,9 +162,7 @@ def section(found: Sequence[Cell], machine: dict[str, Any], software: dict[str, 
             f"Mean service of servers by URL, the gateway's over vLLM's own: {min(served):.3f} to "
             f"{max(served):.3f}."
         )
-    named = ", ".join(f"{name} {version}" for name, version in software.items())
-    lines.append(f"{machine['cpu']}, {machine['cores']} cores; {named}.")
-    return "\n".join(lines)
+    return "\n".join([*lines, measured_on(machine, software)])
 
 
 async def measure(given: argparse.Namespace) -> list[Cell]:
@@ -202,9 +200,7 @@ def main() -> int:
         report = {"hardware": machine, "versions": software, "seed": given.seed}
         given.json.write_text(json.dumps(report | {"cells": [asdict(c) for c in found]}, indent=1))
     if given.page:
-        before, _, rest = given.page.read_text().partition(BEGIN)
-        text = section(found, machine, software)
-        given.page.write_text(f"{before}{BEGIN}\n{text}\n{END}{rest.partition(END)[2]}")
+        put(section(found, machine, software), given.page, "several")
     return 0 if all(cell.verdict == "holds" for cell in found) else 1
 
 

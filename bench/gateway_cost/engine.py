@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from bench.gateway_cost.judging import LEAST_BEFORE, Finding, difference_of, mean_of, ratio_of
-from bench.gateway_cost.servers import Server, child, serving, used
+from bench.gateway_cost.servers import ONE_PROCESS, QUIET, Server, child, serving, used, vllm_serve
 from bench.gateway_cost.wire import Pool, post
 from server.engines.tiny import make_tiny
 from server.engines.vllm.options import engine_arguments, on_cpu
@@ -127,25 +127,7 @@ def measure(folder: Path, rounds: int, seed: int, before: Path | None = None) ->
 
 def _servers(folder: Path, before: Path | None) -> Iterator[Any]:
     model, parent = str(make_tiny()), str(os.getpid())
-    quiet = {
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_HOST_IP": "127.0.0.1",
-        "GLOO_SOCKET_IFNAME": "lo",
-    }
-    vllm = [
-        "bench.gateway_cost.peer",
-        parent,
-        "serve",
-        model,
-        "--served-model-name",
-        "tiny",
-        "--host",
-        "127.0.0.1",
-        "--port",
-        "{port}",
-    ]
-    vllm += ["--disable-uvicorn-access-log", *peer_flags(model)]
+    flags = ["--disable-uvicorn-access-log", *peer_flags(model)]
     options = [
         parent,
         "serve",
@@ -157,12 +139,12 @@ def _servers(folder: Path, before: Path | None) -> Iterator[Any]:
         "--port",
         "{port}",
     ]
-    yield serving("default", vllm, folder, quiet)
-    one = {"OMP_NUM_THREADS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-    yield serving("uni", [*vllm, "--distributed-executor-backend", "uni"], folder, quiet | one)
-    yield serving(OURS, [child(), *options], folder, quiet)
+    yield vllm_serve("default", flags, folder)
+    one = [*flags, "--distributed-executor-backend", "uni"]
+    yield vllm_serve("uni", one, folder, ONE_PROCESS)
+    yield serving(OURS, [child(), *options], folder, QUIET)
     if before is not None:
-        yield serving(BEFORE, [child(before), *options], folder, quiet, before)
+        yield serving(BEFORE, [child(before), *options], folder, QUIET, before)
 
 
 def findings(rounds: list[Round]) -> list[Finding]:

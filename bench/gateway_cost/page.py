@@ -21,8 +21,13 @@ TITLES = {
 
 
 def write(report: Mapping[str, Any], page: Path, name: str = "gateway") -> None:
-    """Put the section in place of the one of that name. Raises ValueError where the page has no
-    place for it.
+    """Put the section in place of the one of that name; see `put`."""
+    put(section(report), page, name)
+
+
+def put(content: str, page: Path, name: str) -> None:
+    """The content in place of what is between the marks of that name. Raises ValueError where the
+    page has no place for it.
     """
     text, begin, end = page.read_text(), BEGIN.format(name), END.format(name)
     if text.count(begin) != 1 or text.count(end) != 1:
@@ -31,7 +36,7 @@ def write(report: Mapping[str, Any], page: Path, name: str = "gateway") -> None:
             "the section"
         )
     before, _, rest = text.partition(begin)
-    page.write_text(f"{before}{begin}\n{section(report)}\n{end}{rest.partition(end)[2]}")
+    page.write_text(f"{before}{begin}\n{content}\n{end}{rest.partition(end)[2]}")
 
 
 def section(report: Mapping[str, Any]) -> str:
@@ -71,7 +76,11 @@ def _bound(finding: Mapping[str, Any]) -> str:
 
 
 def _machine(report: Mapping[str, Any]) -> str:
-    hardware, versions = report["hardware"], report["versions"]
-    named = [f"{name} {version}" for name, version in versions.items()]
     before = f" `before` is {report['before']}." if "before" in report else ""
-    return f"{hardware['cpu']}, {hardware['cores']} cores; {', '.join(named)}.{before}"
+    return measured_on(report["hardware"], report["versions"]) + before
+
+
+def measured_on(hardware: Mapping[str, Any], versions: Mapping[str, str]) -> str:
+    """The machine and the software, in a sentence."""
+    named = [f"{name} {version}" for name, version in versions.items()]
+    return f"{hardware['cpu']}, {hardware['cores']} cores; {', '.join(named)}."

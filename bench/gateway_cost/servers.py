@@ -12,13 +12,22 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from loadgen.gateway.gateway_process import free_port
+from server.engines.tiny import make_tiny
 
 ROOT = Path(__file__).parents[2]
+# of vLLM
+QUIET = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "GLOO_SOCKET_IFNAME": "lo",
+}
+ONE_PROCESS = {"OMP_NUM_THREADS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 START_LIMIT = 240.0  # seconds
 STOP_LIMIT = 20.0
 
@@ -31,6 +40,11 @@ class Server:
     port: int
     process: subprocess.Popen[bytes]
     log: Path
+
+    @property
+    def url(self) -> str:
+        """Its root."""
+        return f"http://127.0.0.1:{self.port}"
 
     def cpu(self) -> dict[int, float]:
         """Processor seconds so far, by process of its session; the first is the one that speaks
@@ -78,6 +92,25 @@ def serving(
     own = {"PYTHONPATH": path, **(environment or {})}
     with running(name, [sys.executable, "-m", *arguments], folder, own, checkout) as server:
         yield server
+
+
+def vllm_serve(
+    name: str, flags: Sequence[str], folder: Path, environment: Mapping[str, str] | None = None
+) -> AbstractContextManager[Server]:
+    """Plain `vllm serve` with the tiny model."""
+    arguments = ["bench.gateway_cost.peer", str(os.getpid()), "serve", str(make_tiny())]
+    arguments += ["--served-model-name", "tiny", "--host", "127.0.0.1", "--port", "{port}"]
+    return serving(name, [*arguments, *flags], folder, {**QUIET, **(environment or {})})
+
+
+def small_vllm(
+    folder: Path, slots: int, name: str = "vllm", *, context: int = 2048
+) -> AbstractContextManager[Server]:
+    """The same in one process with one thread and little memory: several fit a machine."""
+    flags = ["--max-num-seqs", str(slots), "--max-model-len", str(context), "--enforce-eager"]
+    flags += ["--dtype", "bfloat16", "--load-format", "dummy", "--block-size", "32"]
+    flags += ["--distributed-executor-backend", "uni"]
+    return vllm_serve(name, flags, folder, ONE_PROCESS | {"VLLM_CPU_KVCACHE_SPACE": "1"})
 
 
 @contextmanager

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,16 +66,15 @@ class Asked:
     seed: int
 
 
-async def measured(
-    gateway: GatewayClient, asked: Asked, mark: Callable[[], Any]
-) -> tuple[Cell, Any, Any]:
-    """The cell, and what `mark()` gave at its beginning and at its end. Raises GatewayError."""
+async def measured(gateway: GatewayClient, asked: Asked) -> Cell:
+    """The cell. Raises GatewayError."""
     policy, wanted, seconds = asked.policy, asked.load, asked.seconds
     change: dict[str, Any] = {"policy": policy, "max_output_tokens": LONGEST}
     epoch = int((await gateway.ask("PUT", "/admin/policy", change))["epoch"])
     rate = asked.guess
     for pilots in range(PILOTS):  # an engine is slower at a higher load
         pilot = await _sent(gateway.url, rate, PILOT, asked.seed + pilots)
+        await asyncio.sleep(PILOT)
         seen = await _looked(gateway, epoch)
         await _over(pilot)
         rate = float(seen["arrival_rate"]) * wanted / float(seen["load"])
@@ -86,12 +84,10 @@ async def measured(
     await asyncio.sleep(SETTLE)
     change["max_output_tokens"] += 1
     epoch = int((await gateway.ask("PUT", "/admin/policy", change))["epoch"])
-    began = mark()
     await asyncio.sleep(seconds - LAST_LOOK)
     found = await _looked(gateway, epoch)
-    ended = mark()
     await _over(flow)
-    return _cell(found, asked.kind, policy, wanted), began, ended
+    return _cell(found, asked.kind, policy, wanted)
 
 
 async def _looked(gateway: GatewayClient, epoch: int) -> dict[str, Any]:
@@ -114,9 +110,7 @@ async def _sent(url: str, rate: float, seconds: float, seed: int) -> asyncio.sub
     command += ["--request-rate", f"{rate:g}", "--duration", f"{seconds:g}s", "--seed", str(seed)]
     command += ["--output-tokens", LENGTHS, "--prompt-tokens", PROMPTS, "--ignore-eos", "--json"]
     out = asyncio.subprocess.DEVNULL
-    process = await asyncio.create_subprocess_exec(*command, stdout=out, stderr=out)
-    await asyncio.sleep(seconds if seconds == PILOT else 0.0)
-    return process
+    return await asyncio.create_subprocess_exec(*command, stdout=out, stderr=out)
 
 
 async def _over(process: asyncio.subprocess.Process) -> None:

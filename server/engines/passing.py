@@ -100,6 +100,14 @@ class PassingEngine(Protocol):
         """Of a call: its fields, and the text of its prompt. A count, or an estimate."""
 
 
+def server_urls(urls: Sequence[str], name: str = "--engine-url") -> list[str]:
+    """Of several servers, each once. Raises SpecError."""
+    roots = [server_url(url, name) for url in urls]
+    if repeated := next((url for url in roots if roots.count(url) > 1), None):
+        raise SpecError(f"got {name} {repeated} twice; expected each server once")
+    return roots
+
+
 def server_url(url: str, name: str = "--engine-url") -> str:
     """Without what follows the server's root. `name`: what was given it. Raises SpecError."""
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from policies.text import SpecError
-from server.engines.passing import server_url
+from server.engines.passing import server_urls
 from server.settings import Settings
 
 if TYPE_CHECKING:
@@ -33,9 +33,7 @@ def check_http(settings: Settings, *, named: bool) -> None:
             f"got --engine http without --engine-url; expected the URL of a server with OpenAI's "
             f"API, {EXAMPLE}"
         )
-    urls = [server_url(url) for url in settings.engine_url]
-    if repeated := next((url for url in urls if urls.count(url) > 1), None):
-        raise SpecError(f"got --engine-url {repeated} twice; expected each server once")
+    server_urls(settings.engine_url)
     _check_rest(settings, named=named)
 
 
@@ -75,7 +73,7 @@ def http_engine(settings: Settings) -> HttpEngine:
 
     return HttpEngine(
         HttpOptions(
-            urls=tuple(map(server_url, settings.engine_url)),
+            urls=tuple(server_urls(settings.engine_url)),
             model=settings.model or None,
             key=settings.engine_api_key,
             tokenizer=None if settings.tokenizer is None else str(settings.tokenizer),

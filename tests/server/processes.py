@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from loadgen.gateway.gateway_process import GatewayProcess, free_port
 from server.engines.vllm.process import descendants
@@ -117,6 +119,37 @@ class SocketCall:
     def close(self) -> None:
         """The client goes."""
         self.writer.close()
+
+
+@dataclass
+class ClosedLoop:
+    """Clients that make calls one after the other; a subclass says how many, and what a call is,
+    whose status it counts.
+    """
+
+    calls: ClassVar[int]
+    clients: ClassVar[int]
+    url: str
+    statuses: Counter[int] = field(default_factory=Counter, kw_only=True)
+
+    async def run(self) -> None:
+        """All calls."""
+        numbers = iter(range(self.calls))
+
+        async def client() -> None:
+            for number in numbers:
+                await self.call(number)
+
+        await asyncio.gather(*(client() for _ in range(self.clients)))
+
+    async def call(self, number: int) -> None:
+        """One, to the end of its answer."""
+        raise NotImplementedError
+
+    async def answered(self, count: int) -> None:
+        """Return when so many calls have their answer."""
+        while self.statuses.total() < count:  # noqa: ASYNC110 - a count only
+            await asyncio.sleep(0.02)
 
 
 def events(body: bytes) -> list[dict[str, Any]]:

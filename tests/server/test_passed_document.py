@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from schemathesis import Case, GenerationMode
 
-from bench.several.vllm_servers import url_of, vllm_serve
+from bench.gateway_cost.servers import small_vllm
 from loadgen.gateway.gateway_process import GatewayProcess, free_port
 from server.http.passing.endpoints import ENDPOINTS, RELAYED
 from tests.server.counts import tell
@@ -44,11 +44,11 @@ SLOW = 60.0  # seconds for one answer
 def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[httpx.Client, httpx.Client]]:
     """To the server, and to the gateway before it."""
     folder = tmp_path_factory.mktemp("document")
-    with vllm_serve(folder, SLOTS, context=CONTEXT) as vllm:
-        arguments = ["--engine", "http", "--engine-url", url_of(vllm), "--prediction-interval", "0"]
+    with small_vllm(folder, SLOTS, context=CONTEXT) as vllm:
+        arguments = ["--engine", "http", "--engine-url", vllm.url, "--prediction-interval", "0"]
         arguments += ["--max-num-seqs", str(SLOTS)]
         gateway = GatewayProcess(arguments, free_port(0), folder / "gateway.log")
-        with started(gateway), client(url_of(vllm)) as straight, client(gateway.url) as through:
+        with started(gateway), client(vllm.url) as straight, client(gateway.url) as through:
             yield straight, through
 
 

@@ -24,7 +24,15 @@ from queueing.measurement.record import read_run
 from server.engines.vllm.process import descendants
 from tests.server.counts import outcomes, tell
 from tests.server.marked_gateway import LOST, POISON, MarkedGateway
-from tests.server.processes import SocketCall, command, engine_process, gateway, gone, stream_text
+from tests.server.processes import (
+    ClosedLoop,
+    SocketCall,
+    command,
+    engine_process,
+    gateway,
+    gone,
+    stream_text,
+)
 from tests.server.test_engine_boot_faults import parent, stop_in_boot
 from tests.server.test_engine_faults import ready_again
 
@@ -43,15 +51,12 @@ POISONS = range(200, 900, 201)
 
 
 @dataclass
-class Crowd:
-    """A closed loop of clients that make `CALLS` calls together, each on a connection of its
-    own.
-    """
+class Crowd(ClosedLoop):
+    """Each call on a connection of its own."""
 
-    url: str
+    calls, clients = CALLS, CLIENTS
     fields: Callable[[int], dict[str, Any]]
     headers: dict[str, str] = field(default_factory=dict)
-    statuses: Counter[int] = field(default_factory=Counter)
     refused: int = 0  # attempts; the call is made again
     asked: list[int] = field(
         default_factory=list
@@ -60,16 +65,6 @@ class Crowd:
         default_factory=dict
     )  # ids of calls whose clients left: whether the answer had begun
     broken: list[tuple[int, int, bytes]] = field(default_factory=list)
-
-    async def run(self) -> None:
-        """All calls."""
-        numbers = iter(range(CALLS))
-
-        async def client() -> None:
-            for number in numbers:
-                await self.call(number)
-
-        await asyncio.gather(*(client() for _ in range(CLIENTS)))
 
     async def call(self, number: int) -> None:
         """One, to the end of its answer; sent again where it is refused for now."""
@@ -98,11 +93,6 @@ class Crowd:
         )
         if not whole:
             self.broken.append((number, status, answer[-300:]))
-
-    async def answered(self, count: int) -> None:
-        """Return when so many calls have their answer."""
-        while self.statuses.total() < count:  # noqa: ASYNC110 - a count only
-            await asyncio.sleep(0.02)
 
 
 async def nothing(running: GatewayProcess, crowd: Crowd, folder: Path) -> None:

@@ -15,8 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from bench.gateway_cost.servers import Server
-from bench.several.vllm_servers import url_of, vllm_serve
+from bench.gateway_cost.servers import Server, small_vllm
 from loadgen.gateway.gateway_process import GatewayProcess, free_port
 from queueing.measurement.record import read_run
 from tests.eventually import eventually
@@ -70,7 +69,7 @@ OWN = re.compile(
 
 @pytest.fixture(scope="module")
 def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with vllm_serve(tmp_path_factory.mktemp("vllm"), SLOTS) as server:
+    with small_vllm(tmp_path_factory.mktemp("vllm"), SLOTS) as server:
         yield server
 
 
@@ -79,7 +78,7 @@ def gateway(
     vllm: Server, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[GatewayProcess, asyncio.Runner, Path]]:
     folder = tmp_path_factory.mktemp("passing")
-    arguments = ["--engine", "http", "--engine-url", f"{url_of(vllm)}/v1"]
+    arguments = ["--engine", "http", "--engine-url", f"{vllm.url}/v1"]
     arguments += ["--max-num-seqs", str(SLOTS), "--prediction-interval", "0"]
     arguments += ["--record-file", str(folder / "records.jsonl")]
     process = GatewayProcess(arguments, free_port(0), folder / "gateway.log")
@@ -130,7 +129,7 @@ def test_status_and_bytes_are_those_of_the_server_behind(
     gateway: tuple[GatewayProcess, asyncio.Runner, Path],
 ) -> None:
     body = fields if path == "/tokenize" else PLAIN | fields
-    direct = sent(url_of(vllm), path, body)
+    direct = sent(vllm.url, path, body)
     through = sent(gateway[0].url, path, body)
     assert through.status_code == direct.status_code
     assert through.headers["content-type"] == direct.headers["content-type"]

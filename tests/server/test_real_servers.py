@@ -18,42 +18,35 @@ from pathlib import Path
 
 import pytest
 
-from bench.gateway_cost.servers import Server
-from bench.several.vllm_servers import url_of, vllm_serve
+from bench.gateway_cost.servers import Server, small_vllm
 from loadgen.gateway.gateway_process import GatewayProcess, free_port
 from queueing.measurement.record import Record, read_run
 from server.engines.vllm.process import descendants
 from tests.server.counts import outcomes, tell
-from tests.server.processes import SocketCall, command, gateway, stream_text
+from tests.server.processes import ClosedLoop, SocketCall, command, gateway, stream_text
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(900)]
 CALLS, CLIENTS, SLOTS = 3000, 32, 8
 POLICIES = [f"{name}:max_batch_size={SLOTS}" for name in ("capped", "elastic", "continuous")]
 KILLED, ADDED, STOPPED, REMOVED = 400, 900, 1400, 2400  # answers before each
+# later calls wait until one that was added, and one that was stopped, serves
+HELD, HELD_AGAIN = 1200, 2200
 LONGEST = 800.0  # seconds of a scene
 
 
 @dataclass
-class Crowd:
-    """A closed loop of clients, each call on a connection of its own; every third is streamed."""
+class Crowd(ClosedLoop):
+    """Each call on a connection of its own; every third is streamed."""
 
-    url: str
-    statuses: Counter[int] = field(default_factory=Counter)
+    calls, clients = CALLS, CLIENTS
+    most: int = HELD  # later calls wait: each server serves some, however fast the others are
     broken: int = 0  # streams that ended with an error
     short: list[int] = field(default_factory=list)  # calls whose answer lacks tokens
 
-    async def run(self) -> None:
-        """All calls."""
-        numbers = iter(range(CALLS))
-
-        async def client() -> None:
-            for number in numbers:
-                await self.call(number)
-
-        await asyncio.gather(*(client() for _ in range(CLIENTS)))
-
     async def call(self, number: int) -> None:
         """One, to the end of its answer."""
+        while number >= self.most:  # noqa: ASYNC110 - a number only
+            await asyncio.sleep(0.02)
         tokens = 1 + number * 37 % 48
         body = {"model": "tiny", "prompt": [300, 301 + number % 50], "max_tokens": tokens}
         body |= {"ignore_eos": True, "stream": number % 3 == 0}
@@ -63,11 +56,6 @@ class Crowd:
             self.broken += not stream_text(answer)[1]
         elif status == 200 and json.loads(answer)["usage"]["completion_tokens"] != tokens:
             self.short.append(number)
-
-    async def answered(self, count: int) -> None:
-        """Return when so many have their answer."""
-        while self.statuses.total() < count:  # noqa: ASYNC110 - a count only
-            await asyncio.sleep(0.02)
 
 
 async def states(running: GatewayProcess) -> list[str]:
@@ -131,10 +119,13 @@ async def among_replicas(running: GatewayProcess, crowd: Crowd) -> None:
     await crowd.answered(ADDED)
     await running.ask("PUT", "/admin/servers", {"replicas": 3})
     await until(running, *["serving"] * 3)
+    crowd.most = HELD_AGAIN
     await crowd.answered(STOPPED)
     os.kill(engines(running)[-1], signal.SIGSTOP)  # silent: it is killed and replaced
-    await crowd.answered(REMOVED)
+    await crowd.answered(HELD_AGAIN)
     await until(running, *["serving"] * 3)
+    crowd.most = CALLS
+    await crowd.answered(REMOVED)
     await running.ask("PUT", "/admin/servers", {"replicas": 2})
     await until(running, *["serving"] * 2)
 
@@ -176,7 +167,7 @@ class Behind:
         while len(self.servers) < count:
             name = f"vllm-{self.started}"
             self.started += 1
-            self.servers.append(self.stack.enter_context(vllm_serve(self.folder, SLOTS, name)))
+            self.servers.append(self.stack.enter_context(small_vllm(self.folder, SLOTS, name)))
 
 
 @pytest.fixture(scope="module")
@@ -193,13 +184,15 @@ def among_urls(behind: Behind) -> Callable[[GatewayProcess, Crowd], Awaitable[No
         killed.process.send_signal(signal.SIGKILL)
         await until(running, "serving", "lost")
         await crowd.answered(ADDED)
-        urls = [url_of(stays), url_of(late)]
+        urls = [stays.url, late.url]
         await running.ask("PUT", "/admin/servers", {"urls": urls})
         await until(running, "serving", "serving")
+        crowd.most = HELD_AGAIN
         await crowd.answered(STOPPED)
         async with stopped(late.process.pid):
             await until(running, "serving", "lost")
         await until(running, "serving", "serving")
+        crowd.most = CALLS
         await crowd.answered(REMOVED)
         await running.ask("PUT", "/admin/servers", {"urls": urls[:1]})
         await until(running, "serving")
@@ -214,7 +207,7 @@ def test_servers_by_url(policy: str, behind: Behind, tmp_path: Path) -> None:
 
     async def main() -> tuple[Crowd, str]:
         arguments = ["--engine", "http", "--max-num-seqs", str(SLOTS), "--policy", policy]
-        arguments += [part for each in (stays, killed) for part in ("--engine-url", url_of(each))]
+        arguments += [part for each in (stays, killed) for part in ("--engine-url", each.url)]
         arguments += ["--record-file", str(tmp_path / "records.jsonl"), "--prediction-interval=0"]
         process = GatewayProcess(arguments, free_port(0), tmp_path / "gateway.log")
         async with asyncio.timeout(LONGEST), process as running:

@@ -26,7 +26,7 @@ from server.engines.base import (
 from server.engines.http.answers import Answer
 from server.engines.http.exchange import Exchange, kept
 from server.engines.http.own_calls import OwnForm
-from server.engines.http.pool import HttpOptions, Pool
+from server.engines.http.pool import HttpOptions, Pool, say_once
 from server.engines.http.prompts import Prompts, load_tokenizer
 from server.engines.http.stream import CountedStream, PassedStream
 from server.engines.http.upstream import Connect, Upstream, connector
@@ -140,19 +140,19 @@ class HttpEngine(_WithoutTokens):
             self._prompts.ratio.learn(call.prompt_bytes, end.prompt_tokens)
         made = answer.tokens if end.output_tokens is None else end.output_tokens
         if not answer.has_usage and not answer.tokens:
-            _say_once(
+            say_once(
                 self._said,
                 "usage",
                 f"got an answer of {upstream.url}{call.path} without usage; expected "
-                "usage.completion_tokens: its tokens count as 0",
+                "usage.completion_tokens: its tokens count as 0 (said once)",
             )
         if call.most_tokens is not None and made > call.most_tokens:
-            _say_once(
+            say_once(
                 self._said,
                 "limit",
                 f"got {made} tokens of {upstream.url}{call.path}; expected at most "
                 f"{call.most_tokens}, the limit that was sent: this server ignores it, and "
-                "--max-output-tokens does not hold",
+                "--max-output-tokens does not hold (said once)",
             )
 
     def _begin(
@@ -233,9 +233,3 @@ class HttpEngine(_WithoutTokens):
     def _tell_servers(self) -> None:
         if self.on_servers is not None:
             self.on_servers(self._pool.serving)
-
-
-def _say_once(said: set[str], kind: str, sentence: str) -> None:
-    if kind not in said:
-        said.add(kind)
-        log.warning("%s (said once)", sentence)

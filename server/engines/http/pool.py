@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from server.engines.base import Capabilities, EngineStartError
 from server.engines.http.discovery import Description, StartingError, described, refusal
-from server.engines.http.upstream import LOST, Connect, Upstream, connector, reason_of
+from server.engines.http.upstream import LOST, SILENT, Connect, Upstream, connector, reason_of
 from server.runtime.clock import clock_of
 
 log = logging.getLogger("kendall.engine")
@@ -19,7 +19,6 @@ AGAIN = 1.0  # seconds between two looks at servers that do not serve yet
 SAY_AGAIN = 30.0  # seconds between two lines that say so
 ASSUMED_SEQUENCES = 64  # of a server that says nothing; vLLM serves 128 at least
 ASSUMED_CONTEXT = 131_072  # tokens
-SILENT = "it has not answered yet"
 UNKNOWN_TOKENS = 2**31  # a bound that does not bind
 TOKEN_IDS = 256  # every vocabulary has so many
 
@@ -260,22 +259,18 @@ class Pool:
         """Of each server: the least of what they say."""
         said = [each.max_num_seqs for each in self._known.values() if each.max_num_seqs is not None]
         if not said:
-            _warn_once(
+            say_once(
                 self._said,
-                "no server says how many sequences it serves at once: %d are assumed for each; "
-                "set --max-num-seqs to what they serve",
-                ASSUMED_SEQUENCES,
+                "assumed",
+                f"no server says how many sequences it serves at once: {ASSUMED_SEQUENCES} are "
+                "assumed for each; set --max-num-seqs to what they serve",
             )
             return ASSUMED_SEQUENCES
-        if len(set(said)) > 1:
-            _warn_once(
-                self._said,
-                "the servers serve %d to %d sequences at once: %d are sent to each",
-                min(said),
-                max(said),
-                min(said),
-            )
-        return min(said)
+        least, most = min(said), max(said)
+        if least < most:
+            told = f"the servers serve {least} to {most} sequences at once"
+            say_once(self._said, told, f"{told}: {least} are sent to each")
+        return least
 
 
 def _asked_first(asked: str | None, names: tuple[str, ...], url: str) -> tuple[str, ...]:
@@ -294,8 +289,8 @@ def _models(names: tuple[str, ...]) -> str:
     return ("model " if len(names) == 1 else "models ") + ", ".join(map(repr, names))
 
 
-def _warn_once(said: set[str], sentence: str, *values: int) -> None:
-    """It is asked at every change."""
-    if (text := sentence % values) not in said:
-        said.add(text)
-        log.warning("%s", text)
+def say_once(said: set[str], kind: str, sentence: str) -> None:
+    """A warning of a kind; `said`: the kinds so far."""
+    if kind not in said:
+        said.add(kind)
+        log.warning("%s", sentence)

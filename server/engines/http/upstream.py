@@ -17,6 +17,7 @@ log = logging.getLogger("kendall.engine")
 LOST = (aiohttp.ClientError, OSError, TimeoutError, ValueError)  # of a request that failed
 CONNECT = 5.0  # seconds for a connection
 PROBE = 5.0  # seconds for the answer to a probe
+SILENT = "it has not answered yet"
 LARGEST = 8 << 20  # bytes of what it says of itself
 EVERY = 5.0  # seconds between the probes of a server that answers
 HEALTH = "/health"
@@ -149,7 +150,7 @@ class Upstream:
 
     def await_answer(self) -> None:
         """It is new: it gets work once it has answered a probe, and the first one begins now."""
-        self.last_fault, self._is_new = "it has not answered yet", True
+        self.last_fault, self._is_new = SILENT, True
         while not self.breaker.lost:
             self.breaker.fail(self._now())
         self.watch()

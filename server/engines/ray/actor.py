@@ -59,7 +59,7 @@ class EngineActor:
             yield batch
 
     async def take(self, number: int, order: Order) -> None:
-        """Requests to serve, or to let go. What comes of them is sent as messages."""
+        """Serve or cancel requests; their tokens and ends are sent as messages."""
         for each in self._inbox.put(number, order):
             if isinstance(each, Cancel):
                 self._engine.cancel(each.request_ids)

@@ -11,7 +11,7 @@ from fastapi import FastAPI, Request
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from policies.text import SpecError
-from server.engines.passing import server_url
+from server.engines.passing import server_urls
 from server.gateway import Gateway
 from server.http.api.openapi import body, errors
 from server.http.api.validation import parse
@@ -115,14 +115,11 @@ def _serve_on(gateway: Gateway, asked: list[str]) -> dict[str, Any]:
             param="urls",
         )
     try:
-        urls = [server_url(url, "url") for url in asked]
+        urls = server_urls(asked, "url")
     except SpecError as error:
         raise ApiError(400, "invalid_url", str(error), param="urls") from None
     if own := next((url for url in urls if is_own(url, gateway.settings)), None):
         message = f"got url {own}, which is this gateway; expected a server behind it"
-        raise ApiError(400, "invalid_url", message, param="urls")
-    if repeated := next((url for url in urls if urls.count(url) > 1), None):
-        message = f"got url {repeated} twice; expected each server once"
         raise ApiError(400, "invalid_url", message, param="urls")
     try:
         gateway.passing.serve_on(urls)
