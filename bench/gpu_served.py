@@ -3,11 +3,13 @@ and capped at loads 0.5 and 0.7.
 
 Makes a Llama with random weights that never ends an answer by itself, starts `transformers serve`
 with continuous batching and the gateway with `--engine http` before it, calibrates the law through
-the gateway, then sends every cell Poisson load. The measuring machine needs PyTorch, transformers,
-and what the gateway needs but vLLM. Each cell is two files of the folder: its records, and what
-the live model said while requests still arrived.
+the gateway, then sends every cell Poisson load. An engine may be slower under load than alone: a
+pilot of each cell says by how much, and its rate follows. After a cell that fails the next have
+servers of their own. The measuring machine needs PyTorch, transformers, and what the gateway needs
+but vLLM. Each cell is two files of the folder: its records, and what the live model said while
+requests still arrived.
 
-    python3 bench/gpu_served.py --folder runs/gpu-served
+    python3 bench/gpu_served.py --layers 8 --cuda-graphs --folder runs/gpu-served
     python3 bench/gpu_served.py --device cpu --model tiny --cell-seconds 10 --folder runs/try
 
 The comparison needs no GPU:
@@ -24,7 +26,8 @@ import shutil
 import subprocess
 import sys
 import urllib.request
-from contextlib import ExitStack, suppress
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter, sleep
 from typing import TYPE_CHECKING, Any
@@ -35,15 +38,19 @@ from bench.gateway_cost.servers import Server, running
 from bench.gpu.design import PRESETS, Shape
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 NAME = "random/llama"
 POLICIES = "continuous:max_batch_size={slots}", "capped:max_batch_size={slots}"
 SERVE = "from transformers.cli.transformers import main; main()"
 ADMIN_KEY = "the-key-of-this-bench"
 LIVE_EVERY = 2.0  # seconds between two looks at the live model
-LENGTHS = "uniform:low=16,high=64"
+LONGEST = 32  # tokens of an answer
+LENGTHS = f"uniform:low=8,high={LONGEST}"
 PROMPTS = "deterministic:value=64"
+BLOCKS = 16  # of 256 tokens, in the server's cache: a captured step reads them all
+Live = dict[str, Any]  # what /admin/prediction says
+FAILURES = (OSError, RuntimeError, subprocess.SubprocessError)  # of one cell
 
 
 def parser() -> argparse.ArgumentParser:
@@ -54,10 +61,13 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--folder", type=Path, default=Path("runs/gpu-served"))
     found.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     found.add_argument("--model", choices=tuple(PRESETS), default="llama-7b", help="shape")
-    found.add_argument("--slots", type=int, default=16, help="of the server, and batch size")
+    found.add_argument("--layers", type=int, help="of the model, instead of the preset's")
+    found.add_argument("--cuda-graphs", action="store_true", help="ask `transformers serve` for it")
+    found.add_argument("--slots", type=int, default=8, help="of the server, and batch size")
     found.add_argument("--loads", default="0.5,0.7", help="comma-separated")
-    found.add_argument("--cell-seconds", type=float, default=50.0, help="of load")
-    found.add_argument("--repeats", type=int, default=3, help="of each calibrated batch")
+    found.add_argument("--cell-seconds", type=float, default=60.0, help="of load")
+    found.add_argument("--pilot-seconds", type=float, default=12.0, help="of load before a cell")
+    found.add_argument("--repeats", type=int, default=5, help="of each calibrated batch")
     found.add_argument("--seed", type=int, default=1)
     found.add_argument("--scratch", type=Path, default=Path("/dev/shm/kendall-gpu-served"))
     found.add_argument("--compare", action="store_true", help="compare what was measured")
@@ -67,7 +77,7 @@ def parser() -> argparse.ArgumentParser:
 def make_model(home: Path, shape: Shape, device: str) -> Path:
     """Write a model into a Hugging Face cache; its snapshot."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import AutoModelForCausalLM, LlamaConfig
 
     from server.engines.tiny import make_tiny
 
@@ -85,9 +95,8 @@ def make_model(home: Path, shape: Shape, device: str) -> Path:
         pad_token_id=None,
     )
     torch.manual_seed(0)
-    torch.set_default_dtype(torch.bfloat16)
     with torch.device(device):
-        model = LlamaForCausalLM(config)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     model.save_pretrained(snapshot)
     del model
     if device == "cuda":
@@ -113,37 +122,50 @@ def kendall(*arguments: object) -> None:
     subprocess.run([sys.executable, "-m", "kendall", *map(str, arguments)], check=True)
 
 
-def serving_model(stack: ExitStack, options: argparse.Namespace, home: Path) -> Server:
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What all cells share."""
+
+    options: argparse.Namespace
+    behind: Server
+    tokenizer: Path
+
+    @property
+    def law(self) -> Path:
+        """The calibrated one."""
+        law: Path = self.options.folder / "law.json"
+        return law
+
+    @contextmanager
+    def gateway(self, *more: object) -> Iterator[str]:
+        """One before the server; its URL."""
+        command = [sys.executable, "-m", "kendall", "serve", "--engine", "http", "--engine-url"]
+        command += [self.behind.url, "--max-num-seqs", str(self.options.slots), "--max-model-len"]
+        command += ["4096", "--tokenizer", str(self.tokenizer), "--port", "{port}", "--admin-key"]
+        command += [ADMIN_KEY, "--prediction-interval", "1s", "--what-if-interval", "600s"]
+        command += map(str, more)
+        own = {"PYTHONPATH": here()}
+        with running("gateway", command, self.options.folder, own) as front:
+            yield front.url
+
+
+@contextmanager
+def serving_model(options: argparse.Namespace, snapshot: Path) -> Iterator[Setting]:
     """`transformers serve`, with its first answer made."""
     command = [sys.executable, "-c", SERVE, "serve", NAME]
     command += ["--continuous-batching", "--device", options.device, "--dtype", "bfloat16"]
-    command += ["--cb-num-blocks", "64", "--cb-max-batch-tokens", "4096"]  # blocks of 256 tokens
+    command += ["--cb-num-blocks", str(BLOCKS), "--cb-max-batch-tokens", "1024"]
+    command += ["--cb-use-cuda-graph"] * options.cuda_graphs
     command += ["--host", "127.0.0.1", "--port", "{port}"]
-    offline = {"HF_HOME": str(home), "HF_HUB_OFFLINE": "1"}
-    server = stack.enter_context(running("transformers", command, options.folder, offline))
-    body = json.dumps({"model": NAME, "prompt": "the", "max_tokens": 4}).encode()
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{server.port}/v1/completions",
-        body,
-        {"Content-Type": "application/json"},
-    )
-    with urllib.request.urlopen(request, timeout=120) as answer:
-        print("first answer:", answer.read().decode()[:300], flush=True)
-    return server
-
-
-def gateway(
-    stack: ExitStack, options: argparse.Namespace, behind: Server, tokenizer: Path, *more: object
-) -> Server:
-    """The gateway before it."""
-    command = [sys.executable, "-m", "kendall", "serve", "--engine", "http", "--engine-url"]
-    command += [f"http://127.0.0.1:{behind.port}", "--max-num-seqs", str(options.slots)]
-    command += ["--max-model-len", "4096", "--tokenizer", str(tokenizer), "--port", "{port}"]
-    command += ["--admin-key", ADMIN_KEY, "--prediction-interval", "1s"]
-    command += ["--what-if-interval", "600s"]
-    return stack.enter_context(
-        running("gateway", [*command, *map(str, more)], options.folder, {"PYTHONPATH": here()})
-    )
+    offline = {"HF_HOME": str(options.scratch), "HF_HUB_OFFLINE": "1"}
+    with running("transformers", command, options.folder, offline) as server:
+        body = json.dumps({"model": NAME, "prompt": "the", "max_tokens": 4}).encode()
+        request = urllib.request.Request(
+            f"{server.url}/v1/completions", body, {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            print("first answer:", answer.read().decode()[:300], flush=True)
+        yield Setting(options, server, snapshot / "tokenizer.json")
 
 
 def here() -> str:
@@ -165,67 +187,115 @@ def rate_of(policy: str, load: float, law: Path, slots: int) -> float:
 
 def measure(options: argparse.Namespace) -> None:
     """Everything, into the folder."""
-    began, folder = perf_counter(), options.folder
-    folder.mkdir(parents=True, exist_ok=True)
-    home = options.scratch
+    began = perf_counter()
 
     def say(text: str) -> None:
         print(f"{perf_counter() - began:6.1f} s  {text}", flush=True)
 
-    snapshot = make_model(home, PRESETS[options.model], options.device)
+    options.folder.mkdir(parents=True, exist_ok=True)
+    shape = PRESETS[options.model]
+    shape = replace(shape, layers=options.layers or shape.layers)
+    snapshot = make_model(options.scratch, shape, options.device)
     say("the model is written")
-    law = folder / "law.json"
-    with ExitStack() as stack:
-        behind = serving_model(stack, options, home)
-        say("transformers serve answers")
-        with ExitStack() as around:
-            front = gateway(around, options, behind, snapshot / "tokenizer.json")
-            url = f"http://127.0.0.1:{front.port}"
-            bounds = ("--max-batch-size", options.slots, "--max-output-tokens", 64)
-            more = ("--repeats", options.repeats, "--prompt-tokens", 64, "--output", law)
+    left, known, calibrated = list(cells(options)), dict[str, Live](), False
+    while left or not calibrated:
+        with serving_model(options, snapshot) as setting:
+            say("transformers serve answers")
+            if not calibrated:
+                calibrate(setting)
+                say("calibrated")
+                calibrated = True
+            served(setting, left, known, say)
+
+
+def served(
+    setting: Setting,
+    left: list[tuple[str, float]],
+    known: dict[str, Live],
+    say: Callable[[str], None],
+) -> None:
+    """Take the cells off `left` until there are none or one fails; `known`: what was last seen of
+    each policy.
+    """
+    while left:
+        policy, load = left.pop(0)
+        guess = rate_of(policy, load, setting.law, setting.options.slots)
+        try:
+            live = cell(setting, policy, load, rate_at(load, guess, known.get(policy)))
+        except FAILURES as error:
+            say(f"{policy}, {load}: {error}")
+            return
+        known[policy] = live
+        say(f"{policy}, {load}: {told(live)}")
+
+
+def calibrate(setting: Setting) -> None:
+    """The law, through the gateway; once before, for what the engine prepares at its first use.
+    Raises CalledProcessError.
+    """
+    options = setting.options
+    bounds = ("--max-batch-size", options.slots, "--max-output-tokens", LONGEST)
+    with setting.gateway() as url:
+        for repeats in (2, options.repeats):
+            more = ("--repeats", repeats, "--prompt-tokens", 64, "--output", setting.law)
             kendall("calibrate", url, *bounds, *more, "--admin-key", ADMIN_KEY)
-        say("calibrated")
-        for policy, load in cells(options):
-            with ExitStack() as around:
-                name = f"{policy.partition(':')[0]}-{load:g}"
-                records = folder / f"{name}.jsonl"
-                front = gateway(
-                    around,
-                    options,
-                    behind,
-                    snapshot / "tokenizer.json",
-                    *("--policy", policy, "--latency", law, "--record-file", records),
-                )
-                rate = rate_of(policy, load, law, options.slots)
-                cell(options, f"http://127.0.0.1:{front.port}", rate, name)
-                say(name)
 
 
 def cells(options: argparse.Namespace) -> Iterator[tuple[str, float]]:
-    """Policies and loads."""
-    for load in map(float, options.loads.split(",")):
+    """Policies and loads; none without loads."""
+    for load in map(float, filter(None, options.loads.split(","))):
         for policy in POLICIES:
             yield policy.format(slots=options.slots), load
 
 
-def cell(options: argparse.Namespace, url: str, rate: float, name: str) -> None:
-    """One load, with the live model looked at while requests still arrive."""
-    command = [sys.executable, "-m", "kendall", "load", "--base-url", url, "--chat"]
-    command += ["--natural-lengths"]
-    command += ["--request-rate", f"{rate:.6g}", "--duration", f"{options.cell_seconds:g}"]
+def cell(setting: Setting, policy: str, load: float, guess: float) -> Live:
+    """A pilot at `guess` requests/s, then one load before a gateway of its own; what the live model
+    said of it. Raises FAILURES.
+    """
+    options, name = setting.options, f"{policy.partition(':')[0]}-{load:g}"
+    given = ("--policy", policy, "--latency", setting.law)
+    with setting.gateway(*given) as url:
+        _, pilot = flow(options, url, guess, options.pilot_seconds)
+    print(f"pilot at {guess:.4g}/s: {told(pilot)}", flush=True)
+    rate = rate_at(load, guess, pilot)
+    with setting.gateway(*given, "--record-file", options.folder / f"{name}.jsonl") as url:
+        ended, live = flow(options, url, rate, options.cell_seconds)
+    facts = {"rate": rate, "pilot": {"rate": guess, "live": pilot}, "load_exit": ended}
+    (options.folder / f"{name}.live.json").write_text(json.dumps({**facts, "live": live}, indent=1))
+    return live
+
+
+def rate_at(load: float, guess: float, live: Live | None) -> float:
+    """Requests/s for this load by what was seen of the same policy; `guess`: nothing was."""
+    found = (live or {}).get("prediction")
+    if not found or not found["load"]:
+        return guess
+    return float(load * found["arrival_rate"] / found["load"])
+
+
+def told(live: Live) -> str:
+    """In a line."""
+    found = live.get("prediction")
+    if not found:
+        return str(live.get("reason", "nothing"))
+    return str({each: found.get(each) for each in ("n", "arrival_rate", "load", "speed")})
+
+
+def flow(options: argparse.Namespace, url: str, rate: float, seconds: float) -> tuple[int, Live]:
+    """One load; its exit status, and the live model's last words while requests still arrived."""
+    command = [sys.executable, "-m", "kendall", "load", "--base-url", url, "--chat", "--no-save"]
+    command += ["--natural-lengths", "--request-rate", f"{rate:.6g}", "--duration", f"{seconds:g}"]
     command += ["--output-tokens", LENGTHS, "--prompt-tokens", PROMPTS]
     command += ["--seed", str(options.seed)]
-    command += ["--output", str(options.folder / f"{name}-clients.jsonl")]
-    live: dict[str, Any] = {}
+    live: Live = {}
     with subprocess.Popen(command) as load:
-        until = perf_counter() + options.cell_seconds
+        until = perf_counter() + seconds
         while load.poll() is None:
             sleep(LIVE_EVERY)
             if perf_counter() < until:
                 with suppress(OSError):  # the next look is near
                     live = ask(f"{url}/admin/prediction")
-    facts = {"rate": rate, "load_exit": load.returncode, "live": live}
-    (options.folder / f"{name}.live.json").write_text(json.dumps(facts, indent=1) + "\n")
+    return load.returncode, live
 
 
 def compare(options: argparse.Namespace) -> None:

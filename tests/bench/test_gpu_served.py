@@ -7,8 +7,20 @@ from pathlib import Path
 
 import pytest
 
+from bench import gpu_served
 from bench.gpu.design import PRESETS
-from bench.gpu_served import LENGTHS, PROMPTS, cells, make_model, parser, rate_of
+from bench.gpu_served import (
+    LENGTHS,
+    PROMPTS,
+    Live,
+    Setting,
+    cells,
+    make_model,
+    parser,
+    rate_at,
+    rate_of,
+    served,
+)
 from kendall import largest_stable_rate
 from queueing.latency.law import parse_law
 from queueing.latency.profile import Profile
@@ -33,6 +45,45 @@ def test_the_rate_of_a_cell_is_that_of_unpadded_batches(tmp_path: Path) -> None:
     assert rate_of("capped:max_batch_size=8", 0.5, law, 8) == pytest.approx(unpadded / 2)
     whole = largest_stable_rate("continuous:max_batch_size=8", LENGTHS, str(law), **given)
     assert rate_of("continuous:max_batch_size=8", 0.7, law, 8) == pytest.approx(0.7 * whole)
+
+
+def test_no_loads_are_a_calibration_alone() -> None:
+    assert list(cells(parser().parse_args(["--loads", ""]))) == []
+
+
+def test_a_rate_follows_what_was_seen_and_else_the_guess() -> None:
+    """An engine 1.5 times slower than its law has a load of 0.75 where 0.5 was meant."""
+    seen: Live = {"prediction": {"arrival_rate": 10.0, "load": 0.75}}
+    assert rate_at(0.5, 10.0, seen) == pytest.approx(10.0 / 1.5)
+    nothing: list[Live | None] = [None, {}, {"prediction": None, "reason": "2 requests"}]
+    assert [rate_at(0.5, 7.0, live) for live in nothing] == [7.0, 7.0, 7.0]
+
+
+def test_a_cell_that_fails_leaves_the_others_to_another_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: Live = {"prediction": {"arrival_rate": 10.0, "load": 0.5, "n": 9, "speed": 1.0}}
+    asked: list[tuple[str, float, float]] = []
+
+    def cell(_: Setting, policy: str, load: float, guess: float) -> Live:
+        asked.append((policy, load, guess))
+        if policy == "capped":
+            raise RuntimeError("the gateway did not come up")
+        return seen
+
+    monkeypatch.setattr(gpu_served, "cell", cell)
+    monkeypatch.setattr(gpu_served, "rate_of", lambda *_: 3.0)
+    options = parser().parse_args(["--folder", str(tmp_path)])
+    setting = Setting(options, None, tmp_path)  # type: ignore[arg-type]  # nobody asks the server
+    left = [("continuous", 0.5), ("capped", 0.5), ("continuous", 0.75)]
+    known: dict[str, Live] = {}
+    said: list[str] = []
+    served(setting, left, known, said.append)
+    assert left == [("continuous", 0.75)]
+    assert said[-1] == "capped, 0.5: the gateway did not come up"
+    served(setting, left, known, said.append)
+    assert left == []
+    assert asked == [("continuous", 0.5, 3.0), ("capped", 0.5, 3.0), ("continuous", 0.75, 15.0)]
 
 
 @pytest.mark.slow
