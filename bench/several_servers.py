@@ -3,12 +3,14 @@ starts, and two `vllm serve` by URL; three policies at loads 0.5 and 0.7.
 
 Each kind is started and calibrated once; every cell is 90 seconds of Poisson load, in which the
 gateway's own prediction is compared with what it observed. A cell holds where the prediction is
-within 15 % of the observed mean or in its 95 % interval. For servers by URL the mean service by
-the gateway's records stands beside what the servers say (`vllm:e2e_request_latency_seconds`). A
-quiet machine is needed; 25 minutes.
+within 15 % of the observed mean or in its 95 % interval. "gateway" is the observed mean over that
+of the queue recursion on the run's own arrivals and service times: what the gateway's queue does
+with them. For servers by URL the mean service by the gateway's records stands beside what the
+servers say (`vllm:e2e_request_latency_seconds`). A quiet machine is needed; 25 minutes.
 
     .venv/bin/python bench/several_servers.py [--kinds replicas,urls] [--seconds 90]
                                               [--json FILE] [--page docs/scaling.md]
+                                              [--folder FOLDER]
     .venv/bin/python bench/several_servers.py --kinds urls --cells continuous --keep FILE
 
 Exit status: 0 every cell holds, 1 one does not or a server failed.
@@ -33,6 +35,7 @@ import httpx
 from bench.gateway_cost.page import measured_on, put
 from bench.gateway_cost.servers import small_vllm
 from bench.several.cells import NAMES, Asked, Cell, measured
+from loadgen.compare.compare import compare
 from loadgen.gateway.gateway_process import GatewayClient, GatewayError, GatewayProcess, free_port
 from queueing.measurement.machine import hardware, versions
 from queueing.measurement.record import read_run
@@ -43,7 +46,7 @@ LOADS = (0.5, 0.7)
 GUESS = 20.0  # requests/s of a first pilot
 PLAN = {"repeats": 6, "max_batch_size": SLOTS, "max_output_tokens": 64}  # of the calibration
 KINDS = {"replicas": "`--replicas 2`", "urls": "two `vllm serve`"}
-HEAD = "| servers | policy | load | n | observed (ms) | predicted (ms) | difference | |"
+HEAD = "| servers | policy | load | n | gateway | observed (ms) | predicted (ms) | difference | |"
 
 
 @contextmanager
@@ -93,12 +96,22 @@ def mean_service(folder: Path, first: int) -> float:
     return sum(served) / len(served)
 
 
+def beside_recursion(folder: Path, epoch: int) -> float | None:
+    """The observed mean of an epoch over that of the recursion, less 1."""
+    records = [each for each in read_run(folder / "records.jsonl")[1] if each.epoch == epoch]
+    found = next(each.quantity for each in compare(records) if each.epoch == epoch)
+    recursion = found.measured_service
+    return None if recursion is None else found.observed.mean / recursion.mean - 1
+
+
 async def cells(
-    kind: str, policies: Sequence[str], seconds: float, seed: int
+    kind: str, policies: Sequence[str], given: argparse.Namespace
 ) -> AsyncIterator[Cell]:
     """All of one kind."""
+    seconds, seed = given.seconds, given.seed
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+        folder = Path(name) if given.folder is None else given.folder / kind
+        folder.mkdir(parents=True, exist_ok=True)
         with servers(kind, folder) as (options, urls):
             async with serving(options, folder) as gateway:
                 await gateway.ask("POST", "/admin/calibrate", dict(PLAN))
@@ -116,7 +129,7 @@ async def cells(
                         seed += 10
                         cell = await _with_service(gateway, asked, urls, folder)
                         guess = 0.8 * cell.rate
-                        yield cell
+                        yield replace(cell, gateway=beside_recursion(folder, cell.epoch))
 
 
 async def _with_service(
@@ -124,7 +137,9 @@ async def _with_service(
 ) -> Cell:
     """Service times of the same requests, all of whom have ended."""
     if not urls:
-        return await measured(gateway, asked)
+        cell = await measured(gateway, asked)
+        await gateway.ask("GET", "/admin/state")
+        return cell
     await gateway.ask("GET", "/admin/state")  # writes what is known
     first, before = len(read_run(folder / "records.jsonl")[1]), latency_of(urls)
     cell = await measured(gateway, asked)
@@ -145,10 +160,11 @@ def row(cell: Cell) -> str:
     """Of the table."""
     predicted = cell.predicted or float("nan")
     half = float("nan") if cell.half is None else cell.half
+    gateway = "" if cell.gateway is None else f"{cell.gateway:+.2%}"
     said = {"holds": "holds", "does not hold": "**does not hold**"}.get(cell.verdict, cell.verdict)
     return (
         f"| {KINDS[cell.kind]} | `{cell.policy}`, {NAMES[cell.compared]} | {cell.load:.2f} | "
-        f"{cell.n:,} | {cell.observed * 1e3:.3g} ± {half * 1e3:.2g} | {predicted * 1e3:.3g} | "
+        f"{cell.n:,} | {gateway} | {cell.observed * 1e3:.3g} ± {half * 1e3:.2g} | {predicted * 1e3:.3g} | "
         f"{predicted / cell.observed - 1:+.1%} | {said} |"
     )
 
@@ -156,7 +172,7 @@ def row(cell: Cell) -> str:
 def section(found: Sequence[Cell], machine: dict[str, Any], software: dict[str, str]) -> str:
     """For the page."""
     served = [each.service / each.engine for each in found if each.service and each.engine]
-    lines = [HEAD, "|---|---|--:|--:|--:|--:|--:|---|", *map(row, found), ""]
+    lines = [HEAD, "|---|---|--:|--:|--:|--:|--:|--:|---|", *map(row, found), ""]
     if served:
         lines.append(
             f"Mean service of servers by URL, the gateway's over vLLM's own: {min(served):.3f} to "
@@ -169,7 +185,7 @@ async def measure(given: argparse.Namespace) -> list[Cell]:
     """All kinds, each cell printed as it comes."""
     found, policies = [], [each for each in POLICIES if given.cells in each]
     for kind in given.kinds.split(","):
-        async for cell in cells(kind, policies, given.seconds, given.seed):
+        async for cell in cells(kind, policies, given):
             found.append(cell)
             print(row(cell), f"speed {cell.speed:.2f}", *cell.reasons, flush=True)
     return found
@@ -185,6 +201,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--cells", default="", help="those whose policy has this in its text")
     parser.add_argument("--keep", type=Path, help="file of a run whose other cells are kept")
+    parser.add_argument("--folder", type=Path, help="new; the records of each kind are kept there")
     parser.add_argument("--json", type=Path, help="file for the numbers")
     parser.add_argument("--page", type=Path, help="page whose section is written anew")
     given = parser.parse_args()

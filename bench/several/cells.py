@@ -40,6 +40,8 @@ class Cell:
     speed: float
     verdict_of_gateway: str
     reasons: tuple[str, ...]
+    epoch: int
+    gateway: float | None = None  # the observed mean over that of the recursion, less 1
     service: float | None = None  # mean, by the gateway's records
     engine: float | None = None  # the same by the servers' own metrics
 
@@ -133,6 +135,7 @@ def _cell(found: dict[str, Any], kind: str, policy: str, wanted: float) -> Cell:
         half=None if low is None or high is None else (high - low) / 2,
         predicted=compared["predicted"]["value"],
         speed=float(found["speed"]),
+        epoch=int(found["epoch"]),
         verdict_of_gateway=str(compared["verdict"]),
         reasons=tuple(
             f"{name}: {each['says']}"
