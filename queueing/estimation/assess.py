@@ -41,7 +41,7 @@ from queueing.estimation.band import (
 from queueing.estimation.cached_prediction import CachedPrediction
 from queueing.estimation.estimates import Estimates, estimate, held_tokens
 from queueing.estimation.interval import UNKNOWN, Estimate
-from queueing.estimation.speed.own_shape import own_shape
+from queueing.estimation.speed.own_shape import Scatter, own_shape
 from queueing.estimation.speed.speed_curve import SpeedCurve
 from queueing.estimation.speed.speed_history import SpeedHistory
 from queueing.estimation.speed.speeds import Speeds
@@ -103,6 +103,7 @@ class Assessment:
         None  # the exact prediction that `prediction` is, or was moved from
     )
     model: Model | None = None  # at these estimates; without one nothing has been served
+    scatter: Scatter | None = None  # of a continuous engine about its law, where it is known
 
     @property
     def known(self) -> Known:
@@ -143,7 +144,8 @@ def assess(
     """
     policy = served_as(parse_policy(seen.policy), pads=limits.pads)
     seen = while_requests_came(seen)
-    estimates, speeds = _estimated(seen, policy, shape, limits, history)
+    own = own_shape(policy, seen, shape, limits.step_tokens)
+    estimates, speeds = _estimated(seen, policy, (own.law, shape), limits, history)
     if not estimates.count or not estimates.arrival_rate.value > 0:
         return _nothing(seen, estimates, policy)
     lengths = estimates.output_tokens.law(limits.max_output_tokens)
@@ -162,17 +164,19 @@ def assess(
         compared=_compared(seen, forecast, assumptions, model, estimates.gateway_turnaround),
         cached=forecast.cached,
         model=model,
+        scatter=own.scatter,
     )
 
 
 def _estimated(
     seen: Snapshot,
     policy: Policy,
-    shape: LatencyModel,
+    shapes: tuple[LatencyModel, LatencyModel],
     limits: Limits,
     history: SpeedHistory | None,
 ) -> tuple[Estimates, Speeds]:
-    own = own_shape(policy, seen, shape, limits.step_tokens)
+    """`shapes`: the engine's own, and the calibrated one."""
+    own, shape = shapes
     speeds = Speeds.of(policy, seen, own, limits.step_tokens)
     slow = None if history is None else history.add(speeds, seen.epoch)
     found = estimate(seen, policy, shape, speeds=speeds, slow=slow)

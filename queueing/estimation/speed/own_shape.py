@@ -8,10 +8,12 @@ dispatches, lengths and prompts, in which waits for a step and the prompts of ot
 were:
 
     steps        the mean time from first token to the end of the slot
-    kp           the slope of the time from dispatch to first token on a request's own prompt
-    turnaround   what is left of the mean time from dispatch to first token
+    kp           the slope, on a request's own prompt, of what its time from dispatch to first
+                 token is beside the replay
+    turnaround   what is left of the mean of that
 
-No delay enters.
+What the engine took beside the replay with these three, request by request, is its scatter: steps
+of a real engine vary, those of the law do not. No delay enters.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ import numpy.typing as npt
 from policies import Continuous, Policy
 from queueing.distributions.token_distribution import TokenDistribution
 from queueing.estimation.change import Vector
-from queueing.estimation.interval import NORMAL, UNKNOWN, Estimate
+from queueing.estimation.interval import NORMAL
 from queueing.estimation.window.snapshot import CENSORED, Snapshot, picked
 from queueing.latency.law import LatencyModel
 from queueing.model import Model
@@ -34,9 +36,28 @@ from queueing.model import Model
 FEWEST = 200  # requests
 MOST = 6000  # the last ones: a replay of more says little more
 CLOSE = 0.1  # half width of kp over its value, at most
-ROUNDS = 4  # each of the three moves the others a little
+ROUNDS = 12  # each of the three moves the others; the mean of the later half is taken
+PART = 0.5  # of a difference that a round takes: a slower engine serves more at once, and so on
 ROOM = 4  # times as many slots in the replay as were ever taken: a dispatch never waits there
 SAME = 0.05  # of the mean time to the first token: less is not told apart from the calibrated law
+SURE = 3.0  # standard errors by which kp differs from the law's, where it is told apart
+TOGETHER = 1e-6  # seconds: a request that is dispatched in the instant in which a slot is released
+
+
+@dataclass(frozen=True, eq=False)
+class Scatter:
+    """What requests took beside what the law says, a value each, about 0; seconds."""
+
+    first: Vector  # from dispatch to first token
+    whole: Vector  # from dispatch to the end
+
+
+@dataclass(frozen=True, eq=False)
+class OwnShape:
+    """The law, and without a value where too little is known of them the scatter about it."""
+
+    law: LatencyModel
+    scatter: Scatter | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,44 +83,85 @@ class _Told:
         first = (run.first_token_at - self.dispatched)[self.telling]
         return first, (run.server_free_at - self.dispatched)[self.telling] - first
 
+    @property
+    def telling_prompts(self) -> Vector:
+        """Tokens."""
+        return self.prompts[self.telling].astype(np.float64)
+
+    def slope(self, late: Vector) -> tuple[float, float]:
+        """Seconds a prompt token, with a standard error for scatter of any kind (White, 1980):
+        prompts are independent of all else. 0 and infinity where all are alike.
+        """
+        prompts = self.telling_prompts
+        apart = prompts - prompts.mean()
+        square = float(apart @ apart)
+        if not square:
+            return 0.0, math.inf
+        slope = float(apart @ late) / square
+        rest = apart * (late - late.mean() - slope * apart)
+        return slope, math.sqrt(float(rest @ rest)) / square
+
+    def tells_kp(self, law: LatencyModel) -> bool:
+        """Whether this law's kp is known well enough."""
+        _, error = self.slope(self.first - self.replayed(law)[0])
+        return NORMAL * error <= CLOSE * law.kp * law.speed
+
+    def is_as(self, first: Vector) -> bool:
+        """Whether times from dispatch to first token differ from these by nothing but chance, and
+        on average by little.
+        """
+        late = self.first - first
+        slope, error = self.slope(late)
+        return not abs(slope) > SURE * error and abs(late.mean()) <= SAME * self.first.mean()
+
+    def scatter(self, first: Vector, rest: Vector) -> Scatter:
+        """About what was replayed."""
+        early, late = self.first - first, self.first + self.rest - first - rest
+        return Scatter(early - early.mean(), late - late.mean())
+
 
 def own_shape(
     policy: Policy, seen: Snapshot, shape: LatencyModel, step_tokens: int | None = None
-) -> LatencyModel:
-    """With the window's kp and turnaround at the speed of its steps; as it is where they say
-    nothing else, or too little.
+) -> OwnShape:
+    """With the window's kp and turnaround at the speed of its steps; the shape as it is where they
+    say nothing else, or too little, and where calls hold several sequences.
     """
-    told = _told(policy, seen.mine, shape, step_tokens)
+    one_by_one = policy.joins_running and not (seen.call_sizes > 1).any()
+    told = _told(seen.mine, shape, step_tokens) if one_by_one else None
     if told is None:
-        return shape
-    prompts = told.prompts[told.telling].astype(np.float64)
-    slope = _slope(prompts, told.first) if shape.kp else UNKNOWN
-    known = slope.known and slope.value > 0 and slope.relative <= CLOSE
-    own, pace = shape, 1.0
+        return OwnShape(shape)
+    own, pace = _fitted(told, shape, by_prompt=True)
+    if not (shape.kp and told.tells_kp(own)):
+        own, pace = _fitted(told, shape, by_prompt=False)
+    first, rest = told.replayed(shape.at_speed(pace))
+    if told.is_as(first):
+        return OwnShape(shape, told.scatter(first, rest))
+    return OwnShape(own.at_speed(shape.speed), told.scatter(*told.replayed(own)))
+
+
+def _fitted(told: _Told, shape: LatencyModel, *, by_prompt: bool) -> tuple[LatencyModel, float]:
+    """The shape, and its speed; its kp stays unless it is fitted too."""
+    kp, turnaround, pace = shape.kp, shape.turnaround, 1.0  # of the engine: seconds
+    path = []
     for _ in range(ROUNDS):
-        first, rest = told.replayed(own.at_speed(pace))
-        pace *= float(told.rest.mean() / rest.mean())
-        if known:
-            own = dataclasses.replace(own, kp=slope.value / pace)
-        late = float(told.first.mean() - first.mean()) / pace
-        own = dataclasses.replace(own, turnaround=max(0.0, own.turnaround + late))
-    return own if _differs(told, shape, pace, slope if known else UNKNOWN) else shape
+        first, rest = told.replayed(_at(shape, kp, turnaround, pace))
+        late = told.first - first
+        pace *= float(told.rest.mean() / rest.mean()) ** PART
+        steeper = PART * max(told.slope(late)[0], -kp) if by_prompt else shape.kp * pace - kp
+        later = PART * float(late.mean()) - steeper * float(told.telling_prompts.mean())
+        kp, turnaround = kp + steeper, max(0.0, turnaround + later)
+        path.append((kp, turnaround, pace))
+    kp, turnaround, pace = np.mean(path[ROUNDS // 2 :], axis=0).tolist()
+    return _at(shape, kp, turnaround, pace), pace
 
 
-def _differs(told: _Told, shape: LatencyModel, pace: float, slope: Estimate) -> bool:
-    """Whether the shape at the speed of the steps is not what was seen."""
-    if slope.known and not slope.covers(shape.kp * pace):
-        return True
-    first, _ = told.replayed(shape.at_speed(pace))
-    mean = float(told.first.mean())
-    return abs(mean - float(first.mean())) > SAME * mean
+def _at(shape: LatencyModel, kp: float, turnaround: float, pace: float) -> LatencyModel:
+    return dataclasses.replace(shape, kp=kp / pace, turnaround=turnaround / pace, speed=pace)
 
 
-def _told(
-    policy: Policy, mine: Snapshot, shape: LatencyModel, step_tokens: int | None
-) -> _Told | None:
+def _told(mine: Snapshot, shape: LatencyModel, step_tokens: int | None) -> _Told | None:
     """None where too few requests tell anything, or their times are not those of one engine."""
-    if not policy.joins_running or np.unique(mine.column("server_id")).size != 1:
+    if np.unique(mine.column("server_id")).size != 1:
         return None
     kept = mine.having(picked(mine.rows, np.isfinite(mine.column("server_free_at"))))
     kept = kept.having(kept.rows[np.argsort(kept.column("dispatched_at"), kind="stable")[-MOST:]])
@@ -112,6 +174,8 @@ def _told(
     telling &= (kept.column("output_tokens") > 1) & (end - at > first)
     # who was in service before them, or goes on behind them, is not known
     telling &= (at >= at.min(initial=math.inf) + longest) & (at <= at.max(initial=0.0) - longest)
+    # in virtual time: whether such a one comes before that step's end or after it is not known
+    telling &= _distance(at, np.sort(end)) > TOGETHER
     if np.count_nonzero(telling) < FEWEST:
         return None
     outputs = np.maximum(kept.column("output_tokens"), 1).astype(np.int64)
@@ -129,15 +193,9 @@ def _told(
     return _Told(model, at - at.min(), outputs, prompts, telling, first[telling], rest)
 
 
-def _slope(prompts: Vector, first: Vector) -> Estimate:
-    """Seconds a prompt token, with an interval for scatter of any kind (White, 1980): prompts are
-    independent of all else.
-    """
-    apart = prompts - prompts.mean()
-    square = float(apart @ apart)
-    if not square:
-        return UNKNOWN
-    slope = float(apart @ first) / square
-    rest = first - first.mean() - slope * apart
-    half = NORMAL * math.sqrt(float((apart * rest) @ (apart * rest))) / square
-    return Estimate(slope, slope - half, slope + half, float(prompts.size))
+def _distance(at: Vector, instants: Vector) -> Vector:
+    """To the nearest of the sorted instants; seconds."""
+    place = np.searchsorted(instants, at)
+    before = instants[np.maximum(place - 1, 0)]
+    after = instants[np.minimum(place, instants.size - 1)]
+    return np.minimum(np.abs(at - before), np.abs(after - at))
