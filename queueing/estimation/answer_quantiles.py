@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,8 +23,8 @@ from queueing.estimation.assess import Assessment
 from queueing.estimation.cached_prediction import moved_to
 from queueing.estimation.speed.own_shape import Scatter
 from queueing.model import Model
-from queueing.prediction.steady_state import APPROXIMATE_MEANS, with_quantiles_of
-from queueing.result import Prediction, Quantiles
+from queueing.prediction.steady_state import with_quantiles_of
+from queueing.result import APPROXIMATE_MEANS, Prediction
 from queueing.simulation.budget import affordable_requests, enough_slots
 from queueing.simulation.experiment import WARM_UP, simulate_run, summary
 from queueing.simulation.fast import COLUMNS, SimulatedRun, is_compiled
@@ -78,7 +77,7 @@ class AnswerQuantiles:
 
     def added_to(self, prediction: Prediction) -> Prediction:
         """With its own means."""
-        moved: dict[str, Quantiles] = {}
+        moved: dict[str, Any] = {}
         for name in DURATIONS:
             then, now = getattr(self.beside, name).mean, getattr(prediction, name).mean
             found = dataclasses.replace(getattr(self.simulated, name), mean=then)
@@ -120,7 +119,7 @@ def scattered(run: SimulatedRun, scatter: Scatter | None) -> SimulatedRun:
         return run
     drawn = np.random.default_rng(0).integers(0, scatter.first.size, run.arrived_at.size)
     first = np.maximum(run.first_token_at + scatter.first[drawn], run.dispatched_at)
-    later: Mapping[str, Any] = {
+    later: dict[str, Any] = {
         name: np.maximum(getattr(run, name) + scatter.whole[drawn], first)
         for name in ("released_at", "server_free_at")
     }

@@ -198,4 +198,4 @@ def _distance(at: Vector, instants: Vector) -> Vector:
     place = np.searchsorted(instants, at)
     before = instants[np.maximum(place - 1, 0)]
     after = instants[np.minimum(place, instants.size - 1)]
-    return np.minimum(np.abs(at - before), np.abs(after - at))
+    return np.asarray(np.minimum(np.abs(at - before), np.abs(after - at)))
