@@ -41,6 +41,7 @@ from queueing.estimation.band import (
 from queueing.estimation.cached_prediction import CachedPrediction
 from queueing.estimation.estimates import Estimates, estimate, held_tokens
 from queueing.estimation.interval import UNKNOWN, Estimate
+from queueing.estimation.speed.own_shape import Scatter, own_shape
 from queueing.estimation.speed.speed_curve import SpeedCurve
 from queueing.estimation.speed.speed_history import SpeedHistory
 from queueing.estimation.speed.speeds import Speeds
@@ -102,6 +103,7 @@ class Assessment:
         None  # the exact prediction that `prediction` is, or was moved from
     )
     model: Model | None = None  # at these estimates; without one nothing has been served
+    scatter: Scatter | None = None  # of a continuous engine about its law, where it is known
 
     @property
     def known(self) -> Known:
@@ -142,10 +144,8 @@ def assess(
     """
     policy = served_as(parse_policy(seen.policy), pads=limits.pads)
     seen = while_requests_came(seen)
-    speeds = Speeds.of(policy, seen, shape, limits.step_tokens)
-    slow = None if history is None else history.add(speeds, seen.epoch)
-    estimates = estimate(seen, policy, shape, speeds=speeds, slow=slow)
-    estimates = _holding(estimates, seen.mine, limits)
+    own = own_shape(policy, seen, shape, limits.step_tokens)
+    estimates, speeds = _estimated(seen, policy, (own.law, shape), limits, history)
     if not estimates.count or not estimates.arrival_rate.value > 0:
         return _nothing(seen, estimates, policy)
     lengths = estimates.output_tokens.law(limits.max_output_tokens)
@@ -164,12 +164,25 @@ def assess(
         compared=_compared(seen, forecast, assumptions, model, estimates.gateway_turnaround),
         cached=forecast.cached,
         model=model,
+        scatter=own.scatter,
     )
 
 
-def _holding(estimates: Estimates, mine: Snapshot, limits: Limits) -> Estimates:
-    """With what a request holds of the KV memory."""
-    return dataclasses.replace(estimates, held_tokens=held_tokens(mine, limits.reserved_tokens))
+def _estimated(
+    seen: Snapshot,
+    policy: Policy,
+    shapes: tuple[LatencyModel, LatencyModel],
+    limits: Limits,
+    history: SpeedHistory | None,
+) -> tuple[Estimates, Speeds]:
+    """`shapes`: the engine's own, and the calibrated one."""
+    own, shape = shapes
+    speeds = Speeds.of(policy, seen, own, limits.step_tokens)
+    slow = None if history is None else history.add(speeds, seen.epoch)
+    found = estimate(seen, policy, shape, speeds=speeds, slow=slow)
+    found = found.with_shape(own, shape)
+    held = held_tokens(seen.mine, limits.reserved_tokens)
+    return dataclasses.replace(found, held_tokens=held), speeds
 
 
 def _compared(

@@ -72,6 +72,10 @@ class Estimates:
     # tokens of KV memory that a request holds beside the prompt that was computed, on average; not
     # a number where nothing says it
     held_tokens: float = math.nan
+    # a continuous engine's own: factor on the shape's kp, and seconds on its turnaround, beside the
+    # speed
+    prefill: float = 1.0
+    admission: float = 0.0
     predictor: str | None = None  # of the lengths that requests were sent with; None: not known
 
     @cached_property
@@ -79,11 +83,32 @@ class Estimates:
         """The law of a call's number of sequences; None: each was of one."""
         return self.sequences.law() if self.sequences.known_to > 1 else None
 
+    def with_shape(self, own: LatencyModel, shape: LatencyModel) -> Estimates:
+        """With the law of the `speeds` that these come from beside the calibrated one."""
+        speed = self.speed.value
+        prefill = own.kp / shape.kp if shape.kp else 1.0
+        admission = own.turnaround - shape.turnaround
+        found = dataclasses.replace(self, prefill=prefill, admission=admission)
+        if own == shape or not math.isfinite(speed):
+            return found
+        note = (
+            f"steps take {speed:.2f} times the law's time, prompts {prefill * speed:.2f} times, "
+            f"what passes before the first step of a request {own.turnaround * speed * 1e3:.1f} "
+            f"ms (the law at this speed: {shape.turnaround * speed * 1e3:.1f} ms)"
+        )
+        return dataclasses.replace(found, notes=(*self.notes, note))
+
     def law(self, shape: LatencyModel) -> LatencyModel:
         """The shape at the speed, residual and stalls of the window, where these are known."""
         factor = self.speed.value if math.isfinite(self.speed.value) else shape.speed
         cv = self.cv.value if self.cv.known else shape.cv
-        law = dataclasses.replace(shape, speed=factor, cv=cv)
+        law = dataclasses.replace(
+            shape,
+            kp=shape.kp * self.prefill,
+            turnaround=max(0.0, shape.turnaround + self.admission),
+            speed=factor,
+            cv=cv,
+        )
         if not self.stalls.count or not self.speed.known or parse_policy(self.policy).joins_running:
             return law
         return dataclasses.replace(law, stall_share=self.stalls.time_share, stall=self.stalls.size)
@@ -104,7 +129,8 @@ class Estimates:
             plain
             | numbers
             | counts
-            | {"held_tokens": _number(self.held_tokens)}
+            | {"held_tokens": _number(self.held_tokens), "prefill": self.prefill}
+            | {"admission": self.admission}
             | {"wander": slow, "stalls": dataclasses.asdict(self.stalls), "notes": list(self.notes)}
         )
 
@@ -135,6 +161,8 @@ class Estimates:
         fields["gateway_turnaround"] = float(plain.get("gateway_turnaround", 0.0))
         held = plain.get("held_tokens")
         fields["held_tokens"] = math.nan if held is None else float(held)
+        fields["prefill"] = float(plain.get("prefill", 1.0))
+        fields["admission"] = float(plain.get("admission", 0.0))
         return cls(
             **fields,
             wander=wandering,

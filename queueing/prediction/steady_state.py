@@ -126,7 +126,7 @@ def _with_quantiles(
     if not simulating:
         return noted
     simulated = simulate_model(model, arrival_rate, num_requests=count)
-    return _with_quantiles_of(simulated, noted, missing)
+    return with_quantiles_of(simulated, noted, missing)
 
 
 def _with_simulated_quantiles(found: Prediction, model: Model, arrival_rate: float) -> Prediction:
@@ -147,12 +147,10 @@ def _with_simulated_quantiles(found: Prediction, model: Model, arrival_rate: flo
     note = f"{APPROXIMATE_MEANS}quantiles from a simulation of {count:,} requests"
     noted = dataclasses.replace(found, assumptions=(*found.assumptions, note))
     names = (*_DURATIONS, "time_to_first_token", "inter_token_latency")
-    return _with_quantiles_of(simulated, noted, names)
+    return with_quantiles_of(simulated, noted, names)
 
 
-def _with_quantiles_of(
-    simulated: Prediction, found: Prediction, names: Sequence[str]
-) -> Prediction:
+def with_quantiles_of(simulated: Prediction, found: Prediction, names: Sequence[str]) -> Prediction:
     """`found` with its own means, and the simulated quantiles of these durations, which
     `methods` says.
     """

@@ -26,6 +26,7 @@ from queueing.control.autopilot.decision import Decision
 from queueing.control.service_ahead import service_ahead
 from queueing.control.wait_ahead import BatchService, SlotService
 from queueing.errors import PredictionError
+from queueing.estimation.answer_quantiles import AnswerQuantiles
 from queueing.estimation.assess import Assessment, Limits, assess
 from queueing.estimation.assumptions.verdict import judged, observed_mean
 from queueing.estimation.estimates import Estimates
@@ -58,6 +59,7 @@ class _Memory:
     last: Assessment | None = None  # what the next may build on
     last_shape: LatencyModel | None = None
     last_seen: Snapshot | None = None
+    quantiles: AnswerQuantiles | None = None  # of a continuous engine's answers
     history: SpeedHistory = field(
         default_factory=SpeedHistory
     )  # of the engine under this law, whatever the epoch
@@ -217,7 +219,10 @@ def described(question: Question, seen: Snapshot, found: Assessment) -> Answer:
 def _predicted(seen: Snapshot, found: Assessment) -> Answer:
     """The prediction, or what is known of it where the queue has none."""
     if found.prediction is not None:
-        measured = found.prediction.with_turnaround(found.estimates.gateway_turnaround)
+        _memory.quantiles = AnswerQuantiles.of(found, _memory.quantiles)
+        told = found.prediction
+        told = told if _memory.quantiles is None else _memory.quantiles.added_to(told)
+        measured = told.with_turnaround(found.estimates.gateway_turnaround)
         return measured.as_dict() | {"policy": seen.policy}  # as asked, however it is served
     return {
         "policy": seen.policy,

@@ -145,7 +145,7 @@ def gauges_of(
 @each_policy
 def test_the_gauges_show_the_live_prediction_in_order(policy: str) -> None:
     found = json.loads(said(policy))
-    shown, comparison, joins = gauges_of(found), found["comparison"], policy == JOINING
+    shown, comparison = gauges_of(found), found["comparison"]
     compared = found["compared"]
     for name in ("predicted", "observed"):
         stats = shown[f"{name}_{compared}_seconds"]
@@ -155,11 +155,7 @@ def test_the_gauges_show_the_live_prediction_in_order(policy: str) -> None:
         )
         assert stats["mean_low"] < stats["mean"] < stats["mean_high"]
         levels = [stats[level] for level in LEVELS]
-        assert (
-            all(map(math.isnan, levels))
-            if joins and name == "predicted"
-            else levels == sorted(levels)
-        )
+        assert levels == sorted(levels)
     assert shown["predicted_queueing_delay_seconds"]["mean"] == found["queueing_delay"]["mean"]
     assert shown["observed_queueing_delay_seconds"]["mean"] == found["observed_mean"]
     assert shown["prediction_error_ratio"][""] == comparison["error"]

@@ -175,6 +175,7 @@ def row(record: Record, arrived_at: float, dispatched_at: float) -> tuple[float,
         record.preemptions or 0,
         math.nan if record.max_output_tokens is None else record.max_output_tokens,
         record.cached_tokens or 0,
+        math.nan if record.first_token_at is None else record.first_token_at,
     )
 
 

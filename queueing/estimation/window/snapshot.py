@@ -28,6 +28,7 @@ FIELDS = (
     "preemptions",
     "max_output_tokens",
     "cached_tokens",
+    "first_token_at",
 )
 ENDED, CENSORED, WITHOUT_LENGTH = (
     0.0,
