@@ -235,6 +235,25 @@ def advice() -> list[dict[str, Any]]:
     ]
 
 
+def balanced() -> dict[str, Any]:
+    """Of two servers; one way of sending cannot be simulated."""
+
+    def of(routing: str, delay: float, sojourn: float) -> dict[str, Any]:
+        means = {"queueing_delay": {"mean": delay}, "sojourn_time": {"mean": sojourn}}
+        more = {"queueing_delay": delay - 0.8, "sojourn_time": sojourn - 2.25}
+        return {"routing": routing, **means, "more": more, "reason": None}
+
+    return {
+        "servers": 2,
+        "central": {name: of("", 0.8, 2.25)[name] for name in ("queueing_delay", "sojourn_time")},
+        "routings": [
+            of("random", 1.913, 3.44),
+            of("round_robin", 0.7953, 2.2451),
+            {"routing": "least_requests", "reason": "a simulation takes too long"},
+        ],
+    }
+
+
 def law() -> Profile:
     return msgspec.convert(json.loads((ROOT / "docs/sweep/profile.json").read_bytes()), Profile)
 
@@ -246,6 +265,7 @@ SHOWN: dict[str, Callable[[Console], None]] = {
     ),
     "compare": lambda to: show_comparisons(comparisons(), to),
     "advise": lambda to: show_advice(advice(), to),
+    "advise-servers": lambda to: show_advice(advice()[-1:], to, balanced()),
     "calibrate": lambda to: show_law(law(), Path("profiles/tiny.json"), to),
 }
 

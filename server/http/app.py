@@ -306,6 +306,7 @@ def _add_live(app: FastAPI, gateway: Gateway) -> None:
             "what_if": live.what_if,
             "what_if_in_force": live.what_if_in_force,
             "what_if_at": live.what_if_at,
+            "load_balancer": live.load_balancer,
         }
         return {"prediction": live.prediction, **others, "reason": reason}
 
@@ -323,7 +324,7 @@ def _add_live(app: FastAPI, gateway: Gateway) -> None:
             )
         except SpecError as error:
             raise ApiError(400, "invalid_objective", str(error)) from None
-        return {"advice": found, "reason": None if found else live.why_nothing()}
+        return {**found, "reason": None if found["advice"] else live.why_nothing()}
 
 
 def _add_autopilot(app: FastAPI, gateway: Gateway) -> None:

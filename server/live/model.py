@@ -80,6 +80,8 @@ class LiveModel(Observer):
         self.what_if: list[dict[str, Any]] | None = None
         self.what_if_in_force: dict[str, Any] | None = None  # the same of the setting in force
         self.what_if_at: float | None = None
+        # the same setting with a queue at each server, where there are several
+        self.load_balancer: dict[str, Any] | None = None
         self.checks: list[dict[str, Any]] = []
         gateway.metrics.load.arrival_rate.set_function(self.activity.arrival_rate)
         gateway.metrics.load.utilisation.set_function(self.activity.utilisation)
@@ -129,7 +131,7 @@ class LiveModel(Observer):
         """A policy, limit, patience or law changed: nothing is averaged across."""
         self._window.begin_epoch(epoch)
         self.prediction = self.what_if = self.what_if_in_force = self.what_if_at = self.ahead = None
-        self.reason = None
+        self.reason = self.load_balancer = None
         self._what_if_due = self._gateway.now()  # as soon as there is an assessment
         self._gauges.begin_epoch()
 
@@ -258,15 +260,18 @@ class LiveModel(Observer):
         self._gauges.show(found["prediction"])
 
     async def update_what_if(self) -> None:
-        """Every other policy, some limits and caps; and how many servers the SLO needs. The next
-        ones are due later where these take long.
+        """Every other policy, some limits and caps, and a load balancer's cost; and how many
+        servers the SLO needs. The next ones are due later where these take long.
         """
         epoch, began = self._gateway.batcher.epoch, self._gateway.now()
         every = self._gateway.settings.what_if_interval
         self._what_if_due = began + every
         found = await self._predictor.ask("ask_what_ifs")
+        servers = self._gateway.batcher.servers
+        balanced = await _balanced(self._predictor, servers, {}) if found else None
         if found and self._gateway.batcher.epoch == epoch:
             self.what_if_in_force, *self.what_if = found
+            self.load_balancer = balanced
             self.what_if_at = self._gateway.now()
             self._what_if_due = began + max(every, (self.what_if_at - began) / WHAT_IF_SHARE)
             self._gauges.what_if(self.what_if, self._gateway.limits.max_output_tokens)
@@ -282,13 +287,17 @@ class LiveModel(Observer):
         found: dict[str, Any] | None = await self._predictor.ask("ask_distribution")
         return found
 
-    async def advice(self, parameters: Mapping[str, str]) -> list[dict[str, Any]]:
-        """What would be best; raises SpecError. Empty before there are estimates."""
+    async def advice(self, parameters: Mapping[str, str]) -> dict[str, Any]:
+        """What would be best, and what a load balancer would cost; raises SpecError. Without any
+        before there are estimates.
+        """
         question = await self._asked()
         if question is not None:
             await self._predictor.ask("assess_window", dataclasses.replace(question, decides=False))
-        found: list[dict[str, Any]] = await self._predictor.ask("ask_advice", dict(parameters))
-        return found
+        found = await self._predictor.ask("ask_advice", dict(parameters))
+        servers = self._gateway.batcher.servers
+        balanced = await _balanced(self._predictor, servers, parameters) if found else None
+        return {"advice": found, "load_balancer": balanced}
 
     async def _asked(self) -> Question | None:
         """The question of an assessment, to a process that is up: one that comes up begins the
@@ -308,6 +317,16 @@ class LiveModel(Observer):
         self.saved.save_last()
         await self._predictor.close()
         self.meter.close()
+
+
+async def _balanced(
+    predictor: Predictor, servers: int, parameters: Mapping[str, str]
+) -> dict[str, Any] | None:
+    """What a load balancer would cost; None with one server."""
+    if servers <= 1:
+        return None
+    found: dict[str, Any] | None = await predictor.ask("ask_load_balancer", dict(parameters))
+    return found
 
 
 def _meter(gateway: LiveHost, capabilities: Capabilities) -> EnergyMeter:

@@ -18,6 +18,7 @@ from typing import Any
 from policies import SpecError, parse_policy
 from policies.text import counted
 from queueing.control.advice.advise import TARGETS, advise, parse_objective
+from queueing.control.advice.load_balancer import behind_load_balancer, routings_of
 from queueing.control.advice.searches import search
 from queueing.control.advice.what_if import what_ifs
 from queueing.control.autopilot.assessed_window import assessed_window
@@ -300,6 +301,7 @@ def ask_advice(parameters: Mapping[str, str]) -> list[Answer]:
         *TARGETS,
     ):  # also before there is anything to be advised
         raise SpecError(f"got target {target!r}; expected one of {', '.join(TARGETS)}")
+    routings_of(parameters)
     question, estimates = _memory.question, _memory.estimates
     if question is None or estimates is None:
         return []
@@ -314,6 +316,19 @@ def ask_advice(parameters: Mapping[str, str]) -> list[Answer]:
         over=lambda: time.process_time() >= until,
     )
     return [each.to_dict() for each in found]
+
+
+def ask_load_balancer(parameters: Mapping[str, str]) -> Answer | None:
+    """The setting in force with a queue at each server, beside the one queue. None with one server,
+    and before there are estimates.
+    """
+    question, estimates = _memory.question, _memory.estimates
+    if question is None or estimates is None:
+        return None
+    operating_point = _operating_point(question, estimates, parameters.get("family"))
+    return behind_load_balancer(
+        operating_point, canonical(question.setting), routings_of(parameters)
+    )
 
 
 def ask_servers(slo: str) -> int | None:

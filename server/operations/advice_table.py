@@ -25,6 +25,24 @@ PREDICTED = (
     ),
 )
 CUT = tuple(Column(heading=heading) for heading in ("answers cut\nin force", "\nfound"))
+BALANCED = (
+    Column(heading="requests join", left=True),
+    *(
+        Column(heading=heading)
+        for heading in (
+            "queueing delay\nmean",
+            "\ndifference",
+            "sojourn time\nmean",
+            "\ndifference",
+        )
+    ),
+)
+QUEUES = {
+    "central": "one queue, as here",
+    "random": "a server by chance",
+    "round_robin": "the servers in turn",
+    "least_requests": "the server with the fewest requests",
+}
 UNKNOWN = "unknown"
 KEEP, SET = "keep", "set"
 LEGEND = {  # of what stands in the tables instead of a number
@@ -35,8 +53,14 @@ LEGEND = {  # of what stands in the tables instead of a number
 }
 
 
-def show(advice: Sequence[Mapping[str, Any]], to: Console) -> None:
-    """One row a target, what is predicted of both settings, then the sentences."""
+def show(
+    advice: Sequence[Mapping[str, Any]],
+    to: Console,
+    load_balancer: Mapping[str, Any] | None = None,
+) -> None:
+    """One row a target, what is predicted of both settings, then the sentences; with several
+    servers what a load balancer costs.
+    """
     rows = [_row(each) for each in advice]
     cutting = any(each["target"] == "max-output-tokens" for each in advice)
     predicted = [_predicted(each, cutting=cutting) for each in advice]
@@ -44,7 +68,8 @@ def show(advice: Sequence[Mapping[str, Any]], to: Console) -> None:
     to.print(Table(COLUMNS, rows))
     say(to, "predicted means")
     to.print(Table((*PREDICTED, *CUT) if cutting else PREDICTED, predicted))
-    shown = {cell for row in (*rows, *predicted) for cell in row[1:]}
+    balanced = [] if load_balancer is None else _show_balanced(load_balancer, to)
+    shown = {cell for row in (*rows, *predicted, *balanced) for cell in row[1:]}
     if any(row[3] != "-" for row in rows):
         say(to, "gain: reduction of the quantity named in the sentence below")
     if any("minus much" in each["says"] for each in advice):
@@ -54,6 +79,28 @@ def show(advice: Sequence[Mapping[str, Any]], to: Console) -> None:
             say(to, words)
     for each in advice:
         say(to, f"{each['target']}: {each['says']}")
+
+
+def _show_balanced(found: Mapping[str, Any], to: Console) -> list[list[str]]:
+    """The means of the one queue, then those with a queue at each server; the rows."""
+    here = {"routing": "central", "more": dict.fromkeys(found["central"])} | found["central"]
+    known = [each for each in found["routings"] if each["reason"] is None]
+    say(to, f"predicted behind a load balancer, with a queue at each of {found['servers']} servers")
+    rows = [_balanced(each) for each in (here, *known)]
+    to.print(Table(BALANCED, rows))
+    for each in found["routings"]:
+        if each["reason"] is not None:
+            say(to, f"{each['routing']}: {each['reason']}")
+    return rows
+
+
+def _balanced(found: Mapping[str, Any]) -> list[str]:
+    cells = [QUEUES[found["routing"]]]
+    for name in ("queueing_delay", "sojourn_time"):
+        mean, more = found[name]["mean"], found["more"].get(name)
+        cells.append(UNKNOWN if mean is None else seconds(mean))
+        cells.append("" if more is None else f"{'-' if more < 0 else '+'}{seconds(abs(more))}")
+    return cells
 
 
 def _row(advice: Mapping[str, Any]) -> list[str]:

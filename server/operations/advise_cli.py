@@ -98,6 +98,16 @@ def advise(
             help="What to choose: batch-size | max-output-tokens | policy | servers. Default: all."
         ),
     ] = None,
+    routing: Annotated[
+        str | None,
+        typer.Option(
+            help=(
+                "With several servers: how the load balancer sends the requests that the one queue "
+                "is compared with, random | round_robin | least_requests (simulated). "
+                "Default: random and round_robin."
+            )
+        ),
+    ] = None,
     api_key: Annotated[str | None, typer.Option(help="Key sent as a bearer token.")] = None,
     admin_key: Annotated[
         str | None, typer.Option(help="Key for a gateway with --admin-key; overrides --api-key.")
@@ -121,7 +131,9 @@ def advise(
     given = fitting(ctx, given, _read_by(objective, slo))
     params = {
         name: str(value)
-        for name, value in (given | {"family": family, "target": target}).items()
+        for name, value in (
+            given | {"family": family, "target": target, "routing": routing}
+        ).items()
         if value is not None
     }
     _check(params)
@@ -130,7 +142,7 @@ def advise(
     if as_json:
         sys.stdout.write(json.dumps(found) + "\n")
     elif found["advice"]:
-        show(found["advice"], console())
+        show(found["advice"], console(), found["load_balancer"])
     if not found["advice"]:
         why = found["reason"] or "the gateway gave no reason"
         raise CommandError(f"no advice: {why}{'; ask again then' if 'ended' in why else ''}")
@@ -155,8 +167,10 @@ def _read_by(objective: str | None, slo: str | None) -> set[str]:
 def _check(params: Mapping[str, str]) -> None:
     """What the gateway would refuse. Raises SpecError."""
     from queueing.control.advice.advise import TARGETS, parse_objective  # noqa: PLC0415 - heavy: --help is instant
+    from queueing.control.advice.load_balancer import routings_of  # noqa: PLC0415 - heavy
 
     parse_objective(params)
+    routings_of(params)
     if params.get("target") not in (None, *TARGETS):
         raise SpecError(f"got --target {params['target']!r}; expected one of {', '.join(TARGETS)}")
 
@@ -169,7 +183,7 @@ def ask(
     """
     response, answer = _asked(url, params, key, trust)
     if response.is_success and isinstance(answer, dict) and isinstance(answer.get("advice"), list):
-        return {"advice": answer["advice"], "reason": answer.get("reason")}
+        return {name: answer.get(name) for name in ("advice", "load_balancer", "reason")}
     raise _refusal(url, response.status_code, answer)
 
 

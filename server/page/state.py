@@ -90,6 +90,7 @@ def topics(gateway: Host, at: float, minute: Sequence[float | None] = NOTHING) -
         },
         "what_if": live.what_if or [],
         "what_if_in_force": live.what_if_in_force,
+        "load_balancer": live.load_balancer,
         "checks": live.checks,
         "autopilot": autopilot | {"decisions": autopilot["decisions"][-DECISIONS:]},
     }

@@ -32,7 +32,11 @@ SLOW = "k1=0.25e-3,k2=2e-3,k3=25e-6,k4=50e-3"
 
 @asynccontextmanager
 async def running(
-    policy: str = "continuous:max_batch_size=4", *, law: str = LAW, **settings: Any
+    policy: str = "continuous:max_batch_size=4",
+    *,
+    law: str = LAW,
+    servers: int = 1,
+    **settings: Any,
 ) -> AsyncIterator[tuple[FastAPI, Gateway]]:
     """A gateway on the emulated engine, started; its lifespan is run."""
     defaults = {
@@ -47,7 +51,9 @@ async def running(
         stuck_timeout=0
     )  # no timer of its own: a deadlock is seen as one
     gateway = Gateway(
-        Settings(**(defaults | settings)), EmulatedEngine(parse_law(law)), parse_law(law)
+        Settings(**(defaults | settings)),
+        EmulatedEngine(parse_law(law), servers=servers),
+        parse_law(law),
     )
     ready = asyncio.get_running_loop().create_future()
     app = create_app(gateway, ready.set_exception, lambda _: ready.set_result(None))

@@ -105,7 +105,11 @@ def test_a_table_and_the_sentence(stub: Stub, capsys: pytest.CaptureFixture[str]
 
 def test_one_json_object_and_nothing_else(stub: Stub, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(stub.url, "--json") == 0
-    assert json.loads(capsys.readouterr().out) == {"advice": [advice()], "reason": None}
+    assert json.loads(capsys.readouterr().out) == {
+        "advice": [advice()],
+        "load_balancer": None,
+        "reason": None,
+    }
 
 
 def test_the_question_is_the_contracts(stub: Stub) -> None:
@@ -120,6 +124,8 @@ def test_the_question_is_the_contracts(stub: Stub) -> None:
         "lognormal",
         "--target",
         "max-output-tokens",
+        "--routing",
+        "round_robin",
     ]
     assert run(stub.url + "/", *flags) == 0
     asked = urlsplit(stub.path)
@@ -130,6 +136,7 @@ def test_the_question_is_the_contracts(stub: Stub) -> None:
         "loss_cost": "3.0",
         "family": "lognormal",
         "target": "max-output-tokens",
+        "routing": "round_robin",
     }
     assert {name: values[0] for name, values in parse_qs(asked.query).items()} == expected
     assert run(stub.url, "--slo", "p99_queueing_delay=2s", "--json") == 0
@@ -143,6 +150,7 @@ def test_the_question_is_the_contracts(stub: Stub) -> None:
         (["--target", "polcy"], "expected one of batch-size"),
         (["--theta", "0.3"], "expected it with v1 or v2"),
         (["--slo", "soon"], "expected mean_QUANTITY=TIME"),
+        (["--routing", "central"], "expected random, round_robin or least_requests"),
     ],
 )
 def test_wrong_arguments_are_exit_2_without_asking(
@@ -274,3 +282,52 @@ def test_a_gateway_that_knows_too_little_yet_is_exit_1_with_its_reason(
     assert "no advice: 50 requests so far; 200 are needed" in capsys.readouterr().err
     assert run(stub.url, "--json") == 1
     assert json.loads(capsys.readouterr().out)["advice"] == []
+
+
+def balanced(routing: str = "random", reason: str | None = None) -> dict[str, Any]:
+    """What a gateway with two servers says of a load balancer."""
+    delay, sojourn = {"mean": 0.8}, {"mean": 2.0}
+    routed = {"routing": routing, "method": "exact", "reason": reason}
+    routed |= {
+        "queueing_delay": {"mean": 1.9},
+        "sojourn_time": {"mean": 2.9},
+        "more": {"queueing_delay": 1.1, "sojourn_time": 0.9},
+    }
+    nothing = dict.fromkeys(("method", "queueing_delay", "sojourn_time", "more"))
+    return {
+        "servers": 2,
+        "policy": "dynamic",
+        "compared": "queueing_delay",
+        "central": {"method": "exact", "queueing_delay": delay, "sojourn_time": sojourn},
+        "routings": [routed if reason is None else routed | nothing],
+    }
+
+
+def test_what_a_load_balancer_costs_is_shown_with_several_servers(
+    stub: Stub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stub.answers({"advice": [advice()], "load_balancer": balanced(), "reason": None})
+    assert run(stub.url) == 0
+    shown = capsys.readouterr().out
+    assert "behind a load balancer, with a queue at each of 2 servers" in shown
+    rows = [line.split("  ") for line in shown.splitlines()]
+    cells = [[cell.strip() for cell in row if cell.strip()] for row in rows]
+    assert ["one queue, as here", "800 ms", "2 s"] in cells
+    assert ["a server by chance", "1.9 s", "+1.1 s", "2.9 s", "+900 ms"] in cells
+    assert run(stub.url, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["load_balancer"] == balanced()
+    stub.answers({"advice": [advice()], "load_balancer": None, "reason": None})
+    assert run(stub.url) == 0
+    assert "load balancer" not in capsys.readouterr().out
+
+
+def test_a_routing_without_numbers_has_its_reason(
+    stub: Stub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = balanced("least_requests", "a simulation takes too long")
+    stub.answers({"advice": [advice()], "load_balancer": found, "reason": None})
+    assert run(stub.url, "--routing", "least_requests") == 0
+    assert parse_qs(urlsplit(stub.path).query) == {"routing": ["least_requests"]}
+    shown = capsys.readouterr().out
+    assert "least_requests: a simulation takes too long" in shown
+    assert "one queue, as here" in shown

@@ -176,12 +176,12 @@ def test_the_advice_of_two_who_ask_the_same_is_computed_once(
         async with running() as (app, gateway):
             asked: list[Any] = []
 
-            async def advice(parameters: Any) -> list[Any]:
+            async def advice(parameters: Any) -> dict[str, Any]:
                 asked.append(dict(parameters))
                 await asyncio.sleep(1)
                 if "objective" in parameters:
                     raise SpecError("got objective")
-                return []
+                return {"advice": [], "load_balancer": None}
 
             monkeypatch.setattr(gateway.live_model(), "advice", advice)
             calls = [Call(app, "GET", "/admin/advice", query=b"theta=0.5") for _ in range(5)]

@@ -10,6 +10,7 @@ from server.supervision.deadlines import ENVOY, ENVOY_EXPECTED, FIRST_TOKEN_HEAD
 
 OBJECTIVES = ("delay", "throughput", "v1", "v2", "clipped", "slo")
 TARGETS = ("batch-size", "max-output-tokens", "policy", "servers")
+ROUTINGS = ("random", "round_robin", "least_requests")
 
 
 def _parameter(place: str, name: str, says: str, **schema: Any) -> dict[str, Any]:
@@ -107,5 +108,15 @@ ADVICE_QUERY = [
         "Compute one target only. Default: all.",
         type="string",
         enum=list(TARGETS),
+    ),
+    _parameter(
+        "query",
+        "routing",
+        (
+            "Of several servers: how a load balancer with a queue at each would send the requests. "
+            "Default: random and round_robin."
+        ),
+        type="string",
+        enum=list(ROUTINGS),
     ),
 ]

@@ -15,7 +15,7 @@ import { Small } from "./small.js";
 import { follow } from "./stream.js";
 import { updateVerdict } from "./verdict.js";
 import { View } from "./view.js";
-import { updateWhatIf } from "./whatif.js";
+import { updateBalancer, updateWhatIf } from "./whatif.js";
 import { changes, limits, policyWords } from "./words.js";
 
 const LINKS = { connecting: "Connecting", live: "Live", lost: "Reconnecting" };
@@ -44,6 +44,7 @@ function draw() {
     state.marks = marks();
     for (const chart of charts) chart.update(state);
     updateWhatIf(state, (setting) => controls.use(setting));
+    updateBalancer(state);
     updateLights(state);
     controls.update(state);
     document.body.dataset.ready = "true";
@@ -64,7 +65,7 @@ function greeted(hello) {
   if (state.hello && hello.born !== state.hello.born) {
     state.restarts.push(hello.born);
     state.past.push(...(state.switches ?? []));
-    Object.assign(state, { switches: [], look: null, what_if: [], what_if_in_force: null, checks: [], autopilot: null, distribution: null });
+    Object.assign(state, { switches: [], look: null, what_if: [], what_if_in_force: null, load_balancer: null, checks: [], autopilot: null, distribution: null });
   }
   state.hello = hello;
   state.columns = hello.columns;

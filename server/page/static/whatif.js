@@ -2,7 +2,7 @@
 
 import { byId, fill, h, svg } from "./dom.js";
 import { NONE, duration, interval, percent, span } from "./format.js";
-import { parsePolicy, policyDetail, policyText, tokenLimit } from "./words.js";
+import { QUANTITY, ROUTINGS, parsePolicy, policyDetail, policyText, tokenLimit } from "./words.js";
 
 const GROUPS = [["policy", "Other policies"], ["limit", "Other token limits"], ["size", "Other batch sizes"]];
 const COLUMNS = [["Setting"], ["Load", "n"], ["Delay", "n"], ["Sojourn", "n"], ["95\u202f% of sojourn", "plot-cell optional"], ["First token", "n wide"], ["p99 delay", "n wide"], ["Clipped", "n wide"], ["Use", "use"]];
@@ -31,6 +31,18 @@ export function updateWhatIf(state, use) {
   const head = h("tr", {}, ...COLUMNS.map(([text, kind]) => h("th", { scope: "col", class: kind }, text)));
   const table = h("table", { class: "whatif" }, h("thead", {}, head), ...bodies);
   host.replaceChildren(h("div", { class: "scroll", tabIndex: 0, role: "region", "aria-label": "What if: predicted delay and sojourn time of every setting" }, table));
+}
+
+/** With several servers: what the setting in force would be with a queue at each of them. */
+export function updateBalancer({ load_balancer: found, unit }) {
+  const place = byId("balancer");
+  const mean = (each) => each[found.compared]?.mean ?? null;
+  const known = found ? found.routings.filter((each) => mean(each) !== null) : [];
+  place.hidden = !known.length || mean(found.central) === null;
+  if (place.hidden) return;
+  const predicted = (each) => h("span", { class: "predicted" }, duration(mean(each), unit));
+  const routed = known.flatMap((each, index) => [index ? ", " : "", `${ROUTINGS[each.routing] ?? each.routing} `, predicted(each)]);
+  fill(place, `Mean ${QUANTITY[found.compared]} behind a load balancer, with a queue at each of ${found.servers} servers: `, ...routed, "; here, in one queue, ", predicted(found.central), ".");
 }
 
 /** The same cells in every row, so that the columns line up however many of them the window has room for. */

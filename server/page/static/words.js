@@ -39,6 +39,9 @@ export const CHECKS = { conservation: "Conservation", little: "Little’s law", 
 
 export const TARGETS = { "max-output-tokens": "Token limit", "batch-size": "Batch size", policy: "Policy", servers: "Servers" };
 
+/** How a load balancer sends requests to servers. */
+export const ROUTINGS = { random: "random", round_robin: "in turn", least_requests: "to the fewest requests" };
+
 export const QUANTITY = { queueing_delay: "queueing delay", sojourn_time: "sojourn time" };
 
 /** Why they disagree, in one clause. */
