@@ -44,6 +44,7 @@ import numpy as np
 from policies import parse_policy
 from queueing.control.advice.what_if import what_ifs
 from queueing.distributions.token_distribution import parse_distribution
+from queueing.estimation.answer_quantiles import AnswerQuantiles
 from queueing.estimation.assess import Assessment, Limits, assess
 from queueing.estimation.window.producer import MOST, WindowDelta, WindowProducer
 from queueing.estimation.window.replica import WindowReplica
@@ -147,6 +148,7 @@ def _record(run: Any, index: int) -> Record:
         dispatched_at=float(run.dispatched_at[index]),
         released_at=float(run.released_at[index]),
         server_free_at=float(run.server_free_at[index]),
+        first_token_at=float(run.first_token_at[index]),
         prompt_tokens=32,
         output_tokens=int(run.output_tokens[index]),
     )
@@ -213,6 +215,7 @@ class Predicting:
     shape: LatencyModel
     replica: WindowReplica = field(default_factory=WindowReplica)
     last: Assessment | None = None
+    quantiles: AnswerQuantiles | None = None
 
     def look(self, delta: WindowDelta, now: float, costs: Costs) -> Assessment:
         """One look, timed."""
@@ -223,6 +226,9 @@ class Predicting:
         began = time.process_time()
         known = None if self.last is None else self.last.known
         self.last = assess(seen, self.shape, LIMITS, known=known)
+        self.quantiles = AnswerQuantiles.of(self.last, self.quantiles)
+        if self.quantiles is not None and self.last.prediction is not None:
+            self.quantiles.added_to(self.last.prediction)
         self.last.estimates.summary(), self.last.compared.to_dict()
         costs.assessing.append(time.process_time() - began)
         return self.last
