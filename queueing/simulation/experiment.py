@@ -276,7 +276,7 @@ def quantiles_of_gaps(runs: Sequence[SimulatedRun]) -> dict[str, float]:
 def _between_tokens(runs: Sequence[SimulatedRun], of: Sampled | Controlled) -> Quantiles:
     """The mean: each answer's counts once for each of its gaps."""
     several, means, gaps = zip(*map(mean_gaps, runs), strict=True)
-    return dataclasses.replace(of(means, several, gaps), **quantiles_of_gaps(runs))
+    return dataclasses.replace(of.mean(means, several, gaps), **quantiles_of_gaps(runs))
 
 
 def _cautions(runs: Sequence[SimulatedRun], *, together: bool) -> Iterator[str]:

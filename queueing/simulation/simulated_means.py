@@ -22,8 +22,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -101,43 +102,67 @@ def companion_of(model: Model, arrival_rate: float) -> Companion | None:
     return Companion(fixed, per_token, delay)
 
 
-def controlled(
-    values: Vector, companion: Vector, exact: Quantiles, counts: Vector | None = None
-) -> Quantiles:
-    """Of one value a request, that counts `counts` times, beside the companion's delay of each. A
-    duration of 0 stays 0.
-    """
-    names, every = ("mean", *LEVELS), np.ones(len(values))
-    counts = every if counts is None else counts
-    mine, beside = _statistics(values, counts), _statistics(companion, every)
-    parts, others = (
-        np.array(
-            [
-                _statistics(some, weights)
-                for some, weights in zip(
-                    np.array_split(of, BATCH_MEANS), np.array_split(by, BATCH_MEANS), strict=True
-                )
-            ]
-        )
-        for of, by in ((values, counts), (companion, every))
-    )
-    known = np.array([getattr(exact, name) for name in names], dtype=float)  # None: nan
-    spread, shared = others - others.mean(axis=0), parts - parts.mean(axis=0)
-    squares = (spread**2).sum(axis=0)
-    usable = (squares > 0) & np.isfinite(known) & (mine > 0)
-    slopes = np.where(usable, (spread * shared).sum(axis=0) / np.where(usable, squares, 1.0), 0.0)
-    found = np.maximum(0.0, mine + slopes * np.where(usable, known - beside, 0.0))
-    left = ((shared - slopes * spread)[:, 0] ** 2).sum() / (BATCH_MEANS - 1 - bool(usable[0]))
-    error = float(math.sqrt(left / BATCH_MEANS))
+def controlled(values: Vector, companion: Vector | Beside, exact: Quantiles) -> Quantiles:
+    """Of one value a request, beside the companion's delay of each. A duration of 0 stays 0."""
+    beside = companion if isinstance(companion, Beside) else Beside.of(companion)
+    found, error = _corrected(_statistics(values), _of_parts(_statistics, values), beside, exact)
     mean, *quantiles = found.tolist()
     rising = np.maximum.accumulate(quantiles).tolist()
     return Quantiles(mean, **dict(zip(LEVELS, rising, strict=True)), standard_error=error)
 
 
-def _statistics(values: Vector, counts: Vector) -> Vector:
+def controlled_mean(
+    values: Vector, companion: Vector | Beside, exact: Quantiles, counts: Vector
+) -> Quantiles:
+    """The mean alone, where each value counts so many times."""
+    beside = companion if isinstance(companion, Beside) else Beside.of(companion)
+    mine, parts = _weighted(values, counts), _of_parts(_weighted, values, counts)
+    found, error = _corrected(mine, parts, beside, exact)
+    return Quantiles(float(found[0]), standard_error=error)
+
+
+@dataclass(frozen=True, eq=False)
+class Beside:
+    """Mean and quantiles of the companion's delays, and those of each batch, a row each."""
+
+    whole: Vector
+    parts: Vector
+
+    @classmethod
+    def of(cls, delays: Vector) -> Beside:
+        """Of one a request."""
+        return cls(_statistics(delays), _of_parts(_statistics, delays))
+
+
+def _corrected(
+    mine: Vector, parts: Vector, beside: Beside, exact: Quantiles
+) -> tuple[Vector, float]:
+    """The statistics, of which the mean is the first, and the standard error of the mean."""
+    names = ("mean", *LEVELS)[: mine.size]
+    known = np.array([getattr(exact, name) for name in names], dtype=float)  # None: nan
+    whole, others = beside.whole[: mine.size], beside.parts[:, : mine.size]
+    spread, shared = others - others.mean(axis=0), parts - parts.mean(axis=0)
+    squares = (spread**2).sum(axis=0)
+    usable = (squares > 0) & np.isfinite(known) & (mine > 0)
+    slopes = np.where(usable, (spread * shared).sum(axis=0) / np.where(usable, squares, 1.0), 0.0)
+    found = np.maximum(0.0, mine + slopes * np.where(usable, known - whole, 0.0))
+    left = ((shared - slopes * spread)[:, 0] ** 2).sum() / (BATCH_MEANS - 1 - bool(usable[0]))
+    return found, float(math.sqrt(left / BATCH_MEANS))
+
+
+def _of_parts(statistics: Callable[..., Vector], *columns: Vector) -> Vector:
+    """Of each batch, a row each."""
+    parts = [np.array_split(column, BATCH_MEANS) for column in columns]
+    return np.array([statistics(*part) for part in zip(*parts, strict=True)])
+
+
+def _statistics(values: Vector) -> Vector:
     """Mean and quantiles."""
-    found = weighted_quantiles(values, counts)
-    return np.append(np.average(values, weights=counts), found)
+    return np.append(values.mean(), np.quantile(values, list(LEVELS.values())))
+
+
+def _weighted(values: Vector, counts: Vector) -> Vector:
+    return np.array([np.average(values, weights=counts)])
 
 
 def weighted_quantiles(values: Vector, counts: Vector) -> Vector:
@@ -168,35 +193,36 @@ def summary_of_runs(series: Sequence[Vector], kind: Kind = "steady") -> Quantile
     return Quantiles(mean, **quantiles, standard_error=error)
 
 
-def weighted_summary(
+def weighted_mean(
     series: Sequence[Vector], weights: Sequence[Vector], kind: Kind = "steady"
 ) -> Quantiles:
-    """The same where each value counts `weights` times, as one a token does for its answer."""
+    """The mean where each value counts `weights` times, as one a token does for its answer."""
     values, counts = np.concatenate(series), np.concatenate(weights)
     if not len(values):
         return Quantiles()
-    quantiles = dict(zip(LEVELS, weighted_quantiles(values, counts).tolist(), strict=True))
     mean = float(np.average(values, weights=counts))
     # of a ratio: the standard error of its residuals, as each value's share of all counts
     shares = [(of - mean) * n / counts.mean() for of, n in zip(series, weights, strict=True)]
-    return Quantiles(mean, **quantiles, standard_error=mean_of_runs(shares, kind)[1])
+    return Quantiles(mean, standard_error=mean_of_runs(shares, kind)[1])
 
 
 @dataclass(frozen=True)
 class Sampled:
-    """What the simulated values are, as they are. Called with an array of values for each run, who
-    they are of (not asked here), and how often each counts.
+    """What the simulated values are, as they are. Called with an array of values for each run, and
+    who they are of (not asked here).
     """
 
     kind: Kind
 
-    def __call__(
-        self, series: Sequence[Vector], _: Sequence[Mask], counts: Sequence[Vector] | None = None
-    ) -> Quantiles:
+    def __call__(self, series: Sequence[Vector], _: Sequence[Mask]) -> Quantiles:
         """Mean, its standard error, quantiles."""
-        if counts is None:
-            return summary_of_runs(series, self.kind)
-        return weighted_summary(series, counts, self.kind)
+        return summary_of_runs(series, self.kind)
+
+    def mean(
+        self, series: Sequence[Vector], _: Sequence[Mask], counts: Sequence[Vector]
+    ) -> Quantiles:
+        """`counts`: how often each counts."""
+        return weighted_mean(series, counts, self.kind)
 
 
 @dataclass(frozen=True)
@@ -208,16 +234,28 @@ class Controlled:
     beside: Vector
     exact: Quantiles
 
-    def __call__(
-        self, series: Sequence[Vector], kept: Sequence[Mask], counts: Sequence[Vector] | None = None
-    ) -> Quantiles:
+    def __call__(self, series: Sequence[Vector], kept: Sequence[Mask]) -> Quantiles:
         """`kept`: the requests of which there are values."""
         (values,), (own,) = series, kept
         if len(values) <= BATCH_MEANS:
-            return Sampled("steady")(series, kept, counts)
-        return controlled(
-            values, self.beside[own], self.exact, None if counts is None else counts[0]
-        )
+            return Sampled("steady")(series, kept)
+        return controlled(values, self._of(own), self.exact)
+
+    def mean(
+        self, series: Sequence[Vector], kept: Sequence[Mask], counts: Sequence[Vector]
+    ) -> Quantiles:
+        """`counts`: how often each counts."""
+        (values,), (own,) = series, kept
+        if len(values) <= BATCH_MEANS:
+            return Sampled("steady").mean(series, kept, counts)
+        return controlled_mean(values, self._of(own), self.exact, counts[0])
+
+    def _of(self, own: Mask) -> Beside:
+        return self._of_all if own.all() else Beside.of(self.beside[own])
+
+    @cached_property
+    def _of_all(self) -> Beside:
+        return Beside.of(self.beside)
 
 
 def mean_of_runs(

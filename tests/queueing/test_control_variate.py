@@ -16,8 +16,10 @@ from queueing.simulation.simulated_means import (
     Sampled,
     companion_of,
     controlled,
+    controlled_mean,
     summary_of_runs,
-    weighted_summary,
+    weighted_mean,
+    weighted_quantiles,
 )
 
 LAW = LatencyModel(k1=0.001, k3=0.00006, k4=0.008)
@@ -99,15 +101,30 @@ def test_values_are_corrected_from_more_than_one_a_batch_on(count: int, correcte
     rng = np.random.default_rng(4)
     values, beside, weights = rng.exponential(size=count), rng.exponential(size=30), np.arange(30)
     kept, exact = np.arange(30) >= 30 - count, Quantiles(1.0, 0.7, 2.3, 3.0, 4.6)
-    for counts in (None, [weights[kept] + 1]):
-        found = Controlled(beside, exact)([values], [kept], counts)
-        own = counts[0] if counts else None
-        assert found == (
-            controlled(values, beside[kept], exact, own)
-            if corrected
-            else Sampled("steady")([values], [kept], counts)
-        )
-        assert (found.mean == pytest.approx(np.average(values, weights=own))) != corrected
+    control, plain = Controlled(beside, exact), Sampled("steady")
+    found = control([values], [kept])
+    assert found == (
+        controlled(values, beside[kept], exact) if corrected else plain([values], [kept])
+    )
+    assert (found.mean == pytest.approx(values.mean())) != corrected
+    counts = weights[kept] + 1
+    weighted = control.mean([values], [kept], [counts])
+    assert weighted == (
+        controlled_mean(values, beside[kept], exact, counts)
+        if corrected
+        else plain.mean([values], [kept], [counts])
+    )
+    assert (weighted.mean == pytest.approx(np.average(values, weights=counts))) != corrected
+
+
+def test_where_each_counts_once_the_mean_is_that_of_the_whole_summary() -> None:
+    rng = np.random.default_rng(5)
+    values, beside = rng.exponential(size=400), rng.exponential(size=400)
+    exact = Quantiles(1.0, 0.7, 2.3, 3.0, 4.6)
+    whole = controlled(values, beside, exact)
+    alone = controlled_mean(values, beside, exact, np.ones(400))
+    assert (alone.mean, alone.standard_error) == pytest.approx((whole.mean, whole.standard_error))
+    assert alone.p50 is None
 
 
 @pytest.mark.parametrize(
@@ -142,41 +159,8 @@ def test_predictions_of_a_continuous_engine_are_simulated_with_it() -> None:
 
 def test_a_time_between_tokens_counts_once_for_each_gap_of_its_answer() -> None:
     values = [np.array([1.0, 2.0, 4.0]), np.array([8.0])]
-    found = weighted_summary(values, [np.array([60, 20, 15]), np.array([5])])
-    assert found.mean == pytest.approx(2.0)
-    assert (found.p50, found.p90, found.p95, found.p99) == (1.0, 4.0, 4.0, 8.0)
-    assert weighted_summary([np.array([])], [np.array([])]) == Quantiles()
-
-
-def test_the_mean_between_tokens_is_over_tokens_as_the_formula_s() -> None:
-
-    law = LatencyModel(k1=0.0003, k3=0.0005, k4=0.0005)
-    model = Model.read(
-        "continuous:max_batch_size=32",
-        parse_distribution("lognormal:mu=3.354,sigma=1.269", 4096),
-        law,
-    )
-    rate = 0.95 * model.largest_stable_rate
-    found = simulate_steady_state(model, rate, 400_000).inter_token_latency
-    told = solve_continuous(model.slot_time, rate, 32).inter_token_latency
-    assert abs(found.mean - told) < 0.02 * told + 3 * found.standard_error
-    assert 0 < found.standard_error < 0.015 * found.mean
-
-
-def test_the_fields_whose_quantiles_are_simulated_name_their_method() -> None:
-    model = model_of(8, "geometric:mean=64")
-    found = predict_model(model, 0.8 * model.largest_stable_rate, quantiles=True)
-    durations = ("queueing_delay", "sojourn_time", "served_queueing_delay")
-    told = (*durations, "time_to_first_token", "inter_token_latency")
-    assert found.method == "approximation"
-    assert found.as_dict()["methods"] == dict.fromkeys(told, "simulation")
-    assert "methods" not in predict_model(model, 0.8 * model.largest_stable_rate).as_dict()
-
-
-def test_where_the_formula_is_in_doubt_all_is_simulated() -> None:
-    model = model_of(8, "lognormal:mu=3.4,sigma=1.27")
-    rate = 0.7 * model.largest_stable_rate
-    found, formula = predict_model(model, rate, quantiles=True), predict_model(model, rate)
-    assert (found.method, found.methods) == ("simulation", {})
-    assert any("a few long answers" in each for each in found.assumptions)
-    assert formula.queueing_delay.mean == pytest.approx(0.95 * found.queueing_delay.mean, rel=0.08)
+    counts = [np.array([60, 20, 15]), np.array([5])]
+    assert weighted_mean(values, counts).mean == pytest.approx(2.0)
+    found = weighted_quantiles(np.concatenate(values), np.concatenate(counts))
+    assert found.tolist() == [1.0, 4.0, 4.0, 8.0]
+    assert weighted_mean([np.array([])], [np.array([])]) == Quantiles()
