@@ -108,7 +108,7 @@ def states(draw: st.DrawFn) -> QueueState:
     )
     servers = draw(st.lists(server, max_size=3, unique_by=lambda item: item.id))
     virtual_tokens = draw(st.dictionaries(flows, st.floats(0.0, 1e4)))
-    ids = st.sampled_from([server.id for server in servers] or [0])
-    blocks = st.dictionaries(ids, st.integers(1, 9))
-    matches = {each.request.id: draw(blocks) for each in queue}
+    known = st.sampled_from([server.id for server in servers] or [0])
+    asked = st.sampled_from([each.request.id for each in queue] or ["none"])
+    matches = draw(st.dictionaries(asked, st.dictionaries(known, st.integers(1, 9)), max_size=3))
     return QueueState(queue, servers, {}, draw(st.booleans()), virtual_tokens, matches)
