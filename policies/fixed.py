@@ -6,8 +6,18 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from policies.core import IDLE, Decision, Dispatch, QueueState, Release, WaitUntil, sequences_of
+from policies.core import (
+    IDLE,
+    Decision,
+    Dispatch,
+    QueueState,
+    Release,
+    Server,
+    WaitUntil,
+    sequences_of,
+)
 from policies.ordered import Ordered
+from policies.routes import PREFIX, warmest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,10 +47,15 @@ class Fixed(Ordered):
             ids = order.first(group, size, server, now, served)
             # full, or nothing else has room in it
             if len(ids) < len(group) or sequences_of(group) >= size:
-                return Dispatch(ids, server.id)
+                return self._dispatch(state, ids, server)
         # the first, unless an order or priorities arrange the queue
         oldest = min([waiting.request.arrived_at for waiting in state.waiting])
         deadline = oldest + self.max_wait
         if now >= deadline or state.closing:
-            return Dispatch(order.first(state.waiting, size, server, now, served), server.id)
+            ids = order.first(state.waiting, size, server, now, served)
+            return self._dispatch(state, ids, server)
         return WaitUntil(deadline)
+
+    def _dispatch(self, state: QueueState, ids: tuple[str, ...], server: Server) -> Dispatch:
+        chosen = warmest(state, ids, server) if self.route == PREFIX else server
+        return Dispatch(ids, chosen.id)

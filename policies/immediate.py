@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from policies.core import IDLE, Decision, Dispatch, QueueState, Release, Server
 from policies.ordered import Ordered, preempted
+from policies.routes import PREFIX, by_match, together, warmest
 
 
 def _take(policy: Ordered, state: QueueState, size: int | None, now: float) -> Decision:
@@ -18,6 +19,8 @@ def _take(policy: Ordered, state: QueueState, size: int | None, now: float) -> D
         return IDLE
     size = server.max_batch_size if size is None else size
     ids = policy.ranking.first(state.waiting, size, server, now, state.virtual_tokens)
+    if policy.route == PREFIX:
+        server = warmest(state, ids, server)
     return Dispatch(ids, server.id)
 
 
@@ -108,7 +111,8 @@ class Continuous(Ordered):
 
     def decide(self, state: QueueState, now: float) -> Decision:
         """Fill the free slots of the server with the most free slots, among those with memory for
-        the first request; where there is none, interrupt others for it.
+        the first request; where there is none, interrupt others for it. With route=prefix a server
+        that has served the begin of its prompt goes before.
         """
         if not state.waiting:
             return IDLE
@@ -117,9 +121,27 @@ class Continuous(Ordered):
             free.sort(key=itemgetter(0), reverse=True)
         for slots, server in free:
             ids = self.ranking.first(state.waiting, slots, server, now, state.virtual_tokens)
+            if ids and self.route == PREFIX:
+                return self._to_prefix(state, Dispatch(ids, server.id), now)
             if ids:
                 return Dispatch(ids, server.id)
         return preempted(self, state, self.max_batch_size)
+
+    def _to_prefix(self, state: QueueState, usual: Dispatch, now: float) -> Dispatch:
+        """The same first request, to the server that has served the longest begin of its prompt;
+        with those behind it that prefer no other one.
+        """
+        first, taken = usual.request_ids[0], usual
+        free = [server for server in state.servers if self._free_slots(server)]
+        free.sort(key=self._free_slots, reverse=True)
+        for server in by_match(state, first, free):
+            slots = self._free_slots(server)
+            ids = self.ranking.first(state.waiting, slots, server, now, state.virtual_tokens)
+            if ids and ids[0] == first:
+                taken = Dispatch(ids, server.id)
+                break
+        chosen = next(server for server in free if server.id == taken.server_id)
+        return Dispatch(together(state, taken.request_ids, chosen, free), chosen.id)
 
     def _free_slots(self, server: Server) -> int:
         own, bound = self.max_batch_size, server.max_batch_size

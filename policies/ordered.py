@@ -1,4 +1,6 @@
-"""What the built-in policies share: the order of service and its parameters."""
+"""What the built-in policies share: the order of service and its parameters, and the choice among
+free servers.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +23,7 @@ from policies.core import (
 from policies.errors import SpecError
 from policies.orders import FIRST_COME, ORDERS, make_order
 from policies.orders.order import Order, key, outranked
+from policies.routes import LEAST_LOADED, PREFIX, check_route
 
 PARAMETERS = (
     *("aging", "threshold", "bins", "c", "quantum", "levels"),
@@ -32,7 +35,7 @@ KEYS = ("order", *PARAMETERS, "max_preemptions")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ordered:
     """`interrupts`: it may take requests out of service for others, and serves no batches;
-    `max_preemptions`: each one so many times at most.
+    `max_preemptions`: each one so many times at most. `route`: as `policies.routes` has it.
     """
 
     order: str = FIRST_COME.name
@@ -45,11 +48,13 @@ class Ordered:
     prompt_weight: float | None = None  # virtual tokens for each token of a prompt
     output_weight: float | None = None  # virtual tokens for each token made
     max_preemptions: int | None = None
+    route: str = LEAST_LOADED
     ranking: Order = field(init=False, repr=False)
     name: ClassVar[str]
     interrupts: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        check_route(self.route)
         self._check_order()
         given = {key: getattr(self, key) for key in PARAMETERS}
         order = make_order(
@@ -117,6 +122,11 @@ def check_continued(policy: Policy) -> None:
             f"got order {policy.order}, which interrupts requests, for an engine that continues no "
             f"answer (http); expected {', '.join(names)}"
         )
+
+
+def routes_by_prefix(policy: Policy) -> bool:
+    """Whether its driver says which servers have served a prompt's begin."""
+    return isinstance(policy, Ordered) and policy.route == PREFIX
 
 
 def in_arrival_order(policy: Policy) -> bool:

@@ -2,7 +2,7 @@
 
 A field is an int, a float, a bool or a str, or one of these or None. `max_batch_size` and
 `batch_size` are sizes, `max_wait` is a duration, `order` is one of ORDERS and stands behind what is
-not its parameter.
+not its parameter, `route` is one of ROUTES and comes last.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from policies.durations import seconds_or_nan
 from policies.errors import SpecError
 from policies.ordered import KEYS, PARAMETERS, Ordered
 from policies.orders import ORDERS
+from policies.routes import ROUTES
 
 LARGEST_BATCH = 1_000_000  # beyond any engine, and small enough for every model's arithmetic
 LARGEST_WHOLE = 10**15
@@ -40,7 +41,7 @@ class Parameter:
     kind: Kind
     default: Any
     optional: bool  # may be None
-    orders: tuple[str, ...] = ()  # of service, that the policy serves
+    choices: tuple[str, ...] = ()  # of a text: the orders of service that the policy serves, routes
 
     @property
     def required(self) -> bool:
@@ -51,10 +52,11 @@ class Parameter:
         """The value that a text gives. Raises SpecError."""
         if self.optional and text == NONE:
             return None
-        if self.orders and text not in ORDERS:
+        # the policy itself says why it does not serve an order
+        if self.choices and text not in (*self.choices, *(ORDERS if self.name == "order" else ())):
             raise SpecError(
                 f"got {self.name}={text!r} for policy {policy}; expected one of "
-                f"{', '.join(self.orders)}{suggest(text, self.orders)}"
+                f"{', '.join(self.choices)}{suggest(text, self.choices)}"
             )
         read = _BY_NAME.get(self.name) or _BY_KIND[self.kind]
         return read(policy, self.name, text)
@@ -70,6 +72,7 @@ class Parameter:
             "required": self.required,
             "default": default,
             "size": self.name in SIZES,
+            "choices": list(self.choices),
         }
 
 
@@ -84,10 +87,12 @@ def parameters_of(cls: type) -> Mapping[str, Parameter]:
 
 def fields_of(cls: type) -> list[dataclasses.Field[Any]]:
     """What a text gives, in the order of the canonical text: the class's own fields, then the order
-    of service and its parameters, which the built-in policies share.
+    of service, its parameters and the route, which the built-in policies share.
     """
     fields = [field for field in dataclasses.fields(cls) if field.init]
-    return sorted(fields, key=lambda field: field.name in KEYS and issubclass(cls, Ordered))
+    if not issubclass(cls, Ordered):
+        return fields
+    return sorted(fields, key=lambda field: (field.name == "route", field.name in KEYS))
 
 
 def _parameter(cls: type, field: dataclasses.Field[Any], hint: Any) -> Parameter:
@@ -105,10 +110,12 @@ def _parameter(cls: type, field: dataclasses.Field[Any], hint: Any) -> Parameter
         raise SpecError(
             f"got a default_factory for the field {field.name} of {cls.__name__}; expected a value"
         )
-    orders: tuple[str, ...] = ()
+    choices: tuple[str, ...] = ()
     if field.name == "order":
-        orders = cls.orders() if issubclass(cls, Ordered) else tuple(ORDERS)
-    return Parameter(field.name, kind, field.default, type(None) in of, orders)
+        choices = cls.orders() if issubclass(cls, Ordered) else tuple(ORDERS)
+    elif field.name == "route" and issubclass(cls, Ordered):
+        choices = ROUTES
+    return Parameter(field.name, kind, field.default, type(None) in of, choices)
 
 
 def size_field(cls: type) -> str | None:

@@ -33,17 +33,17 @@ def served_as(policy: Policy, *, pads: bool) -> Policy:
         return policy
     match policy:
         case Dynamic():
-            return Elastic(**_order(policy))
+            return Elastic(**_shared(policy))
         case Capped():
-            return Elastic(max_batch_size=policy.max_batch_size, **_order(policy))
+            return Elastic(max_batch_size=policy.max_batch_size, **_shared(policy))
         case Fixed():
             return _as(UnpaddedFixed, policy)
         case _:
             return _as(_unpadded(type(policy)), policy)
 
 
-def _order(policy: Ordered) -> dict[str, Any]:
-    return {key: getattr(policy, key) for key in KEYS}
+def _shared(policy: Ordered) -> dict[str, Any]:
+    return {key: getattr(policy, key) for key in (*KEYS, "route")}
 
 
 def _as(cls: type[Policy], policy: Policy) -> Policy:

@@ -19,6 +19,7 @@ from policies.orders import ORDERS
 from policies.orders.order import Order
 from policies.parameters import parameters_of
 from policies.registry import Listed, every_policy, not_used, use_modules
+from policies.routes import ROUTES
 from policies.text import counted, format_policy, parse_policy
 from queueing.commands.terminal import console, say
 
@@ -186,6 +187,7 @@ def _list(listed: list[Listed], as_json: bool) -> None:
     to = console()
     for each in listed:
         say(to, f"{each.fault or _form(each)}  ({each.source})", hang=2)
+    say(to, f"route: {', '.join(ROUTES)}", hang=7)
     say(to, f"order: {', '.join(map(_order_form, ORDERS.values()))}", hang=7)
 
 

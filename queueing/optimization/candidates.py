@@ -83,7 +83,7 @@ def at_sizes(current: Setting, sizes: Iterable[int], max_num_seqs: int | None) -
 def sized_policy(policy: Policy) -> Policy | None:
     """The policy with a batch size to turn; None for one that has none, such as single."""
     if isinstance(policy, Dynamic):
-        return Capped(max_batch_size=USUAL_SIZE, order=policy.order)
+        return Capped(max_batch_size=USUAL_SIZE, order=policy.order, route=policy.route)
     return None if size_field(type(policy)) is None else policy
 
 

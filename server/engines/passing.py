@@ -13,6 +13,7 @@ import msgspec
 from policies.text import SpecError
 from server.engines.capabilities import Capabilities
 
+PROMPT_START = 16_384  # bytes: what prompts are compared by
 TRACE_HEADERS = ("traceparent", "tracestate")
 
 
@@ -23,6 +24,7 @@ class PassedCall(msgspec.Struct, frozen=True):
     body: bytes
     headers: Sequence[tuple[str, str]] = ()  # of the client, without those of its connection
     prompt_bytes: int = 0  # of the values that make the prompt
+    prompt_start: bytes = b""  # the first PROMPT_START of them
     most_tokens: int | None = None  # of the whole answer, where the call has a limit
 
 

@@ -10,6 +10,18 @@ from itertools import islice
 BLOCK = 16  # tokens
 
 
+def block_keys(prompt: Sequence[int], salt: str | None = None, size: int = BLOCK) -> list[int]:
+    """Of each whole block of `size` tokens, or bytes, the hash of the salt and of all up to the
+    block's end.
+    """
+    keys, chain = list[int](), hash(salt)
+    for start in range(0, len(prompt) - size + 1, size):
+        block = prompt[start : start + size]
+        chain = hash((chain, block if isinstance(block, bytes) else tuple(block)))
+        keys.append(chain)
+    return keys
+
+
 class PrefixCache:
     """With room for so many tokens."""
 
@@ -21,10 +33,7 @@ class PrefixCache:
         """How many of its first tokens need not be computed; the last one always is. Its blocks are
         there from here on, for prompts of the same salt.
         """
-        keys, chain = list[int](), hash(salt)
-        for start in range(0, len(prompt) - BLOCK + 1, BLOCK):
-            chain = hash((chain, *prompt[start : start + BLOCK]))
-            keys.append(chain)
+        keys = block_keys(prompt, salt)
         known = next((n for n, key in enumerate(keys) if key not in self._blocks), len(keys))
         for key in reversed(keys):  # the end of a prompt is forgotten before its beginning
             self._blocks.pop(key, None)

@@ -41,6 +41,7 @@ from server.queue.decision_loop import DecisionLoop, decided
 from server.queue.ledger import Ledger
 from server.queue.observers import Observer, Observers
 from server.queue.passing import sequence_of
+from server.queue.prefixes import PrefixMatches, matches_for
 from server.queue.recovery import Recovery
 from server.queue.sequence import Batch, Consumer, SequenceState, forming_until
 from server.queue.service import Lease, Service
@@ -58,6 +59,7 @@ class Batcher(QueueView):
 
     _wants_predictions: bool  # of those that are submitted, until it was said that one has none
     on_made: OnMade | None  # where the policy in force heeds every token
+    _prefixes: PrefixMatches | None = None  # under route=prefix
 
     def __init__(
         self,
@@ -158,6 +160,7 @@ class Batcher(QueueView):
         self._service.ask = self.decisions.ask_soon if later else self.decisions.ask
         self._queue = moved(self._queue, self._queue_for(policy))
         self.counters = self._queue.counters
+        self._prefixes = matches_for(self.policy, self._prefixes, self._ledger.unsettled)
         self.on_made = _heeding(self.counters, self.decisions, self.wants_steps) if later else None
 
     def rank_again(self) -> None:
@@ -267,9 +270,10 @@ class Batcher(QueueView):
             for slot in self._service.slots
             if slot.up and (not slot.running or slot.policy is self.policy)
         ]
-        counters = self.counters
+        counters, prefixes = self.counters, self._prefixes
         virtual_tokens = {} if counters is None else counters.virtual_tokens
-        return QueueState(self._queue, servers, {}, self.closing, virtual_tokens)
+        matches = {} if prefixes is None else prefixes
+        return QueueState(self._queue, servers, {}, self.closing, virtual_tokens, matches)
 
     def _dispatch(self, decision: Dispatch) -> None:
         now, policy = self.now(), self.policy
@@ -291,6 +295,8 @@ class Batcher(QueueView):
         if self._expiries:
             for sequence in sequences:
                 _stop(self._expiries.pop(sequence.id, None))
+        if self._prefixes is not None:
+            self._prefixes.serve(decision.server_id, sequences)
         self._service.begin(batch, self.epoch)
         self.observers.on_dispatch(batch)
         for sequence in self._service.start(batch, sequences):

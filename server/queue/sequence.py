@@ -111,6 +111,7 @@ class SequenceState:
         "outcome",
         "output_token_ids",
         "preemptions",
+        "prefix_keys",
         "running",
         "served",
         "stints",
@@ -145,6 +146,7 @@ class SequenceState:
         self.output_token_ids: list[int] = []
         self.outcome: Outcome | None = None
         self.preemptions = 0
+        self.prefix_keys: tuple[int, ...] | None = None  # of its prompt, where they are asked for
         self.served = 0.0  # seconds in service before its last preemption
         self.stints: tuple[Stint, ...] = ()  # that ended with one
         self.interruptions = 0  # engines that were lost while it was in service

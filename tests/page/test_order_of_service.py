@@ -10,6 +10,7 @@ import pytest
 from policies import parse_policy
 from policies.orders import ORDERS
 from policies.registry import POLICIES, every_policy
+from policies.routes import ROUTES
 from tests.page.browser import Browser
 from tests.page.site import in_force, serving
 
@@ -113,6 +114,30 @@ def test_another_policy_has_its_own_orders_and_begins_anew_where_it_has_not_the_
             await page.until(f"{OUTCOME}.startsWith('In force: single,')")
             assert (await in_force(gateway))["policy"] == "single"
             assert not await page.ask(HIDDEN)
+            assert page.complaints == []
+
+    runner.run(main())
+
+
+def test_a_route_is_chosen_among_those_there_are_and_stays_with_another_order(
+    browser: Browser, runner: asyncio.Runner, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        async with serving(tmp_path) as gateway, browser.page() as page:
+            await page.open(gateway.url)
+            await page.until(LISTED)
+            await page.type("#policy-name", "continuous")
+            choices = "[...document.querySelectorAll('#parameter-route option')].map(e => e.value)"
+            assert await page.ask(choices) == ["", *ROUTES]
+            await page.type("#parameter-route", "prefix")
+            await page.click("#apply")
+            await page.until(f"{OUTCOME}.startsWith('In force: continuous')")
+            assert (await in_force(gateway))["policy"] == "continuous:max_batch_size=8,route=prefix"
+            await page.type("#order", "ljf")
+            await page.click("#apply")
+            await page.until(f"{OUTCOME}.includes('order=ljf')")
+            expected = "continuous:max_batch_size=8,order=ljf,route=prefix"
+            assert (await in_force(gateway))["policy"] == expected
             assert page.complaints == []
 
     runner.run(main())

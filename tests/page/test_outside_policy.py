@@ -33,7 +33,7 @@ def test_it_is_chosen_and_its_parameters_are_set(
             assert await page.ask(NAMES) == (
                 "single dynamic fixed capped elastic continuous shortest"
             )
-            assert await page.ask(LABELS) == ""
+            assert await page.ask(LABELS) == "route"
             before = await in_force(gateway)
             await page.type("#policy-name", "shortest")
             assert await page.ask(LABELS) == "weight, fair"
@@ -53,7 +53,7 @@ def test_it_is_chosen_and_its_parameters_are_set(
             assert await page.ask(value % "weight") == "2.5"
             assert await page.ask(value % "fair") == "false"
             await page.type("#policy-name", "dynamic")
-            assert await page.ask(LABELS) == ""
+            assert await page.ask(LABELS) == "route"
             await page.click("#apply")
             await page.until(f"{OUTCOME}.startsWith('In force: dynamic')")
             assert page.complaints == []

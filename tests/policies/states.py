@@ -22,6 +22,7 @@ from policies import (
     Single,
     Waiting,
 )
+from policies.routes import ROUTES
 
 
 def waiting(
@@ -59,14 +60,17 @@ seconds = st.floats(0.0, 100.0)
 flows = st.sampled_from(["", "a", "b"])
 waits = st.floats(1e-9, 1e9) | st.just(math.inf)
 
+routes = st.sampled_from(ROUTES)
 work_conserving: dict[str, st.SearchStrategy[Policy]] = {
-    "single": st.builds(Single),
-    "dynamic": st.builds(Dynamic),
-    "capped": st.builds(Capped, max_batch_size=sizes),
-    "elastic": st.builds(Elastic, max_batch_size=st.none() | sizes),
-    "continuous": st.builds(Continuous, max_batch_size=st.none() | sizes),
+    "single": st.builds(Single, route=routes),
+    "dynamic": st.builds(Dynamic, route=routes),
+    "capped": st.builds(Capped, max_batch_size=sizes, route=routes),
+    "elastic": st.builds(Elastic, max_batch_size=st.none() | sizes, route=routes),
+    "continuous": st.builds(Continuous, max_batch_size=st.none() | sizes, route=routes),
 }
-by_name = work_conserving | {"fixed": st.builds(Fixed, batch_size=sizes, max_wait=waits)}
+by_name = work_conserving | {
+    "fixed": st.builds(Fixed, batch_size=sizes, max_wait=waits, route=routes)
+}
 policies = st.one_of(*by_name.values())
 
 
@@ -104,4 +108,7 @@ def states(draw: st.DrawFn) -> QueueState:
     )
     servers = draw(st.lists(server, max_size=3, unique_by=lambda item: item.id))
     virtual_tokens = draw(st.dictionaries(flows, st.floats(0.0, 1e4)))
-    return QueueState(queue, servers, {}, draw(st.booleans()), virtual_tokens)
+    known = st.sampled_from([server.id for server in servers] or [0])
+    asked = st.sampled_from([each.request.id for each in queue] or ["none"])
+    matches = draw(st.dictionaries(asked, st.dictionaries(known, st.integers(1, 9)), max_size=3))
+    return QueueState(queue, servers, {}, draw(st.booleans()), virtual_tokens, matches)

@@ -132,8 +132,9 @@ def test_no_policy_can_tell_two_lengths_apart() -> None:
             "servers",
             "estimates",
             "closing",
-            "virtual_tokens",
-        },  # of what was made,
+            "virtual_tokens",  # of what was made
+            "prefix_matches",  # of prompts
+        },
     }
     assert all("__slots__" in vars(cls) for cls in fields), (
         "without slots anything can be hung onto them"

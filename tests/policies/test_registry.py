@@ -97,6 +97,7 @@ def test_a_package_is_found_by_its_entry_point(tmp_path: Path) -> None:
             "required": False,
             "default": 8,
             "size": True,
+            "choices": [],
         }
     ]
 

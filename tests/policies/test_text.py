@@ -41,6 +41,15 @@ CANONICAL = [
     ("elastic:max_batch_size=8", Elastic(max_batch_size=8)),
     ("continuous", Continuous()),
     ("continuous:max_batch_size=32", Continuous(max_batch_size=32)),
+    ("continuous:route=prefix", Continuous(route="prefix")),
+    (
+        "continuous:max_batch_size=8,order=spjf,aging=0.5,route=prefix",
+        Continuous(max_batch_size=8, route="prefix", order="spjf", aging=0.5),
+    ),
+    (
+        "fixed:batch_size=8,max_wait=2,route=prefix",
+        Fixed(batch_size=8, max_wait=2.0, route="prefix"),
+    ),
 ]
 
 

@@ -166,6 +166,7 @@ def driven_by_both(
     deaths: Sequence[tuple[float, float]] = (),
     fragile: Collection[str] = (),
     step_tokens: int | None = None,
+    prompt: Callable[[Request], Sequence[int]] = ones,
     **options: Any,
 ) -> tuple[list[Record], list[Record]]:
     """The records of a trace in the gateway on virtual time, and in the simulator; cancellations
@@ -176,7 +177,7 @@ def driven_by_both(
         bounds = {"max_num_batched_tokens": step_tokens, "enable_chunked_prefill": 1}
         bounds["max_num_seqs"] = min(64, step_tokens)
     of_engine = {"servers": servers, "seed": 3, "deaths": deaths, "fragile": fragile}
-    live = run_virtual(replay(parsed, jobs, law, **of_engine, **bounds, **options))
+    live = run_virtual(replay(parsed, jobs, law, prompt=prompt, **of_engine, **bounds, **options))
     children = np.random.SeedSequence(3).spawn(servers + 1)[1:]  # the first draws lengths
     simulated = simulate_trace(
         parse_policy(policy),

@@ -17,7 +17,7 @@ from server.admission.control import caller_of
 from server.admission.limits import check_sequences
 from server.admission.rejections import EARLY
 from server.engines.base import EngineRequest, Sampling
-from server.engines.passing import PassedCall, PassingEngine
+from server.engines.passing import PROMPT_START, PassedCall, PassingEngine
 from server.gateway import Gateway
 from server.http.api.limits import check_prompt
 from server.http.api.validation import read_body
@@ -125,6 +125,7 @@ class Incoming:
             clipped(self.body, endpoint, self.fields, limit),
             passed_headers(self.scope, self.name),
             len(self.prompt),
+            self.prompt[:PROMPT_START],
             min(most) * request.sequences if endpoint.limits and most else None,
         )
         return EngineRequest(

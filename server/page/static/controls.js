@@ -125,7 +125,7 @@ export class Controls {
     byId("reset").hidden = !this.edited;
   }
 
-  /** The orders that the policy serves, and a field for each further parameter, which only policies from outside have. */
+  /** The orders that the policy serves, and a field for each further parameter: the route, and those of policies from outside. */
   offer(name, keys) {
     this.offered = name;
     const orders = this.orders(name);
@@ -151,12 +151,13 @@ export class Controls {
     return h("label", {}, `${parameter.name.replaceAll("_", " ")} `, this.field(parameter, keys[parameter.name]));
   }
 
-  field({ name, kind, required, default: usual }, value = "") {
+  field({ name, kind, required, default: usual, choices = [] }, value = "") {
     const id = `parameter-${name}`;
-    if (kind === "boolean") {
-      const choices = [...(required ? [] : [""]), "true", "false"].map((each) => h("option", { value: each }, each || `default (${usual})`));
-      const select = h("select", { id }, ...choices);
-      select.value = value || (required ? "true" : "");
+    const known = kind === "boolean" ? ["true", "false"] : choices;
+    if (known.length) {
+      const options = [...(required ? [] : [""]), ...known].map((each) => h("option", { value: each }, each || `default (${usual})`));
+      const select = h("select", { id }, ...options);
+      select.value = value || (required ? known[0] : "");
       return select;
     }
     const number = kind === "text" ? { type: "text" } : { type: "number", step: kind === "integer" ? "1" : "any" };
