@@ -123,7 +123,9 @@ def verdict(row: Mapping[str, Any]) -> str:
     return "holds" if abs(observed - predicted) <= max(CLOSE * observed, half) else "does not hold"
 
 
-def holds(rows: Sequence[Mapping[str, Any]]) -> bool:
-    """A cell: none of its statistics fails, and some were judged."""
-    found = [verdict(row) for row in rows]
-    return "holds" in found and not {"does not hold", "nothing predicted"} & set(found)
+def verdict_of_cell(rows: Sequence[Mapping[str, Any]]) -> str:
+    """holds: none of its statistics fails, and some were judged; does not hold; too short."""
+    found = {verdict(row) for row in rows}
+    if {"does not hold", "nothing predicted"} & found:
+        return "does not hold"
+    return "holds" if "holds" in found else "too short"

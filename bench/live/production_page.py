@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.live.answers import CLOSE, LEVELS, holds, verdict
+from bench.live.answers import CLOSE, LEVELS, verdict, verdict_of_cell
 from bench.live.page import copy_data, markdown_table
 from bench.live.results import best, read_results
 
@@ -38,6 +38,11 @@ RULE = (
     "95 % interval; *too short*: that interval reaches further than a quarter\nof the value to "
     "either side. A cell holds where no statistic fails."
 )
+CELLS = {
+    "holds": "holds",
+    "too short": "*too short*",
+    "does not hold": "**does not hold**",
+}
 NAMES = {"time_to_first_token": "first token", "sojourn_time": "sojourn"}
 
 
@@ -54,9 +59,19 @@ def write_production_page(folder: Path, docs: Path, design: str = "production") 
 
 def _counts(cells: Sequence[Mapping[str, Any]]) -> str:
     said = Counter(verdict(row) for cell in cells for row in cell["answers"])
-    held = sum(holds(cell["answers"]) for cell in cells)
+    of_cells = Counter(verdict_of_cell(cell["answers"]) for cell in cells)
     each = ", ".join(f"{count} {word}" for word, count in said.most_common())
-    return f"## {held} of {len(cells)} cells hold\n\n{RULE} Of all statistics: {each}.\n"
+    title = f"## {of_cells['holds']} of {len(cells)} cells hold"
+    title += f", {of_cells['too short']} are too short" if of_cells["too short"] else ""
+    furthest = max(
+        (abs(row["predicted"] / row["observed"] - 1) for cell in cells for row in cell["answers"]
+         if row["observed"] and row["predicted"]),
+        default=0.0,
+    )
+    return (
+        f"{title}\n\n{RULE} Of all statistics: {each}; the furthest prediction is {furthest:.1%} "
+        "off.\n"
+    )
 
 
 def _table(cells: Sequence[Mapping[str, Any]]) -> str:
@@ -76,8 +91,7 @@ def _row(cell: Mapping[str, Any]) -> list[str]:
         f"{cell['answers'][0]['n']:,}",
         f"{cell['seconds']:.0f}",
         *map(_said, cell["answers"]),
-        ("holds" if holds(cell["answers"]) else "**does not hold**")
-        + ("" if not cell["noise"] else " \\*"),
+        CELLS[verdict_of_cell(cell["answers"])] + ("" if not cell["noise"] else " \\*"),
     ]
 
 
@@ -89,7 +103,7 @@ def _said(row: Mapping[str, Any]) -> str:
     if observed is None:
         return "-"
     half = "" if low is None else f" ± {max(observed - low, high - observed) * 1e3:.2g}"
-    beside = "-" if not predicted else f"{predicted * 1e3:.3g} ({observed / predicted - 1:+.1%})"
+    beside = "-" if not predicted else f"{predicted * 1e3:.3g} ({predicted / observed - 1:+.1%})"
     text = f"{observed * 1e3:.3g}{half} / {beside}"
     found = verdict(row)
     if found == "does not hold":
@@ -100,7 +114,7 @@ def _said(row: Mapping[str, Any]) -> str:
 def _how(cells: Sequence[Mapping[str, Any]], design: str) -> str:
     first = cells[0]
     return (
-        "Observed ± half width / predicted (observed over predicted). \\* the machine was not "
+        "Observed ± half width / predicted (predicted over observed). \\* the machine was not "
         "quiet: the reasons are in the files.\n\n"
         f"- Engine {first['engine']}, vLLM {first['versions'].get('vllm', '-')}, "
         f"{first['hardware'].get('cpu', '-')}, {first['hardware'].get('cores', '-')} cores; law "

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.live.answers import answered, answers, holds, verdict
+from bench.live.answers import answered, answers, verdict, verdict_of_cell
 from bench.live.cell import model_of
 from bench.live.design import (
     MEMORY,
@@ -112,8 +112,8 @@ def test_means_and_p95_of_both_durations_stand_beside_what_was_predicted() -> No
         "holds",
         "nothing predicted",
     ]
-    assert not holds(found)
-    assert holds([mean, values["sojourn_time", "mean"]])
+    assert verdict_of_cell(found) == "does not hold"
+    assert verdict_of_cell([mean, values["sojourn_time", "mean"]]) == "holds"
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_the_rule(half: float, predicted: float | None, says: str) -> None:
         "predicted": predicted,
     }
     assert verdict(row) == says
-    assert holds([row]) == (says == "holds")
+    assert verdict_of_cell([row]) == says.replace("nothing predicted", "does not hold")
 
 
 def test_the_page_has_a_row_for_every_cell_and_counts_them(tmp_path: Path) -> None:
@@ -174,8 +174,8 @@ def test_the_page_has_a_row_for_every_cell_and_counts_them(tmp_path: Path) -> No
         path.write_text(json.dumps(cell(f"c{number}", number, predicted)))
     page = write_production_page(folder, docs).read_text()
     assert "## 1 of 2 cells hold" in page
-    assert "4 holds, 4 does not hold" in page
-    assert "| bimodal | 1,234 | 61 | 100 ± 2 / 105 (-4.8%) |" in page
-    assert "**100 ± 2 / 200 (-50.0%)**" in page
+    assert "4 holds, 4 does not hold; the furthest" in page
+    assert "| bimodal | 1,234 | 61 | 100 ± 2 / 105 (+5.0%) |" in page
+    assert "**100 ± 2 / 200 (+100.0%)**" in page
     assert "**does not hold** \\*" in page
     assert (docs / "production-validation/cells/c1.1.json").is_file()
