@@ -43,8 +43,8 @@ import numpy as np
 
 from policies import parse_policy
 from queueing.control.advice.what_if import what_ifs
+from queueing.control.answer_quantiles import AnswerQuantiles
 from queueing.distributions.token_distribution import parse_distribution
-from queueing.estimation.answer_quantiles import AnswerQuantiles
 from queueing.estimation.assess import Assessment, Limits, assess
 from queueing.estimation.window.producer import MOST, WindowDelta, WindowProducer
 from queueing.estimation.window.replica import WindowReplica

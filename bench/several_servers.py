@@ -164,8 +164,8 @@ def row(cell: Cell) -> str:
     said = {"holds": "holds", "does not hold": "**does not hold**"}.get(cell.verdict, cell.verdict)
     return (
         f"| {KINDS[cell.kind]} | `{cell.policy}`, {NAMES[cell.compared]} | {cell.load:.2f} | "
-        f"{cell.n:,} | {gateway} | {cell.observed * 1e3:.3g} ± {half * 1e3:.2g} | {predicted * 1e3:.3g} | "
-        f"{predicted / cell.observed - 1:+.1%} | {said} |"
+        f"{cell.n:,} | {gateway} | {cell.observed * 1e3:.3g} ± {half * 1e3:.2g} | "
+        f"{predicted * 1e3:.3g} | {predicted / cell.observed - 1:+.1%} | {said} |"
     )
 
 

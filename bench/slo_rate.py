@@ -56,7 +56,7 @@ def queue(law: Plain) -> Model:
 
 def rate_within(slos: str, law: Plain) -> float:
     """Requests/s, as `kendall optimize --target arrival-rate` finds it."""
-    goal = Objective("slo", **parse_slos(slos))
+    goal = Objective(name="slo", **parse_slos(slos))
     found = largest_rate(queue(law), goal, predict=predicting(goal.slos, few=True))
     return float(found.best["arrival_rate"])
 
@@ -116,7 +116,7 @@ async def measure(given: argparse.Namespace, folder: Path) -> list[Plain]:
     options = ["tiny", "--engine", "vllm", "--max-num-seqs", str(SLOTS), "--policy", POLICY]
     options += ["--prediction-interval", "5", "--prediction-window", "120"]
     options += ["--what-if-interval", "100000", "--max-output-tokens", str(LONGEST)]
-    slos = Objective("slo", **parse_slos(given.slo)).slos
+    slos = Objective(name="slo", **parse_slos(given.slo)).slos
     async with GatewayProcess(options, free_port(0), folder / "gateway.log") as gateway:
         await gateway.ready()
         await gateway.ask("POST", "/admin/calibrate", dict(PLAN))

@@ -69,9 +69,13 @@ class RunningCell:
         return await asyncio.to_thread(pilot.speed_of, measured)
 
     def speed_of(self, measured: Measured) -> float:
-        """Of the engine over the whole run, stalls included: the factor on the law."""
+        """Of the engine over the whole run, stalls included: the factor on the law. Raises
+        GatewayError where no request began and ended in it.
+        """
         observed = dataclasses.replace(self._observed(measured), live=None)
         times = batch_times(parse_policy(observed.policy), seen_in(observed).mine, observed.shape)
+        if not times.count:
+            raise GatewayError("a pilot in which no request began and ended: make pilots longer")
         return float(times.measured.sum() / times.fitted.sum())
 
     def stated_band(

@@ -64,8 +64,12 @@ def _counts(cells: Sequence[Mapping[str, Any]]) -> str:
     title = f"## {of_cells['holds']} of {len(cells)} cells hold"
     title += f", {of_cells['too short']} are too short" if of_cells["too short"] else ""
     furthest = max(
-        (abs(row["predicted"] / row["observed"] - 1) for cell in cells for row in cell["answers"]
-         if row["observed"] and row["predicted"]),
+        (
+            abs(row["predicted"] / row["observed"] - 1)
+            for cell in cells
+            for row in cell["answers"]
+            if row["observed"] and row["predicted"]
+        ),
         default=0.0,
     )
     return (

@@ -21,13 +21,13 @@ from queueing.control.advice.advise import TARGETS, advise, parse_objective
 from queueing.control.advice.load_balancer import behind_load_balancer, routings_of
 from queueing.control.advice.searches import search
 from queueing.control.advice.what_if import what_ifs
+from queueing.control.answer_quantiles import AnswerQuantiles
 from queueing.control.autopilot.assessed_window import assessed_window
 from queueing.control.autopilot.controller import Autopilot, Mode
 from queueing.control.autopilot.decision import Decision
 from queueing.control.service_ahead import service_ahead
 from queueing.control.wait_ahead import BatchService, SlotService
 from queueing.errors import PredictionError
-from queueing.estimation.answer_quantiles import AnswerQuantiles
 from queueing.estimation.assess import Assessment, Limits, assess
 from queueing.estimation.assumptions.verdict import judged, observed_mean
 from queueing.estimation.estimates import Estimates

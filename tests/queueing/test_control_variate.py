@@ -7,7 +7,6 @@ from queueing.distributions.token_distribution import parse_distribution
 from queueing.latency.law import LatencyModel
 from queueing.model import Model
 from queueing.models.mg1 import solve_mg1
-from queueing.models.slots.continuous import solve_continuous
 from queueing.prediction.steady_state import predict_model
 from queueing.result import LEVELS, Quantiles
 from queueing.simulation.experiment import simulate_model, simulate_run, simulate_steady_state

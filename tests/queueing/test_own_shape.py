@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from policies import parse_policy
+from queueing.control.answer_quantiles import KEPT, AnswerQuantiles
 from queueing.distributions.token_distribution import parse_distribution
-from queueing.estimation.answer_quantiles import KEPT, AnswerQuantiles
 from queueing.estimation.assess import Assessment, Limits, assess
 from queueing.estimation.estimates import Estimates
 from queueing.estimation.speed.own_shape import own_shape
