@@ -99,7 +99,7 @@ class QueueState:
     closing: bool = False  # nothing more will arrive: a drain, or the end of a trace
     # weighted tokens of each flow's service so far, under an order that counts them
     virtual_tokens: Mapping[str, float] = field(default_factory=dict)
-    # by request and server, under route=prefix: blocks of the prompt's begin that it has served
+    # by request and server, under route=prefix: blocks of the prompt's prefix that it has served
     prefix_matches: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
 
     def empty_server(self) -> Server | None:

@@ -112,7 +112,7 @@ class Continuous(Ordered):
     def decide(self, state: QueueState, now: float) -> Decision:
         """Fill the free slots of the server with the most free slots, among those with memory for
         the first request; where there is none, interrupt others for it. With route=prefix a server
-        that has served the begin of its prompt goes before.
+        that has served the prefix of its prompt goes before.
         """
         if not state.waiting:
             return IDLE
@@ -128,7 +128,7 @@ class Continuous(Ordered):
         return preempted(self, state, self.max_batch_size)
 
     def _to_prefix(self, state: QueueState, usual: Dispatch, now: float) -> Dispatch:
-        """The same first request, to the server that has served the longest begin of its prompt;
+        """The same first request, to the server that has served the longest prefix of its prompt;
         with those behind it that prefer no other one.
         """
         first, taken = usual.request_ids[0], usual

@@ -125,7 +125,7 @@ def check_continued(policy: Policy) -> None:
 
 
 def routes_by_prefix(policy: Policy) -> bool:
-    """Whether its driver says which servers have served a prompt's begin."""
+    """Whether its driver says which servers have served a prompt's prefix."""
     return isinstance(policy, Ordered) and policy.route == PREFIX
 
 

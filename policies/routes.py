@@ -2,7 +2,7 @@
 waits for a server while another one is free.
 
 least_loaded  the server with the most free slots; of empty servers the first
-prefix        the server that has served the longest begin of the prompt, as its prefix cache may
+prefix        the server that has served the longest prefix of the prompt, as its prefix cache may
               hold it; where none has, as least_loaded
 
 The driver says in `QueueState.prefix_matches` how much of a prompt each server has served. One that
@@ -27,7 +27,7 @@ def check_route(route: str) -> None:
 
 
 def matched(state: QueueState, request_id: str, server: Server) -> int:
-    """Blocks of the prompt's begin that the server has served."""
+    """Blocks of the prompt's prefix that the server has served."""
     return state.prefix_matches.get(request_id, {}).get(server.id, 0)
 
 
@@ -47,7 +47,7 @@ def warmest(state: QueueState, ids: Sequence[str], server: Server) -> Server:
 
 
 def by_match(state: QueueState, request_id: str, servers: Sequence[Server]) -> list[Server]:
-    """The servers that have served some of this prompt, the longest begin first; equal ones stay
+    """The servers that have served some of this prompt, the longest prefix first; equal ones stay
     in their order.
     """
     found = [server for server in servers if matched(state, request_id, server)]

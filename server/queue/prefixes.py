@@ -1,4 +1,4 @@
-"""Which servers have served the begin of a prompt, for `route=prefix`: kept in whole blocks, the
+"""Which servers have served the prefix of a prompt, for `route=prefix`: kept in whole blocks, the
 least recently served forgotten first. What the engines themselves keep is not known here.
 """
 
@@ -16,12 +16,12 @@ from server.queue.sequence import SequenceState
 
 BLOCKS = 256  # of a prompt that are looked at: 4,096 tokens
 BLOCK_BYTES = PROMPT_START // BLOCKS  # of a call that is passed on, whose tokens are not known
-MOST_BLOCKS = 65_536  # of all prompts: about 15 MB
+MOST_BLOCKS = 65_536  # of all prompts: about 16 MB
 LEAST_SHARE = 0.5  # of a prompt's blocks; what all prompts begin with would fill one server first
 
 
 class PrefixMatches(Mapping[str, Mapping[int, int]]):
-    """Of each request in `unsettled`, by its id: the servers that have served the begin of its
+    """Of each request in `unsettled`, by its id: the servers that have served the prefix of its
     prompt, half of its blocks or more, each with the number of blocks.
     """
 
@@ -56,7 +56,7 @@ class PrefixMatches(Mapping[str, Mapping[int, int]]):
         """They go to this server."""
         served, bit = self._served, 1 << server_id
         for sequence in sequences:
-            for key in reversed(_keys(sequence)):  # a prompt's end is forgotten before its begin
+            for key in reversed(_keys(sequence)):  # a prompt's end is forgotten before its start
                 served[key] = served.get(key, 0) | bit
                 served.move_to_end(key)
             sequence.prefix_keys = None  # a preempted one makes them anew

