@@ -20,11 +20,10 @@ import numpy as np
 
 from queueing.errors import OutOfReachError
 from queueing.estimation.assess import Assessment
-from queueing.estimation.cached_prediction import moved_to
 from queueing.estimation.speed.own_shape import Scatter
 from queueing.model import Model
 from queueing.prediction.steady_state import with_quantiles_of
-from queueing.result import APPROXIMATE_MEANS, Prediction
+from queueing.result import APPROXIMATE_MEANS, LEVELS, Prediction, Quantiles
 from queueing.simulation.budget import affordable_requests, enough_slots
 from queueing.simulation.experiment import WARM_UP, simulate_run, summary
 from queueing.simulation.fast import COLUMNS, SimulatedRun, is_compiled
@@ -32,13 +31,6 @@ from queueing.simulation.fast import COLUMNS, SimulatedRun, is_compiled
 DRAWN = 300_000  # requests: a p95 to 1 or 3 %
 KEPT = 20.0  # seconds
 STEP = 0.03  # of rate and capacity
-DURATIONS = (
-    "queueing_delay",
-    "sojourn_time",
-    "served_queueing_delay",
-    "time_to_first_token",
-    "inter_token_latency",
-)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -76,17 +68,46 @@ class AnswerQuantiles:
         )
 
     def added_to(self, prediction: Prediction) -> Prediction:
-        """With its own means."""
-        moved: dict[str, Any] = {}
-        for name in DURATIONS:
-            then, now = getattr(self.beside, name).mean, getattr(prediction, name).mean
-            found = dataclasses.replace(getattr(self.simulated, name), mean=then)
-            moved[name] = found if now is None else moved_to(found, now)
+        """With its own means: what comes before the dispatch moves with the mean delay, what comes
+        after it with the mean of that.
+        """
+        delay = self._delay(prediction, "queueing_delay")
+        moved: dict[str, Any] = {
+            "queueing_delay": delay,
+            "served_queueing_delay": self._delay(prediction, "served_queueing_delay"),
+            "sojourn_time": self._later(prediction, "sojourn_time", delay),
+            "time_to_first_token": self._later(prediction, "time_to_first_token", delay),
+            "inter_token_latency": self._delay(prediction, "inter_token_latency"),
+        }
         noted = prediction
         if prediction.method != "simulation":
             note = f"{APPROXIMATE_MEANS}quantiles from a simulation of {DRAWN:,} requests"
             noted = dataclasses.replace(prediction, assumptions=(*prediction.assumptions, note))
-        return with_quantiles_of(dataclasses.replace(self.simulated, **moved), noted, DURATIONS)
+        return with_quantiles_of(dataclasses.replace(self.simulated, **moved), noted, tuple(moved))
+
+    def _delay(self, prediction: Prediction, name: str) -> Quantiles:
+        """In proportion to its mean."""
+        then, now = (getattr(each, name).mean for each in (self.beside, prediction))
+        found: Quantiles = getattr(self.simulated, name)
+        return _stretched(found, _ratio(now, then))
+
+    def _later(self, prediction: Prediction, name: str, delay: Quantiles) -> Quantiles:
+        """The delay, and what a quantile is above that of the delay in proportion to its mean."""
+        then, now = (
+            _above(getattr(each, name).mean, each.queueing_delay.mean)
+            for each in (self.beside, prediction)
+        )
+        found: Quantiles = getattr(self.simulated, name)
+        ratio, before = _ratio(now, then), self.simulated.queueing_delay
+        levels = {
+            level: _sum(
+                getattr(delay, level),
+                _above(getattr(found, level), getattr(before, level)),
+                ratio,
+            )
+            for level in LEVELS
+        }
+        return dataclasses.replace(found, **levels)
 
     def _serves(self, found: Assessment, model: Model) -> bool:
         age = found.estimates.now - self.at
@@ -96,6 +117,25 @@ class AnswerQuantiles:
             and abs(math.log(found.estimates.arrival_rate.value / self.rate)) < STEP
             and abs(math.log(model.largest_stable_rate / self.capacity)) < STEP
         )
+
+
+def _ratio(now: float | None, then: float | None) -> float:
+    return now / then if now and then else 1.0
+
+
+def _above(whole: float | None, part: float | None) -> float | None:
+    return None if whole is None or part is None else max(0.0, whole - part)
+
+
+def _sum(delay: float | None, above: float | None, ratio: float) -> float | None:
+    return None if delay is None or above is None else delay + ratio * above
+
+
+def _stretched(found: Quantiles, ratio: float) -> Quantiles:
+    values = {level: getattr(found, level) for level in LEVELS}
+    return dataclasses.replace(
+        found, **{level: None if at is None else ratio * at for level, at in values.items()}
+    )
 
 
 def _simulated(model: Model, rate: float, scatter: Scatter | None) -> Prediction | None:

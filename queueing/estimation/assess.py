@@ -265,16 +265,17 @@ def _assumptions(
 
 
 def while_requests_came(seen: Snapshot) -> Snapshot:
-    """The window up to its last arrival, where so long a silence as the present one is no gap of
-    these arrivals: they have stopped.
+    """The window from its first arrival to its last one, where so long a silence as before the
+    first, or the present one, is no gap of these arrivals: they have begun, or stopped.
 
-    A rate that falls with the silence would be compared with the delays of the requests before it.
+    A rate that falls with the silence would be compared with the delays of the requests beside it.
     """
     if seen.arrivals.size < FEWEST_ARRIVALS:
         return seen
     gaps = np.diff(seen.arrivals)
     longest = max(SILENCE * float(gaps.mean()), BEYOND_LARGEST * float(gaps.max()))
-    last = float(seen.arrivals[-1])
+    first, last = float(seen.arrivals[0]), float(seen.arrivals[-1])
+    seen = seen.since(first) if first - seen.start > longest else seen
     return seen.ending(last) if seen.now - last > longest else seen
 
 

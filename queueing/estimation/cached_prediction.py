@@ -118,7 +118,7 @@ class CachedPrediction:
             queueing_delay=delay,
             served_queueing_delay=served,
             sojourn_time=_scaled(was.sojourn_time, stretch),
-            time_to_first_token=moved_to(was.time_to_first_token, first),
+            time_to_first_token=_moved_to(was.time_to_first_token, first),
             inter_token_latency=_scaled(was.inter_token_latency, times),
             bounds={"queueing_delay_upper": delay_bound(model, rate)} if has_bound(model) else {},
             assumptions=(*was.assumptions, note),
@@ -147,7 +147,7 @@ def _cheap(model: Model) -> bool:
     )
 
 
-def moved_to(found: Quantiles, mean: float | None) -> Quantiles:
+def _moved_to(found: Quantiles, mean: float | None) -> Quantiles:
     """With another mean, and its quantiles in proportion."""
     if mean is None or not found.mean:
         return dataclasses.replace(found, mean=mean)

@@ -15,6 +15,7 @@ NAMES = (
     "gpt-6-astra",
     "gpt-4o-mini",
 )  # ours, and those in the pinned tests of openai-python
+ADMIN_KEY = "conformance"
 MAX_OUTPUT_TOKENS = 8  # the suites ask for shapes, not for words
 
 
@@ -29,6 +30,8 @@ def served(engine: str, folder: Path) -> Iterator[str]:
         str(MAX_OUTPUT_TOKENS),
         "--prediction-interval",
         "0",
+        "--admin-key",
+        ADMIN_KEY,
     ]
     arguments += [part for name in NAMES for part in ("--served-model-name", name)]
     gateway = GatewayProcess(arguments, free_port(0), folder / f"{engine}.log")

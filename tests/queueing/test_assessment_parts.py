@@ -219,6 +219,23 @@ def test_requests_have_stopped_after_twenty_mean_gaps_or_three_of_the_longest(
     assert while_requests_came(window).now == (window.arrivals[-1] if stopped else window.now)
 
 
+@pytest.mark.parametrize(("idle", "begun"), [(48.0, True), (2.1, True), (1.9, False)])
+def test_the_silence_before_the_first_request_is_no_gap_of_the_arrivals(
+    idle: float, begun: bool
+) -> None:
+    """A gateway waits for its first load: 10 requests/s then."""
+    rng = np.random.default_rng(6)
+    gaps = rng.permutation(np.repeat([0.05, 0.1, 0.15], 100))
+    arrivals = idle + np.cumsum(gaps) - gaps[0]
+    now = float(arrivals[-1])
+    window = replace(arriving([1.0], 0.0), start=0.0, now=now, arrivals=arrivals)
+    seen = while_requests_came(window)
+    assert seen.start == (idle if begun else 0.0)
+    assert seen.arrivals.size == (299 if begun else 300)
+    rate = seen.arrivals.size / (seen.now - seen.start)
+    assert (rate == pytest.approx(10.0, rel=0.01)) == begun
+
+
 OPEN, CLOSED = Assumption("open_loop", True, 0.0, ""), Assumption("open_loop", False, 0.0, "")
 
 

@@ -21,6 +21,7 @@ from queueing.estimation.window.snapshot import COLUMN, Snapshot
 from queueing.latency.law import LatencyModel
 from queueing.model import Model
 from queueing.prediction import predict_model
+from queueing.result import LEVELS
 from queueing.simulation.fast import SimulatedRun, draw_trace, replay
 from tests.queueing.estimation_windows import snapshot_of_run
 
@@ -190,16 +191,32 @@ def test_quantiles_are_kept_while_little_moves() -> None:
     assert at(epoch=found.estimates.epoch + 1) is not kept
 
 
-def test_kept_quantiles_move_with_their_mean() -> None:
-    found = look(window(queue(slower()))[0])
+@pytest.mark.parametrize("delay", [0.5, 1.0, 3.0])
+@pytest.mark.parametrize("served", [0.9, 1.0, 1.1])
+def test_kept_quantiles_move_with_their_means_in_order(delay: float, served: float) -> None:
+    found = look(window(queue(slower()), 0.9)[0])
     kept, told = AnswerQuantiles.of(found), found.prediction
     assert kept is not None
     assert told is not None
-    longer = dataclasses.replace(told.time_to_first_token, mean=1.1 * told.time_to_first_token.mean)
-    moved = kept.added_to(dataclasses.replace(told, time_to_first_token=longer))
-    p99 = kept.added_to(told).time_to_first_token.p99
-    assert moved.time_to_first_token.p99 == pytest.approx(1.1 * p99)
+    waited = told.queueing_delay.mean or 0.0
+    changes: dict[str, Any] = {
+        name: dataclasses.replace(
+            getattr(told, name), mean=delay * waited + served * (getattr(told, name).mean - waited)
+        )
+        for name in ("sojourn_time", "time_to_first_token")
+    }
+    longer = dataclasses.replace(told.queueing_delay, mean=delay * waited)
+    moved = kept.added_to(dataclasses.replace(told, queueing_delay=longer, **changes))
+    same = kept.added_to(told)
     assert moved.methods["time_to_first_token"] == "simulation"
+    for level in LEVELS:
+        waits, first, whole = (
+            [getattr(getattr(each, name), level) for each in (same, moved)]
+            for name in ("queueing_delay", "time_to_first_token", "sojourn_time")
+        )
+        assert waits[1] == pytest.approx(delay * waits[0])
+        assert first[1] - waits[1] == pytest.approx(served * (first[0] - waits[0]))
+        assert waits[1] <= first[1] <= whole[1]
 
 
 def test_batches_have_no_quantiles_of_this_kind() -> None:
