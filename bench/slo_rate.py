@@ -65,7 +65,8 @@ async def load(url: str, rate: float, seconds: float, seed: int) -> asyncio.subp
     """Poisson load from now on; its summary goes to its standard output."""
     command = [sys.executable, "-m", "kendall.cli", "load", "--base-url", url, "--no-save"]
     command += ["--request-rate", f"{rate:g}", "--duration", f"{seconds:g}s", "--seed", str(seed)]
-    command += ["--output-tokens", LENGTHS, "--prompt-tokens", PROMPTS, "--ignore-eos", "--json"]
+    command += ["--output-tokens", LENGTHS, "--prompt-tokens", PROMPTS, "--ignore-eos"]
+    command += ["--token-times", "--json"]
     pipe, nothing = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
     return await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=nothing)
 
