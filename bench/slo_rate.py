@@ -22,6 +22,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from bench.several.cells import looked, sent
 from loadgen.gateway.gateway_process import GatewayClient, GatewayError, GatewayProcess, free_port
 from policies import parse_policy
 from queueing.distributions.token_distribution import parse_distribution
@@ -34,10 +35,10 @@ from queueing.optimization.rates import largest_rate
 
 POLICY, SLOTS, LONGEST = "continuous:max_batch_size=64", 64, 512
 LENGTHS, PROMPTS = "geometric:mean=40", "uniform:low=32,high=1024"
+LOAD = ("--output-tokens", LENGTHS, "--prompt-tokens", PROMPTS, "--token-times")
 GUESS, NEAR = 10.0, 0.85  # requests/s of the first pilot; of the rate that it found, the second's
 PILOT = 40.0  # seconds; the last third is looked at
 AROUND = (0.9, 1.1)
-PATIENCE = 60  # seconds for a first prediction
 MEASURED = {"time_to_first_token": "ttft", "inter_token_latency": "itl"}
 PLAN = {"repeats": 12, "max_batch_size": SLOTS, "max_output_tokens": 96}
 Plain = dict[str, Any]
@@ -61,36 +62,22 @@ def rate_within(slos: str, law: Plain) -> float:
     return float(found.best["arrival_rate"])
 
 
-async def load(url: str, rate: float, seconds: float, seed: int) -> asyncio.subprocess.Process:
-    """Poisson load from now on; its summary goes to its standard output."""
-    command = [sys.executable, "-m", "kendall.cli", "load", "--base-url", url, "--no-save"]
-    command += ["--request-rate", f"{rate:g}", "--duration", f"{seconds:g}s", "--seed", str(seed)]
-    command += ["--output-tokens", LENGTHS, "--prompt-tokens", PROMPTS, "--ignore-eos"]
-    command += ["--token-times", "--json"]
-    pipe, nothing = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
-    return await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=nothing)
-
-
 async def pilot(gateway: GatewayClient, rate: float, seed: int, limit: int) -> Plain:
     """The live prediction under load. Raises GatewayError where there is none."""
     change = {"policy": POLICY, "max_output_tokens": limit}  # another limit: a new epoch
     epoch = int((await gateway.ask("PUT", "/admin/policy", change))["epoch"])
-    sending = await load(gateway.url, rate, PILOT, seed)
+    sending = await sent(gateway.url, rate, PILOT, seed, LOAD)
     await asyncio.sleep(PILOT - 2)
-    for _ in range(PATIENCE):
-        found: Plain | None = (await gateway.ask("GET", "/admin/prediction")).get("prediction")
-        if found and found["epoch"] == epoch and found["load"]:
-            await sending.communicate()
-            return found
-        await asyncio.sleep(1.0)
-    raise GatewayError("got no prediction under load")
+    found = await looked(gateway, epoch)
+    await sending.communicate()
+    return found
 
 
 async def cell(gateway: GatewayClient, rate: float, seconds: float, seed: int) -> Plain:
     """What the clients saw of load at this rate."""
     change = {"policy": POLICY, "max_output_tokens": LONGEST}
     await gateway.ask("PUT", "/admin/policy", change)
-    sending = await load(gateway.url, rate, seconds, seed)
+    sending = await sent(gateway.url, rate, seconds, seed, LOAD)
     said, _ = await sending.communicate()
     found: Plain = json.loads(said)
     return found

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from loadgen.gateway.gateway_process import GatewayClient, GatewayError
 
 LENGTHS, PROMPTS, LONGEST = "uniform:low=1,high=63", "deterministic:value=32", 64
+LOAD = ("--output-tokens", LENGTHS, "--prompt-tokens", PROMPTS)
 PILOTS = 2
 PILOT, SETTLE, LAST_LOOK = 10.0, 4.0, 2.0  # seconds; the last look is that long before the end
 PATIENCE = 60  # seconds for a first prediction
@@ -75,24 +77,24 @@ async def measured(gateway: GatewayClient, asked: Asked) -> Cell:
     epoch = int((await gateway.ask("PUT", "/admin/policy", change))["epoch"])
     rate = asked.guess
     for pilots in range(PILOTS):  # an engine is slower at a higher load
-        pilot = await _sent(gateway.url, rate, PILOT, asked.seed + pilots)
+        pilot = await sent(gateway.url, rate, PILOT, asked.seed + pilots, LOAD)
         await asyncio.sleep(PILOT)
-        seen = await _looked(gateway, epoch)
+        seen = await looked(gateway, epoch)
         await _over(pilot)
         rate = float(seen["arrival_rate"]) * wanted / float(seen["load"])
         change["max_output_tokens"] += 1  # another limit: a new epoch
         epoch = int((await gateway.ask("PUT", "/admin/policy", change))["epoch"])
-    flow = await _sent(gateway.url, rate, SETTLE + seconds, asked.seed + PILOTS)
+    flow = await sent(gateway.url, rate, SETTLE + seconds, asked.seed + PILOTS, LOAD)
     await asyncio.sleep(SETTLE)
     change["max_output_tokens"] += 1
     epoch = int((await gateway.ask("PUT", "/admin/policy", change))["epoch"])
     await asyncio.sleep(seconds - LAST_LOOK)
-    found = await _looked(gateway, epoch)
+    found = await looked(gateway, epoch)
     await _over(flow)
     return _cell(found, asked.kind, policy, wanted)
 
 
-async def _looked(gateway: GatewayClient, epoch: int) -> dict[str, Any]:
+async def looked(gateway: GatewayClient, epoch: int) -> dict[str, Any]:
     """The live prediction of this epoch; the first one of a gateway takes its time. Raises
     GatewayError: there is none.
     """
@@ -106,18 +108,21 @@ async def _looked(gateway: GatewayClient, epoch: int) -> dict[str, Any]:
     raise GatewayError(f"got no prediction under load: {str(said)[:300]}")
 
 
-async def _sent(url: str, rate: float, seconds: float, seed: int) -> asyncio.subprocess.Process:
-    """Load that flows from now on."""
+async def sent(
+    url: str, rate: float, seconds: float, seed: int, options: Sequence[str]
+) -> asyncio.subprocess.Process:
+    """Load that flows from now on; its summary goes to its standard output."""
     command = [sys.executable, "-m", "kendall.cli", "load", "--base-url", url, "--no-save"]
     command += ["--request-rate", f"{rate:g}", "--duration", f"{seconds:g}s", "--seed", str(seed)]
-    command += ["--output-tokens", LENGTHS, "--prompt-tokens", PROMPTS, "--ignore-eos", "--json"]
-    out = asyncio.subprocess.DEVNULL
-    return await asyncio.create_subprocess_exec(*command, stdout=out, stderr=out)
+    pipe, nothing = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
+    return await asyncio.create_subprocess_exec(
+        *command, *options, "--ignore-eos", "--json", stdout=pipe, stderr=nothing
+    )
 
 
 async def _over(process: asyncio.subprocess.Process) -> None:
     async with asyncio.timeout(120):
-        await process.wait()
+        await process.communicate()
 
 
 def _cell(found: dict[str, Any], kind: str, policy: str, wanted: float) -> Cell:

@@ -20,6 +20,7 @@ import numpy as np
 
 from queueing.errors import OutOfReachError
 from queueing.estimation.assess import Assessment
+from queueing.estimation.cached_prediction import difference, scaled, total
 from queueing.estimation.speed.own_shape import Scatter
 from queueing.model import Model
 from queueing.prediction.steady_state import with_quantiles_of
@@ -31,6 +32,7 @@ from queueing.simulation.fast import COLUMNS, SimulatedRun, is_compiled
 DRAWN = 300_000  # requests: a p95 to 1 or 3 %
 KEPT = 20.0  # seconds
 STEP = 0.03  # of rate and capacity
+SERVED = "served_queueing_delay"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -71,43 +73,37 @@ class AnswerQuantiles:
         """With its own means: what comes before the dispatch moves with the mean delay, what comes
         after it with the mean of that.
         """
-        delay = self._delay(prediction, "queueing_delay")
         moved: dict[str, Any] = {
-            "queueing_delay": delay,
-            "served_queueing_delay": self._delay(prediction, "served_queueing_delay"),
-            "sojourn_time": self._later(prediction, "sojourn_time", delay),
-            "time_to_first_token": self._later(prediction, "time_to_first_token", delay),
-            "inter_token_latency": self._delay(prediction, "inter_token_latency"),
+            name: self._stretched(prediction, name)
+            for name in ("queueing_delay", SERVED, "inter_token_latency")
         }
+        for name in ("sojourn_time", "time_to_first_token"):
+            moved[name] = self._later(prediction, name, moved[SERVED])
         noted = prediction
         if prediction.method != "simulation":
             note = f"{APPROXIMATE_MEANS}quantiles from a simulation of {DRAWN:,} requests"
             noted = dataclasses.replace(prediction, assumptions=(*prediction.assumptions, note))
         return with_quantiles_of(dataclasses.replace(self.simulated, **moved), noted, tuple(moved))
 
-    def _delay(self, prediction: Prediction, name: str) -> Quantiles:
+    def _stretched(self, prediction: Prediction, name: str) -> Quantiles:
         """In proportion to its mean."""
         then, now = (getattr(each, name).mean for each in (self.beside, prediction))
-        found: Quantiles = getattr(self.simulated, name)
-        return _stretched(found, _ratio(now, then))
+        return scaled(getattr(self.simulated, name), _ratio(now, then))
 
     def _later(self, prediction: Prediction, name: str, delay: Quantiles) -> Quantiles:
         """The delay, and what a quantile is above that of the delay in proportion to its mean."""
-        then, now = (
-            _above(getattr(each, name).mean, each.queueing_delay.mean)
-            for each in (self.beside, prediction)
-        )
-        found: Quantiles = getattr(self.simulated, name)
-        ratio, before = _ratio(now, then), self.simulated.queueing_delay
-        levels = {
-            level: _sum(
-                getattr(delay, level),
-                _above(getattr(found, level), getattr(before, level)),
-                ratio,
+
+        def above(found: Prediction, level: str) -> float | None:
+            return difference(
+                getattr(getattr(found, name), level), getattr(found.served_queueing_delay, level)
             )
+
+        ratio = _ratio(above(prediction, "mean"), above(self.beside, "mean"))
+        levels = {
+            level: total(getattr(delay, level), above(self.simulated, level), ratio)
             for level in LEVELS
         }
-        return dataclasses.replace(found, **levels)
+        return Quantiles(**levels)
 
     def _serves(self, found: Assessment, model: Model) -> bool:
         age = found.estimates.now - self.at
@@ -123,32 +119,16 @@ def _ratio(now: float | None, then: float | None) -> float:
     return now / then if now and then else 1.0
 
 
-def _above(whole: float | None, part: float | None) -> float | None:
-    return None if whole is None or part is None else max(0.0, whole - part)
-
-
-def _sum(delay: float | None, above: float | None, ratio: float) -> float | None:
-    return None if delay is None or above is None else delay + ratio * above
-
-
-def _stretched(found: Quantiles, ratio: float) -> Quantiles:
-    values = {level: getattr(found, level) for level in LEVELS}
-    return dataclasses.replace(
-        found, **{level: None if at is None else ratio * at for level, at in values.items()}
-    )
-
-
 def _simulated(model: Model, rate: float, scatter: Scatter | None) -> Prediction | None:
-    if not is_compiled(enough_slots(model, rate)):
+    roomy = enough_slots(model, rate)
+    if not is_compiled(roomy):
         return None
     try:
         count = affordable_requests(model, rate, DRAWN)
     except OutOfReachError:
         return None
     warm_up = int(WARM_UP * count)
-    whole = simulate_run(
-        enough_slots(model, rate), rate, count, np.random.SeedSequence(0), since=warm_up
-    )
+    whole = simulate_run(roomy, rate, count, np.random.SeedSequence(0), since=warm_up)
     run = scattered(whole.after(warm_up), scatter)
     return summary([run], model, model.load(rate), ())
 

@@ -96,14 +96,14 @@ class CachedPrediction:
     def _at(self, model: Model, rate: float, delays: float, times: float, note: str) -> Prediction:
         """`delays`, `times`: factors of delays and of service times."""
         was = self.prediction
-        delay = _scaled(was.queueing_delay, delays)
-        served = _scaled(was.served_queueing_delay, delays)
-        gone = _sum(
-            served.mean, _difference(was.sojourn_time.mean, was.served_queueing_delay.mean), times
+        delay = scaled(was.queueing_delay, delays)
+        served = scaled(was.served_queueing_delay, delays)
+        gone = total(
+            served.mean, difference(was.sojourn_time.mean, was.served_queueing_delay.mean), times
         )
-        first = _sum(
+        first = total(
             served.mean,
-            _difference(was.time_to_first_token.mean, was.served_queueing_delay.mean),
+            difference(was.time_to_first_token.mean, was.served_queueing_delay.mean),
             times,
         )
         stretch = (
@@ -117,9 +117,9 @@ class CachedPrediction:
             else was.utilisation,
             queueing_delay=delay,
             served_queueing_delay=served,
-            sojourn_time=_scaled(was.sojourn_time, stretch),
+            sojourn_time=scaled(was.sojourn_time, stretch),
             time_to_first_token=_moved_to(was.time_to_first_token, first),
-            inter_token_latency=_scaled(was.inter_token_latency, times),
+            inter_token_latency=scaled(was.inter_token_latency, times),
             bounds={"queueing_delay_upper": delay_bound(model, rate)} if has_bound(model) else {},
             assumptions=(*was.assumptions, note),
         )
@@ -151,10 +151,11 @@ def _moved_to(found: Quantiles, mean: float | None) -> Quantiles:
     """With another mean, and its quantiles in proportion."""
     if mean is None or not found.mean:
         return dataclasses.replace(found, mean=mean)
-    return _scaled(found, mean / found.mean)
+    return scaled(found, mean / found.mean)
 
 
-def _scaled(found: Quantiles, factor: float) -> Quantiles:
+def scaled(found: Quantiles, factor: float) -> Quantiles:
+    """All of it, the standard error too."""
     return Quantiles(
         **{
             item.name: _times(getattr(found, item.name), factor)
@@ -167,9 +168,11 @@ def _times(value: float | None, factor: float) -> float | None:
     return None if value is None else value * factor
 
 
-def _difference(whole: float | None, part: float | None) -> float | None:
+def difference(whole: float | None, part: float | None) -> float | None:
+    """None where one of them is not known."""
     return None if whole is None or part is None else whole - part
 
 
-def _sum(delay: float | None, service: float | None, times: float) -> float | None:
+def total(delay: float | None, service: float | None, times: float) -> float | None:
+    """The delay, and so many times the service; None where one of them is not known."""
     return None if delay is None or service is None else delay + times * service

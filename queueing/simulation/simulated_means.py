@@ -112,10 +112,10 @@ def controlled(values: Vector, companion: Vector | Beside, exact: Quantiles) -> 
 
 
 def controlled_mean(
-    values: Vector, companion: Vector | Beside, exact: Quantiles, counts: Vector
+    values: Vector, companion: Vector, exact: Quantiles, counts: Vector
 ) -> Quantiles:
     """The mean alone, where each value counts so many times."""
-    beside = companion if isinstance(companion, Beside) else Beside.of(companion)
+    beside = Beside.of(companion, _mean)
     mine, parts = _weighted(values, counts), _of_parts(_weighted, values, counts)
     found, error = _corrected(mine, parts, beside, exact)
     return Quantiles(float(found[0]), standard_error=error)
@@ -129,9 +129,10 @@ class Beside:
     parts: Vector
 
     @classmethod
-    def of(cls, delays: Vector) -> Beside:
-        """Of one a request."""
-        return cls(_statistics(delays), _of_parts(_statistics, delays))
+    def of(cls, delays: Vector, statistics: Callable[[Vector], Vector] | None = None) -> Beside:
+        """Of one a request; `statistics`: fewer than all."""
+        statistics = statistics or _statistics
+        return cls(statistics(delays), _of_parts(statistics, delays))
 
 
 def _corrected(
@@ -159,6 +160,10 @@ def _of_parts(statistics: Callable[..., Vector], *columns: Vector) -> Vector:
 def _statistics(values: Vector) -> Vector:
     """Mean and quantiles."""
     return np.append(values.mean(), np.quantile(values, list(LEVELS.values())))
+
+
+def _mean(values: Vector) -> Vector:
+    return np.array([values.mean()])
 
 
 def _weighted(values: Vector, counts: Vector) -> Vector:
@@ -239,7 +244,8 @@ class Controlled:
         (values,), (own,) = series, kept
         if len(values) <= BATCH_MEANS:
             return Sampled("steady")(series, kept)
-        return controlled(values, self._of(own), self.exact)
+        beside = self._of_all if own.all() else Beside.of(self.beside[own])
+        return controlled(values, beside, self.exact)
 
     def mean(
         self, series: Sequence[Vector], kept: Sequence[Mask], counts: Sequence[Vector]
@@ -248,10 +254,7 @@ class Controlled:
         (values,), (own,) = series, kept
         if len(values) <= BATCH_MEANS:
             return Sampled("steady").mean(series, kept, counts)
-        return controlled_mean(values, self._of(own), self.exact, counts[0])
-
-    def _of(self, own: Mask) -> Beside:
-        return self._of_all if own.all() else Beside.of(self.beside[own])
+        return controlled_mean(values, self.beside[own], self.exact, counts[0])
 
     @cached_property
     def _of_all(self) -> Beside:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
+from loadgen.gateway.gateway_process import GatewayProcess
 from policies import parse_policy
 from policies.orders import ORDERS
 from policies.registry import POLICIES, every_policy
 from policies.routes import ROUTES
-from tests.page.browser import Browser
+from tests.page.browser import Browser, Page
 from tests.page.site import in_force, serving
 
 LISTED = "document.querySelector('#policy-name').value !== ''"
@@ -23,6 +26,18 @@ LABELS = (
 )
 VALUE = "document.querySelector('#%s').value"
 HIDDEN = "document.querySelector('#order-field').hidden"
+
+
+@asynccontextmanager
+async def chosen(
+    browser: Browser, folder: Path, policy: str
+) -> AsyncIterator[tuple[GatewayProcess, Page]]:
+    """The page of a gateway, with this policy's parameters shown."""
+    async with serving(folder) as gateway, browser.page() as page:
+        await page.open(gateway.url)
+        await page.until(LISTED)
+        await page.type("#policy-name", policy)
+        yield gateway, page
 
 
 def served(policy: str) -> list[str]:
@@ -50,10 +65,7 @@ def test_an_order_is_chosen_and_its_parameters_are_set(
     browser: Browser, runner: asyncio.Runner, tmp_path: Path
 ) -> None:
     async def main() -> None:
-        async with serving(tmp_path) as gateway, browser.page() as page:
-            await page.open(gateway.url)
-            await page.until(LISTED)
-            await page.type("#policy-name", "continuous")
+        async with chosen(browser, tmp_path, "continuous") as (gateway, page):
             assert await page.ask(NAMES) == served("continuous")
             assert await page.ask(VALUE % "order") == "fcfs"
             assert await page.ask(LABELS) == ""
@@ -88,10 +100,7 @@ def test_another_policy_has_its_own_orders_and_begins_anew_where_it_has_not_the_
     browser: Browser, runner: asyncio.Runner, tmp_path: Path
 ) -> None:
     async def main() -> None:
-        async with serving(tmp_path) as gateway, browser.page() as page:
-            await page.open(gateway.url)
-            await page.until(LISTED)
-            await page.type("#policy-name", "single")
+        async with chosen(browser, tmp_path, "single") as (gateway, page):
             await page.type("#order", "sprpt")
             await page.type("#policy-name", "dynamic")
             assert await page.ask(NAMES) == served("dynamic")
@@ -123,10 +132,7 @@ def test_a_route_is_chosen_among_those_there_are_and_stays_with_another_order(
     browser: Browser, runner: asyncio.Runner, tmp_path: Path
 ) -> None:
     async def main() -> None:
-        async with serving(tmp_path) as gateway, browser.page() as page:
-            await page.open(gateway.url)
-            await page.until(LISTED)
-            await page.type("#policy-name", "continuous")
+        async with chosen(browser, tmp_path, "continuous") as (gateway, page):
             choices = "[...document.querySelectorAll('#parameter-route option')].map(e => e.value)"
             assert await page.ask(choices) == ["", *ROUTES]
             await page.type("#parameter-route", "prefix")

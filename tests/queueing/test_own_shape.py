@@ -205,8 +205,9 @@ def test_kept_quantiles_move_with_their_means_in_order(delay: float, served: flo
         )
         for name in ("sojourn_time", "time_to_first_token")
     }
-    longer = dataclasses.replace(told.queueing_delay, mean=delay * waited)
-    moved = kept.added_to(dataclasses.replace(told, queueing_delay=longer, **changes))
+    for name in ("queueing_delay", "served_queueing_delay"):
+        changes[name] = dataclasses.replace(getattr(told, name), mean=delay * waited)
+    moved = kept.added_to(dataclasses.replace(told, **changes))
     same = kept.added_to(told)
     assert moved.methods["time_to_first_token"] == "simulation"
     for level in LEVELS:
@@ -217,6 +218,21 @@ def test_kept_quantiles_move_with_their_means_in_order(delay: float, served: flo
         assert waits[1] == pytest.approx(delay * waits[0])
         assert first[1] - waits[1] == pytest.approx(served * (first[0] - waits[0]))
         assert waits[1] <= first[1] <= whole[1]
+
+
+def test_first_tokens_are_those_of_the_served_where_patience_runs_out() -> None:
+    seen = window(queue(slower()), 0.9)[0]
+    limits = Limits(max_output_tokens=512, max_num_seqs=64, patience=0.01)
+    found = assess(seen, LAW, limits)
+    kept, told = AnswerQuantiles.of(found), found.prediction
+    assert kept is not None
+    assert told is not None
+    assert told.loss_fraction > 0.01
+    same = kept.added_to(told)
+    for name in ("time_to_first_token", "sojourn_time"):
+        for level in LEVELS:
+            own = getattr(getattr(kept.simulated, name), level)
+            assert getattr(getattr(same, name), level) == pytest.approx(own)
 
 
 def test_batches_have_no_quantiles_of_this_kind() -> None:

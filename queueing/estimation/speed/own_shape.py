@@ -21,6 +21,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -83,7 +84,7 @@ class _Told:
         first = (run.first_token_at - self.dispatched)[self.telling]
         return first, (run.server_free_at - self.dispatched)[self.telling] - first
 
-    @property
+    @cached_property
     def telling_prompts(self) -> Vector:
         """Tokens."""
         return self.prompts[self.telling].astype(np.float64)
@@ -102,7 +103,7 @@ class _Told:
         return slope, math.sqrt(float(rest @ rest)) / square
 
     def tells_kp(self, law: LatencyModel) -> bool:
-        """Whether this law's kp is known well enough."""
+        """Whether the kp of this law, which was fitted, is known well enough."""
         _, error = self.slope(self.first - self.replayed(law)[0])
         return NORMAL * error <= CLOSE * law.kp * law.speed
 
@@ -130,17 +131,17 @@ def own_shape(
     told = _told(seen.mine, shape, step_tokens) if one_by_one else None
     if told is None:
         return OwnShape(shape)
-    own, pace = _fitted(told, shape, by_prompt=True)
-    if not (shape.kp and told.tells_kp(own)):
-        own, pace = _fitted(told, shape, by_prompt=False)
-    first, rest = told.replayed(shape.at_speed(pace))
+    own = _fitted(told, shape, by_prompt=True) if shape.kp else None
+    if own is None or not told.tells_kp(own):
+        own = _fitted(told, shape, by_prompt=False)
+    first, rest = told.replayed(shape.at_speed(own.speed))
     if told.is_as(first):
         return OwnShape(shape, told.scatter(first, rest))
     return OwnShape(own.at_speed(shape.speed), told.scatter(*told.replayed(own)))
 
 
-def _fitted(told: _Told, shape: LatencyModel, *, by_prompt: bool) -> tuple[LatencyModel, float]:
-    """The shape, and its speed; its kp stays unless it is fitted too."""
+def _fitted(told: _Told, shape: LatencyModel, *, by_prompt: bool) -> LatencyModel:
+    """At the engine's speed; kp stays that of the shape unless it is fitted too."""
     kp, turnaround, pace = shape.kp, shape.turnaround, 1.0  # of the engine: seconds
     path = []
     for _ in range(ROUNDS):
@@ -152,7 +153,7 @@ def _fitted(told: _Told, shape: LatencyModel, *, by_prompt: bool) -> tuple[Laten
         kp, turnaround = kp + steeper, max(0.0, turnaround + later)
         path.append((kp, turnaround, pace))
     kp, turnaround, pace = np.mean(path[ROUNDS // 2 :], axis=0).tolist()
-    return _at(shape, kp, turnaround, pace), pace
+    return _at(shape, kp, turnaround, pace)
 
 
 def _at(shape: LatencyModel, kp: float, turnaround: float, pace: float) -> LatencyModel:
