@@ -9,7 +9,7 @@ tokens each (the length that a call forces is that of both). Two longer cells, a
 0.9, run as long as `queueing.simulation.run_length` advises; they are measured where they are asked
 for. The plan that a folder is bound to is that of a sweep.
 
-With little memory: 32 slots, and KV memory for 16 requests.
+With little memory: 32 slots, and KV memory for five requests.
 
 In production: 32 and 64 slots, prompts of 32 to 1,024 tokens, and at each load three kinds of
 lengths with 40 tokens on average, before the limit cuts them: geometric, lognormal with a squared
@@ -84,7 +84,7 @@ BLOCK = 32  # tokens of vLLM's memory
 MEMORY = replace(
     PRODUCTION,
     kinds={"continuous:max_batch_size=32": ("G", "L", "B")},
-    memory=520 * BLOCK,  # 16 requests: prompts of 528 tokens on average, 513 kept free for answers
+    memory=163 * BLOCK,  # five requests: prompts of 528 tokens on average, 513 kept for the answer
 )
 DESIGNS = {"table": TABLE, "production": PRODUCTION, "memory": MEMORY}
 LONGER_POLICY, LONGER_LOADS = "capped:max_batch_size=8", (0.75, 0.9)  # of the table

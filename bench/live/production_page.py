@@ -17,7 +17,7 @@ TITLES = {
 }
 SLOTS = {
     "production": "32 and 64 slots",
-    "memory": "32 slots, KV memory for 16 requests (513 tokens kept free for each answer)",
+    "memory": "32 slots, KV memory for five requests (513 tokens kept free for each answer)",
 }
 INTRODUCTION = (
     "# {title}\n"
