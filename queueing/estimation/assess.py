@@ -208,7 +208,7 @@ def _forecast(
         overload = error.load / load if load < 1 else 1.0
     backlog = 0.0
     if policy.joins_running:
-        backlog = stall_backlog(estimates.stalls, load, model.patience, servers=model.servers)
+        backlog = stall_backlog(estimates.stalls, model, load)
     slope, compared = None, None
     if prediction is not None:
         slope = _renewed(known.sensitivity, model, load, estimates, limits)

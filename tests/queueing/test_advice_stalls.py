@@ -70,7 +70,7 @@ def test_a_what_if_of_a_continuous_engine_holds_the_queue_behind_a_stall() -> No
     )
     model = stalling.model(setting)
     busy = utilisation_of(model, stalling.rate)
-    backlog = stall_backlog(estimates.stalls, model.load(stalling.rate), utilisation=busy)
+    backlog = stall_backlog(estimates.stalls, model, model.load(stalling.rate), utilisation=busy)
     assert model.load(stalling.rate) < busy < 1
     means = [each.predicted(setting).sojourn_time.mean or 0.0 for each in (stalling, calm)]
     assert backlog > 0.01
@@ -95,7 +95,8 @@ def test_the_queue_behind_a_stall_is_named_from_a_hundredth_of_the_sojourn_on(
     # of stalls that hold a thousandth of the time
     size = share / (1 - share) * sojourn * 2 * (1 - load) / load / 0.001
     stalling = replace(calm, stalls=Stalls(1, 0.001, size, None, size))
-    assert stall_backlog(stalling.stalls, load) == pytest.approx(share / (1 - share) * sojourn)
+    backlog = stall_backlog(stalling.stalls, operating_point.model(setting), load)
+    assert backlog == pytest.approx(share / (1 - share) * sojourn)
     (found,) = what_ifs(
         stalling, LAW, Setting(policy=POLICY), LIMITS, policies=[CONTINUOUS], **NOTHING_ELSE
     )
@@ -158,4 +159,10 @@ def test_behind_a_stall_nobody_waits_longer_than_their_patience(
 ) -> None:
     """On both sides of load 1 alike."""
     stalls = Stalls(count=3, time_share=0.04, longest=0.5, last_at=None, size=0.5)
-    assert stall_backlog(stalls, load, patience) == pytest.approx(added)
+    impatient = replace(
+        OperatingPoint(estimates=window(0), shape=LAW, limits=LIMITS).model(
+            Setting(policy=CONTINUOUS)
+        ),
+        patience=patience,
+    )
+    assert stall_backlog(stalls, impatient, load) == pytest.approx(added)

@@ -291,12 +291,14 @@ STALLS = Stalls(3, 0.02, 1.0, None, 0.5)
 def test_the_backlog_of_stalls_is_that_of_a_single_server_queue(
     stalls: Stalls, load: float, patience: float | None, seconds: float
 ) -> None:
-    assert stall_backlog(stalls, load, patience) == pytest.approx(seconds)
+    assert stall_backlog(stalls, model("single", patience=patience), load) == pytest.approx(seconds)
 
 
 def test_a_speed_measured_elsewhere_lacks_the_part_of_those_who_came_into_a_stall() -> None:
-    assert stall_backlog(STALLS, 0.6, utilisation=0.9) == pytest.approx(0.02 * 0.5 * 0.9 / 0.8)
-    assert stall_backlog(STALLS, 0.6, 0.001, utilisation=0.9) == 0.001
+    patient, hasty = model("single"), model("single", patience=0.001)
+    added = stall_backlog(STALLS, patient, 0.6, utilisation=0.9)
+    assert added == pytest.approx(0.02 * 0.5 * 0.9 / 0.8)
+    assert stall_backlog(STALLS, hasty, 0.6, utilisation=0.9) == 0.001
 
 
 @pytest.mark.parametrize("servers", [1, 2, 4])
@@ -315,8 +317,9 @@ def test_behind_the_stall_of_one_of_several_servers_the_others_go_on(
         rate = load * model.largest_stable_rate
         delays.append(simulate_model(model, rate, num_requests=1_000_000, seed=3))
     told, smooth = (each.queueing_delay.mean or 0.0 for each in delays)
-    backlog = stall_backlog(Stalls(3, share, size, None, size), load, servers=servers)
-    alone = stall_backlog(Stalls(3, share, size, None, size), load)
+    found = Stalls(3, share, size, None, size)
+    backlog = stall_backlog(found, model, load)
+    alone = stall_backlog(found, dataclasses.replace(model, servers=1), load)
     assert told - smooth == pytest.approx(backlog, abs=0.2 * alone)
     assert servers == 1 or told - smooth < 0.6 * alone
 

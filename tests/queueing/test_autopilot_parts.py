@@ -360,7 +360,7 @@ def test_the_lost_are_ranked_by_their_patience_and_slots_by_their_stalls() -> No
     calm, with_stalls = (each.ranking_mean(slots, "sojourn_time") for each in (of, stalling))
     model = of.model(slots)
     busy = utilisation_of(model, of.rate)
-    backlog = stall_backlog(stalling.estimates.stalls, model.load(of.rate), utilisation=busy)
+    backlog = stall_backlog(stalling.estimates.stalls, model, model.load(of.rate), utilisation=busy)
     assert with_stalls - calm == pytest.approx(backlog, rel=1e-6)
     assert stalling.ranking_mean(slots, "queueing_delay") == pytest.approx(
         of.ranking_mean(slots, "queueing_delay")

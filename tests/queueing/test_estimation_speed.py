@@ -14,11 +14,11 @@ from queueing.estimation.assumptions.engine_assumptions import constant_speed, l
 from queueing.estimation.estimates import _speed, estimate
 from queueing.estimation.interval import NORMAL, Estimate
 from queueing.estimation.speed.batch_times import BatchTimes, batch_times
+from queueing.estimation.speed.slot_stalls import slot_stalls
 from queueing.estimation.speed.speed_change import speed_change
 from queueing.estimation.speed.speed_process import (
     residual_cv,
     rough_speed,
-    slot_stalls,
     speed,
     stalled,
     stalls,

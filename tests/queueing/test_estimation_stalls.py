@@ -28,7 +28,8 @@ from queueing.estimation.assumptions.engine_assumptions import StalledDelay, no_
 from queueing.estimation.band import Sensitivity
 from queueing.estimation.estimates import Estimates, estimate
 from queueing.estimation.speed.batch_times import BatchTimes, batch_times
-from queueing.estimation.speed.speed_process import residual_cv, slot_stalls, stalled, stalls
+from queueing.estimation.speed.slot_stalls import slot_stalls
+from queueing.estimation.speed.speed_process import residual_cv, stalled, stalls
 from queueing.estimation.window.window import Snapshot, snapshot_of
 from queueing.latency.fit import Measured, fit_law
 from queueing.latency.law import LatencyModel

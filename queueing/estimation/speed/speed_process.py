@@ -21,7 +21,6 @@ fitted^2) / 2, for cv.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -88,6 +87,7 @@ class Stalls:
     longest: float  # seconds in excess
     last_at: float | None
     size: float = 0.0  # s, seconds: second moment of the excess over its mean
+    others: float = 1.0  # pace of the other servers of the queue meanwhile, over their mean
 
 
 def stalls(times: BatchTimes) -> Stalls:
@@ -104,38 +104,6 @@ def stalls(times: BatchTimes) -> Stalls:
         last_at=float(times.at[slow][-1]),
         size=float(excess @ excess / excess.sum()),
     )
-
-
-def slot_stalls(slots: Sequence[BatchTimes]) -> Stalls:
-    """Of continuous servers, request by request: a stall holds all that are in service at once,
-    and takes the largest of their excesses.
-    """
-    busy = sum(_busy(each) for each in slots)
-    found = [_episodes(each) for each in slots if each.count]
-    if not any(excess.size for excess, _ in found):
-        return Stalls(0, 0.0, 0.0, None)
-    excess, at = (np.concatenate(parts) for parts in zip(*found, strict=True))
-    longest, last, total = float(excess.max()), float(at.max()), float(excess.sum())
-    return Stalls(excess.size, total / busy, longest, last, size=float(excess @ excess) / total)
-
-
-def _episodes(slots: BatchTimes) -> tuple[FloatArray, FloatArray]:
-    """Largest excess and first start of each stretch of slots that were stalled while they
-    overlapped, in order of start.
-    """
-    slow = slots.part(stalled(slots))
-    if not slow.count:
-        return slow.measured, slow.at
-    excess = slow.measured - float(np.median(slots.ratio)) * slow.fitted
-    ends = np.maximum.accumulate(slow.at + slow.measured)
-    first = np.flatnonzero(np.append(True, slow.at[1:] > ends[:-1]))
-    return np.maximum.reduceat(excess, first), slow.at[first]
-
-
-def _busy(slots: BatchTimes) -> float:
-    """Seconds in which somebody was in service."""
-    ends = np.maximum.accumulate(slots.at + slots.measured)
-    return float((np.minimum(np.append(slots.at[1:], np.inf), ends) - slots.at).sum())
 
 
 def stalled(times: BatchTimes) -> npt.NDArray[np.bool_]:

@@ -25,10 +25,10 @@ from queueing.estimation.speed.batch_times import (
     times_by_server,
 )
 from queueing.estimation.speed.server_speeds import ServerSpeed, factors, speeds_of
+from queueing.estimation.speed.slot_stalls import slot_stalls
 from queueing.estimation.speed.speed_change import SpeedChange, speed_change
 from queueing.estimation.speed.speed_process import (
     Stalls,
-    slot_stalls,
     stalled,
     stalls,
     without_outliers,

@@ -120,13 +120,7 @@ class WindowModel:
             if parse_policy(self.estimates.policy).joins_running
             else utilisation_of(model, arrival_rate)
         )
-        return stall_backlog(
-            stalls,
-            model.load(arrival_rate),
-            model.patience,
-            servers=model.servers,
-            utilisation=busy,
-        )
+        return stall_backlog(stalls, model, model.load(arrival_rate), utilisation=busy)
 
     def measured(self, predict: Predict, *, stalling: bool = True) -> Predict:
         """What the gateway would measure of a model: with its own turnaround, and behind the
