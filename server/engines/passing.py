@@ -122,14 +122,19 @@ def server_url(url: str, name: str = "--engine-url") -> str:
         or port == 0
         or any(map(str.isspace, url))
         or parts.scheme not in ("http", "https")
-        or parts.username is not None
+        or ".." in host
         or parts.query
         or parts.fragment
     ):
         shown = url.rpartition("@")[2]  # without a password
         raise SpecError(
             f"got {name} {shown!r}; expected http:// or https://, a host and a port, "
-            f"for example {name} http://localhost:8000, and a key by --engine-api-key"
+            f"for example {name} http://localhost:8000"
+        )
+    if parts.username is not None:
+        raise SpecError(
+            f"got {name} {url.rpartition('@')[2]!r} with a user name before it; expected a key by "
+            "--engine-api-key"
         )
     root = parts._replace(scheme=parts.scheme.lower(), netloc=parts.netloc.lower())
     return root.geturl().rstrip("/").removesuffix("/v1").rstrip("/")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
 from importlib import metadata
@@ -323,7 +324,8 @@ def _add_live(app: FastAPI, gateway: Gateway) -> None:
                 ("advice", *sorted(asked.multi_items())), lambda: live.advice(asked), watch
             )
         except SpecError as error:
-            raise ApiError(400, "invalid_objective", str(error)) from None
+            named = next((word for word in re.findall(r"\w+", str(error)) if word in asked), None)
+            raise ApiError(400, "invalid_objective", str(error), param=named) from None
         return {**found, "reason": None if found["advice"] else live.why_nothing()}
 
 

@@ -41,7 +41,7 @@ QUEUES = {
     "central": "one queue, as here",
     "random": "a server by chance",
     "round_robin": "the servers in turn",
-    "least_requests": "the server with the fewest requests",
+    "least_requests": "the emptiest server",
 }
 UNKNOWN = "unknown"
 KEEP, SET = "keep", "set"

@@ -31,7 +31,7 @@ from queueing.commands.remote import (
     server_root,
     unanswered,
 )
-from queueing.commands.terminal import console, working
+from queueing.commands.terminal import console, say, working
 from queueing.errors import CommandError
 from server.operations.advice_table import show
 
@@ -143,6 +143,8 @@ def advise(
         sys.stdout.write(json.dumps(found) + "\n")
     elif found["advice"]:
         show(found["advice"], console(), found["load_balancer"])
+        if routing is not None and found["load_balancer"] is None:
+            say(console(), f"{routing}: not compared: there is one server, or no steady state")
     if not found["advice"]:
         why = found["reason"] or "the gateway gave no reason"
         raise CommandError(f"no advice: {why}{'; ask again then' if 'ended' in why else ''}")

@@ -319,6 +319,8 @@ def test_what_a_load_balancer_costs_is_shown_with_several_servers(
     stub.answers({"advice": [advice()], "load_balancer": None, "reason": None})
     assert run(stub.url) == 0
     assert "load balancer" not in capsys.readouterr().out
+    assert run(stub.url, "--routing", "random") == 0
+    assert "random: not compared: there is one server" in capsys.readouterr().out
 
 
 def test_a_routing_without_numbers_has_its_reason(

@@ -82,7 +82,9 @@ def test_an_advice_has_it_for_the_routing_that_is_asked_for() -> None:
         assert (fewest["routing"], fewest["method"]) == ("least_requests", "simulation")
         wrong = Call(app, "GET", "/admin/advice", query=b"routing=fewest")
         await wrong.task
-        assert (wrong.status, wrong.json()["error"]["code"]) == (400, "invalid_objective")
+        error = wrong.json()["error"]
+        assert (wrong.status, error["code"]) == (400, "invalid_objective")
+        assert error["param"] == "routing"
 
     serving(2, work)
 

@@ -221,7 +221,7 @@ def test_servers_change_while_the_gateway_drains() -> None:
     play(test)
 
 
-def test_one_with_another_model_gets_no_work() -> None:
+def test_one_with_another_model_gets_no_work(caplog: pytest.LogCaptureFixture) -> None:
     async def test(one: Stub, other: Stub) -> None:
         other.routes["/v1/models"] = (200, {"data": [{"id": "another"}]})
         async with before(one, other, of=(one, other), engine={"at_first": 1}) as kendall:
@@ -232,6 +232,8 @@ def test_one_with_another_model_gets_no_work() -> None:
             assert said["last_fault"].startswith("got model 'another' from http://stub-1; expected")
 
     play(test)
+    warned = [each for each in caplog.records if "is not given work" in each.getMessage()]
+    assert len(warned) == 1, "not at each probe"
 
 
 @pytest.mark.parametrize(
@@ -253,6 +255,13 @@ def test_one_with_another_model_gets_no_work() -> None:
         ({"urls": ["HTTP://Stub-0", URLS[0]]}, 400, "got url http://stub-0 twice; expected"),
         ({"urls": [URLS[0], "http://stub-1:0"]}, 400, "got url 'http://stub-1:0'; expected"),
         ({"urls": [URLS[0], "http://stub-1/ x"]}, 400, "got url 'http://stub-1/ x'; expected"),
+        ({"urls": [URLS[0], "http://stub..1"]}, 400, "got url 'http://stub..1'; expected"),
+        (
+            {"urls": [URLS[0], "http://me:secret@stub-1"]},
+            400,
+            "got url 'stub-1' with a user name before it; expected a key by --engine-api-key",
+        ),
+        ([], 400, "Input should be an object; got []"),
         (
             {"urls": [URLS[0], "http://localhost:8080"]},
             400,

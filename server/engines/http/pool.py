@@ -230,7 +230,8 @@ class Pool:
         try:
             self._know(upstream, await described(upstream))
         except (EngineStartError, StartingError) as error:
-            log.warning("%s is not given work: %s", upstream.name, error)
+            if str(error) != upstream.last_fault:
+                log.warning("%s is not given work: %s", upstream.name, error)
             return str(error)
         except LOST as error:
             return reason_of(error)

@@ -67,9 +67,9 @@ def validate(body: bytes, model: type[_Model]) -> _Model:
             else ""
         )
         got = (
-            f"; got {excerpt(first['input'])}"
-            if where and first["type"] not in ("missing", "value_error")
-            else ""
+            ""
+            if first["type"] in ("missing", "value_error")
+            else f"; got {excerpt(first['input'])}"
         )
         code = "invalid_json" if first["type"] == "json_invalid" else "invalid_request"
         said = first["msg"].removeprefix("Value error, ")
