@@ -100,6 +100,7 @@ async def measure(options: argparse.Namespace) -> int:
     from bench.live.design import (
         DESIGNS,
         FAST,
+        MEMORY_RULES,
         PRODUCTION_RULES,
         QUIET_MACHINE,
         chosen,
@@ -115,7 +116,8 @@ async def measure(options: argparse.Namespace) -> int:
     from loadgen.sweep.status import Status
     from loadgen.sweep.store import Store
 
-    quiet = QUIET_MACHINE if options.design == "table" else PRODUCTION_RULES
+    designed = {"production": PRODUCTION_RULES, "memory": MEMORY_RULES}
+    quiet = designed.get(options.design, QUIET_MACHINE)
     rules, design = FAST if options.fast else quiet, DESIGNS[options.design]
     plan = plan_of(rules, options.seed, design, fast=options.fast)
     every = [point for point in points(plan, design) if point.longer == options.longer]
