@@ -67,7 +67,9 @@ def test_with_little_memory_the_rates_are_those_that_the_memory_allows() -> None
     assert [cell.memory for cell in cells] == [MEMORY.memory] * 3
     assert {cell.load for cell in cells} == set(MEMORY.loads)
     given = gateway_arguments(QUIET_MACHINE, MEMORY, fast=False)
-    assert given[given.index("--engine-arg") + 1] == f"num_gpu_blocks_override={MEMORY.memory // 32}"
+    assert (
+        given[given.index("--engine-arg") + 1] == f"num_gpu_blocks_override={MEMORY.memory // 32}"
+    )
     bounds = {"max_model_len": 2048, "max_num_seqs": 64, "step_tokens": None}
     law = parse_law("k1=0.0001,k2=0.001,k3=0.00003,k4=0.001,kp=0.000008")
     basis = Basis(plan, law, SimpleNamespace(**bounds))  # type: ignore[arg-type]
