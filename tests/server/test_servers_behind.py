@@ -126,7 +126,7 @@ def test_a_url_is_that_of_the_servers_root(url: str, root: str) -> None:
     "url",
     [
         *("localhost:8000", "ftp://host", "http://", "", "http://host:port"),
-        *("http://host?x=1", "http://host#x", "http://[::1"),
+        *("http://host?x=1", "http://host#x", "http://[::1", "http://a..b"),
     ],
 )
 def test_what_is_no_url_is_refused(url: str) -> None:
@@ -134,15 +134,17 @@ def test_what_is_no_url_is_refused(url: str) -> None:
         server_url(url)
     assert str(caught.value) == (
         f"got --engine-url {url!r}; expected http:// or https://, a host and a port, for example "
-        "--engine-url http://localhost:8000, and a key by --engine-api-key"
+        "--engine-url http://localhost:8000"
     )
 
 
 def test_a_password_in_a_url_is_refused_and_not_shown() -> None:
     with pytest.raises(SpecError) as caught:
         server_url("http://me:secret@host:8000")
-    assert "secret" not in str(caught.value)
-    assert "'host:8000'" in str(caught.value)
+    assert str(caught.value) == (
+        "got --engine-url 'host:8000' with a user name before it; expected a key by "
+        "--engine-api-key"
+    )
 
 
 def test_the_engine_that_is_chosen() -> None:
