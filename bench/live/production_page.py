@@ -74,12 +74,26 @@ def _counts(cells: Sequence[Mapping[str, Any]]) -> str:
     )
     return (
         f"{title}\n\n{RULE} Of all statistics: {each}; the furthest prediction is {furthest:.1%} "
-        "off.\n"
+        f"off. {_lower(cells)}\n"
     )
 
 
+def _lower(cells: Sequence[Mapping[str, Any]]) -> str:
+    """How many predictions are lower than what was observed."""
+    said = []
+    for quantity, name in NAMES.items():
+        told = [
+            row["predicted"] < row["observed"]
+            for cell in cells
+            for row in cell["answers"]
+            if row["quantity"] == quantity and row["observed"] and row["predicted"]
+        ]
+        said.append(f"of the {name} {sum(told)} of {len(told)}")
+    return f"Lower than observed: {', '.join(said)}."
+
+
 def _table(cells: Sequence[Mapping[str, Any]]) -> str:
-    head = ["policy", "load", "lengths", "n", "s"]
+    head = ["policy", "load", "lengths", "n", "seconds"]
     head += [
         f"{name} {statistic} (ms)" for name in NAMES.values() for statistic in ("mean", *LEVELS)
     ]
@@ -106,7 +120,7 @@ def _said(row: Mapping[str, Any]) -> str:
     )
     if observed is None:
         return "-"
-    half = "" if low is None else f" ± {max(observed - low, high - observed) * 1e3:.2g}"
+    half = "" if low is None else f" ± {_short(max(observed - low, high - observed))}"
     beside = "-" if not predicted else f"{predicted * 1e3:.3g} ({predicted / observed - 1:+.1%})"
     text = f"{observed * 1e3:.3g}{half} / {beside}"
     found = verdict(row)
@@ -115,11 +129,17 @@ def _said(row: Mapping[str, Any]) -> str:
     return f"{text} *too short*" if found == "too short" else text
 
 
+def _short(seconds: float) -> str:
+    """Milliseconds to two digits, without an exponent."""
+    return f"{seconds * 1e3:.0f}" if seconds >= 0.01 else f"{seconds * 1e3:.2g}"
+
+
 def _how(cells: Sequence[Mapping[str, Any]], design: str) -> str:
     first = cells[0]
     return (
-        "Observed ± half width / predicted (predicted over observed). \\* the machine was not "
-        "quiet: the reasons are in the files.\n\n"
+        "Observed ± half width / predicted (predicted over observed); without ± the cell is too "
+        "short for an interval. n: the answers that were whole, of those that came in so many "
+        "seconds. \\* the machine was not quiet: the reasons are in the files.\n\n"
         f"- Engine {first['engine']}, vLLM {first['versions'].get('vllm', '-')}, "
         f"{first['hardware'].get('cpu', '-')}, {first['hardware'].get('cores', '-')} cores; law "
         f"`{first['law']}`; seeds in the files; {first['date'][:10]}.\n"

@@ -4,7 +4,10 @@ it, and what it hears of an answer.
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from ipaddress import ip_address
 from typing import Any, Protocol, runtime_checkable
 from urllib.parse import urlsplit
 
@@ -13,7 +16,9 @@ import msgspec
 from policies.text import SpecError
 from server.engines.capabilities import Capabilities
 
+_NAME = re.compile(r"(?!-)[\w-]{1,63}(?<!-)(\.(?!-)[\w-]{1,63}(?<!-))*\.?")
 PROMPT_START = 16_384  # bytes: what prompts are compared by
+SENDER = "x-kendall-gateway"  # whose probes and calls these are
 TRACE_HEADERS = ("traceparent", "tracestate")
 
 
@@ -79,6 +84,9 @@ class PassingEngine(Protocol):
     async def relay(self, call: PassedCall) -> Refused:
         """The answer to a call that needs no engine, whatever its status. Raises OSError."""
 
+    sender: str
+    """What its probes and calls have in the header `SENDER`: whoever receives it is itself."""
+
     on_servers: Callable[[frozenset[int]], None] | None
     """Called with the servers that take work, each time that they change."""
 
@@ -105,36 +113,45 @@ class PassingEngine(Protocol):
 def server_urls(urls: Sequence[str], name: str = "--engine-url") -> list[str]:
     """Of several servers, each once. Raises SpecError."""
     roots = [server_url(url, name) for url in urls]
-    if repeated := next((url for url in roots if roots.count(url) > 1), None):
+    places = [root.replace("//localhost", "//127.0.0.1", 1) for root in roots]
+    counts = Counter(places)
+    if repeated := next(
+        (root for root, place in zip(roots, places, strict=True) if counts[place] > 1), None
+    ):
         raise SpecError(f"got {name} {repeated} twice; expected each server once")
     return roots
 
 
 def server_url(url: str, name: str = "--engine-url") -> str:
     """Without what follows the server's root. `name`: what was given it. Raises SpecError."""
+    shown = url.rpartition("@")[2]  # without a password
     try:
         parts = urlsplit(url)
-        host, port = parts.hostname, parts.port
+        host, port = parts.hostname or "", parts.port
     except ValueError:
-        host = port = None
-    if (
-        not host
-        or port == 0
-        or any(map(str.isspace, url))
-        or parts.scheme not in ("http", "https")
-        or ".." in host
-        or parts.query
-        or parts.fragment
-    ):
-        shown = url.rpartition("@")[2]  # without a password
+        host, port = "", None
+    if not _is_host(host) or port == 0 or parts.scheme not in ("http", "https"):
         raise SpecError(
             f"got {name} {shown!r}; expected http:// or https://, a host and a port, "
             f"for example {name} http://localhost:8000"
         )
     if parts.username is not None:
         raise SpecError(
-            f"got {name} {url.rpartition('@')[2]!r} with a user name before it; expected a key by "
-            "--engine-api-key"
+            f"got {name} {shown!r} with a user name before it; expected a key by --engine-api-key"
+        )
+    if parts.query or parts.fragment or any(map(str.isspace, url)):
+        raise SpecError(
+            f"got {name} {shown!r}; expected no query, no fragment and no blanks: the root of a "
+            f"server, for example {name} http://localhost:8000"
         )
     root = parts._replace(scheme=parts.scheme.lower(), netloc=parts.netloc.lower())
     return root.geturl().rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+def _is_host(host: str) -> bool:
+    """An address in its usual form, or a name."""
+    try:
+        return bool(ip_address(host.partition("%")[0]))
+    except ValueError:
+        last = host.rstrip(".").rpartition(".")[2]
+        return len(host) < 256 and bool(_NAME.fullmatch(host)) and not last.isdecimal()

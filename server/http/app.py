@@ -19,6 +19,7 @@ from queueing.latency.profile import Profile
 from server.admission.limits_in_force import PolicyChange
 from server.calibration.calibration import CANCELLED, CalibrationRequest, Calibrator, warn_of_fit
 from server.engines.base import describe_engine
+from server.engines.passing import SENDER
 from server.gateway import Gateway, restarts_of
 from server.http.api.answers import ChatAnswer, CompletionAnswer
 from server.http.api.failures import add_failures
@@ -203,9 +204,15 @@ def _add_state(app: FastAPI, gateway: Gateway) -> None:
     @app.get(
         "/health",
         response_class=Response,
-        responses={503: {"description": "The engine has failed for good."}},
+        responses={
+            503: {"description": "The engine has failed for good."},
+            508: {"description": "The probe is this gateway's own."},
+        },
     )
-    async def health() -> Response:
+    async def health(request: Request) -> Response:
+        passing = gateway.passing
+        if passing is not None and request.headers.get(SENDER) == passing.sender:
+            return Response(status_code=508)  # its own probe: it was named as a server behind it
         return Response(status_code=200 if gateway.lifecycle.healthy else 503)
 
     @app.get(
@@ -324,7 +331,8 @@ def _add_live(app: FastAPI, gateway: Gateway) -> None:
                 ("advice", *sorted(asked.multi_items())), lambda: live.advice(asked), watch
             )
         except SpecError as error:
-            named = next((word for word in re.findall(r"\w+", str(error)) if word in asked), None)
+            words = re.findall(r"[\w-]+", str(error))
+            named = next((word for word in words if word in asked), None)
             raise ApiError(400, "invalid_objective", str(error), param=named) from None
         return {**found, "reason": None if found["advice"] else live.why_nothing()}
 

@@ -17,7 +17,10 @@ from queueing.estimation.window.snapshot import COLUMN, Snapshot
 from queueing.latency.law import LatencyModel
 from queueing.measurement.statistics import mean_interval
 from queueing.model import Model
+from queueing.optimization.forecast import Setting
+from queueing.optimization.objective import Objective
 from queueing.simulation.fast import draw_trace, replay
+from tests.queueing.advised import advise, what_ifs
 from tests.queueing.estimation_windows import snapshot_of_run
 
 LAW = LatencyModel(k1=0.3e-3, k3=25e-6, k4=0.92e-3, kp=5e-6, turnaround=0.5e-3)
@@ -120,3 +123,19 @@ def test_what_is_held_is_kept_with_the_estimates() -> None:
     assert math.isnan(Estimates.from_dict(older).held_tokens)
     unknown = dataclasses.replace(found, held_tokens=math.nan)
     assert unknown.to_dict()["held_tokens"] is None
+
+
+def test_advice_and_what_ifs_say_that_memory_cuts_batches() -> None:
+    """No model has such batches: among the policies they are left out, and a what-if says so."""
+    seen = window(queue(), 0.6)
+    limits = Limits(max_output_tokens=LIMIT, max_num_seqs=SLOTS, max_context_tokens=MEMORY)
+    found = assess(seen, LAW, limits).estimates
+    setting = Setting(policy=f"continuous:max_batch_size={SLOTS}", max_output_tokens=LIMIT)
+    (advice,) = advise(found, LAW, setting, limits, Objective(name="delay"), targets=["policy"])
+    offered = {str(point["policy"]).partition(":")[0] for point in advice.curve}
+    assert offered == {"single", "continuous"}
+    whole, alone = what_ifs(
+        found, LAW, setting, limits, policies=["dynamic", "single"], token_limits=[], sizes=[]
+    )
+    cut = "batches that KV memory cuts are not modelled"
+    assert (cut in whole.notes, cut in alone.notes) == (True, False)

@@ -45,7 +45,8 @@ def assert_predicted(policy: str, servers: int, load: float, requests: int) -> N
 @pytest.mark.parametrize("servers", [2, 4, 8])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_delay_at_every_point(policy: str, servers: int, load: float) -> None:
-    assert_predicted(policy, servers, load, 3_000_000)
+    rarely_waits = (policy, servers) == ("continuous:max_batch_size=8", 8)
+    assert_predicted(policy, servers, load, 9_000_000 if rarely_waits else 3_000_000)
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -15,7 +15,7 @@ import kendall.cli
 from policies import SpecError
 from server.admission.limits import OverloadSettings
 from server.engines.http.engine import HttpEngine
-from server.engines.passing import server_url
+from server.engines.passing import server_url, server_urls
 from server.operations.reloading import differences
 from server.operations.servers_behind import check_http, http_engine
 from server.operations.serving import choose_engine
@@ -126,7 +126,7 @@ def test_a_url_is_that_of_the_servers_root(url: str, root: str) -> None:
     "url",
     [
         *("localhost:8000", "ftp://host", "http://", "", "http://host:port"),
-        *("http://host?x=1", "http://host#x", "http://[::1", "http://a..b"),
+        *("http://[::1", "http://a..b", "http://127.1", "http://0:1", "http://\0", "http://-a"),
     ],
 )
 def test_what_is_no_url_is_refused(url: str) -> None:
@@ -136,6 +136,17 @@ def test_what_is_no_url_is_refused(url: str) -> None:
         f"got --engine-url {url!r}; expected http:// or https://, a host and a port, for example "
         "--engine-url http://localhost:8000"
     )
+
+
+@pytest.mark.parametrize("url", ["http://host?x=1", "http://host#x", "http://host/a b"])
+def test_what_follows_the_root_is_refused(url: str) -> None:
+    with pytest.raises(SpecError, match="expected no query, no fragment and no blanks"):
+        server_url(url)
+
+
+def test_one_server_by_two_names_is_refused() -> None:
+    with pytest.raises(SpecError, match="twice; expected each server once"):
+        server_urls(["http://127.0.0.1:8000", "http://localhost:8000"])
 
 
 def test_a_password_in_a_url_is_refused_and_not_shown() -> None:

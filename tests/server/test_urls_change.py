@@ -236,6 +236,28 @@ def test_one_with_another_model_gets_no_work(caplog: pytest.LogCaptureFixture) -
     assert len(warned) == 1, "not at each probe"
 
 
+def test_the_gateway_itself_is_known_by_its_own_probe() -> None:
+    """By whatever name: its address cannot be told from the text."""
+
+    async def test(one: Stub, other: Stub) -> None:
+        other.routes["/health"] = (508, None)
+        async with before(one, other, of=(one, other), engine={"at_first": 1}) as kendall:
+            passing = kendall.gateway.passing
+            assert passing is not None
+            for sender, status in ((passing.sender, 508), ("another", 200)):
+                probe = Call(kendall.app, "GET", "/health", headers={"x-kendall-gateway": sender})
+                await probe.task
+                assert probe.status == status
+            assert one.asked[0].headers["x-kendall-gateway"] == passing.sender
+            await change(kendall, {"urls": URLS[:2]})
+            await asyncio.sleep(30)
+            said = (await kendall.get("/admin/servers"))["servers"][1]
+            assert (said["state"], said["last_fault"]) == ("starting", "it is this gateway itself")
+            assert (await change(kendall, {"urls": URLS[1:2]})).status == 409
+
+    play(test)
+
+
 @pytest.mark.parametrize(
     ("body", "status", "said"),
     [
@@ -261,7 +283,7 @@ def test_one_with_another_model_gets_no_work(caplog: pytest.LogCaptureFixture) -
             400,
             "got url 'stub-1' with a user name before it; expected a key by --engine-api-key",
         ),
-        ([], 400, "Input should be an object; got []"),
+        ([], 400, "got '[]'; expected a JSON object"),
         (
             {"urls": [URLS[0], "http://localhost:8080"]},
             400,

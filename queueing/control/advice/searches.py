@@ -29,6 +29,7 @@ from queueing.control.words import small_share
 from queueing.errors import NoStableChoiceError
 from queueing.optimization.candidates import (
     LARGEST_SIZE,
+    canonical,
     sized_policy,
     usual_policies,
     with_size,
@@ -134,7 +135,13 @@ def _batch_size(operating_point: OperatingPoint, current: Setting, objective: Ob
 
 
 def _policy(operating_point: OperatingPoint, current: Setting, objective: Objective) -> Found:
-    among = usual_policies(current, operating_point.limits.max_num_seqs)
+    usual = usual_policies(current, operating_point.limits.max_num_seqs)
+    among = [
+        text
+        for text in usual
+        if text == canonical(current).policy
+        or not operating_point.cut_by_memory(dataclasses.replace(current, policy=text))
+    ]
     found = best_policy(
         operating_point.model(current),
         among,

@@ -154,9 +154,10 @@ def _constant_speed(speeds: Speeds, wander_effect: float | None) -> Assumption:
         return Assumption("constant_speed", None, math.nan, "too few batches")
     effect = 3 * slow.sigma.value if wander_effect is None else wander_effect
     if slow.significant and effect >= MATERIAL:
+        moves = f"moves by {effect:.0%}" if math.isfinite(effect) else "has no bound"
         says = (
             f"the speed wanders by {slow.sigma.value:.1%} over {slow.tau:.2g} s (a noisy "
-            f"neighbour?): the delay moves by {effect:.0%}"
+            f"neighbour?): the delay {moves}"
         )
         return Assumption("constant_speed", False, slow.sigma.value, says)
     return Assumption("constant_speed", True, slow.sigma.value, "the speed does not change")

@@ -63,6 +63,8 @@ class OperatingPoint(WindowModel):
             try:
                 found = self.predicted(setting)
                 notes = (*notes, *self._left_out(model, found))
+                if self.cut_by_memory(setting):
+                    notes = (*notes, "batches that KV memory cuts are not modelled")
             except UnstableQueueError as error:
                 notes = (*notes, str(error))
         return Forecast(

@@ -12,6 +12,7 @@ long, without 10 %).
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,7 +24,7 @@ from queueing.estimation.assess import Limits, model_of
 from queueing.estimation.estimates import Estimates
 from queueing.estimation.stall_backlog import behind_stalls, stall_backlog, utilisation_of
 from queueing.latency.law import LatencyModel
-from queueing.model import Model
+from queueing.model import Model, token_limit
 from queueing.optimization.answer import precise, searched
 from queueing.optimization.forecast import Setting
 from queueing.optimization.gain.known_lengths import FEWEST, KnownLengths, known_lengths
@@ -99,6 +100,20 @@ class WindowModel:
             dataclasses.replace(self.limits, servers=setting.servers),
             self.estimates,
         )
+
+    def cut_by_memory(self, setting: Setting) -> bool:
+        """Whether a batch may need more KV memory than there is: no model has it cut then. Where
+        `refusal` has nothing to say.
+        """
+        memory, prompts = self.limits.max_context_tokens, self.estimates.prompt_tokens
+        held = self.estimates.held_tokens
+        if memory is None or not math.isfinite(held) or not prompts.counts.size:
+            return False
+        model = self.model(setting)
+        if model.policy.joins_running:
+            return False
+        largest = prompts.law().longest + min(round(held), token_limit(model))
+        return model.bound is None or model.bound * largest > memory
 
     def predicted(self, setting: Setting, predict: Predict | None = None) -> Prediction:
         """The setting's steady state as the gateway would measure it. Raises UnstableQueueError."""

@@ -72,6 +72,7 @@ class HttpEngine(_WithoutTokens):
         self._prompts = Prompts(tokenizer)
         self._own_form = OwnForm()
         self._pool = Pool(options, self._changed, connect)
+        self.sender = self._pool.sender
         self._exchanges: dict[str, Exchange] = {}
         self._said: set[str] = set()  # what is said once
 

@@ -6,12 +6,14 @@ import asyncio
 import itertools
 import logging
 import math
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from server.engines.base import Capabilities, EngineStartError
 from server.engines.http.discovery import Description, StartingError, described, refusal
 from server.engines.http.upstream import LOST, SILENT, Connect, Upstream, connector, reason_of
+from server.engines.passing import SENDER
 from server.runtime.clock import clock_of
 
 log = logging.getLogger("kendall.engine")
@@ -45,6 +47,7 @@ class Pool:
         connect: Connect = connector,
     ) -> None:
         self._options, self._on_change, self._connect = options, on_change, connect
+        self.sender = secrets.token_hex(8)
         self._known: dict[int, Description] = {}  # of the servers that have answered
         self._turns = itertools.count()
         self._closing: set[asyncio.Task[None]] = set()
@@ -139,8 +142,10 @@ class Pool:
         return "lost" if upstream.id in self._known else "starting"
 
     def _upstream(self, index: int, url: str) -> Upstream:
-        key, connect = self._options.key, self._connect
-        return Upstream(index, url, key, self._on_change, self._verify, connect=connect)
+        key, headers = self._options.key, {SENDER: self.sender}
+        if key is not None:
+            headers["Authorization"] = f"Bearer {key}"
+        return Upstream(index, url, headers, self._on_change, self._verify, connect=self._connect)
 
     # what they are
 

@@ -21,6 +21,7 @@ SILENT = "it has not answered yet"
 LARGEST = 8 << 20  # bytes of what it says of itself
 EVERY = 5.0  # seconds between the probes of a server that answers
 HEALTH = "/health"
+ITSELF = 508  # of a gateway to its own probe
 NO_SUCH_ROUTE = (404, 405, 501)
 MODELS = "/v1/models"  # probed in place of /health where there is none
 OWN_HEADERS = ("User-Agent", "Accept-Encoding", "Accept")  # aiohttp's: the client's own go
@@ -60,7 +61,7 @@ class Upstream:
         self,
         server_id: int,
         url: str,
-        key: str | None,
+        headers: Mapping[str, str],
         on_change: Callable[[Upstream, str], None],
         verify: Callable[[Upstream], Awaitable[str | None]],
         *,
@@ -82,7 +83,7 @@ class Upstream:
         self._session = aiohttp.ClientSession(
             connector=connect(url),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT),
-            headers={} if key is None else {"Authorization": f"Bearer {key}"},
+            headers=headers,
             skip_auto_headers=OWN_HEADERS,
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -209,6 +210,8 @@ class Upstream:
                 status, _ = await self.get(MODELS)
         except LOST as error:
             return reason_of(error)
+        if status == ITSELF:
+            return "it is this gateway itself"
         return None if status < 400 else f"it answers {status} to {self._health}"
 
     def _failed(self, reason: str) -> None:

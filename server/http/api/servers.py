@@ -4,14 +4,15 @@ servers behind are passed calls.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from fastapi import FastAPI, Request
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from policies.text import SpecError
-from server.engines.passing import server_urls
+from server.engines.passing import server_url, server_urls
 from server.gateway import Gateway
 from server.http.api.openapi import body, errors
 from server.http.api.validation import parse
@@ -19,6 +20,8 @@ from server.runtime.errors import ApiError
 from server.settings import Settings
 from server.supervision.settings import MOST_REPLICAS
 
+_Asked = TypeVar("_Asked")
+_Checked = TypeVar("_Checked")
 MOST_URLS = 1024
 HERE = ("localhost", "127.0.0.1", "::1", "0.0.0.0")
 
@@ -104,6 +107,14 @@ def add_servers(app: FastAPI, gateway: Gateway) -> None:
         return gateway.servers.resize(change.replicas)
 
 
+def _checked(check: Callable[[_Asked, str], _Checked], asked: _Asked, *, param: str) -> _Checked:
+    """Raises ApiError 400."""
+    try:
+        return check(asked, "url")
+    except SpecError as error:
+        raise ApiError(400, "invalid_url", str(error), param=param) from None
+
+
 def _serve_on(gateway: Gateway, asked: list[str]) -> dict[str, Any]:
     """Also while it drains. Raises ApiError 400, 409, and 503 before the first server was there."""
     _ = gateway.batcher
@@ -114,10 +125,9 @@ def _serve_on(gateway: Gateway, asked: list[str]) -> dict[str, Any]:
             "got urls for a gateway that starts its engines; expected one with --engine http",
             param="urls",
         )
-    try:
-        urls = server_urls(asked, "url")
-    except SpecError as error:
-        raise ApiError(400, "invalid_url", str(error), param="urls") from None
+    for place, url in enumerate(asked):
+        _checked(server_url, url, param=f"urls[{place}]")
+    urls = _checked(server_urls, asked, param="urls")
     if own := next((url for url in urls if is_own(url, gateway.settings)), None):
         message = f"got url {own}, which is this gateway; expected a server behind it"
         raise ApiError(400, "invalid_url", message, param="urls")

@@ -61,21 +61,33 @@ def validate(body: bytes, model: type[_Model]) -> _Model:
             raise unknown_field(str(first["loc"][0]), model.model_fields) from None
         if first["type"] == "value_error" and not first["loc"]:
             raise _disagreement(first["msg"], model) from None
+        if not first["loc"] and first["type"] in ("model_type", "json_invalid"):
+            raise _no_object(body, first["type"], first["msg"]) from None
         where = (
             brief(place_of(first["loc"], from_json(body), missing=first["type"] == "missing"))
             if first["loc"]
             else ""
         )
         got = (
-            ""
-            if first["type"] in ("missing", "value_error")
-            else f"; got {excerpt(first['input'])}"
+            f"; got {excerpt(first['input'])}"
+            if where and first["type"] not in ("missing", "value_error")
+            else ""
         )
-        code = "invalid_json" if first["type"] == "json_invalid" else "invalid_request"
         said = first["msg"].removeprefix("Value error, ")
         raise ApiError(
-            400, code, f"{where + ': ' if where else ''}{said}{got}", param=where or None
+            400,
+            "invalid_request",
+            f"{where + ': ' if where else ''}{said}{got}",
+            param=where or None,
         ) from None
+
+
+def _no_object(body: bytes, kind: str, message: str) -> ApiError:
+    """A body that is something else, or no JSON."""
+    got = excerpt(body.decode(errors="replace"))
+    if kind == "json_invalid":
+        return ApiError(400, "invalid_json", f"got {got}; expected JSON ({message})")
+    return ApiError(400, "invalid_request", f"got {got}; expected a JSON object")
 
 
 def _disagreement(message: str, model: type[BaseModel]) -> ApiError:
