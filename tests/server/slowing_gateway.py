@@ -32,7 +32,8 @@ class SlowingEngine(emulated.EmulatedEngine):
 
     def _run_at(self, factor: float) -> None:
         for server in self._servers:
-            server.process.law = self.law.at_speed(factor)
+            process = server.process
+            process.law = process._stretch.law = self.law.at_speed(factor)
 
 
 class SlowingGateway(GatewayProcess):
