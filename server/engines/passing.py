@@ -18,7 +18,7 @@ from server.engines.capabilities import Capabilities
 
 _NAME = re.compile(r"(?!-)[\w-]{1,63}(?<!-)(\.(?!-)[\w-]{1,63}(?<!-))*\.?")
 PROMPT_START = 16_384  # bytes: what prompts are compared by
-SENDER = "x-kendall-gateway"  # whose probes and calls these are
+SENDER = "x-kendall-gateway"  # whose probe it is
 TRACE_HEADERS = ("traceparent", "tracestate")
 
 
@@ -85,7 +85,7 @@ class PassingEngine(Protocol):
         """The answer to a call that needs no engine, whatever its status. Raises OSError."""
 
     sender: str
-    """What its probes and calls have in the header `SENDER`: whoever receives it is itself."""
+    """What its probes have in the header `SENDER`: whoever receives it is itself."""
 
     on_servers: Callable[[frozenset[int]], None] | None
     """Called with the servers that take work, each time that they change."""

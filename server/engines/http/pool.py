@@ -142,10 +142,10 @@ class Pool:
         return "lost" if upstream.id in self._known else "starting"
 
     def _upstream(self, index: int, url: str) -> Upstream:
-        key, headers = self._options.key, {SENDER: self.sender}
-        if key is not None:
-            headers["Authorization"] = f"Bearer {key}"
-        return Upstream(index, url, headers, self._on_change, self._verify, connect=self._connect)
+        key, connect = self._options.key, self._connect
+        found = Upstream(index, url, key, self._on_change, self._verify, connect=connect)
+        found.probe_headers = {SENDER: self.sender}
+        return found
 
     # what they are
 

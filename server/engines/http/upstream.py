@@ -61,7 +61,7 @@ class Upstream:
         self,
         server_id: int,
         url: str,
-        headers: Mapping[str, str],
+        key: str | None,
         on_change: Callable[[Upstream, str], None],
         verify: Callable[[Upstream], Awaitable[str | None]],
         *,
@@ -74,6 +74,7 @@ class Upstream:
         self.breaker = Breaker()
         self.leaving = False  # it ends what it has, and gets no more
         self.last_fault: str | None = None  # None while it is well
+        self.probe_headers: Mapping[str, str] = {}  # calls go without them: as the client sent them
         self._is_new = False
         self.heard_at = self._now()  # the last byte of an answer
         self._health = HEALTH
@@ -83,7 +84,7 @@ class Upstream:
         self._session = aiohttp.ClientSession(
             connector=connect(url),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT),
-            headers=headers,
+            headers={} if key is None else {"Authorization": f"Bearer {key}"},
             skip_auto_headers=OWN_HEADERS,
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -112,7 +113,10 @@ class Upstream:
         if self._session.closed:
             raise ConnectionError("it was removed")
         async with asyncio.timeout(PROBE):
-            async with self._session.get(self.url + path, allow_redirects=False) as answer:
+            asking = self._session.get(
+                self.url + path, headers=self.probe_headers, allow_redirects=False
+            )
+            async with asking as answer:
                 body = bytearray()
                 async for data in answer.content.iter_any():
                     body += data
