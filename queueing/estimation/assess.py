@@ -361,18 +361,24 @@ def model_of(
     return _in_memory(model, limits, estimates)
 
 
+def known_memory(limits: Limits, estimates: Estimates) -> tuple[int, int] | None:
+    """The KV memory, and what the mean request holds of it beside its prompt; None where one of
+    them or the prompts are not known.
+    """
+    memory, held = limits.max_context_tokens, estimates.held_tokens
+    if memory is None or not math.isfinite(held) or not estimates.prompt_tokens.counts.size:
+        return None
+    return memory, max(1, round(held))
+
+
 def _in_memory(model: Model, limits: Limits, estimates: Estimates) -> Model:
     """With the engine's KV memory, where first come, first served may wait for it in slots: each
     request holds its prompt, and for the rest as much as the mean one.
     """
-    memory, held, prompts = (
-        limits.max_context_tokens,
-        estimates.held_tokens,
-        estimates.prompt_tokens,
-    )
-    if memory is None or not math.isfinite(held) or not prompts.counts.size:
+    known = known_memory(limits, estimates)
+    if known is None:
         return model
-    reserved = max(1, round(held))
+    memory, reserved = known
     policy = model.policy
     alone = policy.joins_running and is_first_come(policy) and model.sequences is None
     if not alone or reserved > token_limit(model):
@@ -380,7 +386,7 @@ def _in_memory(model: Model, limits: Limits, estimates: Estimates) -> Model:
     try:
         limited = dataclasses.replace(
             model,
-            prompt_tokens=prompts.law(),
+            prompt_tokens=estimates.prompt_tokens.law(),
             max_context_tokens=memory,
             reserved_tokens=reserved,
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
 from importlib import metadata
@@ -29,7 +28,7 @@ from server.http.api.parameters import ADVICE_QUERY, CALL_HEADERS
 from server.http.api.schema import AutopilotChange, ChatRequest, CompletionRequest
 from server.http.api.servers import add_servers, servers_of
 from server.http.api.tokenizing import add_tokenizing
-from server.http.api.validation import parse
+from server.http.api.validation import field_in, parse
 from server.http.call import answer, direct
 from server.http.client_connection import watch_client
 from server.http.front.fields import (
@@ -331,8 +330,7 @@ def _add_live(app: FastAPI, gateway: Gateway) -> None:
                 ("advice", *sorted(asked.multi_items())), lambda: live.advice(asked), watch
             )
         except SpecError as error:
-            words = re.findall(r"[\w-]+", str(error))
-            named = next((word for word in words if word in asked), None)
+            named = field_in(str(error), asked)
             raise ApiError(400, "invalid_objective", str(error), param=named) from None
         return {**found, "reason": None if found["advice"] else live.why_nothing()}
 

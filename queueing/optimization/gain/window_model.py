@@ -12,7 +12,6 @@ long, without 10 %).
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,7 +19,7 @@ from functools import cached_property
 from policies import parse_policy, served_as
 from policies.text import counted
 from queueing.distributions.token_distribution import TokenDistribution
-from queueing.estimation.assess import Limits, model_of
+from queueing.estimation.assess import Limits, known_memory, model_of
 from queueing.estimation.estimates import Estimates
 from queueing.estimation.stall_backlog import behind_stalls, stall_backlog, utilisation_of
 from queueing.latency.law import LatencyModel
@@ -105,14 +104,11 @@ class WindowModel:
         """Whether a batch may need more KV memory than there is: no model has it cut then. Where
         `refusal` has nothing to say.
         """
-        memory, prompts = self.limits.max_context_tokens, self.estimates.prompt_tokens
-        held = self.estimates.held_tokens
-        if memory is None or not math.isfinite(held) or not prompts.counts.size:
+        known, model = known_memory(self.limits, self.estimates), self.model(setting)
+        if known is None or model.policy.joins_running:
             return False
-        model = self.model(setting)
-        if model.policy.joins_running:
-            return False
-        largest = prompts.law().longest + min(round(held), token_limit(model))
+        memory, held = known
+        largest = self.estimates.prompt_tokens.law().longest + min(held, token_limit(model))
         return model.bound is None or model.bound * largest > memory
 
     def predicted(self, setting: Setting, predict: Predict | None = None) -> Prediction:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -16,7 +16,7 @@ from starlette.types import Receive
 from server.http.api.unserved import check_unserved, unknown_field, unknown_to_all
 from server.http.bodies import parsed
 from server.runtime.errors import ApiError
-from server.runtime.wording import brief, excerpt, place_of
+from server.runtime.wording import MAX_ECHO, brief, excerpt, place_of
 from server.security.settings import MAX_BODY_BYTES
 from server.settings import Settings
 
@@ -84,7 +84,7 @@ def validate(body: bytes, model: type[_Model]) -> _Model:
 
 def _no_object(body: bytes, kind: str, message: str) -> ApiError:
     """A body that is something else, or no JSON."""
-    got = excerpt(body.decode(errors="replace"))
+    got = excerpt(body[: 2 * MAX_ECHO].decode(errors="replace"))
     if kind == "json_invalid":
         return ApiError(400, "invalid_json", f"got {got}; expected JSON ({message})")
     return ApiError(400, "invalid_request", f"got {got}; expected a JSON object")
@@ -93,8 +93,12 @@ def _no_object(body: bytes, kind: str, message: str) -> ApiError:
 def _disagreement(message: str, model: type[BaseModel]) -> ApiError:
     """Fields that do not go together: the message names the one to change first."""
     words = message.removeprefix("Value error, ")
-    field = next((word for word in re.findall(r"\w+", words) if word in model.model_fields), None)
-    return ApiError(400, "invalid_request", words, param=field)
+    return ApiError(400, "invalid_request", words, param=field_in(words, model.model_fields))
+
+
+def field_in(message: str, fields: Container[str]) -> str | None:
+    """The first of the fields that a message names."""
+    return next((word for word in re.findall(r"\w[\w-]*", message) if word in fields), None)
 
 
 async def parse(receive: Receive, model: type[_Model], most: int = MAX_BODY_BYTES) -> _Model:
