@@ -31,8 +31,8 @@ KINDS = {"whole": "calls", "stream": "tokens"}
 PATH = "/v1/chat/completions"
 CONNECTIONS = 32
 WARM_UP, SECONDS, SLICES = 1.0, 0.5, 4  # before a kind; of a slice; of each proxy and kind
-# seconds of Poisson arrivals; calls a second; connections, enough for a stall of half a second
-MODERATE, FASTEST, AT_ONCE = 5.0, 1000.0, 512
+# seconds of Poisson arrivals; calls a second that the sender keeps; connections for a stall
+MODERATE, FASTEST, AT_ONCE = 5.0, 3000.0, 512
 OPENED = 0.5  # seconds for a proxy to take that many connections, before the first call
 LEAST = {LITELLM: 10.0}  # of its rates
 MOST_ADDED = {"p50": 1.0, "p99": 5.0}  # milliseconds, of ours
