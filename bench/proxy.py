@@ -2,7 +2,8 @@
 Envoy, before the same stub, in one run.
 
 By processor second the gateway passes on at least ten times the calls and ten times the streamed
-tokens of LiteLLM, with its queue, policy, metrics and live model on; the ratio to Envoy, which
+tokens of LiteLLM, with its queue, policy, metrics and records on (it has no law here, so that its
+niced predicting process, which would share the core, has nothing to do); the ratio to Envoy, which
 routes and does nothing else, is stated. At half of its rate it adds at most 1 ms to the p50 and
 5 ms to the p99 of a call (upper ends of the 95 % intervals; six rounds at least). What is measured,
 and how, is written in bench/proxying/rates.py. A quiet machine with two cores is needed.

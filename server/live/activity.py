@@ -53,35 +53,80 @@ class RecentArrivals:
 
 
 class BusyTime:
-    """Closed busy intervals of the last `seconds`, and the open ones."""
+    """When each server was busy in the last `seconds`.
+
+    Every dispatch to an idle server begins an interval, thousands a second where the engine is
+    fast: a share is the difference of two running sums, not a sum over them.
+    """
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._begins, self._ends = Numbers(), Numbers()  # of the closed ones
-        self._since: dict[int, float] = {}
+        self._servers: dict[int, _Server] = {}
 
     def begin(self, server_id: int, at: float) -> None:
         """A dispatch: the server is busy from here on, if it was not."""
-        self._since.setdefault(server_id, at)
+        server = self._servers.get(server_id)
+        if server is None:
+            server = self._servers[server_id] = _Server()
+        if server.since is None:
+            server.since = at
 
     def end(self, server_id: int, at: float) -> None:
         """The server holds nothing any more."""
-        since = self._since.pop(server_id, None)
-        if since is not None:
-            self._begins.append(since)
-            self._ends.append(at)
-        while self._ends and self._ends.first() < at - self._seconds:
-            self._begins.drop_first()
-            self._ends.drop_first()
+        server = self._servers.get(server_id)
+        if server is not None and server.since is not None:
+            server.close(at)
+            server.forget_before(at - self._seconds)
 
     def fraction(self, start: float, now: float, servers: int) -> float:
-        """Share of [start, now] in which a server was busy, averaged over servers."""
-        closed = sum(
-            max(0.0, min(end, now) - max(begin, start))
-            for begin, end in zip(self._begins, self._ends, strict=True)
-        )
-        going = sum(now - max(begin, start) for begin in self._since.values())
-        return (closed + going) / max(1e-9, now - start) / servers
+        """Share of [start, now] in which a server was busy, averaged over servers; nothing is known
+        of what was more than `seconds` ago.
+        """
+        for server_id, server in list(self._servers.items()):
+            server.forget_before(now - self._seconds)
+            if server.since is None and not server.ends:
+                del self._servers[server_id]
+        busy = sum(server.busy(start, now) for server in self._servers.values())
+        return busy / max(1e-9, now - start) / servers
+
+
+class _Server:
+    """Its busy intervals, one after the other: begins, ends, and busy seconds before each."""
+
+    __slots__ = ("_before", "_begins", "_total", "ends", "since")
+
+    def __init__(self) -> None:
+        self._begins, self.ends, self._before = Numbers(), Numbers(), Numbers()
+        self._total = 0.0  # seconds of the closed ones
+        self.since: float | None = None  # of the open one
+
+    def close(self, at: float) -> None:
+        """The open one."""
+        if self.since is None:
+            return
+        self._begins.append(self.since)
+        self.ends.append(at)
+        self._before.append(self._total)
+        self._total += at - self.since
+        self.since = None
+
+    def forget_before(self, least: float) -> None:
+        """Those that ended before it."""
+        past = self.ends.below(least)
+        for numbers in (self._begins, self.ends, self._before):
+            numbers.drop(past)
+
+    def busy(self, start: float, now: float) -> float:
+        """Seconds of [start, now]."""
+        seconds = self._until(now) - self._until(start)
+        return seconds if self.since is None else seconds + max(0.0, now - max(self.since, start))
+
+    def _until(self, at: float) -> float:
+        """Seconds of the closed ones before `at`, since the server was first seen."""
+        past = self.ends.below(at)
+        if past == len(self.ends):
+            return self._total
+        return self._before[past] + max(0.0, at - self._begins[past])
 
 
 class Activity:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterator
 
 _COMPACT = 1024
 
@@ -26,25 +25,25 @@ class Numbers:
     def __len__(self) -> int:
         return len(self._values) - self._head
 
-    def __iter__(self) -> Iterator[float]:
-        return iter(self._values[self._head :])
-
-    def first(self) -> float:
-        """The oldest. Raises IndexError where there is none."""
-        return self._values[self._head]
+    def __getitem__(self, place: int) -> float:
+        """The oldest is 0; only of those that are there."""
+        return self._values[self._head + place]
 
     def append(self, value: float) -> None:
         """The newest."""
         self._values.append(value)
 
-    def drop_first(self) -> None:
-        """Without the oldest. Raises IndexError where there is none."""
-        self.first()
-        self._drop_to(self._head + 1)
+    def below(self, least: float) -> int:
+        """How many are less, which stand at the front: the numbers ascend."""
+        return bisect_left(self._values, least, self._head) - self._head
+
+    def drop(self, count: int) -> None:
+        """Without the oldest."""
+        self._drop_to(self._head + count)
 
     def drop_below(self, least: float) -> None:
-        """Without those that are less, which stand at the front: the numbers ascend."""
-        self._drop_to(bisect_left(self._values, least, self._head))
+        """Without those that are less."""
+        self.drop(self.below(least))
 
     def _drop_to(self, head: int) -> None:
         self._head = head

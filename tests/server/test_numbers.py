@@ -15,13 +15,13 @@ def test_it_is_a_deque_whatever_is_appended_and_taken() -> None:
     numbers, expected = Numbers(), deque[float]()
     for _ in range(20_000):
         if expected and rng.random() < 0.45:
-            assert numbers.first() == expected.popleft()
-            numbers.drop_first()
+            assert numbers[0] == expected.popleft()
+            numbers.drop(1)
         else:
             expected.append(float(rng.random()))
             numbers.append(expected[-1])
         assert len(numbers) == len(expected)
-    assert list(numbers) == list(expected)
+    assert [numbers[place] for place in range(len(numbers))] == list(expected)
 
 
 def test_what_was_taken_is_not_kept() -> None:
@@ -29,12 +29,17 @@ def test_what_was_taken_is_not_kept() -> None:
     for value in range(100_000):
         numbers.append(float(value))
         if len(numbers) > 10:
-            numbers.drop_first()
+            numbers.drop(1)
     assert len(numbers._values) < 5_000
 
 
-def test_nothing_is_taken_of_an_empty_one() -> None:
+def test_ascending_ones_are_found_and_dropped_by_their_size() -> None:
     numbers = Numbers()
-    for wrong in (numbers.first, numbers.drop_first):
-        with pytest.raises(IndexError):
-            wrong()
+    for value in (1.0, 2.0, 2.0, 3.0):
+        numbers.append(value)
+    numbers.drop(1)
+    assert [numbers.below(least) for least in (0.0, 2.0, 2.5, 4.0)] == [0, 0, 2, 3]
+    numbers.drop_below(3.0)
+    assert (len(numbers), numbers[0]) == (1, 3.0)
+    with pytest.raises(IndexError):
+        numbers[1]

@@ -1,0 +1,101 @@
+"""How busy the servers were is the plain sum over their intervals, at a cost that does not grow
+with their number: it is asked for on the event loop, once a second and with every scrape.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from itertools import pairwise
+from types import FrameType
+
+import numpy as np
+import pytest
+
+from server.live.activity import BusyTime
+
+KEPT = 60.0
+
+
+def stretches(seed: int, servers: int, seconds: float) -> list[tuple[float, float, int]]:
+    """Begin, end and server of busy intervals, by their ends."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for server in range(servers):
+        instants = np.cumsum(rng.exponential(0.3, round(2 * seconds / 0.3))).tolist()
+        found += [(*pair, server) for pair in list(pairwise(instants))[::2] if pair[1] < seconds]
+    return sorted(found, key=lambda each: each[1])
+
+
+def by_hand(
+    closed: list[tuple[float, float, int]], start: float, now: float, servers: int
+) -> float:
+    kept = [each for each in closed if now - KEPT <= each[1]]
+    seconds = sum(max(0.0, min(end, now) - max(begin, start)) for begin, end, _ in kept)
+    return seconds / (now - start) / servers
+
+
+@pytest.mark.parametrize("servers", [1, 3])
+def test_it_is_the_sum_over_the_intervals(servers: int) -> None:
+    closed = stretches(servers, servers, 100.0)
+    busy, done = BusyTime(KEPT), 0
+    for now in np.linspace(1.0, 100.0, 60):
+        while done < len(closed) and closed[done][1] <= now:
+            begin, end, server = closed[done]
+            busy.begin(server, begin)
+            busy.begin(server, begin + 1e-3)  # another dispatch to a server that is busy
+            busy.end(server, end)
+            done += 1
+        for span in (0.1, 5.0, KEPT):
+            start = max(0.0, now - span)
+            expected = by_hand(closed[:done], start, now, servers)
+            assert busy.fraction(start, now, servers) == pytest.approx(expected, abs=1e-9)
+
+
+def test_the_open_interval_counts_up_to_now() -> None:
+    busy = BusyTime(KEPT)
+    busy.begin(0, 1.0)
+    busy.end(0, 2.0)
+    busy.begin(0, 4.0)
+    assert busy.fraction(0.0, 5.0, 1) == pytest.approx(2 / 5)
+    assert busy.fraction(4.5, 5.0, 2) == pytest.approx(1 / 2)
+    assert busy.fraction(1.5, 3.5, 1) == pytest.approx(0.5 / 2)
+
+
+def test_a_server_that_serves_no_more_is_forgotten() -> None:
+    busy = BusyTime(KEPT)
+    for server in range(100):
+        busy.begin(server, 1.0)
+        busy.end(server, 2.0)
+    assert busy.fraction(0.0, 10.0, 100) == pytest.approx(0.1)
+    assert busy.fraction(50.0, 100.0, 100) == 0.0
+    assert not busy._servers
+    busy.end(3, 101.0)  # of one that never began
+
+
+def lines_of(work: Callable[[], object]) -> int:
+    """Lines of Python that it takes: a measure that no other process changes."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, argument: object) -> object:
+        nonlocal count
+        count += event == "line"
+        return trace
+
+    sys.settrace(trace)  # type: ignore[arg-type]
+    try:
+        work()
+    finally:
+        sys.settrace(None)
+    return count
+
+
+def test_its_cost_does_not_grow_with_the_intervals() -> None:
+    costs = []
+    for number in (100, 100_000):
+        busy = BusyTime(KEPT)
+        for at in np.linspace(0.0, KEPT, number, endpoint=False).tolist():
+            busy.begin(0, at)
+            busy.end(0, at + KEPT / number / 2)
+        costs.append(lines_of(lambda busy=busy: busy.fraction(0.0, KEPT, 1)))  # type: ignore[misc]
+    assert costs[1] == costs[0]
