@@ -599,7 +599,7 @@ OPTIMIZE = ("optimize", "--arrival-rate", "1", *MODEL, "--target")
         ),
         (
             (*OPTIMIZE, "policy", "--objective", "slo"),
-            ("got --objective slo without --slo; expected",),
+            ("got --objective slo without an SLO; expected",),
         ),
         (
             (*OPTIMIZE, "policy", "--objective", "v1", "--theta", "3"),

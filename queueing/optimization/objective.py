@@ -96,12 +96,12 @@ class Objective:
         if (self.name == "slo") != (self.slo is not None):
             if self.slo is None:
                 raise SpecError(
-                    "got --objective slo without --slo; expected --slo too, for example --slo "
+                    "got objective=slo without an SLO; expected one, for example "
                     "p99_queueing_delay=2s"
                 )
             raise SpecError(
-                f"got objective={self.name} and slo={self.slo}; expected --objective slo for "
-                "--slo: add --objective slo"
+                f"got objective={self.name} and slo={self.slo}; expected the objective slo, "
+                "the one that has an SLO"
             )
 
     def _check_weights(self) -> None:

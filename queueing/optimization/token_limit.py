@@ -54,8 +54,8 @@ def best_token_limit(
         raise SpecError(f"got largest={largest}; expected at least 1")
     if objective.name == "v2" and model.patience is None:
         raise SpecError(
-            "got --objective v2 without --patience; expected a patience (v2 weighs lost "
-            "requests), or --objective v1"
+            "got objective=v2 without a patience; expected one (v2 weighs lost requests), or the "
+            "objective v1"
         )
     longest = (
         model.output_tokens.longest

@@ -11,6 +11,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import PlainTextResponse
+from starlette.datastructures import QueryParams
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from policies import SpecError
@@ -44,6 +45,7 @@ from server.http.headers import stamped
 from server.http.passing.routes import add_passing
 from server.page import Feed, add_page
 from server.runtime.errors import ApiError
+from server.runtime.wording import brief
 from server.security.audit import Audit
 from server.security.cors import cors
 from server.security.denials import Denial
@@ -325,6 +327,7 @@ def _add_live(app: FastAPI, gateway: Gateway) -> None:
     async def advice(request: Request) -> dict[str, Any]:
         live, asked = gateway.live_model(), request.query_params
         watch = partial(watch_client, request.scope, request.receive)
+        _each_once(asked)
         try:
             found = await live.questions.ask(
                 ("advice", *sorted(asked.multi_items())), lambda: live.advice(asked), watch
@@ -333,6 +336,16 @@ def _add_live(app: FastAPI, gateway: Gateway) -> None:
             named = field_in(str(error), asked)
             raise ApiError(400, "invalid_objective", str(error), param=named) from None
         return {**found, "reason": None if found["advice"] else live.why_nothing()}
+
+
+def _each_once(asked: QueryParams) -> None:
+    """Raises ApiError where a parameter stands twice."""
+    for key in asked:
+        if len(values := asked.getlist(key)) > 1:
+            got = " and ".join(f"{brief(key)}={brief(value)}" for value in values[:2])
+            raise ApiError(
+                400, "invalid_objective", f"got {got}; expected it once", param=brief(key)
+            )
 
 
 def _add_autopilot(app: FastAPI, gateway: Gateway) -> None:

@@ -800,7 +800,7 @@ def test_wrong_questions_are_refused() -> None:
             parse_objective(params)
     with pytest.raises(SpecError, match="did you mean 'policy'"):
         asked(targets=["polcy"])
-    with pytest.raises(SpecError, match="v2 without --patience"):
+    with pytest.raises(SpecError, match="v2 without a patience"):
         asked(Objective(name="v2"), targets=["max-output-tokens"])
 
 

@@ -239,11 +239,11 @@ def test_no_stable_choice_says_why() -> None:
         (["--target", "policy", "--objective", "fast"], "expected one of delay"),
         (
             ["--target", "policy", "--objective", "slo"],
-            "expected --slo too, for example --slo p99_queueing_delay=2s",
+            "without an SLO; expected one, for example p99_queueing_delay=2s",
         ),
         (
             ["--target", "servers", "--objective", "delay", "--slo", "p99_queueing_delay=2s"],
-            "add --objective slo",
+            "expected the objective slo, the one that has an SLO",
         ),
         (
             ["--target", "max-output-tokens", "--arrival-rate", "5"],
@@ -702,7 +702,7 @@ def test_a_loss_cost_is_a_finite_number(cost: float) -> None:
 
 
 def test_the_second_objective_needs_patience() -> None:
-    with pytest.raises(SpecError, match="without --patience"):
+    with pytest.raises(SpecError, match="without a patience"):
         best_token_limit(queue(), 5.0, Objective(name="v2"))
 
 

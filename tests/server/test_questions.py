@@ -193,5 +193,11 @@ def test_the_advice_of_two_who_ask_the_same_is_computed_once(
             wrong = Call(app, "GET", "/admin/advice", query=b"objective=x")
             await wrong.task
             assert (wrong.status, wrong.json()["error"]["code"]) == (400, "invalid_objective")
+            before = len(asked)
+            twice = Call(app, "GET", "/admin/advice", query=b"target=policy&target=servers")
+            await twice.task
+            error = twice.json()["error"]
+            assert (twice.status, error["param"], len(asked)) == (400, "target", before)
+            assert error["message"] == "got target=policy and target=servers; expected it once"
 
     run_virtual(main())

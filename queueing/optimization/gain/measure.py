@@ -44,7 +44,7 @@ def parse_objective(params: Mapping[str, str]) -> Objective:
             )
     name = params.get("objective", "slo" if "slo" in params else "delay")
     numbers: dict[str, Any] = {
-        key: parse_number(key, params[key], "the objective") for key in WEIGHS if key in params
+        key: parse_number(key, params[key], f"objective={name}") for key in WEIGHS if key in params
     }
     slos = parse_slos(params["slo"]) if "slo" in params else {}
     objective = Objective(name=name, **slos, **numbers)
