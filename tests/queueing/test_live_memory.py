@@ -134,6 +134,7 @@ def test_advice_and_what_ifs_say_that_memory_cuts_batches() -> None:
     (advice,) = advise(found, LAW, setting, limits, Objective(name="delay"), targets=["policy"])
     offered = {str(point["policy"]).partition(":")[0] for point in advice.curve}
     assert offered == {"single", "continuous"}
+    assert "not compared, as KV memory may cut their batches: dynamic" in advice.says
     whole, alone = what_ifs(
         found, LAW, setting, limits, policies=["dynamic", "single"], token_limits=[], sizes=[]
     )

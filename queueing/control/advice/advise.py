@@ -91,6 +91,7 @@ def _advice(
         for each in (now, best)
     ]
     in_force = reported_slos(operating_point, current, objective) if now.stable else None
+    says = sentence(advice, best, objective, measure, values, in_force=in_force)
     return dataclasses.replace(
-        advice, says=sentence(advice, best, objective, measure, values, in_force=in_force)
+        advice, says="; ".join(each for each in (says, found.left_out) if each)
     )

@@ -55,12 +55,13 @@ Curve = tuple[Mapping[str, Any], ...]
 @dataclass(frozen=True)
 class Found:
     """The best setting with the curve they were chosen from; `setting` is None where there is no
-    choice, and `why` says the reason.
+    choice, and `why` says the reason. `left_out`: what could not be compared, with the reason.
     """
 
     setting: Setting | None
     curve: Curve = ()
     why: str = ""
+    left_out: str = ""
 
 
 def search(
@@ -136,12 +137,13 @@ def _batch_size(operating_point: OperatingPoint, current: Setting, objective: Ob
 
 def _policy(operating_point: OperatingPoint, current: Setting, objective: Objective) -> Found:
     usual = usual_policies(current, operating_point.limits.max_num_seqs)
-    among = [
+    cut = [
         text
         for text in usual
-        if text == canonical(current).policy
-        or not operating_point.cut_by_memory(dataclasses.replace(current, policy=text))
+        if text != canonical(current).policy
+        and operating_point.cut_by_memory(dataclasses.replace(current, policy=text))
     ]
+    among = [text for text in usual if text not in cut]
     found = best_policy(
         operating_point.model(current),
         among,
@@ -154,7 +156,8 @@ def _policy(operating_point: OperatingPoint, current: Setting, objective: Object
         return dataclasses.replace(current, policy=str(point["policy"]))
 
     found = verified(operating_point, objective, found, setting, current)
-    return Found(setting(found.best), _thinned(found))
+    reason = f"not compared, as KV memory may cut their batches: {', '.join(cut)}" if cut else ""
+    return Found(setting(found.best), _thinned(found), left_out=reason)
 
 
 def _token_limit(operating_point: OperatingPoint, current: Setting, objective: Objective) -> Found:
