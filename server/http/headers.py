@@ -17,6 +17,12 @@ from server.queue.sequence import SequenceState
 REQUEST_ID = r"[A-Za-z0-9_.:-]{1,128}"
 _REQUEST_ID = re.compile(REQUEST_ID)
 FLOW = b"x-llm-d-inference-fairness-id"
+DELAYS = frozenset(  # of the gateway that answers, not of one behind it
+    {
+        *(b"x-kendall-queueing-delay-ms", b"x-llm-d-flow-queue-duration-ms"),
+        *(b"x-kendall-queue-position", b"x-kendall-predicted-wait-ms"),
+    }
+)
 _FLOW = re.compile(rb"[!-~]{1,128}")
 _RETRY_AFTER = b"5"  # seconds, where the route says nothing better
 

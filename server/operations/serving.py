@@ -49,6 +49,11 @@ LAST_WORDS = 2.0  # seconds that answers which were given up have to leave, when
 ENGINE_STOP = 60.0  # seconds that the engine and everything else may take to stop, then
 NO_TOOLS = ("emulated", "ray")  # engines
 LOOP_CLOSE = 20.0  # seconds that the event loop may take to close
+KEEPALIVE = {
+    "TCP_KEEPIDLE": 30,
+    "TCP_KEEPINTVL": 10,
+    "TCP_KEEPCNT": 6,
+}  # seconds; seconds; questions
 OnReady = Callable[[Gateway], Any]
 OnSignal = Callable[[int], Any]
 ReadAgain = Callable[[], Settings]
@@ -219,7 +224,19 @@ def bind(host: str, port: int) -> socket.socket:
             "process that listens there, or use another port"
         ) from None
     stamps_arrivals(sock)
+    _asks_after_silence(sock)
     return sock
+
+
+def _asks_after_silence(sock: socket.socket) -> None:
+    """Connections taken from it inherit this. Who closes a connection while its answer pauses might
+    have closed one direction only, which is no end; a minute later its system answers the question
+    with a reset.
+    """
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in KEEPALIVE.items():
+        if (option := getattr(socket, name, None)) is not None:  # not on every system
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 class _Server(uvicorn.Server):

@@ -17,6 +17,7 @@ from server.queue.stop_detector import StopDetector
 MOST_RETURNS = 1  # a call that was returned is dispatched once more
 AGAIN = "also when it was sent again"
 OK = 200
+NOT_THE_CALLS = (401, 403, 407, 408, 429)  # the gateway's key, or the server's load
 IN_THE_ANSWER = "reported an error in its answer"
 BEGUN = "an answer of another server cannot be continued"
 
@@ -135,7 +136,8 @@ class PassedSequence(SequenceState):
         if self._over:
             return
         self._client.on_refused(answer)
-        code = "invalid_request" if 400 <= answer.status < 500 else "engine_error"
+        own_fault = 400 <= answer.status < 500 and answer.status not in NOT_THE_CALLS
+        code = "invalid_request" if own_fault else "engine_error"
         said = f"answered {answer.status}" if answer.status != OK else IN_THE_ANSWER
         self._owner.fail(self, "failed", code, f"the server behind {said}")
 

@@ -27,8 +27,11 @@ MOST_DOUBLINGS = 10  # of the wait: by then it is as long as it gets
 class RestartBudget:
     """Told of every loss, a start that failed included; knows no clock."""
 
-    def __init__(self, most: int, window: float, start_timeout: float) -> None:
+    def __init__(
+        self, most: int, window: float, start_timeout: float, longest_wait: float | None = None
+    ) -> None:
         self._most = most
+        self._longest_wait = LONGEST_WAIT if longest_wait is None else longest_wait
         self._window = window
         self._start_timeout = start_timeout
         self._longest_start = 0.0  # of those that succeeded
@@ -62,7 +65,7 @@ class RestartBudget:
         return (
             0.0
             if not short_lives
-            else min(LONGEST_WAIT, FIRST_WAIT * 2 ** min(short_lives - 1, MOST_DOUBLINGS))
+            else min(self._longest_wait, FIRST_WAIT * 2 ** min(short_lives - 1, MOST_DOUBLINGS))
         )
 
     def start_limit(self) -> float:

@@ -64,7 +64,10 @@ class Supervisor:
         self._settings = settings
         self._on_down, self._on_up, self._on_given_up = on_down, on_up, on_given_up
         self._budget = RestartBudget(
-            settings.max_restarts, settings.restart_window, settings.restart_timeout
+            settings.max_restarts,
+            settings.restart_window,
+            settings.restart_timeout,
+            settings.longest_wait,
         )
         self._up = asyncio.Event()  # serving, or lost for good
         self._task: asyncio.Task[None] | None = None

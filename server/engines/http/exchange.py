@@ -90,6 +90,8 @@ class Exchange:
     async def _read(self, response: aiohttp.ClientResponse) -> None:
         self.upstream.hear()
         status = response.status
+        if not 200 <= status < 600:
+            raise ValueError(f"it answered with the status {status}")
         if status != 200:
             await self._refused(status, response)
             return

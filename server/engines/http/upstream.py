@@ -19,6 +19,7 @@ CONNECT = 5.0  # seconds for a connection
 PROBE = 5.0  # seconds for the answer to a probe
 SILENT = "it has not answered yet"
 LARGEST = 8 << 20  # bytes of what it says of itself
+LONGEST_FIELD, MOST_FIELDS = 64 << 10, 1024  # bytes of a line of an answer's head; lines
 EVERY = 5.0  # seconds between the probes of a server that answers
 HEALTH = "/health"
 ITSELF = 508  # of a gateway to its own probe
@@ -76,6 +77,7 @@ class Upstream:
         self.last_fault: str | None = None  # None while it is well
         self.probe_headers: Mapping[str, str] = {}  # calls go without them: as the client sent them
         self._is_new = False
+        self._suspected = False  # a connection failed, and the probe after it is not over
         self.heard_at = self._now()  # the last byte of an answer
         self._health = HEALTH
         self._probing: asyncio.Task[None] | None = None
@@ -87,6 +89,9 @@ class Upstream:
             headers={} if key is None else {"Authorization": f"Bearer {key}"},
             skip_auto_headers=OWN_HEADERS,
             auto_decompress=False,
+            max_line_size=LONGEST_FIELD,
+            max_field_size=LONGEST_FIELD,
+            max_headers=MOST_FIELDS,
             cookie_jar=aiohttp.DummyCookieJar(),
         )
 
@@ -136,8 +141,13 @@ class Upstream:
         self.breaker.succeed(probed=False)
 
     def lose(self, reason: str) -> None:
-        """A connection failed: one failure, and it is probed at once."""
-        self._failed(reason)
+        """A connection failed: it is probed at once. Until that probe is over, other connections
+        that fail say no more: calls that a server cannot bear may break off at once, and it serves
+        all others.
+        """
+        if not self._suspected:
+            self._suspected = True
+            self._failed(reason)
         self.look()
 
     def give_up(self, reason: str) -> None:
@@ -195,8 +205,11 @@ class Upstream:
         fault = await self.fault()
         if fault is None and comes_back:
             fault = await self._verify(self)
+        self._suspected = False
         if fault is None:
             self.breaker.succeed(probed=True)
+            if not self.breaker.closed:
+                return  # it was lost or busy again meanwhile
             self.last_fault = None
             if comes_back:
                 again = "it answers" if self._is_new else "it answers again"

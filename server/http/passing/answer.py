@@ -12,7 +12,7 @@ from queueing.measurement.record import Outcome
 from server.engines.base import EngineRequest, Token
 from server.engines.passing import Refused
 from server.http.formats import DONE
-from server.http.headers import delay_headers, early_headers
+from server.http.headers import DELAYS, delay_headers, early_headers
 from server.http.submitted import AnswerOptions, Submitted
 from server.queue.batcher import Batcher
 from server.queue.sequence import SequenceState
@@ -140,12 +140,16 @@ class PassedAnswer(Submitted):
         return self.chunks or self._part.done
 
     def _own_headers(self, queue: float, service: float | None = None) -> list[tuple[bytes, bytes]]:
+        """Before those of the server behind, which may be a gateway too: the delays are of this
+        queue.
+        """
         assert self.head is not None
-        return [
+        own = [
             *delay_headers(queue, service),
             *early_headers(self._options.request_id, self._part.sequence),
-            *((name.encode("latin-1"), value.encode("latin-1")) for name, value in self.head),
         ]
+        theirs = ((name.encode("latin-1"), value.encode("latin-1")) for name, value in self.head)
+        return own + [each for each in theirs if each[0] not in DELAYS]
 
     def _error_event(self) -> bytes:
         """In the words of the route, behind what has been written."""

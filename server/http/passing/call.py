@@ -24,7 +24,7 @@ from server.http.api.validation import read_body
 from server.http.arrival_timestamps import RECEIVED_AT
 from server.http.bodies import AT_ONCE
 from server.http.client_connection import while_connected
-from server.http.headers import asked_id
+from server.http.headers import asked_id, flow_of
 from server.http.passing.answer import PassedAnswer
 from server.http.passing.endpoints import (
     Endpoint,
@@ -101,6 +101,11 @@ class Incoming:
         )
         return timeouts_of(self.scope["headers"], own, gateway.settings)
 
+    def _flow(self, gateway: Gateway) -> str:
+        """Whom its service counts to."""
+        keys = len(gateway.settings.security.api_keys)
+        return flow_of(self.scope["headers"], caller_of(self.scope), keys)
+
     def engine_request(
         self, gateway: Gateway, tokens: int, patience: float | None
     ) -> EngineRequest:
@@ -117,6 +122,7 @@ class Incoming:
             predicted_output_tokens=number(self.fields, "predicted_output_tokens"),
             priority=whole(self.fields, "priority") or 0,
             deadline=math.inf if patience is None else self.at + patience,
+            flow=self._flow(gateway),
             sequences=sequences(endpoint, self.fields),
             reserved_tokens=gateway.limits.reserved_tokens,
         )

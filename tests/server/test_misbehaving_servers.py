@@ -1,0 +1,178 @@
+"""Servers behind the gateway that fail some calls, or answer oddly: what that costs other calls, and
+what the gateway says of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections import Counter
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from server.operations import serving
+from tests.server.asgi import Call
+from tests.server.passing_gateway import before
+from tests.server.upstream_stub import Asked, Stub, answers, sockets, streams
+from tests.virtual_time import run_with_sockets
+
+PROMPT = {"model": "m", "prompt": "hello"}
+BAD = PROMPT | {"prompt": "bad"}
+Test = Callable[..., Awaitable[None]]
+
+
+def play(test: Test, *, stubs: int = 1) -> None:
+    with sockets(stubs) as made:
+        run_with_sockets(test(*made))
+
+
+async def fails_bad_calls(asked: Asked) -> None:
+    """Their connections are closed; all other calls and all probes are answered."""
+    if b'"bad"' in asked.body:
+        asked.abort()
+    else:
+        await answers(after=0.1)(asked)
+
+
+@pytest.mark.parametrize("bad", [2, 4, 16])
+def test_calls_that_a_server_cannot_bear_take_no_server_from_the_others(bad: int) -> None:
+    """At once, again and again; all servers stay."""
+
+    async def test(one: Stub, other: Stub) -> None:
+        one.behave = other.behave = fails_bad_calls
+        async with before(one, other) as kendall:
+            for _ in range(12):
+                calls = [kendall.call(body) for body in [BAD] * bad + [PROMPT] * 4]
+                await asyncio.gather(*(call.task for call in calls))
+                assert [call.status for call in calls] == [503] * bad + [200] * 4
+            assert kendall.gateway.supervisor.restarts == 0
+            assert kendall.gateway.batcher.servers == 2
+            servers = Call(kendall.app, "GET", "/admin/servers")
+            await servers.task
+            assert [(each["state"], each["last_fault"]) for each in servers.json()["servers"]] == [
+                ("serving", None)
+            ] * 2
+            ended = Counter(record.outcome for record in kendall.records)
+            assert ended == {"failed": 12 * bad, "completed": 48}
+
+    play(test, stubs=2)
+
+
+def test_one_that_fails_calls_and_probes_is_lost_at_once() -> None:
+    async def test(one: Stub, other: Stub) -> None:
+        async with before(one, other) as kendall:
+            one.behave = fails_bad_calls
+            other.behave = streams()
+            one.routes["/health"] = (500, None)
+            await kendall.call(BAD).task
+            await asyncio.sleep(0.1)
+            servers = Call(kendall.app, "GET", "/admin/servers")
+            await servers.task
+            assert [each["state"] for each in servers.json()["servers"]] == ["lost", "serving"]
+
+    play(test, stubs=2)
+
+
+def test_servers_that_are_lost_again_and_again_serve_as_soon_as_one_answers() -> None:
+    """The waits before a restart are for engines that the gateway starts."""
+
+    async def test(stub: Stub) -> None:
+        stub.behave = answers(after=0.1)
+        async with before(stub) as kendall:
+            for _ in range(6):
+                stub.down()
+                call = kendall.call(PROMPT)
+                await asyncio.sleep(3)
+                assert not call.task.done()
+                await stub.up()
+                began = kendall.gateway.now()
+                await call.task
+                assert call.status == 200
+                assert kendall.gateway.now() - began < 2.5
+
+    play(test)
+
+
+def test_service_counts_to_the_flow_that_a_call_names() -> None:
+    async def test(stub: Stub) -> None:
+        stub.behave = answers(after=1.0)
+        async with before(stub, policy="single:order=vtc") as kendall:
+            header = "x_llm_d_inference_fairness_id"
+            heavy = [kendall.call(PROMPT, **{header: "heavy"}) for _ in range(8)]
+            await asyncio.sleep(0.5)
+            light = kendall.call(PROMPT, **{header: "light"})
+            await asyncio.gather(*(call.task for call in [*heavy, light]))
+            assert [record.flow for record in kendall.records].index("light") < 3
+
+    play(test)
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [(400, "invalid_request"), (404, "invalid_request"), (422, "invalid_request")]
+    + [(each, "engine_error") for each in (401, 403, 429, 500)],
+)
+def test_what_is_no_fault_of_the_call_is_not_counted_as_one(status: int, code: str) -> None:
+    async def test(stub: Stub) -> None:
+        stub.behave = answers({"error": {}}, status)
+        async with before(stub) as kendall:
+            call = kendall.call(PROMPT)
+            await call.task
+            assert call.status == status, "the client has the server's own answer"
+            assert kendall.gateway.batcher.failures == {code: 1}
+
+    play(test)
+
+
+def test_a_status_that_is_none_is_no_answer(caplog: pytest.LogCaptureFixture) -> None:
+    async def test(stub: Stub) -> None:
+        stub.behave = answers({}, 999)
+        async with before(stub) as kendall:
+            call = kendall.call(PROMPT)
+            await call.task
+            assert (call.status, call.json()["error"]["code"]) == (503, "engine_unavailable")
+            assert "the status 999" in call.json()["error"]["message"]
+
+    play(test)
+    assert not [each for each in caplog.records if each.levelno >= logging.ERROR]
+
+
+def test_the_delays_in_the_headers_are_of_the_gateway_that_answers() -> None:
+    async def test(stub: Stub) -> None:
+        told = {"X-Kendall-Queueing-Delay-Ms": "99", "Server-Timing": "queue;dur=99", "X-Own": "1"}
+        stub.behave = answers(**told)
+        async with before(stub) as kendall:
+            call = kendall.call(PROMPT)
+            await call.task
+            assert call.headers["x-kendall-queueing-delay-ms"] == "0.0"
+            assert call.headers["x-own"] == "1"
+
+    play(test)
+
+
+def test_a_large_head_passes() -> None:
+    async def test(stub: Stub) -> None:
+        many = {f"X-{number}": "v" for number in range(500)}
+        stub.behave = answers(**{"X-Large": "v" * 60_000}, **many)
+        async with before(stub) as kendall:
+            call = kendall.call(PROMPT)
+            await call.task
+            assert (call.status, len(call.headers["x-large"])) == (200, 60_000)
+            assert call.headers["x-499"] == "v"
+
+    play(test)
+
+
+def test_who_leaves_while_an_answer_pauses_is_noticed() -> None:
+    """By the question that the system asks on a silent connection."""
+    with (
+        serving.bind("127.0.0.1", 0) as listening,
+        socket.create_connection(listening.getsockname()),
+    ):
+        taken, _ = listening.accept()
+        with taken:
+            assert taken.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            for name, value in serving.KEEPALIVE.items():
+                assert taken.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) == value
