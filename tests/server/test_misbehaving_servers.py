@@ -1,5 +1,5 @@
-"""Servers behind the gateway that fail some calls, or answer oddly: what that costs other calls, and
-what the gateway says of it.
+"""Servers behind the gateway that fail some calls, or answer oddly: what that costs the others,
+and what the gateway says of it.
 """
 
 from __future__ import annotations
@@ -122,6 +122,23 @@ def test_what_is_no_fault_of_the_call_is_not_counted_as_one(status: int, code: s
             await call.task
             assert call.status == status, "the client has the server's own answer"
             assert kendall.gateway.batcher.failures == {code: 1}
+
+    play(test)
+
+
+def test_a_count_beyond_every_context_is_not_believed() -> None:
+    async def test(stub: Stub) -> None:
+        said = {
+            "choices": [{"text": "abc", "finish_reason": "length"}],
+            "usage": {"prompt_tokens": 2, "completion_tokens": 999_999_999_999},
+        }
+        stub.behave = answers(said)
+        async with before(stub) as kendall:
+            call = kendall.call(PROMPT | {"max_tokens": 8})
+            await call.task
+            assert call.json() == said, "the client has what the server wrote"
+            (record,) = kendall.records
+            assert record.output_tokens == 8
 
     play(test)
 

@@ -21,6 +21,7 @@ import msgspec
 
 from server.engines.passing import Answered
 
+MOST = 10_000_000  # tokens of a call: a count beyond every context is none
 LENGTH = {"max_tokens": "length", "max_output_tokens": "length"}  # other words for it
 
 
@@ -170,6 +171,8 @@ class Answer:
     def _count(self, usage: _Usage) -> None:
         prompt = usage.input_tokens if usage.prompt_tokens is None else usage.prompt_tokens
         output = usage.output_tokens if usage.completion_tokens is None else usage.completion_tokens
+        if max(prompt or 0, output or 0) > MOST:
+            return
         self._prompt = self._prompt if prompt is None else prompt
         self._output = self._output if output is None else output
         self._cached = min(max(self._cached, usage.cached), self._prompt or 0)
