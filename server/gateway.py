@@ -9,7 +9,6 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,7 +35,6 @@ from server.supervision.progress import StuckWatch, on_still
 from server.supervision.replicas.pool import Replicas
 from server.supervision.replicas.servers import Servers
 from server.supervision.replicas.stuck import StuckReplicas
-from server.supervision.settings import SupervisionSettings
 from server.supervision.supervisor import Supervisor
 from server.supervision.tokenizer import RestartSafeTokenizer
 from server.telemetry.metrics import Metrics
@@ -66,7 +64,7 @@ class Gateway:
         self.on_restarted: Callable[[], None] | None = None
         self.supervisor = Supervisor(
             engine,
-            _supervision(engine, settings),
+            settings.supervision,
             on_down=self._on_down,
             on_up=self._on_up,
             on_given_up=self._on_given_up,
@@ -361,15 +359,6 @@ def restarts_of(gateway: Gateway) -> int:
     """Of a lost engine, or of all replicas."""
     servers = gateway.servers
     return gateway.supervisor.restarts if servers is None else servers.restarts
-
-
-def _supervision(engine: Engine, settings: Settings) -> SupervisionSettings:
-    """Servers that run already are waited for in the start itself, which the first one that answers
-    ends: a wait before it would only keep calls from them.
-    """
-    if not isinstance(engine, PassingEngine):
-        return settings.supervision
-    return replace(settings.supervision, longest_wait=0.0)
 
 
 def _limits_of(settings: Settings, metrics: Metrics) -> LimitsInForce:

@@ -18,8 +18,6 @@ class SupervisionSettings:
     restart_window: float = 600.0
     # of one start after it; `RestartBudget` says when it may take longer
     restart_timeout: float = 300.0
-    # before a start; None: as `RestartBudget` has it, 0 where a start waits itself
-    longest_wait: float | None = None
     # a request that saw more engines die is given up: it may be what kills them
     max_interruptions: int = 3
     suspect_after: int = 2  # engines that died under a request before it is tried alone

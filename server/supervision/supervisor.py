@@ -27,6 +27,7 @@ from server.engines.base import (
     InvalidPromptError,
     InvalidSamplingError,
 )
+from server.engines.passing import PassingEngine
 from server.runtime.clock import clock_of
 from server.runtime.errors import ApiError
 from server.supervision.bounded import OverdueError, UnendingError, within
@@ -67,7 +68,9 @@ class Supervisor:
             settings.max_restarts,
             settings.restart_window,
             settings.restart_timeout,
-            settings.longest_wait,
+            # servers that run already are waited for in the start itself, which the first one that
+            # answers ends: a wait before it would only keep calls from them
+            0.0 if isinstance(engine, PassingEngine) else None,
         )
         self._up = asyncio.Event()  # serving, or lost for good
         self._task: asyncio.Task[None] | None = None
