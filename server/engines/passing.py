@@ -112,14 +112,18 @@ class PassingEngine(Protocol):
 
 def server_urls(urls: Sequence[str], name: str = "--engine-url") -> list[str]:
     """Of several servers, each once. Raises SpecError."""
-    roots = [server_url(url, name) for url in urls]
+    return each_once([server_url(url, name) for url in urls], name)
+
+
+def each_once(roots: Sequence[str], name: str) -> list[str]:
+    """The roots of several servers. Raises SpecError where two are one."""
     places = [root.replace("//localhost", "//127.0.0.1", 1) for root in roots]
     counts = Counter(places)
     if repeated := next(
         (root for root, place in zip(roots, places, strict=True) if counts[place] > 1), None
     ):
         raise SpecError(f"got {name} {repeated} twice; expected each server once")
-    return roots
+    return list(roots)
 
 
 def server_url(url: str, name: str = "--engine-url") -> str:

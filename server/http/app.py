@@ -343,9 +343,7 @@ def _each_once(asked: QueryParams) -> None:
     for key in asked:
         if len(values := asked.getlist(key)) > 1:
             got = " and ".join(f"{brief(key)}={brief(value)}" for value in values[:2])
-            raise ApiError(
-                400, "invalid_objective", f"got {got}; expected it once", param=brief(key)
-            )
+            raise ApiError(400, "invalid_objective", f"got {got}; expected it once", param=key)
 
 
 def _add_autopilot(app: FastAPI, gateway: Gateway) -> None:

@@ -17,12 +17,10 @@ from server.queue.sequence import SequenceState
 REQUEST_ID = r"[A-Za-z0-9_.:-]{1,128}"
 _REQUEST_ID = re.compile(REQUEST_ID)
 FLOW = b"x-llm-d-inference-fairness-id"
-DELAYS = frozenset(  # of the gateway that answers, not of one behind it
-    {
-        *(b"x-kendall-queueing-delay-ms", b"x-llm-d-flow-queue-duration-ms"),
-        *(b"x-kendall-queue-position", b"x-kendall-predicted-wait-ms"),
-    }
-)
+_DELAY, _FLOW_DELAY = b"x-kendall-queueing-delay-ms", b"x-llm-d-flow-queue-duration-ms"
+_PLACE, _WAIT = b"x-kendall-queue-position", b"x-kendall-predicted-wait-ms"
+# of the gateway that answers, not of one behind it
+DELAYS = frozenset({_DELAY, _FLOW_DELAY, _PLACE, _WAIT})
 _FLOW = re.compile(rb"[!-~]{1,128}")
 _RETRY_AFTER = b"5"  # seconds, where the route says nothing better
 
@@ -71,9 +69,9 @@ def early_headers(request_id: str, last: SequenceState | None) -> list[tuple[byt
     headers = [(b"x-request-id", request_id.encode())]
     if last is not None and last.wait_estimate is not None:
         place, wait = last.wait_estimate
-        headers.append((b"x-kendall-queue-position", b"%d" % place))
+        headers.append((_PLACE, b"%d" % place))
         if wait is not None:
-            headers.append((b"x-kendall-predicted-wait-ms", b"%.3f" % (wait * 1e3)))
+            headers.append((_WAIT, b"%.3f" % (wait * 1e3)))
     return headers
 
 
@@ -82,8 +80,8 @@ def delay_headers(queue: float, service: float | None = None) -> list[tuple[byte
     delay = str(queue).encode()
     timing = b"queue;dur=" + delay
     return [
-        (b"x-kendall-queueing-delay-ms", delay),
-        (b"x-llm-d-flow-queue-duration-ms", b"%d" % round(queue)),
+        (_DELAY, delay),
+        (_FLOW_DELAY, b"%d" % round(queue)),
         (
             b"server-timing",
             timing if service is None else timing + f", service;dur={service}".encode(),

@@ -68,14 +68,13 @@ class BusyTime:
         server = self._servers.get(server_id)
         if server is None:
             server = self._servers[server_id] = _Server()
-        if server.since is None:
-            server.since = at
+        server.begin(at)
 
     def end(self, server_id: int, at: float) -> None:
         """The server holds nothing any more."""
         server = self._servers.get(server_id)
-        if server is not None and server.since is not None:
-            server.close(at)
+        if server is not None:
+            server.end(at)
             server.forget_before(at - self._seconds)
 
     def fraction(self, start: float, now: float, servers: int) -> float:
@@ -84,7 +83,7 @@ class BusyTime:
         """
         for server_id, server in list(self._servers.items()):
             server.forget_before(now - self._seconds)
-            if server.since is None and not server.ends:
+            if not server.known:
                 del self._servers[server_id]
         busy = sum(server.busy(start, now) for server in self._servers.values())
         return busy / max(1e-9, now - start) / servers
@@ -93,38 +92,48 @@ class BusyTime:
 class _Server:
     """Its busy intervals, one after the other: begins, ends, and busy seconds before each."""
 
-    __slots__ = ("_before", "_begins", "_total", "ends", "since")
+    __slots__ = ("_before", "_begins", "_ends", "_since", "_total")
 
     def __init__(self) -> None:
-        self._begins, self.ends, self._before = Numbers(), Numbers(), Numbers()
+        self._begins, self._ends, self._before = Numbers(), Numbers(), Numbers()
         self._total = 0.0  # seconds of the closed ones
-        self.since: float | None = None  # of the open one
+        self._since: float | None = None  # of the open one
 
-    def close(self, at: float) -> None:
-        """The open one."""
-        if self.since is None:
+    @property
+    def known(self) -> bool:
+        """Whether there is one."""
+        return self._since is not None or len(self._ends) > 0
+
+    def begin(self, at: float) -> None:
+        """The next one, unless one is open."""
+        if self._since is None:
+            self._since = at
+
+    def end(self, at: float) -> None:
+        """The open one, if there is one."""
+        if self._since is None:
             return
-        self._begins.append(self.since)
-        self.ends.append(at)
+        self._begins.append(self._since)
+        self._ends.append(at)
         self._before.append(self._total)
-        self._total += at - self.since
-        self.since = None
+        self._total += at - self._since
+        self._since = None
 
     def forget_before(self, least: float) -> None:
         """Those that ended before it."""
-        past = self.ends.below(least)
-        for numbers in (self._begins, self.ends, self._before):
+        past = self._ends.below(least)
+        for numbers in (self._begins, self._ends, self._before):
             numbers.drop(past)
 
     def busy(self, start: float, now: float) -> float:
         """Seconds of [start, now]."""
         seconds = self._until(now) - self._until(start)
-        return seconds if self.since is None else seconds + max(0.0, now - max(self.since, start))
+        return seconds if self._since is None else seconds + max(0.0, now - max(self._since, start))
 
     def _until(self, at: float) -> float:
         """Seconds of the closed ones before `at`, since the server was first seen."""
-        past = self.ends.below(at)
-        if past == len(self.ends):
+        past = self._ends.below(at)
+        if past == len(self._ends):
             return self._total
         return self._before[past] + max(0.0, at - self._begins[past])
 

@@ -49,11 +49,8 @@ LAST_WORDS = 2.0  # seconds that answers which were given up have to leave, when
 ENGINE_STOP = 60.0  # seconds that the engine and everything else may take to stop, then
 NO_TOOLS = ("emulated", "ray")  # engines
 LOOP_CLOSE = 20.0  # seconds that the event loop may take to close
-KEEPALIVE = {
-    "TCP_KEEPIDLE": 30,
-    "TCP_KEEPINTVL": 10,
-    "TCP_KEEPCNT": 6,
-}  # seconds; seconds; questions
+# seconds of silence, seconds between questions, questions
+KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6}
 OnReady = Callable[[Gateway], Any]
 OnSignal = Callable[[int], Any]
 ReadAgain = Callable[[], Settings]

@@ -4,7 +4,8 @@ more.
 Four rules, by which giving up is certain and comes within a known time, most * (4 * start limit +
 LONGEST_WAIT):
 
-- The wait before a start doubles with every life in a row that was shorter than `SOUND_LIFE`.
+- The wait before a start doubles with every life in a row that was shorter than `SOUND_LIFE`, up to
+  `longest_wait`.
 - At most `most` starts are made within any `window` seconds, and at most `most` since the last
   sound life, however long they took.
 - A start may take `start_timeout` seconds, or as long as the longest start that succeeded if that

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
@@ -24,13 +24,10 @@ from tests.server.upstream_stub import (
     frame,
     hangs,
     in_turn,
-    sockets,
+    play,
     streams,
     up,
 )
-from tests.virtual_time import run_with_sockets
-
-Test = Callable[..., Awaitable[None]]
 
 
 @contextlib.asynccontextmanager
@@ -41,11 +38,6 @@ async def served(*stubs: Stub, policy: str = "continuous", **options: Any) -> As
         engine.on_death = desk.deaths.append
         engine.on_servers = desk.batcher.use_only
         yield desk
-
-
-def play(test: Test, *, stubs: int = 1) -> None:
-    with sockets(stubs) as made:
-        run_with_sockets(test(*made))
 
 
 # answers

@@ -9,7 +9,6 @@ import dataclasses
 import gc
 import json
 import logging
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -31,18 +30,11 @@ from tests.server.upstream_stub import (
     frame,
     hangs,
     in_turn,
-    sockets,
+    play,
     streams,
 )
-from tests.virtual_time import run_with_sockets
 
 PROMPT = {"model": "m", "prompt": "hello"}
-Test = Callable[..., Awaitable[None]]
-
-
-def play(test: Test, *, stubs: int = 1) -> None:
-    with sockets(stubs) as made:
-        run_with_sockets(test(*made))
 
 
 # what comes back

@@ -8,24 +8,16 @@ import asyncio
 import logging
 import socket
 from collections import Counter
-from collections.abc import Awaitable, Callable
 
 import pytest
 
 from server.operations import serving
 from tests.server.asgi import Call
 from tests.server.passing_gateway import before
-from tests.server.upstream_stub import Asked, Stub, answers, sockets, streams
-from tests.virtual_time import run_with_sockets
+from tests.server.upstream_stub import Asked, Stub, answers, play, streams
 
 PROMPT = {"model": "m", "prompt": "hello"}
 BAD = PROMPT | {"prompt": "bad"}
-Test = Callable[..., Awaitable[None]]
-
-
-def play(test: Test, *, stubs: int = 1) -> None:
-    with sockets(stubs) as made:
-        run_with_sockets(test(*made))
 
 
 async def fails_bad_calls(asked: Asked) -> None:
@@ -151,6 +143,9 @@ def test_a_status_that_is_none_is_no_answer(caplog: pytest.LogCaptureFixture) ->
             await call.task
             assert (call.status, call.json()["error"]["code"]) == (503, "engine_unavailable")
             assert "the status 999" in call.json()["error"]["message"]
+            stub.routes["/tokenize"] = (999, {})
+            relayed = await kendall.answer({}, "/tokenize")
+            assert (relayed.status, relayed.json()["error"]["code"]) == (503, "engine_unavailable")
 
     play(test)
     assert not [each for each in caplog.records if each.levelno >= logging.ERROR]

@@ -5,23 +5,16 @@ sockets, on virtual time.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
 from tests.server.asgi import Call
 from tests.server.passing_gateway import Before, before
-from tests.server.upstream_stub import Stub, sockets, streams
-from tests.virtual_time import run_with_sockets
+from tests.server.upstream_stub import Stub, play, streams
 
 PROMPT = {"model": "m", "prompt": "hello", "max_tokens": 40}
 URLS = [f"http://stub-{index}" for index in range(3)]
-
-
-def play(test: Callable[..., Awaitable[None]], *, stubs: int = 2) -> None:
-    with sockets(stubs) as made:
-        run_with_sockets(test(*made))
 
 
 async def change(kendall: Before, body: Any) -> Call:
@@ -69,7 +62,7 @@ def test_one_that_is_added_gets_work_once_it_answers_and_one_removed_ends_what_i
             await asyncio.sleep(60)
             assert len(one.asked) == asked, "it is not probed any more"
 
-    play(test)
+    play(test, stubs=2)
 
 
 def test_one_that_leaves_with_nothing_in_service_is_gone_at_once_and_may_come_again() -> None:
@@ -84,7 +77,7 @@ def test_one_that_leaves_with_nothing_in_service_is_gone_at_once_and_may_come_ag
             await asyncio.gather(*(call.task for call in calls))
             assert {record.server_id for record in kendall.records} == {0, 1}
 
-    play(test)
+    play(test, stubs=2)
 
 
 def test_one_that_leaves_and_is_asked_again_meanwhile_stays() -> None:
@@ -101,7 +94,7 @@ def test_one_that_leaves_and_is_asked_again_meanwhile_stays() -> None:
             assert await states(kendall) == dict.fromkeys(URLS[:2], "serving")
             assert {record.outcome for record in kendall.records} == {"completed"}
 
-    play(test)
+    play(test, stubs=2)
 
 
 def test_one_that_leaves_and_is_lost_gives_its_calls_back() -> None:
@@ -117,7 +110,7 @@ def test_one_that_leaves_and_is_lost_gives_its_calls_back() -> None:
             assert {record.server_id for record in kendall.records} == {1}
             assert await states(kendall) == {URLS[1]: "serving"}
 
-    play(test)
+    play(test, stubs=2)
 
 
 def test_where_all_are_lost_others_take_their_place() -> None:
@@ -141,7 +134,7 @@ def test_where_all_are_lost_others_take_their_place() -> None:
             await asyncio.sleep(60)
             assert await states(kendall) == {URLS[1]: "serving"}
 
-    play(test)
+    play(test, stubs=2)
 
 
 def test_servers_that_are_silent_do_not_hold_up_the_one_that_is_there() -> None:
@@ -176,7 +169,7 @@ def test_what_is_assumed_of_servers_is_said_once(caplog: pytest.LogCaptureFixtur
                 assert (await change(kendall, {"urls": urls})).status == 200
                 await asyncio.sleep(5)
 
-    play(test)
+    play(test, stubs=2)
     said = [each.getMessage() for each in caplog.records if "64 are assumed" in each.getMessage()]
     assert len(said) == 1
 
@@ -189,7 +182,7 @@ def test_a_server_that_serves_has_no_fault() -> None:
             said = (await kendall.get("/admin/servers"))["servers"]
             assert [(each["state"], each["last_fault"]) for each in said] == [("serving", None)] * 2
 
-    play(test)
+    play(test, stubs=2)
 
 
 def test_a_calibration_ends_in_plain_words_where_its_server_leaves() -> None:
@@ -203,7 +196,7 @@ def test_a_calibration_ends_in_plain_words_where_its_server_leaves() -> None:
             assert asked.status == 503
             assert "other servers serve now" in asked.json()["error"]["message"]
 
-    play(test)
+    play(test, stubs=2)
 
 
 def test_servers_change_while_the_gateway_drains() -> None:
@@ -218,7 +211,7 @@ def test_servers_change_while_the_gateway_drains() -> None:
             assert await draining
             assert {record.server_id for record in kendall.records} == {0, 1}
 
-    play(test)
+    play(test, stubs=2)
 
 
 def test_one_with_another_model_gets_no_work(caplog: pytest.LogCaptureFixture) -> None:
@@ -231,7 +224,7 @@ def test_one_with_another_model_gets_no_work(caplog: pytest.LogCaptureFixture) -
             assert said["state"] == "starting"
             assert said["last_fault"].startswith("got model 'another' from http://stub-1; expected")
 
-    play(test)
+    play(test, stubs=2)
     warned = [each for each in caplog.records if "is not given work" in each.getMessage()]
     assert len(warned) == 1, "not at each probe"
 
@@ -255,7 +248,7 @@ def test_the_gateway_itself_is_known_by_its_own_probe() -> None:
             assert (said["state"], said["last_fault"]) == ("starting", "it is this gateway itself")
             assert (await change(kendall, {"urls": URLS[1:2]})).status == 409
 
-    play(test)
+    play(test, stubs=2)
 
 
 @pytest.mark.parametrize(
@@ -304,4 +297,4 @@ def test_what_cannot_be_is_refused_and_changes_nothing(body: Any, status: int, s
             assert await states(kendall) == dict.fromkeys(URLS[:2], "serving")
             assert kendall.gateway.batcher.epoch == epoch
 
-    play(test)
+    play(test, stubs=2)

@@ -17,6 +17,7 @@ import aiohttp
 
 from server.engines.http.engine import HttpEngine
 from server.engines.http.pool import HttpOptions
+from tests.virtual_time import run_with_sockets
 
 MODEL = "m"
 USAGE = {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}
@@ -211,6 +212,12 @@ def sockets(count: int = 1) -> Iterator[list[Stub]]:
     """Stubs that are not up yet."""
     with tempfile.TemporaryDirectory() as folder:
         yield [Stub(f"{folder}/{index}") for index in range(count)]
+
+
+def play(test: Callable[..., Awaitable[None]], *, stubs: int = 1) -> None:
+    """The test with so many stubs that are not up yet, on virtual time."""
+    with sockets(stubs) as made:
+        run_with_sockets(test(*made))
 
 
 @contextlib.asynccontextmanager

@@ -137,10 +137,11 @@ def _batch_size(operating_point: OperatingPoint, current: Setting, objective: Ob
 
 def _policy(operating_point: OperatingPoint, current: Setting, objective: Objective) -> Found:
     usual = usual_policies(current, operating_point.limits.max_num_seqs)
+    in_force = canonical(current).policy
     cut = [
         text
         for text in usual
-        if text != canonical(current).policy
+        if text != in_force
         and operating_point.cut_by_memory(dataclasses.replace(current, policy=text))
     ]
     among = [text for text in usual if text not in cut]

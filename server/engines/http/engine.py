@@ -29,7 +29,7 @@ from server.engines.http.own_calls import OwnForm
 from server.engines.http.pool import HttpOptions, Pool, say_once
 from server.engines.http.prompts import Prompts, load_tokenizer
 from server.engines.http.stream import CountedStream, PassedStream
-from server.engines.http.upstream import Connect, Upstream, connector
+from server.engines.http.upstream import Connect, Upstream, connector, status_of
 from server.engines.passing import PassedCall, Refused, in_trace
 
 log = logging.getLogger("kendall.engine")
@@ -126,7 +126,7 @@ class HttpEngine(_WithoutTokens):
         if upstream is None:
             raise ConnectionError("no server takes work")
         async with upstream.post(call.path, call.body, dict(call.headers)) as response:
-            return Refused(response.status, kept(response.headers), await response.read())
+            return Refused(status_of(response), kept(response.headers), await response.read())
 
     # exchanges
 

@@ -11,7 +11,7 @@ import aiohttp
 
 from server.engines.http.answers import Answer
 from server.engines.http.stream import WayBack
-from server.engines.http.upstream import LOST, Upstream, reason_of
+from server.engines.http.upstream import LOST, Upstream, reason_of, status_of
 from server.engines.passing import PassedCall, Refused
 
 log = logging.getLogger("kendall.engine")
@@ -89,9 +89,7 @@ class Exchange:
 
     async def _read(self, response: aiohttp.ClientResponse) -> None:
         self.upstream.hear()
-        status = response.status
-        if not 200 <= status < 600:
-            raise ValueError(f"it answered with the status {status}")
+        status = status_of(response)
         if status != 200:
             await self._refused(status, response)
             return

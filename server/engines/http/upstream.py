@@ -37,6 +37,13 @@ def connector(url: str) -> aiohttp.BaseConnector:
     return aiohttp.TCPConnector(limit=0, keepalive_timeout=4.0, ttl_dns_cache=30)
 
 
+def status_of(response: aiohttp.ClientResponse) -> int:
+    """Raises OSError where it is none of HTTP: no answer with it can go on."""
+    if not 200 <= response.status < 600:
+        raise OSError(f"it answered with the status {response.status}")
+    return response.status
+
+
 def reason_of(error: BaseException) -> str:
     """What failed, in a few words and without an address."""
     if isinstance(error, aiohttp.ClientConnectorDNSError):

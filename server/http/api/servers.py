@@ -12,7 +12,7 @@ from fastapi import FastAPI, Request
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from policies.text import SpecError
-from server.engines.passing import server_url, server_urls
+from server.engines.passing import each_once, server_url
 from server.gateway import Gateway
 from server.http.api.openapi import body, errors
 from server.http.api.validation import parse
@@ -125,9 +125,8 @@ def _serve_on(gateway: Gateway, asked: list[str]) -> dict[str, Any]:
             "got urls for a gateway that starts its engines; expected one with --engine http",
             param="urls",
         )
-    for place, url in enumerate(asked):
-        _checked(server_url, url, param=f"urls[{place}]")
-    urls = _checked(server_urls, asked, param="urls")
+    roots = [_checked(server_url, url, param=f"urls[{place}]") for place, url in enumerate(asked)]
+    urls = _checked(each_once, roots, param="urls")
     if own := next((url for url in urls if is_own(url, gateway.settings)), None):
         message = f"got url {own}, which is this gateway; expected a server behind it"
         raise ApiError(400, "invalid_url", message, param="urls")

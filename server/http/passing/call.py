@@ -101,17 +101,13 @@ class Incoming:
         )
         return timeouts_of(self.scope["headers"], own, gateway.settings)
 
-    def _flow(self, gateway: Gateway) -> str:
-        """Whom its service counts to."""
-        keys = len(gateway.settings.security.api_keys)
-        return flow_of(self.scope["headers"], caller_of(self.scope), keys)
-
     def engine_request(
         self, gateway: Gateway, tokens: int, patience: float | None
     ) -> EngineRequest:
         """With so many tokens of its prompt, under the limits in force."""
         endpoint, limit = self.endpoint, gateway.limits.max_output_tokens
         own = own_limit(endpoint, self.fields)
+        caller, keys = caller_of(self.scope), len(gateway.settings.security.api_keys)
         room = max(1, gateway.batcher.capabilities.max_model_len - tokens)
         most = [each for each in (own, limit) if each is not None] if endpoint.limits else [1]
         request = Request(
@@ -122,7 +118,7 @@ class Incoming:
             predicted_output_tokens=number(self.fields, "predicted_output_tokens"),
             priority=whole(self.fields, "priority") or 0,
             deadline=math.inf if patience is None else self.at + patience,
-            flow=self._flow(gateway),
+            flow=flow_of(self.scope["headers"], caller, keys),
             sequences=sequences(endpoint, self.fields),
             reserved_tokens=gateway.limits.reserved_tokens,
         )
@@ -141,7 +137,7 @@ class Incoming:
             client_request_id=self.own_id,
             received_at=self.received_at,
             retry=self.retry,
-            caller=caller_of(self.scope),
+            caller=caller,
             call=call,
             trace=self.trace,
         )
