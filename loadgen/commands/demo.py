@@ -1,9 +1,9 @@
-"""The main job in a few minutes: calibrate a real engine, load it under every policy, put observed
-beside predicted.
+"""The main job in a few minutes: calibrate a real engine, load it under every policy, put the
+model beside the requests that came.
 
 Arrivals and lengths are the same under every policy and load (unit-rate gaps divided by the rate).
-Every cell is bracketed by short calibrations; the law's shape comes from the designed cells before
-the runs, its speed and residual from the run's own service times, never from its delays.
+The law's shape comes from the designed cells before the runs, its speed and residual from the run's
+own service times, never from its delays.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -61,12 +62,8 @@ OUTPUT_TOKENS = "uniform:low=6,high=18"
 PROMPT_TOKENS = 32
 MAX_OUTPUT_TOKENS = 32
 MAX_NUM_SEQS = 16
-SPEED_SECONDS = 2.0
-STARTING, CALIBRATING, BETWEEN_CELLS = 15.0, 20.0, 2.0  # seconds, about
-# seconds of a cell: the fewer requests a policy serves a second, the longer its mean takes to
-# settle
-SECONDS = {"single": 24.0, "fixed": 16.0}
-OTHER_SECONDS = 15.0
+STARTING, CALIBRATING, BETWEEN_CELLS = 20.0, 15.0, 2.5  # seconds, about
+CELL = 12.0  # seconds: the pairs need no steady state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,16 +108,22 @@ class Plan:
             f"{short if names[short] == 1 else policy.translate(str.maketrans(':,=', '---'))}"
         )
 
-    def seconds(self, policy: str) -> float:
-        """How long load is sent under it."""
-        return SECONDS.get(policy.partition(":")[0], OTHER_SECONDS) * self.scale
+    @property
+    def seconds(self) -> float:
+        """How long load is sent in a cell."""
+        return CELL * self.scale
+
+    @property
+    def lasts(self) -> float:
+        """About how long all of it takes, seconds."""
+        return STARTING + CALIBRATING + len(self.cells) * (self.seconds + BETWEEN_CELLS)
 
 
 class Progress(Status):
     """A status line that counts cells and is short enough for 80 columns."""
 
     def __init__(self, plan: Plan) -> None:
-        super().__init__(sys.stderr)
+        super().__init__(sys.stderr, notes_only=True)
         self._plan = plan
         self._cells_left = len(plan.cells)
         self._cell_ends = math.nan  # on the loop's clock
@@ -129,15 +132,16 @@ class Progress(Status):
         """A cell begins."""
         load, policy = self._plan.cells[number]
         self._cells_left = len(self._plan.cells) - number
-        self._cell_ends = asyncio.get_running_loop().time() + self._seconds(policy)
+        self._cell_ends = asyncio.get_running_loop().time() + self._each
         self.phase(f"{policy} at {load:g}")
 
     def over(self) -> None:
         """No cell is left."""
         self._cells_left = 0
 
-    def _seconds(self, policy: str) -> float:
-        return self._plan.seconds(policy) + SPEED_SECONDS + BETWEEN_CELLS
+    @property
+    def _each(self) -> float:
+        return self._plan.seconds + BETWEEN_CELLS
 
     @property
     def line(self) -> str:
@@ -145,11 +149,11 @@ class Progress(Status):
         if not self._cells_left:
             return self._phase
         now = asyncio.get_running_loop().time()
-        ahead = [self._seconds(policy) for _, policy in self._plan.cells[-self._cells_left :]]
+        ahead = self._cells_left * self._each
         if not math.isnan(self._cell_ends):
-            ahead[0] = max(0.0, self._cell_ends - now)
-        seconds = sum(ahead) + max(0.0, self._phase_ends - now)
-        cells = counted(len(ahead), "cell")
+            ahead += max(0.0, self._cell_ends - now) - self._each
+        seconds = ahead + max(0.0, self._phase_ends - now)
+        cells = counted(self._cells_left, "cell")
         answered = (
             "" if self._counters is None else f" {self._counters.completed}/{self._counters.asked}"
         )
@@ -161,13 +165,19 @@ async def run_demo(plan: Plan, console: Console, *, once: bool) -> None:
     # of an earlier run, whose cells have files of their own
     (plan.folder / "gateway.jsonl").unlink(missing_ok=True)
     arguments = _serve_arguments(plan)
+    began = datetime.now(UTC)
     async with GatewayProcess(arguments, plan.port, plan.folder / "gateway.log") as gateway:
         async with Progress(plan) as progress:
             progress.note(_where(plan, gateway.url))
+            progress.note(
+                f"{counted(len(plan.cells), 'cell')} of {plan.seconds:.0f} s, in all about "
+                f"{duration(plan.lasts)}; the engine starts"
+            )
             cells = await _Demo(plan, gateway, progress).run()
             progress.phase("drawing the picture")
             picture = await asyncio.to_thread(_write, plan, cells)
         print_report(cells, console)
+        _print_line(console, "")
         _print_line(console, f"run files and picture: {plan.folder}/ ({picture.name})")
         _print_line(
             console,
@@ -175,7 +185,7 @@ async def run_demo(plan: Plan, console: Console, *, once: bool) -> None:
             f"{shlex.quote(str(plan.folder))}",
         )
         if not once:
-            await _serve_on(gateway, console)
+            await _serve_on(gateway, began, console)
 
 
 def _serve_arguments(plan: Plan) -> list[str]:
@@ -203,11 +213,15 @@ def _where(plan: Plan, url: str) -> str:
     )
 
 
-async def _serve_on(gateway: GatewayProcess, console: Console) -> None:
+async def _serve_on(gateway: GatewayProcess, began: datetime, console: Console) -> None:
     """Until Ctrl-C or SIGTERM, which is how it should end. Raises GatewayError where the gateway
     ends by itself.
     """
-    _print_line(console, f"The live page is at {gateway.url}/; Ctrl-C ends it.")
+    until = datetime.now(UTC)
+    _print_line(console, "The gateway serves on; Ctrl-C ends it. The demo on its live page:")
+    # the part of time that the page shows (server/page/static/view.js)
+    zoom = f"{math.floor(began.timestamp())}-{math.ceil(until.timestamp())}"
+    _print_line(console, f"{gateway.url}/#zoom={zoom}")
     try:
         await gateway.finished()
     except asyncio.CancelledError:
@@ -233,21 +247,14 @@ class _Demo:
         self._progress.note("engine ready")
         profile = await self._calibrated()
         law = profile.law.at_speed(1.0)
-        self._progress.phase("measuring the engine's speed", SPEED_SECONDS)
-        cells, speed = [], await self._speed()
+        cells: list[Cell] = []
         for number, (load, policy) in enumerate(self._plan.cells):
             self._progress.cell(number)
             run, rate = await self._cell(policy, load, law)
-            self._progress.phase(f"{policy} at {load:g}: engine's speed")
-            after = await self._speed()
-            self._progress.phase(f"{policy} at {load:g}: prediction")
+            self._progress.phase(f"{policy} at {load:g}: model")
             comparison = await asyncio.to_thread(self._compare, run, law, rate)
-            cells.append(Cell(policy, load, comparison, (speed, after)))
-            self._progress.note(
-                f"{policy} at {load:g}: {counted(comparison.n, 'request')}, "
-                f"{cells[-1].verdict.text}"
-            )
-            speed = after
+            cells.append(Cell(policy, load, comparison))
+            self._progress.note(cells[-1].line)
         self._progress.over()
         return cells
 
@@ -265,17 +272,6 @@ class _Demo:
             self._progress.note(f"warning: {profile.poor_fit}")
         return profile
 
-    async def _speed(self) -> float:
-        body = {
-            "speed_only": True,
-            "seconds": SPEED_SECONDS,
-            "max_output_tokens": MAX_OUTPUT_TOKENS,
-            "prompt_tokens": PROMPT_TOKENS,
-        }
-        return Profile.from_dict(
-            await self._gateway.ask("POST", "/admin/calibrate", body)
-        ).law.speed
-
     async def _cell(
         self, policy_text: str, load: float, law: LatencyModel
     ) -> tuple[CellRun, float]:
@@ -287,7 +283,7 @@ class _Demo:
         )
         # fixed batching would keep the last, partial batch waiting
         whole = policy_batch_size(policy) or 1
-        count = whole * max(1, round(rate * plan.seconds(policy_text) / whole))
+        count = whole * max(1, round(rate * plan.seconds / whole))
         name = plan.name(load, policy_text)
         cell = SweptCell(
             name=name,
@@ -333,11 +329,7 @@ class _Demo:
 def _write(plan: Plan, cells: Sequence[Cell]) -> Path:
     """The comparison as JSON, and the picture."""
     comparisons = [dataclasses.replace(cell.comparison, load=cell.load) for cell in cells]
-    found = [
-        as_object(comparison)
-        | {"bracketing_speeds": cell.speeds, "verdict_at_speed": dataclasses.asdict(cell.verdict)}
-        for cell, comparison in zip(cells, comparisons, strict=True)
-    ]
+    found = [as_object(comparison) for comparison in comparisons]
     with writing(path := plan.folder / "comparison.json"):
         path.write_bytes(msgspec.json.format(msgspec.json.encode(found, enc_hook=float), indent=1))
     return draw_picture(comparisons, plan.folder / "observed-and-predicted.png")

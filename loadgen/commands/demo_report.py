@@ -1,6 +1,4 @@
-"""What the demo found: a table that fits 80 columns, a verdict for every cell, and one sentence
-that counts them.
-"""
+"""What the demo measured: a table that fits 80 columns, and one sentence over all its requests."""
 
 from __future__ import annotations
 
@@ -10,28 +8,31 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
-from loadgen.compare.comparison import TOO_WIDE, Comparison, Verdict
-from loadgen.compare.residual import AGREE, verdict_at_speed
-from policies.text import short_form
+from loadgen.compare.comparison import Comparison
+from loadgen.compare.residual import disturbance
+from loadgen.report.report import (
+    CHECK_HEADINGS,
+    CHECK_NOTES,
+    check_columns,
+    check_sentence,
+    difference,
+)
+from policies.text import counted, short_form
 from queueing.commands.terminal import Column, Table, say
 
-HEADINGS = ("policy", "load", "n", "observed\n(ms)", "predicted\n(ms)", "deviation", "verdict")
+HEADINGS = ("policy", "load", "n", "observed\n(ms)", *CHECK_HEADINGS, "a priori\n(ms)")
 NOTES = (
+    "observed: mean queueing delay",
+    *CHECK_NOTES,
     (
-        "observed: mean queueing delay and half width of its 95 % interval; predicted: the exact "
-        "model (continuous: an approximation) for the requested rate and lengths, at the engine's "
-        "speed in the run; deviation: observed / predicted - 1"
-    ),
-    (
-        f"agree: the prediction lies in the observed interval or within {AGREE * 100:.0f} % of the "
-        "observation"
+        "a priori: the steady state of the queue for the requested rate and lengths, at the "
+        "calibrated speed; so few requests need not reach it"
     ),
 )
 SOJOURN = (
     "*: mean sojourn time; before a continuous engine, waiting for its next step is part of "
     "the service"
 )
-SHORT = {"sampling noise": "chance"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +42,21 @@ class Cell:
     policy: str
     load: float
     comparison: Comparison
-    speeds: tuple[float, float]  # of the engine, by the short calibrations before and after
-
-    @property
-    def verdict(self) -> Verdict:
-        """Of the prediction that the table shows."""
-        return verdict_at_speed(self.comparison)
 
     @property
     def name(self) -> str:
         """Policy and load in a sentence."""
         return f"{self.policy} at {self.load:g}"
+
+    @property
+    def line(self) -> str:
+        """The result in one line."""
+        comparison = self.comparison
+        observed = _ms(comparison.quantity.observed.mean)
+        said = f"{self.name}: {counted(comparison.n, 'request')}, observed {observed} ms"
+        if (check := comparison.check) is not None:
+            said += f", model {_ms(check.modelled)} ms ({difference(check)})"
+        return said + (f"; {disturbance(comparison)}" if comparison.of_others else "")
 
 
 def print_report(cells: Sequence[Cell], console: Console) -> None:
@@ -59,108 +64,41 @@ def print_report(cells: Sequence[Cell], console: Console) -> None:
     console.print(table(cells))
     say(console, "")
     starred = any(cell.comparison.compared == "sojourn_time" for cell in cells)
-    changed = max(abs(after / before - 1) for before, after in (cell.speeds for cell in cells))
-    speed = (
-        f"speed of the engine between two short calibrations: changed by {changed * 100:.0f} "
-        "% at most"
-    )
-    for note in (*NOTES, *([SOJOURN] if starred else []), speed):
+    for note in (*NOTES, *([SOJOURN] if starred else [])):
         say(console, note)
     say(console, "")
     say(console, conclusion(cells), hang=0)
-    if any(cell.verdict.kind == "too short" for cell in cells):
-        say(
-            console,
-            "A longer run on a quiet machine can judge more: `kendall demo --scale 3`.",
-            hang=0,
-        )
 
 
 def table(cells: Sequence[Cell]) -> Table:
     """One row for each cell."""
-    columns = [
-        Column(heading=heading, left=heading in ("policy", "verdict")) for heading in HEADINGS
-    ]
+    columns = [Column(heading=heading, left=heading == "policy") for heading in HEADINGS]
     return Table(columns, [_row(cell) for cell in cells], keys=2)
 
 
 def _row(cell: Cell) -> tuple[str, ...]:
     comparison = cell.comparison
-    observed, predicted = comparison.quantity.observed, comparison.quantity.predicted
-    kind = cell.verdict.kind
+    a_priori = comparison.quantity.a_priori
     return (
         short_form(cell.policy) + ("*" if comparison.compared == "sojourn_time" else ""),
         f"{cell.load:g}",
         str(comparison.n),
-        f"{_ms(observed.mean)} ± {_ms(observed.half_width):>5}",
-        "-" if predicted is None else _ms(predicted.mean),
-        "-" if predicted is None else f"{predicted.deviation * 100:+.1f} %",
-        SHORT.get(kind, kind),
+        _ms(comparison.quantity.observed.mean),
+        *check_columns(comparison),
+        "-" if a_priori is None else _ms(a_priori.mean),
     )
 
 
 def conclusion(cells: Sequence[Cell]) -> str:
-    """How many cells agree, and why every other one does not."""
-    agree = sum(cell.verdict.kind == "agree" for cell in cells)
-    parts = (
-        [f"{agree} of {len(cells)} cells agree"]
-        if len(cells) > 1
-        else [f"{cells[0].name}: {'agrees' if agree else 'does not agree'}"]
-    )
-    for where, covered in (("within", True), ("outside", False)):
-        if short := [
-            f"{cell.name} ({_width(cell)})"
-            for cell in cells
-            if cell.verdict.kind == "too short" and _covers(cell) is covered
-        ]:
-            parts.append(
-                f"too short to judge, with the prediction {where} the interval: {', '.join(short)}"
-            )
+    """The model beside all requests, and the cells that were disturbed."""
+    parts = [check_sentence([cell.comparison for cell in cells]) or "Nothing could be compared."]
     if disturbed := [
-        f"{cell.name} ({cell.verdict.text})" for cell in cells if cell.verdict.kind == "disturbed"
+        f"{cell.name} ({disturbance(cell.comparison)})"
+        for cell in cells
+        if cell.comparison.of_others
     ]:
-        parts.append(f"disturbed and not judged: {', '.join(disturbed)}")
-    return (
-        "; ".join(
-            [
-                *parts,
-                *(
-                    _why(cell)
-                    for cell in cells
-                    if cell.verdict.kind not in ("agree", "too short", "disturbed")
-                ),
-            ]
-        )
-        + "."
-    )
-
-
-def _covers(cell: Cell) -> bool:
-    quantity = cell.comparison.quantity
-    return quantity.predicted is not None and quantity.observed.covers(quantity.predicted.mean)
-
-
-def _width(cell: Cell) -> str:
-    observed = cell.comparison.quantity.observed
-    if not math.isfinite(observed.relative):
-        return "no interval"
-    enough = observed.relative > TOO_WIDE  # said by the width alone
-    return f"± {observed.relative * 100:.0f} %" + (
-        "" if enough else f", {observed.effective_n:.0f} independent samples"
-    )
-
-
-def _why(cell: Cell) -> str:
-    found, predicted = cell.verdict, cell.comparison.quantity.predicted
-    if predicted is None:
-        return f"{cell.name}: {found.text}"
-    reason = (
-        "no part of the difference is beyond chance"
-        if found.kind == "sampling noise"
-        else found.text
-    )
-    side = "above" if predicted.deviation > 0 else "below"
-    return f"{cell.name}: {abs(predicted.deviation) * 100:.0f} % {side} the prediction ({reason})"
+        parts.append(f"Disturbed and left out: {', '.join(disturbed)}.")
+    return " ".join(parts)
 
 
 def _ms(seconds: float) -> str:

@@ -17,6 +17,7 @@ from policies import Policy
 from queueing.latency.law import LatencyModel
 from queueing.latency.speed import Replay, Speed
 from queueing.measurement.batch_means import LEAST_EFFECTIVE
+from queueing.measurement.check import Check
 from queueing.measurement.recursion import Served
 from queueing.measurement.statistics import TOO_WIDE as TOO_WIDE  # noqa: PLC0414 - handed on to the reports
 from queueing.measurement.statistics import Interval
@@ -243,6 +244,21 @@ class Comparison:
     def quantity(self) -> Quantity:
         """The one that is compared."""
         return self.sojourn_time if self.compared == "sojourn_time" else self.queueing_delay
+
+    @property
+    def check(self) -> Check | None:
+        """The model beside the requests that were measured; None without a law."""
+        observed, replayed = self.quantity.observed, self.quantity.same_arrivals
+        if replayed is None or not math.isfinite(replayed.mean):
+            return None
+        recursion = self.quantity.measured_service
+        return Check(
+            observed=observed.mean,
+            modelled=replayed.mean,
+            half_width=replayed.half_width * abs(replayed.mean),
+            requests=observed.n,
+            measured_services=None if recursion is None else recursion.mean,
+        )
 
     @property
     def prediction_error(self) -> float | None:

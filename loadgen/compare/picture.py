@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from loadgen.compare.comparison import Comparison
+from queueing.measurement.check import AGREE
 from queueing.measurement.paths import writing
 
 if TYPE_CHECKING:
@@ -14,13 +15,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 OBSERVED, PREDICTED, A_PRIORI = "#0b5fb0", "#16191d", "#8a939e"
+FARTHEST = 0.5  # deviation at the end of the axis of differences
+UNBOUNDED = 100.0  # half width of an interval that is drawn across the axis
 FADED = 0.35  # of a cell that is too short to say anything
 TITLE = "Observed beside predicted"
 
 
 def draw_picture(comparisons: Sequence[Comparison], path: Path, title: str = TITLE) -> Path:
-    """One panel per load: the observed mean with its interval, the predicted ones beside it, on
-    a logarithmic axis.
+    """A column per load. Above, on a logarithmic axis: the observed mean, the model's of the same
+    requests, and the predictions; below, where there is a model: their paired difference.
     """
     import matplotlib as mpl  # noqa: PLC0415 - half a second, and only here
 
@@ -28,20 +31,26 @@ def draw_picture(comparisons: Sequence[Comparison], path: Path, title: str = TIT
     import matplotlib.pyplot as plt  # noqa: PLC0415
 
     panels = _panels(comparisons)
+    paired = any(comparison.check for comparison in comparisons)
     figure, axes = plt.subplots(
-        1,
+        2 if paired else 1,
         len(panels),
-        figsize=(4.8 * len(panels), 4.4),
-        sharey=True,
+        figsize=(4.8 * len(panels), 6.4 if paired else 4.4),
+        sharey="row",
         squeeze=False,
         layout="constrained",
+        height_ratios=[3, 2] if paired else [1],
     )
     all_pale = all(comparison.too_short for comparison in comparisons)
-    for axis, (heading, group) in zip(axes[0], panels, strict=True):
-        _panel(axis, group, all_pale=all_pale)
-        axis.set_title(heading, fontsize=11)
+    for column, (heading, group) in enumerate(panels):
+        _panel(axes[0][column], group, paired=paired, all_pale=all_pale)
+        axes[0][column].set_title(heading, fontsize=11)
+        if paired:
+            _differences(axes[1][column], group)
     _label_delays(axes[0][0])
-    _add_legend(figure, axes[0])
+    if paired:
+        axes[1][0].set_ylabel("observed / model - 1 (%)")
+    _add_legend(figure, axes.flat)
     figure.suptitle(title, fontsize=12)
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -84,10 +93,19 @@ def _panels(comparisons: Sequence[Comparison]) -> list[tuple[str, list[Compariso
     ]
 
 
-def _panel(axis: Axes, group: Sequence[Comparison], *, all_pale: bool) -> None:
+def _panel(axis: Axes, group: Sequence[Comparison], *, paired: bool, all_pale: bool) -> None:
     for index, comparison in enumerate(group):
-        # the legend shows full colours
-        _draw_marks(axis, index, comparison, named=all_pale or not comparison.too_short)
+        if paired:
+            _draw_pair(axis, index, comparison)
+        else:
+            # the legend shows full colours
+            _draw_marks(axis, index, comparison, named=all_pale or not comparison.too_short)
+    _name_policies(axis, group)
+    axis.set_yscale("log")
+    axis.grid(axis="y", which="major", alpha=0.25)
+
+
+def _name_policies(axis: Axes, group: Sequence[Comparison]) -> None:
     names = [
         comparison.policy.partition(":")[0]
         + ("\n(sojourn)" if comparison.compared == "sojourn_time" else "")
@@ -95,9 +113,51 @@ def _panel(axis: Axes, group: Sequence[Comparison], *, all_pale: bool) -> None:
     ]
     axis.set_xticks(range(len(group)), names, fontsize=9)
     axis.set_xlim(-0.5, len(group) - 0.5)
-    axis.set_yscale("log")
-    axis.grid(axis="y", which="major", alpha=0.25)
     axis.spines[["top", "right"]].set_visible(False)
+
+
+def _draw_pair(axis: Axes, index: int, comparison: Comparison) -> None:
+    """Observed, and the model's of the same requests, joined; the steady state beside them."""
+    quantity, check = comparison.quantity, comparison.check
+    if check is not None:
+        means = [quantity.observed.mean * 1e3, check.modelled * 1e3]
+        axis.plot([index - 0.12, index + 0.12], means, "-", color=A_PRIORI, linewidth=1)
+        axis.plot(
+            index + 0.12, means[1], "D", color=PREDICTED, markersize=6, label="model, same requests"
+        )
+    axis.plot(index - 0.12, quantity.observed.mean * 1e3, "o", color=OBSERVED, label="observed")
+    if quantity.a_priori is not None:
+        axis.plot(
+            index + 0.3,
+            quantity.a_priori.mean * 1e3,
+            "D",
+            color=A_PRIORI,
+            alpha=0.7,
+            mfc="none",
+            markersize=5,
+            label="steady state, before the run",
+        )
+
+
+def _differences(axis: Axes, group: Sequence[Comparison]) -> None:
+    """Of the pairs, in percent with 95 % intervals, which the panel may cut."""
+    axis.axhspan(-100 * AGREE, 100 * AGREE, color=A_PRIORI, alpha=0.15, linewidth=0)
+    axis.axhline(0, color=PREDICTED, linewidth=0.8)
+    for index, check in enumerate(comparison.check for comparison in group):
+        if check is None:
+            continue
+        axis.errorbar(
+            index,
+            100 * (check.ratio - 1),
+            100 * min(check.relative_half_width, UNBOUNDED),
+            fmt="o",
+            color=OBSERVED,
+            capsize=4,
+            label="difference of the pairs, 95 % interval (band: 10 %)",
+        )
+    _name_policies(axis, group)
+    axis.set_ylim(-100 * FARTHEST, 100 * FARTHEST)
+    axis.grid(axis="y", alpha=0.25)
 
 
 def _draw_marks(axis: Axes, index: int, comparison: Comparison, *, named: bool) -> None:

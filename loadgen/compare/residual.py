@@ -74,6 +74,7 @@ from loadgen.compare.planned import as_planned, may_err_otherwise, with_asked_pr
 from policies import is_first_come
 from policies.text import counted
 from queueing.latency.speed import Speed, service_time
+from queueing.measurement.check import AGREE
 from queueing.measurement.recursion import Served, batches
 from queueing.measurement.statistics import TOO_WIDE, FloatArray, Interval, batch_means_interval
 
@@ -89,7 +90,6 @@ PARTS = (
     "gateway",
 )
 SERVICE_LAW = ("speed", "scatter", "shape")
-AGREE = 0.10  # |observed / predicted - 1| that counts as agreement
 SHARE = 0.25  # of the difference that a part must explain to be named
 ORDERED = "with the time that the gateway lost, which no recursion tells apart under this order"
 
@@ -177,26 +177,6 @@ def parts_of(comparisons: Iterable[Comparison]) -> tuple[str, ...]:
 def verdict(comparison: Comparison) -> Verdict:
     """One cell against the prediction a priori, in words, by the rules above."""
     return _verdict(comparison, comparison.quantity.a_priori, comparison.split)
-
-
-def verdict_at_speed(comparison: Comparison) -> Verdict:
-    """The same against the prediction with the law at the run's speed and residual: speed and
-    scatter explain nothing there.
-    """
-    predicted, found = comparison.quantity.predicted, comparison.split
-    if (
-        predicted is None
-        and comparison.quantity.a_priori is not None
-        and comparison.speed is not None
-    ):
-        slower = f"service times were {comparison.speed.factor:.2f} times the calibrated ones"
-        return Verdict(
-            "no prediction", f"no steady state at the engine's speed in the run: {slower}"
-        )
-    if predicted is not None and found is not None:
-        left = tuple(part for part in found.parts if part.name not in ("speed", "scatter"))
-        found = dataclasses.replace(found, predicted=predicted.mean, parts=left)
-    return _verdict(comparison, predicted, found)
 
 
 def _verdict(comparison: Comparison, predicted: Estimate | None, found: Split | None) -> Verdict:

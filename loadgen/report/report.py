@@ -14,19 +14,19 @@ from rich.console import Console
 from loadgen.compare.comparison import TOO_SHORT, Comparison, Estimate, Part
 from loadgen.compare.residual import disturbance, parts_of, verdict
 from loadgen.report.orders import show_orders
-from policies.text import short_form
+from policies.text import counted, short_form
 from queueing.commands.terminal import Column, Table, say
+from queueing.measurement.check import AGREE, Check, in_words, pooled
 
 HEADINGS = (
     "load",
     "n",
+    "observed\n(ms)",
+    *(CHECK_HEADINGS := ("model\n(ms)", "difference", "gateway's\nshare")),
+    "steady\nstate (ms)",
+    "deviation",
     "batch\nsize",
     "speed",
-    "observed\n(ms)",
-    "predicted\n(ms)",
-    "deviation",
-    "measured\nservice (ms)",
-    "same\narrivals (ms)",
 )
 QUANTILE_HEADINGS = (
     "load",
@@ -46,8 +46,22 @@ QUANTILE_NOTES = (
         "print none for this queue"
     ),
 )
+CHECK_NOTES = (
+    (
+        "model: the very same requests, served by the calibrated law at the engine's speed in "
+        "the run, which is taken from service times, never from delays"
+    ),
+    (
+        "difference: observed / model - 1, with the 95 % interval of the pairs; !: beyond both "
+        f"{100 * AGREE:.0f} % and the interval"
+    ),
+    (
+        "gateway's share: what the gateway adds to the delays (observed / recursion on the "
+        "measured service times - 1)"
+    ),
+)
 NO_LAW = (
-    "- under speed, predicted and same arrivals: they need a latency law, which a run file does "
+    "- under model, steady state and speed: they need a latency law, which a run file does "
     "not have: --latency gives it"
 )
 PART_NOTES = (
@@ -67,13 +81,14 @@ ORDER_NOTES = (
     "process: the arrival process that was asked for, simulated, against Poisson arrivals",
     "- under gateway: within shape; no recursion tells it apart under an order of service",
 )
+NUMERALS = {2: "two", 3: "three", 4: "four", 5: "five", 6: "six"}
 SHORT = {"too short": "short", "sampling noise": "chance", "no prediction": "-"}
 PART_ENDS = ("observed\n(ms)", "verdict")
 
 
 def table(comparisons: Iterable[Comparison]) -> Table:
-    """One row per policy and epoch: the observed mean, then what each theory says and the
-    observation's deviation from it.
+    """One row per policy and epoch: the observed mean, the model beside the same requests, and the
+    steady state that was predicted.
     """
     return _table(HEADINGS, map(_row, comparisons))
 
@@ -112,11 +127,14 @@ def show_table(comparisons: Sequence[Comparison], to: Console) -> None:
 def notes(comparisons: Sequence[Comparison]) -> list[str]:
     """What a reader of the table must know, one line each."""
     lines = [
-        "observed: mean queueing delay ± 95 % half width; deviation = observed / predicted - 1",
+        *([whole] if (whole := check_sentence(comparisons)) else []),
+        "observed: mean queueing delay ± 95 % half width",
+        *(CHECK_NOTES if any(c.check for c in comparisons) else CHECK_NOTES[2:]),
         (
-            "in percent: observed / theory - 1; speed: measured service times over the calibrated "
-            "law's (> 1: slower)"
+            "steady state: for the requested rate and lengths, at the engine's speed in the run; "
+            "deviation: observed / steady state - 1"
         ),
+        "speed: measured service times over the calibrated law's (> 1: slower)",
     ]
     if comparisons and not any(c.calibrated for c in comparisons):
         lines.append(NO_LAW)
@@ -132,7 +150,7 @@ def notes(comparisons: Sequence[Comparison]) -> list[str]:
     ]:
         lines.append(f"disturbed, and not judged: {', '.join(disturbed)}")
     if any(c.too_short for c in comparisons):
-        lines.append(f"too short: {TOO_SHORT}; it says nothing about agreement")
+        lines.append(f"too short for a steady state: {TOO_SHORT}")
     correlated = [
         c.policy for c in comparisons if c.quantity.observed.correlated and not c.too_short
     ]
@@ -142,6 +160,49 @@ def notes(comparisons: Sequence[Comparison]) -> list[str]:
             f"{', '.join(correlated)}"
         )
     return lines
+
+
+def check_sentence(comparisons: Sequence[Comparison]) -> str | None:
+    """The checks of all cells together in one sentence, then every cell that disagrees; None
+    without a law.
+    """
+    judged = [(c, check) for c in comparisons if not c.of_others and (check := c.check)]
+    whole = pooled([check for _, check in judged])
+    if whole is None:
+        return None
+    policies = len({c.policy for c, _ in judged})
+    under = "one policy" if policies == 1 else f"{NUMERALS.get(policies, policies)} policies"
+    sentence = f"{counted(whole.requests, 'request')} under {under}: {in_words(whole)}."
+    apart = [
+        f"{_name(c)} at load {_plain(c.load, '.2f')}: {difference(check)}; cause: {cause}."
+        for c, check in judged
+        for cause in check.causes
+    ]
+    return " ".join([sentence, *apart])
+
+
+def check_columns(comparison: Comparison) -> tuple[str, str, str]:
+    """The model's mean, the difference to the observed one, and the gateway's share of it."""
+    recursion = comparison.quantity.measured_service
+    share = "-" if recursion is None else _percent(recursion.deviation)
+    check = comparison.check
+    if check is None:
+        return "-", "-", share
+    mark = "!" if check.verdict == "disagree" else ""
+    return _ms(check.modelled), difference(check, digits=4) + mark, share
+
+
+def difference(check: Check, digits: int = 0) -> str:
+    """Observed / model - 1 with its half width, which takes that many places at least."""
+    if not check.modelled:
+        return "-"
+    half = 100 * check.relative_half_width
+    width = f"± {half:{digits}.1f} %" if math.isfinite(half) else "± ?"
+    return f"{(check.ratio - 1) * 100:+.1f} {width}"
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:+.1f} %" if math.isfinite(share) else "-"
 
 
 def show(comparisons: Sequence[Comparison], to: Console) -> None:
@@ -189,6 +250,7 @@ def as_object(comparison: Comparison) -> dict[str, Any]:
         "prediction_error": comparison.prediction_error,
         "too_short": comparison.too_short,
         "verdict": {"kind": found.kind, "text": found.text},
+        "check": None if comparison.check is None else comparison.check.as_object(),
     }
 
 
@@ -246,12 +308,12 @@ def _row(comparison: Comparison) -> tuple[str, ...]:
         _name(comparison),
         _plain(comparison.load, ".2f"),
         str(comparison.n),
-        f"{comparison.batch_size:.2f}",
-        _plain(comparison.speed.factor if comparison.speed else None, ".3f"),
         f"{_ms(observed.mean)} ± {_ms(observed.half_width):>5}",
+        *check_columns(comparison),
         "-" if quantity.predicted is None else _ms(quantity.predicted.mean),
         _deviation(comparison),
-        *(_with_deviation(e) for e in (quantity.measured_service, quantity.same_arrivals)),
+        f"{comparison.batch_size:.2f}",
+        _plain(comparison.speed.factor if comparison.speed else None, ".3f"),
     )
 
 
@@ -261,7 +323,7 @@ def _deviation(comparison: Comparison) -> str:
     if comparison.too_short:
         return "too short"
     error = comparison.prediction_error
-    return "-" if error is None or not math.isfinite(error) else f"{error * 100:+.1f} %"
+    return "-" if error is None else _percent(error)
 
 
 def _with_deviation(estimate: Estimate | None) -> str:

@@ -19,11 +19,16 @@ DRAW_PERIOD = 0.5
 
 
 class Status:
-    """Also shows the counters of a load run (`loadgen.sending.run.Progress`)."""
+    """Also shows the counters of a load run (`loadgen.sending.run.Progress`). `notes_only`: outside
+    of a terminal nothing but the notes is written.
+    """
 
-    def __init__(self, stream: TextIO, period: float | None = None) -> None:
+    def __init__(
+        self, stream: TextIO, period: float | None = None, *, notes_only: bool = False
+    ) -> None:
         self._stream = stream
         self._in_place = stream.isatty()
+        self._notes_only = notes_only
         self._period = period or (DRAW_PERIOD if self._in_place else LINE_PERIOD)
         self._task: asyncio.Task[None] | None = None
         self._began = 0.0
@@ -87,7 +92,7 @@ class Status:
         if self._in_place:
             width = shutil.get_terminal_size().columns - 1
             self._stream.write("\r\x1b[2K" + f"{self._elapsed():6.0f} s  {self.line}"[:width])
-        elif wanted:
+        elif wanted and not self._notes_only:
             self._stream.write(f"{self._elapsed():6.0f} s  {self.line}\n")
         self._stream.flush()
 

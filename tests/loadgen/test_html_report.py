@@ -34,7 +34,14 @@ from loadgen.report.html.style import columns, log_axis, rows
 from loadgen.report.html.tables import matrix
 from loadgen.report.html.tails import tails_figure
 from loadgen.report.html.versus import panels_of, versus_figure
-from loadgen.report.html.words import _not_judged, accuracy, causes, headline, title
+from loadgen.report.html.words import (
+    _not_judged,
+    accuracy,
+    causes,
+    headline,
+    steady_state,
+    title,
+)
 from loadgen.report.report import notes
 from loadgen.sweep.report.report_data import _missing
 from policies import parse_policy
@@ -121,7 +128,7 @@ def test_the_page_says_what_was_measured_and_why_cells_differ(report: Path) -> N
     for words in (
         "4 policies at 2 loads on emulated (tiny)",
         "machine slower than calibrated by 20\N{NO-BREAK SPACE}%",
-        "Where they differ, and why",
+        "Where the steady state differs, and why",
     ):
         assert words in shown
     for words in (
@@ -402,8 +409,25 @@ def test_the_headline_counts(data: ReportData) -> None:
     cells = list(data.cells)
     judged = [cell for cell in cells if not cell.comparison.too_short]
     agree = sum(cell.verdict.kind == "agree" for cell in judged)
-    assert f"agrees with {agree} of {len(judged)} cells" in headline(cells)
-    assert headline([]) == "Nothing was measured."
+    assert f"agrees with {agree} of {len(judged)} cells" in steady_state(cells)
+    requests = sum(cell.comparison.n for cell in cells)
+    assert headline(cells).startswith(f"{requests:,} requests under three policies: observed")
+    assert headline([]) == steady_state([]) == "Nothing was measured."
+
+
+def test_without_a_law_the_headline_is_that_of_the_steady_state(data: ReportData) -> None:
+    cells = [unchecked(cell) for cell in data.cells]
+    assert headline(cells) == steady_state(cells)
+    assert headline(list(data.cells)) != steady_state(cells)
+
+
+def unchecked(cell: ReportCell) -> ReportCell:
+    """The same without a model of its requests."""
+    comparison = cell.comparison
+    quantity = dataclasses.replace(comparison.quantity, same_arrivals=None)
+    return dataclasses.replace(
+        cell, comparison=dataclasses.replace(comparison, **{comparison.compared: quantity})
+    )
 
 
 def widened(cell: ReportCell) -> ReportCell:
@@ -426,18 +450,24 @@ def test_a_cell_that_is_too_short_or_invalid_is_judged_nowhere(data: ReportData)
     short, invalid = widened(slow), dataclasses.replace(slow, audit=SimpleNamespace(valid=False))  # type: ignore[arg-type]
     cells = [agreeing, short, invalid]
     assert short.verdict.text == "too short: ± 26 %"
-    assert headline(cells) == (
-        "Theory known before the run agrees with 1 of 1 cell that can be judged. 2 of 3 cannot be "
-        "judged: 1 too short, 1 invalid."
+    assert steady_state(cells) == (
+        "The steady state predicted before the run agrees with 1 of 1 cell long enough to be "
+        "judged by it. 2 of 3 cannot be judged: 1 too short, 1 invalid."
     )
     assert causes(cells) == []
-    assert {count for _, _, count in accuracy(cells)} == {1}
-    shown = matrix([short])
-    assert "too short: ±" in shown
-    assert "machine slower" not in shown
-    for shown in (matrix([invalid]), hover(invalid)):
+    assert {name: count for name, _, count in accuracy(cells)} == {
+        "model, same requests": 3,  # needs neither a long run nor the requested arrivals
+        "recursion on measured services": 3,
+        "steady state at the run’s speed": 1,
+        "steady state a priori": 1,
+    }
+    assert "too short: ±" in matrix([unchecked(short)])
+    for shown in (matrix([unchecked(invalid)]), hover(invalid)):
         assert "INVALID" in shown
         assert "machine slower" not in shown
+    for each in (short, invalid):
+        assert '<span class="chip agree">agree</span>' in matrix([each])
+        assert "machine slower" not in matrix([each])
     assert COLUMNS[-1].value(invalid) == "INVALID", "the verdict of the CSV too"
 
 
@@ -487,7 +517,7 @@ def test_a_part_beyond_chance_is_drawn_in_full_colour(data: ReportData) -> None:
 def test_the_medians_say_over_how_many_cells_and_the_rule_is_one_sentence(data: ReportData) -> None:
     judged = sum(cell.counts for cell in data.cells)
     text = page(data)
-    assert f"over {judged} cells<br>theory a priori" in text
+    assert f"over {judged} cells<br>steady state a priori" in text
     assert f"if {TOO_SHORT}" in text
     assert any(TOO_SHORT in line for line in notes([widened(data.cells[0]).comparison]))
 

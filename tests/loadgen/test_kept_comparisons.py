@@ -15,7 +15,7 @@ from rich.console import Console
 from loadgen.compare.compare import Comparison, compare
 from loadgen.compare.comparison import Predicted
 from loadgen.compare.epoch_sample import epoch_samples, first_dispatches
-from loadgen.compare.residual import verdict, verdict_at_speed
+from loadgen.compare.residual import verdict
 from loadgen.compare.sampling_error import sampling_error
 from loadgen.compare.theory import predict_means, published_delay, replay_arrivals, theory_of
 from loadgen.report.report import as_object, show
@@ -62,7 +62,7 @@ def found(name: str) -> Comparison:
 def test_comparisons_are_as_kept(name: str) -> None:
     def numbers() -> list[Any]:
         each = found(name)
-        return [as_object(each), verdict(each), verdict_at_speed(each)]
+        return [as_object(each), verdict(each)]
 
     assert (
         moved(f"compared-{name.replace(', ', '-').replace(' ', '-')}.json", {name: numbers}) == []

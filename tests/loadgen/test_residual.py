@@ -33,7 +33,6 @@ from loadgen.compare.residual import (
     largest,
     parts_of,
     verdict,
-    verdict_at_speed,
 )
 from loadgen.compare.theory import theory_of
 from policies import Policy, parse_policy
@@ -315,7 +314,6 @@ def judged(observed: float, half: float, *parts: Part, effective_n: float = 1000
 )
 def test_the_verdict_turns_at_its_tolerances(observed: float, half: float, kind: str) -> None:
     assert verdict(judged(observed, half)).kind == kind
-    assert verdict_at_speed(judged(observed, half)).kind == kind
 
 
 def test_a_run_is_long_enough_from_100_independent_samples_on() -> None:
@@ -366,33 +364,6 @@ def test_what_a_part_means_is_said_with_its_sign_and_size() -> None:
     assert said("scatter", 0.3, -1) == "service times scatter less than calibrated (cv 0.30, 0.10)"
     assert said("theory", 0.3) == "approximation off by 20 %"  # 0.3 of the observed 1.5
     assert said("gateway", 0.45) == "gateway loses time: 30 % of the delay"
-
-
-def test_at_the_runs_own_speed_neither_speed_nor_scatter_explains_anything() -> None:
-    parts = [Part("speed", 0.3, 0.01), Part("scatter", 0.25, 0.01), Part("arrivals", 0.2, 0.01)]
-    assert verdict(judged(1.4, 0.01, *parts)).kind == "speed"
-    assert verdict_at_speed(judged(1.4, 0.01, *parts)).kind == "arrivals"
-    assert verdict_at_speed(judged(1.4, 0.01, *parts[:2])).kind == "sampling noise"
-
-
-@pytest.mark.parametrize(
-    ("speed", "text"),
-    [
-        (
-            Speed(1.2, 0.3, 5000),
-            "no steady state at the engine's speed in the run: service times were 1.20 times the "
-            "calibrated ones",
-        ),
-        (None, "no prediction"),
-    ],
-)
-def test_without_a_prediction_at_the_runs_speed_the_verdict_names_the_speed_where_it_is_known(
-    speed: Speed | None, text: str
-) -> None:
-    comparison = judged(1.4, 0.01)
-    quantity = dataclasses.replace(comparison.queueing_delay, predicted=None)
-    found = verdict_at_speed(dataclasses.replace(comparison, speed=speed, queueing_delay=quantity))
-    assert (found.kind, found.text) == ("no prediction", text)
 
 
 def test_the_verdict_on_a_slow_machine_names_its_speed() -> None:

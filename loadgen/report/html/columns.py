@@ -97,6 +97,27 @@ def _observed(cell: ReportCell) -> str:
     return f'<span class="observed">{mean}</span><br><small>± {half}</small>'
 
 
+def _check(name: str, factor: float) -> Callable[[ReportCell], float | None]:
+    def value(cell: ReportCell) -> float | None:
+        check = cell.comparison.check
+        return None if check is None else getattr(check, name) * factor
+
+    return value
+
+
+def _check_verdict(cell: ReportCell) -> str | None:
+    return None if cell.comparison.check is None else cell.comparison.check.verdict
+
+
+def _difference(cell: ReportCell) -> str:
+    check = cell.comparison.check
+    if check is None:
+        return "–"
+    half = check.relative_half_width
+    width = f"{half * 100:.1f} %" if math.isfinite(half) else "∞"
+    return f"{percent(check.ratio - 1)}<br><small>± {width}</small>"
+
+
 def _rate(cell: ReportCell) -> str:
     return (
         f"{cell.comparison.n:,}<br><small>{short_number(cell.comparison.arrival_rate, 3)}/s</small>"
@@ -142,18 +163,25 @@ COLUMNS = (
         None,
     ),
     Column(
-        "measured_service_ms",
-        "measured<br>service",
-        "ms",
-        _estimate("measured_service"),
-        _with_deviation("measured_service"),
-    ),
-    Column(
         "same_arrivals_ms",
-        "same<br>arrivals",
+        "model, same<br>requests",
         "ms",
         _estimate("same_arrivals"),
-        _with_deviation("same_arrivals"),
+        lambda cell: ms(check.modelled) if (check := cell.comparison.check) else "–",
+    ),
+    Column("check_difference_ms", "difference", "", _check("difference", MS), _difference),
+    Column("check_half_width_ms", "±", "ms", _check("half_width", MS), None),
+    Column("check_verdict", "check", "", _check_verdict, None),
+    Column(
+        "measured_service_ms",
+        "gateway’s<br>share",
+        "",
+        _estimate("measured_service"),
+        lambda cell: percent(
+            None
+            if (found := cell.comparison.quantity.measured_service) is None
+            else found.deviation
+        ),
     ),
     Column("live_ms", "live", "ms", _estimate("live"), _with_deviation("live")),
     Column(

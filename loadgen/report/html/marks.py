@@ -23,14 +23,14 @@ class Mark(NamedTuple):
     above: float = 0.0  # of its row, in rows
 
 
-A_PRIORI = Mark("a_priori", "predicted a priori", "diamond-open", "$ink", 10, 0.26)
-PREDICTED = Mark("predicted", "predicted at the run’s speed", "diamond", "$ink", 8, 0.13)
-SAME_ARRIVALS = Mark("same_arrivals", "simulated, same arrivals", "square-open", "$muted", 7, -0.13)
+SAME_ARRIVALS = Mark("same_arrivals", "model, same requests", "diamond", "$ink", 9, 0.13)
+A_PRIORI = Mark("a_priori", "steady state a priori", "diamond-open", "$muted", 9, 0.26)
+PREDICTED = Mark("predicted", "steady state at the run’s speed", "square-open", "$muted", 7, -0.13)
 RECURSION = Mark(
     "measured_service", "recursion on measured services", "line-ns-open", "$muted", 9, -0.26
 )
 PAPER = Mark("paper", "as printed", "triangle-down-open", "$muted", 8, -0.39)
-MARKS = (A_PRIORI, PREDICTED, SAME_ARRIVALS, RECURSION, PAPER)
+MARKS = (SAME_ARRIVALS, A_PRIORI, PREDICTED, RECURSION, PAPER)
 
 
 class Look(NamedTuple):

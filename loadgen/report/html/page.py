@@ -21,7 +21,7 @@ from loadgen.report.html.tables import full_table, matrix, missing_table, sender
 from loadgen.report.html.tails import tails_figure
 from loadgen.report.html.text import LIMITS, ORDERS, READING, captions
 from loadgen.report.html.versus import versus_figure
-from loadgen.report.html.words import accuracy, causes, facts, headline, title
+from loadgen.report.html.words import accuracy, causes, facts, headline, steady_state, title
 from loadgen.report.report import notes
 from policies.text import counted
 
@@ -93,10 +93,16 @@ def _header(data: ReportData) -> str:
     return (
         '<header><p class="kicker">Kendall · observed beside '
         f"predicted{escape(date)}</p><h1>{escape(title(data))}</h1><p "
-        f'class="headline">{typeset(headline(data.cells))}</p>{warning}'
+        f'class="headline">{typeset(headline(data.cells))}</p>{_steady_state(data)}{warning}'
         + (f'<ul class="numbers">{tiles}</ul>' if tiles else "")
         + "</header>"
     )
+
+
+def _steady_state(data: ReportData) -> str:
+    """Below the headline where that is the check."""
+    said = steady_state(data.cells)
+    return "" if said == headline(data.cells) else f"<p>{typeset(said)}</p>"
 
 
 def _cells(count: int) -> str:
@@ -115,7 +121,7 @@ def _warning(data: ReportData) -> str:
         said.append(
             f"INVALID: in {invalid} of {counted(len(data.cells), 'cell')} requests reached "
             "the gateway outside the lateness budget. They do not follow the requested "
-            "arrivals and are not counted; see “Arrivals and sender”."
+            "arrivals and are not compared with the steady state; see “Arrivals and sender”."
         )
     return "".join(f'<p class="warning">{escape(line)}</p>' for line in said)
 
@@ -134,13 +140,17 @@ def _verdicts(data: ReportData) -> str:
         for name, why in causes(data.cells)
     )
     lead = (
-        "Per policy and load: the mean as observed with its 95 % interval, and the prediction "
-        "made before the run."
+        "Per policy and load: the mean as observed with its 95 % interval, the model’s mean of the "
+        "same requests with their paired difference, and the steady state predicted before the run."
     )
     return _section(
         "Verdict",
         f"<p>{lead}</p>{matrix(data.cells)}"
-        + (f'<h3>Where they differ, and why</h3><ul class="prose">{rows}</ul>' if rows else ""),
+        + (
+            f'<h3>Where the steady state differs, and why</h3><ul class="prose">{rows}</ul>'
+            if rows
+            else ""
+        ),
     )
 
 

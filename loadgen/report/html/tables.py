@@ -14,9 +14,22 @@ from loadgen.report.html.numbers import MS, label, load_text, mean_and_half, ms,
 from loadgen.report.html.words import chip_class
 from queueing.measurement.arrival_audit import Audit
 
+# verdict of the check -> class of the chip, and its text
+CHECKED = {
+    "agree": ("agree", "agree"),
+    "disagree": ("off", "disagree"),
+    "too_few": ("short", "too few requests"),
+}
+
 
 def chip(cell: ReportCell) -> str:
-    """A cell's verdict; a run that is INVALID has none."""
+    """The verdict of the check; where there is none, that of the prediction before the run, which
+    a run that is INVALID has not.
+    """
+    check = cell.comparison.check
+    if check is not None and not cell.comparison.of_others:
+        kind, text = CHECKED[check.verdict]
+        return f'<span class="chip {kind}">{text}</span>'
     if cell.invalid:
         return '<span class="chip off">INVALID</span>'
     verdict = cell.verdict
@@ -55,20 +68,27 @@ def _matrix_cell(load: float | None, cell: ReportCell | None) -> str:
 def _in_matrix(cell: ReportCell | None) -> str:
     if cell is None:
         return "<small>not measured</small>"
-    quantity = cell.comparison.quantity
+    quantity, check = cell.comparison.quantity, cell.comparison.check
     mean, half = mean_and_half(quantity.observed.mean, quantity.observed.half_width)
     means = f'<span class="whole"><span class="observed">{mean}</span> ± {half} ms</span>'
+    if check is not None:
+        half = f"{check.relative_half_width * 100:.1f}"
+        means += _line(
+            f"model {ms(check.modelled)} ms",
+            f"({percent(check.ratio - 1)} ± {half}\N{NO-BREAK SPACE}%)",
+        )
     if quantity.a_priori is not None:
-        parts = (
-            f"predicted {ms(quantity.a_priori.mean)} ms",
+        means += _line(
+            f"steady state {ms(quantity.a_priori.mean)} ms",
             f"({percent(quantity.a_priori.deviation)})",
         )
-        means += (
-            "<br><small>"
-            + " ".join(f'<span class="whole">{part}</span>' for part in parts)
-            + "</small>"
-        )
     return f'{chip(cell)}<span class="means">{means}</span>'
+
+
+def _line(*parts: str) -> str:
+    """Below the observed mean, broken between its parts only."""
+    said = " ".join(f'<span class="whole">{part}</span>' for part in parts)
+    return f"<br><small>{said}</small>"
 
 
 TEXT = {"policy", "verdict"}

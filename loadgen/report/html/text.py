@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from loadgen.compare.cells import ReportCell
 from loadgen.compare.comparison import TOO_SHORT
 from loadgen.compare.planned import JOINED
-from loadgen.compare.residual import AGREE, SHARE
+from loadgen.compare.residual import SHARE
+from queueing.measurement.check import AGREE, TELLING
 
 
 def captions(cells: Sequence[ReportCell]) -> list[tuple[str, str, str]]:
@@ -27,9 +28,9 @@ def captions(cells: Sequence[ReportCell]) -> list[tuple[str, str, str]]:
 
 
 BESIDE = """
-Mean delay per policy and load on a logarithmic axis. The <strong>open diamond</strong> could be
-computed before the run; the filled one uses the machine’s speed in the run’s service times; the
-square is a simulation of the requests as they arrived.
+Mean delay per policy and load on a logarithmic axis. The <strong>filled diamond</strong> is the
+model’s mean of the very same requests. The open diamond is the steady state that could be computed
+before the run, the square the same at the machine’s speed in the run.
 """
 
 ORDERS = """
@@ -62,18 +63,19 @@ p99: where they are on the curve, the prediction also holds in the tail.
 
 READING = """
 <p>Each column compares the same requests with another answer to “how long should they have
-waited?”. From the first to the last, more of the run is taken as given, so the column at which
-the numbers begin to agree shows which part of the prediction was wrong.</p>
+waited?”. The check comes first: the model serves the very requests that came. The steady states
+after it are predictions for arrivals like these, which a short run need not reach.</p>
 <dl class="facts">
+<dt>model, same requests</dt><dd>The arrivals and lengths of the run, simulated under the law at the
+run’s speed.</dd>
+<dt>difference</dt><dd>Observed / model − 1, with the 95 % interval of the paired differences.</dd>
+<dt>gateway’s share</dt><dd>Observed / recursion on the run’s own batches and service times − 1. It
+must lie within 1 to 2 %; otherwise the gateway is wrong.</dd>
 <dt>a priori</dt><dd>Requested rate and lengths, calibrated latency law: everything known before
 the run.</dd>
 <dt>run’s speed</dt><dd>The same, with the law’s speed and residual variance taken from the run’s
 service times, never from its delays.</dd>
 <dt>live</dt><dd>The formula with the run’s own rate and lengths as well.</dd>
-<dt>same arrivals</dt><dd>The arrivals and lengths of the run, simulated under the law at the
-run’s speed.</dd>
-<dt>measured service</dt><dd>The recursion on the run’s own batches and service times. It must
-agree with the observation within 1 to 2 %; otherwise the gateway is wrong.</dd>
 <dt>as printed</dt><dd>The papers’ formula where they give one: exact for single, an upper bound
 for uncapped padded batches with deterministic service times, an approximation elsewhere; it does
 not include a bound on the batch size.</dd>
@@ -87,13 +89,15 @@ the time during which a server was busy. With batches it is far above the load.<
 LIMITS = f"""
 <p><strong>Intervals</strong> are 95 %. They account for the correlation of consecutive delays,
 and for runs without a long busy period, which underestimate mean and variance. The first requests
-of a run are dropped as warm-up. A cell is <strong>too short</strong> if {TOO_SHORT}; such cells
-and <strong>INVALID</strong> ones are not judged. The title, the medians and the list of causes
-leave both out; all plots draw their observations pale.</p>
-<p><strong>Agree</strong> means: the prediction made before the run lies in the observed interval,
-or within {100 * AGREE:.0f} %. Otherwise the verdict is the largest part of the difference that is
-larger than its sampling error, has the sign of the difference and is at least {100 * SHARE:.0f} %
-of it; if there is none, it is sampling noise.</p>
+of a run are dropped as warm-up. The check <strong>agrees</strong> if the difference is within its
+interval or within {100 * AGREE:.0f} %; it has <strong>too few requests</strong> if the interval
+reaches further than {100 * TELLING:.0f} % of the model’s mean. A cell is <strong>too short</strong>
+for the steady state if {TOO_SHORT}; such cells and <strong>INVALID</strong> ones are not judged by
+it. The medians and the list of causes leave both out; all plots draw their observations pale.</p>
+<p>The steady state <strong>agrees</strong> if it lies in the observed interval, or within
+{100 * AGREE:.0f} %. Otherwise its verdict is the largest part of the difference that is larger than
+its sampling error, has the sign of the difference and is at least {100 * SHARE:.0f} % of it; if
+there is none, it is sampling noise.</p>
 <p>The <strong>sampling error</strong> of the arrivals’ part is the spread of simulated runs of
 the same length under the requested process; that of the other parts comes from batch means of
 paired differences. The gateway’s part includes the time lost before dispatches and the waiting

@@ -11,6 +11,7 @@ from loadgen.compare.cells import ReportCell
 from loadgen.compare.comparison import TOO_SHORT
 from loadgen.report.html.data import ReportData
 from loadgen.report.html.numbers import label, load_text
+from loadgen.report.report import check_sentence
 from policies.text import short_number
 from queueing.latency.law import LatencyModel
 from queueing.measurement.record import Header
@@ -72,7 +73,14 @@ def title(data: ReportData) -> str:
 
 
 def headline(cells: Sequence[ReportCell]) -> str:
-    """The verdicts in one sentence."""
+    """The check of all requests, and the cells that disagree; without a law the verdicts of the
+    predictions.
+    """
+    return check_sentence([cell.comparison for cell in cells]) or steady_state(cells)
+
+
+def steady_state(cells: Sequence[ReportCell]) -> str:
+    """The verdicts of the predictions before the run in one sentence."""
     if not cells:
         return "Nothing was measured."
     kinds = Counter(
@@ -84,8 +92,8 @@ def headline(cells: Sequence[ReportCell]) -> str:
     within = kinds["agree"] + kinds["sampling noise"]
     others = judged - within
     text = (
-        f"Theory known before the run agrees with {kinds['agree']} of "
-        f"{_count(judged, 'cell', 'cells')} that can be judged"
+        f"The steady state predicted before the run agrees with {kinds['agree']} of "
+        f"{_count(judged, 'cell', 'cells')} long enough to be judged by it"
     )
     if kinds["sampling noise"]:
         text += (
@@ -128,17 +136,19 @@ def _not_judged(cells: Sequence[ReportCell]) -> str:
 
 
 def accuracy(cells: Sequence[ReportCell]) -> list[tuple[str, str, int]]:
-    """How near each theory came, over the cells that can be judged: label, median of
-    |deviation|, number of cells.
+    """How near each theory came: label, median of |deviation|, number of cells. The steady states
+    over the cells that are long enough for them.
     """
     found = []
-    for key, name in (
-        ("measured_service", "recursion on measured services"),
-        ("same_arrivals", "simulation, same arrivals"),
-        ("predicted", "theory at the run’s speed"),
-        ("a_priori", "theory a priori"),
+    undisturbed = [cell for cell in cells if not cell.comparison.of_others]
+    long_enough = [cell for cell in cells if cell.counts]
+    for key, name, used in (
+        ("same_arrivals", "model, same requests", undisturbed),
+        ("measured_service", "recursion on measured services", undisturbed),
+        ("predicted", "steady state at the run’s speed", long_enough),
+        ("a_priori", "steady state a priori", long_enough),
     ):
-        estimates = [getattr(cell.comparison.quantity, key) for cell in cells if cell.counts]
+        estimates = [getattr(cell.comparison.quantity, key) for cell in used]
         errors = sorted(abs(estimate.deviation) for estimate in estimates if estimate is not None)
         if errors:
             middle = (errors[(len(errors) - 1) // 2] + errors[len(errors) // 2]) / 2

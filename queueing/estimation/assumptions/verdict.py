@@ -33,6 +33,7 @@ from queueing.estimation.assumptions.assumption import Assumption, Name
 from queueing.estimation.change import Vector
 from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
 from queueing.estimation.window.snapshot import Snapshot
+from queueing.measurement.check import AGREE
 from queueing.measurement.delay_variance import single_server_variance
 from queueing.measurement.quantile_interval import quantile_intervals
 from queueing.measurement.statistics import WARM_UP, mean_interval
@@ -40,7 +41,6 @@ from queueing.result import LEVELS
 
 Verdict = Literal["agree", "disagree", "not enough data"]
 ENOUGH = 200  # requests
-AGREE = 0.10
 FLOOR = 1e-3  # seconds
 TOO_WIDE = 0.25
 BEYOND = 1.5

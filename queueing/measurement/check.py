@@ -1,0 +1,129 @@
+"""The check of a model: the requests that came, as observed and as the model serves the same ones.
+
+    difference = mean of (observed - modelled) over the same requests
+    ratio      = observed / modelled
+
+Both sides have the same arrivals and lengths, so the chance of these drops out of the difference:
+its interval (batch means of the pairs) is far narrower than that of either mean, and neither
+Poisson arrivals nor a steady state are assumed. What is left is the engine, which may not follow
+the law, and the gateway.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+AGREE = 0.10  # |observed / modelled - 1| that counts as agreement whatever the interval
+TELLING = 0.50  # half width over the modelled mean beyond which an agreement says nothing
+GATEWAY = 0.02  # share of the delay that the gateway may lose before it is named
+ENGINE = "the engine: its steps do not follow the law, or its speed changed while it was measured"
+CheckVerdict = Literal["agree", "disagree", "too_few"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """Means over the same requests, seconds."""
+
+    observed: float
+    modelled: float
+    half_width: float  # 95 %, of the difference; infinite where there are too few pairs
+    requests: int
+    # the recursion on the measured service times; None under an order of service
+    measured_services: float | None = None
+
+    @property
+    def difference(self) -> float:
+        """observed - modelled."""
+        return self.observed - self.modelled
+
+    @property
+    def ratio(self) -> float:
+        """observed / modelled."""
+        return self.observed / self.modelled if self.modelled else math.nan
+
+    @property
+    def relative_half_width(self) -> float:
+        """That of the difference over the modelled mean."""
+        return self.half_width / self.modelled if self.modelled else math.inf
+
+    @property
+    def gateway_share(self) -> float | None:
+        """observed / measured_services - 1: what the gateway added to the delays."""
+        measured = self.measured_services
+        return None if not measured else self.observed / measured - 1
+
+    @property
+    def verdict(self) -> CheckVerdict:
+        """disagree: the difference is beyond both 10 % and its interval; too_few: it is not, but
+        the interval reaches further than half of the mean.
+        """
+        if not self.modelled or not math.isfinite(self.half_width):
+            return "too_few"
+        allowed = max(AGREE * self.modelled, self.half_width)
+        if abs(self.difference) > allowed:
+            return "disagree"
+        return "agree" if self.relative_half_width <= TELLING else "too_few"
+
+    @property
+    def causes(self) -> tuple[str, ...]:
+        """What a disagreement is named after; none where there is none."""
+        if self.verdict != "disagree":
+            return ()
+        share = self.gateway_share or 0.0
+        if abs(share) > GATEWAY and share * self.difference > 0:
+            return (f"the gateway: {abs(share) * 100:.0f} % of the delay",)
+        return (ENGINE,)
+
+    def as_object(self) -> dict[str, Any]:
+        """As JSON has it; null where there is no interval."""
+        relative, modelled = self.relative_half_width, self.modelled
+        known = math.isfinite(relative)
+        return {
+            "observed": self.observed,
+            "modelled": modelled,
+            "measured_services": self.measured_services,
+            "difference": self.difference,
+            "difference_low": self.difference - self.half_width if known else None,
+            "difference_high": self.difference + self.half_width if known else None,
+            "ratio": self.ratio if modelled else None,
+            "ratio_low": self.ratio - relative if known else None,
+            "ratio_high": self.ratio + relative if known else None,
+            "requests": self.requests,
+            "verdict": self.verdict,
+            "causes": list(self.causes),
+        }
+
+
+def pooled(checks: Sequence[Check]) -> Check | None:
+    """All their requests together, each with its own weight; None where none can be used."""
+    used = [check for check in checks if math.isfinite(check.half_width) and check.modelled]
+    requests = sum(check.requests for check in used)
+    if not requests:
+        return None
+
+    def mean(name: str) -> float:
+        return math.fsum(check.requests * getattr(check, name) for check in used) / requests
+
+    squares = math.fsum((check.requests * check.half_width) ** 2 for check in used)
+    return Check(
+        observed=mean("observed"),
+        modelled=mean("modelled"),
+        half_width=math.sqrt(squares) / requests,
+        requests=requests,
+    )
+
+
+def in_words(check: Check) -> str:
+    """How far the observed delays are from the model's, with the interval, in percent."""
+    off, half = 100 * (check.ratio - 1), 100 * check.relative_half_width
+    low, high = off - half, off + half
+    side = "above" if off >= 0 else "below"
+    if low * high > 0:
+        ends = sorted((abs(low), abs(high)))
+        interval = f"{ends[0]:.1f} to {ends[1]:.1f} %"
+    else:
+        interval = f"{low:+.1f} to {high:+.1f} %"
+    return f"observed delays are {abs(off):.1f} % {side} the model's (95 %: {interval})"
