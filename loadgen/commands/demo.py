@@ -14,10 +14,11 @@ import math
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from rich.console import Console
@@ -26,6 +27,7 @@ from loadgen.commands.demo_report import Cell, print_report
 from loadgen.compare.compare import Comparison, compare
 from loadgen.compare.picture import draw_picture
 from loadgen.compare.theory import theory_of
+from loadgen.datasets import draw_dataset, read_dataset
 from loadgen.gateway.gateway_process import GatewayError, GatewayProcess
 from loadgen.report.report import as_object
 from loadgen.sending.client.client import Target
@@ -34,7 +36,7 @@ from loadgen.sweep.cell import CellRun, Sending, begin
 from loadgen.sweep.grid import Cell as SweptCell
 from loadgen.sweep.status import Status, duration
 from policies import SpecError, parse_policy, policy_batch_size
-from policies.text import counted
+from policies.text import counted, suggest
 from queueing.arrivals.timetable import Timetable, draw
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.latency.law import LatencyModel
@@ -43,27 +45,72 @@ from queueing.measurement.paths import writing
 from queueing.measurement.record import write_run
 from queueing.prediction import largest_stable_rate
 
-POLICIES = (
-    "single",
-    "dynamic",
-    "fixed:batch_size=4",
-    "capped:max_batch_size=8",
-    "elastic:max_batch_size=8",
-    "continuous:max_batch_size=4",
-)
-LOADS = (
-    0.3,
-    0.5,
-    # on a shared machine the engine is slower under load than when it is calibrated, and the queue
-    # busier
-)
 ENGINES = ("auto", "vllm", "emulated")
-OUTPUT_TOKENS = "uniform:low=6,high=18"
-PROMPT_TOKENS = 32
-MAX_OUTPUT_TOKENS = 32
-MAX_NUM_SEQS = 16
-STARTING, CALIBRATING, BETWEEN_CELLS = 20.0, 15.0, 2.5  # seconds, about
-CELL = 12.0  # seconds: the pairs need no steady state
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """What is asked of one model."""
+
+    policies: Sequence[str]
+    loads: Sequence[float]
+    seconds: float  # of a cell, about
+    count: int | None = None  # requests of a cell; None: what comes in its seconds
+    output_tokens: (
+        str  # forced; of prompts that the model answers: what their answers are taken for
+    )
+    prompt_tokens: str
+    prompts: str | None = None  # a file of loadgen/prompts, answered at natural lengths
+    max_output_tokens: int
+    max_num_seqs: int
+    calibration: Mapping[str, Any]
+    calibrating: float  # seconds, about
+    starting: float
+
+
+WORKLOADS = {
+    "tiny": Workload(
+        policies=(
+            "single",
+            "dynamic",
+            "fixed:batch_size=4",
+            "capped:max_batch_size=8",
+            "elastic:max_batch_size=8",
+            "continuous:max_batch_size=4",
+        ),
+        # on a shared machine the engine is slower under load than when it is calibrated, and the
+        # queue busier
+        loads=(0.3, 0.5),
+        seconds=12.0,  # the pairs need no steady state
+        output_tokens="uniform:low=6,high=18",
+        prompt_tokens="deterministic:value=32",
+        max_output_tokens=32,
+        max_num_seqs=16,
+        calibration={"max_output_tokens": 32, "prompt_tokens": 32, "repeats": 5},
+        calibrating=15.0,
+        starting=20.0,
+    ),
+    "smollm2": Workload(
+        policies=(
+            "capped:max_batch_size=4",
+            "elastic:max_batch_size=4",
+            "continuous:max_batch_size=4",
+        ),
+        loads=(0.5,),
+        seconds=60.0,
+        count=40,
+        output_tokens="uniform:low=4,high=48",
+        prompt_tokens="uniform:low=36,high=80",
+        prompts="smollm2.jsonl",
+        max_output_tokens=48,
+        max_num_seqs=4,
+        calibration={"max_output_tokens": 48, "prompt_tokens": 40, "repeats": 2},
+        calibrating=60.0,
+        starting=50.0,
+    ),
+}
+PROMPTS = Path(__file__).parents[1] / "prompts"
+BETWEEN_CELLS = 2.5  # seconds, about
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,10 +124,13 @@ class Plan:
     seed: int = 1
     scale: float = 1.0  # of the time of every cell
     folder: Path = Path("runs/demo")
-    policies: Sequence[str] = POLICIES
-    loads: Sequence[float] = LOADS
+    policies: Sequence[str] = ()  # none: those of the model's workload
+    loads: Sequence[float] = ()
 
     def __post_init__(self) -> None:
+        for name in ("policies", "loads"):
+            if not getattr(self, name):
+                object.__setattr__(self, name, getattr(self.workload, name))
         if self.engine not in ENGINES:
             raise SpecError(f"got --engine {self.engine!r}; expected one of {', '.join(ENGINES)}")
         for load in self.loads:
@@ -93,6 +143,16 @@ class Plan:
             parse_policy(policy)
         if self.folder.exists() and not self.folder.is_dir():
             raise SpecError(f"got --output {self.folder}, which is a file; expected a folder")
+
+    @property
+    def workload(self) -> Workload:
+        """What is asked of the model. Raises SpecError."""
+        if self.model not in WORKLOADS:
+            raise SpecError(
+                f"got --model {self.model!r}; expected one of {', '.join(WORKLOADS)}"
+                f"{suggest(self.model, tuple(WORKLOADS))}"
+            )
+        return WORKLOADS[self.model]
 
     @property
     def cells(self) -> list[tuple[float, str]]:
@@ -111,12 +171,19 @@ class Plan:
     @property
     def seconds(self) -> float:
         """How long load is sent in a cell."""
-        return CELL * self.scale
+        return self.workload.seconds * self.scale
+
+    def count(self, rate: float, batch_size: int) -> int:
+        """Requests of a cell, in whole batches."""
+        asked = self.workload.count
+        wanted = rate * self.seconds if asked is None else asked * self.scale
+        return batch_size * max(1, round(wanted / batch_size))
 
     @property
     def lasts(self) -> float:
         """About how long all of it takes, seconds."""
-        return STARTING + CALIBRATING + len(self.cells) * (self.seconds + BETWEEN_CELLS)
+        before = self.workload.starting + self.workload.calibrating
+        return before + len(self.cells) * (self.seconds + BETWEEN_CELLS)
 
 
 class Progress(Status):
@@ -189,15 +256,16 @@ async def run_demo(plan: Plan, console: Console, *, once: bool) -> None:
 
 
 def _serve_arguments(plan: Plan) -> list[str]:
+    workload = plan.workload
     return [
         plan.model,
         *("--engine", plan.engine),
         "--allow-forced-lengths",
-        *("--max-output-tokens", str(MAX_OUTPUT_TOKENS)),
+        *("--max-output-tokens", str(workload.max_output_tokens)),
         *("--max-num-queued-reqs", "0"),  # the theory's queue has no bound
-        *("--max-num-seqs", str(MAX_NUM_SEQS)),
+        *("--max-num-seqs", str(workload.max_num_seqs)),
         *("--record-file", str(plan.folder / "gateway.jsonl")),
-        *("--served-model-name", "tiny"),
+        *("--served-model-name", plan.model),
     ]
 
 
@@ -238,10 +306,16 @@ class _Demo:
         self._plan = plan
         self._gateway = gateway
         self._progress = progress
-        self._lengths = parse_distribution(OUTPUT_TOKENS)
+        workload = plan.workload
+        self._lengths = parse_distribution(workload.output_tokens)
+        self._prompts = parse_distribution(workload.prompt_tokens)
+        self._dataset = (
+            None if workload.prompts is None else read_dataset(PROMPTS / workload.prompts)
+        )
 
     async def run(self) -> list[Cell]:
-        self._progress.phase("the engine starts", STARTING + CALIBRATING)
+        workload = self._plan.workload
+        self._progress.phase("the engine starts", workload.starting + workload.calibrating)
         await self._gateway.ready()
         pin_to_gateway_cpus()
         self._progress.note("engine ready")
@@ -259,13 +333,11 @@ class _Demo:
         return cells
 
     async def _calibrated(self) -> Profile:
-        self._progress.phase("calibrating the engine's law", CALIBRATING)
-        body = {
-            "max_output_tokens": MAX_OUTPUT_TOKENS,
-            "prompt_tokens": PROMPT_TOKENS,
-            "repeats": 5,
-        }
-        profile = Profile.from_dict(await self._gateway.ask("POST", "/admin/calibrate", body))
+        workload = self._plan.workload
+        self._progress.phase("calibrating the engine's law", workload.calibrating)
+        profile = Profile.from_dict(
+            await self._gateway.ask("POST", "/admin/calibrate", dict(workload.calibration))
+        )
         profile.save(self._plan.folder / "profile.json")
         self._progress.note(f"law: R2 {profile.r2:.4f}, cells within {profile.mape:.1%} on average")
         if profile.poor_fit is not None:
@@ -276,24 +348,26 @@ class _Demo:
         self, policy_text: str, load: float, law: LatencyModel
     ) -> tuple[CellRun, float]:
         """Load under one policy, and the asked rate. Raises GatewayError."""
-        plan, policy = self._plan, parse_policy(policy_text)
-        prompts = parse_distribution(f"deterministic:value={PROMPT_TOKENS}")
+        plan, policy, workload = self._plan, parse_policy(policy_text), self._plan.workload
         rate = load * largest_stable_rate(
-            policy, self._lengths, law, max_num_seqs=MAX_NUM_SEQS, prompt_tokens=prompts
+            policy,
+            self._lengths,
+            law,
+            max_num_seqs=workload.max_num_seqs,
+            prompt_tokens=self._prompts,
         )
         # fixed batching would keep the last, partial batch waiting
-        whole = policy_batch_size(policy) or 1
-        count = whole * max(1, round(rate * plan.seconds / whole))
+        count = plan.count(rate, policy_batch_size(policy) or 1)
         name = plan.name(load, policy_text)
         cell = SweptCell(
             name=name,
             policy=policy_text,
             load=load,
             rate=rate,
-            max_output_tokens=MAX_OUTPUT_TOKENS,
+            max_output_tokens=workload.max_output_tokens,
             count=count,
         )
-        run = await self._sent(cell, draw(rate, count, plan.seed, prompts, self._lengths))
+        run = await self._sent(cell, draw(rate, count, plan.seed, self._prompts, self._lengths))
         if run.ended == "interrupted":
             raise asyncio.CancelledError
         if run.ended != "complete":
@@ -303,24 +377,40 @@ class _Demo:
         return run, rate
 
     async def _sent(self, cell: SweptCell, timetable: Timetable) -> CellRun:
+        plan, answered = self._plan, self._dataset
+        prompts = None
+        if answered is not None:
+            timetable, prompts = draw_dataset(timetable, answered, plan.seed)
         sending = Sending(
             client=self._gateway,
             begun=await begin(
-                self._gateway, self._plan.folder / "gateway.jsonl", cell, self._progress.note
+                self._gateway, plan.folder / "gateway.jsonl", cell, self._progress.note
             ),
             cell=cell,
             timetable=timetable,
-            target=Target(base_url=self._gateway.url, model="tiny", max_tokens=MAX_OUTPUT_TOKENS),
-            seed=self._plan.seed,
-            configuration={"output_tokens": OUTPUT_TOKENS},
+            prompts=prompts,
+            target=Target(
+                base_url=self._gateway.url,
+                model=plan.model,
+                max_tokens=plan.workload.max_output_tokens,
+                chat=answered is not None,
+                natural_lengths=answered is not None,
+            ),
+            seed=plan.seed,
+            configuration={} if answered else {"output_tokens": plan.workload.output_tokens},
             progress=self._progress,
-            path=self._plan.folder / f"load-{cell.name}.jsonl",
+            path=plan.folder / f"load-{cell.name}.jsonl",
             stop_unstable=False,
         )
         return await sending.run()
 
     def _compare(self, run: CellRun, law: LatencyModel, rate: float) -> Comparison:
-        theory = theory_of(law, self._lengths, asked_rate=rate, max_num_seqs=MAX_NUM_SEQS)
+        theory = theory_of(
+            law,
+            None if self._dataset else self._lengths,
+            asked_rate=rate,
+            max_num_seqs=self._plan.workload.max_num_seqs,
+        )
         sent = run.load.records if run.load else []
         (comparison,) = compare(run.records, theory, sent, began_idle=True)
         return comparison

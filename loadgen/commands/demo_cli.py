@@ -26,6 +26,15 @@ def demo_command(
         bool,
         typer.Option("--once", help="Exit after the table instead of keeping the gateway running."),
     ] = False,
+    model: Annotated[
+        str,
+        typer.Option(
+            help=(
+                "Model to measure: tiny (random weights, forced lengths; 4 minutes) | smollm2 "
+                "(answers questions at its own lengths; 6 minutes)."
+            )
+        ),
+    ] = "tiny",
     engine: Annotated[
         str,
         typer.Option(
@@ -42,7 +51,8 @@ def demo_command(
         typer.Option(min=0.01, max=100, help="Factor applied to the measuring time of every cell."),
     ] = 1.0,
     policy: Annotated[
-        list[str] | None, typer.Option(help="Policy to measure; repeatable. Default: all six.")
+        list[str] | None,
+        typer.Option(help="Policy to measure; repeatable. Default: all six, of smollm2 three."),
     ] = None,
     policy_module: PolicyModules = None,
     load: Annotated[
@@ -50,7 +60,7 @@ def demo_command(
         typer.Option(
             help=(
                 "Load to measure, as a fraction of the policy's largest stable rate; repeatable. "
-                "Default: two loads."
+                "Default: 0.3 and 0.5, of smollm2 0.5."
             )
         ),
     ] = None,
@@ -64,26 +74,27 @@ def demo_command(
         ),
     ] = Path("runs/demo"),
 ) -> None:
-    """Calibrate a real engine, load it under every policy at two loads, and compare observed
-    with predicted delays.
+    """Calibrate a real engine, load it under every policy, and put the model beside the requests
+    that came.
     """
     use_policies(policy_module, *(policy or ()))
     if sys.stderr.isatty():
         sys.stderr.write("kendall demo: starting")  # the imports below take seconds
         sys.stderr.flush()
-    from loadgen.commands.demo import LOADS, POLICIES, Plan  # noqa: PLC0415 - heavy
+    from loadgen.commands.demo import Plan  # noqa: PLC0415 - heavy
     from loadgen.gateway.gateway_process import free_port  # noqa: PLC0415
 
     try:
         plan = Plan(
+            model=model,
             engine=engine,
             asked_port=port,
             port=free_port(port),
             seed=seed,
             scale=scale,
             folder=result_dir,
-            policies=tuple(policy or POLICIES),
-            loads=tuple(load or LOADS),
+            policies=tuple(policy or ()),
+            loads=tuple(load or ()),
         )
     finally:
         if sys.stderr.isatty():

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from loadgen.datasets import Prompts
 from loadgen.gateway.gateway_process import GatewayClient, GatewayError
 from loadgen.measures.stability import Growth, Watch
 from loadgen.sending.client.client import LoadError, Target
@@ -81,6 +82,7 @@ class Sending:
     configuration: Mapping[str, Any]  # for the headers
     progress: Status
     stop_unstable: bool
+    prompts: Prompts | None = None  # of the timetable's rows; None: random tokens
     path: Path | None = None  # a run file of the sender's side that grows with the run
     processes: int = 1
     why_lost: Callable[[], Awaitable[str | None]] | None = None
@@ -142,6 +144,7 @@ class Sending:
             self.target,
             self.timetable,
             seed=self.seed,
+            prompts=self.prompts,
             options=SendOptions(processes=self.processes),
             output=RunOutput(path=self.path, configuration=self.asked, progress=latest),
         )

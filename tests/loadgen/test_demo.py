@@ -22,7 +22,7 @@ import pytest
 from rich.console import Console
 
 from kendall import cli
-from loadgen.commands.demo import LOADS, POLICIES, Plan, Progress, _Demo
+from loadgen.commands.demo import Plan, Progress, _Demo
 from loadgen.commands.demo_report import Cell, conclusion, print_report
 from loadgen.compare.comparison import Comparison, Estimate, Quantity
 from loadgen.gateway.gateway_process import GatewayProcess, free_port
@@ -48,6 +48,7 @@ from tests.virtual_time import VirtualTimeLoop, run_virtual
         ),
         (["--load", "0.3", "--load", "0"], "got --load 0; expected a fraction"),
         (["--load", "nan"], "got --load nan; expected a fraction"),
+        (["--model", "smolm2"], "got --model 'smolm2'; expected one of tiny, smollm2"),
         (["--policy", "singel"], "did you mean 'single'?"),
         (["--engine", "gpu"], "got --engine 'gpu'; expected one of auto, vllm, emulated"),
         (["--result-dir", __file__], "test_demo.py; expected a folder"),
@@ -413,7 +414,7 @@ def test_the_last_sentence_is_about_all_requests_and_names_every_cell_that_disag
 
 def test_the_report_fits_eighty_columns_and_cuts_nothing() -> None:
     huge = {"observed": 123.4567, "half_width": 98.7654, "modelled": 65.4321, "measured": 100.0}
-    cells = [cell(policy, load, **huge) for load in LOADS for policy in POLICIES]  # type: ignore[arg-type]
+    cells = [cell(policy, load, **huge) for load, policy in Plan().cells]  # type: ignore[arg-type]
     cells += [cell("continuous:max_batch_size=128,order=spjf,aging=0.02", modelled=None)]
     console = Console(width=80, color_system=None)
     with console.capture() as capture:
