@@ -64,6 +64,17 @@ def test_the_scheduled_audit_is_a_workflow_that_asks_by_the_makefiles_command() 
     assert re.search(r"^audit:", (ROOT / "Makefile").read_text(), re.MULTILINE)
 
 
+def test_a_pull_request_runs_the_script_that_every_landing_runs() -> None:
+    workflow = read(ROOT / ".github/workflows/check.yml")
+    check(workflow, "github-workflows")
+    assert "pull_request" in workflow["on"]
+    (job,) = workflow["jobs"].values()
+    *actions, script = job["steps"]
+    assert all(re.fullmatch(r"actions/[a-z-]+@[0-9a-f]{40}", each["uses"]) for each in actions)
+    assert script["run"] == "bash .ci/run"
+    assert {"make check", "make test"} <= set((ROOT / ".ci/run").read_text().splitlines())
+
+
 def test_compose_says_only_flags_that_the_command_has() -> None:
     for name in ("gateway", "gateway-gpu", "load"):
         command = read(DOCKER / "compose.yaml")["services"][name]["command"]
