@@ -16,7 +16,7 @@ from loadgen.compare.residual import disturbance, parts_of, verdict
 from loadgen.report.orders import show_orders
 from policies.text import counted, short_form
 from queueing.commands.terminal import Column, Table, say
-from queueing.measurement.check import AGREE, Check, in_words, pooled
+from queueing.measurement.check import AGREE, Check, in_words, pooled, signed
 
 HEADINGS = (
     "load",
@@ -198,11 +198,11 @@ def difference(check: Check, digits: int = 0) -> str:
         return "-"
     half = 100 * check.relative_half_width
     width = f"± {half:{digits}.1f} %" if math.isfinite(half) else "± ?"
-    return f"{(check.ratio - 1) * 100:+.1f} {width}"
+    return f"{signed((check.ratio - 1) * 100)} {width}"
 
 
 def _percent(share: float) -> str:
-    return f"{share * 100:+.1f} %" if math.isfinite(share) else "-"
+    return f"{signed(share * 100)} %" if math.isfinite(share) else "-"
 
 
 def show(comparisons: Sequence[Comparison], to: Console) -> None:

@@ -116,6 +116,12 @@ def pooled(checks: Sequence[Check]) -> Check | None:
     )
 
 
+def signed(percent: float) -> str:
+    """With one decimal and its sign; 0.0 has none."""
+    text = f"{percent:+.1f}"
+    return text[1:] if text[1:] == "0.0" else text
+
+
 def in_words(check: Check) -> str:
     """How far the observed delays are from the model's, with the interval, in percent."""
     off, half = 100 * (check.ratio - 1), 100 * check.relative_half_width
@@ -125,5 +131,5 @@ def in_words(check: Check) -> str:
         ends = sorted((abs(low), abs(high)))
         interval = f"{ends[0]:.1f} to {ends[1]:.1f} %"
     else:
-        interval = f"{low:+.1f} to {high:+.1f} %"
+        interval = f"{signed(low)} to {signed(high)} %"
     return f"observed delays are {abs(off):.1f} % {side} the model's (95 %: {interval})"

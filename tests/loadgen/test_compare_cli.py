@@ -49,7 +49,7 @@ def test_without_a_law_there_are_observation_and_measured_service(tmp_path: Path
     result = invoke(run_file(tmp_path))
     assert result.exit_code == 0, result.output
     assert "dynamic" in result.stdout
-    assert "+0.0 %" in result.stdout, "the gateway's share"
+    assert "0.0 %" in result.stdout, "the gateway's share"
     assert "model:" not in result.stdout
     assert "a priori" not in result.stdout
 
