@@ -9,16 +9,27 @@ measures. Requests cut short by an interrupted run count as neither.
 
 from __future__ import annotations
 
+import math
+import re
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
+import numpy as np
+
+from loadgen.measures.goodput import share_interval
 from loadgen.measures.metrics import began_at
 from policies.text import SpecError, counted, short_number
 from queueing.measurement.record import Outcome, Record
 
 ALLOWED = 0.01  # share of the requests
-UNAVAILABLE = "503"
+OK, UNAVAILABLE = 200, 503
+NO_WHOLE_ANSWER = "none"  # in the place of a status
+_STATUS = re.compile(r"([1-5]\d\d)(?: |$)")  # an error of the client begins with the answer's
+BURSTS, LONG = 10, 2.0  # fewer bursts, longer by this factor than of independent requests: a few
+_PHRASES = {status.phrase: status.value for status in HTTPStatus}  # all that vLLM's file keeps
 REFUSED = ("rejected", "abandoned")
 
 
@@ -123,7 +134,7 @@ def count_failures(
 
 def is_failure(record: Record) -> bool:
     """Whether the server is to blame that there was no answer."""
-    unavailable = record.outcome == "rejected" and (record.error or "").startswith(UNAVAILABLE)
+    unavailable = record.outcome == "rejected" and status_of(record) == UNAVAILABLE
     return record.outcome in ("failed", "cancelled") or unavailable
 
 
@@ -132,6 +143,50 @@ def outcome_of(record: Record) -> Outcome:
     own does of who came while it drains.
     """
     return "failed" if record.outcome == "rejected" and is_failure(record) else record.outcome
+
+
+def status_of(record: Record) -> int | None:
+    """The HTTP status of its answer; None where no whole answer came: the connection failed or
+    broke, or the answer did not end in time.
+    """
+    if record.outcome == "completed":
+        return OK
+    error = record.error or ""
+    found = _STATUS.match(error)
+    return int(found[1]) if found else _PHRASES.get(error)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusCount:
+    """Requests with one status, their share of those that ended, and its 95 % interval."""
+
+    requests: int
+    share: float
+    low: float | None  # None of a status that came in a few bursts: the next run has other bursts
+    high: float | None
+
+
+def status_counts(records: Sequence[Record], *, cut_short: bool) -> dict[str, StatusCount]:
+    """By status in ascending order, then NO_WHOLE_ANSWER; of records in the order of sending.
+    `cut_short`: as in `count_failures`.
+    """
+    ended = [record for record in records if not (cut_short and record.outcome == "cancelled")]
+    rows: dict[str, list[int]] = defaultdict(list)
+    for row, record in enumerate(ended):
+        status = status_of(record)
+        rows[NO_WHOLE_ANSWER if status is None else str(status)].append(row)
+    return {name: _status_count(rows[name], len(ended)) for name in sorted(rows)}
+
+
+def _status_count(rows: Sequence[int], of: int) -> StatusCount:
+    has = np.zeros(of)
+    has[rows] = 1.0
+    share, low, high, _ = share_interval(has)
+    bursts = np.count_nonzero(np.diff(has, prepend=0.0) > 0)
+    independent = 1 / (1 - share) if share < 1 else math.inf  # mean length of a burst then
+    if bursts < BURSTS and len(rows) / bursts > LONG * independent:
+        return StatusCount(requests=len(rows), share=share, low=None, high=None)
+    return StatusCount(requests=len(rows), share=share, low=low, high=high)
 
 
 def parse_share(flag: str, value: float) -> float:

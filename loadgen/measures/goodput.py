@@ -118,7 +118,7 @@ def goodput(records: Sequence[Record], limits: Sequence[Limit]) -> Goodput:
     """Of records in the order of sending; leave the warm-up out before."""
     kept = np.array([_keeps(record, limits) for record in records], dtype=np.float64)
     share, low, high, effective_n = (
-        _share(kept) if _told(records, limits) else (math.nan, math.nan, math.nan, 0.0)
+        share_interval(kept) if _told(records, limits) else (math.nan, math.nan, math.nan, 0.0)
     )
     span = duration(records)
     return Goodput(
@@ -145,7 +145,10 @@ def _told(records: Sequence[Record], limits: Sequence[Limit]) -> bool:
     return bool(records) and (known or not done)
 
 
-def _share(kept: FloatArray) -> tuple[float, float, float, float]:
+def share_interval(kept: FloatArray) -> tuple[float, float, float, float]:
+    """The share of ones in a sequence of 0 and 1, the ends of its 95 % interval, and the number of
+    independent values that would tell as much.
+    """
     interval = batch_means_interval(kept)
     n = min(max(interval.effective_n, 1.0), float(kept.size))
     t = student(max(min(BATCHES, kept.size) - 1, 1), 0.95)

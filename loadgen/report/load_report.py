@@ -38,7 +38,13 @@ from loadgen.report.files.bench_json import (
 from loadgen.report.files.result_files import ResultFiles
 from loadgen.report.load_verdict import BUDGET, LoadVerdict, judge, parse_budget
 from loadgen.report.summary import PERCENTILES, LoadSummary, summarise_load
-from loadgen.report.summary_text import load_lines, load_notes, load_table
+from loadgen.report.summary_text import (
+    histogram_table,
+    load_lines,
+    load_notes,
+    load_table,
+    status_table,
+)
 from loadgen.report.summary_values import flat, names
 from loadgen.sending.options import LoadOptions
 from loadgen.sending.plan import LoadPlan
@@ -147,11 +153,17 @@ class Report:
         """For a terminal."""
         for line in (*load_lines(self.summary), *self.verdict.lines()):
             say(console, line, hang=14)
-        say(console, "")
-        console.print(
-            load_table(self.summary, [name for name in self.wishes.metrics if name in ORDER])
+        metrics = [name for name in self.wishes.metrics if name in ORDER]
+        ascii_only = console.options.ascii_only
+        tables = (
+            load_table(self.summary, metrics),
+            histogram_table(self.summary, metrics, ascii_only=ascii_only),
+            status_table(self.summary),
         )
         say(console, "")
+        for table in filter(None, tables):
+            console.print(table)
+            say(console, "")
         for line in (*load_notes(self.summary), *(f"written: {path}" for path in self.files)):
             say(console, line)
         for line in self._alarms():

@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from loadgen.measures.failures import outcome_of
+from loadgen.measures.failures import StatusCount, outcome_of, status_counts
 from loadgen.measures.goodput import Goodput, Limit, duration, goodput
+from loadgen.measures.histogram import Bin, histogram
 from loadgen.measures.little_check import LittleCheck, little_check
 from loadgen.measures.metrics import LATENESS, METRICS, ORDER, began_at, percentile_name, values
 from loadgen.measures.stability import Growth, backlog
@@ -58,6 +59,7 @@ class Measure:
     too_short: bool  # the run cannot state the mean
     quantiles: Mapping[str, float]  # by p50, p99.9, ...
     intervals: Mapping[str, Ends | None]  # of the quantiles; None where the run is too short to say
+    histogram: tuple[Bin, ...]
 
     def as_object(self) -> dict[str, Any]:
         """For JSON: the quantiles and the ends of their intervals (`p99_low`, `p99_high`) stand
@@ -110,6 +112,7 @@ def measure(
             word: (at.low, at.high) if (at := intervals[level]) else None
             for word, level in zip(words, levels, strict=True)
         },
+        histogram=histogram(found),
     )
 
 
@@ -125,6 +128,7 @@ class LoadSummary:
     completed_rate: float  # completed requests over the duration
     duration: float  # from the first intended instant to the last end
     outcomes: Mapping[str, int]
+    status_codes: Mapping[str, StatusCount]
     warm_up: int  # requests left out of every duration, the first ones
     warm_up_why: str
     durations: Mapping[
@@ -212,6 +216,7 @@ def summarise_records(
         completed_rate=_per_second(len(done), span),
         duration=span,
         outcomes=dict(Counter(map(outcome_of, records))),
+        status_codes=status_counts(records, cut_short=interrupted),
         warm_up=left_out,
         warm_up_why=why,
         durations=_durations(records, left_out, percentiles),

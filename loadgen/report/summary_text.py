@@ -1,19 +1,26 @@
-"""A load summary for a terminal: single numbers first, then one line per duration, then doubts."""
+"""A load summary for a terminal: single numbers first, then one line per duration, a histogram of
+one of them, the status codes, then doubts.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 
+from loadgen.measures.failures import NO_WHOLE_ANSWER
 from loadgen.measures.goodput import Goodput
+from loadgen.measures.histogram import Bin
 from loadgen.measures.little_check import LittleCheck
-from loadgen.measures.metrics import LATENESS, ORDER, WORDS, percentile_name
+from loadgen.measures.metrics import ITL, LATENESS, ORDER, WORDS, percentile_name
 from loadgen.report.summary import LoadSummary, Measure
+from policies.durations import rounded_duration
 from policies.text import short_number
 from queueing.commands.terminal import Column, Table
 from queueing.measurement.mean_interval import run_factor
 
 UNSURE = "?"
+BAR, ASCII_BAR = "\N{BLACK SQUARE}", "#"
+LONGEST_BAR = 32  # marks
 LATE = 0.02  # mean lateness over mean end-to-end time beyond which the sender is part of the result
 
 
@@ -122,9 +129,80 @@ def _cells(found: Measure, levels: Sequence[str], sure: str, *, stated: bool) ->
     return [_number(found.mean * 1e3), half, *quantiles, _number(found.max * 1e3), str(found.n)]
 
 
+def histogram_table(
+    summary: LoadSummary, metrics: Sequence[str] = ORDER, *, ascii_only: bool = False
+) -> Table | None:
+    """Of the times end to end, else of the first of the chosen metrics that was measured. A table
+    that is too wide leaves the bars out.
+    """
+    name = _main_duration(summary, metrics)
+    if name is None:
+        return None
+    bins = summary.durations[name].histogram
+    counts = [each.count for each in bins]
+    mark = ASCII_BAR if ascii_only else BAR
+    rows = [
+        [
+            label,
+            str(count),
+            _percent(count / sum(counts)),
+            mark * round(LONGEST_BAR * count / max(counts)),
+        ]
+        for label, count in zip(_ranges(bins), counts, strict=True)
+    ]
+    columns = [
+        Column(heading=f"{WORDS[name]} (ms)", left=True),
+        Column(heading="gaps" if name == ITL else "requests"),
+        Column(heading="share"),
+        Column(heading="", left=True, short=lambda _: ""),
+    ]
+    return Table(columns, rows)
+
+
+def _main_duration(summary: LoadSummary, metrics: Sequence[str]) -> str | None:
+    chosen = [name for name in metrics if name in summary.durations and name != LATENESS]
+    return "e2el" if "e2el" in chosen else next(iter(chosen), None)
+
+
+def _ranges(bins: Sequence[Bin]) -> list[str]:
+    """Both ends with the digits of the width, below one another."""
+    width = (bins[0].high - bins[0].low) * 1e3
+    if not width:
+        return [_number(bins[0].low * 1e3)]
+    digits = max(0, -math.floor(math.log10(width) + 1e-9))
+    ends = [[f"{at * 1e3:.{digits}f}" for at in (each.low, each.high)] for each in bins]
+    wide = [max(map(len, column)) for column in zip(*ends, strict=True)]
+    return [f"{low:>{wide[0]}} to {high:>{wide[1]}}" for low, high in ends]
+
+
+def status_table(summary: LoadSummary) -> Table | None:
+    """How many requests were answered with each status, and its share with a 95 % interval; "in
+    bursts" where there were too few of them for an interval.
+    """
+    rows = [
+        [
+            "no whole answer" if status == NO_WHOLE_ANSWER else status,
+            str(found.requests),
+            _percent(found.share),
+            "in bursts"
+            if found.low is None or found.high is None
+            else f"{found.low * 100:.1f} to {_percent(found.high)}",
+        ]
+        for status, found in summary.status_codes.items()
+    ]
+    columns = [Column(heading="status code", left=True)]
+    columns += [Column(heading=name) for name in ("requests", "share", "95 % interval")]
+    return Table(columns, rows) if rows else None
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:.1f} %"
+
+
 def _needed(summary: LoadSummary) -> str:
-    """How many requests would do for the delay that is judged, at the spread and memory of this
-    run.
+    """How long a run would do for the delay that is judged, at the rate, the spread and the memory
+    of this one. Nothing of requests that were all due at once: their delays grow with their
+    number.
     """
     name = "queueing_delay" if "queueing_delay" in summary.durations else "e2el"
     found = summary.durations.get(name)
@@ -134,13 +212,35 @@ def _needed(summary: LoadSummary) -> str:
         or not math.isfinite(found.half_width)
         or not found.mean
         or not found.effective_n
+        or math.isinf(summary.drawn_rate)
+        or not 0 < summary.delivered_rate < math.inf
     ):
         return ""
     times = run_factor(found.half_width / found.mean, found.effective_n)
+    seconds = _rounded_up(times * summary.sent / summary.delivered_rate)
     return (
-        f"; about {_rounded_up(times * found.n):,} requests would do for the "
+        f"; about {rounded_duration(seconds)} at this rate would do for the "
         f"{'end-to-end time' if name == 'e2el' else WORDS[name]}"
     )
+
+
+def _rounded_up(seconds: float) -> int:
+    """To two digits."""
+    step = int(10 ** max(math.floor(math.log10(seconds)) - 1, 0))
+    return math.ceil(seconds / step) * step
+
+
+def _quantile_intervals(summary: LoadSummary, metrics: Sequence[str]) -> list[str]:
+    """Of the duration that the histogram shows; nothing of quantiles that the run cannot state."""
+    name = _main_duration(summary, metrics)
+    if name is None:
+        return []
+    stated = [
+        f"{level} {_number(ends[0] * 1e3)} to {_number(ends[1] * 1e3)}"
+        for level, ends in summary.durations[name].intervals.items()
+        if ends is not None
+    ]
+    return [f"{WORDS[name]}, 95 % intervals (ms): {', '.join(stated)}"] if stated else []
 
 
 def _behind(summary: LoadSummary) -> list[str]:
@@ -161,12 +261,6 @@ def _behind(summary: LoadSummary) -> list[str]:
     ]
 
 
-def _rounded_up(count: float) -> int:
-    """To two digits."""
-    step = int(10 ** max(math.floor(math.log10(count)) - 1, 0))
-    return math.ceil(count / step) * step
-
-
 def _number(value: float) -> str:
     if not math.isfinite(value):
         return "-"
@@ -180,6 +274,7 @@ def load_notes(summary: LoadSummary, metrics: Sequence[str] = ORDER) -> list[str
     notes = []
     if shown:
         notes += ["of completed requests, from the intended instant", summary.warm_up_why]
+    notes += _quantile_intervals(summary, metrics)
     behind = _behind(summary)
     if any(
         summary.durations[name].too_short

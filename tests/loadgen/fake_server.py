@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 from aiohttp import web
@@ -93,6 +94,29 @@ async def serving(handler: Handler = answer) -> AsyncIterator[FakeServer]:
         yield server
     finally:
         await runner.cleanup()
+
+
+@contextlib.contextmanager
+def serving_in_a_thread(handler: Handler = answer) -> Iterator[str]:
+    """The URL of a server on a loop of its own."""
+    loop, started, urls = asyncio.new_event_loop(), threading.Event(), []
+    stop = asyncio.Event()
+
+    async def main() -> None:
+        async with serving(handler) as server:
+            urls.append(server.url)
+            started.set()
+            await stop.wait()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(main(),))
+    thread.start()
+    assert started.wait(60)
+    try:
+        yield urls[0]
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join(60)
+        loop.close()
 
 
 async def _models(_: web.Request) -> web.Response:

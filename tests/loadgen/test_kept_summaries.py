@@ -20,7 +20,13 @@ from loadgen.measures.stability import growth
 from loadgen.report.html.numbers import decimals, load_text, mean_and_half, ms, typeset
 from loadgen.report.html.numbers import percent as signed_percent
 from loadgen.report.summary import summarise_records
-from loadgen.report.summary_text import load_lines, load_notes, load_table
+from loadgen.report.summary_text import (
+    histogram_table,
+    load_lines,
+    load_notes,
+    load_table,
+    status_table,
+)
 from loadgen.report.summary_values import flat
 from queueing.measurement.record import Header, Record
 from tests.golden_files import is_as_kept
@@ -108,7 +114,9 @@ def test_what_is_printed_is_as_kept() -> None:
             found = summary(name, interrupted=interrupted)
             to.write(f"== {name}{', interrupted' * interrupted}\n")
             to.writelines(f"{line}\n" for line in load_lines(found))
-            console.print(load_table(found))
+            tables = (load_table(found), histogram_table(found), status_table(found))
+            for table in filter(None, tables):
+                console.print(table)
             to.writelines(f"{line}\n" for line in load_notes(found))
             console.print(load_table(found, ("e2el",)))
             to.writelines(f"{line}\n" for line in load_notes(found, ("e2el",)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import json
 import math
@@ -10,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,7 +32,7 @@ from queueing.arrivals.timetable import save_timetable
 from queueing.measurement.paths import file_or_folder
 from queueing.measurement.record import read_run
 from tests.eventually import eventually_here
-from tests.loadgen.fake_server import Handler, answer, serving
+from tests.loadgen.fake_server import answer, serving_in_a_thread
 from tests.loadgen.growing import completed_in
 
 
@@ -45,27 +43,8 @@ def _runs_go_into_a_scratch_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.fixture
 def server_url() -> Iterator[str]:
-    yield from _serve(answer)
-
-
-def _serve(handler: Handler) -> Iterator[str]:
-    """A server on a loop of its own, in a thread."""
-    loop, started, urls = asyncio.new_event_loop(), threading.Event(), []
-    stop = asyncio.Event()
-
-    async def main() -> None:
-        async with serving(handler) as server:
-            urls.append(server.url)
-            started.set()
-            await stop.wait()
-
-    thread = threading.Thread(target=loop.run_until_complete, args=(main(),))
-    thread.start()
-    assert started.wait(60)
-    yield urls[0]
-    loop.call_soon_threadsafe(stop.set)
-    thread.join(60)
-    loop.close()
+    with serving_in_a_thread(answer) as url:
+        yield url
 
 
 def invoke(*arguments: str) -> Result:

@@ -24,9 +24,9 @@ from loadgen.sending.operating_system import SPARE, raise_file_limit
 from loadgen.sending.run_writer import RunWriter, replace_run
 from queueing.measurement.record import Header, Record, read_run, to_line, write_run
 from tests.eventually import eventually_here
-from tests.loadgen.fake_server import answer
+from tests.loadgen.fake_server import answer, serving_in_a_thread
 from tests.loadgen.growing import completed_in
-from tests.loadgen.test_load_cli import _serve, server_url
+from tests.loadgen.test_load_cli import server_url
 
 __all__ = ["server_url"]
 HEADER = Header(writer="load", seed=3)
@@ -156,7 +156,8 @@ def slow_server_url() -> Iterator[str]:
             await asyncio.sleep(0.1)
         return await answer(request, body)
 
-    yield from _serve(later)
+    with serving_in_a_thread(later) as url:
+        yield url
 
 
 def test_too_few_descriptors_are_named(slow_server_url: str) -> None:
