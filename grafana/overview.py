@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
+from grafana.agreement import VERDICTS, observed, predicted, verdict_code
 from grafana.frame import Section, dashboard
 from grafana.panels import (
     ATTENTION,
@@ -15,6 +16,7 @@ from grafana.panels import (
     SECONDS,
     STATE,
     Series,
+    dashed,
     lines,
     number,
     states,
@@ -25,13 +27,64 @@ LEVELS = (0.5, 0.95, 0.99)
 
 
 def build() -> Dashboard:
-    """Arrival rate, queue length, delays and service apart, utilisation."""
+    """Whether theory holds; arrival rate, queue length, delays and service apart, utilisation."""
     says = (
-        "Arrival rate, queue length, queueing delay, service time and utilisation of each gateway."
+        "Observed and predicted delay with the verdict, arrival rate, queue length, queueing "
+        "delay, service time and utilisation of each gateway."
     )
-    return dashboard(
-        "kendall", "Kendall / Overview", says, [_now(), _queue(), _delays(), _service(), _health()]
-    )
+    sections = [_agreement(), _now(), _queue(), _delays(), _service(), _health()]
+    return dashboard("kendall", "Kendall / Overview", says, sections)
+
+
+def _agreement() -> Section:
+    legend = "{{quantity}} {{instance}}"
+    return "Observed, predicted, verdict", [
+        number(
+            "Observed",
+            "Mean queueing delay over the prediction window (for continuous: mean sojourn time).",
+            SECONDS,
+            Series(observed(), legend),
+            width=8,
+            empty="nothing observed yet",
+        ),
+        number(
+            "Predicted",
+            "The mean of the same quantity by the model, from the window's arrival rate, output "
+            "lengths and engine speed. No observed delay enters it. It needs a calibrated law and "
+            "some 50 answers in the present epoch.",
+            SECONDS,
+            Series(predicted(), legend),
+            width=8,
+            empty="no prediction yet",
+        ),
+        number(
+            "Verdict",
+            "Whether they agree within their intervals. Not enough data: the intervals are too "
+            "wide to tell. The dashboard Queueing theory shows which assumption fails where they "
+            "disagree.",
+            STATE,
+            Series(verdict_code(), "{{instance}}"),
+            width=8,
+            names=VERDICTS,
+            empty="not judged yet",
+        ),
+        dashed(
+            lines(
+                "Observed and predicted",
+                "The two means over time, with the 95 % interval of the prediction (dashed).",
+                SECONDS,
+                [
+                    Series(observed(), f"observed {legend}"),
+                    Series(predicted(), f"predicted {legend}"),
+                    Series(predicted("mean_low"), f"predicted, low end {legend}"),
+                    Series(predicted("mean_high"), f"predicted, high end {legend}"),
+                ],
+                limits=ATTENTION,
+                width=24,
+            ),
+            "^predicted.*",
+        ),
+    ]
 
 
 def _now() -> Section:

@@ -127,32 +127,38 @@ def number(
     limits: Limits = (),
     width: int = 4,
     names: Mapping[str, tuple[str, str]] | None = None,
+    empty: str | None = None,
 ) -> stat.Panel:
     """The value now, large, and its course behind it. Without a unit of its own (an info metric)
-    its name is shown instead.
+    its name is shown instead. `empty`: what is shown in the place of a value that may be missing,
+    which is then no good or bad sign.
 
-    A state is asked for at the end of the time range alone: over the range, a policy that was
-    switched off would still be shown beside the one in force.
+    A state, and a value that may be missing, is asked for at the end of the time range alone: over
+    the range, a policy that was switched off would still be shown beside the one in force.
     """
+    instant = unit == STATE or empty is not None
     panel = _filled(
         stat.Panel(),
         title,
         says,
         unit,
-        [] if unit == STATE else [series],
+        [] if instant else [series],
         limits=limits,
         width=width,
         height=4,
+        base="green" if empty is None else "text",
     )
-    if unit == STATE:
+    if empty is not None:
+        panel.no_value(empty)
+    if instant:
         panel.with_target(_query(series, _reference(0)).instant())
     panel.reduce_options(build.ReduceDataOptions().calcs(["lastNotNull"]))
-    panel.graph_mode(
-        common.BigValueGraphMode.AREA if unit != STATE else common.BigValueGraphMode.NONE
-    )
-    panel.text_mode(
-        common.BigValueTextMode.AUTO if unit != STATE or names else common.BigValueTextMode.NAME
-    )
+    panel.graph_mode(common.BigValueGraphMode.NONE if instant else common.BigValueGraphMode.AREA)
+    if unit != STATE:
+        mode = common.BigValueTextMode.VALUE_AND_NAME if instant else common.BigValueTextMode.AUTO
+    else:
+        mode = common.BigValueTextMode.AUTO if names else common.BigValueTextMode.NAME
+    panel.text_mode(mode)
     panel.color_mode(common.BigValueColorMode.VALUE)
     return panel.mappings([_named(names)]) if names else panel
 

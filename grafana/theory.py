@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
+from grafana.agreement import VERDICTS, verdict_code
 from grafana.frame import Section, dashboard
 from grafana.panels import (
     ATTENTION,
@@ -22,7 +23,6 @@ from grafana.panels import (
 )
 from grafana.queries import RANGE, by_policy, gauge, mean, quantile, rate
 
-VERDICTS = {"0": ("disagree", "red"), "1": ("agree", "green"), "2": ("not enough data", "text")}
 ERROR = [(-1.0, "red"), (-0.25, "orange"), (-0.1, "green"), (0.1, "orange"), (0.25, "red")]
 STATS = ("mean", "p50", "p90", "p95", "p99")
 PREDICTED = "kendall_predicted_queueing_delay_seconds"
@@ -163,7 +163,7 @@ def _verdict() -> Section:
         states(
             "Verdict",
             "Result of the last assessment: agree, disagree, or not enough data.",
-            [Series(_verdict_code(), "{{instance}}")],
+            [Series(verdict_code(), "{{instance}}")],
             VERDICTS,
         ),
         states(
@@ -178,19 +178,6 @@ def _verdict() -> Section:
             HOLDS,
         ),
     ]
-
-
-def _verdict_code() -> str:
-    """0, 1 or 2, as VERDICTS names them."""
-    codes = {word: code for code, (word, _) in VERDICTS.items()}
-    parts = (
-        (
-            f"max by (instance) ({code} * "
-            f"({gauge('kendall_prediction_verdict', _label('verdict', word))} == 1))"
-        )
-        for word, code in codes.items()
-    )
-    return " or ".join(parts)
 
 
 def _distribution() -> Section:

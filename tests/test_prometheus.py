@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import yaml
 
+from grafana.agreement import VERDICTS
 from loadgen.gateway.gateway_process import GatewayProcess, free_port
 from loadgen.sending.client.client import Target
 from loadgen.sending.run import run_load
@@ -201,6 +202,30 @@ def test_what_prometheus_computes_is_what_happened(watched: Watched) -> None:
     assert clipped == sum(bool(record.clipped) for record in of_policy) > 0
     tokens = sum(record.output_tokens or 0 for record in of_policy if record.outcome == "completed")
     assert tokens == value(f"kendall_output_tokens_sum{mine}")
+
+
+def test_the_first_row_of_the_overview_shows_what_the_gateway_compared(watched: Watched) -> None:
+    """The queueing delay of the one policy, the sojourn time of the other; the gateway's verdict;
+    nothing where Prometheus knows nothing yet.
+    """
+    (path,) = (path for path in FILES if path.stem == "kendall")
+    panels = {asked.panel: asked for asked in queries_of(path) if asked.reference == "A"}
+    for side in ("Observed", "Predicted"):
+        (now,) = watched.answer(panels[side])
+        assert now["metric"]["quantity"] == "sojourn time", POLICIES[1]
+        gauge = f'kendall_{side.lower()}_sojourn_time_seconds{{stat="mean"}}'
+        (same,) = watched.prometheus.at(gauge, watched.end)
+        assert now["values"] == same["values"]
+        over = watched.answer(dataclasses.replace(panels[side], instant=False))
+        seen = {series["metric"]["quantity"] for series in over}
+        assert seen == {"queueing delay", "sojourn time"}, "one policy each"
+    (verdict,) = watched.answer(panels["Verdict"])
+    word, _ = VERDICTS[verdict["values"][0][1]]
+    (shown,) = watched.prometheus.at("kendall_prediction_verdict == 1", watched.end)
+    assert word == shown["metric"]["verdict"]
+    for panel in ("Observed", "Predicted", "Verdict"):
+        expr = filled(panels[panel].expr, window="5s", shown="60s")
+        assert watched.prometheus.at(expr, watched.start - 3600) == []
 
 
 def test_each_switch_of_the_policy_is_marked(watched: Watched) -> None:

@@ -13,6 +13,7 @@ import pytest
 from grafana_foundation_sdk.models import units
 
 from grafana import generate
+from server.live.gauges import VERDICTS
 from tests.grafana import schema
 from tests.grafana.asked import BOUNDS, FILES, FOLDER, queries_of
 
@@ -137,6 +138,33 @@ def test_the_variables_the_marks_and_the_links_are_there(path: Path) -> None:
     assert "{{policy}}" in mark["titleFormat"]
     (link,) = dashboard["links"]
     assert link["tags"] == dashboard["tags"] == ["kendall"]
+
+
+def test_the_overview_begins_with_observed_predicted_and_verdict() -> None:
+    """Side by side, before anything else; what is not known yet is said in words, in no colour of
+    its own.
+    """
+    row, *first = read(FOLDER / "kendall.json")["panels"][:4]
+    assert row["type"] == "row"
+    assert [panel["gridPos"] | {"h": 0} for panel in first] == [
+        {"x": x, "y": 1, "w": 8, "h": 0} for x in (0, 8, 16)
+    ]
+    for panel, metrics in zip(
+        first,
+        (
+            {"kendall_observed_queueing_delay_seconds", "kendall_observed_sojourn_time_seconds"},
+            {"kendall_predicted_queueing_delay_seconds", "kendall_predicted_sojourn_time_seconds"},
+            {"kendall_prediction_verdict"},
+        ),
+        strict=True,
+    ):
+        (target,) = panel["targets"]
+        assert set(re.findall(r"kendall_\w+", target["expr"])) == metrics
+        assert target["instant"] is True
+        assert panel["fieldConfig"]["defaults"]["noValue"].endswith(" yet")
+        assert panel["fieldConfig"]["defaults"]["thresholds"]["steps"][0]["color"] == "text"
+    (words,) = first[2]["fieldConfig"]["defaults"]["mappings"]
+    assert {result["text"] for result in words["options"].values()} == set(VERDICTS)
 
 
 def under(tree: Any, key: str) -> Iterator[Any]:
