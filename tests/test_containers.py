@@ -44,6 +44,8 @@ def check(document: Any, name: str) -> None:
 
 # compose
 
+GATEWAYS = ("gateway", "gateway-gpu", "gateway-demo")
+
 
 def test_compose_is_valid_by_the_compose_specification() -> None:
     compose = read(DOCKER / "compose.yaml")
@@ -76,14 +78,14 @@ def test_a_pull_request_runs_the_script_that_every_landing_runs() -> None:
 
 
 def test_compose_says_only_flags_that_the_command_has() -> None:
-    for name in ("gateway", "gateway-gpu", "load"):
+    for name in (*GATEWAYS, "load", "load-demo"):
         command = read(DOCKER / "compose.yaml")["services"][name]["command"]
         assert_flags_exist(command[0], command[1:])
 
 
 def test_compose_passes_the_hugging_face_token_and_names_the_capability_for_numa() -> None:
     services = read(DOCKER / "compose.yaml")["services"]
-    for name in ("gateway", "gateway-gpu"):
+    for name in GATEWAYS:
         assert services[name]["environment"]["HF_TOKEN"] == "${HF_TOKEN:-}"
         assert "cap_add" not in services[name]  # a note only: one NUMA node needs no capability
     (note,) = re.findall(
@@ -92,7 +94,7 @@ def test_compose_passes_the_hugging_face_token_and_names_the_capability_for_numa
         re.MULTILINE,
     )
     written = (DOCKER / "compose.yaml").read_text().replace(f"# {note[0]}", note[0])
-    for name in ("gateway", "gateway-gpu"):
+    for name in GATEWAYS:
         assert yaml.safe_load(written)["services"][name]["cap_add"] == ["SYS_NICE"]
     check(yaml.safe_load(written), "compose-spec")
 
@@ -102,7 +104,7 @@ def test_compose_leaves_no_right_that_nobody_needs() -> None:
     a known password.
     """
     services = read(DOCKER / "compose.yaml")["services"]
-    for name in ("gateway", "gateway-gpu"):
+    for name in GATEWAYS:
         service = services[name]
         assert service["read_only"] is True
         assert service["cap_drop"] == ["ALL"]
