@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -109,19 +110,27 @@ def _counts(cells: Sequence[Judged]) -> str:
         shown = f"{count.found:.1%}" if count.of is None else f"{count.found:.0f} of {count.of}"
         asked = f"at most {count.asked:.0%}" if count.of is None else f"at least {count.asked:.0f}"
         rows.append([count.says, shown, asked, "yes" if count.holds else "**no**"])
-    table, short = _of_table(cells), sum(cell.too_short for cell in _of_table(cells))
+    table = _of_table(cells)
+    found = Counter(cell.says for cell in table)
+    measured = "" if len(table) == CELLS else f"Measured: {len(table)} of {CELLS} cells. "
     return "\n".join(
         [
-            f"## {len(table)} of {CELLS} cells",
+            f"## {cells_that_hold(found['holds'], len(table), found['too short'])}",
             "",
             RULE,
             "",
             markdown_table(["asked", "found", "wanted", "met"], rows),
             "",
-            f"Too short: {short}. A cell that is too short does not hold.",
+            f"{measured}A cell that is too short does not hold.",
             "",
         ]
     )
+
+
+def cells_that_hold(held: int, of: int, too_short: int) -> str:
+    """The heading of a page: the number that its sentences have."""
+    short = f", {too_short} {'is' if too_short == 1 else 'are'} too short" if too_short else ""
+    return f"{held} of {of} cells hold{short}"
 
 
 def _of_table(cells: Sequence[Judged]) -> list[Judged]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.live.answers import CLOSE, LEVELS, verdict, verdict_of_cell
-from bench.live.page import copy_data, markdown_table
+from bench.live.page import cells_that_hold, copy_data, markdown_table
 from bench.live.results import best, read_results
 
 TITLES = {
@@ -36,13 +36,15 @@ INTRODUCTION = (
 RULE = (
     f"A statistic holds where the prediction is within {CLOSE:.0%} of the observed value or in its "
     "95 % interval; *too short*: that interval reaches further than a quarter\nof the value to "
-    "either side. A cell holds where no statistic fails."
+    "either side. A cell holds where a statistic holds and none fails; it is too short where all "
+    "are."
 )
 CELLS = {
     "holds": "holds",
     "too short": "*too short*",
     "does not hold": "**does not hold**",
 }
+PLURAL = {"holds": "hold", "does not hold": "do not hold"}
 NAMES = {"time_to_first_token": "first token", "sojourn_time": "sojourn"}
 
 
@@ -60,9 +62,8 @@ def write_production_page(folder: Path, docs: Path, design: str = "production") 
 def _counts(cells: Sequence[Mapping[str, Any]]) -> str:
     said = Counter(verdict(row) for cell in cells for row in cell["answers"])
     of_cells = Counter(verdict_of_cell(cell["answers"]) for cell in cells)
-    each = ", ".join(f"{count} {word}" for word, count in said.most_common())
-    title = f"## {of_cells['holds']} of {len(cells)} cells hold"
-    title += f", {of_cells['too short']} are too short" if of_cells["too short"] else ""
+    each = ", ".join(f"{count} {PLURAL.get(word, word)}" for word, count in said.most_common())
+    title = f"## {cells_that_hold(of_cells['holds'], len(cells), of_cells['too short'])}"
     furthest = max(
         (
             abs(row["predicted"] / row["observed"] - 1)

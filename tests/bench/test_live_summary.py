@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,24 @@ def test_the_readmes_table_is_what_the_cells_files_say() -> None:
     """
     text = README.read_text()
     assert written(text, table(cells())) == text
+
+
+@pytest.mark.parametrize("page", ["live", "production", "memory"])
+def test_the_heading_of_a_page_counts_the_cells_of_its_table(page: str) -> None:
+    """One number for one claim, in the README too."""
+    text = (ROOT / f"docs/{page}-validation.md").read_text()
+    (heading,) = (line for line in text.splitlines() if re.match(r"## \d+ of \d+", line))
+    last = [
+        line.split("|")[-2].strip(" *\\")
+        for line in text.splitlines()
+        if re.match(r"\| `?(single|dynamic|fixed|capped|elastic|continuous)", line)
+    ]
+    held, short = last.count("holds"), last.count("too short")
+    assert re.findall(r"\d+", heading) == [str(n) for n in (held, len(last), short) if n]
+    assert heading.startswith(f"## {held} of {len(last)} cells hold")
+    if page == "live":
+        assert f"| cells that hold | {held} of {len(last)} |" in text
+        assert f"{held} of {len(last)} cells hold" in README.read_text()
 
 
 def test_a_cell_that_does_not_hold_is_bold_and_is_counted(tmp_path: Path) -> None:

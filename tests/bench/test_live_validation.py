@@ -474,11 +474,11 @@ def test_the_page_says_what_holds_and_names_what_does_not(tmp_path: Path) -> Non
     for each in found:
         (cells / f"{each['cell']}.1.json").write_text(json.dumps(each))
     text = write_page(tmp_path / "run", tmp_path / "docs").read_text()
-    assert "## 4 of 24 cells" in text
+    assert "## 2 of 4 cells hold, 1 is too short\n" in text, "the heading says what the table says"
+    assert "Measured: 4 of 24 cells. A cell that is too short does not hold." in text
     assert "| cells that hold | 2 of 4 | at least 4 | **no** |" in text
     assert "20 (18 to 22) | +100.0 %" in text
     assert "| too short |" in text
-    assert "Too short: 1. A cell that is too short does not hold." in text
     assert "| 12 to 40 |" in text
     assert "| 22 |" in text, "the prediction at the cell's speeds"
     assert (
@@ -552,4 +552,4 @@ def test_a_killed_validation_is_gone_on_with(tmp_path: Path) -> None:
         assert cell["rate"] == pytest.approx(cell["load"] * model.largest_stable_rate, rel=0.02)
         assert cell["live"]["window"]["seconds"] > FAST.least / 2
         assert cell["live"]["n"] == pytest.approx(cell["n"], abs=3)
-    assert "## 2 of 24 cells" in (folder / "live-validation.md").read_text()
+    assert "Measured: 2 of 24 cells." in (folder / "live-validation.md").read_text()

@@ -176,7 +176,7 @@ def test_the_page_has_a_row_for_every_cell_and_counts_them(tmp_path: Path) -> No
         path.write_text(json.dumps(cell(f"c{number}", number, predicted)))
     page = write_production_page(folder, docs).read_text()
     assert "## 1 of 2 cells hold" in page
-    assert "4 holds, 4 does not hold; the furthest" in page
+    assert "4 hold, 4 do not hold; the furthest" in page
     assert "| bimodal | 1,234 | 61 | 100 ± 2 / 105 (+5.0%) |" in page
     assert "**100 ± 2 / 200 (+100.0%)**" in page
     assert "**does not hold** \\*" in page
