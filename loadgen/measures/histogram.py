@@ -1,8 +1,8 @@
 """A histogram of durations for people: bins of one round width, the last one open.
 
 The width is 1, 2 or 5 times a power of ten, so that 4 to 11 bins reach from the least value to the
-99th percentile. The slowest hundredth lies beyond it in one bin, which ends at the largest value: a
-single slow answer must not press all others into the first bin.
+99th percentile, or to three times the mean where that is less. What is slower lies in one bin, which
+ends at the largest value: a few slow answers must not press all others into the first bin.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from queueing.measurement.statistics import FloatArray
 
 BINS = 10  # round widths that span the range; one more where its ends lie between them
-REACH = 99.0  # percentile
+REACH, MEANS = 99.0, 3.0  # percentile; times the mean
 EQUAL, RESOLUTION = 1e-6, 1e-9  # relative and absolute range below which values are one
 ROUND = (1.0, 2.0, 5.0, 10.0)
 
@@ -34,10 +34,12 @@ def histogram(values: FloatArray) -> tuple[Bin, ...]:
     if not values.size:
         return ()
     least, most = float(values.min()), float(values.max())
-    reach = float(np.percentile(values, REACH))
     if _equal(least, most):
         return (Bin(least, most, values.size),)
-    width = _round_width((most if _equal(least, reach) else reach) - least)
+    reach = min(float(np.percentile(values, REACH)), MEANS * float(values.mean()))
+    if _equal(least, reach):
+        reach = most
+    width = _round_width(reach - least)
     first, last = math.floor(least / width), math.floor(reach / width) + 1
     edges = [width * place for place in range(first, last + 1)]
     edges[0] = min(edges[0], least)  # rounded, it can lie above

@@ -53,6 +53,15 @@ def test_one_slow_answer_does_not_press_the_others_into_one_bin() -> None:
     assert max(each.count for each in found) < 150
 
 
+def test_a_heavy_tail_leaves_the_bins_to_the_bulk() -> None:
+    """A few in a hundred are a hundred times as slow: the others still have several bins."""
+    rng = np.random.default_rng(4)
+    values = np.append(rng.exponential(0.1, 970), rng.uniform(5.0, 10.0, 30))
+    found = histogram(values)
+    assert 30 <= found[-1].count < 40
+    assert max(each.count for each in found) < 700
+
+
 def test_equal_values_are_one_bin_and_no_values_none() -> None:
     assert [(each.low, each.high, each.count) for each in histogram(np.full(7, 0.05))] == [
         (0.05, 0.05, 7)
