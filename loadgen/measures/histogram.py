@@ -1,8 +1,8 @@
 """A histogram of durations for people: bins of one round width, the last one open.
 
 The width is 1, 2 or 5 times a power of ten, so that 4 to 11 bins reach from the least value to the
-99th percentile, or to three times the mean where that is less. What is slower lies in one bin, which
-ends at the largest value: a few slow answers must not press all others into the first bin.
+99th percentile, or to three times the mean where that is less. What is slower lies in one bin,
+which ends at the largest value: a few slow answers must not press all others into the first bin.
 """
 
 from __future__ import annotations
