@@ -4,6 +4,7 @@ that nobody counted.
 
 from __future__ import annotations
 
+import importlib.resources
 import json
 from pathlib import Path
 
@@ -191,3 +192,13 @@ def test_a_bad_line_is_named(tmp_path: Path, text: str, message: str) -> None:
 def test_an_absent_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="No such file"):
         read_dataset(tmp_path / "absent.json")
+
+
+def test_the_prompts_shipped_for_smollm2_are_120_different_conversations() -> None:
+    path = Path(str(importlib.resources.files("loadgen"))) / "prompts" / "smollm2.jsonl"
+    dataset = read_dataset(path, _words)
+    assert len({_hashable(prompt) for prompt in dataset.prompts}) == len(dataset.prompts) == 120
+    assert all(isinstance(prompt, list) for prompt in dataset.prompts)  # for the chat endpoint
+    lengths = sorted(length or 0 for length in dataset.prompt_tokens)
+    assert lengths[0] <= 5
+    assert lengths[-1] >= 60  # of several lengths: words, and whole paragraphs
