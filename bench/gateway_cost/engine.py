@@ -23,6 +23,7 @@ from bench.gateway_cost.judging import LEAST_BEFORE, Finding, difference_of, mea
 from bench.gateway_cost.servers import ONE_PROCESS, QUIET, Server, child, serving, used, vllm_serve
 from bench.gateway_cost.wire import Pool, post
 from server.engines.tiny import make_tiny
+from server.engines.vllm.machine import Machine
 from server.engines.vllm.options import engine_arguments, on_cpu
 
 PEERS = ("default", "uni")
@@ -102,7 +103,8 @@ def load(server: Server, seed: np.random.SeedSequence) -> Round:
 def peer_flags(model: str) -> list[str]:
     """The gateway's engine arguments, as flags of `vllm serve`."""
     flags: list[str] = []
-    for name, value in engine_arguments(model, {"max_num_seqs": SLOTS}, cpu=on_cpu()).items():
+    machine = Machine.here() if on_cpu() else None
+    for name, value in engine_arguments(model, {"max_num_seqs": SLOTS}, machine).items():
         flag = name.replace("_", "-")
         if name in NOT_THE_PEERS:
             continue

@@ -28,6 +28,8 @@ class Capabilities:
     servers: int = 1
     # names under which requests may ask for the model, where the engine decides them
     model_names: tuple[str, ...] = ()
+    # of the model's own sampling, for calls that say nothing: temperature, top_p, ...
+    sampling: Mapping[str, float] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     hardware: Mapping[str, Any] = field(default_factory=dict)
 

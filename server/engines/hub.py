@@ -1,5 +1,5 @@
-"""Whether vLLM can fetch a model by its name, asked before the engine starts: vLLM's own answer
-is a traceback after 20 seconds.
+"""What MODEL is: a model that is made here, a folder, or a name that vLLM can fetch, asked before
+the engine starts: vLLM's own answer is a traceback after 20 seconds.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from policies.text import SpecError
+from policies.text import SpecError, suggest
 from queueing.errors import CommandError
 
 _PART = r"[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9_])?"
@@ -21,14 +21,32 @@ _OTHER_SOURCES = ("load_format", "hf_config_path")  # vLLM may then need no file
 _STORES = ("s3://", "gs://", "az://")  # that vLLM reads models from
 FILE = "config.json"
 _CONFIGURATIONS = (FILE, "params.json")  # the second is Mistral's own format
-EXPECTED = "expected `tiny`, a model directory, or a model name on the Hugging Face Hub"
+MADE_HERE = ("tiny", "smollm2")
+EXPECTED = "expected `tiny`, `smollm2`, a model directory, or a model name on the Hugging Face Hub"
+
+
+def folder_of(model: str) -> str:
+    """What vLLM loads: the folder of a model that is made here, once it is made, else the text as
+    it is.
+
+    Raises CommandError where it cannot be made.
+    """
+    if model == "tiny":
+        from server.engines.tiny import make_tiny  # noqa: PLC0415 - only where it is asked for
+
+        return str(make_tiny())
+    if model == "smollm2":
+        from server.engines.smollm2 import make_smollm2  # noqa: PLC0415
+
+        return str(make_smollm2())
+    return model
 
 
 def check_model(model: str, engine_args: Mapping[str, Any]) -> None:
     """Whether vLLM can find the model, folder or name, asked before anything is started. Raises
     SpecError, CommandError.
     """
-    if model == "tiny":
+    if model in MADE_HERE:
         return
     if not model.strip():
         raise SpecError(f"got an empty MODEL; {EXPECTED}")
@@ -57,7 +75,7 @@ def check_name(model: str, engine_args: Mapping[str, Any]) -> None:
     ):
         return
     if not _NAME.fullmatch(model):
-        raise SpecError(f"got model {model!r}, which is not a directory here; {EXPECTED}")
+        raise SpecError(f"got model {model!r}, which is not a directory here; {_expected(model)}")
     from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415 - half a second
 
     revision = engine_args.get("revision")
@@ -71,9 +89,16 @@ def check_name(model: str, engine_args: Mapping[str, Any]) -> None:
     if offline():
         raise SpecError(
             f"got model {model!r}, which is neither a directory here nor in the cache "
-            f"(HF_HUB_OFFLINE is set); {EXPECTED}"
+            f"(HF_HUB_OFFLINE is set); {_expected(model)}"
         )
     _ask_hub(model, revision)
+
+
+def _expected(model: str) -> str:
+    """With the model that is made here and has nearly that name, if there is one."""
+    name = model.rpartition("/")[2].lower()
+    near = next((made for made in MADE_HERE if name.startswith(f"{made}-")), name)
+    return EXPECTED + suggest(near, MADE_HERE)
 
 
 def offline() -> bool:
@@ -101,7 +126,7 @@ def _ask_hub(model: str, revision: str | None) -> None:
     except errors.RepositoryNotFoundError:
         raise SpecError(
             f"got model {model!r}, which is neither a directory here nor on the Hugging Face "
-            f"Hub; {EXPECTED}"
+            f"Hub; {_expected(model)}"
         ) from None
     except errors.RevisionNotFoundError:
         raise SpecError(
@@ -112,5 +137,5 @@ def _ask_hub(model: str, revision: str | None) -> None:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise CommandError(
             f"got model {model!r}, which is not a directory here, and the Hugging Face Hub "
-            f"cannot be reached ({reason}); {EXPECTED}"
+            f"cannot be reached ({reason}); {_expected(model)}"
         ) from None

@@ -9,11 +9,7 @@ seed, so every load is the same model.
 from __future__ import annotations
 
 import itertools
-import json
-import os
-import shutil
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +17,13 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from queueing.errors import CommandError
+from server.engines.checkouts import (
+    TOKENIZER,
+    make_folder,
+    models_home,
+    write_json,
+    write_weights,
+)
 
 RECIPE = 1  # part of the folder's name: a changed recipe makes a new model
 SEED = 20260101
@@ -39,56 +41,23 @@ _SPACE = "Ġ"  # byte-level BPE writes a space so
 
 
 def tiny_home() -> Path:
-    """Where the model lives: the user's cache. Raises CommandError: a user without a home."""
-    try:
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    except RuntimeError:
-        raise CommandError(
-            "got no home folder for the model `tiny`; expected one: set XDG_CACHE_HOME to a folder"
-        ) from None
-    return cache / "kendall" / "models" / f"tiny-{RECIPE}"
+    """Where the model lives. Raises CommandError: a user without a home."""
+    return models_home("tiny") / f"tiny-{RECIPE}"
 
 
 def make_tiny(directory: Path | None = None) -> Path:
-    """Make the model folder if it is not there yet and return it. Safe beside others who do the
-    same.
-
-    Raises CommandError where it cannot be written.
-    """
-    directory = tiny_home() if directory is None else directory
-    try:
-        if not (directory / "config.json").exists():
-            _make(directory)
-    except OSError as error:
-        expected = (
-            f"a folder that can be written to ({error.strerror or error}): set "
-            "XDG_CACHE_HOME to another one"
-        )
-        raise CommandError(
-            f"got {directory.parent} for the model `tiny`; expected {expected}"
-        ) from None
-    return directory
-
-
-def _make(directory: Path) -> None:
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    building = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
-    try:
-        _write(building)
-        building.chmod(0o755)  # mkdtemp's 0o700 would hide it from a container's other user
-        building.rename(directory)
-    except OSError:
-        if not (directory / "config.json").exists():  # else another process was first
-            raise
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
+    """Make the model folder if it is not there yet and return it; see `make_folder`."""
+    return make_folder(tiny_home() if directory is None else directory, "tiny", _write)
 
 
 def _write(directory: Path) -> None:
-    tokenizer().save(str(directory / "tokenizer.json"))
-    for name, content in _json_files().items():
-        (directory / name).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    _write_safetensors(directory / "model.safetensors", dict(_weights(np.random.default_rng(SEED))))
+    tokenizer().save(str(directory / TOKENIZER))
+    write_json(directory, _json_files())
+    weights = dict(_weights(np.random.default_rng(SEED)))
+    shapes = {name: tensor.shape for name, tensor in weights.items()}
+    # the upper half of a float32
+    halves = ((tensor.view(np.uint32) >> 16).astype(np.uint16) for tensor in weights.values())
+    write_weights(directory, shapes, halves)
 
 
 def _json_files() -> dict[str, dict[str, Any]]:
@@ -98,8 +67,7 @@ def _json_files() -> dict[str, dict[str, Any]]:
         | {
             "architectures": ["LlamaForCausalLM"],
             "model_type": "llama",
-            # on a CPU vLLM computes in bfloat16 all the same, unless dtype=float32 is among its
-            # arguments
+            # on a CPU the processor decides (server/engines/vllm/cpu.py)
             "dtype": "float32",
             "hidden_act": "silu",
             "hidden_size": HIDDEN,
@@ -175,27 +143,3 @@ def _weights(rng: np.random.Generator) -> Iterator[tuple[str, npt.NDArray[np.flo
     # normed activations have length sqrt(HIDDEN): logits get a deviation of 0.002 * 16 = 0.03, near
     # uniform
     yield "lm_head.weight", normal(VOCABULARY, HIDDEN, scale=0.002)
-
-
-def _write_safetensors(path: Path, tensors: Mapping[str, npt.NDArray[np.float32]]) -> None:
-    """The safetensors format: length of the header (8 bytes, little-endian), JSON header, data;
-    here bfloat16.
-
-    By hand because the base installation, which has no vLLM, has no safetensors either.
-    """
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    blobs: list[bytes] = []
-    offset = 0
-    for name, tensor in tensors.items():
-        # bfloat16 is the upper half of a float32
-        blob = (tensor.view(np.uint32) >> 16).astype("<u2").tobytes()
-        header[name] = {
-            "dtype": "BF16",
-            "shape": list(tensor.shape),
-            "data_offsets": [offset, offset + len(blob)],
-        }
-        blobs.append(blob)
-        offset += len(blob)
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(blobs))

@@ -64,8 +64,8 @@ def serve_command(
         str,
         typer.Argument(
             help=(
-                "`tiny` (a small model built locally), a model directory, or a model name on the "
-                "Hugging Face Hub."
+                "`tiny` (built locally; random text), `smollm2` (a small model that answers; "
+                "fetched once), a model directory, or a model name on the Hugging Face Hub."
             ),
             envvar="KENDALL_MODEL",
         ),

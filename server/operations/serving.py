@@ -28,6 +28,7 @@ from queueing.latency.profile import load_law, poor_fit_of
 from queueing.measurement.machine import split_cpus
 from queueing.measurement.paths import check_writable
 from server.engines.base import Engine, EngineStartError
+from server.engines.hub import EXPECTED, check_model, folder_of
 from server.gateway import Gateway
 from server.http.app import create_app
 from server.http.arrival_timestamps import protocol_with, stamps_arrivals
@@ -61,10 +62,7 @@ def choose_engine(settings: Settings) -> tuple[Engine, LatencyModel | None]:
     before any socket exists.
     """
     if settings.engine != "http" and not settings.model.strip():
-        raise SpecError(
-            "got an empty MODEL; expected `tiny`, a model directory, or a model name on the "
-            "Hugging Face Hub"
-        )
+        raise SpecError(f"got an empty MODEL; {EXPECTED}")
     _prepare_tracing(settings.otlp_traces_endpoint)
     law = load_law(settings.latency) if settings.latency else None
     if settings.latency and (warning := poor_fit_of(settings.latency)) is not None:
@@ -157,10 +155,9 @@ def _whole(key: str, value: Any) -> int:
 
 
 def _vllm_engine(settings: Settings) -> Engine:
-    from server.engines.hub import check_model  # noqa: PLC0415
-    from server.engines.tiny import make_tiny  # noqa: PLC0415
     from server.engines.vllm.engine import VllmEngine, prepare  # noqa: PLC0415
-    from server.engines.vllm.options import check_names  # noqa: PLC0415
+    from server.engines.vllm.machine import Machine  # noqa: PLC0415
+    from server.engines.vllm.options import check_names, on_cpu  # noqa: PLC0415
 
     check_names(settings.engine_args)
     check_model(settings.model, settings.engine_args)
@@ -169,7 +166,7 @@ def _vllm_engine(settings: Settings) -> Engine:
     prepare(settings.model)
     if gateway_cpus:
         os.sched_setaffinity(0, gateway_cpus)
-    model = str(make_tiny()) if settings.model == "tiny" else settings.model
+    model = folder_of(settings.model)
     form_time = settings.security.max_form_compile_time
     # EngineCore asks it where an answer's form begins
     reasoning = settings.reasoning_parser
@@ -179,8 +176,10 @@ def _vllm_engine(settings: Settings) -> Engine:
     )
     if settings.replicas == 1:
         return make()
+    # before the first of them has taken its part
+    memory = {"machine": Machine.here() if on_cpu() else None, "engines": settings.replicas}
     return ServingReplicas(
-        lambda server_id: make(replica=server_id), settings.replicas, settings.supervision
+        lambda server_id: make(replica=server_id, **memory), settings.replicas, settings.supervision
     )
 
 
@@ -199,7 +198,7 @@ def _ray_engine(settings: Settings) -> Engine:
     needs, engine_args = needs_of(settings.engine_args)
     check_names(engine_args)
     form_time = settings.security.max_form_compile_time
-    make = partial(vllm_engine, settings.model, engine_args, form_time)
+    make = partial(vllm_engine, settings.model, engine_args, form_time, settings.replicas)
 
     def actor(server_id: int) -> Engine:
         del server_id

@@ -56,7 +56,7 @@ def test_a_folder_is_looked_at_before_anything_starts(
     for folder in ("./", str(tmp_path)):
         with pytest.raises(
             SpecError,
-            match=r"a folder without config\.json; expected `tiny`, a model directory",
+            match=r"a folder without config\.json; expected `tiny`, `smollm2`, a model directory",
         ):
             hub.check_model(folder, {})
         hub.check_model(folder, {"hf_config_path": "elsewhere"})

@@ -26,7 +26,7 @@ def test_a_kind_may_be_preempted_or_not(body: Body, *, goes_on: bool) -> None:
     call = CompletionRequest.model_validate_json(
         json.dumps({"model": "tiny", "prompt": "a"} | body)
     )
-    assert resumable(sampling_of(call, 24, call.seed)) is goes_on
+    assert resumable(sampling_of(call, 24, call.seed, {})) is goes_on
 
 
 def test_every_parameter_of_sampling_is_in_some_kind() -> None:

@@ -99,10 +99,15 @@ class EngineActor:
         return self._engine.decode(token_ids)
 
 
-def vllm_engine(model: str, engine_args: Mapping[str, Any], form_time: float) -> Engine:
-    """On the machine of the actor, which makes the tiny model itself."""
-    from server.engines.tiny import make_tiny  # noqa: PLC0415
+def vllm_engine(
+    model: str, engine_args: Mapping[str, Any], form_time: float, engines: int = 1
+) -> Engine:
+    """On the machine of the actor, which makes `tiny` and `smollm2` itself; `engines`: how many may
+    be there.
+    """
+    from server.engines.hub import folder_of  # noqa: PLC0415
     from server.engines.vllm.engine import VllmEngine  # noqa: PLC0415
 
-    path = str(make_tiny()) if model == "tiny" else model
-    return VllmEngine(path, engine_args=engine_args, form_time=form_time)
+    return VllmEngine(
+        folder_of(model), engine_args=engine_args, form_time=form_time, engines=engines
+    )

@@ -192,6 +192,7 @@ class Core:
             chunked_prefill=bool(scheduler.enable_chunked_prefill),
             eos_token_ids=self._eos_token_ids(),
             vocab_size=model.get_vocab_size(),
+            sampling=model.get_diff_sampling_param(),
             versions={
                 "vllm": vllm.__version__,
                 "torch": str(torch.__version__),

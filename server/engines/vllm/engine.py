@@ -31,6 +31,7 @@ from server.engines.base import (
 )
 from server.engines.vllm.boot import STOPS, Boot, Forks
 from server.engines.vllm.forms import FormCompiler
+from server.engines.vllm.machine import Machine
 from server.engines.vllm.options import check_model, engine_arguments, on_cpu
 from server.engines.vllm.process import CpuSplit, engine_error, parse_cpus, prepare
 from server.engines.vllm.reader import Reader, first_line
@@ -78,6 +79,8 @@ class VllmEngine:
         hang_timeout: float | None = None,
         form_time: float = FORM_TIME,
         replica: int | None = None,
+        machine: Machine | None = None,
+        engines: int = 1,
     ) -> None:
         self.on_step: Callable[[Step], None] | None = None
         self.on_death: Callable[[str], None] | None = None
@@ -87,6 +90,8 @@ class VllmEngine:
         self._hang_timeout = hang_timeout or (HANG_TIMEOUT if on_cpu() else COMPILING_HANG_TIMEOUT)
         self._form_time = form_time
         self._replica = replica  # its number where there are several
+        # of a CPU engine: as it is when the engine starts, unless given; `engines` share it
+        self._machine, self._engines = machine, engines
         self._forms: FormCompiler | None = None
         self._failures = 0  # in a row, of the way in
         self._readers: dict[str, Reader] = {}
@@ -138,6 +143,8 @@ class VllmEngine:
 
     def _boot(self, loop: asyncio.AbstractEventLoop, forks: Forks) -> Core:
         check_model(self._model, "tokenizer" in self._engine_args)
+        machine = self._machine or (Machine.here() if on_cpu() else None)
+        arguments = engine_arguments(self._model, self._engine_args, machine, self._engines)
         prepare(self._model)
         engine_error()  # forget an older one
         from server.engines.vllm import core as vllm_core  # noqa: PLC0415  # six seconds, in this thread
@@ -149,7 +156,7 @@ class VllmEngine:
                 self.on_step(Step(loop.time(), running, admitted, prompt_tokens))
 
         return vllm_core.boot(
-            engine_arguments(self._model, self._engine_args, cpu=on_cpu()),
+            arguments,
             on_step,
             forks,
             self._replica,

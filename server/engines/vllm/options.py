@@ -15,6 +15,8 @@ from typing import Any
 
 from policies.text import SpecError, suggest
 from server.engines.base import EngineStartError
+from server.engines.vllm.cpu import cpu_defaults
+from server.engines.vllm.machine import Machine
 
 EXECUTOR = "server.engines.vllm.executor.InProcessExecutor"
 ARGUMENT_CLASSES = (
@@ -23,10 +25,6 @@ ARGUMENT_CLASSES = (
 )  # in vllm/engine/arg_utils.py; their annotated fields are the arguments
 KINDS = ("tensor", "pipeline", "data")  # of parallelism
 NO_DOMAIN = "no-domain.invalid"
-MAX_NUM_SEQS = 64
-MIN_BATCHED_TOKENS = 8192  # a batch of 64 prompts of 128 tokens begins in one step
-# bytes; up to here every sequence gets its full context, beyond vLLM decides
-LARGEST_SIZED_KV = 512 << 20
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer.model",
@@ -107,8 +105,14 @@ def _own_name(name: str) -> str:
     return name.lstrip("-").replace("-", "_")
 
 
-def engine_arguments(model: str, given: Mapping[str, Any], *, cpu: bool) -> dict[str, Any]:
-    """All arguments for vLLM: the user's own, and defaults where the user is silent."""
+def engine_arguments(
+    model: str, given: Mapping[str, Any], machine: Machine | None, engines: int = 1
+) -> dict[str, Any]:
+    """All arguments for vLLM: the user's own, and defaults where the user is silent. `machine`:
+    where the CPU computes, which `engines` share.
+
+    Raises EngineStartError for a model that does not fit into the memory.
+    """
     own = {_own_name(key): parsed(value) for key, value in given.items()}
     defaults: dict[str, Any] = {
         "model": model,
@@ -119,8 +123,8 @@ def engine_arguments(model: str, given: Mapping[str, Any], *, cpu: bool) -> dict
         # it counts on sequences that start in the order of their arrival
         "mm_processor_cache_gb": 0,
     }
-    if cpu:
-        defaults |= _cpu_defaults(_config_of(model), own)
+    if machine is not None:
+        defaults |= cpu_defaults(model, _config_of(model), own, machine, engines)
     if _fits_one_process(own):
         defaults["distributed_executor_backend"] = EXECUTOR
     return defaults | own
@@ -145,46 +149,7 @@ def _fits_one_process(own: Mapping[str, Any]) -> bool:
 def _config_of(model: str) -> dict[str, Any]:
     path = Path(model) / "config.json"
     config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return config.get("text_config") or config
-
-
-def _cpu_defaults(config: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Whole prompts in one step, no compilation, costs that do not depend on what was served
-    before.
-
-    A prompt computed in chunks together with a `seed` kills vLLM's CPU engine ("CPU Generator does
-    not use offset"): chunking is off wherever the context's length is known beforehand.
-    """
-    chosen: dict[str, Any] = {
-        "enforce_eager": True,
-        "block_size": 32,
-        "enable_prefix_caching": False,
-        "max_num_seqs": MAX_NUM_SEQS,
-    }
-    length = own.get("max_model_len") or config.get("max_position_embeddings")
-    if not isinstance(length, int):
-        return chosen
-    chosen |= {
-        "enable_chunked_prefill": False,
-        "max_num_batched_tokens": max(MIN_BATCHED_TOKENS, length),
-    }
-    if own.get("dtype", "auto") != "auto":
-        config = {**config, "dtype": own["dtype"]}
-    wanted = kv_bytes_per_token(config) * length * (own.get("max_num_seqs") or MAX_NUM_SEQS)
-    if 0 < wanted <= LARGEST_SIZED_KV and "gpu_memory_utilization" not in own:
-        chosen["kv_cache_memory_bytes"] = wanted
-    return chosen
-
-
-def kv_bytes_per_token(config: Mapping[str, Any]) -> int:
-    """Keys and values of one token in all layers; 0 where the configuration does not say."""
-    heads = config.get("num_attention_heads")
-    layers = config.get("num_hidden_layers")
-    if not heads or not layers:
-        return 0
-    head_size = config.get("head_dim") or config.get("hidden_size", 0) // heads
-    width = 4 if config.get("dtype", config.get("torch_dtype")) in {"float32", "float"} else 2
-    return int(2 * layers * (config.get("num_key_value_heads") or heads) * head_size * width)
+    return config | (config.get("text_config") or {})
 
 
 def check_model(model: str, own_tokenizer: bool) -> None:

@@ -16,6 +16,7 @@ from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
 
+from server.engines.hub import MADE_HERE
 from server.engines.vllm.options import on_cpu
 
 # environment variables by which the gateway speaks to the EngineCore process that it starts
@@ -87,7 +88,7 @@ def _remove_notes(folder: str, owner: int) -> None:
 def _environment(model: str) -> dict[str, str]:
     chosen = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "TOKENIZERS_PARALLELISM": "false"}
     chosen |= _QUIET
-    if model == "tiny" or (model and Path(model).is_dir()):
+    if model in MADE_HERE or (model and Path(model).is_dir()):
         chosen["HF_HUB_OFFLINE"] = "1"
     if on_cpu():
         # one thread: a second one gains little and spins against the gateway

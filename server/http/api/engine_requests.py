@@ -56,7 +56,7 @@ async def engine_requests_of(
     for prompt in prompts:
         limit = _limit(gateway, bounds, call, len(prompt))
         if shared is None:
-            shared = sampling_of(call, limit, call.seed)
+            shared = sampling_of(call, limit, call.seed, bounds.sampling)
         elif limit != shared.max_tokens:
             shared = replace(shared, max_tokens=limit, min_tokens=min(call.min_tokens, limit))
         requests += _choices(call, arrival, prompt, shared, deadline, first=len(requests))

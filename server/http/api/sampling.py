@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from server.engines.base import (
     BusyError,
     InvalidSamplingError,
@@ -18,13 +20,19 @@ _SAME_NAME = (
     "top_k",
     "min_p",
     "repetition_penalty",
-)  # None leaves the engine's default
+)  # None leaves the model's default
 
 
-def sampling_of(call: Generation, limit: int, seed: int | None) -> Sampling:
-    """For one sequence with at most `limit` output tokens."""
+def sampling_of(
+    call: Generation, limit: int, seed: int | None, own: Mapping[str, float]
+) -> Sampling:
+    """For one sequence with at most `limit` output tokens, of a model with its `own` sampling."""
     fields = call.__dict__  # a model's own look-up takes ten times as long
-    given = {name: value for name in _SAME_NAME if (value := fields[name]) is not None}
+    given = {
+        name: value
+        for name in _SAME_NAME
+        if (value := fields[name]) is not None or (value := own.get(name)) is not None
+    }
     allowed, least = fields["allowed_token_ids"], fields["min_tokens"]
     return Sampling(
         max_tokens=limit,
