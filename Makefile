@@ -16,8 +16,8 @@ OPERATOR_RULES := docker/k8s/components/prometheus-operator/prometheusrule.yaml
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: ## make .venv; FLAVOUR=cpu|cuda|emulated, PYTHON=python3.11
-	@$(PYTHON) tools/setup_env.py $(if $(FLAVOUR),--flavour $(FLAVOUR))
+setup: ## make .venv; FLAVOUR=cpu|cuda|emulated, PYTHON=python3.11, MODEL=smollm2 fetches that model
+	@$(PYTHON) tools/setup_env.py $(if $(FLAVOUR),--flavour $(FLAVOUR)) $(if $(MODEL),--model $(MODEL))
 
 setup-dev: ## the same with the development tools that test, check and others need
 	@$(PYTHON) tools/setup_env.py --dev $(if $(FLAVOUR),--flavour $(FLAVOUR))

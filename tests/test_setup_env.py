@@ -91,6 +91,33 @@ def test_a_users_environment_holds_its_flavour_and_nothing_of_development(
     assert environment.set_up() == []
 
 
+def fake_python(venv: Path, status: int) -> Path:
+    """An environment whose Python writes down what it was called with."""
+    python = venv / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(
+        f'#!/bin/sh\npwd > "{venv}/called"\necho "$@" >> "{venv}/called"\nexit {status}\n'
+    )
+    python.chmod(0o755)
+    return venv / "called"
+
+
+def test_a_model_is_fetched_by_the_environments_own_python_away_from_the_sources(
+    tool: ModuleType, tmp_path: Path
+) -> None:
+    called = fake_python(tmp_path / "venv", 0)
+    tool.fetch_model(tmp_path / "venv", "smollm2")
+    where, what = called.read_text().splitlines()
+    assert where == str(tmp_path / "venv")
+    assert what == "-I -c from server.engines.smollm2 import main; main()"
+
+
+def test_a_model_that_cannot_be_fetched_fails_the_setup(tool: ModuleType, tmp_path: Path) -> None:
+    fake_python(tmp_path / "venv", 1)
+    with pytest.raises(tool.SetupError, match="the model smollm2 could not be fetched; see above"):
+        tool.fetch_model(tmp_path / "venv", "smollm2")
+
+
 @pytest.mark.parametrize(("dev", "copy"), [(False, False), (True, False), (False, True)])
 def test_everything_is_compiled_for_development_and_images_only(
     environment: Environment, dev: bool, copy: bool

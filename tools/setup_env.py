@@ -2,8 +2,9 @@
 
 A virtual environment with the pinned packages of one flavour: `cpu` and `cuda` hold vLLM,
 `emulated` has no real engine. `--dev` adds the tools of development (`make test` does); they stay
-until the environment is made anew. Each part is installed only when its lock has changed. Standard
-library only. Up to date, it returns at once and says nothing.
+until the environment is made anew. Each part is installed only when its lock has changed. `--model`
+fetches a model that `kendall serve` would fetch on first use. Standard library only. Up to date, it
+returns at once and says nothing.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ STARTED_ENGINE = (
 )
 TICK = 1.0  # seconds between signs of life on a terminal
 LISTED = (" + ", " - ", " ~ ")  # how uv begins the line of one package
+MODELS = ("smollm2",)  # that are fetched; `tiny` is not
 PASSING = (
     "Downloading ",
     "Downloaded ",
@@ -61,7 +63,10 @@ class SetupError(Exception):
 def main() -> int:
     """Exit status 0: the environment is there; 1: it is not, with one line why."""
     try:
-        set_up(_arguments())
+        arguments = _arguments()
+        set_up(arguments)
+        if arguments.model:
+            fetch_model(arguments.venv.resolve(), arguments.model)
     except SetupError as error:
         print(f"setup: {error}", file=sys.stderr)
         return 1
@@ -115,6 +120,13 @@ def set_up(arguments: argparse.Namespace) -> None:
     )
 
 
+def fetch_model(venv: Path, model: str) -> None:
+    """Into the user's cache; says what it does."""
+    call = f"from server.engines.{model} import main; main()"
+    if subprocess.run([_python(venv), "-I", "-c", call], cwd=venv, check=False).returncode != 0:
+        raise SetupError(f"the model {model} could not be fetched; see above")
+
+
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -139,6 +151,11 @@ def _arguments() -> argparse.Namespace:
         "--copy",
         action="store_true",
         help="copy the project into the environment instead of linking it, for an image",
+    )
+    parser.add_argument(
+        "--model",
+        choices=MODELS,
+        help="also fetch this model, which `kendall serve` would fetch on first use",
     )
     return parser.parse_args()
 

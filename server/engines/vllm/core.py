@@ -26,13 +26,20 @@ from vllm.exceptions import VLLMClientError
 from vllm.inputs import tokens_input
 from vllm.platforms import current_platform
 from vllm.renderers import ChatParams
+from vllm.renderers.chat_utils import ChatTemplateResolutionError
 from vllm.renderers.inputs.preprocess import parse_model_prompt
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.loggers import PrometheusStatLogger, StatLoggerBase
 
 from queueing.measurement.machine import hardware
-from server.engines.base import Capabilities, EngineRequest, Sampling, Structured
+from server.engines.base import (
+    Capabilities,
+    EngineRequest,
+    InvalidPromptError,
+    Sampling,
+    Structured,
+)
 from server.engines.vllm.boot import Forks
 from server.engines.vllm.options import on_devices
 from server.engines.vllm.process import kill_tree
@@ -51,6 +58,10 @@ PROMPT_ERRORS: tuple[type[Exception], ...] = (
     KeyError,
     AttributeError,
     TemplateError,
+)
+NO_CHAT_TEMPLATE = (
+    "got a chat, for which the model has no chat template; expected a call of /v1/completions, or "
+    "chat_template.jinja in the model's folder"
 )
 # seconds that the event loop waits for it at most when an engine has died: milliseconds, unless the
 # machine is starved
@@ -167,12 +178,17 @@ class Core:
     async def tokens_of_chat(
         self, messages: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any]
     ) -> list[int]:
-        """Through vLLM's renderer and the model's chat template."""
+        """Through vLLM's renderer and the model's chat template. Raises InvalidPromptError where
+        the model has none.
+        """
         given = {"add_generation_prompt": True, **arguments, "tokenize": False}
         template = given.pop("chat_template", None)
         conversation = [dict(message) for message in messages]
         params = ChatParams(chat_template=template, chat_template_kwargs=given)
-        _, (rendered,) = await self.llm.renderer.render_chat_async([conversation], params)
+        try:
+            _, (rendered,) = await self.llm.renderer.render_chat_async([conversation], params)
+        except ChatTemplateResolutionError as error:
+            raise InvalidPromptError(NO_CHAT_TEMPLATE) from error
         return list(rendered["prompt_token_ids"])
 
     def capabilities(self) -> Capabilities:

@@ -30,7 +30,7 @@ MULTIPLY_BFLOAT16 = ("avx512_bf16", "amx_bf16", "bf16")  # in /proc/cpuinfo; the
 # bytes beside weights, KV memory and steps: the gateway and vLLM in its two processes take 1.3 GiB
 # (tiny, x86-64, vLLM 0.32, November 2026), of which some is taken already
 RESERVE = 5 << 28
-RESERVED_PART = 0.05  # of what is free, in addition: others grow as well
+RESERVED_PART = 0.1  # of what is free, in addition: others grow as well
 VLLM_PART = 0.92  # of the machine's memory: what vLLM takes by itself
 FLOATS = ("F16", "BF16", "F32", "F64")  # of safetensors: loaded in the engine's own dtype
 WIDTH = {"float32": 4, "float": 4}  # bytes; other dtypes have two

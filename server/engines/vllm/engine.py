@@ -390,6 +390,8 @@ async def _tokens(
 
     try:
         return await call
+    except InvalidPromptError:
+        raise
     except PROMPT_ERRORS as error:
         if getattr(error, "parameter", None) in TOO_LONG and capabilities is not None:
             most = capabilities.longest_prompt
