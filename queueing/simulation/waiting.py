@@ -4,7 +4,7 @@ in constant time each.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import overload
 
 from policies.core import Request, Waiting
@@ -84,6 +84,10 @@ class WaitingQueue(Sequence[Waiting]):
         self._items, self._head = list(waits.values()), 0
         self.prompt_tokens -= _prompt_tokens(chosen)
         return chosen
+
+    def renew(self, renewed: Callable[[Waiting], Waiting]) -> None:
+        """Each as `renewed` has it, with the same prompt."""
+        self._items[self._head :] = map(renewed, self)
 
     def remove(self, request_id: str) -> Waiting | None:
         """Remove one, wherever it stands; None where it does not wait."""

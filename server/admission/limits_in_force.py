@@ -64,6 +64,7 @@ class LimitsInForce:
     def govern(self, batcher: Batcher) -> None:
         """The engine is up, and this is its queue."""
         self._batcher = batcher
+        batcher.limit_tokens(self.max_output_tokens)
         batcher.decisions.on_faulty = self.replace_faulty
         batcher.decisions.on_failure = lambda: self._metrics.policy_failed(batcher.policy_text)
         self._metrics.switched(
@@ -129,6 +130,8 @@ class LimitsInForce:
         patience = change.patience if "patience" in named else self.patience
         if policy is None and (limit, patience) == (self.max_output_tokens, self.patience):
             return self.state()  # nothing changes: the evidence of the epoch is kept
+        if limit != self.max_output_tokens:
+            batcher.limit_tokens(limit)
         self.max_output_tokens, self.patience = limit, patience
         self.fault = None if policy is not None else self.fault
         epoch = self.begin_epoch(policy)

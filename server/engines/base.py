@@ -147,6 +147,26 @@ class EngineRequest(msgspec.Struct, frozen=True):
     # further arguments of the engine's own call: what its reasoning parser needs to know
     engine_arguments: Mapping[str, Any] | None = None
     trace: Traced | None = None  # where calls are traced
+    # the client's own limit or what the context has left, without the gateway's; None: the
+    # gateway's does not hold for it
+    asked_output_tokens: int | None = None
+
+    def under(self, limit: int | None, made: int = 0) -> EngineRequest:
+        """The same request under another token limit of the gateway, never below the token after
+        those `made` already.
+        """
+        most = self.asked_output_tokens
+        if most is None:
+            return self
+        if limit is not None and limit < most:
+            most = limit if limit > made else made + 1
+        if most == self.request.max_output_tokens:
+            return self
+        return msgspec.structs.replace(
+            self,
+            request=self.request._replace(max_output_tokens=most),
+            sampling=msgspec.structs.replace(self.sampling, max_tokens=most),
+        )
 
     @property
     def ends_by_itself(self) -> bool:

@@ -31,6 +31,9 @@ class PassedCall(msgspec.Struct, frozen=True):
     prompt_bytes: int = 0  # of the values that make the prompt
     prompt_start: bytes = b""  # the first PROMPT_START of them
     most_tokens: int | None = None  # of the whole answer, where the call has a limit
+    # body and most_tokens under a token limit of the gateway: those that are sent, once it is
+    # dispatched
+    under: Callable[[int | None], tuple[bytes, int | None]] | None = None
 
 
 def in_trace(call: PassedCall, trace: Mapping[str, str]) -> PassedCall:

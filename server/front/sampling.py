@@ -40,7 +40,7 @@ def sampling_of(params: Any, plain: Any, limit: int) -> Sampling:
     same |= {name: tuple(getattr(params, name)) for name in LISTS}
     return Sampling(
         max_tokens=limit,
-        min_tokens=min(params.min_tokens, limit),
+        min_tokens=params.min_tokens,
         logit_bias=dict(params.logit_bias) if params.logit_bias else None,
         allowed_token_ids=None
         if params.allowed_token_ids is None

@@ -193,7 +193,6 @@ def _options_of(
         include_usage=usage,
         continuous_usage=usage and streaming is not None and streaming.continuous_usage_stats,
         n=call.n,
-        client_limit=call.client_limit(),
         failure=gateway.overload.rejections.failure,
         timeouts=timeouts,
     )

@@ -37,7 +37,6 @@ class AnswerOptions(Struct, kw_only=True, eq=False):
     include_usage: bool
     continuous_usage: bool  # vLLM gives it with `include_usage` only
     n: int
-    client_limit: int | None
     # the error of a sequence that fails, by its code and message
     failure: Callable[[str, str], ApiError] = failure_error
     timeouts: Timeouts | None = None  # of the call
@@ -114,7 +113,7 @@ class Submitted(Response):
     def _submit(self) -> list[SequenceState]:
         if self.timing is not None:
             self.timing.begin()
-        sequences = self._batcher.submit(self._requests, self._parts, self._options.client_limit)
+        sequences = self._batcher.submit(self._requests, self._parts)
         for part, sequence in zip(self._parts, sequences, strict=True):
             part.sequence = sequence
             sequence.timing = self.timing

@@ -74,6 +74,7 @@ class Batcher(QueueView):
         self._loop = asyncio.get_running_loop()
         self.now = clock_of(self._loop)
         self.epoch = 0
+        self.max_output_tokens: int | None = None  # in force; `limit_tokens` changes it
         self.failures: Counter[str] = Counter()  # failed requests, by the code of the error
         self.observers = Observers(observers)
         self.decisions = DecisionLoop(self._step, lambda: self.policy_text)
@@ -85,6 +86,7 @@ class Batcher(QueueView):
         def requeue(sequences: Sequence[SequenceState]) -> None:  # to be dispatched once more
             for sequence in sequences:
                 self.decisions.put_back(sequence.id)
+                sequence.limit_tokens()
             self._queue.put_back([sequence.waiting() for sequence in sequences])
 
         self._service.requeue = requeue
@@ -104,7 +106,6 @@ class Batcher(QueueView):
         self,
         requests: Sequence[EngineRequest],
         consumers: Sequence[Consumer],
-        client_limit: int | None = None,
     ) -> list[SequenceState]:
         """Put sequences into the queue, all of one call together, and ask the policy. Raises
         ValueError where an id is in use.
@@ -118,11 +119,12 @@ class Batcher(QueueView):
             )
         eos = self._service.capabilities.eos_token_ids
         sequences = [
-            sequence_of(self, engine_request, eos, consumer, client_limit)
+            sequence_of(self, engine_request, eos, consumer)
             for engine_request, consumer in zip(requests, consumers, strict=True)
         ]
         self._ledger.add(sequences)
         for sequence in sequences:
+            sequence.limit_tokens()
             self._queue.append(sequence.waiting())
             deadline = sequence.engine_request.request.deadline
             if deadline < math.inf:
@@ -146,6 +148,17 @@ class Batcher(QueueView):
             self._govern(policy)
         self.ask()
         return self.epoch
+
+    def limit_tokens(self, limit: int | None) -> None:
+        """The gateway's token limit, for those who wait too; what is in service keeps its own. The
+        policy is not asked: an epoch begins.
+        """
+        self.max_output_tokens = limit
+        unsettled = self._ledger.unsettled
+        for sequence in unsettled.values():
+            if sequence.batch is None:
+                sequence.limit_tokens()
+        self._queue.renew(lambda waiting: unsettled[waiting.request.id].waiting())
 
     def _govern(self, policy: Policy) -> None:
         self.policy = served_as(policy, pads=self.capabilities.pads)
@@ -308,6 +321,7 @@ class Batcher(QueueView):
         sequences = [self._ledger.unsettled[request_id] for request_id in decision.request_ids]
         for sequence in sequences:
             self._service.preempt(sequence, now)
+            sequence.limit_tokens()
         self._queue.put_back([sequence.waiting() for sequence in sequences])
 
 

@@ -11,7 +11,7 @@ import msgspec
 
 from server.engines.base import EngineRequest
 from server.engines.passing import Answered, Refused
-from server.queue.sequence import Consumer, Owner, SequenceState
+from server.queue.sequence import Batch, Consumer, Owner, SequenceState
 from server.queue.stop_detector import StopDetector
 
 MOST_RETURNS = 1  # a call that was returned is dispatched once more
@@ -66,9 +66,8 @@ class PassedSequence(SequenceState):
         engine_request: EngineRequest,
         stop_detector: StopDetector,
         consumer: Consumer,
-        client_limit: int | None,
     ) -> None:
-        super().__init__(owner, engine_request, stop_detector, consumer, client_limit)
+        super().__init__(owner, engine_request, stop_detector, consumer)
         self.begun = False  # the answer began: it cannot be had elsewhere any more
 
     @property
@@ -89,6 +88,15 @@ class PassedSequence(SequenceState):
     @property
     def _over(self) -> bool:
         return self.stop_detector.finish_reason is not None or self.outcome is not None
+
+    def begin_service(self, batch: Batch, epoch: int) -> None:
+        """It was dispatched: its body is sent with the token limit in force."""
+        super().begin_service(batch, epoch)
+        call = self.engine_request.call
+        if call is not None and call.under is not None:
+            body, most = call.under(self._owner.max_output_tokens)
+            sent = msgspec.structs.replace(call, body=body, most_tokens=most)
+            self.engine_request = msgspec.structs.replace(self.engine_request, call=sent)
 
     def on_head(self, headers: Sequence[tuple[str, str]], *, streamed: bool) -> None:
         """The answer begins."""
@@ -162,12 +170,11 @@ def sequence_of(
     engine_request: EngineRequest,
     eos: Collection[int],
     consumer: Consumer,
-    client_limit: int | None,
 ) -> SequenceState:
     """A request that has arrived: tokens are expected for it, or another server's bytes."""
     if engine_request.call is None:
         ends = eos if engine_request.ends_by_itself else ()
         detector = StopDetector(engine_request.sampling, ends)
-        return SequenceState(owner, engine_request, detector, consumer, client_limit)
+        return SequenceState(owner, engine_request, detector, consumer)
     counted = CountedEnd(engine_request.sampling, ())
-    return PassedSequence(owner, engine_request, counted, consumer, client_limit)
+    return PassedSequence(owner, engine_request, counted, consumer)

@@ -67,6 +67,7 @@ class Owner(Protocol):
     now: Callable[[], float]
     policy_text: str
     epoch: int
+    max_output_tokens: int | None  # the gateway's token limit
     # hears of every token, where the policy in force is asked after each step or counts tokens
     on_made: Callable[[Running, int], None] | None
 
@@ -99,7 +100,6 @@ class SequenceState:
         "batch",
         "batch_size",
         "cached_tokens",
-        "client_limit",
         "consumer",
         "continued",
         "deaths",
@@ -127,15 +127,12 @@ class SequenceState:
         engine_request: EngineRequest,
         stop_detector: StopDetector,
         consumer: Consumer,
-        client_limit: int | None,
     ) -> None:
         self._owner = owner
         self.engine_request = engine_request
         self.id = engine_request.request.id
         self.stop_detector = stop_detector
         self.consumer = consumer
-        # the client's own max_tokens, for telling what was clipped
-        self.client_limit = client_limit
         self.batch: Batch | None = None
         self.batch_size: int | None = None
         self.running: Running | None = None
@@ -166,9 +163,14 @@ class SequenceState:
     @property
     def clipped(self) -> bool:
         """Whether the gateway's limit ended it where the client's own was larger or absent."""
-        return self.stop_detector.finish_reason == "length" and (
-            self.client_limit is None or self.client_limit > self.stop_detector.limit
-        )
+        asked, detector = self.engine_request.asked_output_tokens, self.stop_detector
+        return detector.finish_reason == "length" and asked is not None and asked > detector.limit
+
+    def limit_tokens(self) -> None:
+        """It waits: the gateway's token limit holds, whatever it was when it arrived."""
+        detector, limit = self.stop_detector, self._owner.max_output_tokens
+        self.engine_request = self.engine_request.under(limit, detector.output_tokens)
+        detector.limit = self.engine_request.sampling.max_tokens
 
     def on_tokens(self, tokens: Sequence[Token]) -> None:
         """Tokens from the engine; those behind the own end (padding) are dropped."""

@@ -99,7 +99,13 @@ class Client(Immediate):
 
 
 def passed(
-    name: str, *, at: float = 0.0, sequences: int = 1, limit: int = LIMIT, limited: bool = True
+    name: str,
+    *,
+    at: float = 0.0,
+    sequences: int = 1,
+    limit: int = LIMIT,
+    limited: bool = True,
+    asked: int | None = None,
 ) -> EngineRequest:
     """A call as the HTTP layer hands it over; `limited`: its body has the limit."""
     request = Request(
@@ -112,6 +118,7 @@ def passed(
         call=PassedCall(
             "/v1/completions", b"{}", most_tokens=limit * sequences if limited else None
         ),
+        asked_output_tokens=asked,
     )
 
 
@@ -133,14 +140,14 @@ class Desk:
         self.clients: dict[str, Client] = {}
         self.deaths: list[str] = []
 
-    def submit(self, *names: str, sequences: int = 1, client_limit: int | None = None) -> None:
+    def submit(self, *names: str, sequences: int = 1, asked: int | None = None) -> None:
         now = asyncio.get_running_loop().time()
         for name in names:
-            self.take(passed(name, at=now, sequences=sequences), client_limit)
+            self.take(passed(name, at=now, sequences=sequences, asked=asked))
 
-    def take(self, call: EngineRequest, client_limit: int | None = None) -> None:
+    def take(self, call: EngineRequest) -> None:
         client = self.clients[call.request.id] = Client()
-        (client.sequence,) = self.batcher.submit([call], [client], client_limit)
+        (client.sequence,) = self.batcher.submit([call], [client])
 
     def answer(self, name: str, tokens: int = 3, **end: Any) -> None:
         """The whole answer, a token in each piece."""

@@ -124,7 +124,6 @@ def test_limits_count_from_the_calls_own_arrival_though_a_form_was_compiled_sinc
                 include_usage=False,
                 continuous_usage=False,
                 n=1,
-                client_limit=None,
                 timeouts=Timeouts(whole=10.0),
             )
             made = Answer(

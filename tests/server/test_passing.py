@@ -105,22 +105,23 @@ def test_without_a_count_an_answer_that_was_cut_has_as_many_tokens_as_its_limit(
 
 
 @pytest.mark.parametrize(
-    ("reason", "client_limit", "clipped"),
+    ("reason", "asked", "clipped"),
     [
-        ("length", None, True),
+        ("length", 4086, True),
         ("length", 101, True),
         ("length", 100, False),
-        ("stop", None, False),
+        ("stop", 4086, False),
     ],
 )
 def test_clipped_is_what_ended_at_the_gateways_limit(
-    reason: str, client_limit: int | None, clipped: bool
+    reason: str, asked: int, clipped: bool
 ) -> None:
     """The limit in force is 100."""
 
     async def run() -> None:
         desk = Desk("continuous")
-        desk.submit("a", client_limit=client_limit)
+        desk.batcher.limit_tokens(100)
+        desk.submit("a", asked=asked)
         desk.answer("a", finish_reason=reason)
         assert desk.records["a"].clipped == clipped
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
 from policies import Request, parse_policy
@@ -43,7 +44,7 @@ def serving(
     act: Callable[[Served], None],
     *,
     limit: int = 3,
-    client_limit: int | None = None,
+    asked: int | None = None,
     policy: str = "continuous:max_batch_size=4",
     **sampling: Any,
 ) -> Served:
@@ -55,9 +56,11 @@ def serving(
         engine, collector, consumer = EmulatedEngine(LAW), Collector(), Wary()
         batcher = Batcher(engine, await engine.start(), parse_policy(policy), [collector])
         request = Request(id="one", arrived_at=-2.0, prompt_tokens=2, max_output_tokens=limit)
-        (sequence,) = batcher.submit(
-            [engine_request_of(request, None, **sampling)], [consumer], client_limit
+        asking = msgspec.structs.replace(
+            engine_request_of(request, None, **sampling), asked_output_tokens=asked
         )
+        batcher.limit_tokens(limit)
+        (sequence,) = batcher.submit([asking], [consumer])
         consumer.sequence = sequence
         assert sequence.running is not None
         act((sequence, consumer, collector))
@@ -157,13 +160,13 @@ def test_a_record_counts_the_tokens_of_the_answer_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("client_limit", "pushes", "clipped"),
-    [(None, [FIVE], True), (4, [FIVE], True), (3, [FIVE], False), (4, [FIVE[:2]], False)],
+    ("asked", "pushes", "clipped"),
+    [(9, [FIVE], True), (4, [FIVE], True), (3, [FIVE], False), (4, [FIVE[:2]], False)],
 )
 def test_clipped_is_what_the_gateway_ended_before_the_clients_own_limit(
-    client_limit: int | None, pushes: list[list[Token]], clipped: bool
+    asked: int, pushes: list[list[Token]], clipped: bool
 ) -> None:
-    sequence, _, _ = serving(pushed(*pushes), limit=3, client_limit=client_limit)
+    sequence, _, _ = serving(pushed(*pushes), limit=3, asked=asked)
     assert sequence.clipped is clipped
 
 
@@ -408,7 +411,7 @@ def test_the_models_last_token_ends_an_answer_unless_its_length_is_forced(
         batcher = Batcher(engine, await engine.start(), parse_policy("single"), [Collector()])
         request = Request(id="one", arrived_at=0.0, prompt_tokens=2, max_output_tokens=20)
         asked = engine_request_of(request, forced)
-        sequence = sequence_of(batcher, asked, frozenset({1}), Immediate(), None)
+        sequence = sequence_of(batcher, asked, frozenset({1}), Immediate())
         sequence.stop_detector.feed(Token(5, "a"))
         sequence.stop_detector.feed(Token(1, ""))
         return sequence.stop_detector.finish_reason

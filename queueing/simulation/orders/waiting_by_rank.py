@@ -10,7 +10,7 @@ t. With |p| <= MOST nobody is overtaken by one that came more than 2 MOST S seco
 from __future__ import annotations
 
 from bisect import bisect_right, insort_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from policies.core import Policy, Request, Waiting
 from policies.ordered import in_arrival_order, order_of
@@ -43,6 +43,10 @@ class RankedQueue(WaitingQueue):
         """Each where its own rank puts it."""
         for waiting in waitings:
             self.append(waiting)
+
+    def renew(self, renewed: Callable[[Waiting], Waiting]) -> None:
+        """Each where its new rank puts it."""
+        self._items[self._head :] = sorted(map(renewed, self), key=self._key)
 
     def _key(self, waiting: Waiting) -> tuple[float, float]:
         return key(self._order, waiting)

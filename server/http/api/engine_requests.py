@@ -54,12 +54,15 @@ async def engine_requests_of(
     requests: list[EngineRequest] = []
     shared: Sampling | None = None  # by the sequences of one limit: its lists may be long
     for prompt in prompts:
-        limit = _limit(gateway, bounds, call, len(prompt))
+        asked = _asked(gateway, bounds, call, len(prompt))
+        limit = _least(gateway.limits.max_output_tokens, asked)
         if shared is None:
             shared = sampling_of(call, limit, call.seed, bounds.sampling)
         elif limit != shared.max_tokens:
-            shared = replace(shared, max_tokens=limit, min_tokens=min(call.min_tokens, limit))
-        requests += _choices(call, arrival, prompt, shared, deadline, first=len(requests))
+            shared = replace(shared, max_tokens=limit)
+        requests += _choices(
+            call, arrival, prompt, shared, deadline, asked=asked, first=len(requests)
+        )
     checked = await check_sampling(
         gateway.tokenizer, requests[0].sampling, call
     )  # the others differ in limit and seed only
@@ -77,9 +80,12 @@ def _choices(
     shared: Sampling,
     deadline: float,
     *,
+    asked: int,
     first: int,
 ) -> list[EngineRequest]:
-    """The sequences of one prompt; `first`: how many the call has before them."""
+    """The sequences of one prompt; `asked`: tokens without the gateway's limit; `first`: how many
+    the call has before them.
+    """
     requests, seed = [], call.seed
     for choice in range(call.n):
         request = Request(
@@ -107,6 +113,7 @@ def _choices(
                 call.cache_salt,
                 arrival.caller,
                 trace=arrival.trace,
+                asked_output_tokens=asked,
             )
         )
     return requests
@@ -140,7 +147,8 @@ def room_of(gateway: Gateway, bounds: Capabilities, prompt_tokens: int) -> int:
     return bounds.largest_context - prompt_tokens
 
 
-def _limit(gateway: Gateway, bounds: Capabilities, call: Generation, prompt_tokens: int) -> int:
+def _asked(gateway: Gateway, bounds: Capabilities, call: Generation, prompt_tokens: int) -> int:
+    """The client's own limit, or what the context has left. Raises ApiError 400."""
     room = room_of(gateway, bounds, prompt_tokens)
     own = call.client_limit()
     if own is not None and own > room:
@@ -152,6 +160,8 @@ def _limit(gateway: Gateway, bounds: Capabilities, call: Generation, prompt_toke
             f"{bounds.max_model_len}",
             param="max_tokens",
         )
-    limit = gateway.limits.max_output_tokens
-    most = room if limit is None or limit > room else limit
-    return most if own is None or own > most else own
+    return _least(own, room)
+
+
+def _least(limit: int | None, bound: int) -> int:
+    return bound if limit is None or limit > bound else limit

@@ -33,10 +33,10 @@ def sampling_of(
         for name in _SAME_NAME
         if (value := fields[name]) is not None or (value := own.get(name)) is not None
     }
-    allowed, least = fields["allowed_token_ids"], fields["min_tokens"]
+    allowed = fields["allowed_token_ids"]
     return Sampling(
         max_tokens=limit,
-        min_tokens=least if least < limit else limit,
+        min_tokens=fields["min_tokens"],
         presence_penalty=fields["presence_penalty"],
         frequency_penalty=fields["frequency_penalty"],
         seed=seed,

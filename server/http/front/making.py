@@ -92,20 +92,22 @@ class Front:
         assert self.call is not None
         number = 0
         for asked in self.call.asked:
-            sampling = sampling_of(asked.params, plain, self._limit(asked))
+            most = self._asked_tokens(asked)
+            limit = self._gateway.limits.max_output_tokens
+            sampling = sampling_of(asked.params, plain, most if limit is None else min(most, limit))
             for choice in range(asked.params.n):
                 # as vLLM counts them
                 seed = None if sampling.seed is None else sampling.seed + choice
                 own = sampling if not choice else replace(sampling, seed=seed)
                 request = self._request(asked, arrival, number, own.max_tokens, patience)
-                yield self._engine_request(asked, arrival, request, own)
+                yield self._engine_request(asked, arrival, request, own, most)
                 number += 1
 
-    def _limit(self, asked: Asked) -> int:
-        gateway = self._gateway
+    def _asked_tokens(self, asked: Asked) -> int:
+        """The client's own limit, or what the context has left."""
+        gateway, own = self._gateway, asked.params.max_tokens
         room = room_of(gateway, gateway.batcher.capabilities, len(_token_ids(asked)))
-        limits = (asked.params.max_tokens, gateway.limits.max_output_tokens, room)
-        return min(limit for limit in limits if limit is not None)
+        return room if own is None else min(own, room)
 
     def _request(
         self, asked: Asked, arrival: Arrival, number: int, limit: int, patience: float | None
@@ -124,7 +126,7 @@ class Front:
         )
 
     def _engine_request(
-        self, asked: Asked, arrival: Arrival, request: Request, sampling: Sampling
+        self, asked: Asked, arrival: Arrival, request: Request, sampling: Sampling, most: int
     ) -> EngineRequest:
         reasoning = {
             name: value
@@ -145,6 +147,7 @@ class Front:
             rendered=asked.prompt if asked.prompt["type"] in RENDERED else None,
             engine_arguments=reasoning or None,
             trace=arrival.trace,
+            asked_output_tokens=most,
         )
 
     def _check_form(self, sampling: Sampling) -> None:

@@ -106,15 +106,15 @@ class Incoming:
     ) -> EngineRequest:
         """With so many tokens of its prompt, under the limits in force."""
         endpoint, limit = self.endpoint, gateway.limits.max_output_tokens
-        own = own_limit(endpoint, self.fields)
         caller, keys = caller_of(self.scope), len(gateway.settings.security.api_keys)
         room = max(1, gateway.batcher.capabilities.max_model_len - tokens)
-        most = [each for each in (own, limit) if each is not None] if endpoint.limits else [1]
+        own = own_limit(endpoint, self.fields) if endpoint.limits else 1
+        asked = room if own is None else min(own, room)
         request = Request(
             id=f"{self.call_id}-0",
             arrived_at=self.at,
             prompt_tokens=tokens,
-            max_output_tokens=min([*most, room]),
+            max_output_tokens=asked if limit is None or not endpoint.limits else min(asked, limit),
             predicted_output_tokens=number(self.fields, "predicted_output_tokens"),
             priority=whole(self.fields, "priority") or 0,
             deadline=math.inf if patience is None else self.at + patience,
@@ -124,11 +124,11 @@ class Incoming:
         )
         call = PassedCall(
             endpoint.path,
-            clipped(self.body, endpoint, self.fields, limit),
+            self.body,
             passed_headers(self.scope, self.name),
             len(self.prompt),
             self.prompt[:PROMPT_START],
-            min(most) * request.sequences if endpoint.limits and most else None,
+            under=self._under if endpoint.limits else None,
         )
         return EngineRequest(
             request,
@@ -140,7 +140,17 @@ class Incoming:
             caller=caller,
             call=call,
             trace=self.trace,
+            asked_output_tokens=asked if endpoint.limits else None,
         )
+
+    def _under(self, limit: int | None) -> tuple[bytes, int | None]:
+        """Its body with the gateway's limit where that is the smaller one, and the most tokens of
+        its answer.
+        """
+        own = own_limit(self.endpoint, self.fields)
+        limits = [each for each in (own, limit) if each is not None]
+        most = min(limits) * sequences(self.endpoint, self.fields) if limits else None
+        return clipped(self.body, self.endpoint, self.fields, limit), most
 
 
 async def answer(
@@ -175,7 +185,7 @@ async def answer(
         if isinstance(error, ApiError) and error.code in EARLY:
             _record_unserved(gateway, error, incoming)
         raise
-    options = _options(gateway, incoming, engine_request, timeouts)
+    options = _options(gateway, incoming, timeouts)
     made = PassedAnswer(batcher, engine_request, options)
     made.timing = timing
     return made
@@ -241,13 +251,8 @@ async def _prompt_tokens(gateway: Gateway, incoming: Incoming) -> int:
 def _options(
     gateway: Gateway,
     incoming: Incoming,
-    engine_request: EngineRequest,
     timeouts: Timeouts | None,
 ) -> AnswerOptions:
-    """Clipped is what ends at a limit that the gateway lowered."""
-    call = engine_request.call
-    lowered = call is not None and call.body is not incoming.body
-    own = own_limit(incoming.endpoint, incoming.fields)
     return AnswerOptions(
         request_id=incoming.name,
         arrived_at=incoming.at,
@@ -255,7 +260,6 @@ def _options(
         include_usage=False,
         continuous_usage=False,
         n=1,
-        client_limit=own if lowered else engine_request.request.max_output_tokens,
         failure=gateway.overload.rejections.failure,
         timeouts=timeouts,
     )

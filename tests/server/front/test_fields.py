@@ -266,7 +266,7 @@ def test_every_parameter_is_mirrored() -> None:
         bad_words=("b",),
     )
     assert sampling_of(PLAIN, PLAIN, 16) == Sampling(max_tokens=16)
-    assert sampling_of(params, PLAIN, 5).min_tokens == 5
+    assert sampling_of(params, PLAIN, 5).min_tokens == 12, "the limit may be raised while it waits"
 
 
 @pytest.mark.parametrize(
