@@ -17,7 +17,7 @@ import numpy as np
 from scipy.special import chdtri, gammaincinv, stdtrit
 
 from queueing.estimation.change import Vector
-from queueing.estimation.interval import NORMAL, Estimate
+from queueing.estimation.interval import NORMAL, UNKNOWN, Estimate
 
 BLOCKS = 20
 FEWEST_PER_BLOCK = 5  # arrivals, else fewer blocks
@@ -29,7 +29,7 @@ def arrival_rate(
     """Arrivals per second over (start, now], with its interval; instants in seconds, ascending."""
     length = now - start
     if length <= 0:
-        return Estimate(math.nan, 0.0, math.inf, 0.0)
+        return UNKNOWN
     within = instants[(instants > start) & (instants <= now)]
     if not within.size:
         return Estimate(0.0, 0.0, float(-math.log(0.025)) / _integral(length, half_life), 0.0)
@@ -47,7 +47,7 @@ def dispersion(instants: Vector, start: float, now: float, blocks: int = BLOCKS)
     """
     parts = min(blocks, instants.size // FEWEST_PER_BLOCK)
     if parts < 2:
-        return Estimate(math.nan, 0.0, math.inf, 0.0)
+        return UNKNOWN
     counts = np.histogram(instants, np.linspace(start, now, parts + 1))[0]
     degrees = parts - 1
     value = float(counts.var(ddof=1) / counts.mean()) if counts.any() else math.nan

@@ -30,7 +30,7 @@ from scipy.special import stdtrit
 
 from queueing.distributions.token_distribution import TokenDistribution
 from queueing.estimation.estimates import Estimates
-from queueing.estimation.interval import NORMAL, Estimate
+from queueing.estimation.interval import NORMAL, Estimate, without_interval
 from queueing.estimation.speed.speed_curve import SpeedCurve, speed_curve
 from queueing.latency.law import LatencyModel
 
@@ -96,7 +96,7 @@ class Sensitivity:
             stalls,
         )
         if not math.isfinite(mean) or not math.isfinite(error):
-            return Estimate(mean, 0.0, math.inf, 0.0)
+            return without_interval(mean)
         factor = math.exp(min(700.0, NORMAL * error))
         return Estimate(
             mean,

@@ -42,11 +42,11 @@ class Estimate:
         )
 
     def at_least(self, least: float) -> Estimate:
-        """The same of what cannot be below `least`."""
+        """The same of what cannot be below `least`; what has no lower end gets none by that."""
         return (
             Estimate(
                 max(self.value, least),
-                max(self.low, least),
+                max(self.low, least) if math.isfinite(self.low) else self.low,
                 max(self.high, least),
                 self.effective_n,
             )
@@ -85,6 +85,11 @@ class Estimate:
 
 
 UNKNOWN = Estimate(math.nan, -math.inf, math.inf, 0.0)
+
+
+def without_interval(value: float) -> Estimate:
+    """A value of which nothing says how far it is off."""
+    return Estimate(value, -math.inf, math.inf, 0.0)
 
 
 def symmetric(value: float, half_width: float, effective_n: float) -> Estimate:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from policies import parse_policy
+from queueing.distributions.token_distribution import parse_distribution
 from queueing.estimation.assess import (
     Limits,
     _band,
@@ -45,6 +46,7 @@ from queueing.simulation.experiment import simulate_model
 from tests.queueing.assessed_windows import seen
 from tests.queueing.estimation_runs import LAW, LENGTHS, Engine, poisson, serve
 from tests.queueing.estimation_runs import seen as window_of_run
+from tests.queueing.estimation_windows import window_of
 from tests.queueing.made import prediction_of
 
 RATE = 10.0
@@ -384,3 +386,23 @@ def test_a_slow_machine_with_less_than_a_request_a_second_is_predicted_too() -> 
     assert found.model is not None
     (said,) = (each for each in found.compared.assumptions if each.name == "settled")
     assert said.holds
+
+
+def test_with_few_requests_a_slot_the_prediction_has_no_interval_rather_than_half_of_one() -> None:
+    """500 requests in 64 slots are fewer groups than tell how far a speed is off. The gateway's
+    own shortest delay is no lower end of a sojourn time.
+    """
+    model = Model(
+        policy=parse_policy("continuous:max_batch_size=64"),
+        output_tokens=parse_distribution("geometric:mean=100"),
+        law=LatencyModel(k1=0.0002, k2=0.0, k3=0.00005, k4=0.008, turnaround=0.0002),
+        max_num_seqs=64,
+    )
+    run = replace(window_of(model, 0.6, 500, seed=1), shortest_delay=0.00021)
+    found = assess(run, model.law, Limits(max_num_seqs=64))
+    assert found.estimates.gateway_turnaround == 0.00021
+    predicted = found.compared.to_dict()["predicted"]
+    assert predicted["value"] == pytest.approx(model.law.k4 * 120, rel=0.1)
+    assert (predicted["low"], predicted["high"]) == (None, None)
+    for estimate in (found.estimates.speed, found.compared.predicted):
+        assert not estimate.known

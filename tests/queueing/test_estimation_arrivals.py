@@ -194,7 +194,7 @@ def test_factors() -> None:
 def test_what_nothing_can_say_of_a_rate_or_a_dispersion_is_open() -> None:
     none, few = arrival_rate(np.empty(0), 5.0, 5.0), dispersion(np.arange(4.0), 0.0, 20.0)
     for found in (none, few):
-        assert (found.low, found.high, found.effective_n) == (0.0, math.inf, 0.0)
+        assert (found.low, found.high, found.effective_n) == (-math.inf, math.inf, 0.0)
     assert arrival_rate(np.empty(0), 0.0, 10.0).effective_n == 0.0
     assert inflation(np.arange(4.0), 0.0, 20.0) == 1.0
     assert arrival_rate(np.array([0.1, 0.2, 0.4]), 0.0, 0.5).value == pytest.approx(6.0), (

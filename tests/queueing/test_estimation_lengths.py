@@ -203,7 +203,7 @@ def test_quantiles_and_their_ends_by_hand() -> None:
         assert quantile.effective_n == pytest.approx(100.0)
     nothing = lengths([]).quantile(0.5)
     assert math.isnan(nothing.value)
-    assert (nothing.low, nothing.high, nothing.effective_n) == (1.0, math.inf, 0.0)
+    assert (nothing.low, nothing.high, nothing.effective_n) == (-math.inf, math.inf, 0.0)
 
 
 def test_of_two_answers_the_mean_has_the_error_of_two_and_of_one_any() -> None:
@@ -214,7 +214,7 @@ def test_of_two_answers_the_mean_has_the_error_of_two_and_of_one_any() -> None:
     assert one.value == 3.0
     assert not one.known
     empty = lengths([]).mean()
-    assert (empty.low, empty.high, empty.effective_n) == (1.0, math.inf, 0.0)
+    assert (empty.low, empty.high, empty.effective_n) == (-math.inf, math.inf, 0.0)
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ import numpy as np
 
 from queueing.estimation.assumptions.assumption import Assumption, Name
 from queueing.estimation.change import Vector
-from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
+from queueing.estimation.interval import UNKNOWN, Estimate, symmetric, without_interval
 from queueing.estimation.window.snapshot import Snapshot
 from queueing.measurement.check import AGREE
 from queueing.measurement.delay_variance import single_server_variance
@@ -134,7 +134,7 @@ def observed_quantiles(values: Vector) -> dict[str, Estimate]:
     found = quantile_intervals(values, LEVELS.values())
     given = {name: found[level] for name, level in LEVELS.items()}
     return {
-        name: Estimate(float(np.quantile(values, LEVELS[name])), -math.inf, math.inf, 0.0)
+        name: without_interval(float(np.quantile(values, LEVELS[name])))
         if one is None
         else Estimate(one.value, one.low, one.high, float(values.size))
         for name, one in given.items()

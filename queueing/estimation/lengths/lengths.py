@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -33,7 +33,7 @@ import numpy.typing as npt
 from policies.text import SpecError
 from queueing.distributions.token_distribution import TokenDistribution
 from queueing.estimation.change import Vector
-from queueing.estimation.interval import NORMAL, Estimate, symmetric
+from queueing.estimation.interval import NORMAL, UNKNOWN, Estimate, symmetric
 
 NEGLIGIBLE = 0.002  # probability beyond the longest count that may be taken to end there
 
@@ -113,7 +113,7 @@ class Lengths:
         censored. Raises SpecError beyond what is known.
         """
         if not self.counts.size or (limit is None and self.unknown_mass > 0):
-            return Estimate(math.nan, 1.0, math.inf, self.effective_n)
+            return replace(UNKNOWN, effective_n=self.effective_n)
         top = self._checked(limit)
         ended, at_risk = (table[:top] for table in self._tables)
         survival = self.survival[:top]
@@ -137,7 +137,7 @@ class Lengths:
         end infinite beyond what is known.
         """
         if not self.counts.size:
-            return Estimate(math.nan, 1.0, math.inf, 0.0)
+            return UNKNOWN
         below = 1 - self.survival
         error = NORMAL * self.survival * np.sqrt(np.cumsum(self._hazard_variance))
         ends = [self._first(values, level) for values in (below, below + error, below - error)]

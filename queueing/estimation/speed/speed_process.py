@@ -21,12 +21,12 @@ fitted^2) / 2, for cv.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
+from queueing.estimation.interval import UNKNOWN, Estimate, symmetric, without_interval
 from queueing.estimation.speed.batch_times import FEWEST, BatchTimes
 from queueing.latency.speed import residual_cv as scatter
 from queueing.measurement.statistics import batch_means_interval
@@ -55,7 +55,7 @@ def rough_speed(groups: BatchTimes) -> Estimate:
     """A value alone, of fewer groups of slots: each is of as many requests as there are slots."""
     if groups.count < FEW:
         return UNKNOWN
-    return replace(UNKNOWN, value=float(groups.measured.sum() / groups.fitted.sum()))
+    return without_interval(float(groups.measured.sum() / groups.fitted.sum()))
 
 
 def residual_cv(times: BatchTimes) -> Estimate:
