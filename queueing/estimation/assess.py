@@ -259,9 +259,17 @@ def _assumptions(
         ),
         *several,
         enough_memory(seen, policy, min(bounds, default=None)),
-        stable_queue(load, judged(seen), patience=limits.patience is not None),
+        stable_queue(load, judged(seen), kept_finite=_kept_finite(clients, limits)),
         _settled(seen, clients, forecast.relaxation, waiting_before, forecast.free_rate),
     )
+
+
+def _kept_finite(clients: Sequence[Assumption], limits: Limits) -> str | None:
+    """What bounds the queue whatever arrives."""
+    if limits.patience is not None:
+        return "patience"
+    refuses = any(each.name == "all_admitted" and each.holds is False for each in clients)
+    return "what the gateway refuses" if refuses else None
 
 
 def while_requests_came(seen: Snapshot) -> Snapshot:

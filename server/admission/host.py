@@ -30,6 +30,8 @@ class ServiceModel(Protocol):
 
     @property
     def activity(self) -> RecentActivity: ...
+    def on_refused(self, limit: str) -> None:
+        """A call is kept out of the queue by this limit."""
 
 
 class Arrivals(Protocol):

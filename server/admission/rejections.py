@@ -22,10 +22,11 @@ from server.supervision import deadlines
 UNSERVED = ("shutting_down", "engine_unavailable")
 # codes of rejections that are recorded before there are sequences
 EARLY = (*UNSERVED, poison.CODE, deadlines.WHOLE, deadlines.FIRST_TOKEN)
-REASONS = (
+# reasons of the others: limits of the gateway
+LIMITS = (
     *("rate_limit", "adaptive_concurrency", "max_num_queued_reqs", "max_num_queued_tokens", "slo"),
-    *UNSERVED,
 )
+REASONS = (*LIMITS, *UNSERVED)
 
 
 class Rejections:
@@ -62,6 +63,9 @@ class Rejections:
     def count(self, reason: str, sequences: int) -> None:
         """So many sequences are rejected."""
         self._counter.labels(reason).inc(sequences)
+        live = self._gateway.live
+        if live is not None and reason in LIMITS:
+            live.on_refused(reason)
         self._gateway.metrics.calls.received.count(sequences)
 
     def record(self, error: ApiError, requests: Sequence[EngineRequest]) -> None:

@@ -103,6 +103,10 @@ class LiveModel(Observer):
         self._recent.saw(arrived_at, begins_call=begins)
         self._self_checks.on_arrival(arrived_at, now)
 
+    def on_refused(self, limit: str) -> None:
+        """A call came that this limit kept out of the queue."""
+        self._producer.on_refused(self._gateway.now(), limit)
+
     def on_dispatch(self, batch: Batch) -> None:
         """A busy server."""
         if self.meter.source is not None:

@@ -137,6 +137,34 @@ def test_an_overload_says_by_how_much(site: Site, load: float | None, says: str)
     site.runner.run(main())
 
 
+@pytest.mark.parametrize(("stable", "h1"), [(False, "The gateway refuses"), (True, "Theory and")])
+def test_a_gateway_that_refuses_calls_is_no_growing_queue_and_blames_no_client(
+    site: Site, stable: bool, h1: str
+) -> None:
+    says = "41.2% of the calls were refused by limits of the gateway (slo 41.2%): the prediction is"
+
+    def refusing(topics: Topics) -> None:
+        prediction = topics["look"]["prediction"]
+        prediction |= {"stable": stable, "load": 0.94 if stable else 1.02}
+        comparison = prediction["comparison"]
+        comparison |= {"verdict": "disagree", "reasons": ["all_admitted"]}
+        names = comparison["assumptions"]
+        names["all_admitted"] = {"holds": False, "says": says}
+        for name in ("no_retries", "open_loop", "constant_rate", "poisson_arrivals"):
+            names[name] = {"holds": None, "says": "not judged: the gateway refuses calls"}
+
+    async def main() -> tuple[str, str]:
+        async with staged(site.browser, site.gateway.url, refusing) as page:
+            await page.until(f"document.querySelector('h1').textContent.startsWith('{h1}')")
+            return await page.text("h1"), await page.text("#why")
+
+    headline, why = site.runner.run(main())
+    assert "the gateway refuses a part of the calls" in headline.lower()
+    assert says.capitalize() in why.capitalize()
+    for blamed in ("client", "burst", "Poisson", "grows", "No steady state"):
+        assert blamed not in headline + why
+
+
 @pytest.mark.parametrize("width", [320, 390, 720, 1280])
 def test_no_option_is_broken_at_a_hyphen(site: Site, width: int) -> None:
     def off(topics: Topics) -> None:

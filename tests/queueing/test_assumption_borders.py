@@ -125,14 +125,14 @@ def test_a_queue_is_unstable_by_its_load_or_by_its_growth(
     load = Estimate(value, low, 2 * value - low, 100.0)
     found = stable_queue(load, delays)
     assert (found.holds, found.measure) == (holds, value)
-    assert stable_queue(load, delays, patience=True).holds
+    assert stable_queue(load, delays, kept_finite="patience").holds
     assert ("grows without bound" in found.says) != holds
 
 
 def test_without_a_load_nothing_is_said_of_stability() -> None:
     found = stable_queue(UNKNOWN, np.arange(1000.0))
     assert (found.name, found.holds, found.says) == ("stable_queue", None, "no law, or no arrivals")
-    assert stable_queue(UNKNOWN, np.arange(1000.0), patience=True).holds
+    assert stable_queue(UNKNOWN, np.arange(1000.0), kept_finite="patience").holds
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -34,6 +35,7 @@ from tests.queueing.estimation_runs import (
     gamma,
     modulated,
     poisson,
+    record_of,
     seen,
     serve,
 )
@@ -140,6 +142,63 @@ def test_retrying_clients_are_named_by_their_header() -> None:
         assert "poisson_arrivals" not in failing(found)  # explained by the retries
         if found.compared.verdict == "disagree":
             assert found.compared.reasons[0] == "no_retries"
+
+
+def admitted(rate: float, seed: int, most: int) -> tuple[list[Record], int]:
+    """One at a time; who comes while `most` are waiting is refused. What was served, and how many
+    were not.
+    """
+    rng, engine = np.random.default_rng(seed), Engine(most=1)
+    starts: deque[float] = deque()
+    free, refused, records = 0.0, 0, list[Record]()
+    for at in poisson(rate, N, seed).tolist():
+        while starts and starts[0] <= at:
+            starts.popleft()
+        if len(starts) >= most:
+            refused += 1
+            continue
+        count, number = int(LENGTHS.sample(rng, 1)[0]), len(records)
+        start = max(free, at)
+        free = start + engine.duration(start, number, [count], rng)
+        starts.append(start)
+        records.append(record_of(number, number, 1, at, start, free, count))
+    return records, refused
+
+
+@pytest.mark.parametrize(("load", "most"), [(1.7, 50), (1.05, 30), (0.95, 5), (3.0, 2)])
+def test_what_the_gateway_refuses_is_named_and_no_client_blamed_for_it(
+    load: float, most: int
+) -> None:
+    """Who is admitted depends on the queue, which is what a closed loop looks like."""
+    for seed in range(2):
+        records, refused = admitted(load * capacity("single"), seed, most)
+        found = judge(records, "single", refused={"slo": refused - 7, "rate_limit": 7})
+        names = {each.name: each for each in found.compared.assumptions}
+        share = refused / N
+        assert (names["all_admitted"].holds, names["all_admitted"].measure) == (False, share)
+        says, by_slo = names["all_admitted"].says, share * (refused - 7) / refused
+        assert says.startswith(f"{share:.1%} of the calls were refused")
+        assert f"(slo {by_slo:.1%}, rate_limit {7 / N:.1%})" in says
+        for name in ("no_retries", "open_loop", "constant_rate", "poisson_arrivals"):
+            assert names[name].holds is None
+            assert "client" not in names[name].says
+        if found.compared.verdict == "disagree":
+            assert found.compared.reasons[0] == "all_admitted"
+        assert names["stable_queue"].holds, "no queue grows without bound that way"
+        blind = judge(records, "single")
+        assert {"open_loop", "poisson_arrivals"} & set(failing(blind)) or load < 1.1, (
+            "what the test is about"
+        )
+
+
+@pytest.mark.parametrize(("refused", "holds"), [(0, True), (20, True), (21, False), (9000, False)])
+def test_refusals_are_tolerated_below_two_in_a_hundred(refused: int, holds: bool) -> None:
+    records = clean(1)[:1000]
+    found = judge(records, refused={"slo": refused}).compared
+    (first, *_) = found.assumptions
+    assert (first.name, first.holds) == ("all_admitted", holds)
+    judged = {each.name: each.holds for each in found.assumptions}
+    assert (judged["poisson_arrivals"] is None) is not holds
 
 
 def test_a_hundred_requests_are_not_enough() -> None:

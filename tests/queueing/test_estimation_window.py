@@ -234,7 +234,7 @@ def test_a_queue_above_capacity_is_unstable_and_patience_saves_it() -> None:
     assert stable_queue(Estimate(0.98, 0.9, 1.06, 100), quiet).holds
     assert stable_queue(Estimate(0.98, 0.9, 1.06, 100), np.arange(1000.0)).holds is False
     assert stable_queue(Estimate(1.2, 1.1, 1.3, 100), quiet).holds is False
-    assert stable_queue(Estimate(1.2, 1.1, 1.3, 100), quiet, patience=True).holds
+    assert stable_queue(Estimate(1.2, 1.1, 1.3, 100), quiet, kept_finite="patience").holds
     assert stable_queue(Estimate(math.nan, 0, 1, 0), quiet).holds is None
 
 

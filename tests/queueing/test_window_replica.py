@@ -311,3 +311,22 @@ def test_the_shortest_delay_is_that_of_dispatched_requests() -> None:
     producer.on_record(record(2, 2.0, dispatched_at=2.5))
     replica.add(producer.take())
     assert replica.snapshot(POLICY, 3.0).shortest_delay == 0.5
+
+
+def test_what_was_refused_is_counted_by_its_limit_in_the_window_and_in_no_other_epoch() -> None:
+    """However it is cut into messages; where the oldest are forgotten the window is shorter."""
+    window = Window(seconds=10.0, most=4)
+    window.begin_epoch(1, 100.0)
+    for at in (101.0, 103.0):
+        window.on_refused(at, "slo")
+    window.on_arrival(104.0)
+    assert window.snapshot(POLICY, 105.0).refused == {"slo": 2}
+    window.on_refused(106.0, "rate_limit")
+    assert window.snapshot(POLICY, 112.0).refused == {"slo": 1, "rate_limit": 1}
+    assert window.snapshot(POLICY, 112.0).arrivals.size == 1, "none of them is an arrival"
+    for at in np.arange(112.0, 115.0, 0.5):
+        window.on_refused(float(at), "slo")
+    seen = window.snapshot(POLICY, 115.0)
+    assert (seen.start, seen.refused) == (113.0, {"slo": 3, "rate_limit": 0})
+    window.begin_epoch(2, 115.0)
+    assert window.snapshot(POLICY, 116.0).refused == {}

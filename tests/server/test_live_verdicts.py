@@ -11,14 +11,16 @@ tests/queueing/test_estimation_verdict.py.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from loadgen.gateway.gateway_process import free_port
+from loadgen.gateway.gateway_process import GatewayProcess, free_port
 from queueing.arrivals.processes import Poisson
 from tests.server.live_harness import (
     CAPPED,
@@ -197,6 +199,30 @@ def test_a_broken_assumption_is_named(emulated: Site, name: str) -> None:
     assessment = emulated.run(case(emulated))
     log.info(f"{name}: {shown(assessment)}")
     assert_named(assessment, expected)
+
+
+@pytest.mark.slow
+def test_what_an_slo_refuses_is_named_and_no_client_is_blamed(tmp_path: Path) -> None:
+    """More than can be served, of which the SLO admits as much as can be served in time."""
+    gateway = GatewayProcess(
+        arguments(
+            *(0.5, tmp_path / "records.jsonl", "--engine", "emulated", "--latency", LAW),
+            *("--slo", "p99_queueing_delay=300ms"),
+        ),
+        free_port(0),
+        tmp_path / "gateway.log",
+    )
+    about = {"records": tmp_path / "records.jsonl", "interval": 0.5, "seconds": 8.0}
+    with serving(gateway, 3, warm=False, slowed=contextlib.nullcontext, **about) as site:
+        offered = site.poisson(1.6, 11, "single")
+        assessment = site.run(looked(site, "single", sent(site, offered)))
+        log.info(f"refusing: {shown(assessment)}")
+        names = assessment["comparison"]["assumptions"]
+        assert names["all_admitted"]["holds"] is False, shown(assessment)
+        assert "(slo " in names["all_admitted"]["says"]
+        clients = ("no_retries", "open_loop", "constant_rate", "poisson_arrivals")
+        assert [names[name]["holds"] for name in clients] == [None] * 4
+        assert names["stable_queue"]["holds"]
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from typing import Literal
 from policies.text import short_number
 
 Name = Literal[
+    "all_admitted",
     "no_retries",
     "open_loop",
     "settled",

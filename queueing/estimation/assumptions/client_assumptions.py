@@ -1,8 +1,12 @@
-"""What the arrivals must be, and who makes them so: retries, closed loops, changes of rate,
-arrivals that are not Poisson.
+"""What the arrivals must be, and who makes them so: the gateway's own limits, retries, closed
+loops, changes of rate, arrivals that are not Poisson.
 
 Each rule is stated with its threshold; a cause explains what it causes: where clients retry or wait
 for their answers, the arrivals cannot be Poisson, and that is not held against them a second time.
+Which calls a limit keeps out depends on the queue, so that the admitted ones look as those of a
+closed loop do; of the clients nothing is said then.
+
+all_admitted      fails where limits of the gateway keep out at least `REFUSED_SHARE` of the calls.
 
 no_retries        fails where the retries that clients' libraries admit (a header) are at least
                   `RETRY_SHARE` of the arrivals.
@@ -32,11 +36,12 @@ from itertools import pairwise
 import numpy as np
 
 from policies.text import short_number
-from queueing.estimation.assumptions.assumption import Assumption, factor
+from queueing.estimation.assumptions.assumption import Assumption, Name, factor
 from queueing.estimation.change import FEW_CHANGES, Change, Vector, burstiness, changes
 from queueing.estimation.window.snapshot import Snapshot
 from queueing.measurement.arrival_audit import audit_arrivals
 
+REFUSED_SHARE = 0.02
 RETRY_SHARE = 0.02
 DEPENDENT = 4.5
 LEVEL = 0.0005
@@ -45,10 +50,34 @@ FEWEST = 100  # arrivals before anything is said of them
 
 
 def client_assumptions(seen: Snapshot) -> tuple[Assumption, ...]:
-    """no_retries, open_loop, constant_rate, poisson_arrivals."""
+    """all_admitted, no_retries, open_loop, constant_rate, poisson_arrivals."""
+    admitted = all_admitted(seen)
+    if admitted.holds is False:
+        names: tuple[Name, ...] = ("no_retries", "open_loop", "constant_rate", "poisson_arrivals")
+        says = "not judged: the gateway refuses a part of the calls"
+        return (admitted, *(Assumption(name, None, math.nan, says) for name in names))
     retries, loop = no_retries(seen), open_loop(seen)
     explained = retries.holds is False or loop.holds is False
-    return (retries, loop, *arrival_assumptions(seen.arrivals, explained=explained))
+    return (admitted, retries, loop, *arrival_assumptions(seen.arrivals, explained=explained))
+
+
+def all_admitted(seen: Snapshot) -> Assumption:
+    """The queue that is predicted is that of the admitted, as if chance had chosen them."""
+    refused = sum(seen.refused.values())
+    if not refused + seen.arrivals.size:
+        return Assumption("all_admitted", None, math.nan, "no arrivals")
+    share = refused / (refused + seen.arrivals.size)
+    if share < REFUSED_SHARE:
+        return Assumption("all_admitted", True, share, f"{share:.1%} of the calls were refused")
+    by_limit = sorted(seen.refused.items(), key=lambda each: -each[1])
+    parts = [f"{limit} {share * count / refused:.1%}" for limit, count in by_limit if count]
+    return Assumption(
+        "all_admitted",
+        False,
+        share,
+        f"{share:.1%} of the calls were refused by limits of the gateway ({', '.join(parts)}): "
+        "the prediction is for arrivals that come whatever the queue is",
+    )
 
 
 def no_retries(seen: Snapshot) -> Assumption:

@@ -216,10 +216,13 @@ def _against_before(values: Vector) -> Vector:
     return np.asarray(values[BEFORE + 1 :] - before)
 
 
-def stable_queue(load: Estimate, delays: Vector, *, patience: bool = False) -> Assumption:
-    """Whether there is a steady state; `delays` in order of arrival."""
-    if patience:
-        return Assumption("stable_queue", True, load.value, "patience keeps the queue finite")
+def stable_queue(load: Estimate, delays: Vector, *, kept_finite: str | None = None) -> Assumption:
+    """Whether there is a steady state; `delays` in order of arrival, `kept_finite` by what, where
+    there is one at any load.
+    """
+    if kept_finite is not None:
+        says = f"{kept_finite} keeps the queue finite"
+        return Assumption("stable_queue", True, load.value, says)
     if not math.isfinite(load.value):
         return Assumption("stable_queue", None, load.value, "no law, or no arrivals")
     growing = load.value > NEAR_ONE and _grows(delays)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from queueing.estimation.window.snapshot import CENSORED, ENDED, WIDTH, WITHOUT_LENGTH
@@ -39,6 +40,7 @@ class WindowDelta:
     retries: array[float]
     lost: array[float]
     rows: array[float]
+    refused: Mapping[str, array[float]] = field(default_factory=dict)  # calls, by the limit
 
 
 class CallGroups:
@@ -73,6 +75,7 @@ class WindowProducer:
     _retries: array[float] = field(default_factory=_numbers)
     _lost: array[float] = field(default_factory=_numbers)
     _rows: array[float] = field(default_factory=_numbers)
+    _refused: dict[str, array[float]] = field(default_factory=dict)
     _carried_from: float = -math.inf
     _calls: CallGroups = field(default_factory=CallGroups)
     _begun: bool = False
@@ -87,6 +90,7 @@ class WindowProducer:
             _numbers(),
             _numbers(),
         )
+        self._refused = {}
         self._calls = CallGroups()
         if not carry_lengths:
             self._rows = _numbers()
@@ -106,6 +110,10 @@ class WindowProducer:
         if retry:
             _append(self._retries, at, self.most)
         return True
+
+    def on_refused(self, at: float, limit: str) -> None:
+        """A call came that this limit kept out of the queue: it is none of the arrivals."""
+        _append(self._refused.setdefault(limit, _numbers()), at, self.most)
 
     def on_record(self, record: Record) -> None:
         """A request met its end. One that was never dispatched only counts as lost."""
@@ -138,7 +146,9 @@ class WindowProducer:
             retries=self._retries,
             lost=self._lost,
             rows=self._rows,
+            refused=self._refused,
         )
+        self._refused = {}
         self._arrivals, self._sequences, self._retries = _numbers(), _numbers(), _numbers()
         self._lost, self._rows = _numbers(), _numbers()
         self._begun = self._forgets_lengths = False

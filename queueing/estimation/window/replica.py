@@ -78,6 +78,7 @@ class WindowReplica:
     most: int = MOST
     _delta: WindowDelta | None = None  # the last
     _tails: dict[str, Tail] = field(default_factory=dict)
+    _refused: dict[str, Tail] = field(default_factory=dict)  # by the limit
     _shortest: float = math.inf  # queueing delay so far, seconds
 
     def __post_init__(self) -> None:
@@ -90,6 +91,10 @@ class WindowReplica:
             if delta.forgets_lengths if name == "rows" else delta.begun:
                 tail.clear()
             tail.extend(getattr(delta, name))
+        if delta.begun:
+            self._refused = {}
+        for limit, instants in delta.refused.items():
+            self._refused.setdefault(limit, Tail(self.most, 1)).extend(instants)
         self._delta = delta
         self._shortest = min(self._shortest, _shortest_delay(delta.rows))
 
@@ -125,16 +130,21 @@ class WindowReplica:
             in_service=in_service,
             ended=ended,
             waiting=waiting,
-            retries=self._after("retries", start).size,
-            lost_at=self._after("lost", start),
+            retries=_after(self._tails["retries"], start).size,
+            lost_at=_after(self._tails["lost"], start),
+            refused={limit: _after(tail, start).size for limit, tail in self._refused.items()},
             servers=servers,
             carried_from=max(self._delta.carried_from, now - self.seconds),
             shortest_delay=self._shortest,
         )
 
     def _start(self, epoch_at: float, now: float) -> float:
-        start, arrivals = max(epoch_at, now - self.seconds), self._tails["arrivals"]
-        return max(start, float(arrivals.rows[0, 0])) if arrivals.full else start
+        full = [
+            float(tail.rows[0, 0])
+            for tail in (self._tails["arrivals"], *self._refused.values())
+            if tail.full
+        ]
+        return max(epoch_at, now - self.seconds, *full)
 
     def _arrived_after(self, start: float) -> tuple[Vector, Vector]:
         """Instants of the kernel in their order, not in that of reading, and the sequences of each
@@ -145,9 +155,10 @@ class WindowReplica:
         within = order[instants[order] > start]
         return instants[within], self._tails["sequences"].rows[:, 0][within]
 
-    def _after(self, name: str, start: float) -> Vector:
-        found = self._tails[name].rows[:, 0]
-        return found[found > start]
+
+def _after(tail: Tail, start: float) -> Vector:
+    found = tail.rows[:, 0]
+    return found[found > start]
 
 
 def _shortest_delay(numbers: array[float]) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -68,6 +69,8 @@ class Snapshot:
     lost_at: Vector = field(
         default_factory=lambda: np.empty(0)
     )  # ends of those that were never dispatched
+    # calls that a limit of the gateway kept out, by its name: none of the arrivals
+    refused: Mapping[str, int] = field(default_factory=dict)
     servers: int = 1
     sequences: Vector | None = None  # of each of the arrivals; None: one each
     carried_from: float = -math.inf  # instant from which on lengths may be used

@@ -56,6 +56,10 @@ function compared(prediction, { gateway, unit, now, columns }) {
   const { comparison } = prediction;
   const { observed, predicted } = comparison;
   const what = QUANTITY[prediction.compared];
+  const admitted = comparison.assumptions.all_admitted;
+  if (prediction.stable === false && admitted?.holds === false) { // the queue is bounded by what is refused
+    return { says: ["The gateway refuses a part of the calls"], why: `${sentences([admitted.says])} “What if” counts the admitted ones only.`, short: "Refusing calls", alarm: true, title: "Refusing calls" };
+  }
   if (prediction.stable === false) {
     const { name } = parsePolicy(prediction.policy);
     return { says: [`No steady state: requests arrive faster than ${name} can serve them`], short: "Overloaded", alarm: true, why: `${excess(prediction.load)}, and the queue grows until the rate falls. “What if” lists settings that can serve it.`, title: "Unstable" };

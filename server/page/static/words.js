@@ -1,6 +1,7 @@
 // The field's words for what the gateway names.
 
 export const ASSUMPTIONS = {
+  all_admitted: ["All admitted", "the gateway refuses a part of the calls"],
   no_retries: ["No retries", "clients retry"],
   open_loop: ["Open loop", "clients wait for their answers before they send more"],
   settled: ["Settled queue", "the queue is still settling after the last change"],

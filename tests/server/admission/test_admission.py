@@ -582,3 +582,26 @@ def test_priorities_are_bounded_under_the_order_in_force_not_that_of_the_start()
                 assert beyond.status == status, policy
 
     run_virtual(main())
+
+
+def test_the_live_model_is_told_which_limit_refused_a_call_and_of_no_other_refusal() -> None:
+    """A call once, whatever it asks for; what comes while the gateway drains is no limit's."""
+
+    async def main() -> None:
+        settings = OverloadSettings(max_num_queued_reqs=3)
+        async with running("single", overload=settings) as (app, gateway):
+            told: list[str] = []
+            gateway.live_model().on_refused = told.append  # type: ignore[method-assign]
+            calls = await full(app, 3)
+            assert (await call(app, "POST", PATH, completion())).status == 429
+            assert told == ["max_num_queued_reqs"]
+            await leave(calls[2:])
+            assert (await call(app, "POST", PATH, completion(n=2))).status == 429
+            assert told == ["max_num_queued_reqs"] * 2
+            gateway.batcher.close()
+            gateway.lifecycle.drain()
+            assert (await call(app, "POST", PATH, completion())).status == 503
+            assert len(told) == 2
+            await leave(calls[:2])
+
+    run_virtual(main())
