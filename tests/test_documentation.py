@@ -108,8 +108,10 @@ def test_the_page_of_versions_says_the_versions_that_the_code_has() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     pinned = project["optional-dependencies"]["cuda"][0].partition("==")[2]
     assert f"| vLLM | {pinned.removesuffix('.0')} (pinned" in text
-    assert "| Python | 3.11, 3.12 |" in text
-    assert project["requires-python"] == ">=3.11,<3.13"
+    assert "| Python | 3.11, 3.12 (tested); 3.13, 3.14 without the real engine" in text
+    assert project["requires-python"] == ">=3.11,<3.15"
+    tested = [name for name in project["classifiers"] if "Python :: 3." in name]
+    assert [name.rpartition(" ")[2] for name in tested] == ["3.11", "3.12"]
     assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == project["version"]
 
 

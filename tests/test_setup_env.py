@@ -118,6 +118,31 @@ def test_a_model_that_cannot_be_fetched_fails_the_setup(tool: ModuleType, tmp_pa
         tool.fetch_model(tmp_path / "venv", "smollm2")
 
 
+@pytest.mark.parametrize("version", [(3, 13), (3, 14)])
+def test_a_newer_python_gets_all_but_the_real_engine_and_is_told_which_are_tested(
+    environment: Environment, monkeypatch: pytest.MonkeyPatch, version: tuple[int, int]
+) -> None:
+    """Its packages have wheels for them."""
+    monkeypatch.setattr(environment.tool.sys, "version_info", (*version, 0))
+    for flavour in (None, "cpu", "cuda"):
+        with pytest.raises(environment.tool.SetupError) as refused:
+            environment.set_up(flavour=flavour)
+        assert "tested on 3.11 and 3.12" in str(refused.value)
+        assert "FLAVOUR=emulated" in str(refused.value)
+        assert "vLLM" not in str(refused.value)
+    assert environment.set_up(flavour="emulated") == ["emulated", "kendall linked"]
+    assert environment.set_up() == [], "a flavour that was asked for once stays"
+
+
+@pytest.mark.parametrize("version", [(3, 10), (3, 15)])
+def test_a_python_without_packages_is_refused(
+    environment: Environment, monkeypatch: pytest.MonkeyPatch, version: tuple[int, int]
+) -> None:
+    monkeypatch.setattr(environment.tool.sys, "version_info", (*version, 0))
+    with pytest.raises(environment.tool.SetupError, match=r"expected 3\.11 or 3\.12, on which"):
+        environment.set_up(flavour="emulated")
+
+
 @pytest.mark.parametrize(("dev", "copy"), [(False, False), (True, False), (False, True)])
 def test_everything_is_compiled_for_development_and_images_only(
     environment: Environment, dev: bool, copy: bool

@@ -16,8 +16,9 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 from loadgen.sending.client.target import LoadError
 from queueing.measurement.machine import split_cpus
@@ -101,3 +102,19 @@ def cancelled_by(*signals: signal.Signals) -> Iterator[None]:
         for number in signals:
             with suppress(*unavailable):
                 loop.remove_signal_handler(number)
+
+
+async def undisturbed(work: Coroutine[Any, Any, object]) -> bool:
+    """Wait for the end of `work`, which a cancellation of this task does not reach; whether there
+    was one. For what ends a run: a second signal must not cost what the first one has kept.
+    """
+    task, current, disturbed = asyncio.ensure_future(work), asyncio.current_task(), False
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError:
+            disturbed = True
+            assert current is not None
+            current.uncancel()
+    task.result()
+    return disturbed

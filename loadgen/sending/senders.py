@@ -26,6 +26,7 @@ import numpy as np
 
 from loadgen.sending.client.target import LoadError
 from loadgen.sending.job import ClosedLoop, Counters, Job, row_of
+from loadgen.sending.operating_system import undisturbed
 from policies.text import counted
 from queueing.arrivals.timetable import split
 from queueing.measurement.record import Header, Record, read_run, to_line
@@ -109,10 +110,14 @@ async def _run(senders: Sequence[Sender], header: Header, counters: Counters) ->
         if (current := asyncio.current_task()) is not None:
             current.uncancel()
     finally:
-        await asyncio.gather(*(sender.stop() for sender in senders))
+        late = await undisturbed(_stop(senders))
         adding.cancel()
         _add(senders, counters)
-    return interrupted
+    return interrupted or late
+
+
+async def _stop(senders: Sequence[Sender]) -> None:
+    await asyncio.gather(*(sender.stop() for sender in senders))
 
 
 class Sender:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from functools import partial
 
 from loadgen.sending.client.client import address_of
@@ -19,7 +20,7 @@ from loadgen.sending.client.pool import KEEPALIVE, RESERVE, Pool
 from loadgen.sending.closed_loop import closed_loop
 from loadgen.sending.in_flight import InFlightRequests, Keep
 from loadgen.sending.job import Counters, Job
-from loadgen.sending.operating_system import real_time_scheduling
+from loadgen.sending.operating_system import real_time_scheduling, undisturbed
 from loadgen.sending.pacing import pace, quiet_garbage_collector
 from queueing.commands.remote import tls_context
 
@@ -34,28 +35,31 @@ async def send_job(job: Job, start_at: float, counters: Counters, keep: Keep) ->
     """
     address, target = address_of(job.target), job.target
     tls = tls_context(target.cacert, insecure=target.insecure) if address.tls else None
-    async with Pool(address, reserve_for(job), tls) as pool:
-        in_flight = InFlightRequests(job, pool, counters, keep)
-        with quiet_garbage_collector(), real_time_scheduling():
-            return await _send(in_flight, start_at)
-
-
-async def _send(in_flight: InFlightRequests, start_at: float) -> bool:
-    interrupted, options = False, in_flight.job.options
+    pool = Pool(address, reserve_for(job), tls)
+    in_flight = InFlightRequests(job, pool, counters, keep)
+    interrupted, stack = False, AsyncExitStack()
     sending = asyncio.current_task()
     assert sending is not None
     in_flight.on_stop = sending.cancel
     try:
-        send_all = closed_loop if options.closed_loop else open_loop
-        await send_all(in_flight, start_at)
-        await in_flight.drain(options.drain_limit)
+        with quiet_garbage_collector(), real_time_scheduling():
+            await stack.enter_async_context(pool)
+            stack.push_async_callback(in_flight.close)
+            await _send(in_flight, start_at)
     except asyncio.CancelledError:
-        interrupted = in_flight.counters.stopped is None
+        interrupted = counters.stopped is None
         sending.uncancel()
     finally:
         in_flight.on_stop = None
-        await in_flight.close()
-    return interrupted
+        late = await undisturbed(stack.aclose())
+    return interrupted or late
+
+
+async def _send(in_flight: InFlightRequests, start_at: float) -> None:
+    options = in_flight.job.options
+    send_all = closed_loop if options.closed_loop else open_loop
+    await send_all(in_flight, start_at)
+    await in_flight.drain(options.drain_limit)
 
 
 def reserve_for(job: Job) -> int:

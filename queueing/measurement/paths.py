@@ -1,10 +1,12 @@
 """Paths that a command writes to, as the command line gives them: a slash at the end names a
-folder, whether it exists or not.
+folder, whether it exists or not. Folders are made; for one that only a file's path names, that is
+said.
 """
 
 from __future__ import annotations
 
 import errno
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +17,8 @@ from tempfile import TemporaryFile
 
 from policies.text import SpecError
 from queueing.errors import CommandError
+
+log = logging.getLogger("kendall")
 
 
 class Folder(type(Path())):  # type: ignore[misc] # PosixPath
@@ -77,6 +81,7 @@ def check_writable(path: Path, option: str = "", written: Path | None = None) ->
             probe.open("ab").close()
         elif not probe.exists():  # neither a device nor a pipe, whose reader may come later
             _check_folder(probe.parent)
+            tell_missing_folder(path)
     except OSError as error:
         told = f"{option} {path}".lstrip()
         raise SpecError(
@@ -88,6 +93,12 @@ def _check_folder(folder: Path) -> None:
     there = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
     with TemporaryFile(dir=there):
         pass
+
+
+def tell_missing_folder(file: Path) -> None:
+    """Its folder will be made, where it is not there: the name may be mistyped."""
+    if not file.parent.exists():
+        log.warning("the folder %s does not exist; it will be made for %s", file.parent, file.name)
 
 
 def put_aside(path: Path) -> Path:

@@ -405,6 +405,60 @@ def test_an_interrupt_ends_the_run_and_keeps_the_records() -> None:
     assert sum(r.outcome == "completed" for r in result.records) == 2
 
 
+@pytest.mark.parametrize("turns", range(6))
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_second_interrupt_costs_nothing_of_what_the_first_has_kept(
+    turns: int, processes: int
+) -> None:
+    """Wherever it comes while the run ends; so many turns of the loop after the first."""
+
+    async def main() -> LoadResult:
+        async def never(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        class Watch:
+            async def show(self, counters: Counters) -> None:
+                while counters.sent < 3:  # noqa: ASYNC110 - counters raise no event
+                    await asyncio.sleep(0.01)
+                run.cancel()
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                run.cancel()
+
+        async with serving(never) as server:
+            run = asyncio.create_task(
+                run_load(
+                    Target(base_url=server.url, model="fake"),
+                    timetable(n=10_000, gap=0.05),
+                    seed=0,
+                    options=SendOptions(processes=processes),
+                    output=RunOutput(progress=Watch()),
+                )
+            )
+            return await run
+
+    result = asyncio.run(main())
+    assert result.interrupted
+    assert {record.outcome for record in result.records} == {"cancelled"}
+    assert len(result.records) >= 3
+
+
+def test_an_interrupt_before_anything_is_sent_is_an_interrupted_run() -> None:
+    async def main() -> LoadResult:
+        async with serving(answer) as server:
+            run = asyncio.create_task(
+                run_load(Target(base_url=server.url, model="fake"), timetable(n=10), seed=0)
+            )
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            run.cancel()
+            return await run
+
+    result = asyncio.run(main())
+    assert (result.interrupted, result.records) == (True, [])
+
+
 def test_connections_are_not_limited_and_answers_overlap() -> None:
     """None is answered before all are there; were connections limited, the first would wait in
     vain.

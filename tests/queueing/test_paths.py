@@ -29,6 +29,21 @@ def test_a_file_that_can_be_written_is_left_as_it_is(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [there]
 
 
+def test_a_folder_that_will_be_made_for_a_file_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its name may be mistyped. A folder that is asked for as one is made without a word."""
+    monkeypatch.chdir(tmp_path)
+    FileToWrite("law.json")(tmp_path / "new.json")
+    FileToWrite("law.json")("new.json")
+    folder_to_write(tmp_path / "not" / "yet")
+    assert not caplog.messages
+    FileToWrite("law.json")(tmp_path / "not" / "yet" / "made.json")
+    assert caplog.messages == [
+        f"the folder {tmp_path}/not/yet does not exist; it will be made for made.json"
+    ]
+
+
 def test_a_file_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for path in ("/proc/x.json", tmp_path / "file" / "below.json"):

@@ -18,7 +18,7 @@ from loadgen.sending.client.target import LoadError
 from loadgen.sending.plan import LoadPlan
 from policies.text import SpecError
 from queueing.arrivals.timetable import save_timetable
-from queueing.measurement.paths import cannot_write, is_folder
+from queueing.measurement.paths import cannot_write, is_folder, tell_missing_folder
 
 RUNS = Path("runs")
 
@@ -72,6 +72,8 @@ class ResultFiles:
         """
         if self.run is None:
             return self
+        if not self.named_by_time:
+            tell_missing_folder(self.run)
         try:
             self.run.parent.mkdir(parents=True, exist_ok=True)
             if not self.named_by_time:
