@@ -49,6 +49,14 @@ COMMANDS = {
         "queueing.commands.check_policy_cli",
         "check a policy of your own, or list all policies",
     ),
+    "policies": (
+        "queueing.commands.policies_cli",
+        "list the policies and orders, built in and your own",
+    ),
+    "profiles": (
+        "queueing.commands.profiles_cli",
+        "list the latency profiles that a name stands for",
+    ),
     "optimize": (
         "queueing.commands.optimize_cli",
         "choose a token limit, batch size, policy, number of servers or rate",

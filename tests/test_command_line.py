@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import http.server
 import itertools
+import json
 import os
 import re
 import socket
@@ -20,6 +21,7 @@ import msgspec
 import pytest
 
 from kendall import cli
+from queueing.latency.profile import find_profile
 
 ROOT = Path(__file__).resolve().parent.parent
 HELP = re.compile(r"[│╭╰╮╯─\s]+")
@@ -1264,3 +1266,72 @@ def test_a_file_in_a_folder_that_cannot_be_written_is_named(name: str, tmp_path:
     assert (
         said.splitlines()[-1] == f"kendall: cannot write {tmp_path / name}: No space left on device"
     )
+
+
+# what a text can name
+
+
+def test_policies_lists_what_a_policy_text_can_name(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each as its text has it, so that errors are not the only place that names them."""
+    out = shown(capsys, "policies")
+    for name in ("single", "dynamic", "fixed:batch_size=INTEGER", "elastic", "continuous"):
+        assert re.search(rf"^{name}", out, re.MULTILINE), name
+    assert "order: fcfs, spjf" in out
+    listed = json.loads(shown(capsys, "policies", "--json"))["policies"]
+    assert [each["name"] for each in listed][:2] == ["single", "dynamic"]
+    assert out == shown(capsys, "check-policy")
+
+
+def test_policies_has_those_of_a_module_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.py").write_text("1 / 0")
+    module = str(tmp_path / "mine.py")
+    said = complaint(capsys, "policies", "--policy-module", module, status=2)
+    assert "division by zero" in said
+
+
+def test_profiles_lists_those_shipped_and_the_users_own_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = tmp_path / "kendall" / "profiles"
+    shipped = json.loads(shown(capsys, "profiles", "--json"))["profiles"]
+    assert {each["source"] for each in shipped} == {"shipped"}
+    names = [each["name"] for each in shipped]
+    assert {"tiny", "reference", "llama-7b-h100"} <= set(names)
+    law = next(each["law"] for each in shipped if each["name"] == "reference")
+    assert law["k4"] == 0.00092
+    folder.mkdir(parents=True)
+    own = find_profile("reference").profile
+    msgspec.structs.replace(own, name="tiny", model="mine").save(folder / "tiny.json")
+    msgspec.structs.replace(own, name="another").save(folder / "another.json")
+    (folder / "broken.json").write_text("{")
+    mine = json.loads(shown(capsys, "profiles", "--json"))["profiles"]
+    assert sorted([*names, "another"]) == [each["name"] for each in mine]
+    assert {each["name"] for each in mine if each["source"] == "cache"} == {"another", "tiny"}
+    cli_out = shown(capsys, "profiles")
+    assert f"tiny, {folder / 'tiny.json'}" in words(cli_out)
+    assert "k1=0.0003,k2=0.0014" in cli_out
+
+
+def test_profiles_says_which_file_is_no_profile(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = tmp_path / "kendall" / "profiles"
+    folder.mkdir(parents=True)
+    (folder / "broken.json").write_text("{")
+    assert run("profiles", "--json") == 0
+    told = capsys.readouterr()
+    assert "broken.json, a file that is not a profile" in told.err
+    assert "broken" not in told.out
+
+
+@pytest.mark.parametrize("name", ["policies", "profiles"])
+def test_a_command_that_lists_shows_two_examples(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = words(shown(capsys, name, "--help"))
+    assert out.count("`kendall ") == 2 or out.count("kendall predict") == 1
+    assert "Examples:" in out

@@ -37,6 +37,8 @@ QUEUE = ("--output-tokens", "uniform:low=8,high=24", "--latency", "reference")
 COMMANDS = {
     "check-policy": ("check-policy", "capped:max_batch_size=8", "--states", "200"),
     "check-policy-list": ("check-policy",),
+    "policies": ("policies",),
+    "profiles": ("profiles",),
     "predict": ("predict", "--policy", "capped:max_batch_size=8", "--arrival-rate", "200", *QUEUE),
     "predict-unstable": ("predict", "--policy", "single", "--arrival-rate", "200", *QUEUE),
     "predict-renewal": (
@@ -305,6 +307,7 @@ def printed(
 
     def text(name: str, width: int | None, *more: str) -> str:
         monkeypatch.delenv("COLUMNS", raising=False)
+        monkeypatch.setenv("XDG_CACHE_HOME", str(runs))  # no profiles of this user
         if width is not None:
             monkeypatch.setenv("COLUMNS", str(width))
         if name in SHOWN:

@@ -74,7 +74,7 @@ def check_policy_command(
     """
     use_policies(policy_module, policy)
     if policy is None:
-        _list(every_policy(), as_json)
+        show_policies(every_policy(), as_json)
         return
     parsed = parse_policy(policy)
     checked = _within(LIMIT, parsed, states, seed)
@@ -180,7 +180,8 @@ def _as_object(policy: Policy, checked: list[Checked]) -> dict[str, Any]:
     }
 
 
-def _list(listed: list[Listed], as_json: bool) -> None:
+def show_policies(listed: list[Listed], as_json: bool) -> None:
+    """With their parameters, the routes and the orders."""
     if as_json:
         typer.echo(json.dumps({"policies": [each.to_dict() for each in listed]}))
         return

@@ -162,10 +162,19 @@ def find_profile(name_or_path: str) -> ProfileFile:
     raise SpecError(f"got latency {name_or_path!r}; expected {_expected()}")
 
 
+def profile_names() -> list[str]:
+    """That a latency text can name: the user's own, and those shipped."""
+    folders = (profile_path("any").parent, SHIPPED)
+    return sorted({path.stem for folder in folders for path in folder.glob("*.json")})
+
+
 def _expected() -> str:
     shipped = ", ".join(sorted(path.stem for path in SHIPPED.glob("*.json")))
     kinds = "k1=..,k2=..,k3=..,k4=.. or a=..,c=.. in seconds, or the name or file of a profile"
-    return f"{kinds} (shipped: {shipped}; `kendall calibrate MODEL` makes one)"
+    return (
+        f"{kinds} (shipped: {shipped}; `kendall profiles` lists all, `kendall "
+        "calibrate MODEL` makes one)"
+    )
 
 
 def _read(path: Path) -> Profile:
