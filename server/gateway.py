@@ -315,6 +315,11 @@ class Gateway:
         )
 
     @property
+    def context(self) -> int | None:
+        """Of the model, tokens; None before the engine is up."""
+        return None if self._batcher is None else self._batcher.capabilities.max_model_len
+
+    @property
     def batcher(self) -> Batcher:
         """The queue. Raises ApiError 503 before the engine is up."""
         if self._batcher is None:

@@ -1,8 +1,9 @@
 """One call on its way through vLLM's serving objects: the sequences that it asks for, and the
 events that it writes.
 
-vLLM pulls: it asks for sequences (`ask`) and reads their outputs. A task runs it up to the first
-read (`FrontCall.reach`), when every sequence is known. Then the gateway admits and queues them, and
+vLLM pulls: it asks for sequences (`ask`) and reads their outputs. It is run up to the first read
+(`FrontCall.reach`), when every sequence is known: a large call in a thread, because checking and
+rendering it may take seconds (`server.front.apart`). Then the gateway admits and queues them, and
 pushes what the engine makes into their `Outlet`s. What vLLM writes gathers in `events`, or in
 `whole`. Nothing is ever raised into vLLM's generators, which would log it and write an error of
 their own: the gateway knows why a call ends, ends the task and says it in the endpoint's words.
@@ -11,12 +12,20 @@ their own: the gateway knows why a call ends, ends the task and says it in the e
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Mapping,
+    Sequence,
+)
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from server.engines.base import Token
+from server.front.apart import HERE, Apart, Rest
 from server.front.endpoints import Endpoint
 from server.runtime.errors import ApiError
 
@@ -169,7 +178,8 @@ class FrontCall:
         self.on_change: Callable[[], None] = _nothing
         self._serving = serving
         self._endpoint = endpoint
-        self._request = serving.request(endpoint, body)
+        self._body = body
+        self._apart: Apart | None = None  # where it is run up to the first read
         self._reached = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -178,12 +188,23 @@ class FrontCall:
         """Of all sequences, in their order."""
         return [outlet for asked in self.asked for outlet in asked.outlets]
 
-    async def reach(self) -> None:
-        """Until vLLM has asked for every sequence. Raises ApiError where it refuses the call."""
+    async def reach(self, apart: Apart | None = None) -> None:
+        """Until vLLM has asked for every sequence. Raises ApiError where it refuses the call, and
+        what `apart`, which runs it so far, raises.
+        """
         context = copy_context()
         context.run(CURRENT.set, self)
+        running: Coroutine[Any, Any, None] = self._run()
+        if apart is not None:
+            self._apart = apart
+            rest = Rest(running)
+            await apart.run(rest, context)
+            self._apart = None
+            running = rest.here()
+            if self.over:
+                self._reached.set()
         self._task = asyncio.get_running_loop().create_task(
-            self._run(), name="front-call", context=context
+            running, name="front-call", context=context
         )
         await self._reached.wait()
         if self.error is not None:
@@ -204,13 +225,16 @@ class FrontCall:
         return self._outputs(asked)
 
     async def _outputs(self, asked: Asked) -> AsyncGenerator[Any, None]:
+        if self._apart is not None:
+            await HERE
         self._reached.set()
         async for parts in asked.parts():
             yield self._serving.output(asked, parts)
 
     async def _run(self) -> None:
         try:
-            made = await self._serving.create(self._endpoint, self._request)
+            request = self._serving.request(self._endpoint, self._body)
+            made = await self._serving.create(self._endpoint, request)
             if isinstance(made, bytes):
                 self.whole = made
                 return
@@ -218,10 +242,12 @@ class FrontCall:
                 self.events.append(event.encode())
                 self.on_change()
         except Exception as error:  # noqa: BLE001 - whatever vLLM raises
-            self.error = self._serving.refusal(error, early=not self._reached.is_set())
+            early = not self._reached.is_set()
+            self.error = self._serving.refusal(error, early=early)
         finally:
             self.over = True
-            self._reached.set()
+            if self._apart is None:
+                self._reached.set()
             self.on_change()
 
 

@@ -11,7 +11,9 @@ from importlib import import_module
 from typing import Any
 
 from server.engines.base import EngineStartError, ServingEngine
+from server.front.apart import PLACES
 from server.front.call import Serving
+from server.runtime.turns import Turns
 from server.settings import Settings
 
 Build = Callable[[Any], Awaitable[Serving]]
@@ -27,6 +29,7 @@ class Desk:
         self._settings = settings
         self._build = build or self._vllm
         self._turn = asyncio.Lock()
+        self.large_calls = Turns(PLACES)  # that are rendered in threads
         self._client: weakref.ref[Any] | None = None  # of which engine they are
         self._serving: Serving | None = None
         # a reasoning parser looks at every chat

@@ -5,12 +5,17 @@ alone does not free the event loop. The time goes with the number of values, lis
 all: 180 ms for 1 MiB of empty lists, 10 ms for 1 MiB of token ids, 5 ms for one text of 16 MiB (2
 cores of a shared machine, 2026-11). So a large body goes to a thread, which counts its values
 first, piece by piece, and gives up at the bound.
+
+What is made of a body goes with its lists and objects: each message, item of an input, tool and
+part of a schema is one, is checked, becomes an object and is rendered. Their number is bounded on
+every route before the route's own code, by the context of the model: the least of them takes a
+token of it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from server.runtime.errors import ApiError
@@ -18,23 +23,41 @@ from server.runtime.errors import ApiError
 AT_ONCE = 1 << 18  # bytes that are parsed on the event loop: 45 ms at most
 MOST_VALUES = 1 << 18  # of a body beyond that: token ids, messages, fields; again 45 ms at most
 CONTAINER = 4  # values that a list or an object counts for
+# lists and objects of a body: these, and four for each token of the context, up to the most
+FEW_CONTAINERS, MOST_CONTAINERS = 1 << 12, 1 << 15
 PIECE = 1 << 16  # bytes between two chances of the event loop
 _T = TypeVar("_T")
 
 
-async def parsed(body: bytes, parse: Callable[[bytes], _T], most_values: int = MOST_VALUES) -> _T:
+async def parsed(body: bytes, parse: Callable[[bytes], _T], context: int | None = None) -> _T:
     """`parse(body)`, in a thread where the body is large. Raises what `parse` raises, or
-    ApiError 413 for too many values.
+    ApiError 413 for too many values, lists or objects. `context`: of the model, tokens.
     """
     if len(body) <= AT_ONCE:
-        return parse(body)
-    return await asyncio.to_thread(_parsed, body, parse, most_values)
+        return _parsed(body, parse, context)
+    return await asyncio.to_thread(_parsed, body, parse, context)
 
 
-def _parsed(body: bytes, parse: Callable[[bytes], _T], most: int) -> _T:
-    if count_values(body, most) > most:
+def most_containers(context: int | None) -> int:
+    """Lists and objects that a body may have; `context`: of the model, tokens."""
+    if context is None:
+        return MOST_CONTAINERS
+    return min(MOST_CONTAINERS, FEW_CONTAINERS + 4 * context)
+
+
+def _parsed(body: bytes, parse: Callable[[bytes], _T], context: int | None) -> _T:
+    most = most_containers(context)
+    # the plain count takes a tenth of the time, and is no less
+    if body.count(b"{") + body.count(b"[") > most and count_containers(body, most) > most:
         message = (
-            f"got a body of more than {most} JSON values (a list or an object counts for "
+            f"got a body of more than {most} lists and objects; expected fewer, by the context of "
+            "this model: split the call"
+        )
+        raise ApiError(413, "too_many_values", message)
+    values = max(MOST_VALUES, 2 * (context or 0))  # two contexts full of token ids
+    if len(body) > AT_ONCE and count_values(body, values) > values:
+        message = (
+            f"got a body of more than {values} JSON values (a list or an object counts for "
             f"{CONTAINER}); expected fewer: split the call, or send text in place of token ids"
         )
         raise ApiError(413, "too_many_values", message)
@@ -45,16 +68,31 @@ def count_values(body: bytes, most: int) -> int:
     """Commas and opening brackets outside strings, brackets `CONTAINER` times; stops beyond
     `most`.
     """
-    count, inside, escape = 0, False, b""
+    count = 0
+    for plain in _outside_strings(body):
+        count += plain.count(b",") + CONTAINER * (plain.count(b"[") + plain.count(b"{"))
+        if count > most:
+            break
+    return count
+
+
+def count_containers(body: bytes, most: int) -> int:
+    """Opening brackets outside strings; stops beyond `most`."""
+    count = 0
+    for plain in _outside_strings(body):
+        count += plain.count(b"[") + plain.count(b"{")
+        if count > most:
+            break
+    return count
+
+
+def _outside_strings(body: bytes) -> Iterator[bytes]:
+    inside, escape = False, b""
     for at in range(0, len(body), PIECE):
         piece = escape + body[at : at + PIECE]
         slashes = len(piece) - len(piece.rstrip(b"\\"))
         escape = b"\\" if slashes % 2 else b""  # of the next piece's first character
         whole = piece[: len(piece) - len(escape)].replace(b"\\\\", b"").replace(b'\\"', b"")
         parts = whole.split(b'"')
-        plain = b"".join(parts[inside::2])
-        count += plain.count(b",") + CONTAINER * (plain.count(b"[") + plain.count(b"{"))
-        if count > most:
-            break
+        yield b"".join(parts[inside::2])
         inside ^= len(parts) % 2 == 0
-    return count

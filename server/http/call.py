@@ -27,7 +27,7 @@ from server.http.api.limits import check_fields, check_size
 from server.http.api.schema import ChatRequest, CompletionRequest
 from server.http.api.validation import read_body, validate
 from server.http.arrival_timestamps import RECEIVED_AT
-from server.http.bodies import AT_ONCE, MOST_VALUES, parsed
+from server.http.bodies import parsed
 from server.http.client_connection import while_connected
 from server.http.formats import ChatFormat, CompletionFormat
 from server.http.front.answer import FrontAnswer, FrontQueueStream
@@ -48,23 +48,11 @@ log = logging.getLogger("kendall")
 READ = b"x-"
 
 
-def _most_values(gateway: Gateway) -> int:
-    """Of a body: at least two contexts full of token ids."""
-    return (
-        max(MOST_VALUES, 2 * gateway.batcher.capabilities.max_model_len)
-        if gateway.lifecycle.started
-        else MOST_VALUES
-    )
-
-
 async def answer(gateway: Gateway, scope: Scope, receive: Receive, model: type[Call]) -> Answer:
     """The call's answer, its sequences not yet submitted. Raises ApiError."""
     body = await read_body(receive, gateway.settings.security.max_body_bytes)
     timing = gateway.metrics.own_time.begin(gateway.now) if gateway.lifecycle.ready else None
-    if len(body) <= AT_ONCE:
-        call = validate(body, model)
-    else:
-        call = await parsed(body, lambda text: validate(text, model), _most_values(gateway))
+    call = await parsed(body, lambda text: validate(text, model), gateway.context)
     sequences = check_size(gateway.settings.overload, call)
     if timing is not None:
         timing.end("parse")

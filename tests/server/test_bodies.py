@@ -16,12 +16,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from server.http import bodies
-from server.http.bodies import AT_ONCE, MOST_VALUES, count_values, parsed
+from server.http.bodies import (
+    AT_ONCE,
+    MOST_CONTAINERS,
+    MOST_VALUES,
+    count_containers,
+    count_values,
+    parsed,
+)
 from server.runtime.errors import ApiError
 from tests.server.asgi import Call, call, completion, running
 
 MIB = 1 << 20
 BOMB = b'{"x": [' + b"[],{}," * (14 * MIB // 6) + b"1]}"
+NUMBERS = b'{"x": [' + b"1," * (7 * MIB) + b"1]}"
 JSON = st.recursive(
     st.none()
     | st.booleans()
@@ -58,6 +66,24 @@ def test_values_are_counted_whatever_strings_hold_and_wherever_a_piece_ends(
     assert count_values(body, 10**9) == structure(value)
 
 
+@settings(max_examples=60, deadline=None)
+@given(JSON)
+def test_lists_and_objects_are_counted_whatever_strings_hold(value: Any) -> None:
+    def containers(part: Any) -> int:
+        inner = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+        return isinstance(part, list | dict) + sum(map(containers, inner))
+
+    body = json.dumps(value).encode()
+    assert count_containers(body, 10**9) == containers(value)
+
+
+def test_brackets_in_texts_count_for_nothing() -> None:
+    async def main() -> None:
+        assert await parsed(json.dumps("[{" * 40_000).encode(), len, 100) > 80_000
+
+    asyncio.run(main())
+
+
 def test_counting_ends_at_the_bound() -> None:
     body = b"[" + b"1," * 8_000_000
     assert MOST_VALUES < count_values(body, MOST_VALUES) <= MOST_VALUES + bodies.PIECE
@@ -72,15 +98,24 @@ def test_a_large_body_is_parsed_in_a_thread(size: int, on_the_loop: bool) -> Non
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("most", [MOST_VALUES, 10**6])
-def test_a_body_of_too_many_values_reaches_no_parser(most: int) -> None:
-    """Fourteen megabytes of small values, as one field that nobody reads."""
+@pytest.mark.parametrize(
+    ("body", "context", "most"),
+    [
+        (NUMBERS, None, f"{MOST_VALUES} JSON values .*"),
+        (NUMBERS, 500_000, "1000000 JSON values .*"),
+        (BOMB, None, f"{MOST_CONTAINERS} lists and objects"),
+        (BOMB, 1000, "8096 lists and objects"),
+        (b"[" * 8097, 1000, "8096 lists and objects"),
+    ],
+)
+def test_a_body_of_too_many_values_reaches_no_parser(
+    body: bytes, context: int | None, most: str
+) -> None:
+    """Fourteen megabytes of small values, as one field that nobody reads; few bytes, too."""
 
     async def main() -> None:
-        with pytest.raises(
-            ApiError, match=f"more than {most} JSON values .*; expected fewer"
-        ) as refused:
-            await parsed(BOMB, lambda _: pytest.fail("it was parsed"), most)
+        with pytest.raises(ApiError, match=f"more than {most}; expected fewer") as refused:
+            await parsed(body, lambda _: pytest.fail("it was parsed"), context)
         assert (refused.value.status, refused.value.code) == (413, "too_many_values")
 
     asyncio.run(main())
@@ -105,11 +140,13 @@ def test_the_event_loop_runs_on_while_values_are_counted() -> None:
                 await asyncio.sleep(0)
 
         watching = asyncio.create_task(others())
-        await parsed(Paced(BOMB), len, 10**9)
+        await parsed(Paced(NUMBERS), len, 10**9)
         watching.cancel()
 
     asyncio.run(main())
-    assert in_time == [True] * math.ceil(len(BOMB) / bodies.PIECE), "others were served meanwhile"
+    assert in_time == [True] * math.ceil(len(NUMBERS) / bodies.PIECE), (
+        "others were served meanwhile"
+    )
     assert bodies.PIECE <= 1 << 16, (
         "which hold the interpreter's lock for a fraction of a millisecond each"
     )

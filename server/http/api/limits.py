@@ -4,8 +4,9 @@ once.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection
+
+from pydantic_core import to_json
 
 from server.admission.limits import OverloadSettings, check_sequences
 from server.http.api.models import check_model
@@ -36,7 +37,7 @@ def check_form_size(call: Generation, most: int) -> None:
     faster.
     """
     form = call.form()
-    size = 0 if form is None else len(json.dumps(form.value, ensure_ascii=False).encode())
+    size = 0 if form is None else len(to_json(form.value))
     if size > most:
         raise form_too_large(size, most, call.form_field())
 

@@ -54,7 +54,10 @@ def add_tokenizing(app: FastAPI, gateway: Gateway) -> None:
     )
     async def tokenize(request: Request) -> dict[str, Any]:
         call = await parse(
-            request.receive, TokenizeRequest, gateway.settings.security.max_body_bytes
+            request.receive,
+            TokenizeRequest,
+            gateway.settings.security.max_body_bytes,
+            gateway.context,
         )
         _check_name(gateway, call.model)
         check_extra(gateway.settings, call, why="which /tokenize does not have")
@@ -70,7 +73,10 @@ def add_tokenizing(app: FastAPI, gateway: Gateway) -> None:
     )
     async def detokenize(request: Request) -> dict[str, str]:
         call = await parse(
-            request.receive, DetokenizeRequest, gateway.settings.security.max_body_bytes
+            request.receive,
+            DetokenizeRequest,
+            gateway.settings.security.max_body_bytes,
+            gateway.context,
         )
         _check_name(gateway, call.model)
         vocabulary = gateway.batcher.capabilities.vocab_size

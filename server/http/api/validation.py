@@ -101,9 +101,17 @@ def field_in(message: str, fields: Container[str]) -> str | None:
     return next((word for word in re.findall(r"\w[\w-]*", message) if word in fields), None)
 
 
-async def parse(receive: Receive, model: type[_Model], most: int = MAX_BODY_BYTES) -> _Model:
-    """The body as `model`. Raises ApiError 400 (never 422) or 413, naming the field."""
-    return await parsed(await read_body(receive, most), lambda body: validate(body, model))
+async def parse(
+    receive: Receive,
+    model: type[_Model],
+    most: int = MAX_BODY_BYTES,
+    context: int | None = None,
+) -> _Model:
+    """The body as `model`. Raises ApiError 400 (never 422) or 413, naming the field. `context`: of
+    the model, tokens, where it is known.
+    """
+    body = await read_body(receive, most)
+    return await parsed(body, lambda text: validate(text, model), context)
 
 
 def check_extra(

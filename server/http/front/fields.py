@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from pydantic_core import to_json
 from starlette.responses import Response
 
 from server.admission.limits_in_force import Tokens
@@ -45,6 +46,7 @@ OWN = frozenset(  # fields of Kendall's, on every endpoint
         *("predicted_output_tokens", "request_id", FORCED),
     }
 )
+MOST_TOOLS, MOST_TOOL_BYTES = 1024, 1 << 20  # of a call
 TOOL_TYPES = frozenset({"function", "custom", "namespace"})  # others are run by a server
 
 
@@ -214,7 +216,16 @@ def _has_parts(call: ChatRequest) -> bool:
 
 
 def check_tools(tools: Any) -> None:
-    """Raises ApiError 501 for a tool that a server would have to run."""
+    """Raises ApiError: 501 for a tool that a server would have to run, 400 for too many."""
+    if isinstance(tools, list) and tools:
+        size = len(to_json(tools)) if len(tools) <= MOST_TOOLS else 0
+        got = f"{len(tools)} tools" if not size else f"tools of {size} bytes"
+        if not size or size > MOST_TOOL_BYTES:
+            message = (
+                f"got {got}; expected at most {MOST_TOOLS} tools of {MOST_TOOL_BYTES} bytes "
+                "together: leave out those that this call does not need"
+            )
+            raise ApiError(400, "invalid_request", message, param="tools")
     for place, tool in enumerate(tools if isinstance(tools, list) else ()):
         kind = tool.get("type") if isinstance(tool, dict) else None
         if isinstance(kind, str) and kind not in TOOL_TYPES:

@@ -4,16 +4,17 @@ admitted and queued as any other.
 
 from __future__ import annotations
 
-import json
+import asyncio
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from msgspec.structs import replace
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 
 from policies import Request
 from server.engines.base import EngineRequest, Sampling
+from server.front.apart import Apart
 from server.front.call import Asked, FrontCall
 from server.front.desk import Desk
 from server.front.endpoints import Dialect, Endpoint
@@ -24,7 +25,7 @@ from server.http.api.limits import form_too_large
 from server.http.api.prompts import conversation
 from server.http.api.sampling import check_sampling
 from server.http.api.schema import ChatRequest
-from server.http.bodies import parsed
+from server.http.bodies import AT_ONCE
 from server.http.front.fields import (
     BEYOND,
     OWN,
@@ -37,7 +38,8 @@ from server.runtime.errors import ApiError
 
 RENDERED = ("multimodal",)  # prompts that are more than their token ids
 GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
-PARSED_BEFORE = 1 << 62  # values: they were counted then
+# a call beyond either is rendered in a thread: 30 ms of the event loop
+LARGE_BYTES, LARGE_OBJECTS = 1 << 14, 64
 
 
 class Front:
@@ -66,9 +68,10 @@ class Front:
         gateway, call = self._gateway, self._asked
         if isinstance(call, ChatRequest) and not _desk(gateway).takes_parts:
             conversation(call.messages)
-        sent = await parsed(self._body, from_json, PARSED_BEFORE)
+        sent = await _parsed_again(self._body)
         body = _body_for_vllm(call, sent) | {"request_id": _id_of(self.endpoint, arrival.call_id)}
-        await gateway.supervisor.across_restarts(lambda: self._reach(body))
+        apart = apart_of(_desk(gateway), self.endpoint, self._body, arrival.caller)
+        await gateway.supervisor.across_restarts(lambda: self._reach(body, apart))
         assert self.call is not None
         plain = (await _desk(gateway).serving()).plain
         requests = list(self._sequences(arrival, patience, plain))
@@ -81,10 +84,10 @@ class Front:
             return requests
         return [with_form(each, checked, gateway.now(), patience) for each in requests]
 
-    async def _reach(self, body: Mapping[str, Any]) -> None:
+    async def _reach(self, body: Mapping[str, Any], apart: Apart | None) -> None:
         self.close()
         self.call = FrontCall(await _desk(self._gateway).serving(), self.endpoint, body)
-        await self.call.reach()
+        await self.call.reach(apart)
 
     def _sequences(
         self, arrival: Arrival, patience: float | None, plain: Any
@@ -153,10 +156,23 @@ class Front:
     def _check_form(self, sampling: Sampling) -> None:
         form = sampling.structured
         if form is not None:
-            size = len(json.dumps(form.value, ensure_ascii=False).encode())
+            size = len(to_json(form.value))
             most = self._gateway.settings.security.max_form_bytes
             if size > most:
                 raise form_too_large(size, most, "tools")
+
+
+def apart_of(desk: Desk, endpoint: Endpoint, body: bytes, caller: str) -> Apart | None:
+    """Where a call is rendered that would hold the event loop; None where it is small. Prompts of
+    completions are tokenised in threads of vLLM's own, and several are read at once.
+    """
+    small = len(body) <= LARGE_BYTES and body.count(b"{") <= LARGE_OBJECTS
+    return None if small or endpoint.name == "completions" else Apart(desk.large_calls, caller)
+
+
+async def _parsed_again(body: bytes) -> Any:
+    """It is known to be JSON of a bounded number of values."""
+    return from_json(body) if len(body) <= AT_ONCE else await asyncio.to_thread(from_json, body)
 
 
 def front_of(gateway: Gateway, call: Call, body: bytes) -> Front | None:

@@ -9,13 +9,16 @@ from typing import ClassVar
 from fastapi import FastAPI, Request, Response
 from starlette.responses import JSONResponse
 
+from server.admission.control import caller_of
 from server.front.call import FrontCall
 from server.front.endpoints import COUNT_TOKENS, Endpoint, error_body
 from server.gateway import Gateway
 from server.http.api.openapi import errors
-from server.http.api.validation import parse
-from server.http.front.fields import MessagesRequest, check_newer, described
-from server.http.front.making import no_desk
+from server.http.api.validation import read_body, validate
+from server.http.bodies import parsed
+from server.http.client_connection import while_connected
+from server.http.front.fields import MessagesRequest, check_newer, check_tools, described
+from server.http.front.making import apart_of, no_desk
 from server.runtime.errors import ApiError
 
 
@@ -48,23 +51,32 @@ def add_others(app: FastAPI, gateway: Gateway) -> None:
     async def count_tokens(request: Request) -> Response:
         try:
             most = gateway.settings.security.max_body_bytes
-            call = await parse(request.receive, CountTokensRequest, most)
+            body = await read_body(request.receive, most)
+            call = await parsed(
+                body, lambda text: validate(text, CountTokensRequest), gateway.context
+            )
             check_newer(gateway.settings, call)
+            check_tools((call.model_extra or {}).get("tools"))
             gateway.admit()
-            answer = await gateway.supervisor.across_restarts(lambda: _counted(gateway, call))
+            caller = caller_of(request.scope)
+            counting = gateway.supervisor.across_restarts(
+                lambda: _counted(gateway, call, body, caller)
+            )
+            answer = await while_connected(request.scope, request.receive, counting)
         except ApiError as error:
             body = error_body(COUNT_TOKENS.dialect, error)
             return JSONResponse(body, error.status, error.headers())
         return Response(answer, media_type="application/json")
 
 
-async def _counted(gateway: Gateway, call: CountTokensRequest) -> bytes:
-    if gateway.desk is None:
+async def _counted(gateway: Gateway, call: CountTokensRequest, sent: bytes, caller: str) -> bytes:
+    desk = gateway.desk
+    if desk is None:
         raise no_desk(COUNT_TOKENS)
     body = call.model_dump(exclude_unset=True)
-    counting = FrontCall(await gateway.desk.serving(), COUNT_TOKENS, body)
+    counting = FrontCall(await desk.serving(), COUNT_TOKENS, body)
     try:
-        await counting.reach()
+        await counting.reach(apart_of(desk, COUNT_TOKENS, sent, caller))
         assert counting.whole is not None
         return counting.whole
     finally:

@@ -172,10 +172,13 @@ class ServedEngine(MortalEngine):
 
 @asynccontextmanager
 async def fronted(
-    policy: str = "continuous:max_batch_size=4", engine: ServedEngine | None = None, **settings: Any
+    policy: str = "continuous:max_batch_size=4",
+    engine: ServedEngine | None = None,
+    serving: FakeServing | None = None,
+    **settings: Any,
 ) -> AsyncIterator[tuple[FastAPI, Gateway, FakeServing, list[Record]]]:
     """The gateway, started, and the records it writes; `gateway.engine` is mortal."""
-    serving = FakeServing()
+    serving = serving or FakeServing()
 
     async def build(client: Any) -> FakeServing:
         serving.lives.append(client.life)
