@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Sequence
 
+from msgspec import Raw
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from queueing.measurement.record import Outcome
 from server.engines.base import EngineRequest, Token
-from server.http.formats import DONE, Format, usage_of, with_usage
+from server.http.formats import DONE, Format, encode, usage_of, with_usage
 from server.http.headers import delay_headers, early_headers
 from server.http.submitted import STREAM_HEADERS, AnswerOptions, Submitted
 from server.queue.batcher import Batcher
 from server.queue.sequence import SequenceState
+
+# of log probabilities that are encoded before others have their turn: 10 ms with 20 candidates
+TOKENS_AT_ONCE = 256
 
 
 class Choice:
@@ -131,18 +136,9 @@ class Answer(Submitted):
         for choice in self._choices:
             assert choice.sequence is not None
             sequences.append(choice.sequence)
-            detector = choice.sequence.stop_detector
-            assert detector.finish_reason is not None
-            whole = self.format.choice(
-                choice.index,
-                "".join(choice.text),
-                choice.tokens,
-                detector.finish_reason,
-                detector.stop_reason,
-            )
-            if self.format.token_ids:
-                whole = self.format.with_ids(whole, choice.tokens, self._prompt(choice))
-            choices.append(whole)
+            choices.append(await self._encoded(choice))
+            if self._gone:
+                return
         delays = self._delays()
         body = self.format.whole(choices, usage_of(sequences, self._options.n, delays))
         headers = [
@@ -155,6 +151,23 @@ class Answer(Submitted):
         await send({"type": "http.response.body", "body": body})
         if not self._gone:
             self._release()
+
+    async def _encoded(self, choice: Choice) -> bytes:
+        """It lets go of its tokens."""
+        assert choice.sequence is not None
+        detector = choice.sequence.stop_detector
+        assert detector.finish_reason is not None
+        tokens, choice.tokens = choice.tokens, []
+        logprobs = (
+            None
+            if self.format.top_logprobs is None
+            else await encoded_logprobs(self.format, tokens)
+        )
+        text, reason = "".join(choice.text), detector.finish_reason
+        whole = self.format.choice(choice.index, text, logprobs, reason, detector.stop_reason)
+        if self.format.token_ids:
+            whole = self.format.with_ids(whole, tokens, self._prompt(choice))
+        return encode(whole)
 
     async def _write_stream(self, send: Send) -> None:
         await send(
@@ -222,3 +235,23 @@ class Answer(Submitted):
         for choice in self._choices if choices is None else choices:
             if choice.sequence is not None:
                 choice.sequence.released()
+
+
+async def encoded_logprobs(form: Format, tokens: Sequence[Token]) -> Raw | None:
+    """Of a whole choice; others have their turn in between."""
+    lists: dict[str, list[bytes]] = {}
+    offset = 0
+    for at in range(0, len(tokens), TOKENS_AT_ONCE):
+        some = tokens[at : at + TOKENS_AT_ONCE]
+        found = form.logprobs(some, offset)
+        if found is None:
+            return None
+        for name, values in found.items():
+            lists.setdefault(name, []).append(encode(values)[1:-1])
+        offset += sum(len(token.text) for token in some)
+        if len(some) == TOKENS_AT_ONCE:
+            await asyncio.sleep(0)
+    if not lists:
+        return None
+    fields = (b'"%b":[%b]' % (name.encode(), b",".join(lists[name])) for name in lists)
+    return Raw(b"{" + b",".join(fields) + b"}")

@@ -30,6 +30,7 @@ from server.http.api.schema import AutopilotChange, ChatRequest, CompletionReque
 from server.http.api.servers import add_servers, servers_of
 from server.http.api.tokenizing import add_tokenizing
 from server.http.api.validation import field_in, parse
+from server.http.bodies import LEASE, BodyBudget
 from server.http.call import answer, direct
 from server.http.client_connection import watch_client
 from server.http.front.fields import (
@@ -53,6 +54,8 @@ from server.security.guard import Guard
 from server.security.routes import ADMIN
 from server.telemetry.metrics import exposition
 
+BODILESS = frozenset({"GET", "HEAD", "OPTIONS"})  # nobody reads a body of theirs
+
 
 class _App(FastAPI):
     """FastAPI, but the two routes that carry answers are called without its layers: they cost
@@ -62,6 +65,7 @@ class _App(FastAPI):
     direct: Mapping[str, Callable[[Scope, Receive, Send], Awaitable[None]]]
     guard: Guard
     audit: Audit
+    bodies: BodyBudget
     cors: ASGIApp | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -81,12 +85,22 @@ class _App(FastAPI):
             if isinstance(rejection, Denial):
                 self.audit.denied(scope, rejection.reason)
             await rejection(scope, receive, stamped(scope, send))
-        elif scope["method"] == "POST" and (call := self.direct.get(scope["path"])) is not None:
-            await call(scope, receive, send)
-        else:
-            if scope["path"].startswith(ADMIN):
-                send = self.audit.changing(scope, send)
+        elif scope["method"] in BODILESS:
             await super().__call__(scope, receive, stamped(scope, send))
+        else:
+            lease = scope[LEASE] = self.bodies.lease(receive)
+            try:
+                await self._with_a_body(scope, lease.receive, send)
+            finally:
+                lease.end()
+
+    async def _with_a_body(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] == "POST" and (call := self.direct.get(scope["path"])) is not None:
+            await call(scope, receive, send)
+            return
+        if scope["path"].startswith(ADMIN):
+            send = self.audit.changing(scope, send)
+        await super().__call__(scope, receive, stamped(scope, send))
 
 
 def create_app(
@@ -107,6 +121,7 @@ def create_app(
     )
     app.state.gateway = gateway
     app.guard = Guard(gateway.settings.security)
+    app.bodies = BodyBudget(8 * gateway.settings.security.max_body_bytes)
     app.audit = Audit(gateway.metrics.calls.denied)
     app.cors = cors(app.guarded, gateway.settings.security.allowed_origins)
     add_failures(app)

@@ -263,6 +263,7 @@ class StampedProtocol(HttpToolsProtocol):
     _reader: StampedReader | None = None
     _paused: PausedTransport | None = None
     _in_room = False
+    _silent = True  # no head has come yet
     _fed = _again = b""  # what the parser has now; what it is to have after it
     _slow: asyncio.TimerHandle | None = None
     _before: Sequence[
@@ -292,7 +293,7 @@ class StampedProtocol(HttpToolsProtocol):
         """
         if self.room is None:
             return True
-        place = self.room.enter(sock.fileno(), self.client)
+        place = self.room.enter(sock.fileno(), self.client, self._close_silent)
         self._in_room = True
         if place == "any":
             return True
@@ -304,6 +305,9 @@ class StampedProtocol(HttpToolsProtocol):
             self.transport.close()
         return False
 
+    def _close_silent(self) -> None:
+        self._writing.abort()
+
     def _end_probe(self) -> None:
         if self.cycle is None or self.cycle.response_complete or self.cycle.more_body:
             self.transport.close()
@@ -313,7 +317,7 @@ class StampedProtocol(HttpToolsProtocol):
         self._stop_waiting()
         if self.room is not None and self._in_room:
             self._in_room = False
-            self.room.leave(self.client)
+            self.room.leave(self.client, self._close_silent)
         for reader in (self._reader, self._paused):
             if reader is not None:
                 reader.close()
@@ -439,6 +443,9 @@ class StampedProtocol(HttpToolsProtocol):
         """A request begins; the one before it may still be without an answer."""
         if self.parser.should_upgrade():
             return  # it is heard again
+        if self._silent and self.room is not None:
+            self._silent = False
+            self.room.heard(self._close_silent)
         before = self.cycle
         super().on_headers_complete()
         if self.cycle is not None and self.scope["http_version"] == "1.0":

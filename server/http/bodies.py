@@ -18,6 +18,8 @@ import asyncio
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
+from starlette.types import Message, Receive
+
 from server.runtime.errors import ApiError
 
 AT_ONCE = 1 << 18  # bytes that are parsed on the event loop: 45 ms at most
@@ -25,8 +27,64 @@ MOST_VALUES = 1 << 18  # of a body beyond that: token ids, messages, fields; aga
 CONTAINER = 4  # values that a list or an object counts for
 # lists and objects of a body: these, and four for each token of the context, up to the most
 FEW_CONTAINERS, MOST_CONTAINERS = 1 << 12, 1 << 15
+LEASE = "kendall.body"  # key of a request's scope
+FREE_BYTES = 1 << 18  # of each body
+BUDGET = 128 << 20  # bytes of all bodies, or eight of the largest
 PIECE = 1 << 16  # bytes between two chances of the event loop
 _T = TypeVar("_T")
+
+
+class BodyBudget:
+    """Bytes of the bodies of all calls together that are held while they come in and until their
+    prompts are made. What a call sends of its first `FREE_BYTES` is not counted: small calls pass
+    whatever the large ones hold.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = max(most, BUDGET)
+        self.held = 0
+
+    def lease(self, receive: Receive) -> Lease:
+        """Of one call, that reads by `receive`; its `end` follows in any case."""
+        return Lease(self, receive)
+
+    def take(self, size: int) -> None:
+        """Raises ApiError 503 where there is not so much left."""
+        if self.held + size > self._most:
+            message = "the bodies of other calls fill this gateway's memory for them; retry later"
+            raise ApiError(503, "too_many_bodies", message)
+        self.held += size
+
+
+class Lease:
+    """What one call holds."""
+
+    def __init__(self, budget: BodyBudget, receive: Receive) -> None:
+        self._budget, self._receive = budget, receive
+        self._read = self._held = 0
+        self._ended = False
+
+    async def receive(self) -> Message:
+        """The next part of the body. Raises ApiError 503; no more is read then."""
+        message = await self._receive()
+        size = len(message.get("body", b""))
+        if size:
+            self._read += size
+            counted = max(0, self._read - FREE_BYTES) - self._held
+            if counted > 0 and not self._ended:
+                try:
+                    self._budget.take(counted)
+                except ApiError:
+                    self.end()  # what is read from now on is thrown away
+                    raise
+                self._held += counted
+        return message
+
+    def end(self) -> None:
+        """It holds nothing any more. No effect the second time."""
+        self._ended = True
+        self._budget.held -= self._held
+        self._held = 0
 
 
 async def parsed(body: bytes, parse: Callable[[bytes], _T], context: int | None = None) -> _T:

@@ -23,11 +23,11 @@ from server.front.endpoints import Dialect, error_body
 from server.gateway import Gateway
 from server.http.answer import Answer
 from server.http.api.engine_requests import Arrival, engine_requests_of
-from server.http.api.limits import check_fields, check_size
+from server.http.api.limits import check_answer_size, check_fields, check_size
 from server.http.api.schema import ChatRequest, CompletionRequest
 from server.http.api.validation import read_body, validate
 from server.http.arrival_timestamps import RECEIVED_AT
-from server.http.bodies import parsed
+from server.http.bodies import LEASE, parsed
 from server.http.client_connection import while_connected
 from server.http.formats import ChatFormat, CompletionFormat
 from server.http.front.answer import FrontAnswer, FrontQueueStream
@@ -70,6 +70,7 @@ async def answer(gateway: Gateway, scope: Scope, receive: Receive, model: type[C
         waiting = while_connected(scope, receive, making) if waits else making
         requests = await (waiting if timeouts is None else timeouts.bound(waiting, arrival.at))
         gateway.rejected_prompts.check(requests)
+        check_answer_size(requests, batcher.capabilities.max_model_len)
         if timing is not None:
             timing.end("prompt")
         gateway.arrivals.saw(arrival.received_at, batcher.epoch, retry=arrival.retry)
@@ -221,6 +222,8 @@ def direct(
                 if rejection is None
                 else _rejected_at_precheck(gateway, scope, rejection, dialect)
             )
+            if (lease := scope.get(LEASE)) is not None:
+                lease.end()  # what is left of the body is prompts
         except ClientDisconnect:
             return  # it never arrived
         except ApiError as error:
@@ -241,6 +244,6 @@ def _refused(gateway: Gateway, error: ApiError, dialect: Dialect) -> Response:
     if error.status not in (429, 503) and error.code not in EARLY:
         gateway.metrics.calls.refused.labels(error.code).inc()
     body = error_body(dialect, error)
-    if error.code == "body_too_large":  # before the body's end
+    if error.code in ("body_too_large", "too_many_bodies"):  # before the body's end
         return RejectionResponse(error, body=body)
     return JSONResponse(body, error.status, error.headers())

@@ -3,7 +3,11 @@
 
 The kernel gives the lowest free number: a connection's own number says how many are taken, by
 whomever. The last numbers below the limit are kept for probes (`/health`, `/ready`, `/metrics`),
-and the very last for what the gateway opens itself: a restarted engine's sockets, for example.
+and the very last for what the gateway opens itself: a restarted engine's sockets, for example. A
+connection that has sent no head yet is nobody's: near the limit a new one closes the one that has
+been silent for longest, or silent ones alone would fill the room for probes, too. The lowest free
+number may be a low one while the high ones are taken, so what counts from there on, for a minute,
+is the number of connections.
 """
 
 from __future__ import annotations
@@ -14,6 +18,8 @@ import logging
 import math
 import sys
 from collections import Counter
+from collections.abc import Callable
+from itertools import islice
 from typing import Literal
 
 import prometheus_client
@@ -28,10 +34,14 @@ from server.security.early_answer import RejectionResponse
 log = logging.getLogger("kendall")
 ENOUGH = 65536  # more is not asked for: some programs walk through every number below their limit
 KEPT = 64  # numbers below the limit that no call gets
+CROWDED = 32  # numbers before these, from which on silent connections are closed
+CROWDED_FOR = 60.0  # seconds
+SILENT = 0.1  # seconds without a head, at least, of a connection that is closed for another one
 OWN = 16  # of these, numbers that no connection gets
 PROBES = frozenset({"/health", "/ready", "/metrics"})
 LOG_EVERY = 10.0  # seconds between two lines about refused connections
 Place = Literal["any", "probes", "address", "descriptors"]
+Reason = Literal["descriptors", "silent", "address"]
 _STATUS_LINES = {
     429: b"HTTP/1.1 429 Too Many Requests\r\n",
     503: b"HTTP/1.1 503 Service Unavailable\r\n",
@@ -86,33 +96,49 @@ class Room:
         self._most = most_per_address
         self._of_address: Counter[str] = Counter()
         self._open = 0
-        self._untold: Counter[Place] = Counter()  # refused since the last line about them
-        self._told_at: dict[Place, float] = {}
+        # without a head so far: since when, oldest first
+        self._silent: dict[Callable[[], None], float] = {}
+        self._comfortable = math.inf  # connections that there is room for
+        self._crowded_until = -math.inf
+        self._untold: Counter[Reason] = Counter()  # refused since the last line about them
+        self._told_at: dict[Reason, float] = {}
         self._refused = prometheus_client.Counter(
             "kendall_refused_connections",
             (
                 "Refused connections, by reason: descriptors (near the limit on open files), "
+                "silent (closed near that limit, without a request so far), "
                 "address (--max-connections-per-address)"
             ),
             ["reason"],
             registry=registry,
         )
-        for reason in ("descriptors", "address"):
+        for reason in ("descriptors", "silent", "address"):
             self._refused.labels(reason)
         Gauge("kendall_connections", "Open client connections", registry=registry).set_function(
             lambda: self._open
         )
 
-    def enter(self, descriptor: int, client: tuple[str, int] | None) -> Place:
-        """Where a new connection belongs; `leave` follows in any case."""
+    def enter(
+        self,
+        descriptor: int,
+        client: tuple[str, int] | None,
+        close: Callable[[], None] | None = None,
+    ) -> Place:
+        """Where a new connection belongs; `leave` follows in any case, and `heard` with its first
+        head. `close` closes it.
+        """
         self._open += 1
+        self._make_room(descriptor)
+        if close is not None:
+            self._silent[close] = asyncio.get_running_loop().time()
         if client is not None and self._most is not None:
             self._of_address[client[0]] += 1
             if self._of_address[client[0]] > self._most:
-                return self._refuse(
+                self._refuse(
                     "address",
                     f"one address has more than --max-connections-per-address {self._most}",
                 )
+                return "address"
         if descriptor < self._limit - KEPT:
             return "any"
         self._refuse(
@@ -121,9 +147,34 @@ class Room:
         )
         return "probes" if descriptor < self._limit - OWN else "descriptors"
 
-    def leave(self, client: tuple[str, int] | None) -> None:
+    def heard(self, close: Callable[[], None]) -> None:
+        """A connection has sent a head. No effect the second time."""
+        self._silent.pop(close, None)
+
+    def _make_room(self, descriptor: int) -> None:
+        """The longest silent ones are closed, as many as are too many."""
+        now = asyncio.get_running_loop().time()
+        if now >= self._crowded_until:
+            self._comfortable = math.inf
+        if descriptor >= self._limit - KEPT - CROWDED:
+            self._comfortable = min(self._comfortable, self._open - 2)
+            self._crowded_until = now + CROWDED_FOR
+        if self._open <= self._comfortable:
+            return
+        excess = math.ceil(self._open - self._comfortable)
+        for close, since in list(islice(self._silent.items(), excess)):
+            if since <= now - SILENT:
+                del self._silent[close]
+                self._refuse("silent", f"no head came in {SILENT:g} s or more, near the limit")
+                close()
+
+    def leave(
+        self, client: tuple[str, int] | None, close: Callable[[], None] | None = None
+    ) -> None:
         """A connection is lost."""
         self._open -= 1
+        if close is not None:
+            self.heard(close)
         if client is not None and self._most is not None:
             self._of_address[client[0]] -= 1
             if self._of_address[client[0]] <= 0:
@@ -156,14 +207,13 @@ class Room:
 
         return probed
 
-    def _refuse(self, place: Place, why: str) -> Place:
-        self._refused.labels(place).inc()
-        self._untold[place] += 1
+    def _refuse(self, reason: Reason, why: str) -> None:
+        self._refused.labels(reason).inc()
+        self._untold[reason] += 1
         now = asyncio.get_running_loop().time()
-        if now - self._told_at.get(place, -math.inf) >= LOG_EVERY:
-            self._told_at[place] = now
-            log.warning("refused %s: %s", counted(self._untold.pop(place), "connection"), why)
-        return place
+        if now - self._told_at.get(reason, -math.inf) >= LOG_EVERY:
+            self._told_at[reason] = now
+            log.warning("refused %s: %s", counted(self._untold.pop(reason), "connection"), why)
 
 
 def _error(place: Place) -> ApiError:

@@ -135,11 +135,15 @@ class Format(ABC):
         return self._head + b'],"usage":' + encode(usage) + b"}\n\n"
 
     @abstractmethod
+    def logprobs(self, tokens: Sequence[Token], offset: int) -> dict[str, Any] | None:
+        """Of some tokens of a choice, each value a list; `offset`: characters before them."""
+
+    @abstractmethod
     def choice(
         self,
         index: int,
         text: str,
-        tokens: Sequence[Token],
+        logprobs: msgspec.Raw | None,
         finish_reason: str,
         stop_reason: str | int | None,
     ) -> dict[str, Any]:
@@ -166,9 +170,11 @@ class Format(ABC):
             | {"token_ids": [token.id for token in tokens], "prompt_token_ids": list(prompt)}
         )
 
-    def whole(self, choices: list[dict[str, Any]], usage: Mapping[str, Any]) -> bytes:
-        """The whole answer."""
-        return encode({**self._identity, "object": self.kind, "choices": choices, "usage": usage})
+    def whole(self, choices: Sequence[bytes], usage: Mapping[str, Any]) -> bytes:
+        """The whole answer, of encoded choices."""
+        identity = encode({**self._identity, "object": self.kind})[:-1]
+        parts = (identity, b',"choices":[', b",".join(choices), b'],"usage":', encode(usage), b"}")
+        return b"".join(parts)
 
 
 class CompletionFormat(Format):
@@ -226,16 +232,19 @@ class CompletionFormat(Format):
             )
         )
 
+    def logprobs(self, tokens: Sequence[Token], offset: int) -> dict[str, Any] | None:
+        """Parallel lists."""
+        return completion_logprobs(tokens, offset)
+
     def choice(
         self,
         index: int,
         text: str,
-        tokens: Sequence[Token],
+        logprobs: msgspec.Raw | None,
         finish_reason: str,
         stop_reason: str | int | None,
     ) -> dict[str, Any]:
         """A whole choice."""
-        logprobs = completion_logprobs(tokens, 0) if self.top_logprobs is not None else None
         return {
             "index": index,
             "text": text,
@@ -297,18 +306,20 @@ class ChatFormat(Format):
             )
         )
 
+    def logprobs(self, tokens: Sequence[Token], offset: int) -> dict[str, Any] | None:
+        """One object a token."""
+        del offset
+        return None if self.top_logprobs is None else chat_logprobs(tokens, self.top_logprobs)
+
     def choice(
         self,
         index: int,
         text: str,
-        tokens: Sequence[Token],
+        logprobs: msgspec.Raw | None,
         finish_reason: str,
         stop_reason: str | int | None,
     ) -> dict[str, Any]:
         """A whole choice."""
-        logprobs = (
-            chat_logprobs(tokens, self.top_logprobs) if self.top_logprobs is not None else None
-        )
         message = {"role": "assistant", "content": text, "refusal": None}
         return {
             "index": index,

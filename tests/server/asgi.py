@@ -75,6 +75,7 @@ class Call:
         *,
         query: bytes = b"",
         client: str = "127.0.0.1",
+        more: bool = False,
     ) -> None:
         raw = (
             body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
@@ -85,7 +86,7 @@ class Call:
             else headers or {}
         )
         self._incoming: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-        self._incoming.put_nowait({"type": "http.request", "body": raw, "more_body": False})
+        self._incoming.put_nowait({"type": "http.request", "body": raw, "more_body": more})
         self.status: int | None = None
         self.headers: dict[str, str] = {}
         self.chunks: list[bytes] = []

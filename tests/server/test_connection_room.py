@@ -7,7 +7,9 @@ import gc
 import json
 import logging
 import os
+import select
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
@@ -155,3 +157,48 @@ def test_connections_of_one_address_are_bounded(
             return False  # refused before it had asked
 
         eventually_here(admitted)  # the end of a connection is noticed
+
+
+@pytest.mark.parametrize("make", LOOPS, ids=["asyncio", "uvloop"])
+def test_silent_connections_take_the_room_of_nobody(
+    make: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    """More of them than descriptors are left: the oldest are closed for those that come, and
+    probes and calls are answered.
+    """
+    with (
+        served(make, limit=free_numbers(350)[-1] + 1) as (port, registry),
+        ExitStack() as stack,
+    ):
+        address = ("127.0.0.1", port)
+        statuses = []
+        silent: list[socket.socket] = []
+        for place in range(300):
+            silent.append(stack.enter_context(socket.create_connection(address, timeout=PATIENCE)))
+            time.sleep(0.005)
+            for closed in select.select(silent, [], [], 0)[0]:
+                closed.close()
+                silent.remove(closed)
+            if place % 10 == 9:
+                for path in ("/health", "/v1/completions"):
+                    with socket.create_connection(address, timeout=PATIENCE) as client:
+                        statuses.append(ask(client, path)[0])
+        assert statuses == [200] * 60
+        assert refused(registry, "silent") > 50
+        assert refused(registry, "descriptors") == 0
+
+
+@pytest.mark.parametrize("make", LOOPS, ids=["asyncio", "uvloop"])
+def test_a_connection_that_has_asked_is_not_closed_for_a_new_one(
+    make: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    with served(make, limit=free_numbers(20)[-1] + 1 + KEPT) as (port, registry):
+        address = ("127.0.0.1", port)
+        with socket.create_connection(address, timeout=PATIENCE) as first:
+            assert ask(first, "/health")[0] == 200
+            time.sleep(2 * descriptors.SILENT)
+            for _ in range(5):
+                with socket.create_connection(address, timeout=PATIENCE) as other:
+                    assert ask(other, "/health")[0] == 200
+            assert ask(first, "/health")[0] == 200
+        assert refused(registry, "silent") == 0

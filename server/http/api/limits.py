@@ -4,17 +4,22 @@ once.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from pydantic_core import to_json
 
+from policies.text import counted
 from server.admission.limits import OverloadSettings, check_sequences
+from server.engines.base import EngineRequest
 from server.http.api.models import check_model
 from server.http.api.schema import FORCED_FIELD, ChatRequest, CompletionRequest, Generation
 from server.http.api.validation import check_extra
 from server.runtime.errors import ApiError
 from server.settings import Settings
 
+# tokens and log probabilities of an answer, 200 bytes each; a sequence of the model's whole context
+# with the most of them fits in any case
+MOST_ANSWER_VALUES, MOST_LOGPROBS = 1 << 20, 20
 MOST_BAD_WORD_CHARACTERS = 1 << 16  # of all sequences of a call: vLLM tokenises them for each
 
 
@@ -85,6 +90,25 @@ def check_forced(settings: Settings, call: Generation) -> None:
             "forced lengths need `kendall serve --allow-forced-lengths`",
             param=FORCED_FIELD,
         )
+
+
+def check_answer_size(requests: Sequence[EngineRequest], context: int) -> None:
+    """Raises ApiError 400 where the answer could be larger than this gateway holds: a value is an
+    output token, or one of its log probabilities, or of the prompt's.
+    """
+    values = 0
+    for each in requests:
+        sampling, request = each.sampling, each.request
+        values += sampling.max_tokens * (1 + (sampling.logprobs or 0))
+        values += request.prompt_tokens * (sampling.prompt_logprobs or 0)
+    most = max(MOST_ANSWER_VALUES, (1 + MOST_LOGPROBS) * context)
+    if values > most:
+        message = (
+            f"got {counted(len(requests), 'sequence')} of {requests[0].sampling.max_tokens} tokens "
+            f"with {requests[0].sampling.logprobs or 0} log probabilities each, {values} values; "
+            f"expected at most {most} in one answer: lower n, max_tokens or logprobs"
+        )
+        raise ApiError(400, "answer_too_large", message, param="max_tokens")
 
 
 def check_size(settings: OverloadSettings, call: Generation) -> int:
