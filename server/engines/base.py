@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -38,6 +39,10 @@ class EngineGoneError(EngineStartError):
     """The engine is lost for good: another start of it would not help."""
 
 
+CALLER: ContextVar[str] = ContextVar("kendall.caller", default="")
+"""Of whose call sampling is checked, as limits name it."""
+
+
 class InvalidPromptError(ValueError):
     """A prompt that this engine cannot take; the message is for the client."""
 
@@ -58,6 +63,14 @@ class PromptTooLongError(InvalidPromptError):
 
 class BusyError(RuntimeError):
     """Too much waits for the same thing already; the message is for the client."""
+
+
+class OverBudgetError(RuntimeError):
+    """What a caller may have computed is used up; the message is for the client."""
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after  # seconds
 
 
 class UnsupportedError(InvalidSamplingError):

@@ -241,7 +241,8 @@ def direct(
 
 def _refused(gateway: Gateway, error: ApiError, dialect: Dialect) -> Response:
     # the others are counted as rejections
-    if error.status not in (429, 503) and error.code not in EARLY:
+    counted = error.status not in (429, 503) and error.code not in EARLY
+    if counted or error.code in ("form_budget_exceeded", "too_many_bodies"):
         gateway.metrics.calls.refused.labels(error.code).inc()
     body = error_body(dialect, error)
     if error.code in ("body_too_large", "too_many_bodies"):  # before the body's end

@@ -12,8 +12,8 @@ from server.engines.vllm.forms import READY, Refused
 
 
 def work(channel: Connection, configuration: Any, cpus: Iterable[int]) -> None:
-    """`slow` takes for ever, `crash` ends the process, `bad` is refused; `pid` answers who
-    compiled it.
+    """`slow` takes for ever, `crash` ends the process, `bad` is refused; `pid`, with more behind
+    it, answers who compiled it, `takes S` takes S seconds.
     """
     del cpus
     channel.send(READY)
@@ -29,8 +29,11 @@ def work(channel: Connection, configuration: Any, cpus: Iterable[int]) -> None:
                 os.abort()
             case "bad":
                 channel.send(Refused("got a bad form", "guided_regex"))
-            case "pid":
+            case text if text.startswith("pid"):
                 channel.send(os.getpid())
+            case text if text.startswith("takes "):
+                time.sleep(float(text.split()[1]))
+                channel.send(text)
             case _:
                 channel.send(f"{configuration} {form}")
 

@@ -261,18 +261,18 @@ class VllmEngine:
         from server.engines.vllm.core import CLIENT_ERRORS  # noqa: PLC0415  # imported long ago by `_boot`
 
         core = self._running_core()
+        prepared = None
         if sampling.structured is not None and self._forms is not None:
-            prepared = await self._forms.prepare(sampling)
-            return replace(
-                sampling, structured=dataclasses.replace(sampling.structured, prepared=prepared)
-            )
+            prepared = self._forms.known(sampling.structured)
+            if prepared is None:
+                return _with_form(sampling, await self._forms.prepare(sampling))
         try:
-            core.check(sampling)
+            core.check(sampling if prepared is None else replace(sampling, structured=None))
         except CLIENT_ERRORS as error:
             raise InvalidSamplingError(
                 first_line(error), getattr(error, "parameter", None)
             ) from error
-        return sampling
+        return sampling if prepared is None else _with_form(sampling, prepared)
 
     def client(self) -> Any:
         """vLLM's own client of the engine that serves (`ServingEngine`)."""
@@ -378,6 +378,11 @@ class VllmEngine:
 
 def _is_alone(engine: VllmEngine) -> bool:
     return not any(other is not engine for other in _STARTED)
+
+
+def _with_form(sampling: Sampling, prepared: Any) -> Sampling:
+    assert sampling.structured is not None
+    return replace(sampling, structured=dataclasses.replace(sampling.structured, prepared=prepared))
 
 
 async def _tokens(

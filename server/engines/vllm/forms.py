@@ -5,6 +5,9 @@ A client's form may take minutes to compile, or crash the compiler. Compiled fir
 would hold up or end everybody's service; so it is compiled first in a process of its own, with
 vLLM's own code, under a time limit, and that process is killed where the limit is met or the client
 leaves. The engine then compiles what is known to compile.
+
+There are two such processes, and callers take turns: one caller never has both, a form that was
+compiled before waits for none, and the seconds that a caller's forms take are budgeted.
 """
 
 from __future__ import annotations
@@ -26,9 +29,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from server.engines.base import BusyError, InvalidSamplingError, Sampling, Structured
+from server.engines.base import (
+    CALLER,
+    BusyError,
+    InvalidSamplingError,
+    OverBudgetError,
+    Sampling,
+    Structured,
+)
 from server.engines.vllm.reader import first_line
 from server.runtime.pools import in_daemon
+from server.runtime.turns import Turns
 
 if TYPE_CHECKING:
     from multiprocessing.context import ForkServerProcess
@@ -37,7 +48,12 @@ log = logging.getLogger("kendall")
 READY = "ready"
 THREADS = "vllm-forms"  # their name
 START_TIMEOUT = 60.0  # seconds until the process can compile: it loads the tokenizer
-MOST_WAITING = 64  # forms that wait for the one before them
+MOST_WAITING = 64  # forms of one caller that wait for those before them
+PROCESSES = 2
+BURST = 20.0  # seconds of compiling that a caller has at once
+SHARE = 0.25  # seconds of compiling that it gains a second
+MOST_CALLERS = 4096  # with less than their burst; the one that compiled longest ago is forgotten
+MOST_KNOWN, KNOWN_BYTES = 4096, 16 << 20  # forms that were compiled
 MOST_REMEMBERED = 1024  # forms that are refused without another try
 REMEMBERED_FOR = 600.0  # seconds: the machine may only have been busy
 NICE = 5  # of the process: requests in service come first
@@ -52,8 +68,8 @@ class Refused:
 
 
 class FormCompiler:
-    """One process, started for the first form, that compiles one form at a time. `work` runs in
-    it, with `configuration`.
+    """At most `PROCESSES` processes, each started when a form needs it, that compile one form at a
+    time. `work` runs in them, with `configuration`. A caller is who is named in `CALLER`.
     """
 
     def __init__(
@@ -65,89 +81,104 @@ class FormCompiler:
         self._configuration = configuration
         self._limit = limit
         self._work = work or compile_forms
-        self._turn = asyncio.Lock()
-        self._waiting = 0
-        self._worker: asyncio.Future[_Worker] | None = None
+        self._turns = Turns(PROCESSES)
+        self._budgets = _Budgets()
+        self._idle: list[asyncio.Future[_Worker]] = []  # or starting, for whoever comes next
+        self._busy: set[asyncio.Future[_Worker]] = set()
+        self._known = _Known()
         self._refused: OrderedDict[bytes, tuple[str, float]] = OrderedDict()  # why, and until when
         self._closed = False
 
+    def known(self, structured: Structured) -> Any:
+        """The form as the engine takes it, where it was compiled before; else None."""
+        return self._known.get(_digest(structured)[0])
+
     async def prepare(self, sampling: Sampling) -> Any:
         """The form as the engine takes it. Raises InvalidSamplingError: it is wrong, or too
-        slow; BusyError: too many wait.
+        slow; BusyError: too many wait; OverBudgetError: its caller's forms took too long.
         """
         assert sampling.structured is not None
-        key = _digest(sampling.structured)
+        key, size = _digest(sampling.structured)
         message, until = self._refused.get(key, ("", 0.0))
-        if asyncio.get_running_loop().time() < until:
+        now = asyncio.get_running_loop().time
+        if now() < until:
             raise InvalidSamplingError(message)
-        if self._waiting >= MOST_WAITING:
+        caller = CALLER.get()
+        self._budgets.check(caller, now())
+        if self._turns.waiting_of(caller) >= MOST_WAITING:
             raise BusyError(
-                f"{self._waiting} structured-output definitions wait to be compiled; retry later"
+                f"{self._turns.waiting_of(caller)} structured-output definitions wait to be "
+                "compiled; retry later"
             )
-        self._waiting += 1
+        await self._turns.take(caller)
         try:
-            async with self._turn:
-                answer = await self._ask(sampling, key)
+            self._budgets.check(caller, now())  # those that it waited for were its own
+            answer = await self._ask(sampling, key, caller)
         finally:
-            self._waiting -= 1
+            self._turns.give(caller)
         if isinstance(answer, Refused):
             raise InvalidSamplingError(answer.message, answer.parameter)
+        self._known.add(key, size, answer)
         return answer
 
     def close(self) -> None:
-        """End the process, or let it end as soon as it has started."""
+        """End the processes, or let them end as soon as they have started."""
         self._closed = True
-        worker, self._worker = self._worker, None
-        if worker is not None:
+        workers = [*self._idle, *self._busy]
+        self._idle = []
+        for worker in workers:
             if worker.done():
                 _kill(worker)
             else:
                 worker.add_done_callback(_kill)
 
-    async def _ask(self, sampling: Sampling, key: bytes) -> Any:
-        worker = await self._started()
+    async def _ask(self, sampling: Sampling, key: bytes, caller: str) -> Any:
+        starting = self._worker()
+        self._busy.add(starting)
+        keeps = False
         try:
-            return await in_daemon(lambda: worker.ask(sampling, self._limit), THREADS)
-        except TimeoutError:
-            self._end(worker)
-            raise self._remember(
-                key,
-                (
-                    f"got a structured-output definition that takes more than {self._limit:g} s "
-                    "to compile (--max-form-compile-time); expected a simpler one"
-                ),
-            ) from None
-        except (EOFError, OSError):
-            self._end(worker)
-            if self._closed:
-                raise RuntimeError("the engine is not running") from None
-            raise self._remember(
-                key,
-                (
-                    "got a structured-output definition that crashes its compiler; expected "
-                    "another one"
-                ),
-            ) from None
-        except asyncio.CancelledError:  # the client left
-            self._end(worker)
-            raise
+            try:
+                worker = await asyncio.shield(starting)
+            except asyncio.CancelledError:
+                keeps = not starting.cancelled()
+                raise  # whoever comes next waits for the same start
+            now = asyncio.get_running_loop().time
+            began = now()
+            try:
+                answer = await in_daemon(lambda: worker.ask(sampling, self._limit), THREADS)
+            except BaseException as error:  # met its limit, crashed, or the client left
+                worker.kill()
+                if (said := self._why(error)) is not None:
+                    raise self._remember(key, said) from None
+                raise
+            finally:
+                self._budgets.spend(caller, now() - began, now())
+            keeps = True
+            return answer
+        finally:
+            self._busy.discard(starting)
+            if keeps and not self._closed:
+                self._idle.append(starting)
 
-    async def _started(self) -> _Worker:
-        if self._worker is None or _has_ended(self._worker):
-            self._worker = in_daemon(lambda: _start(self._work, self._configuration), THREADS)
-        starting = self._worker
-        try:
-            return await asyncio.shield(starting)
-        except asyncio.CancelledError:
-            raise  # whoever comes next waits for the same start
-        except Exception:
-            if self._worker is starting:
-                self._worker = None
-            raise
+    def _why(self, error: BaseException) -> str | None:
+        """What the form did to its compiler; None where that was not its fault."""
+        if isinstance(error, TimeoutError):
+            return (
+                f"got a structured-output definition that takes more than {self._limit:g} s "
+                "to compile (--max-form-compile-time); expected a simpler one"
+            )
+        if not isinstance(error, EOFError | OSError):
+            return None
+        if self._closed:
+            raise RuntimeError("the engine is not running") from None
+        return "got a structured-output definition that crashes its compiler; expected another one"
 
-    def _end(self, worker: _Worker) -> None:
-        self._worker = None
-        worker.kill()
+    def _worker(self) -> asyncio.Future[_Worker]:
+        while self._idle:
+            worker = self._idle.pop()
+            if not _has_ended(worker):
+                return worker
+        return in_daemon(lambda: _start(self._work, self._configuration), THREADS)
 
     def _remember(self, key: bytes, message: str) -> InvalidSamplingError:
         log.warning("%s", message)
@@ -155,6 +186,57 @@ class FormCompiler:
         if len(self._refused) > MOST_REMEMBERED:
             self._refused.popitem(last=False)
         return InvalidSamplingError(message)
+
+
+class _Budgets:
+    """Seconds of compiling that callers have left."""
+
+    def __init__(self) -> None:
+        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()  # at which instant
+
+    def check(self, caller: str, now: float) -> None:
+        """Raises OverBudgetError."""
+        left = self._at(caller, now)
+        if left <= 0:
+            raise OverBudgetError(
+                f"this caller's structured-output definitions took more than {BURST:g} s to "
+                "compile; send those that were compiled before, or retry later",
+                retry_after=(1.0 - left) / SHARE,
+            )
+
+    def spend(self, caller: str, seconds: float, now: float) -> None:
+        """So long one was compiled."""
+        self._left[caller] = self._at(caller, now) - seconds, now
+        self._left.move_to_end(caller)
+        if len(self._left) > MOST_CALLERS:
+            self._left.popitem(last=False)
+
+    def _at(self, caller: str, now: float) -> float:
+        left, at = self._left.get(caller, (BURST, now))
+        return min(BURST, left + SHARE * (now - at))
+
+
+class _Known:
+    """Forms that were compiled, those that were asked for last."""
+
+    def __init__(self) -> None:
+        self._forms: OrderedDict[bytes, tuple[int, Any]] = OrderedDict()
+        self._bytes = 0
+
+    def get(self, key: bytes) -> Any:
+        """None where it is not known."""
+        if key not in self._forms:
+            return None
+        self._forms.move_to_end(key)
+        return self._forms[key][1]
+
+    def add(self, key: bytes, size: int, form: Any) -> None:
+        """The oldest ones leave for it."""
+        if key not in self._forms:
+            self._forms[key] = size, form
+            self._bytes += size
+        while len(self._forms) > MOST_KNOWN or self._bytes > KNOWN_BYTES:
+            self._bytes -= self._forms.popitem(last=False)[1][0]
 
 
 class _Worker:
@@ -191,12 +273,9 @@ def _kill(worker: asyncio.Future[_Worker]) -> None:
 
 
 def _has_ended(worker: asyncio.Future[_Worker]) -> bool:
-    return (
-        worker.done()
-        and not worker.cancelled()
-        and worker.exception() is None
-        and not worker.result().alive
-    )
+    if not worker.done():
+        return False
+    return worker.cancelled() or worker.exception() is not None or not worker.result().alive
 
 
 def _start(work: Callable[[Connection, Any, Iterable[int]], None], configuration: Any) -> _Worker:
@@ -219,10 +298,10 @@ def _start(work: Callable[[Connection, Any, Iterable[int]], None], configuration
     return worker
 
 
-def _digest(structured: Structured) -> bytes:
-    return hashlib.sha256(
-        json.dumps([structured.kind, structured.value, dict(structured.options)]).encode()
-    ).digest()
+def _digest(structured: Structured) -> tuple[bytes, int]:
+    """And the size of what it is of."""
+    text = json.dumps([structured.kind, structured.value, dict(structured.options)]).encode()
+    return hashlib.sha256(text).digest(), len(text)
 
 
 def compile_forms(channel: Connection, configuration: Any, cpus: Iterable[int]) -> None:

@@ -64,7 +64,7 @@ async def engine_requests_of(
             call, arrival, prompt, shared, deadline, asked=asked, first=len(requests)
         )
     checked = await check_sampling(
-        gateway.tokenizer, requests[0].sampling, call
+        gateway.tokenizer, requests[0].sampling, call, arrival.caller
     )  # the others differ in limit and seed only
     if checked is requests[0].sampling:
         return requests

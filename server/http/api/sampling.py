@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from server.engines.base import (
+    CALLER,
     BusyError,
     InvalidSamplingError,
+    OverBudgetError,
     PromptReader,
     Sampling,
     UnsupportedError,
@@ -54,12 +56,15 @@ def sampling_of(
     )
 
 
-async def check_sampling(engine: PromptReader, sampling: Sampling, call: Generation) -> Sampling:
+async def check_sampling(
+    engine: PromptReader, sampling: Sampling, call: Generation, caller: str
+) -> Sampling:
     """Ask the engine before anything queues; returns the sampling that it is to have. Raises
-    ApiError 400, 501 or 503.
+    ApiError 400, 429, 501 or 503.
     """
     if not sampling.needs_check:
         return sampling
+    CALLER.set(caller)
     try:
         return await engine.check_sampling(sampling)
     except UnsupportedError as error:
@@ -70,3 +75,7 @@ async def check_sampling(engine: PromptReader, sampling: Sampling, call: Generat
         ) from None
     except BusyError as error:
         raise ApiError(503, "engine_unavailable", str(error)) from None
+    except OverBudgetError as error:
+        raise ApiError(
+            429, "form_budget_exceeded", str(error), retry_after=error.retry_after
+        ) from None

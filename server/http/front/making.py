@@ -79,7 +79,7 @@ class Front:
             raise ApiError(500, "internal_error", "vLLM asked for no sequence of this call")
         sampling = requests[0].sampling
         self._check_form(sampling)
-        checked = await check_sampling(gateway.tokenizer, sampling, call)
+        checked = await check_sampling(gateway.tokenizer, sampling, call, arrival.caller)
         if checked is sampling:
             return requests
         return [with_form(each, checked, gateway.now(), patience) for each in requests]
