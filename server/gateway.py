@@ -132,7 +132,12 @@ class Gateway:
         observers: list[Observer] = [self.metrics]
         settings = self.settings
         if settings.record_file:
-            self._recorder = _recorder(self, settings.record_file, capabilities)
+            recorder = self._recorder = _recorder(self, settings.record_file, capabilities)
+            self.metrics.gauge_of(
+                "unwritten_records",
+                "Records that wait in memory for the disk of the run file",
+                lambda: recorder.unwritten,
+            )
             observers.append(self._recorder)
         self.live = LiveModel(self, capabilities)
         self.limits.on_epoch.append(self.live.begin_epoch)
@@ -251,6 +256,11 @@ class Gateway:
         """What is known is in the run file, unless the disk is full or hangs."""
         if self._recorder is not None:
             self._recorder.flush()
+
+    @property
+    def lost_records(self) -> int:
+        """Records that could not be written to the run file; all of them once it has stopped."""
+        return 0 if self._recorder is None else self._recorder.lost
 
     def reload(self, settings: Settings) -> None:
         """Other settings, which differ only in what can change while the gateway serves. Raises

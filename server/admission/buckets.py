@@ -70,6 +70,12 @@ class RateLimits:
             tokens.take(prompt_tokens, now)
             self._owners[request_id] = key
 
+    def spend(self, key: str, now: float) -> None:
+        """A call that is no request of the queue was answered: it counts as one."""
+        requests, _ = self._of(key, now)
+        if requests is not None:
+            requests.take(1.0, now)
+
     def answered(self, request_id: str, output_tokens: int, now: float) -> None:
         """It met its outcome: what was made for it is taken."""
         key = self._owners.pop(request_id, None)

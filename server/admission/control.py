@@ -157,6 +157,19 @@ class Overload(Observer):
             objectives = ()  # its place is in its body
         return self._rejection(1, scope, None, objectives)
 
+    def admit_unqueued(self, scope: Scope) -> ApiError | None:
+        """Why a call that is answered without the queue is rejected; None where it counts against
+        its key's rate like a request. It is no arrival.
+        """
+        if self._rates is None:
+            return None
+        now, key = self._gateway.now(), caller_of(scope)
+        seconds = self._rates.seconds_until(key, now)
+        if seconds > 0:
+            return _rate_exceeded(seconds)
+        self._rates.spend(key, now)
+        return None
+
     def deadlines_of(
         self, headers: Sequence[tuple[bytes, bytes]], patience: float | None, priority: int
     ) -> RequestDeadlines:
@@ -240,12 +253,7 @@ class Overload(Observer):
         if seconds <= 0:
             return None
         self.rejections.count("rate_limit", sequences)
-        return ApiError(
-            429,
-            "rate_limit_exceeded",
-            "this API key exceeds its rate limit; retry later",
-            retry_after=seconds,
-        )
+        return _rate_exceeded(seconds)
 
     def _full(self, sequences: int, batcher: Batcher) -> ApiError | None:
         settings = self.settings
@@ -303,6 +311,15 @@ class Overload(Observer):
             wait=wait.mean,
             param=missed.param,
         )
+
+
+def _rate_exceeded(seconds: float) -> ApiError:
+    return ApiError(
+        429,
+        "rate_limit_exceeded",
+        "this API key exceeds its rate limit; retry later",
+        retry_after=seconds,
+    )
 
 
 def _floor(gateway: Host) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import PlainTextResponse
 from starlette.datastructures import QueryParams
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from policies import SpecError
 from queueing.latency.profile import Profile
@@ -44,6 +44,7 @@ from server.http.front.fields import (
 from server.http.front.others import add_others
 from server.http.headers import stamped
 from server.http.passing.routes import add_passing
+from server.http.unqueued import Unqueued
 from server.page import Feed, add_page
 from server.runtime.errors import ApiError
 from server.runtime.wording import brief
@@ -54,6 +55,7 @@ from server.security.guard import Guard
 from server.security.routes import ADMIN
 from server.telemetry.metrics import exposition
 
+EVENTS = "/live/events"  # an answer that has no end
 BODILESS = frozenset({"GET", "HEAD", "OPTIONS"})  # nobody reads a body of theirs
 
 
@@ -86,6 +88,8 @@ class _App(FastAPI):
                 self.audit.denied(scope, rejection.reason)
             await rejection(scope, receive, stamped(scope, send))
         elif scope["method"] in BODILESS:
+            if scope["path"] == EVENTS:
+                send = self._while_admitted(scope, send)
             await super().__call__(scope, receive, stamped(scope, send))
         else:
             lease = scope[LEASE] = self.bodies.lease(receive)
@@ -93,6 +97,23 @@ class _App(FastAPI):
                 await self._with_a_body(scope, lease.receive, send)
             finally:
                 lease.end()
+
+    def _while_admitted(self, scope: Scope, send: Send) -> Send:
+        """`send` that ends the answer once its caller would not be let in any more: a key may be
+        revoked while a page follows.
+        """
+        ended = False
+
+        async def sending(message: Message) -> None:
+            nonlocal ended
+            if ended:
+                return
+            ended = message["type"] == "http.response.body" and (
+                self.guard.rejection(scope) is not None
+            )
+            await send({"type": "http.response.body", "body": b""} if ended else message)
+
+        return sending
 
     async def _with_a_body(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] == "POST" and (call := self.direct.get(scope["path"])) is not None:
@@ -129,8 +150,9 @@ def create_app(
         app.direct = add_passing(app, gateway)
     else:
         _add_openai(app, gateway)
-        add_tokenizing(app, gateway)
-        add_others(app, gateway)
+        unqueued = Unqueued(gateway)
+        add_tokenizing(app, gateway, unqueued)
+        add_others(app, gateway, unqueued)
     add_models(app, gateway)
     _add_state(app, gateway)
     _add_policy(app, gateway)

@@ -14,6 +14,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -22,6 +23,7 @@ from fastapi import FastAPI
 
 from policies import SpecError, parse_policy
 from policies.ordered import check_continued
+from policies.text import counted
 from queueing.errors import CommandError
 from queueing.latency.law import LatencyModel
 from queueing.latency.profile import load_law, poor_fit_of
@@ -334,11 +336,21 @@ def serve(
     if settings.record_file is not None:
         check_writable(settings.record_file, "--record-file")
     if settings.state_file is not None:
+        _check_two_files(settings.record_file, settings.state_file)
         check_writable(settings.state_file, "--state-file", before_its_place(settings.state_file))
         check_state_file(settings.state_file)
     if read_again is not None:
         ignore_hangups()  # until there is something to reload
     return _run(settings, _Hooks(on_ready, on_signal, read_again))
+
+
+def _check_two_files(record_file: Path | None, state_file: Path) -> None:
+    """Raises SpecError where they are one."""
+    if record_file is not None and record_file.resolve() == state_file.resolve():
+        raise SpecError(
+            f"got --record-file {record_file} and --state-file {state_file}, which are one file; "
+            "expected two: each would replace the other"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,7 +384,9 @@ def _run(settings: Settings, hooks: _Hooks) -> int:
             asyncio.Runner(loop_factory=_loop_factory()) as runner,
         ):
             settled = dataclasses.replace(settings, security=security)
-            failures = runner.run(_serve(lambda: Gateway(settled, engine, law), sock, hooks))
+            gateway, failures = runner.run(
+                _serve(lambda: Gateway(settled, engine, law), sock, hooks)
+            )
             hooks.exit_bound.start(LOOP_CLOSE)  # threads that wait for a disk
     finally:
         hooks.exit_bound.cancel()
@@ -380,12 +394,19 @@ def _run(settings: Settings, hooks: _Hooks) -> int:
         if isinstance(failures[0], EngineStartError):
             raise SpecError(str(failures[0])) from failures[0]
         raise failures[0]
+    if lost := gateway.lost_records:
+        log.error(
+            "exit status 1: %s could not be written to %s; free or replace its disk",
+            counted(lost, "record"),
+            settings.record_file,
+        )
+        return 1
     return 0
 
 
 async def _serve(
     make: Callable[[], Gateway], sock: socket.socket, hooks: _Hooks
-) -> list[BaseException]:
+) -> tuple[Gateway, list[BaseException]]:
     gateway = make()
     failures: list[BaseException] = []
 
@@ -417,7 +438,7 @@ async def _serve(
     finally:
         giving_back.cancel()
         await asyncio.gather(giving_back, return_exceptions=True)
-    return failures
+    return gateway, failures
 
 
 def _configuration(app: FastAPI, settings: Settings, room: Room) -> uvicorn.Config:

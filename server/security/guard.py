@@ -61,6 +61,7 @@ class Guard:
         self._admin_keys = (*settings.admin_keys, *settings.made_admin_keys)
         self._all_keys = (*settings.api_keys, *self._admin_keys)
         self._keyless = settings.keyless_admin and not (settings.api_keys or settings.admin_keys)
+        self._this_machine_only = settings.keyless_admin and not settings.allow_unauthenticated
         self._max_body_bytes = settings.max_body_bytes
         self._too_large = denials.too_large(settings.max_body_bytes)
         self._metrics_need_key = settings.metrics_need_key
@@ -90,6 +91,8 @@ class Guard:
             return self._admin_refused(scope, path, headers)
         if self._api_keys or (self._metrics_need_key and path in self._probes):
             return self._client_refused(scope, headers)
+        if self._this_machine_only and not _names_this_machine(headers):
+            return denials.OTHER_HOST  # a page elsewhere bound its name to this machine's address
         return (
             denials.NOT_JSON
             if path in WORK and scope["method"] == "POST" and not _may_be_json(headers)
@@ -129,12 +132,16 @@ def _from_this_machine(scope: Scope, headers: Headers) -> bool:
         return False
     if scope.get("http_version") == "1.0":
         return False  # nginx's plain `proxy_pass` before 1.29.7; no client of today
-    host = headers.get(b"host", b"").decode("latin-1").lower()
-    name = _host_of("//" + host)
-    if name is None or not is_loopback(name):
+    if not _names_this_machine(headers):
         return False  # a name that a page elsewhere bound to this machine's address
+    host = headers.get(b"host", b"").decode("latin-1").lower()
     origin = headers.get(b"origin")
     return origin is None or origin.decode("latin-1").lower().partition("://")[2] == host
+
+
+def _names_this_machine(headers: Headers) -> bool:
+    name = _host_of("//" + headers.get(b"host", b"").decode("latin-1").lower())
+    return name is not None and is_loopback(name)
 
 
 def _may_be_json(headers: Headers) -> bool:

@@ -50,6 +50,7 @@ class Recorder(Observer):
         self._lines = [to_line(header)]  # wait to be written
         self._bytes = len(self._lines[0])  # of these and of those that are being written
         self._records = 0  # among them
+        self.lost = 0  # dropped in all
         self._missing = 0  # dropped since the last one that was written
         self._writing = self._asked = self._closing = False
         self._failing = False  # the last write failed
@@ -104,8 +105,14 @@ class Recorder(Observer):
     def _tried(self) -> bool:
         return not self._unwritten() or (self._failing and not self._asked and not self._writing)
 
+    @property
+    def unwritten(self) -> int:
+        """Records that wait for the disk."""
+        return self._records
+
     def _drop(self, records: int) -> None:
         self._missing += records
+        self.lost += records
         self._dropped(records)
 
     def _due(self) -> bool:

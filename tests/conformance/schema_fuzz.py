@@ -15,7 +15,7 @@ DOCUMENTED = '"504"]'  # the end of what a call may be answered with
 NO_FORMS = '"501", "504"]'  # the emulated engine keeps to no form of answers and says so
 SEPARATELY = "^/admin/"
 NEVER = {
-    "/v1/embeddings": "tiny has none, which 501 says",
+    "/v1/embeddings": "tiny has none, which 404 says",
     "/admin/drain": "it ends the service",
     "/admin/calibrate": "it takes the engine for as long as it lasts",
 }

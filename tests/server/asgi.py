@@ -103,7 +103,7 @@ class Call:
             "root_path": "",
             "scheme": "http",
             "headers": [
-                (b"host", b"127.0.0.1"),
+                *([] if "host" in given else [(b"host", b"127.0.0.1")]),
                 *((key.encode(), value.encode()) for key, value in given.items()),
             ],
             "server": ("test", 80),

@@ -99,7 +99,7 @@ class SocketCall:
         """The whole request."""
         self.reader, self.writer = await asyncio.open_connection(*self._address, limit=limit)
         head = (
-            "POST /v1/completions HTTP/1.1\r\nhost: test\r\ncontent-type: "
+            "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: "
             f"application/json\r\ncontent-length: {len(self._body)}\r\n"
         )
         self.writer.write(f"{head}{self._headers}connection: close\r\n\r\n".encode() + self._body)

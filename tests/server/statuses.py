@@ -555,7 +555,7 @@ ROWS = [
     ),
     Row(says="a gateway that drains", status=503, code="shutting_down", type=SERVER, ask=_draining),
 ]
-_POST = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
+_POST = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
 WIRE_ROWS = [
     WireRow("what is no HTTP", 400, "invalid_http", b"nonsense\r\n\r\n"),
     WireRow("a request without a Host", 400, "invalid_http", b"GET / HTTP/1.1\r\n\r\n"),

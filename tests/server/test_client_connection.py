@@ -227,7 +227,10 @@ def port(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 def post(path: str, body: bytes = b"") -> bytes:
-    return f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
+    return (
+        f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+        + body
+    )
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's stamps are Linux's")

@@ -192,7 +192,7 @@ def test_a_client_that_does_not_read_is_cut_off_and_holds_nothing(tmp_path: Path
             deaf.setblocking(False)
             made = SocketCall(running.url, body(2000, n=32))
             head = (
-                "POST /v1/completions HTTP/1.1\r\nhost: test\r\ncontent-length: "
+                "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: "
                 f"{len(made._body)}\r\n\r\n"
             )
             deaf.sendall(head.encode() + made._body)

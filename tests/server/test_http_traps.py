@@ -116,7 +116,7 @@ async def listening(app: Any) -> AsyncIterator[int]:
 
 def request(body: dict[str, Any]) -> bytes:
     raw = json.dumps(body).encode()
-    return b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (
+    return b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (
         len(raw),
         raw,
     )

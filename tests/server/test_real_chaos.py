@@ -174,7 +174,8 @@ async def leave(running: GatewayProcess, crowd: Crowd, folder: Path) -> None:
         {"model": "tiny", "prompt": [300], "max_tokens": 1900, "ignore_eos": True, "stream": True}
     ).encode()
     head = (
-        "POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-request-id: {}\r\ncontent-length: {}\r\n\r\n"
+        "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nx-request-id: {}\r\n"
+        "content-length: {}\r\n\r\n"
     )
     for number in itertools.count(len(crowd.left)):
         reader, writer = await asyncio.open_connection(

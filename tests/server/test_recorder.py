@@ -8,6 +8,7 @@ import asyncio
 import logging
 import os
 import resource
+import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import kendall.cli
+from loadgen.gateway.gateway_process import GatewayProcess, free_port
 from policies import SpecError
 from queueing.measurement.paths import check_writable
 from queueing.measurement.record import Header, Record, read_run, to_line
@@ -23,7 +25,8 @@ from server.operations import cli, serving
 from server.telemetry import recorder
 from server.telemetry.recorder import Recorder
 from tests.eventually import eventually_here
-from tests.server.asgi import call, completion, running
+from tests.server.asgi import LAW, call, completion, running
+from tests.server.processes import SocketCall
 
 HEADER = Header(writer="gateway")
 
@@ -233,8 +236,12 @@ def test_state_drain_and_metrics_do_not_depend_on_the_file() -> None:
             assert (await call(app, "POST", "/v1/completions", completion())).status == 200
             assert (await call(app, "GET", "/admin/state")).status == 200
             assert (await call(app, "POST", "/admin/drain")).json() == {"drained": True}
+            text = gateway.metrics.exposition().decode()
+            assert "kendall_unwritten_records 1.0" in text, "it waits in memory"
+            assert gateway.lost_records == 0
         text = gateway.metrics.exposition().decode()
         assert "kendall_dropped_records_total 1.0" in text
+        assert gateway.lost_records == 1
 
     asyncio.run(main())
 
@@ -296,3 +303,40 @@ def test_a_gateway_that_has_stopped_has_let_its_run_file_go(tmp_path: Path) -> N
         assert len(read_run(tmp_path / "run.jsonl")[1]) == 1
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(("file", "status"), [("/dev/full", 1), ("run.jsonl", 0)])
+def test_a_gateway_that_lost_records_says_so_and_exits_with_status_1(
+    file: str, status: int, tmp_path: Path
+) -> None:
+    async def main() -> int | None:
+        arguments = ["--record-file", str(tmp_path / file), "--prediction-interval", "0"]
+        engine = ["tiny", "--engine", "emulated", "--latency", LAW]
+        served = GatewayProcess([*engine, *arguments], free_port(0), tmp_path / "log")
+        async with served:
+            await served.ready()
+            sent = await SocketCall(served.url, completion(max_tokens=2)).send()
+            assert b" 200 " in await sent.reader.readline()
+            sent.writer.close()
+            os.kill(served.pid, signal.SIGTERM)
+            await served.finished()
+        assert served._process is not None
+        return served._process.returncode
+
+    assert asyncio.run(main()) == status
+    said = (tmp_path / "log").read_text()
+    assert ("exit status 1: 1 record could not be written to /dev/full" in said) is bool(status)
+
+
+def test_one_file_for_records_and_state_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "configure_logs", lambda _: None)
+    (tmp_path / "link").symlink_to(tmp_path)
+    path, same = tmp_path / "file", tmp_path / "link" / "file"
+    arguments = ["--record-file", str(path), "--state-file", str(same)]
+    with pytest.raises(SystemExit) as stop:
+        kendall.cli.main(["serve", "tiny", "--engine", "emulated", "--port", "0", *arguments])
+    assert stop.value.code == 2
+    assert "which are one file; expected two" in capsys.readouterr().err
+    assert not path.exists()

@@ -17,7 +17,7 @@ import numpy as np
 
 HEAD_TIMEOUT, BODY_TIMEOUT, READER_PATIENCE = 0.4, 0.8, 0.5  # seconds, of the gateway under test
 MAX_BODY = 4096
-_POST = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+_POST = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 NO_HTTP = [
     b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # TLS
     b"nonsense\r\n\r\n",
@@ -165,7 +165,7 @@ async def pipelined(c: Client) -> None:
     await c.send(
         call(2)
         + call(5, stream=True)
-        + b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
+        + b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
         + call(1, more=CLOSE)
     )
     await c.read()
@@ -303,7 +303,7 @@ async def waits_for_leave(c: Client) -> None:
 
 async def asks_for_another_protocol(c: Client) -> None:
     await c.send(
-        b"GET /version HTTP/1.1\r\nhost: x\r\nconnection: upgrade, close\r\nupgrade: "
+        b"GET /version HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade, close\r\nupgrade: "
         b"websocket\r\n\r\n"
     )
     await c.read()

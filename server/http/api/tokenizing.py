@@ -17,6 +17,7 @@ from server.http.api.openapi import answers, body
 from server.http.api.prompts import chat_tokens, refused_prompt
 from server.http.api.schema import MOST_MESSAGES, ChatMessage, First, Flag, Templated, TokenId
 from server.http.api.validation import check_extra, parse
+from server.http.unqueued import Unqueued
 from server.runtime.errors import ApiError
 
 MOST_AT_ONCE = 256  # tokens that become text, some 20 us each, before others have their turn
@@ -44,15 +45,16 @@ class DetokenizeRequest(BaseModel):
     tokens: Annotated[list[TokenId], First()]
 
 
-def add_tokenizing(app: FastAPI, gateway: Gateway) -> None:
+def add_tokenizing(app: FastAPI, gateway: Gateway, unqueued: Unqueued) -> None:
     """The two routes."""
 
     @app.post(
         "/tokenize",
-        responses=answers(Tokenized, 400, 401, 404, 413, 500, 501, 503),
+        responses=answers(Tokenized, 400, 401, 404, 413, 429, 500, 501, 503),
         openapi_extra=body(TokenizeRequest),
     )
     async def tokenize(request: Request) -> dict[str, Any]:
+        unqueued.admit(request.scope)
         call = await parse(
             request.receive,
             TokenizeRequest,
@@ -62,16 +64,18 @@ def add_tokenizing(app: FastAPI, gateway: Gateway) -> None:
         _check_name(gateway, call.model)
         check_extra(gateway.settings, call, why="which /tokenize does not have")
         bound = gateway.batcher.capabilities.max_model_len  # raises before the engine is up
-        tokens = await _tokens(gateway, call)
-        texts = await _texts(gateway, tokens) if call.return_token_strs else None
+        async with unqueued.turn(request.scope):
+            tokens = await _tokens(gateway, call)
+            texts = await _texts(gateway, tokens) if call.return_token_strs else None
         return {"count": len(tokens), "max_model_len": bound, "tokens": tokens, "token_strs": texts}
 
     @app.post(
         "/detokenize",
-        responses=answers(Detokenized, 400, 401, 404, 413, 500, 503),
+        responses=answers(Detokenized, 400, 401, 404, 413, 429, 500, 503),
         openapi_extra=body(DetokenizeRequest),
     )
     async def detokenize(request: Request) -> dict[str, str]:
+        unqueued.admit(request.scope)
         call = await parse(
             request.receive,
             DetokenizeRequest,
@@ -87,7 +91,8 @@ def add_tokenizing(app: FastAPI, gateway: Gateway) -> None:
                 f"got a token id outside the vocabulary of {vocabulary}",
                 param="tokens",
             )
-        return {"prompt": await gateway.tokenizer.decode(call.tokens)}
+        async with unqueued.turn(request.scope):
+            return {"prompt": await gateway.tokenizer.decode(call.tokens)}
 
 
 async def _texts(gateway: Gateway, tokens: Sequence[int]) -> list[str]:

@@ -19,6 +19,7 @@ from server.http.bodies import parsed
 from server.http.client_connection import while_connected
 from server.http.front.fields import MessagesRequest, check_newer, check_tools, described
 from server.http.front.making import apart_of, no_desk
+from server.http.unqueued import Unqueued
 from server.runtime.errors import ApiError
 
 
@@ -35,14 +36,14 @@ class CountTokensRequest(MessagesRequest):
     )
 
 
-def add_others(app: FastAPI, gateway: Gateway) -> None:
+def add_others(app: FastAPI, gateway: Gateway, unqueued: Unqueued) -> None:
     """The two routes."""
 
-    @app.post("/v1/embeddings", responses=errors(401, 413, 501))
+    @app.post("/v1/embeddings", responses=errors(401, 404, 413))
     async def embeddings() -> None:
         raise ApiError(
-            501,
-            "unsupported",
+            404,
+            "not_found",
             f"got /v1/embeddings, but {gateway.settings.served_model_name} generates text; "
             "expected a call to an embedding model, which this gateway does not serve",
         )
@@ -50,6 +51,7 @@ def add_others(app: FastAPI, gateway: Gateway) -> None:
     @app.post(COUNT_TOKENS.path, **described(CountTokensRequest, streams=False))
     async def count_tokens(request: Request) -> Response:
         try:
+            unqueued.admit(request.scope)
             most = gateway.settings.security.max_body_bytes
             body = await read_body(request.receive, most)
             call = await parsed(
@@ -59,13 +61,14 @@ def add_others(app: FastAPI, gateway: Gateway) -> None:
             check_tools((call.model_extra or {}).get("tools"))
             gateway.admit()
             caller = caller_of(request.scope)
-            counting = gateway.supervisor.across_restarts(
-                lambda: _counted(gateway, call, body, caller)
-            )
-            answer = await while_connected(request.scope, request.receive, counting)
+            async with unqueued.turn(request.scope):
+                counting = gateway.supervisor.across_restarts(
+                    lambda: _counted(gateway, call, body, caller)
+                )
+                answer = await while_connected(request.scope, request.receive, counting)
         except ApiError as error:
-            body = error_body(COUNT_TOKENS.dialect, error)
-            return JSONResponse(body, error.status, error.headers())
+            told = error_body(COUNT_TOKENS.dialect, error)
+            return JSONResponse(told, error.status, error.headers())
         return Response(answer, media_type="application/json")
 
 

@@ -43,6 +43,7 @@ class Replicas(ReadByOne):
         self.on_server_up: Callable[[int], None] | None = None
         self._make, self._count, self._settings = make, count, settings
         self.replicas: dict[int, Replica] = {}
+        self.restarts_of_removed = 0
         self._dead = True  # none serves, and whoever starts this engine knows
         self._changed = asyncio.Event()
 
@@ -121,6 +122,7 @@ class Replicas(ReadByOne):
         replica.leaving = replica.ended = True
         self.changed(f"server {server_id} is removed")
         await replica.supervisor.stop()
+        self.restarts_of_removed += replica.supervisor.restarts
         del self.replicas[server_id]
         self.changed(f"server {server_id} was removed")
 

@@ -60,8 +60,9 @@ class Servers:
 
     @property
     def restarts(self) -> int:
-        """Of all of them."""
-        return sum(each.supervisor.restarts for each in self._pool.replicas.values())
+        """Of all of them, those that were removed too."""
+        here = sum(each.supervisor.restarts for each in self._pool.replicas.values())
+        return self._pool.restarts_of_removed + here
 
     def state(self) -> dict[str, Any]:
         """For `/admin/servers`."""

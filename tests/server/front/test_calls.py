@@ -586,7 +586,7 @@ def test_embeddings_are_refused_by_name() -> None:
         async with running() as (app, _):
             body = {"model": "tiny", "input": "x"}
             asked = await call(app, "POST", "/v1/embeddings", body)
-            assert (asked.status, asked.json()["error"]["code"]) == (501, "unsupported")
+            assert (asked.status, asked.json()["error"]["code"]) == (404, "not_found")
             assert "tiny generates text" in asked.json()["error"]["message"]
 
     run_virtual(main())

@@ -235,6 +235,12 @@ def test_a_replica_that_hangs_is_replaced_and_the_other_goes_on() -> None:
         assert [(made.status, text(made)) for made in calls] == [(200, words(400))] * 8
         assert restarts_of(pool.gateway) == 1
         assert pool.engines[1].life == 1
+        await pool.resize(1)
+        await asyncio.sleep(1.0)
+        assert len(pool.pool.replicas) == 1
+        await pool.resize(2)
+        await asyncio.sleep(1.0)
+        assert restarts_of(pool.gateway) == 1, "those of a removed server stay counted"
 
     play(test, supervision=SupervisionSettings(stuck_timeout=5.0), law="k1=0,k2=0,k3=0,k4=0.02")
 

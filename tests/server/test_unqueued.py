@@ -1,0 +1,155 @@
+"""Calls that the queue does not see: tokenizing and counting count against rates and take turns;
+other host names are refused where there are no keys, and a revoked key ends its stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from typing import Any
+
+import pytest
+
+from server.admission.limits import OverloadSettings
+from server.engines.base import Engine
+from server.security.guard import Guard
+from server.security.keys import read_keys
+from server.security.settings import SecuritySettings
+from tests.eventually import eventually
+from tests.server.asgi import FOR_THE_RUN, Call, call, completion, running
+from tests.server.front.fake import fronted
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+UNQUEUED: list[tuple[str, dict[str, Any]]] = [
+    ("/tokenize", {"prompt": "some words"}),
+    ("/detokenize", {"tokens": [5, 6]}),
+    ("/v1/messages/count_tokens", {"model": "tiny", "messages": MESSAGES}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), UNQUEUED)
+def test_calls_without_the_queue_count_against_the_rate_of_their_key(
+    path: str, body: dict[str, Any]
+) -> None:
+    limits = OverloadSettings(rate_limit=0.01, rate_limit_burst=300.0)  # three at once
+
+    async def main() -> None:
+        async with fronted(overload=limits) as (app, gateway, _, _):
+            statuses = [(await call(app, "POST", path, body)).status for _ in range(3)]
+            assert statuses == [200] * 3
+            refused = await call(app, "POST", path, body)
+            assert refused.status == 429
+            assert refused.json()["error"]["code"] == "rate_limit_exceeded"
+            assert int(refused.headers["retry-after"]) > 0
+            assert (await call(app, "POST", "/v1/completions", completion())).status == 429
+            received = gateway.metrics.registry.get_sample_value("kendall_requests_received_total")
+            assert received == 1, "a call without the queue is no arrival"
+
+    asyncio.run(main())
+
+
+def test_calls_without_the_queue_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = read_keys("--api-key", ["a-key-of-these-tests", "another-of-these-tests"], None)
+    security = dataclasses.replace(FOR_THE_RUN, api_keys=keys)
+
+    async def main() -> None:
+        async with running(security=security) as (app, gateway):
+            at_once = most = 0
+            go = asyncio.Event()
+            engine: Engine = gateway.engine
+            encode = engine.encode
+
+            async def slow(*arguments: Any, **options: Any) -> list[int]:
+                nonlocal at_once, most
+                at_once += 1
+                most = max(most, at_once)
+                await go.wait()
+                at_once -= 1
+                return await encode(*arguments, **options)
+
+            monkeypatch.setattr(engine, "encode", slow)
+
+            def asked(key: str) -> Call:
+                headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
+                return Call(app, "POST", "/tokenize", {"prompt": "x"}, headers)
+
+            many = [asked("a-key-of-these-tests") for _ in range(60)]
+            await asyncio.sleep(0.05)
+            assert at_once == 3
+            other = asked("another-of-these-tests")
+            await asyncio.sleep(0.05)
+            assert at_once == 4, "one place is left to another key"
+            late = [asked("a-key-of-these-tests") for _ in range(20)]
+            await asyncio.sleep(0.05)
+            assert sum(each.status == 429 for each in late) == 13
+            go.set()
+            for each in (*many, other, *late):
+                await each.task
+            assert {each.status for each in (*many, other)} == {200}
+            assert most == 4
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("host", "settings", "status"),
+    [
+        ("evil.example", {}, 403),
+        ("evil.example:8080", {}, 403),
+        ("127.0.0.1.evil.example", {}, 403),
+        ("localhost:8080", {}, 200),
+        ("127.0.0.1", {}, 200),
+        ("[::1]:8080", {}, 200),
+        ("evil.example", {"allow_unauthenticated": True}, 200),
+        ("a.service", {"keyless_admin": False, "allow_unauthenticated": True}, 200),
+        ("evil.example", {"api_keys": read_keys("--api-key", ["k" * 20], None)}, 200),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/models", "/tokenize"])
+def test_a_name_that_a_page_bound_to_this_machine_is_refused(
+    path: str, host: str, settings: dict[str, Any], status: int
+) -> None:
+    async def main() -> None:
+        security = SecuritySettings(**settings)
+        async with running(security=security) as (app, _):
+            method = "GET" if path == "/v1/models" else "POST"
+            body = None if method == "GET" else completion() | {"prompt": "x"}
+            if path == "/tokenize":
+                body = {"prompt": "x"}
+            asked = Call(
+                app, method, path, body, {"host": host, "authorization": "Bearer " + "k" * 20}
+            )
+            await asked.task
+            assert asked.status == status, asked.body
+            if status == 403:
+                assert asked.json()["error"]["code"] == "other_host"
+            for probe in ("/health", "/metrics"):
+                of = Call(app, "GET", probe, None, {"host": host})
+                await of.task
+                assert of.status == 200
+
+    asyncio.run(main())
+
+
+def test_a_revoked_key_ends_its_stream_of_events() -> None:
+    key = "a-key-of-these-tests"
+    keys = read_keys("--api-key", [key], None)
+    security = dataclasses.replace(FOR_THE_RUN, api_keys=keys, metrics_need_key=True)
+
+    async def main() -> None:
+        async with running(security=security) as (app, _):
+            headers = {"authorization": f"Bearer {key}"}
+            follows = Call(app, "GET", "/live/events", None, headers)
+            await asyncio.wait_for(follows.started.wait(), 30)
+            assert await eventually(lambda: len(follows.chunks) > 1)
+            assert not follows.whole
+            app.guard = Guard(  # type: ignore[attr-defined]
+                dataclasses.replace(security, api_keys=read_keys("--api-key", ["o" * 20], None))
+            )
+            seen = len(follows.chunks)
+            assert await eventually(lambda: follows.whole)
+            assert follows.chunks[seen:] in ([b""], [follows.chunks[seen], b""])
+            follows.leave()
+            await follows.task
+
+    asyncio.run(asyncio.wait_for(main(), 60))
