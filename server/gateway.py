@@ -31,7 +31,7 @@ from server.runtime.errors import ApiError, not_started
 from server.runtime.ids import CallIds
 from server.settings import Settings
 from server.supervision.lifecycle import Lifecycle
-from server.supervision.progress import StuckWatch, on_still
+from server.supervision.progress import SilenceLimits, StuckWatch, on_still
 from server.supervision.replicas.pool import Replicas
 from server.supervision.replicas.servers import Servers
 from server.supervision.replicas.stuck import StuckReplicas
@@ -83,8 +83,9 @@ class Gateway:
         # known once: the protocol is looked at attribute by attribute
         self.passing = engine if isinstance(engine, PassingEngine) else None
         if self.passing is not None:
-            self.passing.on_servers = self._on_servers
+            self.passing.on_servers, self.passing.on_room = self._on_servers, self._on_room
         self._serving: frozenset[int] = frozenset()  # of those behind: what takes work
+        self._rooms: dict[int, int | None] = {}  # of those behind: sequences at once
         self._batcher: Batcher | None = None
         self._recorder: Recorder | None = None
         self.created = int(time.time())  # noqa: TID251 - a date, not a clock
@@ -161,6 +162,8 @@ class Gateway:
         self._batcher.recovery.trials.on_sound = self.supervisor.forgive
         if self.passing is not None:
             self._batcher.use_only(self._serving)
+            for server_id, room in self._rooms.items():
+                self._batcher.trust(server_id, room)
         if self.servers is not None:
             self.servers.attach(self._batcher)
         self.lifecycle.came_up()
@@ -169,12 +172,15 @@ class Gateway:
         self.limits.govern(self._batcher)
 
     def _watch_progress(self) -> None:
-        """Replace an engine that makes no token, and continue a sequence that gets none. Servers
-        behind are probed: of a whole answer nothing is seen until it comes.
+        """Replace an engine that makes no token, and continue a sequence that gets none. A call at
+        a server behind is given up.
         """
         timeout = self.settings.supervision.stuck_timeout
         form_time = self.settings.security.max_form_compile_time
-        if timeout <= 0 or self.passing is not None:
+        if timeout <= 0:
+            return
+        if self.passing is not None:
+            self.passing.silence_of = SilenceLimits(timeout, lambda: self.latency.law)
             return
         watch: StuckWatch | StuckReplicas
         if isinstance(self.engine, Replicas):
@@ -302,6 +308,12 @@ class Gateway:
             self._batcher.serve_within(self.passing.capabilities())
             self._batcher.use_only(serving, ask=False)
             self.limits.begin_epoch()
+
+    def _on_room(self, server_id: int, room: int | None) -> None:
+        """A server behind is on trial, or off it."""
+        before, self._rooms[server_id] = self._rooms.get(server_id), room
+        if self._batcher is not None and room != before:
+            self._batcher.trust(server_id, room)
 
     def _on_given_up(self, message: str) -> None:
         self.lifecycle.fail(message)

@@ -17,18 +17,11 @@ import msgspec
 
 from policies import Request
 from server.engines.capabilities import Capabilities as Capabilities  # noqa: PLC0414 - read from here
+from server.engines.failure import FailureCode as FailureCode  # noqa: PLC0414 - read from here
 from server.engines.passing import PassedCall
 
 NOT_RUNNING = "the engine is not running"
 EngineEnd = Literal["stop", "length", "cancelled"]
-FailureCode = Literal["engine_unavailable", "engine_error", "invalid_request", "internal_error"]
-"""Why a sequence failed.
-
-engine_unavailable  the engine was lost, and another one may serve it
-engine_error        this sequence alone failed, and would again
-invalid_request     the engine refused what the client asks
-internal_error      the gateway's fault
-"""
 
 
 class EngineStartError(RuntimeError):

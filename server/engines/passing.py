@@ -6,15 +6,17 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from ipaddress import ip_address
 from typing import Any, Protocol, runtime_checkable
 from urllib.parse import urlsplit
 
 import msgspec
 
+from policies.core import Request
 from policies.text import SpecError
 from server.engines.capabilities import Capabilities
+from server.engines.failure import FailureCode
 
 _NAME = re.compile(r"(?!-)[\w-]{1,63}(?<!-)(\.(?!-)[\w-]{1,63}(?<!-))*\.?")
 PROMPT_START = 16_384  # bytes: what prompts are compared by
@@ -34,6 +36,9 @@ class PassedCall(msgspec.Struct, frozen=True):
     # body and most_tokens under a token limit of the gateway: those that are sent, once it is
     # dispatched
     under: Callable[[int | None], tuple[bytes, int | None]] | None = None
+    model: str = ""  # that it asks for
+    streams: bool = False  # it asks for events
+    returned_by: tuple[int, ...] = ()  # servers that gave no answer, or one of no use
 
 
 def in_trace(call: PassedCall, trace: Mapping[str, str]) -> PassedCall:
@@ -57,8 +62,9 @@ class Refused(msgspec.Struct, frozen=True):
     """The other server's answer with an error status, as it came."""
 
     status: int
-    headers: Sequence[tuple[str, str]]
+    headers: Sequence[tuple[str, str]]  # bytes as Latin-1 has them
     body: bytes
+    fault: str = ""  # what is wrong with one whose status is 200
 
 
 class PassedListener(Protocol):
@@ -67,8 +73,10 @@ class PassedListener(Protocol):
     def on_head(self, headers: Sequence[tuple[str, str]], *, streamed: bool) -> None:
         """The answer begins; its status is 200. `streamed`: as events."""
 
-    def on_bytes(self, data: bytes, tokens: int) -> None:
-        """More of the answer, and how many tokens these bytes hold."""
+    def on_bytes(self, data: bytes, tokens: int) -> Awaitable[None] | None:
+        """More of the answer, and how many tokens these bytes hold. Returns what to wait for before
+        more is read, where the client has enough to take.
+        """
 
     def on_answered(self, end: Answered) -> None:
         """The answer is whole."""
@@ -76,8 +84,32 @@ class PassedListener(Protocol):
     def on_refused(self, answer: Refused) -> None:
         """An answer with an error status, whole."""
 
-    def on_returned(self, reason: str, answer: Refused | None = None) -> None:
-        """No answer came, or one that says `busy`: the call may be dispatched again."""
+    def on_returned(
+        self,
+        reason: str,
+        answer: Refused | None = None,
+        code: FailureCode = "engine_unavailable",
+        *,
+        gone: bool = False,
+    ) -> None:
+        """No answer came, or one that another server may better: the call may be dispatched
+        again, elsewhere unless this server is `gone`: then it may be sound when it is back. Where
+        it was dispatched again, `answer` is the client's, or it fails with this code.
+        """
+
+
+class Silence(Protocol):
+    """How long nothing may come of a call."""
+
+    def seconds(
+        self, request: Request, beside: int, *, limited: bool, streams: bool, flows: bool
+    ) -> float:
+        """Of one in service with so many on its server, itself counted. `limited`: it has a token
+        limit; `streams`: it is answered by events; `flows`: one came.
+        """
+
+    def learn(self, seconds: float, tokens: int) -> None:
+        """An answer of so many tokens took so long."""
 
 
 @runtime_checkable
@@ -92,6 +124,12 @@ class PassingEngine(Protocol):
 
     on_servers: Callable[[frozenset[int]], None] | None
     """Called with the servers that take work, each time that they change."""
+
+    on_room: Callable[[int, int | None], None] | None
+    """Called with a server and how many sequences it gets at once; None: as many as it serves."""
+
+    silence_of: Silence | None
+    """None: without end."""
 
     def capabilities(self) -> Capabilities:
         """Of each server that is to serve, the least of all, and how many there are."""

@@ -275,7 +275,7 @@ class StampedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self._writing = JoiningTransport(self.loop, transport)
         self.transport = cast("asyncio.Transport", self._writing)
-        self._connection = Connection(self._read_on)
+        self._connection = Connection(self._read_on, transport.abort)
         sock: Any = transport.get_extra_info("socket")
         if sock is None or not self._may_stay(sock):
             return

@@ -26,16 +26,19 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
 CONNECTION = "kendall.connection"  # key of a request's scope
+TURNS = 8  # of the event loop, in which an aborted connection is lost
 T = TypeVar("T")
 
 
 class Connection:
     """A client's connection, as the calls that came over it see it."""
 
-    __slots__ = ("_on_lost", "_read_on", "lost")
+    __slots__ = ("_on_lost", "_read_on", "abort", "lost")
 
-    def __init__(self, read_on: Callable[[], None]) -> None:
-        self._read_on = read_on
+    def __init__(
+        self, read_on: Callable[[], None], abort: Callable[[], None] = lambda: None
+    ) -> None:
+        self._read_on, self.abort = read_on, abort
         self._on_lost: list[Callable[[], None]] = []
         self.lost = False
 
@@ -59,6 +62,19 @@ class Connection:
         watchers, self._on_lost = self._on_lost, []
         for on_lost in watchers:
             on_lost()
+
+
+async def cut(scope: Scope) -> None:
+    """Break the connection off: how a client learns that an answer of which a part was sent has no
+    end. Returns when it is lost.
+    """
+    connection: Connection | None = scope.get(CONNECTION)
+    if connection is not None:
+        connection.abort()
+        for _ in range(TURNS):
+            if connection.lost:
+                return
+            await asyncio.sleep(0)
 
 
 def watch_client(

@@ -40,7 +40,7 @@ from server.engines.base import Capabilities, Engine, EngineRequest
 from server.queue.decision_loop import DecisionLoop, decided
 from server.queue.ledger import Ledger
 from server.queue.observers import Observer, Observers
-from server.queue.passing import sequence_of
+from server.queue.passing import ReturnedCalls, sequence_of
 from server.queue.prefixes import PrefixMatches, matches_for
 from server.queue.recovery import Recovery
 from server.queue.sequence import Batch, Consumer, SequenceState, forming_until
@@ -87,12 +87,14 @@ class Batcher(QueueView):
             for sequence in sequences:
                 self.decisions.put_back(sequence.id)
                 sequence.limit_tokens()
+            self._returned.add(sequences, self.now())
             self._queue.put_back([sequence.waiting() for sequence in sequences])
 
-        self._service.requeue = requeue
+        self._service.requeue, self._returned = requeue, ReturnedCalls()
         self.member_ended, self.put_back = self._service.member_ended, self._service.put_back
         self.withhold, self.use_only = self._service.withhold, self._service.use_only
         self.serve_within, self.emptied = self._service.serve_within, self._service.emptied
+        self.trust = self._service.trust
         self.recovery = Recovery(self._service, self.lease, ask, self.fail, suspect_after)
         self._queue, self._queue_for = WaitingQueue(), queue_for
         self.counters: FlowCounters | None = None  # of the flows, under an order that counts
@@ -259,15 +261,18 @@ class Batcher(QueueView):
         """One decision; the instant at which to ask again, or None: at once."""
         if not self._queue or self.lease.blocks or self.recovery.blocks:
             return math.inf  # nothing can start, whatever the policy
-        now = self.now()
-        decision = self._decide(self._state(), now)
-        if isinstance(decision, WaitUntil):
-            return decision.deadline
-        if isinstance(decision, Preempt):
-            self._preempt(decision, now)
-        else:
-            self._dispatch(decision)
-        return None
+        now, deadline = self.now(), math.inf
+        for state, again in self._returned.views(self._state(), lambda: self.servers_in_use, now):
+            decision = self._decide(state, now)
+            if isinstance(decision, WaitUntil):
+                deadline = min(deadline, decision.deadline, again)
+                continue
+            if isinstance(decision, Preempt):
+                self._preempt(decision, now)
+            else:
+                self._dispatch(decision)
+            return None
+        return deadline
 
     def _state(self) -> QueueState:
         bounds = self._service.capabilities
@@ -275,7 +280,7 @@ class Batcher(QueueView):
             Server(
                 slot.id,
                 tuple(slot.running.values()),
-                bounds.max_num_seqs,
+                min(bounds.max_num_seqs, slot.room),
                 bounds.max_num_batched_tokens,
                 bounds.kv_cache_tokens,
                 (slot.sequences, slot.context_tokens),

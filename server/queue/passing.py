@@ -4,12 +4,15 @@ answer in place of tokens. It has one record, however many sequences it asks for
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import dataclasses
+import math
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from typing import Protocol, cast
 
 import msgspec
 
-from server.engines.base import EngineRequest
+from policies import QueueState
+from server.engines.base import EngineRequest, FailureCode
 from server.engines.passing import Answered, Refused
 from server.queue.sequence import Batch, Consumer, Owner, SequenceState
 from server.queue.stop_detector import StopDetector
@@ -20,6 +23,9 @@ OK = 200
 NOT_THE_CALLS = (401, 403, 407, 408, 429)  # the gateway's key, or the server's load
 IN_THE_ANSWER = "reported an error in its answer"
 BEGUN = "an answer of another server cannot be continued"
+# calls that a server returned and no other has answered, from which on it gets no new ones
+UNDECIDED = 3
+ELSEWHERE = 30.0  # seconds for which a returned call waits for another server
 
 
 class PassedConsumer(Consumer, Protocol):
@@ -28,8 +34,8 @@ class PassedConsumer(Consumer, Protocol):
     def on_head(self, headers: Sequence[tuple[str, str]], *, streamed: bool) -> None:
         """The answer begins."""
 
-    def on_bytes(self, data: bytes) -> None:
-        """More of it."""
+    def on_bytes(self, data: bytes) -> Awaitable[None] | None:
+        """More of it. Returns what to wait for before more is read, where there is enough."""
 
     def on_refused(self, answer: Refused) -> None:
         """What to write in place of the gateway's own error; `on_failed` follows."""
@@ -104,16 +110,16 @@ class PassedSequence(SequenceState):
         if not self._over:
             self._client.on_head(headers, streamed=streamed)
 
-    def on_bytes(self, data: bytes, tokens: int) -> None:
+    def on_bytes(self, data: bytes, tokens: int) -> Awaitable[None] | None:
         """On to the client as they are."""
         if self._over:
-            return
+            return None
         if tokens:
             self._came()
             self._counted.count(tokens)
             if self.running is not None:
                 self.running.output_tokens_so_far = self.stop_detector.output_tokens
-        self._client.on_bytes(data)
+        return self._client.on_bytes(data)
 
     def _came(self) -> None:
         """Tokens; between those of several answers, which follow each other, there are no gaps."""
@@ -146,10 +152,17 @@ class PassedSequence(SequenceState):
         self._client.on_refused(answer)
         own_fault = 400 <= answer.status < 500 and answer.status not in NOT_THE_CALLS
         code = "invalid_request" if own_fault else "engine_error"
-        said = f"answered {answer.status}" if answer.status != OK else IN_THE_ANSWER
+        said = f"answered {answer.status}" if answer.status != OK else answer.fault or IN_THE_ANSWER
         self._owner.fail(self, "failed", code, f"the server behind {said}")
 
-    def on_returned(self, reason: str, answer: Refused | None = None) -> None:
+    def on_returned(
+        self,
+        reason: str,
+        answer: Refused | None = None,
+        code: FailureCode = "engine_unavailable",
+        *,
+        gone: bool = False,
+    ) -> None:
         """Back to the head of the queue, once; then `answer`, where there is one, is the
         client's.
         """
@@ -157,12 +170,94 @@ class PassedSequence(SequenceState):
             return
         if self.interruptions < MOST_RETURNS:
             self.interruptions += 1
+            if not gone:
+                self._note_server()
             self._owner.put_back(self)
         elif answer is not None:
             self.on_refused(answer)
         else:
             self.interruptions += 1
-            self.on_failure(f"{reason}, {AGAIN}")
+            self.on_failure(f"{reason}, {AGAIN}", code)
+
+    @property
+    def returned_by(self) -> tuple[int, ...]:
+        """The servers that had it and gave no answer."""
+        call = self.engine_request.call
+        return () if call is None else call.returned_by
+
+    def _note_server(self) -> None:
+        call = self.engine_request.call
+        assert call is not None
+        assert self.batch is not None
+        noted = msgspec.structs.replace(call, returned_by=(*call.returned_by, self.batch.server_id))
+        self.engine_request = msgspec.structs.replace(self.engine_request, call=noted)
+
+
+class ReturnedCalls:
+    """Calls that a server returned and that have no answer yet: they go to another server, and
+    that one gets little until they have: it may be what fails.
+    """
+
+    def __init__(self) -> None:
+        self._calls: dict[str, tuple[PassedSequence, float]] = {}
+
+    def add(self, sequences: Sequence[SequenceState], now: float) -> None:
+        """They go back into the queue."""
+        for each in sequences:
+            if isinstance(each, PassedSequence) and each.returned_by:
+                self._calls[each.id] = each, now + ELSEWHERE
+
+    def views(
+        self, state: QueueState, in_use: Callable[[], Collection[int]], now: float
+    ) -> Iterator[tuple[QueueState, float]]:
+        """`state` as the policy is to see it, one view after the other, until one has something to
+        start; and when to ask again at the latest. `in_use`: the servers that take work.
+
+        First the whole queue and the servers that may serve all of it. Then each other server with
+        what it may serve: not what it returned, and nothing new from UNDECIDED such calls on.
+        """
+        if self._calls:
+            self._calls = {
+                name: entry
+                for name, entry in self._calls.items()
+                if entry[0].outcome is None and entry[0].stop_detector.finish_reason is None
+            }
+        if not self._calls or len(up := in_use()) < 2:
+            yield state, math.inf
+            return
+        undecided = [each for each, _ in self._calls.values()]
+        waiting = {each.id: each for each in undecided if each.batch is None}
+        kept = {
+            server_id: {
+                name
+                for name, each in waiting.items()
+                if server_id in each.returned_by and self._avoids(each, up, now)
+            }
+            for server_id in up
+        }
+        doubtful = {
+            server_id
+            for server_id in up
+            if sum(server_id in each.returned_by for each in undecided) >= UNDECIDED
+        }
+        avoiding = set[str]().union(*kept.values())
+        again = min((self._calls[name][1] for name in avoiding), default=math.inf)
+        apart = {server_id for server_id in up if kept[server_id]} | doubtful
+        others = [server for server in state.servers if server.id not in apart]
+        yield dataclasses.replace(state, servers=others), again
+        for server in state.servers:
+            if server.id in apart:
+                may = [
+                    each
+                    for each in state.waiting
+                    if each.request.id not in kept[server.id]
+                    and (server.id not in doubtful or each.request.id in waiting)
+                ]
+                yield dataclasses.replace(state, servers=[server], waiting=may), again
+
+    def _avoids(self, sequence: PassedSequence, up: Collection[int], now: float) -> bool:
+        """Whether it waits for another server: there is one, and it has not waited for long."""
+        return not set(up) <= set(sequence.returned_by) and now < self._calls[sequence.id][1]
 
 
 def sequence_of(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from policies import Policy, Running
+from policies.core import UNBOUNDED
 from queueing.measurement.record import Outcome
 from server.engines.base import Capabilities, Engine
 from server.queue.continuing import listen, prepare, resumable
@@ -28,6 +29,7 @@ class Slot:
     policy: Policy | None = None
     up: bool = True  # it takes work
     leaving: bool = False  # and will not take any again
+    room: int = UNBOUNDED  # sequences at once that it is trusted with
     sequences: int = 0  # that run
     context_tokens: int = 0  # that they may come to hold
 
@@ -227,6 +229,12 @@ class Service:
         for server_id in servers:
             self.slots[server_id].leaving = False
         self.withhold({slot.id for slot in self.slots} - set(servers), ask=ask)
+
+    def trust(self, server_id: int, room: int | None) -> None:
+        """This server gets so many sequences at once; None: as many as it serves."""
+        self.slots += [Slot(index) for index in range(len(self.slots), server_id + 1)]
+        self.slots[server_id].room = UNBOUNDED if room is None else room
+        self.ask()
 
     async def emptied(self, server_id: int) -> None:
         """Return once this server has nothing in service."""

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from policies import Running
+from policies import Request, Running
 from policies.text import counted
 from server.queue.batcher import Batcher
 from server.queue.continuing import detach
@@ -33,6 +34,9 @@ STALLED = "sequence_stalled"  # code of an error
 FORM_TIMES = 4  # compile times that a form may take in the engine, which computes meanwhile
 # lawful times to the next token, prompts included, that may pass if that is longer than the limit
 TOKENS = 20
+WHOLE = 5  # lawful times to the end of an answer
+RECENT, FEW = 100, 20  # answers whose pace is known; that have to be
+UNKNOWN = 10  # times the limit, where nothing is known
 
 
 class Stillness:
@@ -50,6 +54,44 @@ class Stillness:
         self.seconds = self.seconds + passed if busy and state == self._seen else 0.0
         self._seen, self._last = state, now
         return self.seconds
+
+
+class SilenceLimits:
+    """Seconds that a server behind may say nothing of a call (`server.engines.passing.Silence`),
+    at least `timeout`. Of a whole answer nothing is seen until its end.
+
+        the next event of a stream   TOKENS lawful times to the next token
+        the first event, with a law  the same, with the prompt
+        a whole answer with a limit  WHOLE times as long as an answer of that many tokens takes: by
+                                     the law, else by the slowest of the RECENT answers
+        else                         UNKNOWN times `timeout`
+    """
+
+    def __init__(self, timeout: float, law: Callable[[], LatencyModel | None]) -> None:
+        self._timeout, self._law = timeout, law
+        self._paces: deque[float] = deque(maxlen=RECENT)  # seconds for each token
+
+    def learn(self, seconds: float, tokens: int) -> None:
+        """See Silence."""
+        self._paces.append(seconds / max(1, tokens))
+
+    def seconds(
+        self, request: Request, beside: int, *, limited: bool, streams: bool, flows: bool
+    ) -> float:
+        """See Silence."""
+        law = self._law()
+        if flows:
+            lawful = 0.0 if law is None else TOKENS * law.padded(beside, 1, 0)
+        elif streams and law is not None:
+            lawful = TOKENS * law.padded(beside, 1, beside * request.prompt_tokens)
+        elif limited and law is not None:
+            prompts, batch_size = beside * request.prompt_tokens, beside + request.sequences - 1
+            lawful = WHOLE * law.padded(batch_size, request.max_output_tokens, prompts)
+        elif limited and len(self._paces) >= FEW:
+            lawful = WHOLE * max(self._paces) * request.max_output_tokens
+        else:
+            lawful = UNKNOWN * self._timeout
+        return max(self._timeout, lawful)
 
 
 class Watched(Protocol):

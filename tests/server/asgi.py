@@ -114,7 +114,8 @@ class Call:
     async def _send(self, message: dict[str, Any]) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            self.headers = {key.decode(): value.decode() for key, value in message["headers"]}
+            headers = message["headers"]
+            self.headers = {key.decode(): value.decode("latin-1") for key, value in headers}
             self.started.set()
         else:
             self.chunks.append(message.get("body", b""))

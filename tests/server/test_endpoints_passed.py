@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,13 +14,16 @@ from hypothesis import strategies as st
 from server.http.passing.endpoints import (
     ENDPOINTS,
     RELAYED,
+    Endpoint,
     clipped,
-    count,
+    model_of,
     number,
     own_limit,
     parse,
+    plain,
     prompt_of,
     sequences,
+    streams,
     whole,
 )
 from server.runtime.errors import ApiError
@@ -66,7 +71,7 @@ def test_only_the_token_limit_changes(
 @pytest.mark.parametrize(
     ("given", "sent"),
     [
-        ({"max_tokens": 9, "max_completion_tokens": 3}, {"max_tokens": 9}),
+        ({"max_tokens": 9, "max_completion_tokens": 3}, {"max_tokens": 5}),
         ({"max_tokens": 3, "max_completion_tokens": 9}, {"max_completion_tokens": 5}),
         ({"max_tokens": 9, "max_completion_tokens": 8}, {"max_tokens": 5}),
         ({"max_completion_tokens": 9}, {"max_completion_tokens": 5}),
@@ -77,7 +82,7 @@ def test_only_the_token_limit_changes(
 def test_of_the_two_fields_of_a_chat_those_that_are_there(
     given: dict[str, Any], sent: dict[str, Any]
 ) -> None:
-    """The newer one counts where both are."""
+    """Both, where both are: some servers read the older one."""
     body = json.dumps(given).encode()
     made = json.loads(clipped(body, CHAT, parse(body), 5))
     assert made.keys() == given.keys()
@@ -86,10 +91,169 @@ def test_of_the_two_fields_of_a_chat_those_that_are_there(
     assert least <= 5
 
 
-@pytest.mark.parametrize("bad", [0, -1, 1.5, "9", True, [9], 2**40])
-def test_a_limit_that_cannot_be_read_is_left_to_the_server_behind(bad: Any) -> None:
-    body = json.dumps({"max_tokens": bad}).encode()
-    assert clipped(body, MESSAGES, parse(body), 5) is body
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [
+        (b"0", b"0"),
+        (b"-0", b"-0"),
+        (b"null", b"null"),
+        (b"6", b"6"),
+        (b'"6"', b"6"),
+        (b'" 6"', b"6"),
+        (b'"6.0"', b"6"),
+        (b"6.0", b"6"),
+        (b"60e-1", b"6"),
+        (b"true", b"1"),
+        (b"-1", b"-1"),
+        (b"4000000000", b"4000000000"),
+        (b"1e12", b"1000000000000"),
+    ],
+)
+def test_a_number_is_sent_as_it_was_read(given: bytes, sent: bytes) -> None:
+    """Whatever its spelling; one that is plain keeps its bytes."""
+    for endpoint, name in ((CHAT, "n"), (CHAT, "max_tokens"), (RESPONSES, "max_output_tokens")):
+        body = b'{"%b": %b, "x":  1.0}' % (name.encode(), given)
+        made, fields = plain(endpoint, body, parse(body))
+        assert bytes(fields[name]) == sent
+        assert (made is body) == (given == sent)
+        assert json.loads(made) == {name: json.loads(sent), "x": 1.0}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [b"1.5", b'"x"', b'""', b"[6]", b"{}", b"1e400", b'"1e1"', b"9" * 65, b"[" * 90 + b"]" * 90],
+)
+def test_what_is_no_number_is_refused(given: bytes) -> None:
+    for endpoint in (CHAT, COMPLETIONS, MESSAGES):
+        body = b'{"max_tokens": %b}' % given
+        with pytest.raises(ApiError) as caught:
+            plain(endpoint, body, parse(body))
+        assert (caught.value.status, caught.value.param) == (400, "max_tokens")
+        assert caught.value.message.startswith("max_tokens: got ")
+        assert caught.value.message.endswith("expected a whole number, or null")
+        assert len(caught.value.message) < 200
+    assert plain(EMBEDDINGS, body, parse(body))[0] is body, "it has no such limit"
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "fields", "sent"),
+    [
+        (COMPLETIONS, {"max_tokens": None}, {"max_tokens": 50}),
+        (COMPLETIONS, {"max_tokens": -1}, {"max_tokens": 50}),
+        (CHAT, {"max_tokens": -1}, {"max_tokens": 50}),
+        (CHAT, {"max_tokens": 2**40}, {"max_tokens": 50}),
+        (CHAT, {"max_tokens": 2**40, "max_completion_tokens": 3}, {"max_tokens": 50}),
+        (CHAT, {"max_completion_tokens": -1}, {"max_completion_tokens": 50}),
+        (CHAT, {"max_completion_tokens": 0}, {}),
+        (CHAT, {"max_completion_tokens": None, "max_tokens": 7}, {}),
+    ],
+)
+def test_no_value_passes_the_limit_in_force_by(
+    endpoint: Any, fields: dict[str, Any], sent: dict[str, Any]
+) -> None:
+    body = json.dumps(fields).encode()
+    assert json.loads(clipped(body, endpoint, parse(body), 50)) == fields | sent
+
+
+NUMBERS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.integers(-3, 500)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.integers(-3, 500).map(float)
+    | st.integers(-3, 500).map(str)
+    | st.integers(-3, 500).map(lambda value: f" {value}.0 ")
+    | st.text(max_size=4)
+)
+VALUES = st.recursive(
+    NUMBERS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner)
+)
+PROMPTS = (
+    st.lists(NUMBERS, min_size=1, max_size=4)
+    | st.lists(st.lists(st.integers(0, 9), max_size=3), min_size=1, max_size=4)
+    | st.lists(st.text(max_size=3), min_size=1, max_size=4)
+    | st.text(min_size=1, max_size=4)
+)
+IN_FORCE = 100
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("endpoint", [CHAT, COMPLETIONS, RESPONSES, MESSAGES], ids=lambda e: e.path)
+def test_vllm_reads_of_a_call_what_was_read_here(endpoint: Endpoint) -> None:
+    """For every value of what limits a call: it is refused here, or there, or both read the same
+    number of sequences, and a token limit within the one in force.
+    """
+    reads = vllm_reads(endpoint.path)
+
+    @given(
+        st.fixed_dictionaries({}, optional=dict.fromkeys(endpoint.numbers, VALUES)),
+        PROMPTS,
+        st.sampled_from(["prompt", "prompt_embeds"]),
+    )
+    def check(values: dict[str, Any], prompt: Any, name: str) -> None:
+        given = values | ({name: prompt} if endpoint is COMPLETIONS else {})
+        body = json.dumps(given).encode()
+        try:
+            body, fields = plain(endpoint, body, parse(body))
+        except ApiError:
+            return
+        sent = json.loads(clipped(body, endpoint, fields, IN_FORCE))
+        if (read := reads(sent)) is None:
+            return
+        theirs, limit = read
+        assert sequences(endpoint, fields) >= theirs
+        if endpoint.choices:
+            ours = whole(fields, "n")
+            assert (1 if ours is None else ours) == (1 if sent.get("n") is None else sent["n"])
+        assert limit is not None
+        assert limit <= IN_FORCE
+
+    check()
+
+
+def vllm_reads(path: str) -> Callable[[dict[str, Any]], tuple[int, int | None] | None]:
+    """Of a body: sequences and token limit of each; None where it is refused."""
+    warnings.simplefilter("ignore", DeprecationWarning)  # of its libraries; undone after the test
+    from vllm.entrypoints.anthropic.protocol import AnthropicMessagesRequest
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+    from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+    from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+
+    good: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "a"}]}
+    models: dict[str, tuple[Any, dict[str, Any]]] = {
+        "/v1/chat/completions": (ChatCompletionRequest, good),
+        "/v1/completions": (CompletionRequest, {"model": "m"}),
+        "/v1/responses": (ResponsesRequest, {"model": "m", "input": "a"}),
+        "/v1/messages": (AnthropicMessagesRequest, good),
+    }
+    model, rest = models[path]
+
+    def reads(sent: dict[str, Any]) -> tuple[int, int | None] | None:
+        try:
+            call = model.model_validate(rest | sent)
+        except Exception:  # noqa: BLE001 - of vLLM's own validators, too
+            return None  # 400, however it is worded
+        if path == "/v1/responses":
+            return 1, call.max_output_tokens
+        if path == "/v1/messages":
+            return 1, call.max_tokens
+        n = 1 if call.n is None else call.n
+        if n < 1:
+            return None
+        if path == "/v1/completions":
+            return n * _prompts_of(call.prompt, call.prompt_embeds), call.max_tokens
+        newer = call.max_completion_tokens
+        return n, call.max_tokens if newer is None else newer
+
+    return reads
+
+
+def _prompts_of(prompt: Any, embeds: Any) -> int:
+    """As vLLM's renderer has them."""
+    several = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
+    texts = 0 if not prompt else len(prompt) if several else 1
+    return texts + (len(embeds) if isinstance(embeds, list) else embeds is not None)
 
 
 @given(
@@ -118,6 +282,9 @@ def test_the_limit_holds_whatever_else_is_there(
         (CHAT, {"max_tokens": 9}, 9),
         (CHAT, {"max_tokens": 9, "max_completion_tokens": 3}, 3),
         (CHAT, {"max_tokens": 9, "max_completion_tokens": None}, 9),
+        (CHAT, {"max_tokens": -1}, None),
+        (COMPLETIONS, {"max_tokens": None}, None),
+        (COMPLETIONS, {"max_tokens": 0}, 0),
         (COMPLETIONS, {}, 16),
         (COMPLETIONS, {"max_tokens": 9}, 9),
         (RESPONSES, {"max_output_tokens": 9, "max_tokens": 3}, 9),
@@ -136,7 +303,9 @@ def test_the_clients_own_limit(endpoint: Any, fields: dict[str, Any], own: int |
         (CHAT, {"n": 3}, 3),
         (CHAT, {"n": None}, 1),
         (CHAT, {"n": 0}, 1),
-        (CHAT, {"n": "x", "prompt": ["a", "b"]}, 1),
+        (CHAT, {"prompt": ["a", "b"]}, 1),
+        (COMPLETIONS, {"prompt": ["a", "b"], "prompt_embeds": ["x", "y", "z"]}, 5),
+        (COMPLETIONS, {"prompt": None, "prompt_embeds": "x"}, 1),
         (COMPLETIONS, {"prompt": "a"}, 1),
         (COMPLETIONS, {"prompt": ["a", "b"], "n": 2}, 4),
         (COMPLETIONS, {"prompt": [5, 6, 7]}, 1),
@@ -146,8 +315,10 @@ def test_the_clients_own_limit(endpoint: Any, fields: dict[str, Any], own: int |
         (RESPONSES, {"input": ["a", "b"]}, 1),
         (EMBEDDINGS, {"input": ["a", "b", "c"], "n": 9}, 3),
         (EMBEDDINGS, {"input": "a"}, 1),
+        (EMBEDDINGS, {"messages": [[{"role": "user"}], [{"role": "user"}]]}, 2),
         (RERANK, {"query": "a", "documents": ["b", "c"]}, 2),
         (SCORE, {"text_1": "a", "text_2": ["b", "c"]}, 2),
+        (SCORE, {"queries": ["a", "b", "c"], "documents": ["b"]}, 3),
     ],
 )
 def test_the_sequences_of_a_call(endpoint: Any, fields: dict[str, Any], expected: int) -> None:
@@ -162,28 +333,39 @@ def test_the_prompt_is_the_bytes_of_its_fields() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "as_number", "as_whole", "as_count"),
+    ("value", "as_number", "as_whole"),
     [
-        (5, 5.0, 5, 5),
-        (2.5, 2.5, None, None),
-        (0, None, 0, None),
-        (-3, None, -3, None),
-        (True, None, None, None),
-        ("5", None, None, None),
-        (None, None, None, None),
-        (2**31, 2.0**31, 2**31, None),
+        (5, 5.0, 5),
+        (2.5, 2.5, None),
+        (0, None, 0),
+        (-3, None, -3),
+        (True, None, None),
+        ("5", None, None),
+        (None, None, None),
+        (2**31, 2.0**31, 2**31),
+        ([[1] * 100], None, None),
     ],
 )
 def test_values_that_the_gateway_reads(
-    value: Any, as_number: float | None, as_whole: int | None, as_count: int | None
+    value: Any, as_number: float | None, as_whole: int | None
 ) -> None:
     fields = read(a=value)
-    assert (number(fields, "a"), whole(fields, "a"), count(fields, "a")) == (
-        as_number,
-        as_whole,
-        as_count,
-    )
-    assert number(fields, "b") is whole(fields, "b") is count(fields, "b") is None
+    assert (number(fields, "a"), whole(fields, "a")) == (as_number, as_whole)
+    assert number(fields, "b") is whole(fields, "b") is None
+
+
+@pytest.mark.parametrize(
+    ("value", "asked"),
+    [(True, True), ("true", True), (1, True), (False, False), (None, False), ("x", False)],
+)
+def test_whether_events_are_asked_for(value: Any, asked: bool) -> None:
+    assert streams(read(stream=value)) is asked
+    assert streams(read()) is False
+
+
+def test_the_model_that_is_asked_for() -> None:
+    assert model_of(read(model="m")) == "m"
+    assert model_of(read(model=5)) == model_of(read(model="m" * 2000)) == model_of(read()) == ""
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"5", b"[]", b"null", b"\xff", b"[" * 100_000])

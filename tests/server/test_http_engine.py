@@ -398,11 +398,22 @@ def test_a_busy_server_is_left_alone_and_its_call_goes_elsewhere(status: int, as
             ],
         ),
         (
-            {"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 101}},
+            {
+                "choices": [{"text": "a " * 101}],
+                "usage": {"prompt_tokens": 1, "completion_tokens": 101},
+            },
             [
                 "got 101 tokens of http://stub-0/v1/completions; expected at most 100, the limit "
                 "that was sent: this server ignores it, and --max-output-tokens does not hold "
                 "(said once)"
+            ],
+        ),
+        (
+            {"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 10_000}},
+            [
+                "got 10000 tokens in the usage of an answer of 74 bytes of "
+                "http://stub-0/v1/completions; expected a count that can be true: the limit, or "
+                "what was counted, is taken (said once)"
             ],
         ),
         ({"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 100}}, []),

@@ -9,12 +9,14 @@ as they are.
     others                                 usage, where there is one
 
 Counted tokens are as right as one token a frame is: a server that is quicker than its reader puts
-several into one. Usage, where it comes, replaces them, and an answer that ended at its limit has
-that many.
+several into one. Usage, where it comes and can be true, replaces them, and an answer that ended at
+its limit has that many.
 """
 
 from __future__ import annotations
 
+import json
+import math
 from typing import Any
 
 import msgspec
@@ -22,25 +24,11 @@ import msgspec
 from server.engines.passing import Answered
 
 MOST = 10_000_000  # tokens of a call: a count beyond every context is none
+MOST_LINE = 4 << 20  # bytes of a line of a stream that is read; a longer one only passes
 LENGTH = {"max_tokens": "length", "max_output_tokens": "length"}  # other words for it
-
-
-class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens_details: _Details | None = None
-    input_tokens_details: _Details | None = None  # of /v1/responses
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-
-    @property
-    def cached(self) -> int:
-        details = self.prompt_tokens_details or self.input_tokens_details
-        return 0 if details is None else details.cached_tokens or 0
+DONE = b"[DONE]"
+LAST = ("message_stop", "response.completed", "response.incomplete", "response.failed")
+FIELDS = (b"data:", b"event:", b"id:", b"retry:", b":", b"\r", b"\xef\xbb\xbf")  # of a stream
 
 
 class _Delta(msgspec.Struct):
@@ -84,20 +72,22 @@ class _Why(msgspec.Struct):
 
 
 class _Response(msgspec.Struct):
-    usage: _Usage | None = None
+    usage: Any = None
     status: str | None = None
     incomplete_details: _Why | None = None
+    model: Any = None
 
 
 class _Message(msgspec.Struct):
-    usage: _Usage | None = None
+    usage: Any = None
+    model: Any = None
 
 
 class _Frame(msgspec.Struct):
     """An event, or a whole answer, of any of the routes."""
 
     choices: list[_Choice] = []
-    usage: _Usage | None = None
+    usage: Any = None
     type: str | None = None
     status: str | None = None
     incomplete_details: _Why | None = None
@@ -106,48 +96,68 @@ class _Frame(msgspec.Struct):
     response: _Response | None = None
     message: _Message | str | None = None
     error: Any = None
+    model: Any = None
 
 
 _decoder = msgspec.json.Decoder(_Frame)
 
 
-def _read(data: bytes) -> _Frame | None:
-    try:
-        return _decoder.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return None
-
-
 class Answer:
-    """What is known of one answer so far."""
+    """What is known of one answer so far. It is not believed to have more tokens than `most`, nor
+    its prompt more than `most_prompt`.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MOST, most_prompt: int = MOST) -> None:
         self.tokens = 0  # counted
+        self.events = 0  # with data that can be read
+        self.size = 0  # bytes
         self.error = False  # the server reported one in the answer itself
+        self.ended = False  # it said that it is over
+        self.readable = True  # as far as it came
+        self.model: str | None = None  # that made it, as it says
+        self.unbelieved: int | None = None  # tokens that it says it has
+        self._most, self._most_prompt = most, most_prompt
         self._output: int | None = None
         self._prompt: int | None = None
         self._cached = 0
         self._reason: str | None = None
-        self._rest = b""  # the beginning of a line
+        self._line = bytearray()  # the beginning of one
+        self._skips = False  # the rest of a line that is too long
 
     def feed(self, data: bytes) -> int:
         """Bytes of a stream of events; returns the tokens in those that are whole."""
-        lines = (self._rest + data).split(b"\n")
-        self._rest = lines.pop()
+        self.size += len(data)
         before = self.tokens
-        for line in lines:
-            if line.startswith(b"data:") and (frame := _read(line[5:])) is not None:
-                self._take(frame)
-                self.tokens += _tokens(frame)
+        first, *others = data.split(b"\n")
+        self._extend(first)
+        if others:
+            self._read_line(b"" if self._skips else bytes(self._line))
+            for line in others[:-1]:
+                self._read_line(line)
+            self._line, self._skips = bytearray(), False
+            self._extend(others[-1])
         return self.tokens - before
 
     def whole(self, body: bytes) -> None:
-        """The body of an answer that is no stream."""
-        frame = _read(body)
+        """The body of an answer that is no stream. May be called in a thread."""
+        self.size = len(body)
+        frame = self._read(body)
         if frame is not None:
             self._take(frame)
-            if self._output is None and self._prompt is not None:
+            if self._output is None and self._prompt is not None and self.unbelieved is None:
                 self._output = 0  # embeddings and scores: nothing was generated
+
+    def passed(self, size: int, tail: bytes) -> None:
+        """The end of an answer that is no stream and was too large to be kept: servers write usage
+        last.
+        """
+        self.size = size
+        text = tail[tail.rfind(b'"usage"') :].decode(errors="replace").partition(":")[2]
+        try:
+            usage, _ = json.JSONDecoder().raw_decode(text.lstrip())
+        except (ValueError, RecursionError):
+            return
+        self._count(usage)
 
     @property
     def has_usage(self) -> bool:
@@ -160,27 +170,80 @@ class Answer:
         reason = self._reason or "stop"
         return Answered(LENGTH.get(reason, reason), self._output, self._prompt, self._cached)
 
+    def _extend(self, part: bytes) -> None:
+        """Of a line without an end only so much is kept."""
+        if self._skips or len(self._line) + len(part) > MOST_LINE:
+            self._skips = True
+            self._line.clear()
+        else:
+            self._line += part
+
+    def _read_line(self, line: bytes) -> None:
+        if not line.startswith(b"data:"):
+            self.readable &= not line or line.startswith(FIELDS)
+            return
+        data = line[5:].strip()
+        if data == DONE:
+            self.ended = True
+        elif (frame := self._read(data)) is not None:
+            self.events += 1
+            self._take(frame)
+            self.tokens += _tokens(frame)
+
+    def _read(self, data: bytes) -> _Frame | None:
+        try:
+            return _decoder.decode(data)
+        except msgspec.ValidationError:  # JSON of another shape
+            self.readable &= data.lstrip()[:1] == b"{"
+            return None
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            self.readable = False
+            return None
+
     def _take(self, frame: _Frame) -> None:
         told = frame.response or frame
         self.error |= frame.error is not None or frame.type == "error" or told.status == "failed"
         for part in (frame, frame.response, frame.message):
-            if part is not None and not isinstance(part, str) and part.usage is not None:
+            if part is not None and not isinstance(part, str):
                 self._count(part.usage)
+                if self.model is None and isinstance(part.model, str):
+                    self.model = part.model
         self._end(_reason(frame))
+        self.ended |= self._reason is not None or frame.type in LAST
 
-    def _count(self, usage: _Usage) -> None:
-        prompt = usage.input_tokens if usage.prompt_tokens is None else usage.prompt_tokens
-        output = usage.output_tokens if usage.completion_tokens is None else usage.completion_tokens
-        if max(prompt or 0, output or 0) > MOST:
+    def _count(self, usage: Any) -> None:
+        """What cannot be true is not believed: each token has a byte at least, or is within the
+        limit.
+        """
+        if not isinstance(usage, dict):
             return
-        self._prompt = self._prompt if prompt is None else prompt
-        self._output = self._output if output is None else output
-        self._cached = min(max(self._cached, usage.cached), self._prompt or 0)
+        prompt = _whole(usage, "input_tokens", "prompt_tokens")
+        output = _whole(usage, "output_tokens", "completion_tokens")
+        if prompt is not None and prompt <= min(self._most_prompt, MOST):
+            self._prompt = prompt
+        if output is not None and output <= min(max(self._most, self.size), MOST):
+            self._output = output
+        elif output is not None:
+            self.unbelieved = output
+        details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
+        cached = _whole(details, "cached_tokens") if isinstance(details, dict) else None
+        self._cached = min(max(self._cached, cached or 0), self._prompt or 0)
 
     def _end(self, reason: str | None) -> None:
         """Of several choices, one that was cut says more than one that ended."""
         if reason is not None and self._reason not in ("length", *LENGTH):
             self._reason = reason
+
+
+def _whole(values: dict[str, Any], *names: str) -> int | None:
+    """The last of these that is a whole number from 0 on."""
+    found = [values[name] for name in names if name in values]
+    counts = [int(value) for value in found if isinstance(value, int | float) and _is_count(value)]
+    return counts[-1] if counts else None
+
+
+def _is_count(value: float) -> bool:
+    return not isinstance(value, bool) and 0 <= value < math.inf and value == int(value)
 
 
 def _tokens(frame: _Frame) -> int:

@@ -10,11 +10,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from server.engines.base import EngineStartError
 from server.engines.http.prompts import TOKENIZE, counted_tokens
@@ -27,6 +28,9 @@ _INFO = re.compile(r"^vllm:cache_config_info\{(.*)\} ", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 _SEQUENCES = ("max_num_seqs", "max_running_requests", "total_slots")
 _CONTEXT = ("max_model_len", "n_ctx")
+AT_ONCE = 256 << 10  # bytes that are parsed on the event loop
+MOST = 1 << 40  # a larger bound is none
+_Read = TypeVar("_Read")
 
 
 class StartingError(Exception):
@@ -49,7 +53,7 @@ async def described(upstream: Upstream) -> Description:
     where nothing answers.
     """
     models = await _models(upstream)
-    names = tuple(str(model["id"]) for model in models)
+    names = _names(models)
     said = [models[0], *[facts async for facts in _facts(upstream)]]
     return Description(
         names=names,
@@ -71,14 +75,7 @@ async def _models(upstream: Upstream) -> list[dict[str, Any]]:
             f"got {status} from {upstream.url}{MODELS}; expected a key that it accepts: "
             "--engine-api-key"
         )
-    try:
-        models = [
-            model
-            for model in json.loads(body)["data"]
-            if isinstance(model, dict) and isinstance(model.get("id"), str)
-        ]
-    except (ValueError, KeyError, TypeError):
-        models = []
+    models = await _said(body, _listed)
     if status != 200 or not models:
         what = f"{status}" if status != 200 else "no model"
         raise EngineStartError(
@@ -88,6 +85,41 @@ async def _models(upstream: Upstream) -> list[dict[str, Any]]:
     return models
 
 
+async def named(upstream: Upstream) -> tuple[str, ...]:
+    """Of its models, as it lists them now; none where it does not. Raises LOST."""
+    status, body = await upstream.get(MODELS)
+    return _names(await _said(body, _listed)) if status == 200 else ()
+
+
+def _listed(value: Any) -> list[dict[str, Any]]:
+    """The models of an answer."""
+    data = value.get("data") if isinstance(value, dict) else None
+    return [
+        model
+        for model in (data if isinstance(data, list) else ())
+        if isinstance(model, dict) and isinstance(model.get("id"), str)
+    ]
+
+
+def _names(models: list[dict[str, Any]]) -> tuple[str, ...]:
+    return tuple(str(model["id"]) for model in models)
+
+
+async def _said(body: bytes, read: Callable[[Any], _Read]) -> _Read:
+    """What is read of its JSON, which may be of any kind and size."""
+    if len(body) <= AT_ONCE:
+        return read(_loaded(body))
+    return await asyncio.to_thread(lambda: read(_loaded(body)))
+
+
+def _loaded(body: bytes) -> Any:
+    """None where it cannot be read, however it is wrong."""
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+
+
 async def _facts(upstream: Upstream) -> AsyncIterator[dict[str, Any]]:
     """What its other routes say, in one dictionary a route; none of them has to be there."""
     for path in ("/metrics", "/server_info", "/get_server_info", "/props"):
@@ -95,9 +127,10 @@ async def _facts(upstream: Upstream) -> AsyncIterator[dict[str, Any]]:
             status, body = await upstream.get(path)
         except LOST:
             continue
-        if status == 200:
-            text = body.decode(errors="replace")
-            yield _of_metrics(text) if path == "/metrics" else _of_json(text)
+        if status == 200 and path == "/metrics":
+            yield _of_metrics(body.decode(errors="replace"))
+        elif status == 200:
+            yield await _said(body, _numbers)
 
 
 def _of_metrics(text: str) -> dict[str, Any]:
@@ -109,25 +142,17 @@ def _of_metrics(text: str) -> dict[str, Any]:
     return labels
 
 
-def _of_json(text: str) -> dict[str, Any]:
-    """The numbers of an object, those of the objects in it too."""
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return {}
+def _numbers(value: Any) -> dict[str, Any]:
+    """The numbers of an object, those of the objects in it too; of one name the outermost first."""
     facts: dict[str, Any] = {}
-    for name, number in _numbers(value):
-        facts.setdefault(name, number)
+    objects = [value]
+    for each in objects:  # it grows
+        if isinstance(each, dict):
+            for key, part in each.items():
+                if type(part) is int:
+                    facts.setdefault(key, part)
+            objects += each.values()
     return facts
-
-
-def _numbers(value: Any) -> Iterator[tuple[str, int]]:
-    if isinstance(value, dict):
-        for key, part in value.items():
-            if isinstance(part, int) and not isinstance(part, bool):
-                yield key, part
-        for part in value.values():
-            yield from _numbers(part)
 
 
 def _first(said: list[dict[str, Any]], names: tuple[str, ...]) -> int | None:
@@ -138,9 +163,10 @@ def _first(said: list[dict[str, Any]], names: tuple[str, ...]) -> int | None:
 
 def _whole(value: Any) -> int | None:
     try:
-        return max(0, int(value))
-    except (TypeError, ValueError):
+        found = int(value)
+    except (TypeError, ValueError, OverflowError):
         return None
+    return found if 0 <= found <= MOST else None
 
 
 async def _tokenizes(upstream: Upstream, model: str) -> bool:

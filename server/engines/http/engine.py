@@ -3,12 +3,15 @@ they came; nothing is padded, and no answer that began is continued elsewhere.
 
 A server that fails gets no work until it answers a probe again; its calls without an answer go back
 to the queue, the others fail. With none left the engine is lost, and starting it again is waiting
-for one.
+for one. One that fails calls and answers probes is put aside (`standing`). A call of which nothing
+comes for too long is given up, once a second.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -24,15 +27,21 @@ from server.engines.base import (
     UnsupportedError,
 )
 from server.engines.http.answers import Answer
-from server.engines.http.exchange import Exchange, kept
+from server.engines.http.exchange import BESIDE, Exchange, kept
 from server.engines.http.own_calls import OwnForm
 from server.engines.http.pool import HttpOptions, Pool, say_once
 from server.engines.http.prompts import Prompts, load_tokenizer
 from server.engines.http.stream import CountedStream, PassedStream
-from server.engines.http.upstream import Connect, Upstream, connector, status_of
-from server.engines.passing import PassedCall, Refused, in_trace
+from server.engines.http.upstream import LOST, Connect, Upstream, bounded, connector, status_of
+from server.engines.passing import PassedCall, Refused, Silence, in_trace
 
 log = logging.getLogger("kendall.engine")
+LOOK_EVERY = 1.0  # seconds between two looks at what is in service
+# statuses of 400 to 499 that may be a server's own: its key, its models, its load
+OF_THE_SERVER = (401, 403, 404, 405, 407, 408, 421, 425)
+REFUSALS = 1  # other ones in a row, without a good answer, after which another server is asked too
+RELAYED = 30.0  # seconds for the answer to a call that needs no engine
+PER_BYTE = 32  # bytes of such an answer for each of the call: token ids and their texts
 NO_TOKENS = "the http engine reads no prompts; the servers behind it do"
 
 
@@ -68,24 +77,36 @@ class HttpEngine(_WithoutTokens):
         self.on_step: Callable[[Step], None] | None = None  # never called: steps are not seen
         self.on_death: Callable[[str], None] | None = None
         self.on_servers: Callable[[frozenset[int]], None] | None = None
+        self.on_room: Callable[[int, int | None], None] | None = None
+        self.silence_of: Silence | None = None
+        self.held = 0
         tokenizer = None if options.tokenizer is None else load_tokenizer(options.tokenizer)
         self._prompts = Prompts(tokenizer)
         self._own_form = OwnForm()
-        self._pool = Pool(options, self._changed, connect)
+        self._pool = Pool(options, self._changed, self._tell_room, connect)
         self.sender = self._pool.sender
         self._exchanges: dict[str, Exchange] = {}
         self._said: set[str] = set()  # what is said once
+        self._looking: asyncio.Task[None] | None = None
 
     async def start(self) -> Capabilities:
         """Wait until a server serves; see `Pool.open`."""
         self._drop()
         capabilities = await self._pool.open()
         self._tell_servers()
+        for upstream in self._pool.upstreams.values():
+            self._tell_room(upstream)
+        if self._looking is None:
+            self._looking = asyncio.create_task(self._look(), name="silent-calls")
         return capabilities
 
     async def stop(self) -> None:
         """Drop everything."""
         self._drop()
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.wait([self._looking])
+            self._looking = None
         await self._pool.close()
 
     async def healthy(self) -> bool:
@@ -122,11 +143,28 @@ class HttpEngine(_WithoutTokens):
 
     async def relay(self, call: PassedCall) -> Refused:
         """See PassingEngine."""
-        upstream = self._pool.first
-        if upstream is None:
-            raise ConnectionError("no server takes work")
-        async with upstream.post(call.path, call.body, dict(call.headers)) as response:
-            return Refused(status_of(response), kept(response.headers), await response.read())
+        last: Refused | OSError = ConnectionError("no server takes work")
+        for server_id in sorted(self._pool.serving)[:2]:
+            try:
+                last = await self._relayed(self._pool.upstreams[server_id], call)
+            except LOST as error:
+                last = ConnectionError(str(error))
+            else:
+                if last.status < 500:
+                    return last
+        if isinstance(last, OSError):
+            raise last
+        return last
+
+    async def _relayed(self, upstream: Upstream, call: PassedCall) -> Refused:
+        """Raises LOST."""
+        most = BESIDE + PER_BYTE * len(call.body)
+        async with (
+            asyncio.timeout(RELAYED),
+            upstream.post(call.path, call.body, call.headers) as response,
+        ):
+            body = await bounded(response, most)
+            return Refused(status_of(response), kept(response.raw_headers), body)
 
     # exchanges
 
@@ -134,18 +172,63 @@ class HttpEngine(_WithoutTokens):
         """See Around."""
         return bool(self._pool.serving - {upstream.id})
 
-    def heard(self, call: PassedCall, answer: Answer, upstream: Upstream) -> None:
+    @property
+    def context(self) -> int:
+        """See Around."""
+        return self._pool.context
+
+    def doubts(self, upstream: Upstream, status: int) -> bool:
+        """See Around. What most servers would answer is the client's at once."""
+        if 400 <= status < 500:
+            upstream.standing.refusals += 1
+        own = status >= 500 or status in OF_THE_SERVER or upstream.standing.refusals > REFUSALS
+        return own and self.elsewhere(upstream)
+
+    def breaks_off(self, upstream: Upstream) -> bool:
+        """See Around."""
+        return upstream.standing.breaks_off and self.elsewhere(upstream)
+
+    def failed(self, upstream: Upstream) -> None:
+        """See Around."""
+        self._pool.failed(upstream)
+
+    def silence(self, exchange: Exchange) -> float:
+        """See Around."""
+        if self.silence_of is None:
+            return math.inf
+        beside = sum(each.upstream is exchange.upstream for each in self._exchanges.values())
+        limited = exchange.call.most_tokens is not None
+        return self.silence_of.seconds(
+            exchange.request,
+            beside,
+            limited=limited,
+            streams=exchange.streams,
+            flows=exchange.flows,
+        )
+
+    def heard(self, call: PassedCall, answer: Answer, upstream: Upstream, seconds: float) -> None:
         """See Around: learn from it, and say once what is wrong with it."""
         end = answer.end
+        self._pool.served(upstream, call.returned_by)
         if end.prompt_tokens is not None:
             self._prompts.ratio.learn(call.prompt_bytes, end.prompt_tokens)
         made = answer.tokens if end.output_tokens is None else end.output_tokens
-        if not answer.has_usage and not answer.tokens:
+        if self.silence_of is not None:
+            self.silence_of.learn(seconds, made)
+        if not answer.has_usage and not answer.tokens and answer.unbelieved is None:
             say_once(
                 self._said,
                 "usage",
                 f"got an answer of {upstream.url}{call.path} without usage; expected "
                 "usage.completion_tokens: its tokens count as 0 (said once)",
+            )
+        if answer.unbelieved is not None:
+            say_once(
+                self._said,
+                "unbelieved",
+                f"got {answer.unbelieved} tokens in the usage of an answer of {answer.size} bytes "
+                f"of {upstream.url}{call.path}; expected a count that can be true: the limit, or "
+                "what was counted, is taken (said once)",
             )
         if call.most_tokens is not None and made > call.most_tokens:
             say_once(
@@ -172,8 +255,8 @@ class HttpEngine(_WithoutTokens):
             stream = PassedStream(name)
         if engine_request.trace is not None:
             call = in_trace(call, engine_request.trace.handed_on(name))
-        over = partial(self._over, name)
-        self._exchanges[name] = Exchange(self, upstream, call, stream, over)
+        over, request = partial(self._over, name), engine_request.request
+        self._exchanges[name] = Exchange(self, upstream, call, request, back=stream, on_over=over)
         return stream
 
     def _over(self, name: str, exchange: Exchange) -> None:
@@ -181,6 +264,19 @@ class HttpEngine(_WithoutTokens):
             del self._exchanges[name]
         if exchange.upstream.leaving:
             self._remove_idle()
+
+    async def _look(self) -> None:
+        """At each call in service, until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY)
+            try:
+                self._look_at_each()
+            except Exception:
+                log.exception("the check for silent calls failed; it is repeated")
+
+    def _look_at_each(self) -> None:
+        for exchange in list(self._exchanges.values()):
+            exchange.look()
 
     def _drop(self) -> None:
         exchanges, self._exchanges = list(self._exchanges.values()), {}
@@ -221,15 +317,22 @@ class HttpEngine(_WithoutTokens):
     def _changed(self, upstream: Upstream, reason: str) -> None:
         """No work for it from here on, or again; what it had goes back or fails."""
         state = upstream.breaker
-        word = "serves" if state.closed else "is busy" if state.busy else "is lost"
+        words = {"serving": "serves", "put aside": "is put aside", "busy": "is busy"}
+        word = words.get(self._pool.state_of(upstream), "serves" if state.closed else "is lost")
         log.warning("%s (%s) %s: %s", upstream.name, upstream.url, word, reason)
+        self._tell_room(upstream)
         self._tell_servers()
+        self._pool.recall()
         if state.lost:
             for exchange in list(self._exchanges.values()):
                 if exchange.upstream is upstream:
                     exchange.lose(f"{upstream.name} was lost ({reason})")
             if self._pool.lost and self.on_death is not None:
                 self.on_death(f"no server is left; {upstream.name}: {reason}")
+
+    def _tell_room(self, upstream: Upstream) -> None:
+        if self.on_room is not None:
+            self.on_room(upstream.id, upstream.standing.room)
 
     def _tell_servers(self) -> None:
         if self.on_servers is not None:

@@ -7,11 +7,13 @@ import itertools
 import logging
 import math
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from server.engines.base import Capabilities, EngineStartError
-from server.engines.http.discovery import Description, StartingError, described, refusal
+from server.engines.http.discovery import Description, StartingError, described, named, refusal
+from server.engines.http.standing import share_of
 from server.engines.http.upstream import LOST, SILENT, Connect, Upstream, connector, reason_of
 from server.engines.passing import SENDER
 from server.runtime.clock import clock_of
@@ -38,15 +40,20 @@ class HttpOptions:
 
 
 class Pool:
-    """`on_change` is called with a server that was lost, was busy or came back, and the reason."""
+    """`on_change` is called with a server that was lost, was busy, was put aside or came back, and
+    the reason; `on_room` with one on trial that gets more calls at once.
+    """
 
     def __init__(
         self,
         options: HttpOptions,
         on_change: Callable[[Upstream, str], None],
+        on_room: Callable[[Upstream], None],
         connect: Connect = connector,
     ) -> None:
-        self._options, self._on_change, self._connect = options, on_change, connect
+        self._options, self._connect = options, connect
+        self._on_change, self._on_room = on_change, on_room
+        self._origins = frozenset(map(origin_of, options.urls))  # that get the key
         self.sender = secrets.token_hex(8)
         self._known: dict[int, Description] = {}  # of the servers that have answered
         self._turns = itertools.count()
@@ -96,6 +103,47 @@ class Pool:
         upstreams, self.upstreams = self.upstreams, {}
         await asyncio.gather(*(upstream.close() for upstream in upstreams.values()), *self._closing)
 
+    # what becomes of their calls
+
+    def served(self, upstream: Upstream, returned_by: Iterable[int]) -> None:
+        """It answered a call, which these had not."""
+        upstream.standing.succeed()
+        if upstream.standing.room is not None and upstream.breaker.closed:
+            upstream.standing.widen(upstream.now(), self.capabilities().max_num_seqs)
+            self._on_room(upstream)
+        for server_id in returned_by:
+            if server_id != upstream.id and server_id in self.upstreams:
+                self.failed(self.upstreams[server_id])
+
+    def failed(self, upstream: Upstream) -> None:
+        """It failed a call: it is put aside if the others are better, and those that were before
+        it are recalled if they are not.
+        """
+        upstream.standing.fail()
+        standing, better = upstream.standing, self._share_beside(upstream)
+        if standing.fails and better is not None and better < standing.share / 2:
+            upstream.put_aside("its calls fail, and other servers answer them")
+        for other in list(self.upstreams.values()):
+            share = self._share_beside(other) if other.breaker.aside else None
+            if share is not None and share >= other.standing.share / 2:
+                other.standing.exonerate()
+                other.recall()
+
+    def recall(self) -> None:
+        """No server takes work: those that were put aside are better than none."""
+        if not self.serving:
+            for upstream in list(self.upstreams.values()):
+                upstream.recall()
+
+    def _share_beside(self, upstream: Upstream) -> float | None:
+        """Of failures among the calls of the others that take work; None where there is none."""
+        others = [
+            each.standing
+            for each in self.upstreams.values()
+            if each is not upstream and each.takes_work
+        ]
+        return share_of(others) if others else None
+
     # other servers
 
     def change(self, urls: Sequence[str]) -> None:
@@ -118,6 +166,13 @@ class Pool:
             if url not in kept:
                 index = next(each for each in itertools.count() if each not in self.upstreams)
                 log.info("server %d (%s) is new: it gets work once it answers", index, url)
+                if self._options.key is not None and origin_of(url) not in self._origins:
+                    log.warning(
+                        "server %d (%s) is not sent --engine-api-key: its origin is none of those "
+                        "of --engine-url",
+                        index,
+                        url,
+                    )
                 self.upstreams[index] = self._upstream(index, url)
                 self.upstreams[index].await_answer()
         self._urls = {each.id: each.url for each in self.upstreams.values() if not each.leaving}
@@ -139,11 +194,21 @@ class Pool:
             return "serving"
         if upstream.breaker.busy:
             return "busy"
+        if upstream.breaker.aside:
+            return "put aside"
         return "lost" if upstream.id in self._known else "starting"
 
     def _upstream(self, index: int, url: str) -> Upstream:
-        key, connect = self._options.key, self._connect
-        found = Upstream(index, url, key, self._on_change, self._verify, connect=connect)
+        key = self._options.key if origin_of(url) in self._origins else None
+        found = Upstream(
+            index,
+            url,
+            key,
+            on_change=self._on_change,
+            verify=self._verify,
+            models=self._same_models,
+            connect=self._connect,
+        )
         found.probe_headers = {SENDER: self.sender}
         return found
 
@@ -155,13 +220,14 @@ class Pool:
         return any(map(self._tokenizes, self.upstreams.values()))
 
     def tokenizing(self) -> Upstream | None:
-        """One that counts tokens, each in its turn."""
+        """One that counts tokens, each in its turn. Not one that failed to a while ago."""
         able = [each for each in self.upstreams.values() if self._tokenizes(each)]
         return able[next(self._turns) % len(able)] if able else None
 
     def _tokenizes(self, upstream: Upstream) -> bool:
         known = self._known.get(upstream.id)
-        return upstream.takes_work and known is not None and known.tokenizes
+        able = upstream.takes_work and known is not None and known.tokenizes
+        return able and upstream.tokenizes_at <= upstream.now()
 
     async def _wait(self) -> dict[int, str]:
         """Until one serves; returns why the others do not."""
@@ -242,15 +308,33 @@ class Pool:
             return reason_of(error)
         return None
 
+    @property
+    def context(self) -> int:
+        """Tokens: the least of all."""
+        known = self._known.values()
+        lengths = [each.max_model_len for each in known if each.max_model_len is not None]
+        return self._options.max_model_len or min(lengths, default=ASSUMED_CONTEXT)
+
+    async def _same_models(self, upstream: Upstream) -> str | None:
+        """What is wrong with the models of one that serves; None too where it does not say. Some
+        may come and go (adapters); the first one is what it was started for.
+        """
+        try:
+            names = await named(upstream)
+        except LOST:
+            return None
+        if not names or not self.names or self.names[0] in names:
+            return None
+        return f"it has {_models(names)} now; expected {_models(self.names)}"
+
     def capabilities(self) -> Capabilities:
         """Of each of them, as far as they say; the least of all."""
         options, known = self._options, self._known.values()
-        lengths = [each.max_model_len for each in known if each.max_model_len is not None]
         memories = [each.kv_cache_tokens for each in known if each.kv_cache_tokens is not None]
         return Capabilities(
             engine="http",
             model=self.names[0],
-            max_model_len=options.max_model_len or min(lengths, default=ASSUMED_CONTEXT),
+            max_model_len=self.context,
             max_num_seqs=options.max_num_seqs or self._sequences(),
             max_num_batched_tokens=UNKNOWN_TOKENS,
             kv_cache_tokens=min(memories, default=UNKNOWN_TOKENS),
@@ -289,6 +373,16 @@ def _asked_first(asked: str | None, names: tuple[str, ...], url: str) -> tuple[s
             "no MODEL"
         )
     return (asked, *(name for name in names if name != asked))
+
+
+def origin_of(url: str) -> tuple[str, str, int]:
+    """Scheme, host and port."""
+    parts = urlsplit(url)
+    return (
+        parts.scheme,
+        parts.hostname or "",
+        parts.port or (443 if parts.scheme == "https" else 80),
+    )
 
 
 def _models(names: tuple[str, ...]) -> str:

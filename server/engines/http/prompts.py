@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +19,8 @@ from server.engines.http.upstream import LOST, Upstream
 log = logging.getLogger("kendall.engine")
 TOKENIZE = "/tokenize"
 LIMIT = 2.0  # seconds for an answer of it
+MOST_ADDED = 65_536  # tokens that a template and images may add to the bytes of a prompt
+UNASKED = 30.0  # seconds for which a server that did not count is not asked
 BYTES_PER_TOKEN = 4.0  # before anything was counted
 OLDER = 0.98  # weight of what was counted before, against the newest
 AT_ONCE = 1 << 14  # bytes of text that are tokenised on the event loop
@@ -27,6 +28,15 @@ FORWARDED = (  # of a chat: what the template makes a prompt of
     *("messages", "tools", "chat_template", "chat_template_kwargs"),
     *("add_generation_prompt", "continue_final_message", "add_special_tokens"),
 )
+
+
+class _Counted(msgspec.Struct):
+    """Of an answer of TOKENIZE; its ids are not kept."""
+
+    count: int
+
+
+_counted = msgspec.json.Decoder(_Counted)
 
 
 class Ratio:
@@ -86,31 +96,53 @@ class Prompts:
         """`asked`: a server that tokenises; `prompt`: the values that make the prompt, as JSON."""
         if (known := self.known(fields, prompt, asks=asked is not None)) is not None:
             return known
-        if asked is not None and (body := _question(path, fields)) is not None:
-            try:
-                counted = counted_tokens(*await asked.ask(TOKENIZE, body, LIMIT))
-            except LOST:
-                counted = None
-            if counted is not None:
-                return counted
+        counted = None if asked is None else await _asked(asked, path, fields, len(prompt))
+        if counted is not None:
+            return counted
         if self._tokenizer is not None:
             return await self._encoded(self._tokenizer, prompt)
         return self.ratio.tokens(len(prompt))
 
     async def _encoded(self, tokenizer: Tokenizer, prompt: bytes) -> int:
-        text = " ".join(_texts(msgspec.json.decode(b"[" + prompt + b"]")))
-        if len(text) <= AT_ONCE:
-            return max(1, len(tokenizer.encode(text).ids))
-        return max(1, len((await asyncio.to_thread(tokenizer.encode, text)).ids))
+        if len(prompt) <= AT_ONCE:
+            return _count(tokenizer, prompt)
+        return await asyncio.to_thread(_count, tokenizer, prompt)
+
+
+async def _asked(
+    upstream: Upstream, path: str, fields: Mapping[str, msgspec.Raw], size: int
+) -> int | None:
+    """What a server counts in a prompt of so many bytes; one that fails to, or counts more than
+    they can be, is not asked for a while.
+    """
+    question = _question(path, fields)
+    if question is None:
+        return None
+    try:
+        status, body = await upstream.ask(TOKENIZE, question, LIMIT)
+    except LOST:
+        upstream.leave_unasked(UNASKED)
+        return None
+    counted = counted_tokens(status, body)
+    if counted is not None and counted > size + MOST_ADDED:
+        upstream.leave_unasked(UNASKED)
+        return None
+    return counted
+
+
+def _count(tokenizer: Tokenizer, prompt: bytes) -> int:
+    """Of the texts in it."""
+    text = " ".join(_texts(msgspec.json.decode(b"[" + prompt + b"]")))
+    return max(1, len(tokenizer.encode(text).ids))
 
 
 def counted_tokens(status: int, body: bytes) -> int | None:
     """What `/tokenize` answered; None where it did not count."""
     try:
-        count = json.loads(body)["count"] if status == 200 else None
-    except (ValueError, KeyError, TypeError):
+        count = _counted.decode(body).count if status == 200 else 0
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
-    return count if isinstance(count, int) and count > 0 else None
+    return count if count > 0 else None
 
 
 def _question(path: str, fields: Mapping[str, msgspec.Raw]) -> bytes | None:
@@ -141,7 +173,13 @@ def _token_ids(fields: Mapping[str, msgspec.Raw]) -> int | None:
 
 def _texts(value: Any) -> list[str]:
     """Every text in it; keys are none."""
-    if isinstance(value, str):
-        return [value]
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return [text for part in parts for text in _texts(part)]
+    texts, left = [], [value]
+    while left:
+        each = left.pop()
+        if isinstance(each, str):
+            texts.append(each)
+        elif isinstance(each, dict):
+            left += reversed(each.values())
+        elif isinstance(each, list):
+            left += reversed(each)
+    return texts

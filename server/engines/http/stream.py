@@ -4,10 +4,10 @@ of the gateway's own (a calibration), which is a completion there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, cast
 
-from server.engines.base import Token, TokenStream
+from server.engines.base import FailureCode, Token, TokenStream
 from server.engines.http.own_calls import OwnCall, OwnForm
 from server.engines.passing import Answered, PassedListener, Refused
 from server.runtime.wording import brief
@@ -20,11 +20,18 @@ class WayBack(Protocol):
     """What an exchange says of its answer; see PassedListener."""
 
     def head(self, headers: Sequence[tuple[str, str]], *, streamed: bool) -> None: ...
-    def more(self, data: bytes, tokens: int) -> None: ...
+    def more(self, data: bytes, tokens: int) -> Awaitable[None] | None: ...
     def answered(self, end: Answered) -> None: ...
     def refused(self, answer: Refused) -> None: ...
-    def returned(self, reason: str, answer: Refused | None = None) -> None: ...
-    def lost(self, reason: str) -> None:
+    def returned(
+        self,
+        reason: str,
+        answer: Refused | None = None,
+        code: FailureCode = "engine_unavailable",
+        *,
+        gone: bool = False,
+    ) -> None: ...
+    def lost(self, reason: str, code: FailureCode = "engine_unavailable") -> None:
         """The answer broke off."""
 
 
@@ -42,10 +49,10 @@ class PassedStream(TokenStream):
         if (listener := self._passed) is not None:
             listener.on_head(headers, streamed=streamed)
 
-    def more(self, data: bytes, tokens: int) -> None:
+    def more(self, data: bytes, tokens: int) -> Awaitable[None] | None:
         """See PassedListener."""
-        if (listener := self._passed) is not None:
-            listener.on_bytes(data, tokens)
+        listener = self._passed
+        return None if listener is None else listener.on_bytes(data, tokens)
 
     def answered(self, end: Answered) -> None:
         """See PassedListener."""
@@ -57,14 +64,21 @@ class PassedStream(TokenStream):
         if (listener := self._passed) is not None:
             listener.on_refused(answer)
 
-    def returned(self, reason: str, answer: Refused | None = None) -> None:
+    def returned(
+        self,
+        reason: str,
+        answer: Refused | None = None,
+        code: FailureCode = "engine_unavailable",
+        *,
+        gone: bool = False,
+    ) -> None:
         """See PassedListener."""
         if (listener := self._passed) is not None:
-            listener.on_returned(reason, answer)
+            listener.on_returned(reason, answer, code, gone=gone)
 
-    def lost(self, reason: str) -> None:
+    def lost(self, reason: str, code: FailureCode = "engine_unavailable") -> None:
         """The answer broke off."""
-        self.fail(reason)
+        self.fail(reason, code)
 
 
 class CountedStream(TokenStream):
@@ -122,14 +136,21 @@ class CountedStream(TokenStream):
         before = "" if self._refusal is None else f" (to token ids with ignore_eos {self._refusal})"
         self.fail(f"the server answered {said}{before}", "engine_error")
 
-    def returned(self, reason: str, answer: Refused | None = None) -> None:
+    def returned(
+        self,
+        reason: str,
+        answer: Refused | None = None,
+        code: FailureCode = "engine_unavailable",
+        *,
+        gone: bool = False,
+    ) -> None:
         """It fails: who measures asks again."""
-        del answer
-        self.fail(reason)
+        del answer, gone
+        self.fail(reason, code)
 
-    def lost(self, reason: str) -> None:
+    def lost(self, reason: str, code: FailureCode = "engine_unavailable") -> None:
         """The answer broke off."""
-        self.fail(reason)
+        self.fail(reason, code)
 
     def _push(self, tokens: int) -> None:
         if tokens > 0:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
-from collections.abc import Awaitable, Callable, Mapping
+import ssl
+from collections.abc import Awaitable, Callable, Iterable
 
 import aiohttp
+from multidict import CIMultiDict
 
 from server.engines.http.breaker import Breaker
+from server.engines.http.standing import Standing
 from server.runtime.clock import clock_of
 from server.runtime.wording import brief
 
@@ -19,6 +23,7 @@ CONNECT = 5.0  # seconds for a connection
 PROBE = 5.0  # seconds for the answer to a probe
 SILENT = "it has not answered yet"
 LARGEST = 8 << 20  # bytes of what it says of itself
+MOST_MODELS = 256  # whose names in answers are kept
 LONGEST_FIELD, MOST_FIELDS = 64 << 10, 1024  # bytes of a line of an answer's head; lines
 EVERY = 5.0  # seconds between the probes of a server that answers
 HEALTH = "/health"
@@ -50,19 +55,30 @@ def reason_of(error: BaseException) -> str:
         return "its name is not known"
     if isinstance(error, TimeoutError):
         return "no answer in time"
+    if isinstance(error, aiohttp.ClientSSLError):
+        return _reason_of_tls(error)
     number = getattr(error, "errno", None)
     if isinstance(error, OSError) and number:
         return os.strerror(number).lower()
-    if isinstance(error, aiohttp.ServerDisconnectedError):
-        return "it closed the connection"
-    if isinstance(error, aiohttp.ClientPayloadError):
-        return "it closed the connection in the middle of an answer"
+    if isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientPayloadError):
+        begun = isinstance(error, aiohttp.ClientPayloadError)
+        return "it closed the connection" + (" in the middle of an answer" if begun else "")
     return brief(f"{type(error).__name__}: {error}".splitlines()[0])
 
 
+def _reason_of_tls(error: aiohttp.ClientSSLError) -> str:
+    """Its number, of OpenSSL, would be taken for one of the system."""
+    cause = error.__cause__ or error
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted: {cause.verify_message}"
+    said = getattr(cause, "reason", None) or type(cause).__name__
+    return brief(f"no TLS connection: {said}".replace("_", " ").lower())
+
+
 class Upstream:
-    """Every method is called on the event loop; `on_change` after it was lost, was busy or came
-    back, with the reason. `verify` says what is wrong with one that comes back.
+    """Every method is called on the event loop; `on_change` after it was lost, was busy, was put
+    aside or came back, with the reason. `verify` says what is wrong with one that comes back,
+    `models` with the models of one that serves.
     """
 
     def __init__(
@@ -70,22 +86,26 @@ class Upstream:
         server_id: int,
         url: str,
         key: str | None,
+        *,
         on_change: Callable[[Upstream, str], None],
         verify: Callable[[Upstream], Awaitable[str | None]],
-        *,
+        models: Callable[[Upstream], Awaitable[str | None]],
         connect: Connect = connector,
     ) -> None:
         self.id, self.url = server_id, url
-        self._on_change, self._verify = on_change, verify
+        self._on_change, self._verify, self._models = on_change, verify, models
         self._loop = asyncio.get_running_loop()
-        self._now = clock_of(self._loop)
-        self.breaker = Breaker()
+        self.now = clock_of(self._loop)
+        self.breaker, self.standing = Breaker(), Standing()
         self.leaving = False  # it ends what it has, and gets no more
         self.last_fault: str | None = None  # None while it is well
-        self.probe_headers: Mapping[str, str] = {}  # calls go without them: as the client sent them
+        # calls go without them: as the client sent them
+        self.probe_headers: dict[str, str] = {}
+        self.tokenizes_at = -math.inf  # instant from which it is asked for counts of tokens
+        self._answers_as: dict[str, str] = {}  # the model that its answers name, by that of a call
         self._is_new = False
         self._suspected = False  # a connection failed, and the probe after it is not over
-        self.heard_at = self._now()  # the last byte of an answer
+        self.heard_at = self.now()  # the last byte of an answer
         self._health = HEALTH
         self._probing: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -113,11 +133,11 @@ class Upstream:
         return self.breaker.closed and not self.leaving
 
     def post(
-        self, path: str, body: bytes, headers: Mapping[str, str]
+        self, path: str, body: bytes, headers: Iterable[tuple[str, str]]
     ) -> aiohttp.client._RequestContextManager:
         """Send a call. Raises LOST."""
         return self._session.post(
-            self.url + path, data=body, headers=headers, allow_redirects=False
+            self.url + path, data=body, headers=CIMultiDict(headers), allow_redirects=False
         )
 
     async def get(self, path: str) -> tuple[int, bytes]:
@@ -129,22 +149,31 @@ class Upstream:
                 self.url + path, headers=self.probe_headers, allow_redirects=False
             )
             async with asking as answer:
-                body = bytearray()
-                async for data in answer.content.iter_any():
-                    body += data
-                    if len(body) > LARGEST:
-                        raise OSError(f"more than {LARGEST >> 20} MiB in answer to {path}")
-                return answer.status, bytes(body)
+                return answer.status, await bounded(answer, LARGEST)
 
     async def ask(self, path: str, body: bytes, limit: float) -> tuple[int, bytes]:
         """POST something small that is answered at once. Raises LOST."""
         async with asyncio.timeout(limit):
-            async with self.post(path, body, {"Content-Type": "application/json"}) as answer:
-                return answer.status, await answer.read()
+            async with self.post(path, body, [("Content-Type", "application/json")]) as answer:
+                return answer.status, await bounded(answer, LARGEST)
+
+    def leave_unasked(self, seconds: float) -> None:
+        """It did not count the tokens of a prompt: it is not asked for a while."""
+        self.tokenizes_at = self.now() + seconds
+
+    def has_other_model(self, asked: str, named: str | None) -> bool:
+        """Whether its answer to a call for a model names another one than its answers before."""
+        if named is None:
+            return False
+        if asked not in self._answers_as and len(self._answers_as) >= MOST_MODELS:
+            return False
+        before = self._answers_as.get(asked)
+        self._answers_as[asked] = named
+        return before is not None and before != named
 
     def hear(self) -> None:
         """A byte of an answer came."""
-        self.heard_at = self._now()
+        self.heard_at = self.now()
         self.breaker.succeed(probed=False)
 
     def lose(self, reason: str) -> None:
@@ -158,23 +187,39 @@ class Upstream:
         self.look()
 
     def give_up(self, reason: str) -> None:
-        """It was not there when the engine started."""
-        while not self.breaker.lost:
-            self._failed(reason)
+        """It was not there when the engine started, or is not what it was."""
+        self.last_fault, was_lost = reason, self.breaker.lost
+        self.breaker.give_up(self.now())
+        if not was_lost:
+            self._look_when_due()
+            self._on_change(self, reason)
 
     def trip(self, pause: float, reason: str) -> None:
         """It is busy: no work for a while."""
         if self.breaker.closed:
             self.last_fault = reason
-            self.breaker.trip(self._now(), pause)
+            self.breaker.trip(self.now(), pause)
             self._look_when_due()
             self._on_change(self, reason)
+
+    def put_aside(self, reason: str) -> None:
+        """Its calls fail where other servers answer: no work for a while, then one call at once."""
+        if self.breaker.closed:
+            self.last_fault = reason
+            self.breaker.put_aside(self.now(), self.standing.put_aside(self.now()))
+            self._look_when_due()
+            self._on_change(self, reason)
+
+    def recall(self) -> None:
+        """It is put aside, and needed."""
+        if self.breaker.aside:
+            self.breaker.recall(self.now())
+            self.look()
 
     def await_answer(self) -> None:
         """It is new: it gets work once it has answered a probe, and the first one begins now."""
         self.last_fault, self._is_new = SILENT, True
-        while not self.breaker.lost:
-            self.breaker.fail(self._now())
+        self.breaker.give_up(self.now())
         self.watch()
         self.look()
 
@@ -187,7 +232,12 @@ class Upstream:
         """The probe under way, or one that begins now."""
         if self._probing is None or self._probing.done():
             self._probing = asyncio.create_task(self._probe())
+            self._probing.add_done_callback(self._looked)
         return self._probing
+
+    def _looked(self, probing: asyncio.Task[None]) -> None:
+        if not probing.cancelled() and (error := probing.exception()) is not None:
+            log.error("%s: what a probe found had no effect", self.name, exc_info=error)
 
     async def close(self) -> None:
         """No more probes, no connection is left."""
@@ -203,17 +253,36 @@ class Upstream:
         while True:
             await asyncio.sleep(EVERY)
             if self.breaker.closed:
-                await asyncio.shield(self.look())
+                await asyncio.wait([self.look()])  # it says itself what is wrong with it
 
     async def _probe(self) -> None:
-        began = self._now()
-        self.breaker.probe()
+        """Whatever it answers: a probe that ended in an error would be the last one."""
+        began = self.now()
+        if self.breaker.lost or began >= self.breaker.due:  # not one that asked for a pause
+            self.breaker.probe()
         comes_back = self.breaker.state == "half-open"
-        fault = await self.fault()
-        if fault is None and comes_back:
-            fault = await self._verify(self)
+        fault = other = None
+        try:
+            fault = await self.fault()
+            if fault is None and comes_back:
+                fault = await self._verify(self)
+            elif fault is None:
+                other = await self._models(self)
+        except Exception:
+            log.exception("%s (%s): a probe failed; it is repeated", self.name, self.url)
+            fault = "its answer to a probe cannot be read"
+        self._probed(fault, other, began, comes_back=comes_back)
+
+    def _probed(
+        self, fault: str | None, other: str | None, began: float, *, comes_back: bool
+    ) -> None:
+        """`fault`: what is wrong with its answer; `other`: with its models, which it has changed
+        for good.
+        """
         self._suspected = False
-        if fault is None:
+        if other is not None:
+            self.give_up(other)
+        elif fault is None:
             self.breaker.succeed(probed=True)
             if not self.breaker.closed:
                 return  # it was lost or busy again meanwhile
@@ -241,11 +310,23 @@ class Upstream:
     def _failed(self, reason: str) -> None:
         self.last_fault = reason
         before, was_lost = self.breaker.state, self.breaker.lost
-        self.breaker.fail(self._now())
+        self.breaker.fail(self.now())
         if before != "open" and self.breaker.state == "open":
             self._look_when_due()
         if self.breaker.lost and not was_lost:
             self._on_change(self, reason)
 
     def _look_when_due(self) -> None:
+        if self._due is not None:
+            self._due.cancel()
         self._due = self._loop.call_at(self.breaker.due, self.look)
+
+
+async def bounded(answer: aiohttp.ClientResponse, most: int) -> bytes:
+    """Its body. Raises OSError where it is larger, or LOST."""
+    body = bytearray()
+    async for data in answer.content.iter_any():
+        body += data
+        if len(body) > most:
+            raise OSError(f"more than {most >> 20} MiB in answer to {answer.url.path}")
+    return bytes(body)

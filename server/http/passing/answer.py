@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 
 import msgspec
 from starlette.types import Receive, Scope, Send
@@ -11,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 from queueing.measurement.record import Outcome
 from server.engines.base import EngineRequest, Token
 from server.engines.passing import Refused
+from server.http.client_connection import cut
 from server.http.formats import DONE
 from server.http.headers import DELAYS, delay_headers, early_headers
 from server.http.submitted import AnswerOptions, Submitted
@@ -18,7 +20,14 @@ from server.queue.batcher import Batcher
 from server.queue.sequence import SequenceState
 
 CHAT = ("/v1/chat/completions", "/v1/completions")  # whose streams end with [DONE]
+AHEAD = 256 << 10  # bytes that are read of the server before the client has taken them
+EVENTS = "text/event-stream"
 UNBUFFERED = (b"x-accel-buffering", b"no")  # nginx would hold tokens back
+
+
+def raw(headers: Sequence[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
+    """As the server behind wrote them."""
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
 
 
 class Passed:
@@ -42,12 +51,16 @@ class Passed:
         self._call.head, self._call.streamed = headers, streamed
         self._call.wake()
 
-    def on_bytes(self, data: bytes) -> None:
-        """On to the client."""
+    def on_bytes(self, data: bytes) -> Awaitable[None] | None:
+        """On to the client; what it has not taken is not much."""
         call = self._call
         call.chunks.append(data)
-        if call.streamed and call.sleeping is not None:
+        call.ahead += len(data)
+        if not call.streamed:
+            return None
+        if call.sleeping is not None:
             call.wake()
+        return call.taken() if call.ahead > AHEAD else None
 
     def on_refused(self, answer: Refused) -> None:
         """The client's answer."""
@@ -79,7 +92,24 @@ class PassedAnswer(Submitted):
         self.head: Sequence[tuple[str, str]] | None = None
         self.streamed = False
         self.chunks: list[bytes] = []
+        self.ahead = 0  # bytes of them
+        self._taken: asyncio.Future[None] | None = None
         self.refused: Refused | None = None
+
+    def taken(self) -> asyncio.Future[None]:
+        """Until the client takes what is there, or the call is over."""
+        if self._taken is None:
+            self._taken = self._loop.create_future()
+        return self._taken
+
+    def _take(self) -> bytes:
+        """What is there, to be sent."""
+        body, self.chunks, self.ahead = b"".join(self.chunks), [], 0
+        if self._taken is not None:
+            if not self._taken.done():
+                self._taken.set_result(None)
+            self._taken = None
+        return body
 
     def _may_begin(self) -> bool:
         return self.head is not None and (self.streamed or self._part.done)
@@ -99,9 +129,9 @@ class PassedAnswer(Submitted):
             elif self.refused is not None and not self._told:
                 await self._write_refused(send, self.refused)
             elif self.streamed:
-                await self._write_stream(send)
+                await self._write_stream(scope, send)
             else:
-                await self._write_whole(send, 200, b"".join(self.chunks))
+                await self._write_whole(send, 200, self._take())
                 if not self._gone and self._part.sequence is not None:
                     self._part.sequence.released()
 
@@ -114,7 +144,8 @@ class PassedAnswer(Submitted):
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
-    async def _write_stream(self, send: Send) -> None:
+    async def _write_stream(self, scope: Scope, send: Send) -> None:
+        """Events, or a whole answer that is too large to be held."""
         headers = self._own_headers(self._delays()[0])
         if not any(name == UNBUFFERED[0] for name, _ in headers):
             headers.append(UNBUFFERED)
@@ -126,14 +157,18 @@ class PassedAnswer(Submitted):
                 return
             over = self._part.done or self.error is not None
             if self.error is not None and not self._told:
+                if not self._in_events:
+                    await cut(scope)
+                    return
                 self.chunks.append(self._error_event())
-            body, self.chunks = b"".join(self.chunks), []
+            body = self._take()
             await send({"type": "http.response.body", "body": body, "more_body": not over})
         if not self._gone and self._part.sequence is not None:
             self._part.sequence.released()
 
     def _let_go(self) -> None:
         super()._let_go()
+        self._take()
         del self._part
 
     def _has_more(self) -> object:
@@ -148,8 +183,13 @@ class PassedAnswer(Submitted):
             *delay_headers(queue, service),
             *early_headers(self._options.request_id, self._part.sequence),
         ]
-        theirs = ((name.encode("latin-1"), value.encode("latin-1")) for name, value in self.head)
-        return own + [each for each in theirs if each[0] not in DELAYS]
+        return own + [each for each in raw(self.head) if each[0] not in DELAYS]
+
+    @property
+    def _in_events(self) -> bool:
+        """Whether an error can be written behind what was."""
+        kinds = [value for name, value in self.head or () if name == "content-type"]
+        return bool(kinds) and kinds[-1].partition(";")[0].strip().lower() == EVENTS
 
     def _error_event(self) -> bytes:
         """In the words of the route, behind what has been written."""

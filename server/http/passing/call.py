@@ -4,9 +4,9 @@ submitted.
 
 from __future__ import annotations
 
-import asyncio
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from starlette.responses import Response
@@ -22,24 +22,28 @@ from server.gateway import Gateway
 from server.http.api.limits import check_prompt
 from server.http.api.validation import read_body
 from server.http.arrival_timestamps import RECEIVED_AT
-from server.http.bodies import AT_ONCE
+from server.http.bodies import MOST_VALUES, parsed
 from server.http.client_connection import while_connected
 from server.http.headers import asked_id, flow_of
-from server.http.passing.answer import PassedAnswer
+from server.http.passing.answer import PassedAnswer, raw
 from server.http.passing.endpoints import (
     Endpoint,
     Fields,
     clipped,
+    model_of,
     number,
     own_limit,
     parse,
+    plain,
     prompt_of,
     sequences,
+    streams,
     whole,
 )
 from server.http.submitted import AnswerOptions
 from server.live.arrivals_seen import is_retry
 from server.runtime.errors import ApiError
+from server.runtime.hop_by_hop import named_by
 from server.runtime.logs import log_prompt
 from server.supervision.deadlines import Timeouts, timeouts_of
 
@@ -48,12 +52,13 @@ if TYPE_CHECKING:
 
 NOT_PASSED = frozenset(
     {
-        *(b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te"),
-        *(b"proxy-connection", b"trailer", b"transfer-encoding", b"upgrade", b"expect", b"host"),
-        *(b"content-length", b"content-type", b"accept-encoding", b"cookie", b"x-request-id"),
-        *(b"authorization", b"x-api-key", b"api-key"),  # the gateway's keys, not that server's
+        *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te"),
+        *("proxy-connection", "trailer", "transfer-encoding", "upgrade", "expect", "host"),
+        *("content-length", "content-type", "accept-encoding", "cookie", "x-request-id"),
+        *("authorization", "x-api-key", "api-key"),  # the gateway's keys, not that server's
     }
 )
+FORWARDED_FOR = "x-forwarded-for"
 JSON = "application/json"
 
 
@@ -109,7 +114,7 @@ class Incoming:
         caller, keys = caller_of(self.scope), len(gateway.settings.security.api_keys)
         room = max(1, gateway.batcher.capabilities.max_model_len - tokens)
         own = own_limit(endpoint, self.fields) if endpoint.limits else 1
-        asked = room if own is None else min(own, room)
+        asked = room if own is None else max(1, min(own, room))
         request = Request(
             id=f"{self.call_id}-0",
             arrived_at=self.at,
@@ -128,6 +133,8 @@ class Incoming:
             passed_headers(self.scope, self.name),
             len(self.prompt),
             self.prompt[:PROMPT_START],
+            model=model_of(self.fields),
+            streams=streams(self.fields),
             under=self._under if endpoint.limits else None,
         )
         return EngineRequest(
@@ -204,8 +211,10 @@ async def relayed(gateway: Gateway, path: str, scope: Scope, receive: Receive) -
         raise ApiError(
             503, "engine_unavailable", "the server behind does not answer", retry_after=1
         ) from None
-    headers = dict(said.headers) | {"x-request-id": name}
-    return Response(said.body, said.status, headers)
+    answer = Response(said.body, said.status)
+    own = (b"x-request-id", name.encode()), (b"content-length", b"%d" % len(said.body))
+    answer.raw_headers = [*raw(said.headers), *own]
+    return answer
 
 
 def passing_engine(gateway: Gateway) -> PassingEngine:
@@ -219,9 +228,13 @@ def passing_engine(gateway: Gateway) -> PassingEngine:
 
 async def _read(gateway: Gateway, endpoint: Endpoint, scope: Scope, receive: Receive) -> Incoming:
     """Raises ApiError 400, 413."""
-    body = await read_body(receive, gateway.settings.security.max_body_bytes)
-    fields = parse(body) if len(body) <= AT_ONCE else await asyncio.to_thread(parse, body)
-    check_sequences(gateway.settings.overload, sequences(endpoint, fields), endpoint.several or "n")
+    given = await read_body(receive, gateway.settings.security.max_body_bytes)
+    context = gateway.batcher.capabilities.max_model_len if gateway.lifecycle.started else 0
+    body, fields, asked, prompt = await parsed(
+        given, partial(_parts, endpoint), max(MOST_VALUES, 2 * context)
+    )
+    several = endpoint.several[0][0] if endpoint.several else "n"
+    check_sequences(gateway.settings.overload, asked, several)
     call_id, at, tracing = gateway.call_ids.next("call"), gateway.now(), gateway.tracing
     trace = None
     if tracing is not None:
@@ -230,7 +243,7 @@ async def _read(gateway: Gateway, endpoint: Endpoint, scope: Scope, receive: Rec
         endpoint,
         body,
         fields,
-        prompt_of(endpoint, fields),
+        prompt,
         scope,
         call_id,
         asked_id(scope["headers"]),
@@ -240,6 +253,14 @@ async def _read(gateway: Gateway, endpoint: Endpoint, scope: Scope, receive: Rec
     if gateway.settings.logs.prompts:
         log_prompt(incoming.name, incoming.prompt.decode(errors="replace"))
     return incoming
+
+
+def _parts(endpoint: Endpoint, body: bytes) -> tuple[bytes, Fields, int, bytes]:
+    """Of a body: itself with plain numbers, its fields, its sequences, its prompt. Raises ApiError
+    400.
+    """
+    body, fields = plain(endpoint, body, parse(body))
+    return body, fields, sequences(endpoint, fields), prompt_of(endpoint, fields)
 
 
 async def _prompt_tokens(gateway: Gateway, incoming: Incoming) -> int:
@@ -277,10 +298,20 @@ def _record_unserved(gateway: Gateway, error: ApiError, incoming: Incoming) -> N
 
 
 def passed_headers(scope: Scope, name: str) -> tuple[tuple[str, str], ...]:
-    """Those of the client that go on, and what the call is called."""
-    kept = tuple(
-        (key.decode("latin-1"), value.decode("latin-1"))
-        for key, value in scope["headers"]
-        if key not in NOT_PASSED
-    )
-    return (*kept, ("content-type", JSON), ("x-request-id", name))
+    """Those of the client that go on, what the call is called, and who it is from."""
+    given = [(key.decode("latin-1"), _text(value)) for key, value in scope["headers"]]
+    dropped = NOT_PASSED | named_by(given) | {FORWARDED_FOR}
+    kept = [header for header in given if header[0] not in dropped]
+    before = [value for key, value in given if key == FORWARDED_FOR]
+    if (client := scope.get("client")) is not None:
+        before.append(client[0])
+    forwarded = [(FORWARDED_FOR, ", ".join(before))] if before else []
+    return (*kept, *forwarded, ("content-type", JSON), ("x-request-id", name))
+
+
+def _text(value: bytes) -> str:
+    """As it is sent: in UTF-8, which a value is, or else Latin-1 is written in."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")

@@ -1,23 +1,32 @@
-"""What the gateway reads of a call that it passes on, route by route, and the one thing that it
-changes: the token limit, where `--max-output-tokens` is below the client's.
+"""What the gateway reads of a call that it passes on, route by route, and what it changes: the
+token limit, where `--max-output-tokens` is below the client's, and the spelling of numbers.
 
-Every value keeps its bytes; what is not read may be anything. A field that the gateway knows and
-cannot read is left to the server behind.
+Every value keeps its bytes; what is not read may be anything. A number that limits a call (`n`, a
+token limit) is read as vLLM's models read it, which take `"64"`, `64.0` and `true` for whole
+numbers: such a spelling is replaced by the number, so that every server reads what was read here,
+and what is none is refused.
 """
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from pydantic import TypeAdapter, ValidationError
 
 from server.runtime.errors import ApiError
+from server.runtime.wording import excerpt
 
 Fields = Mapping[str, msgspec.Raw]
-MOST_COUNT = 1 << 31
+LONGEST_NUMBER = 64  # bytes; what is longer is none
+_PLAIN = re.compile(rb"-?(0|[1-9][0-9]{0,17})|null")
+_whole_number = TypeAdapter(int | None)
+_yes_or_no = TypeAdapter(bool | None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,23 +35,33 @@ class Endpoint:
 
     path: str
     prompt: tuple[str, ...]  # fields that make the prompt
-    several: str | None = None  # the one of them that may be a list of prompts
+    # fields that may hold several prompts: of each group the one with most counts
+    several: tuple[tuple[str, ...], ...] = ()
+    choices: bool = False  # it has `n`
     limits: tuple[str, ...] = ()  # fields of the token limit, the one that counts most first
     default: int | None = None  # OpenAI's limit where the client gives none
 
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """Fields that limit a call."""
+        return (*self.limits, "n") if self.choices else self.limits
 
+
+PAIRS = ("text_1", "text_2", "data_1", "data_2", "queries", "documents", "items")
 ENDPOINTS = {
     each.path: each
     for each in (
         Endpoint(
             path="/v1/chat/completions",
             prompt=("messages", "tools"),
+            choices=True,
             limits=("max_completion_tokens", "max_tokens"),
         ),
         Endpoint(
             path="/v1/completions",
             prompt=("prompt",),
-            several="prompt",
+            several=(("prompt",), ("prompt_embeds",)),
+            choices=True,
             limits=("max_tokens",),
             default=16,
         ),
@@ -54,9 +73,11 @@ ENDPOINTS = {
         Endpoint(
             path="/v1/messages", prompt=("system", "messages", "tools"), limits=("max_tokens",)
         ),
-        Endpoint(path="/v1/embeddings", prompt=("input",), several="input"),
-        Endpoint(path="/v1/rerank", prompt=("query", "documents"), several="documents"),
-        Endpoint(path="/v1/score", prompt=("text_1", "text_2"), several="text_2"),
+        Endpoint(
+            path="/v1/embeddings", prompt=("input", "messages"), several=(("input", "messages"),)
+        ),
+        Endpoint(path="/v1/rerank", prompt=("query", "documents"), several=(("documents",),)),
+        Endpoint(path="/v1/score", prompt=PAIRS, several=(PAIRS,)),
     )
 }
 RELAYED = ("/tokenize", "/detokenize", "/v1/messages/count_tokens")  # not queued: no engine works
@@ -69,6 +90,36 @@ def parse(body: bytes) -> Fields:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ApiError(
             400, "invalid_json", f"got a body that cannot be read ({error}); expected a JSON object"
+        ) from None
+
+
+def plain(endpoint: Endpoint, body: bytes, fields: Fields) -> tuple[bytes, Fields]:
+    """The call with its numbers in the plain spelling; the same bytes where they are. Raises
+    ApiError 400.
+    """
+    other = {
+        name: msgspec.Raw(json.dumps(_number(name, bytes(fields[name]))).encode())
+        for name in endpoint.numbers
+        if name in fields and not _PLAIN.fullmatch(bytes(fields[name]))
+    }
+    if not other:
+        return body, fields
+    changed = {**fields, **other}
+    return msgspec.json.encode(changed), changed
+
+
+def _number(name: str, raw: bytes) -> int | None:
+    """As vLLM's models read it. Raises ApiError 400."""
+    try:
+        given = json.loads(raw if len(raw) <= LONGEST_NUMBER else b"[]")  # no number
+        return _whole_number.validate_python(given)
+    except (ValidationError, ValueError):
+        got = excerpt(raw[: 2 * LONGEST_NUMBER].decode(errors="replace"))
+        raise ApiError(
+            400,
+            "invalid_request",
+            f"{name}: got {got}; expected a whole number, or null",
+            param=name,
         ) from None
 
 
@@ -86,16 +137,28 @@ def whole(fields: Fields, name: str) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def count(fields: Fields, name: str) -> int | None:
-    """A whole number from 1 on; None for anything else."""
-    value = whole(fields, name)
-    return value if value is not None and 1 <= value < MOST_COUNT else None
+def streams(fields: Fields) -> bool:
+    """Whether the answer is asked for as events."""
+    try:
+        return bool(_yes_or_no.validate_python(_value(fields, "stream")))
+    except ValidationError:
+        return False
+
+
+def model_of(fields: Fields) -> str:
+    """That is asked for; empty where it is no text."""
+    value = _value(fields, "model", longest=1024)
+    return value if isinstance(value, str) else ""
 
 
 def sequences(endpoint: Endpoint, fields: Fields) -> int:
     """How many a call asks for: n of each prompt."""
-    prompts = 1 if endpoint.several is None else _prompts(fields.get(endpoint.several))
-    return prompts * ((count(fields, "n") or 1) if endpoint.limits else 1)
+    prompts = sum(
+        max(_prompts(fields[name]) if name in fields else 0 for name in names)
+        for names in endpoint.several
+    )
+    choices = whole(fields, "n") if endpoint.choices else None
+    return max(1, prompts) * max(1, 1 if choices is None else choices)
 
 
 def prompt_of(endpoint: Endpoint, fields: Fields) -> bytes:
@@ -104,42 +167,48 @@ def prompt_of(endpoint: Endpoint, fields: Fields) -> bytes:
 
 
 def own_limit(endpoint: Endpoint, fields: Fields) -> int | None:
-    """The client's own limit on the tokens of a sequence; None where there is none."""
-    given = (count(fields, name) for name in endpoint.limits)
-    return next((limit for limit in given if limit is not None), endpoint.default)
+    """The client's own limit on the tokens of a sequence; None where there is none: it gave none,
+    null, or less than 0, which some servers take for that.
+    """
+    for name in endpoint.limits:
+        if (limit := whole(fields, name)) is not None:
+            return limit if limit >= 0 else None
+    return None if any(name in fields for name in endpoint.limits) else endpoint.default
 
 
 def clipped(body: bytes, endpoint: Endpoint, fields: Fields, limit: int | None) -> bytes:
-    """The body with `limit` where the client's own is larger or absent; the same bytes where
-    nothing changes.
+    """The body with `limit` in each field that has more, or where there is none; the same bytes
+    where nothing changes.
     """
-    own = own_limit(endpoint, fields)
-    if limit is None or not endpoint.limits or (own is not None and own <= limit):
+    if limit is None or not endpoint.limits:
         return body
-    given = [name for name in endpoint.limits if count(fields, name) is not None]
-    absent = [name for name in endpoint.limits if _value(fields, name) is None]
-    if not given and len(absent) < len(endpoint.limits):
-        return body  # no limit that can be read: the server behind refuses it
-    names = given or absent[-1:]
+    given = {name: whole(fields, name) for name in endpoint.limits}
+    high = [name for name, own in given.items() if own is not None and not 0 <= own <= limit]
+    if not high and any(own is not None for own in given.values()):
+        return body
+    own = own_limit(endpoint, fields)
+    if not high and own is not None and own <= limit:
+        return body
     value = msgspec.Raw(str(limit).encode())
-    lowered = {name: value for name in names if (count(fields, name) or MOST_COUNT) > limit}
-    return msgspec.json.encode({**fields, **lowered})
+    return msgspec.json.encode({**fields, **dict.fromkeys(high or endpoint.limits[-1:], value)})
 
 
-def _value(fields: Fields, name: str) -> Any:
+def _value(fields: Fields, name: str, longest: int = LONGEST_NUMBER) -> Any:
     raw = fields.get(name)
     if raw is None:
         return None
+    given = bytes(raw)
     try:
-        return msgspec.json.decode(raw)
+        return msgspec.json.decode(given) if len(given) <= longest else math.nan
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return math.nan  # there, and beyond what can be read: 1e400
 
 
-def _prompts(value: msgspec.Raw | None) -> int:
+def _prompts(value: msgspec.Raw) -> int:
     """How many prompts a value holds: a list of token ids is one."""
-    if value is None or not bytes(value).startswith(b"["):
-        return 1
+    given = bytes(value)
+    if not given.startswith(b"["):
+        return 0 if given == b"null" else 1
     parts = msgspec.json.decode(value, type=list[msgspec.Raw])
     if not parts or bytes(parts[0])[:1].isdigit():
         return 1

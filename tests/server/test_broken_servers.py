@@ -1,0 +1,84 @@
+"""Two good servers and a broken one behind one gateway: what that costs the calls that a good
+server could serve.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from tests.server.broken import BROKEN, SERVICE, Broken, good, said, text_for
+from tests.server.passing_gateway import Before, before
+from tests.server.upstream_stub import Stub, play
+
+SLOTS = 8  # of each server
+EVERY = SERVICE / 4  # seconds between two arrivals: the good servers are busy for a fourth
+MOST_BEGUN = 4  # answers that had reached their client, and broke off
+STUCK = 60.0  # --stuck-timeout
+# at most twice at a silent server and once at one that is not
+LONGEST = 2 * (STUCK + 2.0) + 10.0
+
+
+async def asks(kendall: Before, number: int, *, streamed: bool) -> tuple[bool, float]:
+    """Whether a call was answered right, and the seconds that it was held."""
+    began, prompt = kendall.gateway.now(), f"p{number}"
+    body: dict[str, Any] = {"model": "m", "prompt": prompt, "max_tokens": 8}
+    call = await kendall.answer(body | ({"stream": True} if streamed else {}))
+    right = said(call, streamed=streamed) == text_for(prompt)
+    return right, kendall.gateway.now() - began
+
+
+async def asked(kendall: Before, calls: int, *, streamed: bool) -> list[tuple[bool, float]]:
+    """So many calls, one after the other."""
+    tasks = []
+    for number in range(calls):
+        tasks.append(asyncio.create_task(asks(kendall, number, streamed=streamed)))
+        await asyncio.sleep(EVERY)
+    return await asyncio.gather(*tasks)
+
+
+def check_books(kendall: Before, calls: int, right: int) -> None:
+    """Each call has one record and one outcome, and nothing is left."""
+    assert len({record.request_id for record in kendall.records}) == len(kendall.records) == calls
+    outcomes = Counter(record.outcome for record in kendall.records)
+    assert outcomes["completed"] + outcomes["failed"] == calls
+    assert outcomes["completed"] >= right
+    assert kendall.gateway.batcher.idle
+    assert kendall.gateway.batcher.unrecorded == 0
+
+
+def held_by(broken: Broken, calls: int, place: int) -> None:
+    async def test(*stubs: Stub) -> None:
+        for stub in stubs:
+            stub.behave = good
+        async with before(*stubs, engine={"max_num_seqs": SLOTS}) as kendall:
+            # a law is not known: that of the answers so far holds
+            warm = await asked(kendall, 30, streamed=broken.streamed)
+            assert all(right for right, _ in warm)
+            broken.breaks(stubs[place])
+            found = await asked(kendall, calls, streamed=broken.streamed)
+            wrong = sum(not right for right, _ in found)
+            assert wrong <= max(calls // 100, MOST_BEGUN if broken.begun else 0)
+            assert max(held for _, held in found) <= LONGEST
+            check_books(kendall, 30 + calls, 30 + calls - wrong)
+
+    play(test, stubs=3)
+
+
+@pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.name)
+def test_calls_that_a_good_server_could_serve_are_served(
+    broken: Broken, caplog: pytest.LogCaptureFixture
+) -> None:
+    """None is held beyond its bound, each has one outcome, and no traceback is logged."""
+    held_by(broken, 100, place=0)
+    assert not [each for each in caplog.records if each.exc_info]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", [0, 2])
+@pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.name)
+def test_a_thousand_calls(broken: Broken, place: int) -> None:
+    held_by(broken, 1000, place)
