@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from server.engines.base import (
     CALLER,
@@ -30,7 +31,7 @@ def sampling_of(
 ) -> Sampling:
     """For one sequence with at most `limit` output tokens, of a model with its `own` sampling."""
     fields = call.__dict__  # a model's own look-up takes ten times as long
-    given = {
+    given: dict[str, Any] = {
         name: value
         for name in _SAME_NAME
         if (value := fields[name]) is not None or (value := own.get(name)) is not None
