@@ -91,8 +91,9 @@ class Guard:
             return self._admin_refused(scope, path, headers)
         if self._api_keys or (self._metrics_need_key and path in self._probes):
             return self._client_refused(scope, headers)
-        if self._this_machine_only and not _names_this_machine(headers):
-            return denials.OTHER_HOST  # a page elsewhere bound its name to this machine's address
+        # a page elsewhere may bind its name to this machine's address; every browser sends Host
+        if self._this_machine_only and b"host" in headers and not _names_this_machine(headers):
+            return denials.OTHER_HOST
         return (
             denials.NOT_JSON
             if path in WORK and scope["method"] == "POST" and not _may_be_json(headers)
