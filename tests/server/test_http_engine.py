@@ -46,7 +46,8 @@ async def served(*stubs: Stub, policy: str = "continuous", **options: Any) -> As
 def test_a_stream_passes_byte_by_byte_at_its_instants() -> None:
     async def test(stub: Stub) -> None:
         async with served(stub) as desk:
-            desk.take(passed("a", asked=1000))
+            desk.batcher.limit_tokens(100)
+            desk.submit("a", asked=1000)
             await desk.batcher.answered()
             record, client = desk.records["a"], desk.clients["a"]
             assert client.data == b"".join(
