@@ -55,6 +55,7 @@ from loadgen.compare.residual import sampling_error_of, split
 from policies import is_first_come
 from policies.ordered import order_of
 from queueing.latency.speed import Speed, measured_speed
+from queueing.latency.speed_path import replay_at_pace
 from queueing.measurement.delay_variance import AsymptoticVariance, single_server_variance
 from queueing.measurement.record import Record
 from queueing.measurement.recursion import measured_starts, served
@@ -217,7 +218,7 @@ def _answers(sample: EpochSample, theory: Theory) -> _Answers:
         live=theory.live(*given, at_speed) if theory.live else None,
         replayed=None
         if theory.replay is None or speed is None
-        else theory.replay(policy, requests, at_speed),
+        else replay_at_pace(policy, requests, law, speed, theory.replay),
         published=theory.published(*given, at_speed) if theory.published else None,
     )
 

@@ -48,8 +48,8 @@ QUANTILE_NOTES = (
 )
 CHECK_NOTES = (
     (
-        "model: the very same requests, served by the calibrated law at the engine's speed in "
-        "the run, which is taken from service times, never from delays"
+        "model: the very same requests, served by the calibrated law at the speed that the engine "
+        "had at each moment, which is taken from service times, never from delays"
     ),
     (
         "difference: observed / model - 1, with the 95 % interval of the pairs; !: beyond both "

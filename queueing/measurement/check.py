@@ -19,7 +19,7 @@ from typing import Any, Literal
 AGREE = 0.10  # |observed / modelled - 1| that counts as agreement whatever the interval
 TELLING = 0.50  # half width over the modelled mean beyond which an agreement says nothing
 GATEWAY = 0.02  # share of the delay that the gateway may lose before it is named
-ENGINE = "the engine: its steps do not follow the law, or its speed changed while it was measured"
+ENGINE = "the engine: its service times do not follow the law, or it stalled"
 CheckVerdict = Literal["agree", "disagree", "too_few"]
 
 

@@ -67,7 +67,7 @@ waited?”. The check comes first: the model serves the very requests that came.
 after it are predictions for arrivals like these, which a short run need not reach.</p>
 <dl class="facts">
 <dt>model, same requests</dt><dd>The arrivals and lengths of the run, simulated under the law at the
-run’s speed.</dd>
+speed that the machine had at each moment, by the run’s service times, never by its delays.</dd>
 <dt>difference</dt><dd>Observed / model − 1, with the 95 % interval of the paired differences.</dd>
 <dt>gateway’s share</dt><dd>Observed / recursion on the run’s own batches and service times − 1. It
 must lie within 1 to 2 %; otherwise the gateway is wrong.</dd>
