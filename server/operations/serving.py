@@ -178,11 +178,13 @@ def _vllm_engine(settings: Settings) -> Engine:
     )
     if settings.replicas == 1:
         return make()
-    # before the first of them has taken its part
-    memory = {"machine": Machine.here() if on_cpu() else None, "engines": settings.replicas}
-    return ServingReplicas(
-        lambda server_id: make(replica=server_id, **memory), settings.replicas, settings.supervision
-    )
+    # those that begin share what is free before the first takes its part; later ones what is left
+    share = {"machine": Machine.here() if on_cpu() else None, "engines": settings.replicas}
+
+    def make_one(server_id: int) -> Engine:
+        return make(replica=server_id, **(share if server_id < settings.replicas else {}))
+
+    return ServingReplicas(make_one, settings.replicas, settings.supervision)
 
 
 def _ray_engine(settings: Settings) -> Engine:
