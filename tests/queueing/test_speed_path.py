@@ -115,7 +115,7 @@ def test_a_law_of_the_wrong_shape_still_differs() -> None:
     """The pace explains the machine, not the law: batches of different sizes share a span."""
     policy = parse_policy("capped:max_batch_size=4")
     requests = run(policy, 60.0, lambda _: 1.0)
-    wrong = LatencyModel(k1=0.02, k2=0.0, k3=0.0, k4=0.0)
+    wrong = LatencyModel(k1=0.02, k4=1e-6)
     speed = measured_speed(policy, requests, wrong, replay_arrivals)
     assert speed is not None
     observed = float(np.mean([r.dispatched_at - r.arrived_at for r in requests]))
