@@ -152,5 +152,8 @@ def _replayed(
         for r, at in zip(requests, arrivals.tolist(), strict=True)
     ]
     found = replay(policy, moved, dataclasses.replace(law, speed=1.0, cv=path.cv))
-    instants = path.to_run(np.array([found[r.id] for r in requests]).ravel()).reshape(-1, 2)
+    clock = np.array([found[r.id] for r in requests])
+    instants = path.to_run(clock.ravel()).reshape(-1, 2)
+    at_once = clock[:, 0] == arrivals  # the way there and back must not make a delay of these
+    instants[at_once, 0] = np.array([r.arrived_at for r in requests])[at_once]
     return {r.id: (start, end) for r, (start, end) in zip(requests, instants.tolist(), strict=True)}

@@ -62,17 +62,7 @@ OTHER_PAGE = Denial(
         "page, or from outside a browser"
     ),
 )
-OTHER_HOST = Denial(
-    "other_host",
-    403,
-    "other_host",
-    (
-        "got a Host that is not this machine, on a gateway without API keys that listens to this "
-        "machine only; expected localhost or its address (--api-key admits other names, and so "
-        "does --allow-unauthenticated)"
-    ),
-)
-ALL = (NO_KEY, WRONG_KEY, NO_ADMIN_KEY, NOT_ADMIN, NOT_HERE, OTHER_PAGE, OTHER_HOST)
+ALL = (NO_KEY, WRONG_KEY, NO_ADMIN_KEY, NOT_ADMIN, NOT_HERE, OTHER_PAGE)
 REASONS = tuple(denial.reason for denial in ALL)
 NOT_JSON = RejectionResponse(
     ApiError(

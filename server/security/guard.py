@@ -61,7 +61,6 @@ class Guard:
         self._admin_keys = (*settings.admin_keys, *settings.made_admin_keys)
         self._all_keys = (*settings.api_keys, *self._admin_keys)
         self._keyless = settings.keyless_admin and not (settings.api_keys or settings.admin_keys)
-        self._this_machine_only = settings.keyless_admin and not settings.allow_unauthenticated
         self._max_body_bytes = settings.max_body_bytes
         self._too_large = denials.too_large(settings.max_body_bytes)
         self._metrics_need_key = settings.metrics_need_key
@@ -91,9 +90,6 @@ class Guard:
             return self._admin_refused(scope, path, headers)
         if self._api_keys or (self._metrics_need_key and path in self._probes):
             return self._client_refused(scope, headers)
-        # a page elsewhere may bind its name to this machine's address; every browser sends Host
-        if self._this_machine_only and b"host" in headers and not _names_this_machine(headers):
-            return denials.OTHER_HOST
         return (
             denials.NOT_JSON
             if path in WORK and scope["method"] == "POST" and not _may_be_json(headers)

@@ -368,7 +368,7 @@ def disturbed(found: Cell, others: int) -> Cell:
 
 
 OFF = {"observed": 0.150, "half_width": 0.010}
-ENGINE = "the engine: its steps do not follow the law, or its speed changed while it was measured"
+ENGINE = "the engine: its service times do not follow the law, or it stalled"
 
 
 @pytest.mark.parametrize(
