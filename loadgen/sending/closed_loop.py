@@ -70,8 +70,7 @@ class _Rows:
             if not self._unsent:
                 self.all_sent.set()
             record = await self._in_flight.send(self._in_flight.exchange(index, ready_at))
-            if (
-                record.outcome == "cancelled"
-            ):  # the run is ended: a record keeps it, and so hides it from this task
+            # the run is ended: a record keeps it, and so hides it from this task
+            if record.outcome == "cancelled" or self._in_flight.counters.stopped is not None:
                 break
             ready_at = loop.time() if record.released_at is None else record.released_at

@@ -402,7 +402,7 @@ def test_neither_a_log_that_nobody_reads_nor_a_full_disk_stops_a_gateway_or_its_
                 metrics = (await running._client.get("/metrics")).text
                 await running.ask("POST", "/admin/drain")
                 os.kill(process.pid, signal.SIGTERM)
-                await ended(running)
+                assert await process.wait() == 1, "its records are lost, and it says so"
         finally:
             await running._client.aclose()
             with contextlib.suppress(ProcessLookupError):

@@ -203,6 +203,7 @@ def test_who_is_refused_is_told_the_wait_of_one_who_joins_the_queue() -> None:
     of = overload(queue_length=7)
     gateway = SimpleNamespace(
         batcher=of._gateway.batcher,
+        live=None,
         metrics=SimpleNamespace(
             registry=CollectorRegistry(),
             calls=SimpleNamespace(received=SimpleNamespace(count=lambda _: None)),
