@@ -20,6 +20,7 @@ from tests.printed_commands import LIMIT, ROOT, Line, pages, reader, shell_lines
 SKIPPED = {
     "HF_TOKEN=": "a GPU, and a model of 16 GB to be fetched",
     """curl -i localhost:8080/v1/completions -d '{"model": "Llama""": "asks that model",
+    """curl localhost:8080/v1/chat/completions -d '{"model": "smollm2""": "asks that model",
     "vllm serve": "a model of 16 GB to be fetched",
     "kendall serve --engine http": (
         "before a server that runs already; tests/server/test_real_passing.py has one"

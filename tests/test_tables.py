@@ -263,7 +263,7 @@ def law() -> Profile:
 SHOWN: dict[str, Callable[[Console], None]] = {
     "load": lambda to: to.print(load_table(summary())),
     "demo": lambda to: print_report(
-        [Cell(each.policy, each.load or 0.0, each, (1.0, 1.12)) for each in comparisons("demo")], to
+        [Cell(each.policy, each.load or 0.0, each) for each in comparisons("demo")], to
     ),
     "compare": lambda to: show_comparisons(comparisons(), to),
     "advise": lambda to: show_advice(advice(), to),
@@ -448,7 +448,6 @@ def test_every_number_of_a_comparison_stands_whole_in_its_tables(
     for each in comparisons():
         quantity = each.quantity
         theories = (
-            quantity.measured_service,
             quantity.same_arrivals,
             quantity.predicted,
             quantity.a_priori,

@@ -356,6 +356,17 @@ DEFENDED: dict[str, tuple[str, ...]] = {  # each row of SECURITY.md's table
         "page/test_feed.py::test_viewers_are_bounded_in_all_and_no_address_is_kept",
         "server/test_memory_given_back.py::test_trap_the_memory_of_every_attack_comes_back",
     ),
+    "answers and bodies that are large together": (
+        "server/test_answer_size.py::test_an_answer_that_may_be_huge_is_refused_before_it_is_queued",
+        "server/test_answer_size.py::test_bodies_of_all_calls_together_have_a_budget",
+    ),
+    "work without the queue (`/tokenize`, `/detokenize`, `count_tokens`)": (
+        "server/test_unqueued.py::test_calls_without_the_queue_count_against_the_rate_of_their_key",
+        "server/test_unqueued.py::test_calls_without_the_queue_take_turns",
+    ),
+    "a key that was revoked (SIGHUP)": (
+        "server/test_unqueued.py::test_a_revoked_key_ends_its_stream_of_events",
+    ),
     "requests that delay the live prediction": (
         "server/test_questions.py::test_trap_a_question_whose_askers_have_left_is_not_asked",
         "server/test_questions.py::test_different_questions_are_asked_one_at_a_time",
