@@ -115,7 +115,9 @@ def _q8_0(blocks: Bytes) -> Floats:
 def _q4_1(blocks: Bytes) -> Floats:
     scale, least = blocks[:, :2].view("<f2"), blocks[:, 2:4].view("<f2")
     halves = np.concatenate([blocks[:, 4:] & 15, blocks[:, 4:] >> 4], axis=1)
-    return scale.astype(np.float32) * halves.astype(np.float32) + least.astype(np.float32)
+    scaled: Floats = scale.astype(np.float32) * halves.astype(np.float32)
+    scaled += least.astype(np.float32)
+    return scaled
 
 
 # by type: weights of a block, its bytes, how they are read

@@ -179,7 +179,10 @@ def _vllm_engine(settings: Settings) -> Engine:
     if settings.replicas == 1:
         return make()
     # those that begin share what is free before the first takes its part; later ones what is left
-    share = {"machine": Machine.here() if on_cpu() else None, "engines": settings.replicas}
+    share: dict[str, Any] = {
+        "machine": Machine.here() if on_cpu() else None,
+        "engines": settings.replicas,
+    }
 
     def make_one(server_id: int) -> Engine:
         return make(replica=server_id, **(share if server_id < settings.replicas else {}))
