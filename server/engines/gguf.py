@@ -104,7 +104,7 @@ class Gguf:
 
 
 def _f32(raw: Bytes) -> Floats:
-    return raw.view("<f4").astype(np.float32)
+    return raw.view("<f4").astype(np.float32, copy=False)
 
 
 def _q8_0(blocks: Bytes) -> Floats:
@@ -113,11 +113,10 @@ def _q8_0(blocks: Bytes) -> Floats:
 
 
 def _q4_1(blocks: Bytes) -> Floats:
-    scale, least = blocks[:, :2].view("<f2"), blocks[:, 2:4].view("<f2")
+    scale, least = (blocks[:, at : at + 2].view("<f2").astype(np.float32) for at in (0, 2))
     halves = np.concatenate([blocks[:, 4:] & 15, blocks[:, 4:] >> 4], axis=1)
-    scaled: Floats = scale.astype(np.float32) * halves.astype(np.float32)
-    scaled += least.astype(np.float32)
-    return scaled
+    weights: Floats = scale * halves.astype(np.float32) + least
+    return weights
 
 
 # by type: weights of a block, its bytes, how they are read

@@ -178,14 +178,15 @@ def _vllm_engine(settings: Settings) -> Engine:
     )
     if settings.replicas == 1:
         return make()
-    # those that begin share what is free before the first takes its part; later ones what is left
-    share: dict[str, Any] = {
-        "machine": Machine.here() if on_cpu() else None,
-        "engines": settings.replicas,
-    }
+    machine = Machine.here() if on_cpu() else None
 
     def make_one(server_id: int) -> Engine:
-        return make(replica=server_id, **(share if server_id < settings.replicas else {}))
+        """Those that begin share what is free before the first takes its part; later ones take
+        what is left.
+        """
+        if server_id >= settings.replicas:
+            return make(replica=server_id)
+        return make(replica=server_id, machine=machine, engines=settings.replicas)
 
     return ServingReplicas(make_one, settings.replicas, settings.supervision)
 
