@@ -32,7 +32,7 @@ TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 def source(tmp_path: Path) -> Gguf:
     """A model of one layer, as llama.cpp has it."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokens = [*SPECIALS, *alphabet, "qu", "eu", "queu"]
+    tokens = [*SPECIALS, *alphabet, "qu", "ue", "que"]
     metadata = {
         "llama.context_length": 8192,
         "llama.embedding_length": HIDDEN,
@@ -44,7 +44,7 @@ def source(tmp_path: Path) -> Gguf:
         "llama.rope.freq_base": 100000.0,
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.token_type": [3] * len(SPECIALS) + [1] * (len(tokens) - len(SPECIALS)),
-        "tokenizer.ggml.merges": ["q u", "e u", "qu eu"],
+        "tokenizer.ggml.merges": ["u e", "q u", "qu e"],
         "tokenizer.ggml.bos_token_id": 1,
         "tokenizer.ggml.eos_token_id": 2,
         "tokenizer.ggml.unknown_token_id": 0,
@@ -141,7 +141,7 @@ def test_the_configuration_says_how_answers_end_and_are_drawn(folder: Path) -> N
 def test_the_tokenizer_merges_by_rank_and_keeps_digits_and_specials_apart(folder: Path) -> None:
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     assert tokenizer.encode("queue 42<|im_end|>").tokens == [
-        *("queu", "e", "Ġ", "4", "2"),
+        *("q", "ue", "ue", "Ġ", "4", "2"),
         "<|im_end|>",
     ]
     text = "Zürich 3.14\n\tqueue"
