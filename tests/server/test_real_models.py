@@ -28,6 +28,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(900)]
 # of the weights as ggml's own package `gguf` 0.19.0 dequantises them, rounded to bfloat16
 WEIGHTS = "a0efc45b71d0592322e7ca97b04b681e59ac6b9d96cd7f1b4f60623ea7dd2b5b"
 CALL = {"messages": [{"role": "user", "content": "What is a queue?"}]}
+SAMPLING = {"temperature": 0.2, "top_p": 0.9, "repetition_penalty": 1.05}
 HOLD = """
 import sys
 held = bytearray(int(sys.argv[1]))
@@ -81,13 +82,17 @@ def test_smollm2_answers_a_question_and_ends_by_itself(
         assert 10 < answer["usage"]["completion_tokens"] < 1000
         # <|im_start|>system ... <|im_end|>, and the same around the question
         assert answer["usage"]["prompt_tokens"] == 35
-        one = ask(
-            gateway,
-            "chat/completions",
-            {"messages": [{"role": "user", "content": "What is the capital of France?"}]},
+        question = "What is the capital of France? Answer with one word."
+        asked = {"messages": [{"role": "user", "content": question}]}
+        (choice,) = ask(gateway, "chat/completions", asked | {"temperature": 0})["choices"]
+        assert "Paris" in choice["message"]["content"]
+        assert choice["finish_reason"] == "stop"
+        bare, same, other = (
+            ask(gateway, "chat/completions", CALL | {"seed": 1, "max_tokens": 24} | said)
+            for said in ({}, SAMPLING, SAMPLING | {"temperature": 1.5})
         )
-        assert "Paris" in one["choices"][0]["message"]["content"]
-        assert one["choices"][0]["finish_reason"] == "stop"
+        assert bare["choices"] == same["choices"], "the model's own sampling"
+        assert bare["choices"] != other["choices"]
 
 
 @contextlib.contextmanager

@@ -33,3 +33,15 @@ def test_every_parameter_of_sampling_is_in_some_kind() -> None:
     known = {OTHER_NAMES.get(name, name) for name in named()} | {"max_tokens", "ignore_eos"}
     known |= {"prompt_logprobs", "thinking_token_budget"}  # of vLLM's serving objects
     assert known == set(Sampling.__struct_fields__)
+
+
+def test_a_call_that_says_nothing_takes_the_models_own_sampling() -> None:
+    own = {"temperature": 0.2, "top_p": 0.9, "repetition_penalty": 1.05, "max_tokens": 9}
+    silent = CompletionRequest(model="smollm2", prompt="a")
+    sampling = sampling_of(silent, 24, None, own)
+    assert (sampling.temperature, sampling.top_p, sampling.repetition_penalty) == (0.2, 0.9, 1.05)
+    assert sampling.max_tokens == 24
+    said = CompletionRequest(model="smollm2", prompt="a", temperature=0.0, top_p=1.0)
+    sampling = sampling_of(said, 24, None, own)
+    assert (sampling.temperature, sampling.top_p, sampling.repetition_penalty) == (0.0, 1.0, 1.05)
+    assert sampling_of(silent, 24, None, {}) == Sampling(max_tokens=24)
