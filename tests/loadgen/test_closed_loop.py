@@ -16,7 +16,7 @@ from aiohttp import web
 import loadgen.sending.closed_loop
 from loadgen.sending.client.client import Target
 from loadgen.sending.client.target import LoadError
-from loadgen.sending.job import row_of
+from loadgen.sending.job import Counters, row_of
 from loadgen.sending.pacing import Clock, Spin, TimerFd
 from loadgen.sending.run import ClosedLoop, LoadResult, SendOptions, run_load
 from queueing.arrivals.timetable import Timetable
@@ -144,6 +144,7 @@ class Prompt:
     def __init__(self, closed: ClosedLoop) -> None:
         self.job, self.options = self, SendOptions(closed_loop=closed)
         self.intended: list[float] = []
+        self.counters = Counters(asked=len(self))
 
     def __len__(self) -> int:
         return 1000

@@ -309,6 +309,6 @@ def what_is_held() -> dict[str, int]:
     objects = gc.get_objects()
     return {
         "objects": len(objects),
-        "sequence_states": sum(isinstance(each, SequenceState) for each in objects),
+        "sequence_states": sum(issubclass(type(each), SequenceState) for each in objects),
         "blocks": sys.getallocatedblocks(),
     }
