@@ -125,7 +125,9 @@ def _connect(address: str | None) -> None:
     os.environ.setdefault(*NO_WARNING)
     import ray  # noqa: PLC0415 - an extra
 
-    options: dict[str, Any] = {"include_dashboard": False} if address is None else {}
+    # a Ray of its own is for this machine alone: its servers listen where the node is
+    own = {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+    options: dict[str, Any] = own if address is None else {}
     ray.init(
         address=address or "local",
         log_to_driver=False,
