@@ -142,7 +142,7 @@ class VllmEngine:
         return core
 
     def _boot(self, loop: asyncio.AbstractEventLoop, forks: Forks) -> Core:
-        check_model(self._model, "tokenizer" in self._engine_args)
+        check_model(self._model, self._engine_args)
         machine = self._machine or (Machine.here() if on_cpu() else None)
         arguments = engine_arguments(self._model, self._engine_args, machine, self._engines)
         prepare(self._model)
