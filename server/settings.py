@@ -69,6 +69,15 @@ class Settings:
     reasoning_parser: str | None = None
     engine_args: dict[str, Any] = field(default_factory=dict)
 
+    def serves(self, name: str) -> bool:
+        """Whether requests may ask for this model: its names, and, where it has no other than that
+        which follows from the folder or the name on the Hub, these as they were given.
+        """
+        if name in (self.served_model_name, *self.served_model_aliases):
+            return True
+        given = self.model.rstrip("/")
+        return name.rstrip("/") == given and given.rsplit("/", 1)[-1] == self.served_model_name
+
     def under(self, names: Sequence[str]) -> Settings:
         """Served under these names, where the engine decides them; else as they are."""
         if not names:
