@@ -120,9 +120,9 @@ def test_a_field_that_nobody_knows_is_a_mistake_with_a_suggestion() -> None:
     ("path", "right", "wrong"),
     [
         ("/v1/chat/completions", "messages", "message"),
-        ("/v1/completions", "prompt", "promt"),
-        ("/v1/completions", "model", "modle"),
-        ("/v1/responses", "model", "mdoel"),
+        ("/v1/completions", "prompt", "prompts"),
+        ("/v1/completions", "model", "model_name"),
+        ("/v1/responses", "model", "model_id"),
         ("/detokenize", "tokens", "token"),
     ],
 )

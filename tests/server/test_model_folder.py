@@ -4,6 +4,7 @@ listens.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +18,6 @@ from server.engines import hub
 from server.engines.base import EngineStartError
 from server.engines.checkouts import write_weights
 from server.engines.vllm.engine import VllmEngine
-from tests.virtual_time import run_virtual
 
 LLAMA = [f"model.layers.{layer}.mlp.up_proj.weight" for layer in range(30)]
 
@@ -160,4 +160,4 @@ def test_an_engine_that_is_started_elsewhere_looks_at_the_folder_itself(folder: 
         with pytest.raises(EngineStartError, match="expected the 30 that the weights hold"):
             await VllmEngine(str(folder)).start()
 
-    run_virtual(main())
+    asyncio.run(main())  # a thread looks at it
