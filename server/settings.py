@@ -69,14 +69,17 @@ class Settings:
     reasoning_parser: str | None = None
     engine_args: dict[str, Any] = field(default_factory=dict)
 
-    def serves(self, name: str) -> bool:
-        """Whether requests may ask for this model: its names, and, where it has no other than that
-        which follows from the folder or the name on the Hub, these as they were given.
+    @property
+    def own_names(self) -> tuple[str, ...]:
+        """The folder or the name on the Hub as they were given, by which requests may ask for the
+        model too, where it has no other name than that which follows from them.
         """
-        if name in (self.served_model_name, *self.served_model_aliases):
-            return True
-        given = self.model.rstrip("/")
-        return name.rstrip("/") == given and given.rsplit("/", 1)[-1] == self.served_model_name
+        bare = self.model.rstrip("/")
+        return (self.model, bare) if bare.rsplit("/", 1)[-1] == self.served_model_name else ()
+
+    def serves(self, name: str) -> bool:
+        """Whether requests may ask for this model."""
+        return name in (self.served_model_name, *self.served_model_aliases, *self.own_names)
 
     def under(self, names: Sequence[str]) -> Settings:
         """Served under these names, where the engine decides them; else as they are."""

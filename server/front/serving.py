@@ -152,7 +152,7 @@ def _arguments(client: Any, settings: Settings) -> Any:
     parser = points.make_arg_parser(points.FlexibleArgumentParser())
     arguments = parser.parse_args(["--model", str(client.model_config.model)])
     names = [settings.served_model_name, *settings.served_model_aliases]
-    arguments.served_model_name = [*names, settings.model]  # the last where the gateway lets it in
+    arguments.served_model_name = [*names, *settings.own_names]
     arguments.enable_auto_tool_choice = settings.enable_auto_tool_choice
     arguments.tool_call_parser = settings.tool_call_parser
     # else `required` and a named tool allow any JSON as the arguments of a tool that is not strict
