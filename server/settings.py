@@ -69,6 +69,18 @@ class Settings:
     reasoning_parser: str | None = None
     engine_args: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def own_names(self) -> tuple[str, ...]:
+        """The folder or the name on the Hub as they were given, by which requests may ask for the
+        model too, where it has no other name than that which follows from them.
+        """
+        bare = self.model.rstrip("/")
+        return (self.model, bare) if bare.rsplit("/", 1)[-1] == self.served_model_name else ()
+
+    def serves(self, name: str) -> bool:
+        """Whether requests may ask for this model."""
+        return name in (self.served_model_name, *self.served_model_aliases, *self.own_names)
+
     def under(self, names: Sequence[str]) -> Settings:
         """Served under these names, where the engine decides them; else as they are."""
         if not names:

@@ -321,6 +321,13 @@ class ServingEngine(Protocol):
         """The library's client of the engine that serves now. Raises RuntimeError between two."""
 
 
+@runtime_checkable
+class TellsOfItsStart(Protocol):
+    """An engine that says in the log itself what its start waits for."""
+
+    tells_of_its_start: bool
+
+
 class Engine(PromptReader, Protocol):
     """One or more servers that turn prompts into tokens."""
 

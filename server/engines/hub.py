@@ -12,6 +12,7 @@ from typing import Any
 
 from policies.text import SpecError, suggest
 from queueing.errors import CommandError
+from server.engines.folder import CONFIG, EXPECTED, fault_of
 
 _PART = r"[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9_])?"
 _NAME = re.compile(
@@ -19,10 +20,8 @@ _NAME = re.compile(
 )  # OWNER/NAME, or NAME alone as the oldest models have it
 _OTHER_SOURCES = ("load_format", "hf_config_path")  # vLLM may then need no file of the hub
 _STORES = ("s3://", "gs://", "az://")  # that vLLM reads models from
-FILE = "config.json"
-_CONFIGURATIONS = (FILE, "params.json")  # the second is Mistral's own format
+FILE = CONFIG
 MADE_HERE = ("tiny", "smollm2")
-EXPECTED = "expected `tiny`, `smollm2`, a model directory, or a model name on the Hugging Face Hub"
 
 
 def folder_of(model: str) -> str:
@@ -56,11 +55,8 @@ def check_model(model: str, engine_args: Mapping[str, Any]) -> None:
     if not folder.exists():
         check_name(model, engine_args)
         return
-    described = any((folder / name).is_file() for name in _CONFIGURATIONS) or any(
-        key in engine_args for key in _OTHER_SOURCES
-    )
-    if folder.is_dir() and not described:
-        raise SpecError(f"got model {model!r}, a folder without {FILE}; {EXPECTED}")
+    if folder.is_dir() and (fault := fault_of(model, engine_args)) is not None:
+        raise SpecError(fault)
 
 
 def check_name(model: str, engine_args: Mapping[str, Any]) -> None:
@@ -75,7 +71,9 @@ def check_name(model: str, engine_args: Mapping[str, Any]) -> None:
     ):
         return
     if not _NAME.fullmatch(model):
-        raise SpecError(f"got model {model!r}, which is not a directory here; {_expected(model)}")
+        raise SpecError(f"got model {model!r}, which is not a directory here{_expected(model)}")
+    if "/" not in model and (near := _near(model)):  # the Hub takes seconds to know no such name
+        raise SpecError(f"got model {model!r}{near} {EXPECTED}")
     from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415 - half a second
 
     revision = engine_args.get("revision")
@@ -89,16 +87,24 @@ def check_name(model: str, engine_args: Mapping[str, Any]) -> None:
     if offline():
         raise SpecError(
             f"got model {model!r}, which is neither a directory here nor in the cache "
-            f"(HF_HUB_OFFLINE is set); {_expected(model)}"
+            f"(HF_HUB_OFFLINE is set){_expected(model)}"
         )
     _ask_hub(model, revision)
 
 
 def _expected(model: str) -> str:
-    """With the model that is made here and has nearly that name, if there is one."""
+    """Behind what was got."""
+    return f"{_near(model) or ';'} {EXPECTED}"
+
+
+def _near(model: str) -> str:
+    """The question whether a model that is made here was meant which has nearly that name; else
+    an empty text.
+    """
     name = model.rpartition("/")[2].lower()
-    near = next((made for made in MADE_HERE if name.startswith(f"{made}-")), name)
-    return EXPECTED + suggest(near, MADE_HERE)
+    return suggest(
+        next((made for made in MADE_HERE if name.startswith(f"{made}-")), name), MADE_HERE
+    )
 
 
 def offline() -> bool:
@@ -126,7 +132,7 @@ def _ask_hub(model: str, revision: str | None) -> None:
     except errors.RepositoryNotFoundError:
         raise SpecError(
             f"got model {model!r}, which is neither a directory here nor on the Hugging Face "
-            f"Hub; {_expected(model)}"
+            f"Hub{_expected(model)}"
         ) from None
     except errors.RevisionNotFoundError:
         raise SpecError(
@@ -137,5 +143,5 @@ def _ask_hub(model: str, revision: str | None) -> None:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise CommandError(
             f"got model {model!r}, which is not a directory here, and the Hugging Face Hub "
-            f"cannot be reached ({reason}); {_expected(model)}"
+            f"cannot be reached ({reason}){_expected(model)}"
         ) from None

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from starlette.datastructures import State
 
 from server.engines.base import Token
-from server.engines.vllm.core import PROMPT_ERRORS, speaker
+from server.engines.vllm.core import NO_CHAT_TEMPLATE, PROMPT_ERRORS, lacks_template, speaker
 from server.engines.vllm.reader import first_line
 from server.front import points
 from server.front.call import Asked, Part
@@ -127,6 +127,8 @@ class VllmServing:
         """See `Serving`. Templates and renderers raise what Python raises."""
         if isinstance(error, ApiError):
             return error
+        if early and lacks_template(error):
+            return ApiError(400, "invalid_prompt", NO_CHAT_TEMPLATE, param="messages")
         if early and isinstance(error, PROMPT_ERRORS) and speaker(error) is None:
             return ApiError(400, "invalid_prompt", NOT_RENDERED, param="messages")
         said = self._state.openai_serving_chat.create_error_response(error).error
@@ -149,7 +151,8 @@ def _arguments(client: Any, settings: Settings) -> Any:
     """What `vllm serve` would have been told."""
     parser = points.make_arg_parser(points.FlexibleArgumentParser())
     arguments = parser.parse_args(["--model", str(client.model_config.model)])
-    arguments.served_model_name = [settings.served_model_name, *settings.served_model_aliases]
+    names = [settings.served_model_name, *settings.served_model_aliases]
+    arguments.served_model_name = [*names, *settings.own_names]
     arguments.enable_auto_tool_choice = settings.enable_auto_tool_choice
     arguments.tool_call_parser = settings.tool_call_parser
     # else `required` and a named tool allow any JSON as the arguments of a tool that is not strict

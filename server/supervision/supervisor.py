@@ -26,6 +26,7 @@ from server.engines.base import (
     EngineStartError,
     InvalidPromptError,
     InvalidSamplingError,
+    TellsOfItsStart,
 )
 from server.engines.passing import PassingEngine
 from server.runtime.clock import clock_of
@@ -40,6 +41,7 @@ SOON = 2  # seconds: the Retry-After of a gateway whose engine restarts
 # seconds that an engine may take to stop, and to end a start that is cancelled; its own bounds are
 # shorter
 LET_GO = 20.0
+QUIET = 10.0  # seconds of a start before the log says that it goes on
 _T = TypeVar("_T")
 
 
@@ -208,7 +210,12 @@ class Supervisor:
         EngineStartError for one that died at once.
         """
         began, self._death = self._now(), None
-        capabilities = await within(self._engine.start(), limit, LET_GO)
+        telling = None if isinstance(self._engine, TellsOfItsStart) else _Telling(self._name)
+        try:
+            capabilities = await within(self._engine.start(), limit, LET_GO)
+        finally:
+            if telling is not None:
+                telling.end()
         if self._death is not None:
             raise EngineStartError(f"it ended as soon as it had started: {self._death}")
         self._budget.came_up(self._now() - began)
@@ -266,3 +273,22 @@ class Supervisor:
             "no further restart of %s after %d restarts: %s", self._name, self.restarts, reason
         )
         self._on_given_up(reason)
+
+
+class _Telling:
+    """A line in the log after `QUIET` seconds of a start, and each time that it has taken twice as
+    long, until `end`.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._loop = asyncio.get_running_loop()
+        self._next = self._loop.call_later(QUIET, self._tell, QUIET)
+
+    def _tell(self, seconds: float) -> None:
+        log.info("%s is starting: %g s so far", self._name, seconds)
+        self._next = self._loop.call_later(seconds, self._tell, 2 * seconds)
+
+    def end(self) -> None:
+        """It is up, or has failed."""
+        self._next.cancel()

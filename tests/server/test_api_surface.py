@@ -115,6 +115,46 @@ def test_a_field_that_nobody_knows_is_a_mistake_with_a_suggestion() -> None:
     on_gateway(main)
 
 
+@pytest.mark.parametrize("unknown_fields", ["refuse", "ignore"])
+@pytest.mark.parametrize(
+    ("path", "right", "wrong"),
+    [
+        ("/v1/chat/completions", "messages", "message"),
+        ("/v1/completions", "prompt", "prompts"),
+        ("/v1/completions", "model", "model_name"),
+        ("/v1/responses", "model", "model_id"),
+        ("/detokenize", "tokens", "token"),
+    ],
+)
+def test_a_missing_field_that_is_there_under_nearly_its_name_is_named(
+    path: str, right: str, wrong: str, unknown_fields: str
+) -> None:
+    async def main(app: Any, _: Any) -> None:
+        sent = {
+            "model": "tiny",
+            "messages": [{"role": "user", "content": "x"}],
+            "prompt": "x",
+            "tokens": [1],
+        }
+        kept = {name: sent[name] for name in {"model", right} if path != "/v1/responses"}
+        kept[wrong] = kept.pop(right, "tiny")
+        answer = await call(app, "POST", path, kept)
+        error = answer.json()["error"]
+        assert (answer.status, error["code"], error["param"]) == (400, "unknown_field", wrong)
+        assert error["message"].endswith(f": did you mean {right}?")
+
+    on_gateway(main, unknown_fields=unknown_fields)
+
+
+def test_a_missing_field_is_named_where_no_other_has_nearly_its_name() -> None:
+    async def main(app: Any, _: Any) -> None:
+        for more in ({"temprature": 1}, {f"message{place}": 1 for place in range(1000)}):
+            answer = await call(app, "POST", PATHS["chat"], {"model": "tiny"} | more)
+            assert answer.json()["error"]["message"] == "messages: Field required"
+
+    on_gateway(main)
+
+
 REFUSED = [
     ("completions", {"n": "1"}, 400, "n"),
     ("completions", {"n": True}, 400, "n"),
@@ -480,6 +520,31 @@ def test_the_model_answers_to_all_of_its_names() -> None:
         assert (missing.status, missing.json()["error"]["code"]) == (404, "model_not_found")
 
     on_gateway(main, served_model_aliases=("second", "org/third"))
+
+
+@pytest.mark.parametrize("given", ["/data/own/model-1", "./model-1/", "owner/model-1"])
+def test_a_folder_answers_to_its_last_part_and_to_the_path_that_is_served(given: str) -> None:
+    """As vLLM's own server does where no other name is given."""
+
+    async def main(app: Any, _: Any) -> None:
+        for name in ("model-1", given, given.rstrip("/")):
+            asked = await post(app, "chat", model=name)
+            assert (asked.status, asked.json()["model"]) == (200, "model-1")
+        listed = (await call(app, "GET", "/v1/models")).json()["data"]
+        assert [entry["id"] for entry in listed] == ["model-1"]
+
+    on_gateway(main, model=given, served_model_name="model-1")
+
+
+def test_with_a_name_of_its_own_a_folder_does_not_answer_to_its_path() -> None:
+    async def main(app: Any, _: Any) -> None:
+        refused = await post(app, "chat", model="/data/own/model-1")
+        assert (refused.status, refused.json()["error"]["message"]) == (
+            404,
+            "got model '.../model-1'; this gateway serves 'assistant'",
+        )
+
+    on_gateway(main, model="/data/own/model-1", served_model_name="assistant")
 
 
 def test_kserves_paths_are_the_same_routes() -> None:

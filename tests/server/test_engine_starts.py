@@ -5,14 +5,17 @@ time, and everyone is answered.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from typing import Any
 
 import pytest
 
+from server.engines.base import Engine
 from server.gateway import Gateway
 from server.http.app import create_app
 from server.settings import Settings
+from server.supervision.replicas.pool import Replicas
 from server.supervision.settings import SupervisionSettings
 from server.supervision.supervisor import LET_GO, EngineLostError
 from tests.server.asgi import Call, call, completion
@@ -261,12 +264,14 @@ def test_an_engine_that_makes_no_token_is_replaced_unless_nobody_is_to_watch_it(
     run_virtual(main())
 
 
-def first_start(engine: Stubborn, failures: list[BaseException]) -> tuple[Any, Gateway]:
+def first_start(
+    engine: Engine, failures: list[BaseException], start_timeout: float = 60.0
+) -> tuple[Any, Gateway]:
     settings = Settings(
         model="tiny",
         served_model_name="tiny",
         prediction_interval=0,
-        supervision=supervision(start_timeout=60.0, stuck_timeout=0),
+        supervision=supervision(start_timeout=start_timeout, stuck_timeout=0),
     )
     gateway = Gateway(settings, engine)
     return create_app(gateway, failures.append), gateway
@@ -304,6 +309,55 @@ def test_the_gateway_ends_while_its_engine_boots_without_waiting_for_it(
         engine.release.set()
 
     run_virtual(main())
+
+
+def starts_said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [each.getMessage() for each in caplog.records if "is starting" in each.getMessage()]
+
+
+@pytest.mark.parametrize(
+    ("takes", "said"), [(9.0, []), (35.0, [10, 20]), (107.0, [10, 20, 40, 80])]
+)
+def test_a_long_start_says_in_the_log_that_it_goes_on(
+    takes: float, said: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        app, _ = first_start(Stubborn(first_takes=takes), [], start_timeout=600.0)
+        async with app.router.lifespan_context(app):
+            await asyncio.sleep(500.0)
+
+    with caplog.at_level(logging.INFO, "kendall"):
+        run_virtual(main())
+    assert starts_said(caplog) == [f"the engine is starting: {each} s so far" for each in said]
+
+
+def test_a_start_that_failed_is_said_no_longer(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        app, _ = first_start(Stubborn(hangs={0}), [])
+        async with app.router.lifespan_context(app):
+            await asyncio.sleep(500.0)
+
+    with caplog.at_level(logging.INFO, "kendall"):
+        run_virtual(main())
+    assert starts_said(caplog)[-1] == "the engine is starting: 40 s so far"
+
+
+def test_of_replicas_each_says_so_and_they_together_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    settings = supervision(start_timeout=600.0, stuck_timeout=0)
+
+    async def main() -> None:
+        app, _ = first_start(Replicas(lambda _: Stubborn(first_takes=15.0), 2, settings), [])
+        async with app.router.lifespan_context(app):
+            await asyncio.sleep(50.0)
+
+    with caplog.at_level(logging.INFO, "kendall"):
+        run_virtual(main())
+    assert starts_said(caplog) == [
+        "server 0 is starting: 10 s so far",
+        "server 1 is starting: 10 s so far",
+    ]
 
 
 def test_the_gateway_ends_though_its_engine_does_not_stop(caplog: pytest.LogCaptureFixture) -> None:

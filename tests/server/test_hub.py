@@ -59,11 +59,13 @@ def test_a_folder_is_looked_at_before_anything_starts(
             match=r"a folder without config\.json; expected `tiny`, `smollm2`, a model directory",
         ):
             hub.check_model(folder, {})
-        hub.check_model(folder, {"hf_config_path": "elsewhere"})
     with pytest.raises(SpecError, match="got an empty MODEL"):
         hub.check_model("", {})
     with pytest.raises(SpecError, match="got model 'ftp://x'"):
         hub.check_model("ftp://x", {})
+    for name in ("tokenizer.json", "model.bin"):
+        (tmp_path / name).touch()
+    hub.check_model("./", {"hf_config_path": "elsewhere"})
     (tmp_path / "config.json").write_text("{}")
     hub.check_model("./", {})
     hub.check_model("s3://bucket/model", {})
@@ -86,6 +88,29 @@ def test_a_name_that_the_hub_does_not_know(answers: Any, tmp_path: Path) -> None
     assert "HF_TOKEN" in complaint("meta-llama/Llama-3.1-8B", tmp_path)
     answers(RevisionNotFoundError("404", response=Response()))
     assert "got revision 'v9'" in complaint("owner/name", tmp_path, revision="v9")
+
+
+@pytest.mark.parametrize("model", ["smolm2", "SmolLM2", "smollm2-135m", "tinny"])
+def test_nearly_the_name_of_a_model_that_is_made_here_is_said_first_without_asking(
+    model: str, answers: Any, tmp_path: Path
+) -> None:
+    asked = answers(OSError("Name or service not known"))
+    near = "tiny" if model.startswith("t") else "smollm2"
+    said = complaint(model, tmp_path)
+    assert said.startswith(f"got model {model!r}; did you mean {near!r}? expected `tiny`, ")
+    assert asked == []
+
+
+def test_with_an_owner_the_hub_is_asked_and_the_suggestion_comes_before_what_is_expected(
+    answers: Any, tmp_path: Path
+) -> None:
+    asked = answers(OSError("no route"))
+    said = complaint("HuggingFaceTB/SmolLM2-135M", tmp_path)
+    assert said.endswith(
+        "(no route); did you mean 'smollm2'? expected `tiny`, `smollm2`, a model directory, or a "
+        "model name on the Hugging Face Hub"
+    )
+    assert len(asked) == 1
 
 
 def test_a_hub_that_cannot_be_reached(

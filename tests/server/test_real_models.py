@@ -165,7 +165,15 @@ def test_a_chat_to_a_model_without_a_chat_template_says_what_to_do(
         refused = ask(gateway, "chat/completions", CALL)["error"]
         assert refused["message"] == (
             "got a chat, for which the model has no chat template; expected a call of "
-            "/v1/completions, or chat_template.jinja in the model's folder"
+            "/v1/completions, or chat_template.jinja in the model's folder and a restart of the "
+            "gateway"
         )
+        for path, fields in (
+            ("responses", {"input": "hello"}),
+            ("messages", {"messages": CALL["messages"], "max_tokens": 4}),
+        ):
+            assert ask(gateway, path, fields)["error"]["message"] == refused["message"]
         served = ask(gateway, "completions", {"prompt": "A queue", "max_tokens": 4})
         assert served["usage"]["completion_tokens"] >= 1
+    said = (tmp_path / "gateway.log").read_text()
+    assert said.count("the model has no chat template: chat calls will be refused") == 1

@@ -262,7 +262,7 @@ def test_a_name_that_is_nearly_smollm2_is_told_so(
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(SpecError) as caught:
         hub.check_model(model, {"download_dir": str(tmp_path)})
-    assert str(caught.value).endswith(f"; did you mean '{near}'?")
+    assert f"; did you mean '{near}'? expected `tiny`, " in str(caught.value)
 
 
 def test_other_names_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

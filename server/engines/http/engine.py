@@ -73,6 +73,8 @@ class _WithoutTokens:
 class HttpEngine(_WithoutTokens):
     """See the module. `connect` makes the connections to a URL."""
 
+    tells_of_its_start = True  # for which server it waits
+
     def __init__(self, options: HttpOptions, connect: Connect = connector) -> None:
         self.on_step: Callable[[Step], None] | None = None  # never called: steps are not seen
         self.on_death: Callable[[str], None] | None = None

@@ -42,7 +42,6 @@ from server.engines.vllm.reader import first_line
 log = logging.getLogger("kendall.engine")
 HANG_TIMEOUT = 15.0  # seconds without an answer to a ping
 PING_EVERY = 2.0  # seconds
-PLACED = 10.0  # seconds that an actor may wait for its place before the log says so
 ANSWER = 30.0  # seconds for a question about a prompt
 DECODE = 5.0  # seconds that the event loop may be held up by one, which takes a millisecond
 STOP = 10.0  # seconds for the engine's own end; then the actor is killed
@@ -110,28 +109,16 @@ class RayEngine:
         import ray  # noqa: PLC0415
 
         self._actor, self._orders = _actor_of(self._needs).remote(self._make), 0
-        started = asyncio.ensure_future(_told(self._actor.start.remote()))
+        if self._needs:
+            wants = ", ".join(f"{number:g} {name}" for name, number in self._needs.items())
+            log.info("the engine's actor takes %s on one machine, once they are free", wants)
         try:
-            await self._told_of_waiting(started)
-            capabilities: Capabilities = await started
+            capabilities: Capabilities = await _told(self._actor.start.remote())
             self.process_id = await _told(self._actor.process_id.remote())
         except ray.exceptions.RayError as error:
             raise EngineStartError(f"the actor did not start: {first_line(error)}") from error
-        finally:
-            started.cancel()
         versions = {**capabilities.versions, "ray": ray.__version__}
         return dataclasses.replace(capabilities, versions=versions)
-
-    async def _told_of_waiting(self, started: asyncio.Future[Capabilities]) -> None:
-        """A line in the log after `PLACED` seconds, and each time that it has waited twice as
-        long.
-        """
-        wants = ", ".join(f"{number:g} {name}" for name, number in self._needs.items())
-        waited = pause = PLACED
-        while not (await asyncio.wait({started}, timeout=pause))[0]:
-            needs = f"; it needs {wants} on one machine" if wants else ""
-            log.warning("the actor is not up after %g s%s", waited, needs)
-            pause, waited = waited, 2 * waited
 
     async def stop(self) -> None:
         """See `Engine`. The last engine of this process ends Ray too."""

@@ -61,7 +61,7 @@ PROMPT_ERRORS: tuple[type[Exception], ...] = (
 )
 NO_CHAT_TEMPLATE = (
     "got a chat, for which the model has no chat template; expected a call of /v1/completions, or "
-    "chat_template.jinja in the model's folder"
+    "chat_template.jinja in the model's folder and a restart of the gateway"
 )
 # seconds that the event loop waits for it at most when an engine has died: milliseconds, unless the
 # machine is starved
@@ -273,6 +273,15 @@ def speaker(error: Exception) -> BaseException | None:
         )
         else error
     )
+
+
+def lacks_template(error: BaseException) -> bool:
+    """Whether it is vLLM's word for a chat to a model without a chat template."""
+    while not isinstance(error, ChatTemplateResolutionError):
+        if error.__cause__ is None:
+            return False
+        error = error.__cause__
+    return True
 
 
 def boot(

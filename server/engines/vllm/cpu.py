@@ -11,7 +11,6 @@ vLLM.
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import os
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from server.engines.base import EngineStartError
+from server.engines.folder import safetensors_header, weight_files
 from server.engines.vllm.machine import Machine
 
 MAX_NUM_SEQS = 64
@@ -204,13 +204,9 @@ def kv_bytes_per_token(config: Mapping[str, Any], width: int) -> int:
 
 
 def _weights(folder: Path, width: int) -> tuple[int, int]:
-    """Bytes of the weights as they are loaded, and in their files. Of a folder that has them in
-    two forms, those that vLLM reads.
-    """
-    for pattern in ("model*.safetensors", "*.safetensors", "*.bin"):
-        if paths := sorted(folder.glob(pattern)):
-            return sum(_loaded(path, width) for path in paths), _sizes(paths)
-    return 0, 0
+    """Bytes of the weights as they are loaded, and in their files."""
+    paths = weight_files(folder)
+    return sum(_loaded(path, width) for path in paths), _sizes(paths)
 
 
 def _sizes(paths: Iterable[Path]) -> int:
@@ -222,10 +218,8 @@ def _loaded(path: Path, width: int) -> int:
     if path.suffix != ".safetensors":
         return size * width // 2  # half precision, as most are
     try:
-        with path.open("rb") as file:
-            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-        return sum(_tensor(entry, width) for name, entry in header.items() if name[:2] != "__")
-    except (OSError, ValueError, KeyError, TypeError):  # vLLM says what is wrong with it
+        return sum(_tensor(entry, width) for entry in safetensors_header(path).values())
+    except (ValueError, KeyError, TypeError):  # vLLM says what is wrong with it
         return size
 
 

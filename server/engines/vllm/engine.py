@@ -40,6 +40,7 @@ from server.engines.vllm.watch import IDLE_PING_EVERY, PING_EVERY, Patience, Wat
 from server.runtime.garbage import collect_everything
 from server.runtime.logs import route
 from server.runtime.pools import in_a_thread
+from server.runtime.wording import brief
 
 if TYPE_CHECKING:
     from server.engines.vllm.core import Core
@@ -51,6 +52,8 @@ COMPILING_HANG_TIMEOUT = 30.0  # elsewhere: kernels are compiled when they are f
 # seconds more for each prompt token that is still to be computed: a large model on a CPU
 SLOWEST_PROMPT_TOKEN = 0.02
 MOST_FAILURES = 8  # requests in a row that fail on their way into vLLM: it is the way, then
+MOST_SAID = 300  # characters of the line that says why vLLM did not start
+THE_REST = " (the rest is in the log above)"
 FORM_TIME = 5.0  # seconds that a form may take to compile
 TOO_LONG = frozenset(
     {"input_text", "input_tokens"}
@@ -94,6 +97,7 @@ class VllmEngine:
         self._machine, self._engines = machine, engines
         self._forms: FormCompiler | None = None
         self._failures = 0  # in a row, of the way in
+        self._warned = bool(replica)  # of a model without a chat template: once for all replicas
         self._readers: dict[str, Reader] = {}
         self._core: Core | None = None
         self._capabilities: Capabilities | None = None
@@ -116,7 +120,7 @@ class VllmEngine:
             raise
         except Exception as error:
             await self.stop()
-            raise EngineStartError(_start_message(error)) from error
+            raise EngineStartError(start_message(error)) from error
         except BaseException:
             await self.stop()
             raise
@@ -139,10 +143,12 @@ class VllmEngine:
         core = self._core = await self._booting.core()
         self._booting = None
         await core.warm()
+        if not self._warned:
+            self._warned = await warn_without_template(core)
         return core
 
     def _boot(self, loop: asyncio.AbstractEventLoop, forks: Forks) -> Core:
-        check_model(self._model, "tokenizer" in self._engine_args)
+        check_model(self._model, self._engine_args)
         machine = self._machine or (Machine.here() if on_cpu() else None)
         arguments = engine_arguments(self._model, self._engine_args, machine, self._engines)
         prepare(self._model)
@@ -429,8 +435,31 @@ def _fail_all(readers: Mapping[str, Reader], reason: str) -> None:
         reader.fail(reason)
 
 
-def _start_message(error: Exception) -> str:
-    told = engine_error() if "core initialization failed" in str(error) else ""
-    return (
-        f"vLLM did not start: {told.strip().splitlines()[0] if told.strip() else first_line(error)}"
-    )
+def start_message(error: Exception) -> str:
+    """Why vLLM did not start, in one line of bounded length. What is left out is in the log: vLLM's
+    engine process writes its own errors there, others are written here.
+    """
+    told = engine_error().strip() if "core initialization failed" in str(error) else ""
+    line = f"vLLM did not start: {told.splitlines()[0] if told else first_line(error)}"
+    if len(line) <= MOST_SAID:
+        return line
+    if not told:
+        log.error("vLLM did not start: %s", error)
+    return brief(line, MOST_SAID - len(THE_REST)) + THE_REST
+
+
+async def warn_without_template(core: Core) -> bool:
+    """Say in the log that the model takes no chats, if so; whether it was said. Templates that
+    fail over this one say so in the calls.
+    """
+    try:
+        await core.tokens_of_chat([{"role": "user", "content": "Hello"}], {})
+    except InvalidPromptError:
+        log.warning(
+            "the model has no chat template: chat calls will be refused; put chat_template.jinja "
+            "into its folder and start again, or call /v1/completions"
+        )
+        return True
+    except Exception as error:  # noqa: BLE001  # whatever the template raises
+        log.debug("a first chat could not be rendered: %s", first_line(error))
+    return False

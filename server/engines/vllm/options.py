@@ -15,6 +15,7 @@ from typing import Any
 
 from policies.text import SpecError, suggest
 from server.engines.base import EngineStartError
+from server.engines.folder import config_of, fault_of
 from server.engines.vllm.cpu import cpu_defaults
 from server.engines.vllm.machine import Machine
 
@@ -25,15 +26,6 @@ ARGUMENT_CLASSES = (
 )  # in vllm/engine/arg_utils.py; their annotated fields are the arguments
 KINDS = ("tensor", "pipeline", "data")  # of parallelism
 NO_DOMAIN = "no-domain.invalid"
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer.model",
-    "vocab.json",
-    "tekken.json",
-    "vocab.txt",
-    "spiece.model",
-    "tiktoken.model",
-)
 
 
 def on_cpu() -> bool:
@@ -124,7 +116,7 @@ def engine_arguments(
         "mm_processor_cache_gb": 0,
     }
     if machine is not None:
-        defaults |= cpu_defaults(model, _config_of(model), own, machine, engines)
+        defaults |= cpu_defaults(model, config_of(Path(model)), own, machine, engines)
     if _fits_one_process(own):
         defaults["distributed_executor_backend"] = EXECUTOR
     return defaults | own
@@ -146,30 +138,15 @@ def _fits_one_process(own: Mapping[str, Any]) -> bool:
     return all((own.get(f"{kind}_parallel_size") or 1) == 1 for kind in KINDS)
 
 
-def _config_of(model: str) -> dict[str, Any]:
-    path = Path(model) / "config.json"
-    config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return config | (config.get("text_config") or {})
-
-
-def check_model(model: str, own_tokenizer: bool) -> None:
-    """Say in one line what is missing in a model folder. A name without a folder is left to vLLM
-    (a hub's name).
+def check_model(model: str, given: Mapping[str, Any]) -> None:
+    """Say in one line what is wrong with a model folder. A name without a folder is left to vLLM
+    (a hub's name). Raises EngineStartError.
     """
-    folder = Path(model)
-    if not folder.is_dir():
-        if model.startswith(("/", ".", "~")) or model.count("/") > 1:
-            raise EngineStartError(
-                f"model: got {model!r}, which is not a directory; expected one with "
-                "config.json and a tokenizer"
-            )
-        return
-    if not (folder / "config.json").exists():
+    if Path(model).is_dir():
+        if (fault := fault_of(model, given)) is not None:
+            raise EngineStartError(fault)
+    elif model.startswith(("/", ".", "~")) or model.count("/") > 1:
         raise EngineStartError(
-            f"model: got {model!r}, which holds no config.json; expected a model directory"
-        )
-    if not own_tokenizer and not any((folder / name).exists() for name in TOKENIZER_FILES):
-        raise EngineStartError(
-            f"model: got {model!r}, which holds no tokenizer (tokenizer.json, tokenizer.model, "
-            "...); name one: tokenizer=PATH"
+            f"got model {model!r}, which is not a directory; expected one with config.json, "
+            "weights and a tokenizer"
         )

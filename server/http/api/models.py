@@ -23,7 +23,9 @@ def names_of(settings: Settings) -> tuple[str, ...]:
 
 def check_model(settings: Settings, asked: str) -> None:
     """Raises ApiError 404."""
-    if asked != settings.served_model_name and asked not in settings.served_model_aliases:
+    if not settings.serves(asked):
+        if asked.startswith("/"):  # what errors say names no path
+            asked = f".../{asked.rstrip('/').rsplit('/', 1)[-1]}"
         served = ", ".join(repr(name) for name in names_of(settings))
         raise ApiError(
             404,

@@ -132,9 +132,14 @@ def unknown_field(name: str, known: Iterable[str]) -> ApiError:
     return _unknown(name, names, f"which is none of {', '.join(names)}")
 
 
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that is nearly this one."""
+    return next(iter(difflib.get_close_matches(name[:80], known, 1)), None)
+
+
 def _unknown(name: str, known: Iterable[str], why: str) -> ApiError:
-    close = difflib.get_close_matches(name[:80], known, 1)
-    remedy = f"did you mean {close[0]}?" if close else "leave it out"
+    near = nearest(name, known)
+    remedy = f"did you mean {near}?" if near else "leave it out"
     return ApiError(
         400, "unknown_field", f"got the field {name[:80]!r}, {why}: {remedy}", param=name[:80]
     )

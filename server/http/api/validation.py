@@ -13,7 +13,15 @@ from pydantic_core import from_json
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
-from server.http.api.unserved import check_unserved, unknown_field, unknown_to_all
+from server.http.api.unserved import (
+    HINTS,
+    MOST_EXTRA,
+    UNSERVED,
+    check_unserved,
+    nearest,
+    unknown_field,
+    unknown_to_all,
+)
 from server.http.bodies import parsed
 from server.runtime.errors import ApiError
 from server.runtime.wording import MAX_ECHO, brief, excerpt, place_of
@@ -22,6 +30,7 @@ from server.settings import Settings
 
 log = logging.getLogger("kendall")
 MOST_ERRORS = 1024  # of one body that are looked at: each is an object
+NOT_KNOWN = "which neither OpenAI nor vLLM has"  # a field
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
@@ -54,9 +63,9 @@ def validate(body: bytes, model: type[_Model]) -> _Model:
                 f"got a body with {error.error_count()} invalid values; expected none",
             ) from None
         errors = error.errors(include_url=False, include_context=False)
-        first = next(
-            (each for each in errors if each["type"] == "too_long"), errors[0]
-        )  # of a union: not that it is no text
+        first = _first(errors)
+        if (misspelt := _misspelt(first, body, model)) is not None:
+            raise misspelt from None
         if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
             raise unknown_field(str(first["loc"][0]), model.model_fields) from None
         if first["type"] == "value_error" and not first["loc"]:
@@ -80,6 +89,32 @@ def validate(body: bytes, model: type[_Model]) -> _Model:
             f"{where + ': ' if where else ''}{said}{got}",
             param=where or None,
         ) from None
+
+
+def _first(errors: Sequence[Any]) -> Any:
+    """The one that is told."""
+    for each in errors:
+        if each["type"] == "too_long":  # of a union: not that it is no text
+            return each
+    for each in errors:  # a field that is missing may be there under this name
+        if each["type"] == "extra_forbidden" and len(each["loc"]) == 1:
+            return each
+    return errors[0]
+
+
+def _misspelt(first: Any, body: bytes, model: type[BaseModel]) -> ApiError | None:
+    """Of a field that is missing: the one that is there under nearly its name, if there is one."""
+    if first["type"] != "missing" or len(first["loc"]) != 1:
+        return None
+    missing = first["loc"][0]
+    sent = set(from_json(body)).difference(model.model_fields, UNSERVED, HINTS)
+    if len(sent) > MOST_EXTRA:
+        return None
+    known = [*model.model_fields, *UNSERVED]
+    for name in sorted(sent):
+        if nearest(name, known) == missing:
+            return unknown_to_all(name, known, NOT_KNOWN)
+    return None
 
 
 def _no_object(body: bytes, kind: str, message: str) -> ApiError:
@@ -120,7 +155,7 @@ def check_extra(
     harmless: Mapping[str, Any] = MappingProxyType({}),
     served: Collection[str] = (),
     *,
-    why: str = "which neither OpenAI nor vLLM has",
+    why: str = NOT_KNOWN,
 ) -> None:
     """Check the fields that the call's model does not have. Raises ApiError; unknown names are
     ignored if the settings say so.

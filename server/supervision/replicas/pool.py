@@ -34,6 +34,8 @@ class Replicas(ReadByOne):
     lost, before its streams fail; `on_server_up` when it serves again.
     """
 
+    tells_of_its_start = True  # each one's supervisor does
+
     def __init__(
         self, make: Callable[[int], Engine], count: int, settings: SupervisionSettings
     ) -> None:

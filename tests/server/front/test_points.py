@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from msgspec.structs import replace
@@ -107,3 +108,24 @@ def test_exceptions_of_vllm_become_errors_that_clients_can_read() -> None:
     assert serving.refusal(KeyError("role"), early=True).message == NOT_RENDERED
     own = ApiError(429, "queue_full", "x")
     assert serving.refusal(own, early=False) is own
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_chat_without_a_template_is_refused_in_the_words_of_the_chat_endpoint(
+    wrapped: bool,
+) -> None:
+    """vLLM's own speak of transformers v4.44."""
+    from vllm.renderers.chat_utils import ChatTemplateResolutionError
+
+    from server.engines.vllm.core import NO_CHAT_TEMPLATE
+    from server.front.serving import VllmServing
+
+    error: Exception = ChatTemplateResolutionError("As of transformers v4.44, ...")
+    if wrapped:
+        inner, error = error, ValueError("the prompt cannot be rendered")
+        error.__cause__ = inner
+    parts: Any = Mock()
+    refused = VllmServing(parts, parts).refusal(error, early=True)
+    assert (refused.status, refused.code) == (400, "invalid_prompt")
+    assert refused.message == NO_CHAT_TEMPLATE
+    assert "and a restart of the gateway" in refused.message
