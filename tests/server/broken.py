@@ -56,11 +56,11 @@ def status(code: int, **headers: str) -> Behaviour:
     return behave
 
 
-def whole(body: bytes, **headers: str) -> Behaviour:
+def whole(body: bytes) -> Behaviour:
     """This, with a good status."""
 
     async def behave(asked: Asked) -> None:
-        asked.whole(body, **headers)
+        asked.whole(body)
 
     return behave
 

@@ -115,7 +115,7 @@ class Answer:
         self.ended = False  # it said that it is over
         self.readable = True  # as far as it came
         self.model: str | None = None  # that made it, as it says
-        self.unbelieved: int | None = None  # tokens that it says it has
+        self.unbelieved: Any = None  # what it says instead of its tokens
         self._most, self._most_prompt = most, most_prompt
         self._output: int | None = None
         self._prompt: int | None = None
@@ -223,8 +223,8 @@ class Answer:
             self._prompt = prompt
         if output is not None and output <= min(max(self._most, self.size), MOST):
             self._output = output
-        elif output is not None:
-            self.unbelieved = output
+        elif (given := usage.get("completion_tokens", usage.get("output_tokens"))) is not None:
+            self.unbelieved = given
         details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
         cached = _whole(details, "cached_tokens") if isinstance(details, dict) else None
         self._cached = min(max(self._cached, cached or 0), self._prompt or 0)

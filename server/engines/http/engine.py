@@ -226,9 +226,9 @@ class HttpEngine(_WithoutTokens):
             say_once(
                 self._said,
                 "unbelieved",
-                f"got {answer.unbelieved} tokens in the usage of an answer of {answer.size} bytes "
-                f"of {upstream.url}{call.path}; expected a count that can be true: the limit, or "
-                "what was counted, is taken (said once)",
+                f"got {answer.unbelieved!r:.40} tokens in the usage of an answer of {answer.size} "
+                f"bytes of {upstream.url}{call.path}; expected a count that can be true: the "
+                "limit, or what was counted, is taken (said once)",
             )
         if call.most_tokens is not None and made > call.most_tokens:
             say_once(

@@ -147,7 +147,11 @@ class Exchange:
         upstream.last_fault = reason
         if self.begun:
             self._engine.failed(upstream)
-        self._say_lost(reason, STALLED)
+        if self._engine.elsewhere(upstream):
+            self._say_lost(reason, STALLED)
+        else:  # it would wait for the same server once more
+            self._over = True
+            self._back.lost(reason, STALLED)
         self._task.cancel()
 
     async def _run(self) -> None:

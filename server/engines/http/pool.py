@@ -283,6 +283,12 @@ class Pool:
             return error
         except (StartingError, *LOST) as error:
             return error if isinstance(error, StartingError) else OSError(reason_of(error))
+        except Exception as error:
+            kind = type(error).__name__
+            if kind not in self._said:
+                self._said.add(kind)
+                log.exception("what %s says of itself cannot be read (said once)", upstream.url)
+            return OSError("its answer cannot be read")
         return None
 
     def _know(self, upstream: Upstream, found: Description) -> None:

@@ -72,7 +72,7 @@ def _reason_of_tls(error: aiohttp.ClientSSLError) -> str:
     if isinstance(cause, ssl.SSLCertVerificationError):
         return f"its certificate is not trusted: {cause.verify_message}"
     said = getattr(cause, "reason", None) or type(cause).__name__
-    return brief(f"no TLS connection: {said}".replace("_", " ").lower())
+    return brief("no TLS connection: " + said.replace("_", " ").lower())
 
 
 class Upstream:
