@@ -180,6 +180,11 @@ def test_adapters_may_come_and_go() -> None:
                 stub.routes[MODELS] = (200, {"data": [{"id": name} for name in names]})
                 await asyncio.sleep(EVERY + 1)
                 assert await states(kendall) == [("serving", None)]
+            stub.down()
+            await asyncio.sleep(2 * EVERY + 1)
+            await stub.up()
+            await asyncio.sleep(10)
+            assert await states(kendall) == [("serving", None)], "and is taken back with them"
 
     play(test)
 

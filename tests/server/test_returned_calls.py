@@ -159,7 +159,7 @@ def test_a_server_that_was_gone_may_have_it_again() -> None:
         desk = desk_of("continuous")
         desk.submit("a", "b")
         desk.batcher.withhold({0})
-        desk.engine.answer("a").on_returned("killed", gone=True)
+        desk.engine.answer("a").on_returned("killed", cause="gone")
         desk.batcher.withhold(())
         assert dispatched(desk)[2:] == [(0, ["a"])]
 

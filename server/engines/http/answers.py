@@ -138,6 +138,11 @@ class Answer:
             self._extend(others[-1])
         return self.tokens - before
 
+    def close(self) -> None:
+        """The stream is over: its last line may have no end."""
+        self._read_line(bytes(self._line))
+        self._line.clear()
+
     def whole(self, body: bytes) -> None:
         """The body of an answer that is no stream. May be called in a thread."""
         self.size = len(body)

@@ -24,6 +24,7 @@ PROBE = 5.0  # seconds for the answer to a probe
 SILENT = "it has not answered yet"
 LARGEST = 8 << 20  # bytes of what it says of itself
 MOST_MODELS = 256  # whose names in answers are kept
+MOST_ALIASES = 8  # times that they changed, after which they say nothing
 LONGEST_FIELD, MOST_FIELDS = 64 << 10, 1024  # bytes of a line of an answer's head; lines
 EVERY = 5.0  # seconds between the probes of a server that answers
 HEALTH = "/health"
@@ -103,6 +104,7 @@ class Upstream:
         self.probe_headers: dict[str, str] = {}
         self.tokenizes_at = -math.inf  # instant from which it is asked for counts of tokens
         self._answers_as: dict[str, str] = {}  # the model that its answers name, by that of a call
+        self._aliases = 0  # times that it was another one
         self._is_new = False
         self._suspected = False  # a connection failed, and the probe after it is not over
         self.heard_at = self.now()  # the last byte of an answer
@@ -167,9 +169,10 @@ class Upstream:
             return False
         if asked not in self._answers_as and len(self._answers_as) >= MOST_MODELS:
             return False
-        before = self._answers_as.get(asked)
+        before = self._answers_as.get(asked, named)
         self._answers_as[asked] = named
-        return before is not None and before != named
+        self._aliases += before != named
+        return before != named and self._aliases <= MOST_ALIASES
 
     def hear(self) -> None:
         """A byte of an answer came."""
