@@ -25,7 +25,7 @@ from server.engines.http.stream import WayBack
 from server.engines.http.upstream import LOST, Upstream, reason_of, status_of
 from server.engines.passing import Cause, PassedCall, Refused
 from server.runtime.clock import clock_of
-from server.runtime.hop_by_hop import named_by
+from server.runtime.passed_headers import named_by
 
 log = logging.getLogger("kendall.engine")
 EVENTS = "text/event-stream"

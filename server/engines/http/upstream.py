@@ -8,6 +8,7 @@ import math
 import os
 import ssl
 from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
 
 import aiohttp
 from multidict import CIMultiDict
@@ -15,6 +16,7 @@ from multidict import CIMultiDict
 from server.engines.http.breaker import Breaker
 from server.engines.http.standing import Standing
 from server.runtime.clock import clock_of
+from server.runtime.passed_headers import written
 from server.runtime.wording import brief
 
 log = logging.getLogger("kendall.engine")
@@ -76,6 +78,17 @@ def _reason_of_tls(error: aiohttp.ClientSSLError) -> str:
     return brief("no TLS connection: " + said.replace("_", " ").lower())
 
 
+class RawRequest(aiohttp.ClientRequest):
+    """Its head is written with the bytes that its headers had (`server.runtime.passed_headers`)."""
+
+    async def write_bytes(self, writer: Any, conn: Any, content_length: int | None = None) -> None:
+        """Called with the head in the writer's buffer, unsent."""
+        head = writer._headers_buf
+        if head is not None and not head.isascii():
+            writer._headers_buf = written(head)
+        await super().write_bytes(writer, conn, content_length)
+
+
 class Upstream:
     """Every method is called on the event loop; `on_change` after it was lost, was busy, was put
     aside or came back, with the reason. `verify` says what is wrong with one that comes back,
@@ -117,6 +130,7 @@ class Upstream:
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT),
             headers={} if key is None else {"Authorization": f"Bearer {key}"},
             skip_auto_headers=OWN_HEADERS,
+            request_class=RawRequest,
             auto_decompress=False,
             max_line_size=LONGEST_FIELD,
             max_field_size=LONGEST_FIELD,
