@@ -133,9 +133,12 @@ class Answer:
         if others:
             self._read_line(b"" if self._skips else bytes(self._line))
             for line in others[:-1]:
-                self._read_line(line)
-            self._line, self._skips = bytearray(), False
-            self._extend(others[-1])
+                if line:
+                    self._read_line(line)
+            self._line.clear()
+            self._skips = False
+            if rest := others[-1]:
+                self._extend(rest)
         return self.tokens - before
 
     def close(self) -> None:
@@ -210,11 +213,15 @@ class Answer:
         self.error |= frame.error is not None or frame.type == "error" or told.status == "failed"
         for part in (frame, frame.response, frame.message):
             if part is not None and not isinstance(part, str):
-                self._count(part.usage)
+                if part.usage is not None:
+                    self._count(part.usage)
                 if self.model is None and isinstance(part.model, str):
                     self.model = part.model
-        self._end(_reason(frame))
-        self.ended |= self._reason is not None or frame.type in LAST
+        if (reason := _reason(frame)) is not None:
+            self._end(reason)
+            self.ended = True
+        elif frame.type in LAST:
+            self.ended = True
 
     def _count(self, usage: Any) -> None:
         """What cannot be true is not believed: each token has a byte at least, or is within the
@@ -234,9 +241,9 @@ class Answer:
         cached = _whole(details, "cached_tokens") if isinstance(details, dict) else None
         self._cached = min(max(self._cached, cached or 0), self._prompt or 0)
 
-    def _end(self, reason: str | None) -> None:
+    def _end(self, reason: str) -> None:
         """Of several choices, one that was cut says more than one that ended."""
-        if reason is not None and self._reason not in ("length", *LENGTH):
+        if self._reason not in ("length", *LENGTH):
             self._reason = reason
 
 
