@@ -20,7 +20,7 @@ from policies.text import counted
 from queueing.control.advice.advise import TARGETS, advise, parse_objective
 from queueing.control.advice.load_balancer import behind_load_balancer, routings_of
 from queueing.control.advice.searches import search
-from queueing.control.advice.what_if import what_ifs
+from queueing.control.advice.what_if import WhatIfs
 from queueing.control.answer_quantiles import AnswerQuantiles
 from queueing.control.autopilot.assessed_window import assessed_window
 from queueing.control.autopilot.controller import Autopilot, Mode
@@ -38,15 +38,23 @@ from queueing.estimation.window.replica import WindowReplica
 from queueing.estimation.window.snapshot import Snapshot
 from queueing.latency.law import LatencyModel
 from queueing.optimization.candidates import canonical
-from queueing.optimization.forecast import Forecast
 from queueing.optimization.gain.operating_point import OperatingPoint
 from queueing.optimization.quantity import compared_by
 from server.live.question import ENOUGH, Question
 
 Answer = dict[str, Any]
-# of a processor, for all what-ifs: beyond 120 s the process counts as lost, with all it knows
-WHAT_IF_SECONDS = 45.0
+WHAT_IF_SECONDS = 45.0  # of a processor, for all what-ifs: what is left then is left out
+WHAT_IF_SLICE = 0.5  # of a processor, after which what there is of them is answered
 ADVICE_SECONDS = 45.0  # of a processor, after which no search for another target begins
+
+
+@dataclass(slots=True)
+class _Round:
+    """The what-ifs that are being computed, for the window that ended `at`."""
+
+    what_ifs: WhatIfs
+    at: float
+    seconds: float = 0.0  # of a processor
 
 
 @dataclass(slots=True)
@@ -60,6 +68,7 @@ class _Memory:
     last: Assessment | None = None  # what the next may build on
     last_shape: LatencyModel | None = None
     last_seen: Snapshot | None = None
+    what_ifs: _Round | None = None
     quantiles: AnswerQuantiles | None = None  # of a continuous engine's answers
     history: SpeedHistory = field(
         default_factory=SpeedHistory
@@ -203,7 +212,9 @@ def described(question: Question, seen: Snapshot, found: Assessment) -> Answer:
         "window": {"start": seen.start, "end": seen.now, "seconds": seen.now - seen.start},
         **_observed(seen, found, joins=joins),
         "arrival_rate": found.estimates.arrival_rate.value,
+        "rate_seconds": seen.now - _rate_since(found.estimates),
         "speed": law.speed,
+        "server_speeds": dict(found.server_speeds),
         "cv": law.cv,
         "law": law.to_dict(),
         "compared": "sojourn_time" if joins else "queueing_delay",
@@ -228,11 +239,23 @@ def _predicted(seen: Snapshot, found: Assessment) -> Answer:
     return {
         "policy": seen.policy,
         "method": None,
-        "stable": False if found.load.value >= 1 else None,
+        "stable": _stable(found),
         "load": found.load.value,
         "queueing_delay": {},
         "sojourn_time": {},
     }
+
+
+def _rate_since(estimates: Estimates) -> float:
+    """The arrival rate is that of the time since then."""
+    changed = estimates.rate_changed_at
+    return estimates.start if changed is None else changed
+
+
+def _stable(found: Assessment) -> bool | None:
+    """False where the assumption says so; a load beyond 1 may be an estimate that is off."""
+    judged = {each.name: each.holds for each in found.compared.assumptions}
+    return False if judged.get("stable_queue") is False else None
 
 
 def _observed(seen: Snapshot, found: Assessment, *, joins: bool) -> Answer:
@@ -247,23 +270,30 @@ def _observed(seen: Snapshot, found: Assessment, *, joins: bool) -> Answer:
     }
 
 
-def ask_what_ifs() -> list[Answer]:
-    """The setting in force, then every other policy, some limits and caps, at the last assessment's
-    estimates, as many as come within WHAT_IF_SECONDS; none before there are estimates.
+def ask_what_ifs(anew: bool = True) -> list[Answer]:
+    """What is known of the setting in force, then of every other policy, some limits and caps,
+    after WHAT_IF_SLICE seconds of a processor; none before there are estimates. Those of which only
+    the load is known are `pending`: the next question has more. `anew`: at the estimates of the
+    last assessment.
 
-    `compared`: the duration by which it is compared with the setting in force.
+    `compared`: the duration by which a setting is compared with the one in force; `at`: the end of
+    the window that they rest on.
     """
     question, estimates = _memory.question, _memory.estimates
     if question is None or estimates is None:
         return []
-    until, found = time.process_time() + WHAT_IF_SECONDS, list[Forecast]()
-    for each in what_ifs(_operating_point(question, estimates), question.setting, beside=True):
-        found.append(each)
-        if time.process_time() >= until:
-            break
+    began, round_ = time.process_time(), None if anew else _memory.what_ifs
+    if round_ is None:
+        what_ifs = WhatIfs(_operating_point(question, estimates), question.setting)
+        round_ = _memory.what_ifs = _Round(what_ifs, question.at)
+    most = min(WHAT_IF_SLICE, WHAT_IF_SECONDS - round_.seconds)
+    round_.what_ifs.advance(lambda: time.process_time() - began >= most)
+    round_.seconds += time.process_time() - began
+    late = round_.seconds >= WHAT_IF_SECONDS
+    found = [each for each in round_.what_ifs.forecasts() if not (late and each.pending)]
     policies = [parse_policy(each.setting.policy) for each in found]
     return [
-        each.to_dict() | {"compared": compared_by((policies[0], own))}
+        each.to_dict() | {"compared": compared_by((policies[0], own)), "at": round_.at}
         for each, own in zip(found, policies, strict=True)
     ]
 

@@ -36,6 +36,7 @@ async def staged(
     """
     history, topics = await history_of(url), await topics_of(url)
     history |= {"fine": [column[-60:] for column in history["fine"]], "coarse": []}
+    topics["look"] |= {"stopped": False, "outdated": False}  # it was served lately
     change(topics)
     events = "".join(
         f"event: {name}\ndata: {json.dumps(value)}\n\n" for name, value in topics.items()

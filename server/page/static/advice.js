@@ -5,7 +5,8 @@ import { byId, fill, h } from "./dom.js";
 import { percent } from "./format.js";
 import { TARGETS } from "./words.js";
 
-export function setUpAdvice() {
+/** `use`: what puts a setting, or a number of servers, into a form; nothing is in force by that. */
+export function setUpAdvice(use) {
   const button = h("button", { type: "button", class: "quiet", id: "ask-advice" }, "Ask for advice");
   const said = h("div", { role: "status" });
   byId("advice").append(said, button);
@@ -14,7 +15,7 @@ export function setUpAdvice() {
     fill(said, h("p", { class: "note" }, "Computing; this takes a few seconds."));
     try {
       const found = await call("GET", "admin/advice");
-      fill(said, found.advice.length ? h("ul", { class: "advice" }, ...found.advice.map(item)) : h("p", { class: "note" }, `No advice: ${found.reason ?? "no requests to go by yet"}.`));
+      fill(said, found.advice.length ? h("ul", { class: "advice" }, ...found.advice.map((each) => item(each, use))) : h("p", { class: "note" }, `No advice: ${found.reason ?? "no requests to go by yet"}.`));
     } catch (error) {
       fill(said, h("p", { class: "note alarm" }, `No advice: ${error.message}.`));
     }
@@ -28,8 +29,17 @@ const sentence = (text) => (/^[a-z]+[ ,]/.test(text) && !/^(single|dynamic) /.te
 
 const LESS = { queueing_delay: "less delay", sojourn_time: "less sojourn time", time_to_first_token: "less time to first token" };
 
-function item({ target, gain, says, current, compared }) {
+function item({ target, gain, says, current, best, compared }, use) {
   const sure = current.stable && gain.value !== null && gain.low !== null && gain.low >= 0.005;
   const share = gain.value < 0.995 ? percent(gain.value) : "over 99\u202f%";
-  return h("li", {}, h("p", { class: "what" }, h("span", {}, TARGETS[target] ?? target), sure ? h("span", { class: "predicted" }, `${share} ${LESS[compared] ?? "better"}`) : null), h("p", {}, `${sentence(says)}.`));
+  return h("li", {}, h("p", { class: "what" }, h("span", {}, TARGETS[target] ?? target), sure ? h("span", { class: "predicted" }, `${share} ${LESS[compared] ?? "better"}`) : null), h("p", {}, `${sentence(says)}.`), button(target, current, best, use));
+}
+
+/** Where it advises something else than what is in force, and the page has a form for it. */
+function button(target, current, best, use) {
+  const servers = target === "servers";
+  if (!best?.stable || (servers && use.state.gateway?.resizable !== "replicas")) return null;
+  const same = servers ? best.servers === current.servers : best.policy === current.policy && best.max_output_tokens === current.max_output_tokens;
+  if (same) return null;
+  return h("button", { type: "button", class: "quiet", "aria-label": `Use the advised ${(TARGETS[target] ?? target).toLowerCase()}`, onclick: () => (servers ? use.servers(best.servers) : use.setting(best)) }, "Use");
 }
