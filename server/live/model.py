@@ -42,6 +42,7 @@ STALE = 3  # intervals, after which the last reason says nothing of now
 LAST_LOOK = 5.0  # seconds that a shutdown waits for it
 WHAT_IF_SHARE = 0.1  # of the time that what-ifs take: those that are simulated take half a minute
 TELLING = 1.1  # a factor, beside the interval of an estimate
+TWO_SIDES = 3.92  # standard deviations that a 95 % interval is wide
 MOVED = 5.0  # standard deviations by which arrivals are more or fewer than the estimated rate has
 
 
@@ -278,6 +279,32 @@ class LiveModel(Observer):
         return calls > 0 and abs(calls - expected) > MOVED * deviation
 
     @property
+    def rate_factor(self) -> float:
+        """The present arrival rate over that of the last assessment, where it is another one; 1
+        elsewhere. The load of a setting is in proportion to the rate.
+        """
+        calls, expected, _ = self._arrived()
+        return calls / expected if self.outdated else 1.0
+
+    @property
+    def what_if_rate_factor(self) -> float:
+        """The present arrival rate over that which the what-ifs rest on."""
+        if self.prediction is None or not self._what_if_basis:
+            return 1.0
+        before = self._what_if_basis["arrival_rate"]["value"]
+        rate: float = self.prediction["arrival_rate"] * self.rate_factor
+        return rate / before if before else 1.0
+
+    @property
+    def rate_seconds(self) -> float | None:
+        """The seconds over which the present arrival rate is known; None before an assessment."""
+        if self.prediction is None:
+            return None
+        if not self.outdated:
+            return float(self.prediction["rate_seconds"])
+        return self.activity.since(self.prediction["at"])[1]
+
+    @property
     def what_if_outdated(self) -> bool:
         """Whether the what-ifs are of another arrival rate or speed than there is now."""
         if self.prediction is None or self._what_if_basis is None:
@@ -294,14 +321,17 @@ class LiveModel(Observer):
 
     def _arrived(self) -> tuple[int, float, float]:
         """Calls since the last assessment, how many there are at its rate, and the standard
-        deviation of that number.
+        deviation of that number: by chance, and as the rate is an estimate.
         """
         if self.prediction is None:
             return 0, 0.0, 1.0
         calls, seconds = self.activity.since(self.prediction["at"])
+        estimates = self.prediction["estimates"]
         expected = self.prediction["arrival_rate"] * seconds
-        burstiness = self.prediction["estimates"]["dispersion"]["value"] or 1.0
-        return calls, expected, math.sqrt(max(1.0, burstiness) * max(expected, 1.0))
+        chance = max(1.0, estimates["dispersion"]["value"] or 1.0) * max(expected, 1.0)
+        low, high = (estimates["arrival_rate"][end] for end in ("low", "high"))
+        known = 0.0 if low is None or high is None else (high - low) * seconds / TWO_SIDES
+        return calls, expected, math.hypot(math.sqrt(chance), known)
 
     async def update_what_if(self) -> None:
         """All of them, at the last assessment's estimates."""
@@ -317,9 +347,8 @@ class LiveModel(Observer):
         anew = not self.what_if_left or self.what_if_outdated
         if anew:
             self._what_if_began = gateway.now()
-            known = None if self.prediction is None else self.prediction["estimates"]
-            self._what_if_basis = known and {
-                name: known[name] for name in ("arrival_rate", "speed")
+            self._what_if_basis = self.estimates and {
+                name: self.estimates[name] for name in ("arrival_rate", "speed")
             }
         while anew or (self.what_if_left and gateway.now() < until):
             found = await self._predictor.ask("ask_what_ifs", anew)

@@ -29,10 +29,10 @@ from queueing.control.service_ahead import service_ahead
 from queueing.control.wait_ahead import BatchService, SlotService
 from queueing.errors import PredictionError
 from queueing.estimation.assess import Assessment, Limits, assess
-from queueing.estimation.assumptions.verdict import judged, observed_mean
+from queueing.estimation.assumptions.verdict import Compared, judged, observed_mean
 from queueing.estimation.estimates import Estimates
 from queueing.estimation.identifiability import beyond
-from queueing.estimation.interval import Estimate
+from queueing.estimation.interval import UNKNOWN, Estimate
 from queueing.estimation.speed.speed_history import SpeedHistory
 from queueing.estimation.window.replica import WindowReplica
 from queueing.estimation.window.snapshot import Snapshot
@@ -50,10 +50,12 @@ ADVICE_SECONDS = 45.0  # of a processor, after which no search for another targe
 
 @dataclass(slots=True)
 class _Round:
-    """The what-ifs that are being computed, for the window that ended `at`."""
+    """The what-ifs that are being computed, for the window that ended `at`; None: for one of an
+    earlier life.
+    """
 
     what_ifs: WhatIfs
-    at: float
+    at: float | None
     seconds: float = 0.0  # of a processor
 
 
@@ -64,6 +66,7 @@ class _Memory:
     replica: WindowReplica = field(default_factory=WindowReplica)
     question: Question | None = None
     estimates: Estimates | None = None  # of the last assessment with enough data, or restored
+    estimated_at: float | None = None  # the end of their window; None: of an earlier life
     pilot: Autopilot = field(default_factory=Autopilot)  # off until it is told otherwise
     last: Assessment | None = None  # what the next may build on
     last_shape: LatencyModel | None = None
@@ -171,7 +174,7 @@ def _assessed(question: Question, seen: Snapshot) -> Assessment:
 def _answer(question: Question, seen: Snapshot, found: Assessment) -> Answer:
     enough = found.estimates.count >= ENOUGH
     if enough:
-        _memory.estimates = found.estimates
+        _memory.estimates, _memory.estimated_at = found.estimates, seen.now
     return {
         "estimates": found.estimates.summary(),
         "prediction": described(question, seen, found) if enough else None,
@@ -203,7 +206,7 @@ def _ahead(found: Assessment) -> BatchService | SlotService | None:
 
 def described(question: Question, seen: Snapshot, found: Assessment) -> Answer:
     """As `/admin/prediction` shows it. An unstable queue has null delays."""
-    law = found.estimates.law(question.shape)
+    law, compared = found.estimates.law(question.shape), _compared(found)
     joins = parse_policy(seen.policy).joins_running
     return {
         **_predicted(seen, found),
@@ -218,19 +221,19 @@ def described(question: Question, seen: Snapshot, found: Assessment) -> Answer:
         "cv": law.cv,
         "law": law.to_dict(),
         "compared": "sojourn_time" if joins else "queueing_delay",
-        "interval": found.compared.predicted.of_duration().to_dict(),
+        "interval": compared.predicted.of_duration().to_dict(),
         "gateway_turnaround": found.estimates.gateway_turnaround,
         "load_interval": found.load.to_dict(),
         "wander_band": None if found.wander is None else _finite(dataclasses.asdict(found.wander)),
         "doubts": list(_doubts(question, seen)),
         "estimates": found.estimates.summary(),
-        "comparison": found.compared.to_dict(),
+        "comparison": compared.to_dict(),
     }
 
 
 def _predicted(seen: Snapshot, found: Assessment) -> Answer:
     """The prediction, or what is known of it where the queue has none."""
-    if found.prediction is not None:
+    if found.prediction is not None and not _grows(found):
         _memory.quantiles = AnswerQuantiles.of(found, _memory.quantiles)
         told = found.prediction
         told = told if _memory.quantiles is None else _memory.quantiles.added_to(told)
@@ -239,7 +242,7 @@ def _predicted(seen: Snapshot, found: Assessment) -> Answer:
     return {
         "policy": seen.policy,
         "method": None,
-        "stable": _stable(found),
+        "stable": False if _grows(found) else None,
         "load": found.load.value,
         "queueing_delay": {},
         "sojourn_time": {},
@@ -252,10 +255,20 @@ def _rate_since(estimates: Estimates) -> float:
     return estimates.start if changed is None else changed
 
 
-def _stable(found: Assessment) -> bool | None:
-    """False where the assumption says so; a load beyond 1 may be an estimate that is off."""
-    judged = {each.name: each.holds for each in found.compared.assumptions}
-    return False if judged.get("stable_queue") is False else None
+def _grows(found: Assessment) -> bool:
+    """Whether there is no steady state: one assumption decides it. A load beyond 1 may be an
+    estimate that is off, and a queue can grow at one that seems to be below.
+    """
+    return any(
+        each.name == "stable_queue" and each.holds is False for each in found.compared.assumptions
+    )
+
+
+def _compared(found: Assessment) -> Compared:
+    """Without a steady state nothing is predicted."""
+    if not _grows(found):
+        return found.compared
+    return dataclasses.replace(found.compared, predicted=UNKNOWN, error=math.nan)
 
 
 def _observed(seen: Snapshot, found: Assessment, *, joins: bool) -> Answer:
@@ -277,7 +290,7 @@ def ask_what_ifs(anew: bool = True) -> list[Answer]:
     last assessment.
 
     `compared`: the duration by which a setting is compared with the one in force; `at`: the end of
-    the window that they rest on.
+    the window that they rest on, null where that is of an earlier life of the gateway.
     """
     question, estimates = _memory.question, _memory.estimates
     if question is None or estimates is None:
@@ -285,7 +298,7 @@ def ask_what_ifs(anew: bool = True) -> list[Answer]:
     began, round_ = time.process_time(), None if anew else _memory.what_ifs
     if round_ is None:
         what_ifs = WhatIfs(_operating_point(question, estimates), question.setting)
-        round_ = _memory.what_ifs = _Round(what_ifs, question.at)
+        round_ = _memory.what_ifs = _Round(what_ifs, _memory.estimated_at)
     most = min(WHAT_IF_SLICE, WHAT_IF_SECONDS - round_.seconds)
     round_.what_ifs.advance(lambda: time.process_time() - began >= most)
     round_.seconds += time.process_time() - began
@@ -306,6 +319,8 @@ def ask_distribution() -> Answer | None:
 
     question, seen, found = _memory.question, _memory.last_seen, _memory.last
     if question is None or seen is None or found is None or found.prediction is None:
+        return None
+    if _grows(found):
         return None
     operating_point = _operating_point(question, found.estimates)
     if operating_point.refusal(question.setting.max_output_tokens) is not None:

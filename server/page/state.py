@@ -66,7 +66,6 @@ _LOOK = (
         "window",
         "n",
         "arrival_rate",
-        "rate_seconds",
         "speed",
         "cv",
         "doubts",
@@ -101,9 +100,10 @@ def topics(gateway: Host, at: float, minute: Sequence[float | None] = NOTHING) -
             "at": unix(looked_at),
             "outdated": live.outdated,
             "stopped": live.stopped,
+            "rate_seconds": live.rate_seconds,
         },
-        "what_if": live.what_if or [],
-        "what_if_in_force": _in_force(live.what_if_in_force, prediction),
+        "what_if": _what_ifs(gateway, live),
+        "what_if_in_force": _in_force(gateway, live),
         "what_if_state": {
             "at": unix(live.what_if_at),
             "left": live.what_if_left,
@@ -145,18 +145,41 @@ def _about(gateway: Host) -> Topics:
     }
 
 
-def _in_force(
-    forecast: Mapping[str, Any] | None, prediction: Mapping[str, Any] | None
-) -> Mapping[str, Any] | None:
+def _what_ifs(gateway: Host, live: LiveModel) -> Sequence[Mapping[str, Any]]:
+    """What is from before a change of the rate has its load at the present one, which needs no new
+    assessment, and no delay where there is no steady state any more.
+    """
+    known = live.what_if or []
+    if not live.what_if_outdated:
+        return known
+    return [_at_rate(gateway, each, live.what_if_rate_factor) for each in known]
+
+
+def _at_rate(gateway: Host, each: Mapping[str, Any], factor: float) -> Mapping[str, Any]:
+    if each["load"] is None:
+        return each
+    found = {**each, "load": each["load"] * factor}
+    if found["load"] >= 1 and gateway.limits.patience is None:
+        found |= {"stable": False, "pending": False, "notes": []}
+    elif each["stable"] is False:
+        found |= {"stable": None, "pending": True}
+    return found
+
+
+def _in_force(gateway: Host, live: LiveModel) -> Mapping[str, Any] | None:
     """The forecast of the setting in force, with the numbers of the last assessment: those that
     stand elsewhere on the page.
     """
+    forecast, prediction = live.what_if_in_force, live.prediction
     if forecast is None or prediction is None:
         return forecast
     same = {name: prediction.get(name) for name in _SAME}
     same["notes"] = forecast["notes"] if prediction["stable"] else []
+    if prediction["stable"] is False and prediction["load"] < 1:
+        same["notes"] = ["the queue grows"]
     interval = prediction["interval"] if prediction["compared"] == "sojourn_time" else None
-    return {**forecast, **same, "sojourn_interval": interval or forecast["sojourn_interval"]}
+    found = {**forecast, **same, "sojourn_interval": interval or forecast["sojourn_interval"]}
+    return _at_rate(gateway, found, live.rate_factor) if live.outdated else found
 
 
 def _servers(gateway: Host) -> list[dict[str, Any]]:
@@ -197,7 +220,7 @@ def row(gateway: Host, at: float, minute: Sequence[float | None] = NOTHING) -> l
         ),
         *(
             look.get("utilisation"),
-            look.get("load"),
+            _load(live),
             *delays,
             *_observed(sojourn),
             *_predicted(look, "sojourn_time"),
@@ -210,15 +233,22 @@ def row(gateway: Host, at: float, minute: Sequence[float | None] = NOTHING) -> l
 
 
 def _rates(live: LiveModel) -> tuple[float, float]:
-    """Calls and sequences per second: the rate that load and delays are predicted at, while that is
-    the present one; else that of the last minute.
+    """Calls and sequences per second: the rate that load and delays are predicted at, or that of
+    the time since, where it has changed. Without a prediction, and where no requests come any more,
+    those of the last minute.
     """
     calls, sequences = live.activity.arrival_rate(), live.activity.sequence_rate()
     prediction = live.prediction
-    if prediction is None or live.stopped or live.outdated:
+    if prediction is None or live.stopped:
         return calls, sequences
-    rate: float = prediction["arrival_rate"]
+    rate: float = prediction["arrival_rate"] * live.rate_factor
     return rate, rate * (sequences / calls if calls else 1.0)
+
+
+def _load(live: LiveModel) -> float | None:
+    """At the rate that is shown."""
+    prediction = live.prediction
+    return None if prediction is None else prediction["load"] * live.rate_factor
 
 
 def _observed(found: Mapping[str, Any] | None) -> tuple[float | None, ...]:

@@ -45,7 +45,7 @@ def quantities(shown: dict[str, Any]) -> dict[str, list[Any]]:
     }
     predicted, observed = delays[prediction["compared"]]
     found["epoch"].append(prediction["epoch"])
-    found["load"] = [row["load"], prediction["load"], prediction["load_interval"]["value"]]
+    found["load"] = [row["load"]]
     found["utilisation, predicted"] = [row["predicted_utilisation"], prediction["utilisation"]]
     found["observed mean"] = [row[observed], comparison["observed"]["value"]]
     means = [row[predicted], comparison["predicted"]["value"]]
@@ -53,7 +53,10 @@ def quantities(shown: dict[str, Any]) -> dict[str, list[Any]]:
     if not (look["outdated"] or look["stopped"]):
         found["arrival rate"] = [row["arrival_rate"], prediction["arrival_rate"]]
     judged = comparison["assumptions"]["stable_queue"]["holds"]
-    found["steady state"] = [prediction["stable"] is not False, judged is not False]
+    found["steady state"] = []
+    if not look["outdated"]:  # else load and steady state are those of the present rate
+        found["load"] += [prediction["load"], prediction["load_interval"]["value"]]
+        found["steady state"] += [prediction["stable"] is not False, judged is not False]
     if mine:
         found["load"].append(mine["load"])
         found["steady state"].append(mine["stable"] is not False)
@@ -105,6 +108,69 @@ def test_what_ifs_of_an_earlier_assessment_give_the_setting_in_force_no_second_v
             assert "predicted queueing_delay" in quantities(shown)
             assert apart(shown) == {}
             assert shown["what_if_in_force"]["effective_max_batch_size"] == 8
+
+    run_virtual(main())
+
+
+def forecast(load: float, policy: str = "single") -> dict[str, Any]:
+    return {
+        "policy": policy,
+        "max_output_tokens": None,
+        "load": load,
+        "stable": load < 1,
+        "notes": [],
+        "queueing_delay": {"mean": 0.1} if load < 1 else None,
+        "sojourn_time": {"mean": 0.2} if load < 1 else None,
+        "sojourn_interval": {"low": 0.1, "high": 0.3},
+    }
+
+
+def test_loads_follow_the_arrivals_before_the_predicting_process_has_an_answer() -> None:
+    """It may have no processor for minutes: what has no steady state at the present rate is known
+    without it, and so is the load of every setting.
+    """
+
+    async def main() -> None:
+        async with running("single") as (_, gateway):
+            live = gateway.live_model()
+            live.prediction = json.loads(said("single")) | {"at": gateway.now()}
+            rate, load = live.prediction["arrival_rate"], live.prediction["load"]
+            live._what_if_basis = {"arrival_rate": {"value": rate}}
+            live.what_if_in_force = forecast(load)
+            live.what_if = [forecast(each) for each in (0.2, 0.4, 1.2)]
+            live.what_if_at = gateway.now()
+            for _ in range(400):
+                await asyncio.sleep(1 / (4 * rate))
+                live.activity.recent.saw(gateway.now(), begins_call=True)
+            shown = topics(gateway, 1e9)
+            assert shown["look"]["outdated"]
+            assert shown["what_if_state"]["outdated"]
+            assert apart(shown) == {}
+            row = dict(zip(COLUMNS, shown["now"]["row"], strict=True))
+            assert row["arrival_rate"] == pytest.approx(4 * rate, rel=0.01)
+            assert row["load"] == pytest.approx(4 * load, rel=0.01)
+            mine, *others = [shown["what_if_in_force"], *shown["what_if"]]
+            assert mine["stable"] is False
+            assert [each["load"] for each in others] == pytest.approx([0.8, 1.6, 4.8], rel=0.01)
+            assert [each["stable"] for each in others] == [True, False, False]
+            gateway.limits.patience = 1.0
+            patient = topics(gateway, 1e9)["what_if"]
+            assert [each["stable"] for each in patient] == [True, True, None]
+
+    run_virtual(main())
+
+
+def test_a_setting_that_could_not_serve_the_rate_before_is_open_at_the_present_one() -> None:
+    async def main() -> None:
+        async with running("single") as (_, gateway):
+            live = gateway.live_model()
+            live.prediction = json.loads(said("single")) | {"at": gateway.now()}
+            live._what_if_basis = {"arrival_rate": {"value": live.prediction["arrival_rate"] * 4}}
+            live._what_if_basis |= {"speed": live.prediction["estimates"]["speed"]}
+            live.what_if_in_force, live.what_if = forecast(2.4), [forecast(2.0)]
+            (other,) = topics(gateway, 1e9)["what_if"]
+            assert other["load"] == pytest.approx(0.5, rel=0.05)
+            assert (other["stable"], other["pending"]) == (None, True)
 
     run_virtual(main())
 

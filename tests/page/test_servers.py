@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from server.page.state import COLUMNS
 from tests.page.site import Site
 from tests.page.staged import Topics, staged
 
@@ -225,15 +226,57 @@ def test_what_ifs_have_an_age_and_are_not_to_be_used_once_the_rate_has_changed(
     site.runner.run(main())
 
 
-def test_a_headline_from_before_a_change_says_so(site: Site) -> None:
+@pytest.mark.parametrize(
+    ("load", "headline"),
+    [
+        (0.5, "The arrival rate has changed"),
+        (2.9, "The arrival rate has changed: requests arrive faster than capped can serve them"),
+    ],
+)
+def test_a_headline_from_before_a_change_says_so_and_what_the_load_is_now(
+    site: Site, load: float, headline: str
+) -> None:
     def stale(topics: Topics) -> None:
-        topics["look"] |= {"outdated": True, "at": topics["now"]["row"][0] - 130}
+        row = topics["now"]["row"]
+        topics["look"] |= {"outdated": True, "at": row[0] - 130, "rate_seconds": 20.0}
+        for name, value in {"load": load, "arrival_rate": 45.0}.items():
+            row[COLUMNS.index(name)] = value
 
     async def main() -> None:
         async with staged(site.browser, site.gateway.url, stale) as page:
-            await page.until("document.querySelector('h1').textContent.endsWith('has changed')")
+            await page.until(f"document.querySelector('h1').textContent === '{headline}'")
+            why = await page.text("#why")
+            assert f"45.0 requests per second came over the last 20\u202fs: a load of {load:.0%}"[
+                :-1
+            ] in why
             assert "from 2\u202fmin ago, before the change" in await page.text("#why")
             assert await page.ask("document.querySelector('#pair').classList.contains('outdated')")
             assert "until 2\u202fmin ago" in await page.text("#pair")
+
+    site.runner.run(main())
+
+
+def test_advice_from_before_a_change_is_grey_and_not_to_be_used(site: Site) -> None:
+    asked = {
+        "admin/advice": {
+            "reason": None,
+            "advice": [advice("policy", {}, {"policy": "capped:max_batch_size=4"})],
+        }
+    }
+    looks: list[Any] = []
+
+    def fresh(topics: Topics) -> None:
+        looks.append(topics["look"])
+
+    async def main() -> None:
+        async with staged(site.browser, site.gateway.url, fresh) as page:
+            await page.ask(ANSWERED % json.dumps(asked))
+            await page.click("#ask-advice")
+            await page.until("document.querySelector('#advice li button')")
+            event = f"event: look\ndata: {json.dumps(looks[0] | {'outdated': True})}\n\n"
+            await page.ask(f"window.tell({json.dumps(event)}); 1")
+            await page.until("document.querySelector('#advice .outdated')")
+            assert "before the last change" in await page.text("#advice .outdated")
+            assert not await page.ask("!!document.querySelector('#advice li button')")
 
     site.runner.run(main())

@@ -468,8 +468,31 @@ def test_arrivals_say_that_a_prediction_is_of_another_rate_before_it_is_renewed(
                 await asyncio.sleep(15.0)
             assert (live.outdated, live.what_if_outdated) == (outdated, outdated)
             assert live.stopped is stopped
+            factor = 1 / 12 / gap if outdated and gap else 1.0
+            assert live.rate_factor == pytest.approx(factor, rel=0.05)
+            assert live.what_if_rate_factor == pytest.approx(factor, rel=0.05)
             live.begin_epoch(1)
             assert (live.outdated, live.what_if_outdated, live.stopped) == (False,) * 3
+
+    run_virtual(main())
+
+
+def test_a_rate_that_is_hardly_known_is_no_other_rate_because_more_requests_came() -> None:
+    """Of a few requests an estimate is off by a quarter and more."""
+
+    async def main() -> None:
+        async with assessed() as (live, asked):
+            await live.update()
+            prediction = live.prediction
+            prediction["estimates"]["arrival_rate"] |= {"low": 6.0, "high": 18.0}
+            await live.update()
+            live.prediction["estimates"] = prediction["estimates"]
+            for _ in range(900):  # 15 requests/s for a minute
+                await asyncio.sleep(1 / 15)
+                live.activity.recent.saw(live.activity._now(), begins_call=True)
+            assert not live.outdated
+            prediction["estimates"]["arrival_rate"] |= {"low": 11.9, "high": 12.1}
+            assert live.outdated
 
     run_virtual(main())
 

@@ -5,16 +5,21 @@ import { byId, fill, h } from "./dom.js";
 import { percent } from "./format.js";
 import { TARGETS } from "./words.js";
 
-/** `use`: what puts a setting, or a number of servers, into a form; nothing is in force by that. */
+/** `use`: what puts a setting, or a number of servers, into a form; nothing is in force by that. Returns what follows the page's state: advice from before a change is grey, and not to be used. */
 export function setUpAdvice(use) {
   const button = h("button", { type: "button", class: "quiet", id: "ask-advice" }, "Ask for advice");
   const said = h("div", { role: "status" });
   byId("advice").append(said, button);
+  let given = null; // of which epoch, and whether the page has caught up; until it is from before a change
   button.addEventListener("click", async () => {
     button.disabled = true;
+    said.classList.remove("outdated");
+    given = null;
     fill(said, h("p", { class: "note" }, "Computing; this takes a few seconds."));
     try {
+      const { epoch } = use.state.gateway?.in_force ?? {};
       const found = await call("GET", "admin/advice");
+      given = found.advice.length ? { epoch, calm: false } : null; // it rests on an assessment of its own, newer than the page's
       fill(said, found.advice.length ? h("ul", { class: "advice" }, ...found.advice.map((each) => item(each, use))) : h("p", { class: "note" }, `No advice: ${found.reason ?? "no requests to go by yet"}.`));
     } catch (error) {
       fill(said, h("p", { class: "note alarm" }, `No advice: ${error.message}.`));
@@ -22,6 +27,16 @@ export function setUpAdvice(use) {
     button.disabled = false;
     button.textContent = "Ask again";
   });
+  return ({ gateway, look, what_if_state: about }) => {
+    if (!given) return;
+    const outdated = look?.outdated || about?.outdated;
+    given.calm ||= !outdated;
+    if (gateway?.in_force?.epoch === given.epoch && !(outdated && given.calm)) return;
+    given = null;
+    said.classList.add("outdated");
+    for (const each of said.querySelectorAll("button")) each.remove();
+    said.prepend(h("p", { class: "note alarm" }, "From before the last change: ask again."));
+  };
 }
 
 /** A capital first, but not in a policy's name. */

@@ -26,7 +26,7 @@ await document.fonts.load("12px Inter").catch(() => null);
 const charts = [new Delays(), new Distribution(), new Small(), new Batch()];
 const controls = new Controls();
 const servers = new Servers();
-setUpAdvice({ setting: (each) => controls.use(each), servers: (count) => servers.use(count), state });
+const ageAdvice = setUpAdvice({ setting: (each) => controls.use(each), servers: (count) => servers.use(count), state });
 watchKey();
 state.view = new View(() => draw());
 addEventListener("visibilitychange", draw);
@@ -50,6 +50,7 @@ function draw() {
     updateLights(state);
     controls.update(state);
     servers.update(state);
+    ageAdvice(state);
     document.body.dataset.ready = "true";
   }, 0);
 }

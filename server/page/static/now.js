@@ -14,7 +14,7 @@ export function updateNow(state) {
   const predicted = value("predicted_utilisation");
   const tiles = [
     tile("Policy", policy ? parsePolicy(policy.policy).name : NONE, "", policy ? [policyDetail(policy.policy), ...limits(policy)].filter(Boolean).join(" · ") : ""),
-    tile("Load", percent(load), "", look?.outdated ? "before the rate or the speed changed" : look?.stopped ? "of the requests that came" : loadWords(load, prediction), load !== null && load >= 0.9),
+    tile("Load", percent(load), "", look?.outdated && load < 1 ? "at the present rate" : look?.stopped ? "of the requests that came" : loadWords(load, prediction), load !== null && load >= 0.9),
     tile("Utilisation", percent(value("utilisation")), "", predicted === null ? "of the time busy, over one minute" : h("span", { class: "predicted" }, `${percent(predicted)} predicted`)),
     tile("Queue length", whole(value("queue_length")), "", "requests waiting"),
     tile("Arrival rate", digits(value("arrival_rate")), "/s", arrivalWords(value("arrival_rate"), value("sequence_rate"), look)),
@@ -41,7 +41,7 @@ function tile(label, value, unit, under, alarm = false) {
 
 /** A call that asks for several sequences is one arrival. */
 function arrivalWords(calls, sequences, look) {
-  const over = look?.prediction && !look.outdated && !look.stopped ? `over ${span(look.prediction.rate_seconds)}` : "over one minute";
+  const over = look?.prediction && !look.stopped ? `over ${span(look.rate_seconds)}` : "over one minute";
   return calls > 0 && sequences / calls >= 1.005 ? `calls ${over}, ${digits(sequences / calls)} sequences each` : over;
 }
 

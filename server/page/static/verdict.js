@@ -1,7 +1,7 @@
 // One sentence that says whether theory and observation agree, and the numbers behind it.
 
 import { byId, fill, h, prose, say } from "./dom.js";
-import { NONE, about, ago, duration, interval, percent, signed, span, whole } from "./format.js";
+import { NONE, about, ago, digits, duration, interval, percent, signed, span, whole } from "./format.js";
 import { QUANTITY, cause, parsePolicy, policyWords } from "./words.js";
 
 export function updateVerdict(state, actions) {
@@ -63,7 +63,7 @@ function unknown({ gateway, look, switches }, coming) {
 }
 
 function compared(prediction, { gateway, look, unit, now, columns }) {
-  if (look.outdated) return { says: ["The arrival rate or the engine’s speed has changed"], short: "Assessing the change", why: `The numbers below are from ${ago(look.at, now.row[0])}, before the change; the next assessment is under way.` };
+  if (look.outdated) return changed(prediction, look, now.row, columns);
   const { comparison } = prediction;
   const { observed, predicted } = comparison;
   const what = QUANTITY[prediction.compared];
@@ -73,7 +73,7 @@ function compared(prediction, { gateway, look, unit, now, columns }) {
   }
   if (prediction.stable === false) {
     const { name } = parsePolicy(prediction.policy);
-    return { says: [`No steady state: requests arrive faster than ${name} can serve them`], short: "Overloaded", alarm: true, why: look.stopped ? "No requests come now; the queue is of those that came." : `${excess(prediction.load)}, and the queue grows until the rate falls. “What if” lists the load of other settings.`, title: "Unstable" };
+    return { says: [`No steady state: requests arrive faster than ${name} can serve them`], short: "Overloaded", alarm: true, why: look.stopped ? "No requests come now; the queue is of those that came." : `${prediction.load < 1 ? sentences([comparison.assumptions.stable_queue.says]) : `${excess(prediction.load)}, and the queue grows until the rate falls.`} “What if” lists the load of other settings.`, title: "Unstable" };
   }
   if (predicted.value === null && prediction.load >= 1) return { says: ["Too early to say whether the queue has a steady state"], short: "Too early to judge", why: `${sentences([comparison.assumptions.stable_queue.says])}` };
   const both = [h("span", { class: "observed" }, duration(observed.value, unit)), " observed, ", h("span", { class: "predicted" }, duration(predicted.value, unit)), " predicted"];
@@ -87,6 +87,15 @@ function compared(prediction, { gateway, look, unit, now, columns }) {
   }
   const rate = now?.row[columns.indexOf("sequence_rate")] ?? null;
   return { says: with_("Too early to judge"), why: `${of}. ${missing(comparison, rate, gateway.prediction_window, prediction.window?.seconds)}`, aloud: "Too early to judge", short: "Too early to judge", title: gateway.model };
+}
+
+/** More or fewer requests came since the last assessment than before it: the load is in proportion, the rest has to wait. */
+function changed(prediction, look, row, columns) {
+  const [load, rate] = ["load", "arrival_rate"].map((name) => row[columns.indexOf(name)]);
+  const { name } = parsePolicy(prediction.policy);
+  const why = `${digits(rate)} requests per second came over the last ${span(look.rate_seconds)}: a load of ${percent(load)}. The delays below are from ${ago(look.at, row[0])}, before the change; the next assessment is under way.`;
+  if (load >= 1) return { says: [`The arrival rate has changed: requests arrive faster than ${name} can serve them`], short: "Overloaded", alarm: true, why, title: "Unstable" };
+  return { says: ["The arrival rate has changed"], short: "Assessing the change", why };
 }
 
 const excess = (load) => (load > 1 ? `The arrival rate is ${percent(load - 1, load < 1.995 ? 1 : 0)} above the largest stable rate` : "The arrival rate is not below the largest stable rate");

@@ -11,7 +11,7 @@ export function updateWhatIf(state, use) {
   const { what_if: rows, what_if_in_force: mine, what_if_state: about, gateway, look, unit, now: shown } = state;
   const host = byId("whatif");
   const outdated = Boolean(about?.outdated);
-  say(byId("whatif-age"), rows?.length && about?.at ? age(about, shown?.row[0] ?? about.at) : "");
+  say(byId("whatif-age"), rows?.length && about ? age(about, shown?.row[0]) : "");
   byId("whatif-age").classList.toggle("alarm", outdated);
   const key = JSON.stringify([rows, mine, outdated, look?.prediction?.queueing_delay, gateway?.in_force, unit]);
   if (host.dataset.key === key) return;
@@ -38,14 +38,15 @@ export function updateWhatIf(state, use) {
 
 /** From when the numbers are, and how many are to come. */
 function age({ at, left, outdated }, now) {
-  const from = `As of ${clock(at)}, ${ago(at, now)}`;
-  if (outdated) return `${from}: before the arrival rate or the engine’s speed changed. They are computed anew.`;
+  const from = at ? `As of ${clock(at)}, ${ago(at, now ?? at)}` : "Of the time before the gateway was started";
+  if (outdated) return `${from}: before the arrival rate or the engine’s speed changed. The load is that of the present rate; all else is being computed anew.`;
   return left ? `${from}; ${left} of them ${left === 1 ? "is" : "are"} being computed.` : `${from}.`;
 }
 
 /** With several servers: what the setting in force would be with a queue at each of them. */
-export function updateBalancer({ load_balancer: found, unit }) {
+export function updateBalancer({ load_balancer: found, what_if_state: about, unit }) {
   const place = byId("balancer");
+  place.classList.toggle("outdated", Boolean(about?.outdated));
   const mean = (each) => each[found.compared]?.mean ?? null;
   const known = found ? found.routings.filter((each) => mean(each) !== null) : [];
   place.hidden = !known.length || mean(found.central) === null;
