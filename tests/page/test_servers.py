@@ -11,7 +11,7 @@ import pytest
 
 from server.page.state import COLUMNS
 from tests.page.site import Site
-from tests.page.staged import Topics, staged
+from tests.page.staged import Topics, slow_queue, staged
 
 ANSWERED = """{
   const told = window.fetch;
@@ -205,6 +205,9 @@ def test_what_ifs_have_an_age_and_are_not_to_be_used_once_the_rate_has_changed(
     def old(topics: Topics) -> None:
         at = topics["now"]["row"][0] - 309
         topics["what_if_state"] = {"at": at, "left": left, "outdated": outdated}
+        slow_queue(topics)
+        policies = [f"elastic:max_batch_size={size}" for size in (2, 3, 4, 5)]
+        topics["what_if"] = [topics["what_if"][0] | {"policy": each} for each in policies]
         for each in topics["what_if"][:left]:
             each |= {"pending": True, "stable": None, "queueing_delay": None, "load": 0.4}
 
@@ -246,9 +249,10 @@ def test_a_headline_from_before_a_change_says_so_and_what_the_load_is_now(
         async with staged(site.browser, site.gateway.url, stale) as page:
             await page.until(f"document.querySelector('h1').textContent === '{headline}'")
             why = await page.text("#why")
-            assert f"45.0 requests per second came over the last 20\u202fs: a load of {load:.0%}"[
-                :-1
-            ] in why
+            assert (
+                f"45.0 requests per second came over the last 20\u202fs: a load of {load:.0%}"[:-1]
+                in why
+            )
             assert "from 2\u202fmin ago, before the change" in await page.text("#why")
             assert await page.ask("document.querySelector('#pair').classList.contains('outdated')")
             assert "until 2\u202fmin ago" in await page.text("#pair")

@@ -328,6 +328,7 @@ def known_estimates(load: float, policy: str = "capped:max_batch_size=4") -> pre
     seen = window_of(model, load, 2000, 1)
     memory = predicting._Memory(question=question_at(seen.now, policy))
     memory.estimates = assess(seen, LAW, Limits(max_num_seqs=16)).estimates
+    memory.estimated_at = seen.now
     return memory
 
 
@@ -481,17 +482,16 @@ def test_a_rate_that_is_hardly_known_is_no_other_rate_because_more_requests_came
     """Of a few requests an estimate is off by a quarter and more."""
 
     async def main() -> None:
-        async with assessed() as (live, asked):
+        async with assessed() as (live, _):
             await live.update()
-            prediction = live.prediction
-            prediction["estimates"]["arrival_rate"] |= {"low": 6.0, "high": 18.0}
-            await live.update()
-            live.prediction["estimates"] = prediction["estimates"]
+            await live.update()  # without what-ifs: no time passes
+            rate = live.prediction["estimates"]["arrival_rate"]
+            rate |= {"low": 6.0, "high": 18.0}
             for _ in range(900):  # 15 requests/s for a minute
                 await asyncio.sleep(1 / 15)
                 live.activity.recent.saw(live.activity._now(), begins_call=True)
             assert not live.outdated
-            prediction["estimates"]["arrival_rate"] |= {"low": 11.9, "high": 12.1}
+            rate |= {"low": 11.9, "high": 12.1}
             assert live.outdated
 
     run_virtual(main())

@@ -19,7 +19,7 @@ export function setUpAdvice(use) {
     try {
       const { epoch } = use.state.gateway?.in_force ?? {};
       const found = await call("GET", "admin/advice");
-      given = found.advice.length ? { epoch, calm: false } : null; // it rests on an assessment of its own, newer than the page's
+      given = found.advice.length ? { epoch, calm: !changed(use.state) } : null; // it rests on an assessment of its own, newer than the page's
       fill(said, found.advice.length ? h("ul", { class: "advice" }, ...found.advice.map((each) => item(each, use))) : h("p", { class: "note" }, `No advice: ${found.reason ?? "no requests to go by yet"}.`));
     } catch (error) {
       fill(said, h("p", { class: "note alarm" }, `No advice: ${error.message}.`));
@@ -27,17 +27,19 @@ export function setUpAdvice(use) {
     button.disabled = false;
     button.textContent = "Ask again";
   });
-  return ({ gateway, look, what_if_state: about }) => {
+  return (state) => {
     if (!given) return;
-    const outdated = look?.outdated || about?.outdated;
+    const outdated = changed(state);
     given.calm ||= !outdated;
-    if (gateway?.in_force?.epoch === given.epoch && !(outdated && given.calm)) return;
+    if (state.gateway?.in_force?.epoch === given.epoch && !(outdated && given.calm)) return;
     given = null;
     said.classList.add("outdated");
     for (const each of said.querySelectorAll("button")) each.remove();
     said.prepend(h("p", { class: "note alarm" }, "From before the last change: ask again."));
   };
 }
+
+const changed = ({ look, what_if_state: about }) => Boolean(look?.outdated || about?.outdated);
 
 /** A capital first, but not in a policy's name. */
 const sentence = (text) => (/^[a-z]+[ ,]/.test(text) && !/^(single|dynamic) /.test(text) ? text[0].toUpperCase() + text.slice(1) : text);
