@@ -174,9 +174,9 @@ def _in_force(gateway: Host, live: LiveModel) -> Mapping[str, Any] | None:
     if forecast is None or prediction is None:
         return forecast
     same = {name: prediction.get(name) for name in _SAME}
-    same["notes"] = forecast["notes"] if prediction["stable"] else []
-    if prediction["stable"] is False and prediction["load"] < 1:
-        same["notes"] = ["the queue grows"]
+    judged = prediction["comparison"]["assumptions"]["stable_queue"]
+    sound = judged["holds"] is not False and prediction["load"] < 1
+    same["notes"] = forecast["notes"] if prediction["stable"] or sound else [judged["says"]]
     interval = prediction["interval"] if prediction["compared"] == "sojourn_time" else None
     found = {**forecast, **same, "sojourn_interval": interval or forecast["sojourn_interval"]}
     return _at_rate(gateway, found, live.rate_factor) if live.outdated else found
@@ -219,7 +219,7 @@ def row(gateway: Host, at: float, minute: Sequence[float | None] = NOTHING) -> l
             live.activity.utilisation(),
         ),
         *(
-            look.get("utilisation"),
+            None if live.outdated else look.get("utilisation"),
             _load(live),
             *delays,
             *_observed(sojourn),

@@ -46,7 +46,6 @@ def quantities(shown: dict[str, Any]) -> dict[str, list[Any]]:
     predicted, observed = delays[prediction["compared"]]
     found["epoch"].append(prediction["epoch"])
     found["load"] = [row["load"]]
-    found["utilisation, predicted"] = [row["predicted_utilisation"], prediction["utilisation"]]
     found["observed mean"] = [row[observed], comparison["observed"]["value"]]
     means = [row[predicted], comparison["predicted"]["value"]]
     found["predicted mean"] = [*means, prediction[prediction["compared"]].get("mean")]
@@ -55,6 +54,8 @@ def quantities(shown: dict[str, Any]) -> dict[str, list[Any]]:
     judged = comparison["assumptions"]["stable_queue"]["holds"]
     found["steady state"] = []
     if not look["outdated"]:  # else load and steady state are those of the present rate
+        utilisation = [row["predicted_utilisation"], prediction["utilisation"]]
+        found["utilisation, predicted"] = utilisation
         found["load"] += [prediction["load"], prediction["load_interval"]["value"]]
         found["steady state"] += [prediction["stable"] is not False, judged is not False]
     if mine:
@@ -148,6 +149,7 @@ def test_loads_follow_the_arrivals_before_the_predicting_process_has_an_answer()
             assert apart(shown) == {}
             row = dict(zip(COLUMNS, shown["now"]["row"], strict=True))
             assert row["arrival_rate"] == pytest.approx(4 * rate, rel=0.01)
+            assert row["predicted_utilisation"] is None
             assert row["load"] == pytest.approx(4 * load, rel=0.01)
             mine, *others = [shown["what_if_in_force"], *shown["what_if"]]
             assert mine["stable"] is False
@@ -156,6 +158,32 @@ def test_loads_follow_the_arrivals_before_the_predicting_process_has_an_answer()
             gateway.limits.patience = 1.0
             patient = topics(gateway, 1e9)["what_if"]
             assert [each["stable"] for each in patient] == [True, True, None]
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize(
+    ("holds", "stable", "load", "says"),
+    [
+        (None, None, 1.02, "whether there is a steady state is not known yet"),
+        (True, None, 1.02, "what the gateway refuses keeps the queue finite"),
+        (False, False, 0.97, "the queue grows without bound"),
+        (True, True, 0.6, "by simulation"),
+        (True, None, 0.6, "by simulation"),
+    ],
+)
+def test_the_setting_in_force_says_of_its_steady_state_what_the_assumption_says(
+    holds: bool | None, stable: bool | None, load: float, says: str
+) -> None:
+    async def main() -> None:
+        async with running("single") as (_, gateway):
+            live = gateway.live_model()
+            live.prediction = json.loads(said("single"))
+            live.prediction |= {"at": gateway.now(), "stable": stable, "load": load}
+            judged = {"holds": holds, "says": says}
+            live.prediction["comparison"]["assumptions"]["stable_queue"] = judged
+            live.what_if_in_force = forecast(0.6) | {"notes": ["by simulation"]}
+            assert topics(gateway, 1e9)["what_if_in_force"]["notes"] == [says]
 
     run_virtual(main())
 

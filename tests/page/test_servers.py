@@ -256,6 +256,7 @@ def test_a_headline_from_before_a_change_says_so_and_what_the_load_is_now(
             assert "from 2\u202fmin ago, before the change" in await page.text("#why")
             assert await page.ask("document.querySelector('#pair').classList.contains('outdated')")
             assert "until 2\u202fmin ago" in await page.text("#pair")
+            assert await page.text("#assumptions-age") == "From before the arrival rate changed."
 
     site.runner.run(main())
 
