@@ -85,10 +85,13 @@ def test_without_a_server_behind_nothing_is_said_to_be_restarted_or_to_continue(
 ) -> None:
     async def main() -> tuple[str, str]:
         def dead(topics: Topics) -> None:
+            slow_queue(topics)
             behind(topics, *states, life="restarting")
 
         async with staged(site.browser, site.gateway.url, dead) as page:
             await page.until(f"document.querySelector('h1').textContent === '{headline}'")
+            assert "nothing serves now" in await page.text("#whatif-age")
+            assert not await page.ask("!!document.querySelector('table.whatif button')")
             return await page.text("#why"), await page.text("#bar-verdict")
 
     why, bar = site.runner.run(main())

@@ -14,7 +14,7 @@ export function updateNow(state) {
   const predicted = value("predicted_utilisation");
   const tiles = [
     tile("Policy", policy ? parsePolicy(policy.policy).name : NONE, "", policy ? [policyDetail(policy.policy), ...limits(policy)].filter(Boolean).join(" · ") : ""),
-    tile("Load", percent(load), "", look?.outdated && load < 1 ? "at the present rate" : look?.stopped ? "of the requests that came" : loadWords(load, prediction), load !== null && load >= 0.9),
+    tile("Load", percent(load), "", look?.outdated ? (load < 1 ? "at the present rate" : "above the largest stable rate") : look?.stopped ? "of the requests that came" : loadWords(load, prediction), load !== null && load >= 0.9),
     tile("Utilisation", percent(value("utilisation")), "", predicted === null ? "of the time busy, over one minute" : h("span", { class: "predicted" }, `${percent(predicted)} predicted`)),
     tile("Queue length", whole(value("queue_length")), "", "requests waiting"),
     tile("Arrival rate", digits(value("arrival_rate")), "/s", arrivalWords(value("arrival_rate"), value("sequence_rate"), look)),
@@ -47,7 +47,7 @@ function arrivalWords(calls, sequences, look) {
 
 function loadWords(load, prediction) {
   if (load === null) return "of the largest stable rate";
-  if (load >= 1) return "above the largest stable rate";
+  if (load >= 1) return prediction?.stable === false ? "above the largest stable rate" : "about the largest stable rate";
   if (load >= 0.9) return "close to the stability limit";
   const { low, high } = prediction?.load_interval ?? {};
   return typeof low === "number" && typeof high === "number" ? `${percent(Math.max(0, low))} to ${percent(high)}` : "of the largest stable rate";

@@ -10,8 +10,9 @@ const COLUMNS = [["Setting"], ["Load", "n"], ["Delay", "n"], ["Sojourn", "n"], [
 export function updateWhatIf(state, use) {
   const { what_if: rows, what_if_in_force: mine, what_if_state: about, gateway, look, unit, now: shown } = state;
   const host = byId("whatif");
-  const outdated = Boolean(about?.outdated);
-  say(byId("whatif-age"), rows?.length && about ? age(about, shown?.row[0]) : "");
+  const away = gateway?.state === "restarting" || gateway?.state === "lost"; // nothing serves
+  const outdated = Boolean(about?.outdated) || away;
+  say(byId("whatif-age"), rows?.length && about ? age(about, away, shown?.row[0]) : "");
   byId("whatif-age").classList.toggle("alarm", outdated);
   const key = JSON.stringify([rows, mine, outdated, look?.prediction?.queueing_delay, gateway?.in_force, unit]);
   if (host.dataset.key === key) return;
@@ -37,8 +38,9 @@ export function updateWhatIf(state, use) {
 }
 
 /** From when the numbers are, and how many are to come. */
-function age({ at, left, outdated }, now) {
+function age({ at, left, outdated }, away, now) {
   const from = at ? `As of ${clock(at)}, ${ago(at, now ?? at)}` : "Of the time before the gateway was started";
+  if (away) return `${from}: nothing serves now.`;
   if (outdated) return `${from}: before the arrival rate or the engine’s speed changed. The load is that of the present rate; all else is being computed anew.`;
   return left ? `${from}; ${left} of them ${left === 1 ? "is" : "are"} being computed.` : `${from}.`;
 }
