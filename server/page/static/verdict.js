@@ -73,7 +73,7 @@ function compared(prediction, { gateway, look, unit, now, columns }) {
   }
   if (prediction.stable === false) {
     const { name } = parsePolicy(prediction.policy);
-    return { says: [`No steady state: requests arrive faster than ${name} can serve them`], short: "Overloaded", alarm: true, why: look.stopped ? "No requests come now; the queue is of those that came." : `${prediction.load < 1 ? sentences([comparison.assumptions.stable_queue.says]) : `${excess(prediction.load)}, and the queue grows until the rate falls.`} “What if” lists the load of other settings.`, title: "Unstable" };
+    return { says: [`No steady state: requests arrive faster than ${name} can serve them`], short: "Overloaded", alarm: true, why: look.stopped ? "No requests come now; the queue is of those that came." : `${prediction.load !== null && prediction.load < 1 ? sentences([comparison.assumptions.stable_queue.says]) : `${excess(prediction.load)}, and the queue grows until the rate falls.`} “What if” lists the load of other settings.`, title: "Unstable" };
   }
   if (predicted.value === null && prediction.load >= 1) return { says: ["Too early to say whether the queue has a steady state"], short: "Too early to judge", why: `${sentences([comparison.assumptions.stable_queue.says])}` };
   const both = [h("span", { class: "observed" }, duration(observed.value, unit)), " observed, ", h("span", { class: "predicted" }, duration(predicted.value, unit)), " predicted"];
