@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -104,6 +104,8 @@ class Assessment:
     )
     model: Model | None = None  # at these estimates; without one nothing has been served
     scatter: Scatter | None = None  # of a continuous engine about its law, where it is known
+    # of each of several servers that has served enough: factor on the law's times
+    server_speeds: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def known(self) -> Known:
@@ -165,6 +167,7 @@ def assess(
         cached=forecast.cached,
         model=model,
         scatter=own.scatter,
+        server_speeds={each.server: math.exp(each.log) for each in speeds.servers},
     )
 
 

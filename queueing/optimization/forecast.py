@@ -36,6 +36,7 @@ class Forecast:
         float | None
     )  # of all requests, by the gateway's limit; None where it is not known
     notes: tuple[str, ...] = ()
+    pending: bool = False  # only its load is known so far
 
     @property
     def stable(self) -> bool:
@@ -50,7 +51,7 @@ class Forecast:
             "max_output_tokens": self.setting.max_output_tokens,
             "servers": self.setting.servers,
             "effective_max_batch_size": None if found is None else found.effective_max_batch_size,
-            "stable": self.stable,
+            "stable": None if self.pending else self.stable,
             "load": self.load
             if math.isfinite(self.load)
             else None,  # not a number where nothing is known of the lengths
@@ -62,7 +63,7 @@ class Forecast:
             "sojourn_interval": self.sojourn.to_dict(),
             "clipped_fraction": self.clipped_fraction,
             "notes": list(self.notes),
-        }
+        } | ({"pending": True} if self.pending else {})
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

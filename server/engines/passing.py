@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from ipaddress import ip_address
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 from urllib.parse import urlsplit
 
 import msgspec
@@ -39,6 +39,7 @@ class PassedCall(msgspec.Struct, frozen=True):
     model: str = ""  # that it asks for
     streams: bool = False  # it asks for events
     returned_by: tuple[int, ...] = ()  # servers that gave no answer, or one of no use
+    failed_by: tuple[int, ...] = ()  # those of them that did not say that they were busy
 
 
 def in_trace(call: PassedCall, trace: Mapping[str, str]) -> PassedCall:
@@ -47,6 +48,15 @@ def in_trace(call: PassedCall, trace: Mapping[str, str]) -> PassedCall:
         return call
     others = [header for header in call.headers if header[0] not in TRACE_HEADERS]
     return msgspec.structs.replace(call, headers=(*others, *trace.items()))
+
+
+Cause = Literal["failed", "busy", "gone"]
+"""Why a server returned a call.
+
+failed  it may be its own fault: another server will tell
+busy    it asked for time
+gone    it is not there; it may have the call when it is back
+"""
 
 
 class Answered(msgspec.Struct, frozen=True):
@@ -90,16 +100,19 @@ class PassedListener(Protocol):
         answer: Refused | None = None,
         code: FailureCode = "engine_unavailable",
         *,
-        gone: bool = False,
+        cause: Cause = "failed",
     ) -> None:
         """No answer came, or one that another server may better: the call may be dispatched
-        again, elsewhere unless this server is `gone`: then it may be sound when it is back. Where
-        it was dispatched again, `answer` is the client's, or it fails with this code.
+        again, elsewhere. Where it was before, `answer` is the client's, or it fails with this
+        code.
         """
 
 
 class Silence(Protocol):
     """How long nothing may come of a call."""
+
+    least: float
+    """Seconds: of every call."""
 
     def seconds(
         self, request: Request, beside: int, *, limited: bool, streams: bool, flows: bool

@@ -27,7 +27,7 @@ from server.http.api.models import add_models
 from server.http.api.openapi import ANSWERING, answers, body, document, errors
 from server.http.api.parameters import ADVICE_QUERY, CALL_HEADERS
 from server.http.api.schema import AutopilotChange, ChatRequest, CompletionRequest
-from server.http.api.servers import add_servers, servers_of
+from server.http.api.servers import add_servers
 from server.http.api.tokenizing import add_tokenizing
 from server.http.api.validation import field_in, parse
 from server.http.bodies import LEASE, BodyBudget
@@ -45,6 +45,7 @@ from server.http.front.others import add_others
 from server.http.headers import stamped
 from server.http.passing.routes import add_passing
 from server.http.unqueued import Unqueued
+from server.live.servers_seen import servers_seen
 from server.page import Feed, add_page
 from server.runtime.errors import ApiError
 from server.runtime.wording import brief
@@ -317,7 +318,7 @@ def _add_admin(app: FastAPI, gateway: Gateway) -> None:
             "supervision": gateway.supervisor.statistics()
             | {"stuck": gateway.lifecycle.stuck, "restarts": restarts_of(gateway)}
             | _poison(gateway),
-            "servers": servers_of(gateway),
+            "servers": servers_seen(gateway),
             "arrivals": gateway.arrivals.state(batcher.epoch),
             "overload": gateway.overload.state(),
             "estimates": gateway.live_model().estimates,

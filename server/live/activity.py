@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from server.live.numbers import Numbers
 
@@ -41,6 +41,10 @@ class RecentArrivals:
         """Sequences per second."""
         span = self._span(now)
         return len(self._sequences) / span
+
+    def calls_since(self, at: float) -> int:
+        """How many came after that instant, of the last `seconds`."""
+        return len(self._calls) - self._calls.below(at)
 
     def _span(self, now: float) -> float:
         start = max(self._started_at, now - self._seconds)
@@ -87,6 +91,11 @@ class BusyTime:
                 del self._servers[server_id]
         busy = sum(server.busy(start, now) for server in self._servers.values())
         return busy / max(1e-9, now - start) / servers
+
+    def of(self, server_id: int, start: float, now: float) -> float:
+        """The same of one server."""
+        server = self._servers.get(server_id)
+        return 0.0 if server is None else server.busy(start, now) / max(1e-9, now - start)
 
 
 class _Server:
@@ -143,7 +152,9 @@ class Activity:
     it: a change of the policy does not change what arrives.
     """
 
-    def __init__(self, now: Callable[[], float], servers: Callable[[], int], kept: float) -> None:
+    def __init__(
+        self, now: Callable[[], float], servers: Callable[[], Collection[int]], kept: float
+    ) -> None:
         self._now, self._servers = now, servers
         self._started_at = now()
         self.recent = RecentArrivals(self._started_at, SHOWN)
@@ -153,11 +164,22 @@ class Activity:
         """Calls per second."""
         return self.recent.call_rate(self._now())
 
+    def since(self, at: float) -> tuple[int, float]:
+        """Calls that came after that instant, and the seconds since; of the last minute at most."""
+        now = self._now()
+        start = max(self._started_at, now - SHOWN, at)
+        return self.recent.calls_since(start), max(0.0, now - start)
+
     def sequence_rate(self) -> float:
         """Sequences per second: a call may ask for several."""
         return self.recent.sequence_rate(self._now())
 
     def utilisation(self) -> float:
-        """Fraction of the time in which a server was busy, averaged over servers."""
+        """Fraction of the time in which a server was busy, averaged over those that take work."""
+        servers = self._servers()
+        return sum(map(self.utilisation_of, servers)) / max(1, len(servers))
+
+    def utilisation_of(self, server_id: int) -> float:
+        """Fraction of the time in which this server was busy."""
         now = self._now()
-        return self.busy.fraction(max(self._started_at, now - SHOWN), now, self._servers())
+        return self.busy.of(server_id, max(self._started_at, now - SHOWN), now)

@@ -33,7 +33,7 @@ from server.telemetry.energy.batches import MeteredBatches
 from server.telemetry.energy.meter import EnergyMeter
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from queueing.control.wait_ahead import BatchService, SlotService
 
@@ -41,6 +41,9 @@ log = logging.getLogger("kendall.live")
 STALE = 3  # intervals, after which the last reason says nothing of now
 LAST_LOOK = 5.0  # seconds that a shutdown waits for it
 WHAT_IF_SHARE = 0.1  # of the time that what-ifs take: those that are simulated take half a minute
+TELLING = 1.1  # a factor, beside the interval of an estimate
+TWO_SIDES = 3.92  # standard deviations that a 95 % interval is wide
+MOVED = 5.0  # standard deviations by which arrivals are more or fewer than the estimated rate has
 
 
 class LiveModel(Observer):
@@ -54,7 +57,7 @@ class LiveModel(Observer):
         # the self-checks go two intervals back
         self.activity = Activity(
             gateway.now,
-            lambda: gateway.batcher.capabilities.servers,
+            lambda: gateway.batcher.servers_in_use or range(gateway.batcher.capabilities.servers),
             2 * gateway.settings.prediction_interval,
         )
         self._recent, self._busy = self.activity.recent, self.activity.busy
@@ -70,6 +73,7 @@ class LiveModel(Observer):
         self.failures = Failures(log, "the live prediction", lambda: gateway.lifecycle.leaving)
         self.pilot_failures = Failures(log, "the autopilot")
         self._what_if_due = now + gateway.settings.what_if_interval
+        self._what_if_began = now
         # the last assessment of this epoch, as `/admin/prediction` shows it
         self.prediction: dict[str, Any] | None = None
         self.reason: str | None = None  # why the last assessment has no prediction
@@ -77,9 +81,12 @@ class LiveModel(Observer):
         # service times of this epoch's policy, for wait estimates
         self.ahead: BatchService | SlotService | None = None
         self.estimates: dict[str, Any] | None = None
-        self.what_if: list[dict[str, Any]] | None = None
-        self.what_if_in_force: dict[str, Any] | None = None  # the same of the setting in force
-        self.what_if_at: float | None = None
+        self.what_if: list[Mapping[str, Any]] | None = None
+        self.what_if_in_force: Mapping[str, Any] | None = None  # the same of the setting in force
+        self.what_if_at: float | None = None  # the end of the window that they rest on
+        self.what_if_left = 0  # of them only the load is known yet
+        # the estimates that they rest on: arrival rate and speed
+        self._what_if_basis: dict[str, Any] | None = None
         # the same setting with a queue at each server, where there are several
         self.load_balancer: dict[str, Any] | None = None
         self.checks: list[dict[str, Any]] = []
@@ -136,6 +143,7 @@ class LiveModel(Observer):
         self._window.begin_epoch(epoch)
         self.prediction = self.what_if = self.what_if_in_force = self.what_if_at = self.ahead = None
         self.reason = self.load_balancer = None
+        self.what_if_left, self._what_if_basis = 0, None
         self._what_if_due = self._gateway.now()  # as soon as there is an assessment
         self._gauges.begin_epoch()
 
@@ -251,8 +259,9 @@ class LiveModel(Observer):
         if found["state"] is not None:
             self.pilot.remember(found["pilot"])
             await self.saved.keep(found["state"], question.at)
-        if found["can_say_what_if"] and question.at >= self._what_if_due:
-            await self.update_what_if()
+        due = question.at >= self._what_if_due or self.what_if_left or self.what_if_outdated
+        if found["can_say_what_if"] and due:
+            await self._what_ifs(until=question.at + self._gateway.settings.prediction_interval)
 
     def _take(self, found: Mapping[str, Any]) -> None:
         self._looked_at = self._gateway.now()
@@ -263,25 +272,112 @@ class LiveModel(Observer):
         self.estimates, self.prediction = found["estimates"], found["prediction"]
         self._gauges.show(found["prediction"])
 
+    @property
+    def outdated(self) -> bool:
+        """Whether more or fewer requests came since the last assessment than its rate has."""
+        calls, expected, deviation = self._arrived()
+        return calls > 0 and abs(calls - expected) > MOVED * deviation
+
+    @property
+    def rate_factor(self) -> float:
+        """The present arrival rate over that of the last assessment, where it is another one; 1
+        elsewhere. The load of a setting is in proportion to the rate.
+        """
+        calls, expected, _ = self._arrived()
+        return calls / expected if self.outdated else 1.0
+
+    @property
+    def what_if_rate_factor(self) -> float:
+        """The present arrival rate over that which the what-ifs rest on."""
+        if self.prediction is None or not self._what_if_basis:
+            return 1.0
+        before = self._what_if_basis["arrival_rate"]["value"]
+        rate: float = self.prediction["arrival_rate"] * self.rate_factor
+        return rate / before if before else 1.0
+
+    @property
+    def rate_seconds(self) -> float | None:
+        """The seconds over which the present arrival rate is known; None before an assessment."""
+        if self.prediction is None:
+            return None
+        if not self.outdated:
+            return float(self.prediction["rate_seconds"])
+        return self.activity.since(self.prediction["at"])[1]
+
+    @property
+    def what_if_outdated(self) -> bool:
+        """Whether the what-ifs are of another arrival rate or speed than there is now."""
+        if self.prediction is None or self._what_if_basis is None:
+            return False
+        estimates, basis = self.prediction["estimates"], self._what_if_basis
+        moved = any(_beyond(basis[name]["value"], estimates[name]) for name in basis)
+        return self.outdated or moved
+
+    @property
+    def stopped(self) -> bool:
+        """Whether no requests come any more: the last assessment is of those that came."""
+        calls, expected, deviation = self._arrived()
+        return not calls and expected > MOVED * deviation
+
+    def _arrived(self) -> tuple[int, float, float]:
+        """Calls since the last assessment, how many there are at its rate, and the standard
+        deviation of that number: by chance, and as the rate is an estimate.
+        """
+        if self.prediction is None:
+            return 0, 0.0, 1.0
+        calls, seconds = self.activity.since(self.prediction["at"])
+        estimates = self.prediction["estimates"]
+        expected = self.prediction["arrival_rate"] * seconds
+        chance = max(1.0, estimates["dispersion"]["value"] or 1.0) * max(expected, 1.0)
+        low, high = (estimates["arrival_rate"][end] for end in ("low", "high"))
+        known = 0.0 if low is None or high is None else (high - low) * seconds / TWO_SIDES
+        return calls, expected, math.hypot(math.sqrt(chance), known)
+
     async def update_what_if(self) -> None:
-        """Every other policy, some limits and caps, and a load balancer's cost; and how many
+        """All of them, at the last assessment's estimates."""
+        self.what_if_left = 0
+        await self._what_ifs(until=math.inf)
+
+    async def _what_ifs(self, until: float) -> None:
+        """Every other policy, some limits and caps, as many as come `until` then: the rest follows
+        the next assessment. Behind the last of them what a load balancer would cost, and how many
         servers the SLO needs. The next ones are due later where these take long.
         """
-        epoch, began = self._gateway.batcher.epoch, self._gateway.now()
-        every = self._gateway.settings.what_if_interval
-        self._what_if_due = began + every
-        found = await self._predictor.ask("ask_what_ifs")
-        servers = self._gateway.batcher.servers
-        balanced = await _balanced(self._predictor, servers, {}) if found else None
-        if found and self._gateway.batcher.epoch == epoch:
-            self.what_if_in_force, *self.what_if = found
+        gateway, epoch = self._gateway, self._gateway.batcher.epoch
+        anew = not self.what_if_left or self.what_if_outdated
+        if anew:
+            self._what_if_began = gateway.now()
+            self._what_if_basis = self.estimates and {
+                name: self.estimates[name] for name in ("arrival_rate", "speed")
+            }
+        while anew or (self.what_if_left and gateway.now() < until):
+            found = await self._predictor.ask("ask_what_ifs", anew)
+            anew = False
+            if gateway.batcher.epoch != epoch:
+                return
+            self._take_what_ifs(found)
+        if not self.what_if_left:
+            every, took = gateway.settings.what_if_interval, gateway.now() - self._what_if_began
+            self._what_if_due = self._what_if_began + max(every, took / WHAT_IF_SHARE)
+            await self._beside_what_ifs(epoch)
+
+    def _take_what_ifs(self, found: Sequence[Mapping[str, Any]]) -> None:
+        if not found:
+            self.what_if_left = 0
+            return
+        first, *others = found
+        self.what_if_in_force, self.what_if, self.what_if_at = dict(first), others, first["at"]
+        self.what_if_left = sum(bool(each.get("pending")) for each in found)
+        self._gauges.what_if(others, self._gateway.limits.max_output_tokens)
+
+    async def _beside_what_ifs(self, epoch: int) -> None:
+        servers, batcher = self._gateway.batcher.servers, self._gateway.batcher
+        balanced = await _balanced(self._predictor, servers, {}) if self.what_if else None
+        if batcher.epoch == epoch:
             self.load_balancer = balanced
-            self.what_if_at = self._gateway.now()
-            self._what_if_due = began + max(every, (self.what_if_at - began) / WHAT_IF_SHARE)
-            self._gauges.what_if(self.what_if, self._gateway.limits.max_output_tokens)
         slo = self._gateway.settings.overload.slo
         needed = None if slo is None else await self._predictor.ask("ask_servers", slo)
-        if self._gateway.batcher.epoch == epoch:
+        if batcher.epoch == epoch:
             self._gauges.needed(needed)
 
     async def distribution(self) -> dict[str, Any] | None:
@@ -341,6 +437,14 @@ def _meter(gateway: LiveHost, capabilities: Capabilities) -> EnergyMeter:
     meter = EnergyMeter.of_machine(gpu="gpu" in capabilities.hardware, devices=devices)
     meter.start(gateway.now)
     return meter
+
+
+def _beyond(before: float | None, now: Mapping[str, float | None]) -> bool:
+    """Whether an estimate has left its interval by more than chance and wander do."""
+    low, high = now["low"], now["high"]
+    if before is None or low is None or high is None:
+        return False
+    return not low / TELLING <= before <= high * TELLING
 
 
 def _number(value: float) -> float | None:

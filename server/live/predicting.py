@@ -20,7 +20,7 @@ from policies.text import counted
 from queueing.control.advice.advise import TARGETS, advise, parse_objective
 from queueing.control.advice.load_balancer import behind_load_balancer, routings_of
 from queueing.control.advice.searches import search
-from queueing.control.advice.what_if import what_ifs
+from queueing.control.advice.what_if import WhatIfs
 from queueing.control.answer_quantiles import AnswerQuantiles
 from queueing.control.autopilot.assessed_window import assessed_window
 from queueing.control.autopilot.controller import Autopilot, Mode
@@ -29,24 +29,34 @@ from queueing.control.service_ahead import service_ahead
 from queueing.control.wait_ahead import BatchService, SlotService
 from queueing.errors import PredictionError
 from queueing.estimation.assess import Assessment, Limits, assess
-from queueing.estimation.assumptions.verdict import judged, observed_mean
+from queueing.estimation.assumptions.verdict import Compared, judged, observed_mean
 from queueing.estimation.estimates import Estimates
 from queueing.estimation.identifiability import beyond
-from queueing.estimation.interval import Estimate
+from queueing.estimation.interval import UNKNOWN, Estimate
 from queueing.estimation.speed.speed_history import SpeedHistory
 from queueing.estimation.window.replica import WindowReplica
 from queueing.estimation.window.snapshot import Snapshot
 from queueing.latency.law import LatencyModel
 from queueing.optimization.candidates import canonical
-from queueing.optimization.forecast import Forecast
 from queueing.optimization.gain.operating_point import OperatingPoint
 from queueing.optimization.quantity import compared_by
 from server.live.question import ENOUGH, Question
 
 Answer = dict[str, Any]
-# of a processor, for all what-ifs: beyond 120 s the process counts as lost, with all it knows
-WHAT_IF_SECONDS = 45.0
+WHAT_IF_SECONDS = 45.0  # of a processor, for all what-ifs: what is left then is left out
+WHAT_IF_SLICE = 0.5  # of a processor, after which what there is of them is answered
 ADVICE_SECONDS = 45.0  # of a processor, after which no search for another target begins
+
+
+@dataclass(slots=True)
+class _Round:
+    """The what-ifs that are being computed, for the window that ended `at`; None: for one of an
+    earlier life.
+    """
+
+    what_ifs: WhatIfs
+    at: float | None
+    seconds: float = 0.0  # of a processor
 
 
 @dataclass(slots=True)
@@ -56,10 +66,12 @@ class _Memory:
     replica: WindowReplica = field(default_factory=WindowReplica)
     question: Question | None = None
     estimates: Estimates | None = None  # of the last assessment with enough data, or restored
+    estimated_at: float | None = None  # the end of their window; None: of an earlier life
     pilot: Autopilot = field(default_factory=Autopilot)  # off until it is told otherwise
     last: Assessment | None = None  # what the next may build on
     last_shape: LatencyModel | None = None
     last_seen: Snapshot | None = None
+    what_ifs: _Round | None = None
     quantiles: AnswerQuantiles | None = None  # of a continuous engine's answers
     history: SpeedHistory = field(
         default_factory=SpeedHistory
@@ -162,7 +174,7 @@ def _assessed(question: Question, seen: Snapshot) -> Assessment:
 def _answer(question: Question, seen: Snapshot, found: Assessment) -> Answer:
     enough = found.estimates.count >= ENOUGH
     if enough:
-        _memory.estimates = found.estimates
+        _memory.estimates, _memory.estimated_at = found.estimates, seen.now
     return {
         "estimates": found.estimates.summary(),
         "prediction": described(question, seen, found) if enough else None,
@@ -194,7 +206,7 @@ def _ahead(found: Assessment) -> BatchService | SlotService | None:
 
 def described(question: Question, seen: Snapshot, found: Assessment) -> Answer:
     """As `/admin/prediction` shows it. An unstable queue has null delays."""
-    law = found.estimates.law(question.shape)
+    law, compared = found.estimates.law(question.shape), _compared(found)
     joins = parse_policy(seen.policy).joins_running
     return {
         **_predicted(seen, found),
@@ -203,23 +215,25 @@ def described(question: Question, seen: Snapshot, found: Assessment) -> Answer:
         "window": {"start": seen.start, "end": seen.now, "seconds": seen.now - seen.start},
         **_observed(seen, found, joins=joins),
         "arrival_rate": found.estimates.arrival_rate.value,
+        "rate_seconds": seen.now - _rate_since(found.estimates),
         "speed": law.speed,
+        "server_speeds": dict(found.server_speeds),
         "cv": law.cv,
         "law": law.to_dict(),
         "compared": "sojourn_time" if joins else "queueing_delay",
-        "interval": found.compared.predicted.of_duration().to_dict(),
+        "interval": compared.predicted.of_duration().to_dict(),
         "gateway_turnaround": found.estimates.gateway_turnaround,
         "load_interval": found.load.to_dict(),
         "wander_band": None if found.wander is None else _finite(dataclasses.asdict(found.wander)),
         "doubts": list(_doubts(question, seen)),
         "estimates": found.estimates.summary(),
-        "comparison": found.compared.to_dict(),
+        "comparison": compared.to_dict(),
     }
 
 
 def _predicted(seen: Snapshot, found: Assessment) -> Answer:
     """The prediction, or what is known of it where the queue has none."""
-    if found.prediction is not None:
+    if found.prediction is not None and not _grows(found):
         _memory.quantiles = AnswerQuantiles.of(found, _memory.quantiles)
         told = found.prediction
         told = told if _memory.quantiles is None else _memory.quantiles.added_to(told)
@@ -228,11 +242,33 @@ def _predicted(seen: Snapshot, found: Assessment) -> Answer:
     return {
         "policy": seen.policy,
         "method": None,
-        "stable": False if found.load.value >= 1 else None,
+        "stable": False if _grows(found) else None,
         "load": found.load.value,
         "queueing_delay": {},
         "sojourn_time": {},
     }
+
+
+def _rate_since(estimates: Estimates) -> float:
+    """The arrival rate is that of the time since then."""
+    changed = estimates.rate_changed_at
+    return estimates.start if changed is None else changed
+
+
+def _grows(found: Assessment) -> bool:
+    """Whether there is no steady state: one assumption decides it. A load beyond 1 may be an
+    estimate that is off, and a queue can grow at one that seems to be below.
+    """
+    return any(
+        each.name == "stable_queue" and each.holds is False for each in found.compared.assumptions
+    )
+
+
+def _compared(found: Assessment) -> Compared:
+    """Without a steady state nothing is predicted."""
+    if not _grows(found):
+        return found.compared
+    return dataclasses.replace(found.compared, predicted=UNKNOWN, error=math.nan)
 
 
 def _observed(seen: Snapshot, found: Assessment, *, joins: bool) -> Answer:
@@ -247,23 +283,30 @@ def _observed(seen: Snapshot, found: Assessment, *, joins: bool) -> Answer:
     }
 
 
-def ask_what_ifs() -> list[Answer]:
-    """The setting in force, then every other policy, some limits and caps, at the last assessment's
-    estimates, as many as come within WHAT_IF_SECONDS; none before there are estimates.
+def ask_what_ifs(anew: bool = True) -> list[Answer]:
+    """What is known of the setting in force, then of every other policy, some limits and caps,
+    after WHAT_IF_SLICE seconds of a processor; none before there are estimates. Those of which only
+    the load is known are `pending`: the next question has more. `anew`: at the estimates of the
+    last assessment.
 
-    `compared`: the duration by which it is compared with the setting in force.
+    `compared`: the duration by which a setting is compared with the one in force; `at`: the end of
+    the window that they rest on, null where that is of an earlier life of the gateway.
     """
     question, estimates = _memory.question, _memory.estimates
     if question is None or estimates is None:
         return []
-    until, found = time.process_time() + WHAT_IF_SECONDS, list[Forecast]()
-    for each in what_ifs(_operating_point(question, estimates), question.setting, beside=True):
-        found.append(each)
-        if time.process_time() >= until:
-            break
+    began, round_ = time.process_time(), None if anew else _memory.what_ifs
+    if round_ is None:
+        what_ifs = WhatIfs(_operating_point(question, estimates), question.setting)
+        round_ = _memory.what_ifs = _Round(what_ifs, _memory.estimated_at)
+    most = min(WHAT_IF_SLICE, WHAT_IF_SECONDS - round_.seconds)
+    round_.what_ifs.advance(lambda: time.process_time() - began >= most)
+    round_.seconds += time.process_time() - began
+    late = round_.seconds >= WHAT_IF_SECONDS
+    found = [each for each in round_.what_ifs.forecasts() if not (late and each.pending)]
     policies = [parse_policy(each.setting.policy) for each in found]
     return [
-        each.to_dict() | {"compared": compared_by((policies[0], own))}
+        each.to_dict() | {"compared": compared_by((policies[0], own)), "at": round_.at}
         for each, own in zip(found, policies, strict=True)
     ]
 
@@ -276,6 +319,8 @@ def ask_distribution() -> Answer | None:
 
     question, seen, found = _memory.question, _memory.last_seen, _memory.last
     if question is None or seen is None or found is None or found.prediction is None:
+        return None
+    if _grows(found):
         return None
     operating_point = _operating_point(question, found.estimates)
     if operating_point.refusal(question.setting.max_output_tokens) is not None:

@@ -194,7 +194,10 @@ def serve_command(
     ] = None,
     engine_api_key: Annotated[
         str | None,
-        _option(BEHIND, "Key sent to the servers behind as a bearer token."),
+        _option(
+            BEHIND,
+            "Key sent to the servers of --engine-url as a bearer token, and to no other origin.",
+        ),
     ] = None,
     tokenizer: Annotated[
         Path | None,
@@ -340,7 +343,10 @@ def serve_command(
         float,
         _option(
             FAILURES,
-            "Restart an engine that has work but produces no token for this long (0: never).",
+            (
+                "Restart an engine that has work but produces no token for this long, or give up a "
+                "call of which a server behind sends nothing (0: never)."
+            ),
             parser=Duration(),
         ),
     ] = SupervisionSettings.stuck_timeout,

@@ -2,36 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from server.admission.control import Overload
     from server.admission.limits_in_force import LimitsInForce
     from server.calibration.in_force import LatencyModelInForce
-    from server.engines.base import Capabilities
+    from server.engines.passing import PassingEngine
     from server.live import LiveModel
-    from server.queue.sequence import SequenceState
+    from server.queue.batcher import Batcher
     from server.settings import Settings
     from server.supervision.lifecycle import Lifecycle
+    from server.supervision.replicas.servers import Servers
     from server.supervision.supervisor import Supervisor
     from server.telemetry.metrics import Metrics
-
-
-class PageQueue(Protocol):
-    """What the page reads of the queue."""
-
-    @property
-    def queue_length(self) -> int: ...
-    @property
-    def in_service(self) -> int: ...
-    @property
-    def unanswered(self) -> int: ...
-    @property
-    def failures(self) -> Mapping[str, int]: ...
-    @property
-    def capabilities(self) -> Capabilities: ...
-    def in_service_sequences(self) -> Sequence[Sequence[SequenceState]]: ...
 
 
 class Host(Protocol):
@@ -54,5 +39,9 @@ class Host(Protocol):
     @property
     def now(self) -> Callable[[], float]: ...
     @property
-    def batcher(self) -> PageQueue: ...
+    def batcher(self) -> Batcher: ...
+    @property
+    def servers(self) -> Servers | None: ...
+    @property
+    def passing(self) -> PassingEngine | None: ...
     def live_model(self) -> LiveModel: ...

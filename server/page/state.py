@@ -13,12 +13,14 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from server.engines.base import describe_engine
+from server.live.servers_seen import servers_seen
 from server.page.history import short
 from server.page.host import Host
 from server.page.minute import MINUTE_COLUMNS, NOTHING
 from server.supervision.lifecycle import EngineState
 
 if TYPE_CHECKING:
+    from server.live import LiveModel
     from server.queue.sequence import SequenceState
 
 MEMBERS = 48  # of a server's batch that are drawn
@@ -69,6 +71,8 @@ _LOOK = (
         "doubts",
     ),
 )
+# what the what-if of the setting in force and the assessment both have
+_SAME = ("stable", "load", "queueing_delay", "sojourn_time", "time_to_first_token")
 Topics = dict[str, Any]
 
 
@@ -79,18 +83,34 @@ def topics(gateway: Host, at: float, minute: Sequence[float | None] = NOTHING) -
             "gateway": _life(gateway),
             "now": {"row": [short(at), *[None] * (len(COLUMNS) - 1)], "servers": []},
         }
-    live = gateway.live_model()
+    live, now = gateway.live_model(), gateway.now()
     autopilot = live.pilot.shown()
+
+    def unix(instant: float | None) -> int | None:
+        return None if instant is None else round(at - (now - instant))
+
+    prediction = live.prediction
+    looked_at = None if prediction is None else prediction["at"]
     return {
         "gateway": _life(gateway) | _about(gateway),
         "now": {"row": row(gateway, at, minute), "servers": servers(gateway)},
         "look": {
-            "prediction": _look(live.prediction),
-            "reason": None if live.prediction else live.why_nothing(),
+            "prediction": _look(prediction),
+            "reason": None if prediction else live.why_nothing(),
+            "at": unix(looked_at),
+            "outdated": live.outdated,
+            "stopped": live.stopped,
+            "rate_seconds": live.rate_seconds,
         },
-        "what_if": live.what_if or [],
-        "what_if_in_force": live.what_if_in_force,
+        "what_if": _what_ifs(gateway, live),
+        "what_if_in_force": _in_force(gateway, live),
+        "what_if_state": {
+            "at": unix(live.what_if_at),
+            "left": live.what_if_left,
+            "outdated": live.what_if_outdated,
+        },
         "load_balancer": live.load_balancer,
+        "servers": _servers(gateway),
         "checks": live.checks,
         "autopilot": autopilot | {"decisions": autopilot["decisions"][-DECISIONS:]},
     }
@@ -117,10 +137,68 @@ def _about(gateway: Host) -> Topics:
         "law": gateway.latency.law is not None,
         "prediction_window": settings.prediction_window,
         "keyed": bool(settings.security.api_keys),
+        "resizable": _resizable(gateway),
+        "serving": gateway.batcher.servers,
         "what_if_interval": settings.what_if_interval,
         "restarts": gateway.supervisor.restarts,
         "versions": dict(capabilities.versions),
     }
+
+
+def _what_ifs(gateway: Host, live: LiveModel) -> Sequence[Mapping[str, Any]]:
+    """What is from before a change of the rate has its load at the present one, which needs no new
+    assessment, and no delay where there is no steady state any more.
+    """
+    known = live.what_if or []
+    if not live.what_if_outdated:
+        return known
+    return [_at_rate(gateway, each, live.what_if_rate_factor) for each in known]
+
+
+def _at_rate(gateway: Host, each: Mapping[str, Any], factor: float) -> Mapping[str, Any]:
+    if each["load"] is None:
+        return each
+    found = {**each, "load": each["load"] * factor}
+    if found["load"] >= 1 and gateway.limits.patience is None:
+        found |= {"stable": False, "pending": False, "notes": []}
+    elif each["stable"] is False:
+        found |= {"stable": None, "pending": True}
+    return found
+
+
+def _in_force(gateway: Host, live: LiveModel) -> Mapping[str, Any] | None:
+    """The forecast of the setting in force, with the numbers of the last assessment: those that
+    stand elsewhere on the page.
+    """
+    forecast, prediction = live.what_if_in_force, live.prediction
+    if forecast is None or prediction is None:
+        return forecast
+    same = {name: prediction.get(name) for name in _SAME}
+    judged = prediction["comparison"]["assumptions"]["stable_queue"]
+    sound = judged["holds"] is not False and prediction["load"] < 1
+    same["notes"] = forecast["notes"] if prediction["stable"] or sound else [judged["says"]]
+    interval = prediction["interval"] if prediction["compared"] == "sojourn_time" else None
+    found = {**forecast, **same, "sojourn_interval": interval or forecast["sojourn_interval"]}
+    return _at_rate(gateway, found, live.rate_factor) if live.outdated else found
+
+
+def _servers(gateway: Host) -> list[dict[str, Any]]:
+    """Each of several, or of those behind; without addresses, which are the operator's."""
+    known: list[dict[str, Any]] = servers_seen(gateway)["servers"]
+    if gateway.passing is None and len(known) < 2:
+        return []
+    return [
+        {name: server[name] for name in ("id", "state", "in_service", "speed")}
+        | {"utilisation": round(server["utilisation"], 2)}
+        for server in known
+    ]
+
+
+def _resizable(gateway: Host) -> str | None:
+    """By what `PUT /admin/servers` changes them, where it does."""
+    if gateway.passing is not None:
+        return "urls"
+    return None if gateway.servers is None else "replicas"
 
 
 def row(gateway: Host, at: float, minute: Sequence[float | None] = NOTHING) -> list[float | None]:
@@ -137,13 +215,12 @@ def row(gateway: Host, at: float, minute: Sequence[float | None] = NOTHING) -> l
             at,
             batcher.queue_length,
             batcher.in_service,
-            live.activity.arrival_rate(),
-            live.activity.sequence_rate(),
+            *_rates(live),
             live.activity.utilisation(),
         ),
         *(
-            look.get("utilisation"),
-            look.get("load"),
+            None if live.outdated else look.get("utilisation"),
+            _load(live),
             *delays,
             *_observed(sojourn),
             *_predicted(look, "sojourn_time"),
@@ -153,6 +230,25 @@ def row(gateway: Host, at: float, minute: Sequence[float | None] = NOTHING) -> l
     return [
         None if number is None or not math.isfinite(number) else short(number) for number in numbers
     ]
+
+
+def _rates(live: LiveModel) -> tuple[float, float]:
+    """Calls and sequences per second: the rate that load and delays are predicted at, or that of
+    the time since, where it has changed. Without a prediction, and where no requests come any more,
+    those of the last minute.
+    """
+    calls, sequences = live.activity.arrival_rate(), live.activity.sequence_rate()
+    prediction = live.prediction
+    if prediction is None or live.stopped:
+        return calls, sequences
+    rate: float = prediction["arrival_rate"] * live.rate_factor
+    return rate, rate * (sequences / calls if calls else 1.0)
+
+
+def _load(live: LiveModel) -> float | None:
+    """At the rate that is shown."""
+    prediction = live.prediction
+    return None if prediction is None else prediction["load"] * live.rate_factor
 
 
 def _observed(found: Mapping[str, Any] | None) -> tuple[float | None, ...]:

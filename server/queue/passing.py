@@ -13,7 +13,7 @@ import msgspec
 
 from policies import QueueState
 from server.engines.base import EngineRequest, FailureCode
-from server.engines.passing import Answered, Refused
+from server.engines.passing import Answered, Cause, Refused
 from server.queue.sequence import Batch, Consumer, Owner, SequenceState
 from server.queue.stop_detector import StopDetector
 
@@ -25,7 +25,7 @@ IN_THE_ANSWER = "reported an error in its answer"
 BEGUN = "an answer of another server cannot be continued"
 # calls that a server returned and no other has answered, from which on it gets no new ones
 UNDECIDED = 3
-ELSEWHERE = 30.0  # seconds for which a returned call waits for another server
+ELSEWHERE = 30.0  # seconds for which a returned call waits for another server, and its server too
 
 
 class PassedConsumer(Consumer, Protocol):
@@ -161,7 +161,7 @@ class PassedSequence(SequenceState):
         answer: Refused | None = None,
         code: FailureCode = "engine_unavailable",
         *,
-        gone: bool = False,
+        cause: Cause = "failed",
     ) -> None:
         """Back to the head of the queue, once; then `answer`, where there is one, is the
         client's.
@@ -170,8 +170,7 @@ class PassedSequence(SequenceState):
             return
         if self.interruptions < MOST_RETURNS:
             self.interruptions += 1
-            if not gone:
-                self._note_server()
+            self._note_server(cause)
             self._owner.put_back(self)
         elif answer is not None:
             self.on_refused(answer)
@@ -185,11 +184,18 @@ class PassedSequence(SequenceState):
         call = self.engine_request.call
         return () if call is None else call.returned_by
 
-    def _note_server(self) -> None:
+    def _note_server(self, cause: Cause) -> None:
+        if cause == "gone":
+            return
         call = self.engine_request.call
         assert call is not None
         assert self.batch is not None
-        noted = msgspec.structs.replace(call, returned_by=(*call.returned_by, self.batch.server_id))
+        own = (self.batch.server_id,)
+        noted = msgspec.structs.replace(
+            call,
+            returned_by=call.returned_by + own,
+            failed_by=call.failed_by + (own if cause == "failed" else ()),
+        )
         self.engine_request = msgspec.structs.replace(self.engine_request, call=noted)
 
 
@@ -225,8 +231,8 @@ class ReturnedCalls:
         if not self._calls or len(up := in_use()) < 2:
             yield state, math.inf
             return
-        undecided = [each for each, _ in self._calls.values()]
-        waiting = {each.id: each for each in undecided if each.batch is None}
+        undecided = [each for each, until in self._calls.values() if now < until]
+        waiting = {each.id: each for each, _ in self._calls.values() if each.batch is None}
         kept = {
             server_id: {
                 name
@@ -240,8 +246,7 @@ class ReturnedCalls:
             for server_id in up
             if sum(server_id in each.returned_by for each in undecided) >= UNDECIDED
         }
-        avoiding = set[str]().union(*kept.values())
-        again = min((self._calls[name][1] for name in avoiding), default=math.inf)
+        again = min((at for _, at in self._calls.values() if at > now), default=math.inf)
         apart = {server_id for server_id in up if kept[server_id]} | doubtful
         others = [server for server in state.servers if server.id not in apart]
         yield dataclasses.replace(state, servers=others), again

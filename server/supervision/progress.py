@@ -68,7 +68,7 @@ class SilenceLimits:
     """
 
     def __init__(self, timeout: float, law: Callable[[], LatencyModel | None]) -> None:
-        self._timeout, self._law = timeout, law
+        self.least, self._law = timeout, law
         self._paces: deque[float] = deque(maxlen=RECENT)  # seconds for each token
 
     def learn(self, seconds: float, tokens: int) -> None:
@@ -90,8 +90,8 @@ class SilenceLimits:
         elif limited and len(self._paces) >= FEW:
             lawful = WHOLE * max(self._paces) * request.max_output_tokens
         else:
-            lawful = UNKNOWN * self._timeout
-        return max(self._timeout, lawful)
+            lawful = UNKNOWN * self.least
+        return max(self.least, lawful)
 
 
 class Watched(Protocol):

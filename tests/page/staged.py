@@ -11,10 +11,13 @@ from tests.page.browser import Browser, Page
 from tests.page.site import READY, history_of, topics_of
 
 Topics = dict[str, Any]
-# the stream stays open, and everything else goes to the gateway
+# the stream stays open, `tell` adds to it, and everything else goes to the gateway
 STREAM = """{
   const real = window.fetch;
-  const start = (stream) => stream.enqueue(new TextEncoder().encode(%s));
+  const start = (stream) => {
+    window.tell = (text) => stream.enqueue(new TextEncoder().encode(text));
+    window.tell(%s);
+  };
   const body = () => new ReadableStream({ start });
   const told = { "live/events": body, "live/history": () => %s };
   window.fetch = (url, ...more) =>
@@ -36,6 +39,7 @@ async def staged(
     """
     history, topics = await history_of(url), await topics_of(url)
     history |= {"fine": [column[-60:] for column in history["fine"]], "coarse": []}
+    topics["look"] |= {"stopped": False, "outdated": False}  # it was served lately
     change(topics)
     events = "".join(
         f"event: {name}\ndata: {json.dumps(value)}\n\n" for name, value in topics.items()

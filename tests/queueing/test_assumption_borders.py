@@ -102,7 +102,8 @@ def test_a_speed_that_wanders_is_tolerated_as_long_as_it_moves_the_delay_by_less
     ("value", "low", "delays", "holds"),
     [
         (0.99, 0.97, QUIET, True),
-        (1.2, 0.999, QUIET, True),
+        (1.2, 0.999, QUIET, None),  # the estimate may be off: neither headline nor tick
+        (1.001, 0.9, QUIET, None),
         (1.2, 1.001, QUIET, False),
         # a growing queue counts near saturation only, and only where it doubles
         (0.94, 0.9, np.arange(1000.0), True),
@@ -120,13 +121,14 @@ def test_a_speed_that_wanders_is_tolerated_as_long_as_it_moves_the_delay_by_less
     ],
 )
 def test_a_queue_is_unstable_by_its_load_or_by_its_growth(
-    value: float, low: float, delays: np.ndarray, holds: bool
+    value: float, low: float, delays: np.ndarray, holds: bool | None
 ) -> None:
     load = Estimate(value, low, 2 * value - low, 100.0)
     found = stable_queue(load, delays)
     assert (found.holds, found.measure) == (holds, value)
     assert stable_queue(load, delays, kept_finite="patience").holds
-    assert ("grows without bound" in found.says) != holds
+    assert ("grows without bound" in found.says) == (holds is False)
+    assert ("not known yet" in found.says) == (holds is None)
 
 
 def test_without_a_load_nothing_is_said_of_stability() -> None:

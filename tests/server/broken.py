@@ -56,11 +56,11 @@ def status(code: int, **headers: str) -> Behaviour:
     return behave
 
 
-def whole(body: bytes, **headers: str) -> Behaviour:
+def whole(body: bytes) -> Behaviour:
     """This, with a good status."""
 
     async def behave(asked: Asked) -> None:
-        asked.whole(body, **headers)
+        asked.whole(body)
 
     return behave
 
@@ -126,7 +126,7 @@ async def slow(asked: Asked) -> None:
 
 async def latin(asked: Asked) -> None:
     """A header beyond ASCII: as Latin-1, and as UTF-8."""
-    head = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nX-Latin: caf\xe9\r\n".encode(
+    head = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nX-Latin: \xe9\xe8\r\n".encode(
         "latin-1"
     )
     body = json.dumps(NORMAL | {"choices": [{"text": text_for(asked.fields["prompt"])}]}).encode()

@@ -170,6 +170,15 @@ def test_a_whole_answer(body: Any, end: Answered) -> None:
     assert answer.has_usage == (end.output_tokens is not None)
 
 
+@pytest.mark.parametrize("last", [b"data: [DONE]", b"data: [DONE]\r", sse(text("a", "stop"))[:-2]])
+def test_the_last_line_of_a_stream_may_have_no_end(last: bytes) -> None:
+    answer = Answer()
+    answer.feed(sse(text("a")) + last)
+    assert not answer.ended
+    answer.close()
+    assert answer.ended
+
+
 @pytest.mark.parametrize(
     ("event", "error"),
     [

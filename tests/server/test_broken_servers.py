@@ -9,6 +9,8 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
 
 from tests.server.broken import BROKEN, SERVICE, Broken, good, said, text_for
 from tests.server.passing_gateway import Before, before
@@ -31,12 +33,14 @@ async def asks(kendall: Before, number: int, *, streamed: bool) -> tuple[bool, f
     return right, kendall.gateway.now() - began
 
 
-async def asked(kendall: Before, calls: int, *, streamed: bool) -> list[tuple[bool, float]]:
+async def asked(
+    kendall: Before, calls: int, *, streamed: bool, gap: float = EVERY
+) -> list[tuple[bool, float]]:
     """So many calls, one after the other."""
     tasks = []
     for number in range(calls):
         tasks.append(asyncio.create_task(asks(kendall, number, streamed=streamed)))
-        await asyncio.sleep(EVERY)
+        await asyncio.sleep(gap)
     return await asyncio.gather(*tasks)
 
 
@@ -75,6 +79,37 @@ def test_calls_that_a_good_server_could_serve_are_served(
     """None is held beyond its bound, each has one outcome, and no traceback is logged."""
     held_by(broken, 100, place=0)
     assert not [each for each in caplog.records if each.exc_info]
+
+
+@given(
+    broken=st.sampled_from(BROKEN),
+    others=st.integers(1, 3),
+    place=st.integers(0, 3),
+    slots=st.sampled_from([1, 2, SLOTS]),
+    gap=st.sampled_from([0.0, EVERY, 4 * EVERY]),
+    policy=st.sampled_from(["continuous", "single", "elastic", "fixed:batch_size=2,max_wait=1"]),
+)
+@settings(max_examples=25, deadline=None, phases=[Phase.generate])
+def test_what_one_broken_server_fails_is_a_constant_and_no_share(
+    broken: Broken, others: int, place: int, slots: int, gap: float, policy: str
+) -> None:
+    """Whatever the others are, and how calls come: at most what had begun there at its second
+    failure, once; nothing of what had not begun.
+    """
+
+    async def test(*stubs: Stub) -> None:
+        for stub in stubs:
+            stub.behave = good
+        engine = {"max_num_seqs": slots}
+        async with before(*stubs, engine=engine, policy=policy) as kendall:
+            await asked(kendall, 30, streamed=broken.streamed)
+            broken.breaks(stubs[place % len(stubs)])
+            found = await asked(kendall, 80, streamed=broken.streamed, gap=gap)
+            wrong = sum(not right for right, _ in found)
+            assert wrong <= (1 + slots if broken.begun else 1)
+            check_books(kendall, 110, 110 - wrong)
+
+    play(test, stubs=1 + others)
 
 
 @pytest.mark.slow

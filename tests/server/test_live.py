@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import math
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -321,6 +322,181 @@ def test_what_ifs_end_in_time_with_those_that_there_are(monkeypatch: pytest.Monk
     assert predicting.ask_what_ifs() == every[:1]
 
 
+def known_estimates(load: float, policy: str = "capped:max_batch_size=4") -> predicting._Memory:
+    """What the process keeps of a window under that load."""
+    model = Model(policy=parse_policy(policy), output_tokens=LENGTHS, law=LAW, max_num_seqs=16)
+    seen = window_of(model, load, 2000, 1)
+    memory = predicting._Memory(question=question_at(seen.now, policy))
+    memory.estimates = assess(seen, LAW, Limits(max_num_seqs=16)).estimates
+    memory.estimated_at = seen.now
+    return memory
+
+
+def test_what_ifs_come_bit_by_bit_the_most_telling_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once the load of each, by which those without a steady state are known; then forecasts:
+    that of the setting in force, and those with the lowest load.
+    """
+    memory = known_estimates(0.9)
+    monkeypatch.setattr(predicting, "_memory", memory)
+    monkeypatch.setattr(predicting, "WHAT_IF_SLICE", 1e9)
+    whole = predicting.ask_what_ifs()
+    monkeypatch.setattr(predicting, "WHAT_IF_SLICE", 0.0)
+    found, came = predicting.ask_what_ifs(), list[dict[str, Any]]()
+    assert [each["policy"] for each in found] == [each["policy"] for each in whole]
+    assert [each["load"] for each in found] == [each["load"] for each in whole]
+    assert {each["at"] for each in found} == {memory.question.at}  # type: ignore[union-attr]
+    overloaded = [each for each in found if each["load"] >= 1]
+    assert overloaded
+    assert all(each["stable"] is False and "pending" not in each for each in overloaded)
+    assert found[0]["stable"] is True
+    pending = [each for each in found if each.get("pending")]
+    assert len(pending) == len(found) - len(overloaded) - 1
+    assert all(each["stable"] is None and each["queueing_delay"] is None for each in pending)
+    while any(each.get("pending") for each in found):
+        before = {json.dumps(each) for each in found}
+        found = predicting.ask_what_ifs(False)
+        came += [each for each in found if json.dumps(each) not in before]
+    loads = [each["load"] for each in came]
+    assert loads == sorted(loads)
+    assert len(came) == len(pending)
+    assert not any(each.get("pending") for each in found)
+    means = [
+        [each["queueing_delay"] and each["queueing_delay"]["mean"] for each in some]
+        for some in (found, whole)
+    ]
+    assert means[0] == means[1]
+
+
+class Assessing(Asked):
+    """Whose assessments are of 12 requests/s, and whose what-ifs take two questions a round."""
+
+    def __init__(self, gateway: Any) -> None:
+        super().__init__()
+        self.gateway = gateway
+        self.rate = 12.0
+        self.rounds: list[float] = []
+        self.left = 0
+
+    async def ask(self, *question: Any) -> Any:
+        found = await super().ask(*question)
+        now = self.gateway.now()
+        if question[0] == "ask_what_ifs":
+            if question[1]:
+                self.rounds.append(now)
+                self.left = 2
+            self.left -= 1
+            await asyncio.sleep(4.0)
+            row = {"at": self.rounds[-1], "max_output_tokens": None, "queueing_delay": None}
+            return [row, row | {"pending": True} if self.left else row]
+        if question[0] != "assess_window":
+            return None
+        rate = {"value": self.rate, "low": 0.9 * self.rate, "high": 1.1 * self.rate}
+        speed = {"value": 1.0, "low": 0.95, "high": 1.05}
+        estimates = {"arrival_rate": rate, "speed": speed, "dispersion": {"value": 1.0}}
+        seen = {"at": now, "arrival_rate": self.rate, "estimates": estimates}
+        return found | {"can_say_what_if": True, "prediction": seen, "estimates": estimates}
+
+
+@contextlib.asynccontextmanager
+async def assessed(**settings: Any) -> AsyncIterator[tuple[Any, Assessing]]:
+    """A gateway whose what-ifs are due once an hour, and which assesses when it is told to."""
+    async with running(prediction_interval=1e6, what_if_interval=3600, **settings) as (_, gateway):
+        live = gateway.live_model()
+        live._predictor = asked = Assessing(gateway)  # type: ignore[assignment]
+        live._gauges.show = lambda _: None  # type: ignore[method-assign]
+        live._gateway.settings = dataclasses.replace(gateway.settings, prediction_interval=5.0)
+        live.begin_epoch(0)
+        yield live, asked
+
+
+def test_what_ifs_follow_a_change_of_the_rate_though_they_are_not_due() -> None:
+    """They were held back for ten times as long as the last ones had taken."""
+
+    async def main() -> None:
+        async with assessed() as (live, asked):
+            await live.update()
+            assert (len(asked.rounds), live.what_if_left) == (1, 0)
+            await asyncio.sleep(30.0)
+            await live.update()
+            assert len(asked.rounds) == 1, "nothing changed"
+            asked.rate = 12.5
+            await live.update()
+            assert len(asked.rounds) == 1, "that is chance"
+            asked.rate = 45.0
+            await live.update()
+            assert len(asked.rounds) == 2
+            assert live.what_if_at == asked.rounds[1]
+            assert not live.what_if_outdated
+            await live.update()
+            assert len(asked.rounds) == 2, "once for each change"
+
+    run_virtual(main())
+
+
+def test_what_ifs_that_take_long_are_shown_bit_by_bit_between_the_assessments() -> None:
+    async def main() -> None:
+        async with assessed() as (live, asked):
+            asked.gateway.settings = dataclasses.replace(
+                asked.gateway.settings, prediction_interval=1.0
+            )
+            await live.update()
+            assert (len(live.what_if), live.what_if_left) == (1, 1), "the first part of them"
+            await live.update()
+            assert (len(asked.rounds), live.what_if_left) == (1, 0), "the rest, of the same round"
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize(
+    ("gap", "outdated", "stopped"),
+    [(1 / 12, False, False), (1 / 45, True, False), (1 / 2, True, False), (None, False, True)],
+)
+def test_arrivals_say_that_a_prediction_is_of_another_rate_before_it_is_renewed(
+    gap: float | None, outdated: bool, stopped: bool
+) -> None:
+    """The predicting process may have no time for minutes. Where nothing comes any more, the last
+    prediction is of the requests that came.
+    """
+
+    async def main() -> None:
+        async with assessed() as (live, _):
+            await live.update()
+            await live.update()  # without what-ifs: no time passes
+            for _ in range(0 if gap is None else int(15 / gap)):
+                await asyncio.sleep(gap or 0.0)
+                live.activity.recent.saw(live.activity._now(), begins_call=True)
+            if gap is None:
+                await asyncio.sleep(15.0)
+            assert (live.outdated, live.what_if_outdated) == (outdated, outdated)
+            assert live.stopped is stopped
+            factor = 1 / 12 / gap if outdated and gap else 1.0
+            assert live.rate_factor == pytest.approx(factor, rel=0.05)
+            assert live.what_if_rate_factor == pytest.approx(factor, rel=0.05)
+            live.begin_epoch(1)
+            assert (live.outdated, live.what_if_outdated, live.stopped) == (False,) * 3
+
+    run_virtual(main())
+
+
+def test_a_rate_that_is_hardly_known_is_no_other_rate_because_more_requests_came() -> None:
+    """Of a few requests an estimate is off by a quarter and more."""
+
+    async def main() -> None:
+        async with assessed() as (live, _):
+            await live.update()
+            await live.update()  # without what-ifs: no time passes
+            rate = live.prediction["estimates"]["arrival_rate"]
+            rate |= {"low": 6.0, "high": 18.0}
+            for _ in range(900):  # 15 requests/s for a minute
+                await asyncio.sleep(1 / 15)
+                live.activity.recent.saw(live.activity._now(), begins_call=True)
+            assert not live.outdated
+            rate |= {"low": 11.9, "high": 12.1}
+            assert live.outdated
+
+    run_virtual(main())
+
+
 @pytest.mark.parametrize("slo", [None, "p99_queueing_delay<=1s"])
 def test_the_gauge_of_the_servers_that_are_needed(slo: str | None) -> None:
     class Needed(Asked):
@@ -361,7 +537,7 @@ def test_what_ifs_take_at_most_a_tenth_of_the_time(seconds: float, waited: float
                 return found | {"can_say_what_if": True}
             at.append(asyncio.get_running_loop().time())
             await asyncio.sleep(seconds)
-            return [None]
+            return [{"at": 0.0}]
 
     async def main() -> None:
         async with running(prediction_interval=1e6) as (_, gateway):

@@ -8,7 +8,7 @@ window alone, a higher one only under a named family ("extrapolated").
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from queueing.optimization.candidates import (
     at_sizes,
@@ -49,6 +49,48 @@ def what_ifs(
     )
     every = ([canonical(current)] if beside else []) + others
     return (operating_point.forecast(each) for each in every)
+
+
+class WhatIfs:
+    """The setting in force and the usual others at one operating point, answered bit by bit: the
+    load of each at once, by which those without a steady state are known; then forecasts, of the
+    setting in force first, then of those with the lowest load.
+    """
+
+    def __init__(self, operating_point: OperatingPoint, current: Setting) -> None:
+        self._point = operating_point
+        bound = operating_point.limits.max_num_seqs
+        others = one_knob_away(
+            current,
+            policies=usual_policies(current, bound),
+            token_limits=usual_token_limits(operating_point),
+            sizes=usual_sizes(current, bound),
+        )
+        self._outlines = {
+            each: operating_point.outline(each) for each in (canonical(current), *others)
+        }
+        first, *rest = self._outlines.values()
+        waiting = [each for each in rest if each.pending]
+        self._left = [first] if first.pending else []
+        self._left += sorted(waiting, key=lambda each: each.load)
+        self._left.reverse()
+
+    @property
+    def left(self) -> int:
+        """Settings of which only the load is known."""
+        return len(self._left)
+
+    def advance(self, over: Callable[[], bool]) -> None:
+        """Forecast the next ones until `over`, and one at least."""
+        while self._left:
+            setting = self._left.pop().setting
+            self._outlines[setting] = self._point.forecast(setting)
+            if over():
+                return
+
+    def forecasts(self) -> list[Forecast]:
+        """What is known so far: the setting in force, other policies, token limits, batch sizes."""
+        return list(self._outlines.values())
 
 
 def usual_token_limits(operating_point: OperatingPoint) -> tuple[int, ...]:

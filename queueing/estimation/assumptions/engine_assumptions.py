@@ -228,12 +228,11 @@ def stable_queue(load: Estimate, delays: Vector, *, kept_finite: str | None = No
     growing = load.value > NEAR_ONE and _grows(delays)
     fails = load.low > 1 or growing
     says = f"the load is {load.value:.2f} ({load.low:.2f} to {load.high:.2f})"
-    return Assumption(
-        "stable_queue",
-        not fails,
-        load.value,
-        f"{says}: the queue grows without bound" if fails else says,
-    )
+    if fails:
+        says += ": the queue grows without bound"
+    elif load.value >= 1:
+        says += ": whether there is a steady state is not known yet"
+    return Assumption("stable_queue", False if fails else load.value < 1 or None, load.value, says)
 
 
 def _grows(delays: Vector) -> bool:

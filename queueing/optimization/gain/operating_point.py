@@ -40,6 +40,24 @@ class OperatingPoint(WindowModel):
             self._forecasts[setting] = self._forecast(setting)
         return self._forecasts[setting]
 
+    def outline(self, setting: Setting) -> Forecast:
+        """Its load alone, which a closed form gives; the whole forecast where that says that there
+        is no steady state, or where it was asked for before.
+        """
+        if setting in self._forecasts or self.refusal(setting.max_output_tokens) is not None:
+            return self.forecast(setting)
+        load = self.model(setting).load(self.rate)
+        if load >= 1 and self.limits.patience is None:
+            return self.forecast(setting)
+        return Forecast(
+            setting=setting,
+            load=load,
+            prediction=None,
+            mean=UNKNOWN,
+            clipped_fraction=None,
+            pending=True,
+        )
+
     def ranking_mean(self, setting: Setting, quantity: Quantity) -> float:
         """The mean by which dozens of settings are put in order, seconds; infinite without a
         steady state.

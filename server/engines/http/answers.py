@@ -115,7 +115,7 @@ class Answer:
         self.ended = False  # it said that it is over
         self.readable = True  # as far as it came
         self.model: str | None = None  # that made it, as it says
-        self.unbelieved: int | None = None  # tokens that it says it has
+        self.unbelieved: Any = None  # what it says instead of its tokens
         self._most, self._most_prompt = most, most_prompt
         self._output: int | None = None
         self._prompt: int | None = None
@@ -133,10 +133,18 @@ class Answer:
         if others:
             self._read_line(b"" if self._skips else bytes(self._line))
             for line in others[:-1]:
-                self._read_line(line)
-            self._line, self._skips = bytearray(), False
-            self._extend(others[-1])
+                if line:
+                    self._read_line(line)
+            self._line.clear()
+            self._skips = False
+            if rest := others[-1]:
+                self._extend(rest)
         return self.tokens - before
+
+    def close(self) -> None:
+        """The stream is over: its last line may have no end."""
+        self._read_line(bytes(self._line))
+        self._line.clear()
 
     def whole(self, body: bytes) -> None:
         """The body of an answer that is no stream. May be called in a thread."""
@@ -205,11 +213,15 @@ class Answer:
         self.error |= frame.error is not None or frame.type == "error" or told.status == "failed"
         for part in (frame, frame.response, frame.message):
             if part is not None and not isinstance(part, str):
-                self._count(part.usage)
+                if part.usage is not None:
+                    self._count(part.usage)
                 if self.model is None and isinstance(part.model, str):
                     self.model = part.model
-        self._end(_reason(frame))
-        self.ended |= self._reason is not None or frame.type in LAST
+        if (reason := _reason(frame)) is not None:
+            self._end(reason)
+            self.ended = True
+        elif frame.type in LAST:
+            self.ended = True
 
     def _count(self, usage: Any) -> None:
         """What cannot be true is not believed: each token has a byte at least, or is within the
@@ -223,15 +235,15 @@ class Answer:
             self._prompt = prompt
         if output is not None and output <= min(max(self._most, self.size), MOST):
             self._output = output
-        elif output is not None:
-            self.unbelieved = output
+        elif (given := usage.get("completion_tokens", usage.get("output_tokens"))) is not None:
+            self.unbelieved = given
         details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
         cached = _whole(details, "cached_tokens") if isinstance(details, dict) else None
         self._cached = min(max(self._cached, cached or 0), self._prompt or 0)
 
-    def _end(self, reason: str | None) -> None:
+    def _end(self, reason: str) -> None:
         """Of several choices, one that was cut says more than one that ended."""
-        if reason is not None and self._reason not in ("length", *LENGTH):
+        if self._reason not in ("length", *LENGTH):
             self._reason = reason
 
 

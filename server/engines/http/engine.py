@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -152,7 +151,7 @@ class HttpEngine(_WithoutTokens):
             except LOST as error:
                 last = ConnectionError(str(error))
             else:
-                if last.status < 500:
+                if last.status < 500 and last.status not in OF_THE_SERVER:
                     return last
         if isinstance(last, OSError):
             raise last
@@ -179,7 +178,7 @@ class HttpEngine(_WithoutTokens):
         """See Around."""
         return self._pool.context
 
-    def doubts(self, upstream: Upstream, status: int) -> bool:
+    def refused(self, upstream: Upstream, status: int) -> bool:
         """See Around. What most servers would answer is the client's at once."""
         if 400 <= status < 500:
             upstream.standing.refusals += 1
@@ -194,16 +193,15 @@ class HttpEngine(_WithoutTokens):
         """See Around."""
         self._pool.failed(upstream)
 
-    def silence(self, exchange: Exchange) -> float:
+    def too_long(self, exchange: Exchange, silent: float) -> bool:
         """See Around."""
-        if self.silence_of is None:
-            return math.inf
-        beside = sum(each.upstream is exchange.upstream for each in self._exchanges.values())
-        limited = exchange.call.most_tokens is not None
-        return self.silence_of.seconds(
+        limits = self.silence_of
+        if limits is None or silent <= limits.least:
+            return False
+        return silent > limits.seconds(
             exchange.request,
-            beside,
-            limited=limited,
+            sum(each.upstream is exchange.upstream for each in self._exchanges.values()),
+            limited=exchange.call.most_tokens is not None,
             streams=exchange.streams,
             flows=exchange.flows,
         )
@@ -211,7 +209,7 @@ class HttpEngine(_WithoutTokens):
     def heard(self, call: PassedCall, answer: Answer, upstream: Upstream, seconds: float) -> None:
         """See Around: learn from it, and say once what is wrong with it."""
         end = answer.end
-        self._pool.served(upstream, call.returned_by)
+        self._pool.served(upstream, call.failed_by)
         if end.prompt_tokens is not None:
             self._prompts.ratio.learn(call.prompt_bytes, end.prompt_tokens)
         made = answer.tokens if end.output_tokens is None else end.output_tokens
@@ -228,9 +226,9 @@ class HttpEngine(_WithoutTokens):
             say_once(
                 self._said,
                 "unbelieved",
-                f"got {answer.unbelieved} tokens in the usage of an answer of {answer.size} bytes "
-                f"of {upstream.url}{call.path}; expected a count that can be true: the limit, or "
-                "what was counted, is taken (said once)",
+                f"got {answer.unbelieved!r:.40} tokens in the usage of an answer of {answer.size} "
+                f"bytes of {upstream.url}{call.path}; expected a count that can be true: the "
+                "limit, or what was counted, is taken (said once)",
             )
         if call.most_tokens is not None and made > call.most_tokens:
             say_once(

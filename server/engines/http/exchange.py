@@ -23,9 +23,9 @@ from server.engines.base import FailureCode
 from server.engines.http.answers import Answer
 from server.engines.http.stream import WayBack
 from server.engines.http.upstream import LOST, Upstream, reason_of, status_of
-from server.engines.passing import PassedCall, Refused
+from server.engines.passing import Cause, PassedCall, Refused
 from server.runtime.clock import clock_of
-from server.runtime.hop_by_hop import named_by
+from server.runtime.passed_headers import named_by
 
 log = logging.getLogger("kendall.engine")
 EVENTS = "text/event-stream"
@@ -69,8 +69,8 @@ class Around(Protocol):
     def elsewhere(self, upstream: Upstream) -> bool:
         """Whether another server takes work."""
 
-    def doubts(self, upstream: Upstream, status: int) -> bool:
-        """Whether an answer with this status is to be had from another server too."""
+    def refused(self, upstream: Upstream, status: int) -> bool:
+        """It answered with this status; whether another server is to be asked too."""
 
     def heard(self, call: PassedCall, answer: Answer, upstream: Upstream, seconds: float) -> None:
         """An answer is whole; it took so long."""
@@ -81,8 +81,8 @@ class Around(Protocol):
     def failed(self, upstream: Upstream) -> None:
         """An answer that had begun broke off."""
 
-    def silence(self, exchange: Exchange) -> float:
-        """Seconds that nothing may come of it."""
+    def too_long(self, exchange: Exchange, silent: float) -> bool:
+        """Whether nothing of it may come for so many seconds."""
 
 
 class UnusableError(Exception):
@@ -139,7 +139,7 @@ class Exchange:
     def look(self) -> None:
         """Whether it has been silent for too long; while the client does not read it may be."""
         still = self._now() - self._moved_at
-        if self._over or self._waits or still <= self._engine.silence(self):
+        if self._over or self._waits or not self._engine.too_long(self, still):
             return
         upstream, what = self.upstream, "event" if self.flows else "answer"
         reason = f"{upstream.name} sent no {what} for {still:.0f} s"
@@ -147,7 +147,11 @@ class Exchange:
         upstream.last_fault = reason
         if self.begun:
             self._engine.failed(upstream)
-        self._say_lost(reason, STALLED)
+        if self._engine.elsewhere(upstream):
+            self._say_lost(reason, STALLED)
+        else:  # it would wait for the same server once more
+            self._over = True
+            self._back.lost(reason, STALLED)
         self._task.cancel()
 
     async def _run(self) -> None:
@@ -234,6 +238,7 @@ class Exchange:
                     continue
                 await self._judge(response, answer, held)
                 await self._begin_with(response, held, tokens)
+            answer.close()
             if not lines:
                 raise UnusableError("sent a stream without an event")
             if not (answer.ended or answer.error):
@@ -362,17 +367,18 @@ class Exchange:
                 raise UnusableError(f"answered {status} with more than {MOST_ERROR >> 20} MiB")
         answer = Refused(status, kept(response.raw_headers), bytes(body))
         reason = f"{upstream.name} answers {status}"
-        doubted = self._engine.doubts(upstream, status)
+        elsewhere = self._engine.refused(upstream, status)
         if self._over:
             return
         self._over = True
         if status in BUSY and self._engine.elsewhere(upstream):
-            upstream.trip(pause_of(response.headers.get("Retry-After")), f"it answers {status}")
-            self._back.returned(reason, answer)
+            asked = response.headers.get("Retry-After")
+            upstream.trip(pause_of(asked), f"it answers {status}")
+            self._back.returned(reason, answer, cause="failed" if asked is None else "busy")
             return
         if status >= 500:
             upstream.look()
-        if doubted:
+        if elsewhere:
             self._back.returned(reason, answer)
         else:
             self._back.refused(answer)
@@ -382,7 +388,8 @@ class Exchange:
         if self.begun:
             self._back.lost(reason, code)
         else:
-            self._back.returned(reason, None, code, gone=self.upstream.breaker.lost)
+            cause: Cause = "gone" if self.upstream.breaker.lost else "failed"
+            self._back.returned(reason, None, code, cause=cause)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._on_over(self)

@@ -105,13 +105,13 @@ class Pool:
 
     # what becomes of their calls
 
-    def served(self, upstream: Upstream, returned_by: Iterable[int]) -> None:
-        """It answered a call, which these had not."""
+    def served(self, upstream: Upstream, failed_by: Iterable[int]) -> None:
+        """It answered a call, which these failed."""
         upstream.standing.succeed()
         if upstream.standing.room is not None and upstream.breaker.closed:
             upstream.standing.widen(upstream.now(), self.capabilities().max_num_seqs)
             self._on_room(upstream)
-        for server_id in returned_by:
+        for server_id in failed_by:
             if server_id != upstream.id and server_id in self.upstreams:
                 self.failed(self.upstreams[server_id])
 
@@ -283,11 +283,20 @@ class Pool:
             return error
         except (StartingError, *LOST) as error:
             return error if isinstance(error, StartingError) else OSError(reason_of(error))
+        except Exception as error:
+            kind = type(error).__name__
+            if kind not in self._said:
+                self._said.add(kind)
+                log.exception("what %s says of itself cannot be read (said once)", upstream.url)
+            return OSError("its answer cannot be read")
         return None
 
     def _know(self, upstream: Upstream, found: Description) -> None:
-        """Raises EngineStartError where the other servers have other models."""
-        if self.names and set(found.names) != set(self.names):
+        """Raises EngineStartError where the other servers have other models; of one that served
+        before adapters may have come or gone.
+        """
+        other = bool(self.names) and set(found.names) != set(self.names)
+        if other and not (upstream.id in self._known and self.names[0] in found.names):
             raise EngineStartError(
                 f"got {_models(found.names)} from {upstream.url}; expected {_models(self.names)}, "
                 "as before or as the other --engine-url: start it with the same model, or give it "

@@ -9,7 +9,7 @@ from typing import Protocol, cast
 
 from server.engines.base import FailureCode, Token, TokenStream
 from server.engines.http.own_calls import OwnCall, OwnForm
-from server.engines.passing import Answered, PassedListener, Refused
+from server.engines.passing import Answered, Cause, PassedListener, Refused
 from server.runtime.wording import brief
 
 NO_TOKEN = -1  # id of a token whose id the server does not tell
@@ -29,7 +29,7 @@ class WayBack(Protocol):
         answer: Refused | None = None,
         code: FailureCode = "engine_unavailable",
         *,
-        gone: bool = False,
+        cause: Cause = "failed",
     ) -> None: ...
     def lost(self, reason: str, code: FailureCode = "engine_unavailable") -> None:
         """The answer broke off."""
@@ -70,11 +70,11 @@ class PassedStream(TokenStream):
         answer: Refused | None = None,
         code: FailureCode = "engine_unavailable",
         *,
-        gone: bool = False,
+        cause: Cause = "failed",
     ) -> None:
         """See PassedListener."""
         if (listener := self._passed) is not None:
-            listener.on_returned(reason, answer, code, gone=gone)
+            listener.on_returned(reason, answer, code, cause=cause)
 
     def lost(self, reason: str, code: FailureCode = "engine_unavailable") -> None:
         """The answer broke off."""
@@ -142,10 +142,10 @@ class CountedStream(TokenStream):
         answer: Refused | None = None,
         code: FailureCode = "engine_unavailable",
         *,
-        gone: bool = False,
+        cause: Cause = "failed",
     ) -> None:
         """It fails: who measures asks again."""
-        del answer, gone
+        del answer, cause
         self.fail(reason, code)
 
     def lost(self, reason: str, code: FailureCode = "engine_unavailable") -> None:

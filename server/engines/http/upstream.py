@@ -8,6 +8,7 @@ import math
 import os
 import ssl
 from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
 
 import aiohttp
 from multidict import CIMultiDict
@@ -15,6 +16,7 @@ from multidict import CIMultiDict
 from server.engines.http.breaker import Breaker
 from server.engines.http.standing import Standing
 from server.runtime.clock import clock_of
+from server.runtime.passed_headers import written
 from server.runtime.wording import brief
 
 log = logging.getLogger("kendall.engine")
@@ -24,6 +26,7 @@ PROBE = 5.0  # seconds for the answer to a probe
 SILENT = "it has not answered yet"
 LARGEST = 8 << 20  # bytes of what it says of itself
 MOST_MODELS = 256  # whose names in answers are kept
+MOST_ALIASES = 8  # times that they changed, after which they say nothing
 LONGEST_FIELD, MOST_FIELDS = 64 << 10, 1024  # bytes of a line of an answer's head; lines
 EVERY = 5.0  # seconds between the probes of a server that answers
 HEALTH = "/health"
@@ -72,7 +75,18 @@ def _reason_of_tls(error: aiohttp.ClientSSLError) -> str:
     if isinstance(cause, ssl.SSLCertVerificationError):
         return f"its certificate is not trusted: {cause.verify_message}"
     said = getattr(cause, "reason", None) or type(cause).__name__
-    return brief(f"no TLS connection: {said}".replace("_", " ").lower())
+    return brief("no TLS connection: " + said.replace("_", " ").lower())
+
+
+class RawRequest(aiohttp.ClientRequest):
+    """Its head is written with the bytes that its headers had (`server.runtime.passed_headers`)."""
+
+    async def write_bytes(self, writer: Any, conn: Any, content_length: int | None = None) -> None:
+        """Called with the head in the writer's buffer, unsent."""
+        head = writer._headers_buf
+        if head is not None and not head.isascii():
+            writer._headers_buf = written(head)
+        await super().write_bytes(writer, conn, content_length)
 
 
 class Upstream:
@@ -103,6 +117,7 @@ class Upstream:
         self.probe_headers: dict[str, str] = {}
         self.tokenizes_at = -math.inf  # instant from which it is asked for counts of tokens
         self._answers_as: dict[str, str] = {}  # the model that its answers name, by that of a call
+        self._aliases = 0  # times that it was another one
         self._is_new = False
         self._suspected = False  # a connection failed, and the probe after it is not over
         self.heard_at = self.now()  # the last byte of an answer
@@ -115,6 +130,7 @@ class Upstream:
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT),
             headers={} if key is None else {"Authorization": f"Bearer {key}"},
             skip_auto_headers=OWN_HEADERS,
+            request_class=RawRequest,
             auto_decompress=False,
             max_line_size=LONGEST_FIELD,
             max_field_size=LONGEST_FIELD,
@@ -167,9 +183,10 @@ class Upstream:
             return False
         if asked not in self._answers_as and len(self._answers_as) >= MOST_MODELS:
             return False
-        before = self._answers_as.get(asked)
+        before = self._answers_as.get(asked, named)
         self._answers_as[asked] = named
-        return before is not None and before != named
+        self._aliases += before != named
+        return before != named and self._aliases <= MOST_ALIASES
 
     def hear(self) -> None:
         """A byte of an answer came."""

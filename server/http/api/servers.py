@@ -16,6 +16,7 @@ from server.engines.passing import each_once, server_url
 from server.gateway import Gateway
 from server.http.api.openapi import body, errors
 from server.http.api.validation import parse
+from server.live.servers_seen import servers_of
 from server.runtime.errors import ApiError
 from server.settings import Settings
 from server.supervision.settings import MOST_REPLICAS
@@ -42,30 +43,6 @@ class ServersChange(BaseModel):
                 "engines, or urls, of one with --engine http"
             )
         return self
-
-
-def servers_of(gateway: Gateway) -> dict[str, Any]:
-    """What each server does. Raises ApiError 503 before the engine is up."""
-    batcher = gateway.batcher
-    if gateway.servers is not None:
-        return gateway.servers.state()
-    running = [len(each) for each in batcher.running()]
-    if gateway.passing is not None:
-        known = gateway.passing.servers()
-    else:
-        in_use, serves = batcher.servers_in_use, gateway.lifecycle.ready
-        known = [
-            {"id": server_id, "state": "serving" if serves and server_id in in_use else "lost"}
-            for server_id in range(len(running))
-        ]
-    return {
-        "replicas": sum(server["state"] != "draining" for server in known),
-        "last_failure": None,
-        "servers": [
-            server | {"in_service": running[server["id"]] if server["id"] < len(running) else 0}
-            for server in known
-        ],
-    }
 
 
 def is_own(url: str, settings: Settings) -> bool:

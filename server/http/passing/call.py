@@ -43,8 +43,8 @@ from server.http.passing.endpoints import (
 from server.http.submitted import AnswerOptions
 from server.live.arrivals_seen import is_retry
 from server.runtime.errors import ApiError
-from server.runtime.hop_by_hop import named_by
 from server.runtime.logs import log_prompt
+from server.runtime.passed_headers import named_by, text_of
 from server.supervision.deadlines import Timeouts, timeouts_of
 
 if TYPE_CHECKING:
@@ -299,7 +299,7 @@ def _record_unserved(gateway: Gateway, error: ApiError, incoming: Incoming) -> N
 
 def passed_headers(scope: Scope, name: str) -> tuple[tuple[str, str], ...]:
     """Those of the client that go on, what the call is called, and who it is from."""
-    given = [(key.decode("latin-1"), _text(value)) for key, value in scope["headers"]]
+    given = [(key.decode("latin-1"), text_of(value)) for key, value in scope["headers"]]
     dropped = NOT_PASSED | named_by(given) | {FORWARDED_FOR}
     kept = [header for header in given if header[0] not in dropped]
     before = [value for key, value in given if key == FORWARDED_FOR]
@@ -307,11 +307,3 @@ def passed_headers(scope: Scope, name: str) -> tuple[tuple[str, str], ...]:
         before.append(client[0])
     forwarded = [(FORWARDED_FOR, ", ".join(before))] if before else []
     return (*kept, *forwarded, ("content-type", JSON), ("x-request-id", name))
-
-
-def _text(value: bytes) -> str:
-    """As it is sent: in UTF-8, which a value is, or else Latin-1 is written in."""
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        return value.decode("latin-1")

@@ -5,31 +5,58 @@ import { byId, fill, h } from "./dom.js";
 import { percent } from "./format.js";
 import { TARGETS } from "./words.js";
 
-export function setUpAdvice() {
+/** `use`: what puts a setting, or a number of servers, into a form; nothing is in force by that. Returns what follows the page's state: advice from before a change is grey, and not to be used. */
+export function setUpAdvice(use) {
   const button = h("button", { type: "button", class: "quiet", id: "ask-advice" }, "Ask for advice");
   const said = h("div", { role: "status" });
   byId("advice").append(said, button);
+  let given = null; // of which epoch, and whether the page has caught up; until it is from before a change
   button.addEventListener("click", async () => {
     button.disabled = true;
+    said.classList.remove("outdated");
+    given = null;
     fill(said, h("p", { class: "note" }, "Computing; this takes a few seconds."));
     try {
+      const { epoch } = use.state.gateway?.in_force ?? {};
       const found = await call("GET", "admin/advice");
-      fill(said, found.advice.length ? h("ul", { class: "advice" }, ...found.advice.map(item)) : h("p", { class: "note" }, `No advice: ${found.reason ?? "no requests to go by yet"}.`));
+      given = found.advice.length ? { epoch, calm: !changed(use.state) } : null; // it rests on an assessment of its own, newer than the page's
+      fill(said, found.advice.length ? h("ul", { class: "advice" }, ...found.advice.map((each) => item(each, use))) : h("p", { class: "note" }, `No advice: ${found.reason ?? "no requests to go by yet"}.`));
     } catch (error) {
       fill(said, h("p", { class: "note alarm" }, `No advice: ${error.message}.`));
     }
     button.disabled = false;
     button.textContent = "Ask again";
   });
+  return (state) => {
+    if (!given) return;
+    const outdated = changed(state);
+    given.calm ||= !outdated;
+    if (state.gateway?.in_force?.epoch === given.epoch && !(outdated && given.calm)) return;
+    given = null;
+    said.classList.add("outdated");
+    for (const each of said.querySelectorAll("button")) each.remove();
+    said.prepend(h("p", { class: "note alarm" }, "From before the last change: ask again."));
+  };
 }
+
+const changed = ({ look, what_if_state: about }) => Boolean(look?.outdated || about?.outdated);
 
 /** A capital first, but not in a policy's name. */
 const sentence = (text) => (/^[a-z]+[ ,]/.test(text) && !/^(single|dynamic) /.test(text) ? text[0].toUpperCase() + text.slice(1) : text);
 
 const LESS = { queueing_delay: "less delay", sojourn_time: "less sojourn time", time_to_first_token: "less time to first token" };
 
-function item({ target, gain, says, current, compared }) {
+function item({ target, gain, says, current, best, compared }, use) {
   const sure = current.stable && gain.value !== null && gain.low !== null && gain.low >= 0.005;
   const share = gain.value < 0.995 ? percent(gain.value) : "over 99\u202f%";
-  return h("li", {}, h("p", { class: "what" }, h("span", {}, TARGETS[target] ?? target), sure ? h("span", { class: "predicted" }, `${share} ${LESS[compared] ?? "better"}`) : null), h("p", {}, `${sentence(says)}.`));
+  return h("li", {}, h("p", { class: "what" }, h("span", {}, TARGETS[target] ?? target), sure ? h("span", { class: "predicted" }, `${share} ${LESS[compared] ?? "better"}`) : null), h("p", {}, `${sentence(says)}.`), button(target, current, best, use));
+}
+
+/** Where it advises something else than what is in force, and the page has a form for it. */
+function button(target, current, best, use) {
+  const servers = target === "servers";
+  if (!best?.stable || (servers && use.state.gateway?.resizable !== "replicas")) return null;
+  const same = servers ? best.servers === current.servers : best.policy === current.policy && best.max_output_tokens === current.max_output_tokens;
+  if (same) return null;
+  return h("button", { type: "button", class: "quiet", "aria-label": `Use the advised ${(TARGETS[target] ?? target).toLowerCase()}`, onclick: () => (servers ? use.servers(best.servers) : use.setting(best)) }, "Use");
 }

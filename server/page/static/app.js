@@ -11,6 +11,7 @@ import { clock, unitOfComparison } from "./format.js";
 import { History } from "./history.js";
 import { updateLights } from "./lights.js";
 import { updateNow } from "./now.js";
+import { Servers } from "./servers.js";
 import { Small } from "./small.js";
 import { follow } from "./stream.js";
 import { updateVerdict } from "./verdict.js";
@@ -24,7 +25,8 @@ const state = { link: "connecting", refused: null, history: new History(), colum
 await document.fonts.load("12px Inter").catch(() => null);
 const charts = [new Delays(), new Distribution(), new Small(), new Batch()];
 const controls = new Controls();
-setUpAdvice();
+const servers = new Servers();
+const ageAdvice = setUpAdvice({ setting: (each) => controls.use(each), servers: (count) => servers.use(count), state });
 watchKey();
 state.view = new View(() => draw());
 addEventListener("visibilitychange", draw);
@@ -47,6 +49,8 @@ function draw() {
     updateBalancer(state);
     updateLights(state);
     controls.update(state);
+    servers.update(state);
+    ageAdvice(state);
     document.body.dataset.ready = "true";
   }, 0);
 }
@@ -56,7 +60,7 @@ const inForce = (policy) => (policy ? `${policyWords(policy.policy)} · ${limits
 /** Switches of the gateway's life and of those before it that this page saw, and its restarts. */
 function marks() {
   const switches = [...state.past, ...(state.switches ?? [])];
-  const said = switches.map((each, place) => ({ first: each.first, at: each.at, label: each.restarted ? "engine restarted" : changes(each, switches[place - 1]) }));
+  const said = switches.map((each, place) => ({ first: each.first, at: each.at, label: each.restarted ? (state.gateway?.resizable === "urls" ? "servers answer again" : "engine restarted") : changes(each, switches[place - 1]) }));
   return [...said.filter((each) => !each.first), ...state.restarts.map((at) => ({ at, label: "gateway restarted" }))].sort((a, b) => a.at - b.at);
 }
 
@@ -65,7 +69,7 @@ function greeted(hello) {
   if (state.hello && hello.born !== state.hello.born) {
     state.restarts.push(hello.born);
     state.past.push(...(state.switches ?? []));
-    Object.assign(state, { switches: [], look: null, what_if: [], what_if_in_force: null, load_balancer: null, checks: [], autopilot: null, distribution: null });
+    Object.assign(state, { switches: [], look: null, what_if: [], what_if_in_force: null, what_if_state: null, load_balancer: null, servers: [], checks: [], autopilot: null, distribution: null });
   }
   state.hello = hello;
   state.columns = hello.columns;

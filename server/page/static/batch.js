@@ -13,15 +13,16 @@ export class Batch {
     this.drawn = null; // how many rows each server has
   }
 
-  update({ now, gateway }) {
+  update({ now, gateway, servers: known }) {
     const servers = now?.servers ?? [];
     const slots = gateway?.in_force?.effective_max_batch_size ?? 0;
     this.rescale(servers.flatMap((server) => server.members));
     say(byId("batch-note"), note(servers, slots, gateway));
-    const rows = servers.map(({ members }) => Math.max(members.length, Math.min(slots, MOST_FREE)));
+    const away = (id) => (known ?? []).some((each) => each.id === id && each.state !== "serving");
+    const rows = servers.map(({ members }, id) => Math.max(members.length, away(id) ? 0 : Math.min(slots, MOST_FREE)));
     if (this.drawn !== String(rows)) {
       this.drawn = String(rows);
-      byId("batch").replaceChildren(...rows.map((count, index) => place(count, rows.length > 1 ? index + 1 : null)));
+      byId("batch").replaceChildren(...rows.map((count, index) => place(count, rows.length > 1 ? index : null)));
     }
     servers.forEach((server, index) => this.paint(byId("batch").children[index], server));
   }
@@ -48,7 +49,8 @@ function place(count, number) {
   const row = () => h("li", {}, h("span", { class: "track", "aria-hidden": "true" }, h("span", { class: "fill" })), h("span", { class: "of" }, h("b"), h("span")));
   const scale = h("p", { class: dense ? "scale" : "scale beside-numbers", "aria-hidden": "true" }, h("span", {}, "0"), h("span", { class: "most" }));
   const list = h("ol", { class: dense ? "bars dense" : "bars" }, ...Array.from({ length: count }, row));
-  return h("div", { class: "server" }, number ? h("h3", {}, `Server ${number}`) : null, list, h("p", { class: "note more" }), scale);
+  if (!count) return h("div", { class: "server" }, number === null ? null : h("h3", {}, `Server ${number}`), h("ol", { class: "bars" }), h("p", { class: "note more" }), h("p", { class: "note" }, "Takes no work now."), h("span", { class: "most", hidden: true }));
+  return h("div", { class: "server" }, number === null ? null : h("h3", {}, `Server ${number}`), list, h("p", { class: "note more" }), scale);
 }
 
 function paintRow(row, member, scale) {
@@ -63,5 +65,5 @@ function note(servers, slots, gateway) {
   if (!gateway?.in_force) return "Output tokens of each request in service.";
   const size = servers.reduce((sum, server) => sum + server.size, 0);
   const kind = gateway.in_force.padded ? "padded batch, all leave together" : "each leaves when it is done";
-  return `${whole(size)} of ${whole(slots * Math.max(1, servers.length))} slots in use; the bars show output tokens so far; ${kind}.`;
+  return `${whole(size)} of ${whole(slots * gateway.serving)} slots in use; the bars show output tokens so far; ${kind}.`;
 }

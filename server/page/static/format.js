@@ -72,3 +72,6 @@ export function since(seconds) {
 
 /** `5 min`. */
 export const span = (seconds) => (seconds < 90 ? `${Math.round(seconds)}${THIN}s` : `${Math.round(seconds / 60)}${THIN}min`);
+
+/** `4 s ago`, of an instant of the gateway's clock. */
+export const ago = (at, now) => `${since(Math.max(0, now - at))} ago`;

@@ -1,6 +1,6 @@
 // Assumptions and self-checks: a shape, a word and a sentence each. Colour only repeats what they say.
 
-import { byId, fill, h, svg } from "./dom.js";
+import { byId, fill, h, say, svg } from "./dom.js";
 import { digits } from "./format.js";
 import { ASSUMPTIONS, CHECKS } from "./words.js";
 
@@ -10,6 +10,8 @@ export function updateLights({ look, checks, gateway }) {
   const found = look?.prediction?.comparison.assumptions ?? {};
   const rows = Object.entries(ASSUMPTIONS).map(([name, [title]]) => light(title, found[name]?.holds, found[name]?.says ?? "no prediction yet"));
   fill(byId("assumptions"), ...rows);
+  byId("assumptions").classList.toggle("outdated", Boolean(look?.outdated));
+  say(byId("assumptions-age"), look?.outdated ? "From before the arrival rate changed." : "");
   const laws = (checks ?? []).map((check) => light(CHECKS[check.name] ?? check.name, check.holds, `${digits(check.by_counters)} from counters, ${digits(check.by_records)} from records`));
   const empty = gateway?.looks === false ? "Off: the live prediction is switched off." : "Evaluated every few seconds once the engine is ready.";
   fill(byId("checks"), ...(laws.length ? laws : [h("li", {}, h("span"), h("span", { class: "detail" }, empty))]));

@@ -1,7 +1,7 @@
 // One sentence that says whether theory and observation agree, and the numbers behind it.
 
 import { byId, fill, h, prose, say } from "./dom.js";
-import { NONE, about, duration, interval, percent, signed, span, whole } from "./format.js";
+import { NONE, about, ago, digits, duration, interval, percent, signed, span, whole } from "./format.js";
 import { QUANTITY, cause, parsePolicy, policyWords } from "./words.js";
 
 export function updateVerdict(state, actions) {
@@ -12,7 +12,8 @@ export function updateVerdict(state, actions) {
   const prediction = state.look?.prediction;
   const pair = byId("pair");
   pair.hidden = !(prediction && state.gateway.state !== "lost");
-  if (prediction) fill(pair, ...numbers(prediction, state.unit));
+  pair.classList.toggle("outdated", Boolean(state.look?.outdated));
+  if (prediction) fill(pair, ...numbers(prediction, state));
   const aloud = found.aloud ?? text(found.says);
   say(byId("aloud"), aloud); // without numbers: it is read only when its meaning changes
   say(byId("bar-verdict"), found.short ?? aloud);
@@ -31,12 +32,21 @@ function sentence(state) {
   if (link === "lost") return { says: ["The gateway does not answer"], short: "No answer", alarm: true, why: `The numbers below are from ${live ?? "before"}. The page reconnects by itself.`, title: "Reconnecting" };
   if (gateway.state === "lost") return { says: ["The engine is lost"], short: "Engine lost", alarm: true, why: `${ended(gateway.reason)}No request can be answered. The gateway’s log says why; restart the gateway.`, title: "Engine lost" };
   if (gateway.state === "starting") return { says: ["The engine is starting"], short: "Engine starting", why: "The gateway accepts requests as soon as the engine is ready. This page then fills by itself." };
+  if (gateway.state === "restarting" && gateway.engine === "http") return noServer(state.servers ?? []);
   if (gateway.state === "restarting") return { says: ["The engine is restarting"], short: "Engine restarting", alarm: true, why: "The engine failed and is being restarted. Waiting requests keep their places; interrupted answers continue where that is possible.", title: "Restarting" };
   if (gateway.state === "stuck") return { says: ["The engine makes no progress"], short: "No progress", alarm: true, why: `${ended(gateway.reason ?? "Requests are in service and no tokens arrive")}See the log, and KendallQueueStuck in the operating guide.`, title: "Stuck" };
   if (gateway.state === "calibrating") return { says: ["Measuring the engine’s latency law"], short: "Calibrating", why: "Requests in service finish first; the measurement then takes less than a minute. Arriving requests wait in the queue." };
   const coming = (now?.row[columns.indexOf("arrival_rate")] ?? 0) > 0;
   const found = look?.prediction ? compared(look.prediction, state) : unknown(state, coming);
   return gateway.state === "draining" ? { ...found, short: "Draining", why: "The gateway is draining: it answers the requests that it has and accepts no new ones." } : found;
+}
+
+/** Servers that run by themselves: nothing restarts them from here. */
+function noServer(servers) {
+  const many = servers.length > 1;
+  const probed = many ? "They are probed until one answers; nothing restarts them from here." : "It is probed until it answers; nothing restarts it from here.";
+  const calls = "Requests that wait keep their places. Calls whose answer had begun have failed; all others are sent again.";
+  return { says: [many ? "None of the servers behind answers" : "The server behind does not answer"], short: "No server answers", alarm: true, why: `${probed} ${calls}`, title: "No server" };
 }
 
 const ended = (reason) => (reason ? `${reason.replace(/\.$/, "")}. ` : "");
@@ -52,21 +62,23 @@ function unknown({ gateway, look, switches }, coming) {
   return { says: [switches?.some((each) => !each.first) ? "No requests in this epoch yet" : "No requests yet"], why: "Send some requests to compare the observed delay with the predicted one:", action: "load" };
 }
 
-function compared(prediction, { gateway, unit, now, columns }) {
+function compared(prediction, { gateway, look, unit, now, columns }) {
+  if (look.outdated) return changed(prediction, look, now.row, columns);
   const { comparison } = prediction;
   const { observed, predicted } = comparison;
   const what = QUANTITY[prediction.compared];
   const admitted = comparison.assumptions.all_admitted;
-  if (prediction.stable === false && admitted?.holds === false) { // the queue is bounded by what is refused
+  if (predicted.value === null && admitted?.holds === false) { // the queue is bounded by what is refused
     return { says: ["The gateway refuses a part of the calls"], why: `${sentences([admitted.says])} “What if” counts the admitted ones only.`, short: "Refusing calls", alarm: true, title: "Refusing calls" };
   }
   if (prediction.stable === false) {
     const { name } = parsePolicy(prediction.policy);
-    return { says: [`No steady state: requests arrive faster than ${name} can serve them`], short: "Overloaded", alarm: true, why: `${excess(prediction.load)}, and the queue grows until the rate falls. “What if” lists settings that can serve it.`, title: "Unstable" };
+    return { says: [`No steady state: requests arrive faster than ${name} can serve them`], short: "Overloaded", alarm: true, why: look.stopped ? "No requests come now; the queue is of those that came." : `${prediction.load !== null && prediction.load < 1 ? sentences([comparison.assumptions.stable_queue.says]) : `${excess(prediction.load)}, and the queue grows until the rate falls.`} “What if” lists the load of other settings.`, title: "Unstable" };
   }
+  if (predicted.value === null && prediction.load >= 1) return { says: ["Too early to say whether the queue has a steady state"], short: "Too early to judge", why: `${sentences([comparison.assumptions.stable_queue.says])}` };
   const both = [h("span", { class: "observed" }, duration(observed.value, unit)), " observed, ", h("span", { class: "predicted" }, duration(predicted.value, unit)), " predicted"];
   const with_ = (words) => (observed.value !== null && predicted.value !== null ? [`${words}: `, ...both] : [words]);
-  const of = `Mean ${what} under ${policyWords(prediction.policy)}`;
+  const of = `Mean ${what} under ${policyWords(prediction.policy)}${look.stopped ? ", of the requests that came; none come now" : ""}`;
   if (comparison.verdict === "agree") return { says: with_("Theory and observation agree"), why: `${of}.`, aloud: "Theory and observation agree", short: "Agree", title: "Agree" };
   if (comparison.verdict === "disagree") {
     const why = cause(comparison.reasons, comparison.assumptions);
@@ -75,6 +87,15 @@ function compared(prediction, { gateway, unit, now, columns }) {
   }
   const rate = now?.row[columns.indexOf("sequence_rate")] ?? null;
   return { says: with_("Too early to judge"), why: `${of}. ${missing(comparison, rate, gateway.prediction_window, prediction.window?.seconds)}`, aloud: "Too early to judge", short: "Too early to judge", title: gateway.model };
+}
+
+/** More or fewer requests came since the last assessment than before it: the load is in proportion, the rest has to wait. */
+function changed(prediction, look, row, columns) {
+  const [load, rate] = ["load", "arrival_rate"].map((name) => row[columns.indexOf(name)]);
+  const { name } = parsePolicy(prediction.policy);
+  const why = `${digits(rate)} requests per second came over the last ${span(look.rate_seconds)}: a load of ${percent(load)}. The delays below are from ${ago(look.at, row[0])}, before the change; the next assessment is under way.`;
+  if (load >= 1) return { says: [`The arrival rate has changed: requests arrive faster than ${name} can serve them`], short: "Overloaded", alarm: true, why, title: "Unstable" };
+  return { says: ["The arrival rate has changed"], short: "Assessing the change", why };
 }
 
 const excess = (load) => (load > 1 ? `The arrival rate is ${percent(load - 1, load < 1.995 ? 1 : 0)} above the largest stable rate` : "The arrival rate is not below the largest stable rate");
@@ -90,14 +111,14 @@ function missing({ requests_missing: more, n }, rate, window, seconds) {
 
 const sentences = (parts) => parts.map((part) => `${part[0].toUpperCase()}${part.slice(1).replace(/\.$/, "")}.`).join(" ");
 
-function numbers(prediction, unit) {
+function numbers(prediction, { unit, look, now }) {
   const { observed, predicted, error, n } = prediction.comparison;
   const range = (each) => (each.value === null ? "" : interval(each.low, each.high, unit));
   return [
     item(["observed", "Observed mean"], duration(observed.value, unit), range(observed)),
     item(["predicted", "Predicted mean"], duration(predicted.value, unit), range(predicted), prediction.method ?? ""),
     item(["", "Difference"], signed(error), "relative to the prediction"),
-    item(["", "Sample"], whole(n), `requests in ${span(prediction.window?.seconds ?? 0)}`),
+    item(["", "Sample"], whole(n), `requests in ${span(prediction.window?.seconds ?? 0)}`, look.at === null ? "" : `until ${ago(look.at, now?.row[0] ?? look.at)}`),
   ];
 }
 

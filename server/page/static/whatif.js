@@ -1,16 +1,20 @@
 // Every other setting at the same rate, lengths and speed; the setting in force comes first.
 
-import { byId, fill, h, svg } from "./dom.js";
-import { NONE, duration, interval, percent, span } from "./format.js";
+import { byId, fill, h, say, svg } from "./dom.js";
+import { NONE, ago, clock, duration, interval, percent, span } from "./format.js";
 import { QUANTITY, ROUTINGS, parsePolicy, policyDetail, policyText, tokenLimit } from "./words.js";
 
 const GROUPS = [["policy", "Other policies"], ["limit", "Other token limits"], ["size", "Other batch sizes"]];
 const COLUMNS = [["Setting"], ["Load", "n"], ["Delay", "n"], ["Sojourn", "n"], ["95\u202f% of sojourn", "plot-cell optional"], ["First token", "n wide"], ["p99 delay", "n wide"], ["Clipped", "n wide"], ["Use", "use"]];
 
 export function updateWhatIf(state, use) {
-  const { what_if: rows, what_if_in_force: mine, gateway, look, unit } = state;
+  const { what_if: rows, what_if_in_force: mine, what_if_state: about, gateway, look, unit, now: shown } = state;
   const host = byId("whatif");
-  const key = JSON.stringify([rows, mine, look?.prediction?.queueing_delay, gateway?.in_force, unit]);
+  const away = gateway?.state === "restarting" || gateway?.state === "lost"; // nothing serves
+  const outdated = Boolean(about?.outdated) || away;
+  say(byId("whatif-age"), rows?.length && about ? age(about, away, shown?.row[0]) : "");
+  byId("whatif-age").classList.toggle("alarm", outdated);
+  const key = JSON.stringify([rows, mine, outdated, look?.prediction?.queueing_delay, gateway?.in_force, unit]);
   if (host.dataset.key === key) return;
   host.dataset.key = key;
   if (!rows?.length) {
@@ -19,7 +23,7 @@ export function updateWhatIf(state, use) {
   }
   const now = mine ?? inForce(gateway.in_force, look?.prediction);
   const scale = scaleOf([...(now ? [now] : []), ...rows]);
-  const cells = (each, current) => row(each, { scale, current, use, unit });
+  const cells = (each, current) => row(each, { scale, current, use: outdated ? null : use, unit });
   const bodies = [];
   if (now) bodies.push(h("tbody", {}, cells(now, true)));
   for (const [kind, title] of GROUPS) {
@@ -29,13 +33,22 @@ export function updateWhatIf(state, use) {
     bodies.push(h("tbody", {}, h("tr", { class: "group" }, h("th", { colSpan: COLUMNS.length, scope: "colgroup" }, title)), ...group.map((each) => cells(each, false))));
   }
   const head = h("tr", {}, ...COLUMNS.map(([text, kind]) => h("th", { scope: "col", class: kind }, text)));
-  const table = h("table", { class: "whatif" }, h("thead", {}, head), ...bodies);
+  const table = h("table", { class: outdated ? "whatif outdated" : "whatif" }, h("thead", {}, head), ...bodies);
   host.replaceChildren(h("div", { class: "scroll", tabIndex: 0, role: "region", "aria-label": "What if: predicted delay and sojourn time of every setting" }, table));
 }
 
+/** From when the numbers are, and how many are to come. */
+function age({ at, left, outdated }, away, now) {
+  const from = at ? `As of ${clock(at)}, ${ago(at, now ?? at)}` : "Of the time before the gateway was started";
+  if (away) return `${from}: nothing serves now.`;
+  if (outdated) return `${from}: before the arrival rate or the engine’s speed changed. The load is that of the present rate; all else is being computed anew.`;
+  return left ? `${from}; ${left} of them ${left === 1 ? "is" : "are"} being computed.` : `${from}.`;
+}
+
 /** With several servers: what the setting in force would be with a queue at each of them. */
-export function updateBalancer({ load_balancer: found, unit }) {
+export function updateBalancer({ load_balancer: found, what_if_state: about, unit }) {
   const place = byId("balancer");
+  place.classList.toggle("outdated", Boolean(about?.outdated));
   const mean = (each) => each[found.compared]?.mean ?? null;
   const known = found ? found.routings.filter((each) => mean(each) !== null) : [];
   place.hidden = !known.length || mean(found.central) === null;
@@ -49,8 +62,8 @@ export function updateBalancer({ load_balancer: found, unit }) {
 function row(each, { scale, current, use, unit }) {
   const delay = each.stable ? each.queueing_delay : null;
   const number = (value, kind) => h("td", { class: kind }, duration(value, unit));
-  const button = current ? null : h("button", { type: "button", class: "quiet", "aria-label": `Use ${each.policy}, ${tokenLimit(each.max_output_tokens)}`, onclick: () => use(each) }, "Use");
-  return h("tr", { class: current ? "in-force" : delay ? null : "unstable" },
+  const button = current || !use || each.pending ? null : h("button", { type: "button", class: "quiet", "aria-label": `Use ${each.policy}, ${tokenLimit(each.max_output_tokens)}`, onclick: () => use(each) }, "Use");
+  return h("tr", { class: current ? "in-force" : delay || each.pending ? null : "unstable" },
     h("th", { scope: "row" }, setting(each, current), remark(each, delay)), h("td", { class: "n" }, percent(each.load)), number(delay?.mean, "n"), number(delay && each.sojourn_time?.mean, "n mean-cell"),
     h("td", { class: "plot-cell optional" }, ...(delay ? [dots(each, scale), h("span", { class: "hidden" }, interval(each.sojourn_interval?.low, each.sojourn_interval?.high, unit))] : [])),
     number(delay && each.time_to_first_token?.mean, "n wide"), number(delay?.p99, "n wide"),
@@ -63,8 +76,8 @@ function setting(each, current) {
 }
 
 function remark(each, delay) {
-  const note = each.notes.join("; ");
-  const text = delay ? note : each.load !== null && each.load >= 1 ? "unstable: no steady state" : note || "no answer";
+  const note = each.pending ? "being computed" : each.notes.join("; ");
+  const text = delay || each.pending ? note : each.stable === false && each.load >= 1 ? "unstable: no steady state" : note || "no answer";
   return text ? h("small", { class: "remark" }, text) : null;
 }
 

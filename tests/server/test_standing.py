@@ -1,0 +1,97 @@
+"""When a server whose calls fail is put aside, and how it comes back."""
+
+from __future__ import annotations
+
+import pytest
+
+from server.engines.http.standing import (
+    FEW,
+    FIRST_ASIDE,
+    FORGOTTEN,
+    LONGEST_ASIDE,
+    ROW,
+    Standing,
+    share_of,
+)
+
+
+def after(*outcomes: bool) -> Standing:
+    """With these good and failed calls."""
+    standing = Standing()
+    for good in outcomes:
+        if good:
+            standing.succeed()
+        else:
+            standing.fail()
+    return standing
+
+
+def test_failures_in_a_row_are_enough() -> None:
+    assert not after(*[True] * 40, *[False] * (FEW - 1)).fails
+    assert after(*[True] * 40, *[False] * FEW).fails
+    assert not after(*[True] * 40, *[False] * FEW, True).fails, "a good answer ends the row"
+
+
+@pytest.mark.parametrize(("every", "fails"), [(2, True), (4, True), (8, True), (20, False)])
+def test_so_is_a_share_of_the_calls_lately(every: int, fails: bool) -> None:
+    standing = after(*[number % every > 0 for number in range(1, 200)])
+    assert standing.fails is fails
+    assert standing.share == pytest.approx(1 / every, abs=0.03)
+
+
+def test_what_was_long_ago_counts_no_more() -> None:
+    assert not after(*[False] * 10, *[True] * 150).fails
+
+
+def test_the_share_of_several_is_that_of_their_calls() -> None:
+    assert share_of([after(True, True, True), after(False)]) == pytest.approx(1 / 4, abs=0.02)
+    assert share_of([]) == share_of([Standing()]) == 0
+
+
+def test_answers_are_held_from_the_second_failure_in_a_row_on() -> None:
+    assert not after(*[False] * (ROW - 1)).breaks_off
+    assert after(*[False] * ROW).breaks_off
+    assert not after(*[False] * ROW, True).breaks_off
+
+
+def test_it_comes_back_with_one_call_and_then_twice_as_many() -> None:
+    standing, rooms = after(*[False] * FEW), []
+    standing.put_aside(0.0)
+    while standing.room is not None:
+        rooms.append(standing.room)
+        assert standing.breaks_off
+        standing.succeed()
+        standing.widen(5.0, 24)
+    assert rooms == [1, 2, 4, 8, 16]
+    assert not standing.breaks_off
+
+
+def test_one_failure_on_trial_is_enough_and_the_pauses_double() -> None:
+    standing, pauses, now = after(*[False] * FEW), [], 0.0
+    for _ in range(10):
+        pauses.append(standing.put_aside(now))
+        now += pauses[-1]
+        assert not standing.fails
+        standing.fail()
+        assert standing.fails
+    assert pauses[:3] == [FIRST_ASIDE, 2 * FIRST_ASIDE, 4 * FIRST_ASIDE]
+    assert pauses[-1] == LONGEST_ASIDE
+
+
+@pytest.mark.parametrize(("well", "pause"), [(1.0, 2.0), (FORGOTTEN + 0.1, 1.0)])
+def test_a_server_that_was_well_for_long_begins_anew(well: float, pause: float) -> None:
+    standing = Standing()
+    standing.put_aside(0.0)
+    standing.widen(FIRST_ASIDE, 2)
+    assert standing.room is None
+    assert standing.put_aside((1 + well) * FIRST_ASIDE) == pause * FIRST_ASIDE
+
+
+def test_one_that_is_exonerated_is_as_new() -> None:
+    standing = after(*[False] * FEW)
+    standing.put_aside(0.0)
+    standing.exonerate()
+    assert (standing.share, standing.room, standing.fails, standing.breaks_off) == (
+        *(0.0, None, False, False),
+    )
+    assert standing.put_aside(1.0) == FIRST_ASIDE
