@@ -104,21 +104,23 @@ class Gateway:
         self._open_queue(capabilities)
         self._watch_progress()
         settings = self.settings
-        scheme = "http" if settings.security.tls.certfile is None else "https"
+        self.live_model().saved.restore()
+        if settings.calibrate:
+            from server.calibration.calibration import calibrate_at_start  # noqa: PLC0415 - it needs scipy, and few start with it
+
+            log.info(
+                "calibrating the engine's law, some 3,000 to 5,000 steps; requests wait until then"
+            )
+            await calibrate_at_start(self)
         log.info(
             "ready: %s engine, model %s, policy %s, %s://%s:%d",
             capabilities.engine,
             settings.served_model_name,
             self.limits.policy_text,
-            scheme,
+            "http" if settings.security.tls.certfile is None else "https",
             settings.host,
             settings.port,
         )
-        self.live_model().saved.restore()
-        if settings.calibrate:
-            from server.calibration.calibration import calibrate_at_start  # noqa: PLC0415 - it needs scipy, and few start with it
-
-            await calibrate_at_start(self)
         if settings.idle_probes:
             from server.calibration.idle_probes import IdleProbes  # noqa: PLC0415 - it needs scipy
 

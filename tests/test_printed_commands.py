@@ -19,6 +19,7 @@ from tests.printed_commands import LIMIT, ROOT, Line, pages, reader, shell_lines
 # Lines that are not run here, by their beginning, each with its reason.
 SKIPPED = {
     "kendall load --base-url http://localhost:8000": "as kendall serve --engine http",
+    "kendall load --base-url http://localhost:8080 --request-rate 2": "before that gateway",
     """curl localhost:8080/v1/chat/completions -d '{"model": "smollm2""": "asks that model",
     'curl -H "Authorization: Bearer ..." localhost:8080/v1/models': "as kubectl",
     "vllm serve": "a model of 16 GB to be fetched",
