@@ -23,7 +23,8 @@ def test_a_picture_looks_as_it_did_when_somebody_looked(
     """Four cells of a run on the real engine: two at a load, one whose sojourn is compared and
     that is too short, one whose load is not known and of which nothing was predicted.
     """
-    first, second, third, fourth = msgspec.json.decode(RUN.read_bytes(), type=list[Comparison])[:4]
+    found = msgspec.json.decode(RUN.read_bytes(), type=list[Comparison])
+    first, second, third, fourth = (found[cell] for cell in (0, 2, 1, 3))
     comparisons = [
         dataclasses.replace(first, load=0.6),
         dataclasses.replace(second, load=0.3),

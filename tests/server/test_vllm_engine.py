@@ -629,8 +629,8 @@ def test_a_killed_gateway_leaves_no_engine(house: House, doomed: subprocess.Pope
 @pytest.mark.parametrize(
     ("spoil", "expected"),
     [
-        ("tokenizer.json", "no tokenizer"),
-        ("config.json", "no config.json"),
+        ("tokenizer.json", "without a tokenizer"),
+        ("config.json", "without config.json"),
         ("", "not a directory"),
     ],
 )
