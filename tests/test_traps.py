@@ -85,6 +85,7 @@ TRAPS: dict[str, tuple[str, ...]] = {
         "server/test_security.py::test_trap_no_page_of_another_origin_calls_admin_with_or_without_a_key",
         "server/test_security.py::test_trap_allowed_origins_open_chat_and_not_admin",
         "server/test_security.py::test_trap_without_keys_a_page_cannot_send_work_without_asking",
+        "server/test_security.py::test_trap_without_keys_a_page_cannot_call_by_a_name_of_its_own",
         "server/test_questions.py::test_trap_a_question_whose_askers_have_left_is_not_asked",
     ),
     "5 KB ask for 131,072 sequences, and everybody waits while they are built": (
@@ -384,6 +385,24 @@ DEFENDED: dict[str, tuple[str, ...]] = {  # each row of SECURITY.md's table
     "connections that exhaust the file descriptors": (
         "server/test_connection_room.py::test_probes_are_answered_when_descriptors_run_out",
         "server/test_connection_room.py::test_connections_of_one_address_are_bounded",
+    ),
+    "limits passed by with another spelling, before servers behind (`--engine http`)": (
+        "server/test_endpoints_passed.py::test_a_number_is_sent_as_it_was_read",
+        "server/test_endpoints_passed.py::test_what_is_no_number_is_refused",
+        "server/test_endpoints_passed.py::test_no_value_passes_the_limit_in_force_by",
+        "server/test_endpoints_passed.py::test_vllm_reads_of_a_call_what_was_read_here",
+    ),
+    "what servers behind answer": (
+        "server/test_broken_servers.py::test_calls_that_a_good_server_could_serve_are_served",
+        "server/test_broken_servers.py::test_what_one_broken_server_fails_is_a_constant_and_no_share",
+    ),
+    "headers of servers behind that speak for the gateway's origin": (
+        "server/test_passed_headers.py::test_what_a_server_tells_browsers_of_its_own_origin_does_not_come_back",
+        "server/test_passed_headers.py::test_what_a_connection_header_names_stays_with_its_connection",
+    ),
+    "the key of the servers behind": (
+        "server/test_odd_probes.py::test_the_key_goes_to_the_origins_of_the_start_alone",
+        "server/test_servers_behind.py::test_the_key_is_shown_nowhere",
     ),
     "one request that kills the engine repeatedly": (
         "server/test_poison.py::test_ten_poison_calls_cost_a_hundred_innocents_nothing",
