@@ -451,10 +451,9 @@ class Model:
             peak = None if highest is None else short_number(highest / self.largest_stable_rate)
             return (*in_words(process), *([] if peak is None else [f"load at its peak {peak}"]))
         if self.arrival_scv != 1:
-            return (
-                "independent gaps between arrivals at a constant rate, squared coefficient of "
-                f"variation {self.arrival_scv:g}",
-            )
+            gaps = "independent gamma gaps" if self.arrival_scv else "equal gaps"
+            scv = f", squared coefficient of variation {self.arrival_scv:g}"
+            return (f"{gaps} between arrivals at a constant rate{scv if self.arrival_scv else ''}",)
         plain = "Poisson arrivals at a constant rate"
         if self.servers == 1 or self.routing == "central":
             return (plain,)

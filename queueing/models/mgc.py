@@ -36,7 +36,7 @@ from queueing.distributions.lattice import Complex, Grid, spread
 from queueing.distributions.token_distribution import TokenDistribution, Vector
 from queueing.latency.law import LatencyModel
 from queueing.latency.service_time import ServiceTime
-from queueing.models.mg1 import solve_service
+from queueing.models.mg1 import alone, solve_service
 from queueing.models.mm1 import check_level, check_queue
 from queueing.result import LEVELS, Quantiles
 
@@ -133,7 +133,9 @@ def solve_servers(service: ServiceTime, arrival_rate: float, servers: int) -> Se
         single = solve_service(service, arrival_rate)
         return SeveralServers(single.delay, single.sojourn, single.load, single.load)
     if exponential.waiting < _NEVER:
-        return SeveralServers(Quantiles(*[0.0] * 5), _unqueued(service), exponential.load, 0.0)
+        return SeveralServers(
+            Quantiles(*[0.0] * (1 + len(LEVELS))), alone(service), exponential.load, 0.0
+        )
     g = smallest_residual(service, servers)
     delay = exponential.mean_delay * general_service(
         servers, exponential.load, service.scv, g / service.mean
@@ -221,16 +223,6 @@ def _busy_transform(service: ServiceTime, exponential: ExponentialServers, grid:
         * (1 - load)
         / (1 - load * grid.transform(_masses(shared)))
     )
-
-
-def _unqueued(service: ServiceTime) -> Quantiles:
-    """The service time itself."""
-    values, mass = service.spread
-    order = np.argsort(values)
-    reached = np.searchsorted(
-        np.cumsum(mass[order]), [level * (1 - 1e-12) for level in LEVELS.values()]
-    )
-    return Quantiles(service.mean, *values[order][reached].tolist())
 
 
 def _masses(tail: Vector) -> Vector:

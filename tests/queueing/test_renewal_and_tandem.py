@@ -77,8 +77,8 @@ def test_simulated_gaps_give_the_exact_gi_m_1(scv: float, load: float) -> None:
 def test_the_approximation_has_its_documented_error(
     scv: float, load: float, low: float, high: float
 ) -> None:
-    answer = predict_model(Model.read("single", ONE, SECOND, arrival_scv=scv), load)
-    assert answer.method == "approximation"
+    model = Model.read("single", ONE, SECOND, arrival_scv=scv)
+    answer = predict_model(model, load, "approximation")
     assert (
         low - 0.005 <= mean_of(answer.queueing_delay) / exact_gi_m_1(load, scv) - 1 <= high + 0.005
     )
@@ -307,7 +307,7 @@ def test_the_command_prints_kingmans_bound() -> None:
         f"upper bound   {found['bounds']['queueing_delay_upper']:.4g} s for the mean queueing delay"
         in result.stdout
     )
-    assert result.stdout.startswith("single  GI/G/1, at most 1 together  (approximation)")
+    assert result.stdout.startswith("single  GI/G/1, at most 1 together  (exact)")
 
 
 def test_stalls_of_a_tandem_lengthen_a_service_by_whole_stalls() -> None:
