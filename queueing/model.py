@@ -72,7 +72,8 @@ class Limits(TypedDict, total=False):
     """Keyword arguments of `predict`, `simulate` and `largest_stable_rate`; in brackets, what
     leaving one out means.
 
-    max_output_tokens   token limit: a longer output is cut there (no limit)
+    max_output_tokens   token limit: a longer output is cut there, and so much KV memory is reserved
+                        for every request (no limit: the longest output)
     patience            seconds that a request waits before it leaves unserved (it waits for ever)
     servers             engines that serve one queue (1)
     server_speeds       of each of them, how many times as long as the law's its times are, in place
@@ -133,6 +134,8 @@ class Model:
     output_tokens: TokenDistribution
     law: LatencyModel
     prompt_tokens: TokenDistribution | None = None
+    # the limit of every request, in force; None, or below the longest length: that length
+    max_output_tokens: int | None = None
     max_num_seqs: int | None = None
     servers: int = 1
     # of each server, how many times as long as the law's its times are; empty: equally fast
@@ -275,6 +278,7 @@ class Model:
         return cls(
             policy=parsed,
             output_tokens=_lengths("output_tokens", output_tokens, tokens, tail=True),
+            max_output_tokens=tokens,
             **_servers(_law(latency), servers, limits.get("server_speeds")),
             prompt_tokens=_optional_lengths("prompt_tokens", limits.get("prompt_tokens")),
             max_num_seqs=_optional_whole("max_num_seqs", limits.get("max_num_seqs")),
@@ -751,15 +755,26 @@ _JOIN = {
 
 
 def token_limit(model: Model) -> int:
-    """Of every request: the longest length; beyond any where there is none."""
-    return int(LARGEST_COUNT) if model.endless else model.output_tokens.longest
+    """Of every request: the limit in force, without one the longest length; beyond any where
+    there is none.
+    """
+    if model.endless:
+        return int(LARGEST_COUNT)
+    return max(model.output_tokens.longest, model.max_output_tokens or 0)
+
+
+def clipped_at(model: Model, limit: int) -> Model:
+    """The same under that token limit."""
+    lengths = model.output_tokens.clip(limit)
+    return replace(model, output_tokens=lengths, max_output_tokens=limit)
 
 
 def _batch_rate(model: Model) -> float:
     """Requests/s that full batches serve."""
     order = order_of(model.policy)
     if isinstance(order, Binned) and not model.endless:
-        return binned_rate(model.batch_time, order, model.predictor, model.bound)
+        limit = token_limit(model)
+        return binned_rate(model.batch_time, order, model.predictor, model.bound, limit)
     return model.batch_time.largest_stable_rate(model.bound)
 
 

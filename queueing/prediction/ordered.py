@@ -30,7 +30,7 @@ from policies.ordered import in_arrival_order, order_of
 from policies.orders.by_length import Binned
 from policies.orders.order import Order
 from queueing.errors import OutOfReachError
-from queueing.model import Model
+from queueing.model import Model, token_limit
 from queueing.models.batches.batch_chain import BatchQueue, solve_batch_chain
 from queueing.models.batches.batch_delay import batch_quantiles
 from queueing.models.batches.bin_chain import BinnedQueue, solve_bin_chain
@@ -125,7 +125,7 @@ def ordered_values(model: Model, arrival_rate: float) -> dict[str, Any]:
         return _in_bins(model, arrival_rate, order)
     if isinstance(model.policy, Continuous):
         return _in_slots(model, arrival_rate, order)
-    service = TokenService.alone(model.law, model.output_tokens)
+    service = TokenService.alone(model.law, model.output_tokens, token_limit(model))
     queue = solve_in_tokens(order, service, arrival_rate, model.servers, model.predictor)
     first = model.batch_time.first_token(1)
     return {
@@ -141,7 +141,7 @@ def ordered_values(model: Model, arrival_rate: float) -> dict[str, Any]:
 def _in_slots(model: Model, arrival_rate: float, order: Order) -> dict[str, Any]:
     assert model.bound is not None
     slots = solve_continuous(model.slot_time, arrival_rate, model.bound)
-    service = TokenService.in_slots(model.slot_time, model.bound)
+    service = TokenService.in_slots(model.slot_time, model.bound, token_limit(model))
     ratio = delay_ratio(order, service, slots.load, model.predictor)
     saved = slots.queueing_delay * (1 - ratio)
     first, step = slots.time_to_first_token - saved, slots.inter_token_latency
@@ -161,7 +161,7 @@ def _in_slots(model: Model, arrival_rate: float, order: Order) -> dict[str, Any]
 
 def _in_bins(model: Model, arrival_rate: float, order: Binned) -> dict[str, Any]:
     time, bound = model.batch_time, model.bound
-    bins = list(bins_of(model.output_tokens, order, model.predictor))
+    bins = list(bins_of(model.output_tokens, order, model.predictor, token_limit(model)))
     if len(bins) == 1:
         one = solve_batch_chain(time, arrival_rate, bound)
         delay, sojourn = batch_quantiles(time, arrival_rate, one)
