@@ -654,6 +654,14 @@ def one_of_several(model: Model) -> Model | None:
     return replace(model, servers=1, routing="central", arrival_scv=scv)
 
 
+def seen_by_a_request(model: Model, arrival_rate: float) -> tuple[Model, float]:
+    """The queue that a request meets, and its arrival rate: that of `one_of_several`, or all of
+    it.
+    """
+    one = one_of_several(model)
+    return (model, arrival_rate) if one is None else (one, arrival_rate / model.servers)
+
+
 def _servers(
     law: LatencyModel, servers: int, speeds: Sequence[float] | str | None
 ) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from queueing.model import (
     load_bound,
     memory_limited,
     one_of_several,
+    seen_by_a_request,
 )
 from queueing.prediction.answer_check import checked_answer
 from queueing.prediction.ordered import cost_of_resuming, is_ordered, resumes_cost
@@ -88,8 +89,8 @@ def predict_model(
             f"or {known[-1]}"
         )
     load = model.stable_load(arrival_rate)
-    if (one := one_of_several(model)) is not None:
-        own_rate = arrival_rate / model.servers
+    if one_of_several(model) is not None:
+        one, own_rate = seen_by_a_request(model, arrival_rate)
         return of_several(model, predict_model(one, own_rate, method, quantiles=quantiles))
     chosen = best if method == "auto" else method
     if chosen == "simulation":
@@ -229,6 +230,7 @@ def infinite_mean(model: Model, load: float) -> bool:
     """Whether the delay has no mean though the queue is stable: unbounded batches with a
     residual are a Kesten recursion (THEORY c).
     """
+    model = one_of_several(model) or model
     unbounded = (
         model.bound is None
         and is_first_come(model.policy)

@@ -36,6 +36,7 @@ from queueing.model import (
     load_bound,
     one_of_several,
     or_unbounded,
+    seen_by_a_request,
     token_limit,
 )
 from queueing.models.batches.calls import draw_calls
@@ -83,8 +84,8 @@ def simulate_model(
 ) -> Prediction:
     """Simulated means with standard errors, over `replications` runs of `num_requests` each."""
     _check(model, num_requests, replications, seed)
-    if (one := one_of_several(model)) is not None:
-        own_rate = arrival_rate / model.servers
+    if one_of_several(model) is not None:
+        one, own_rate = seen_by_a_request(model, arrival_rate)
         given = {"num_requests": num_requests, "seed": seed, "replications": replications}
         return of_several(model, simulate_model(one, own_rate, **given, notes=notes))
     load, model = model.load(arrival_rate), at_mean_rate(model, arrival_rate)
@@ -115,6 +116,9 @@ def simulate_model(
 
 def simulate_steady_state(model: Model, arrival_rate: float, num_requests: int) -> Prediction:
     """`simulate_model`, with a control variate for a continuous engine: no sample's own means."""
+    if one_of_several(model) is not None:
+        one, own_rate = seen_by_a_request(model, arrival_rate)
+        return of_several(model, simulate_steady_state(one, own_rate, num_requests))
     companion = companion_of(model, arrival_rate)
     if companion is None:
         return simulate_model(model, arrival_rate, num_requests=num_requests)
@@ -303,10 +307,12 @@ def simulate_run(
     generic: bool = False,
 ) -> SimulatedRun:
     """One replication as arrays, warm-up included; gaps between tokens are those of the requests
-    from `since` on.
+    from `since` on. The one function that draws a path of any queue: where each server has a queue
+    and all are alike, of one of them at its share of the rate.
     """
     from queueing.simulation import fast
 
+    model, arrival_rate = seen_by_a_request(model, arrival_rate)
     if fast.is_compiled(model) and not generic:
         trace = fast.draw_trace(model, arrival_rate, num_requests, stream)
         return fast.replay(model, trace, since) if len(trace.arrived_at) else fast.nothing_served()
