@@ -10,6 +10,7 @@ spread when read.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -194,6 +195,14 @@ def draw_trace(
         np.empty(0, dtype=np.int64) if sizes is None else np.repeat(np.cumsum(sizes), sizes),
         draw_predictions(model, outputs, stream),
     )
+
+
+def beginning_with(trace: Trace, waiting: int) -> Trace:
+    """The same requests, of which so many are there at 0 and the others come as from there on."""
+    if not waiting:
+        return trace
+    instants = np.concatenate([np.zeros(waiting), trace.arrived_at[:-waiting]])
+    return dataclasses.replace(trace, arrived_at=instants)
 
 
 def process_instants(model: Model, rng: np.random.Generator, count: int) -> Vector:
