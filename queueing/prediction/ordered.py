@@ -96,6 +96,7 @@ def _is_plain(model: Model) -> bool:
         and model.arrival_scv == 1
         and not model.disaggregated
         and not model.endless
+        and model.law.step(1) > 0  # the analysis counts service in tokens
     )
 
 

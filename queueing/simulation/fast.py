@@ -293,16 +293,19 @@ def is_compiled(model: Model) -> bool:
     """Whether the kernels cover it: the built-in policies, in an order that interrupts nobody; no
     continuous engine with thousands of slots.
 
-    Every step must take time: a fitted law may have k1 or k2 below zero, and with it a batch that
-    ends before it began.
+    No step may take less than no time: a fitted law may have k1 or k2 below zero, and with it a
+    batch that ends before it began.
     """
     law = model.law
     if not has_queue(model.policy):
         return False
-    if law.kp < 0 or law.k1 + law.k3 < 0 or law.k1 + law.k3 + min(law.k2, 0) + law.k4 <= 0:
+    first = law.k1 + law.k3 + min(law.k2, 0) + law.k4
+    if law.kp < 0 or law.k1 + law.k3 < 0 or first < 0:
         return False
+    if not isinstance(model.policy, Continuous):
+        return True
     slots = _slots(model)
-    return not isinstance(model.policy, Continuous) or (slots is not None and slots <= MOST_SLOTS)
+    return first > 0 and slots is not None and slots <= MOST_SLOTS
 
 
 def _slots(model: Model) -> int | None:
