@@ -26,7 +26,7 @@ from policies.core import Policy
 from policies.ordered import Ordered, order_of
 from policies.orders import FIRST_COME, ORDERS
 from policies.text import SpecError, format_number, order_text, with_order
-from queueing.errors import UnstableQueueError
+from queueing.errors import NotConvergedError, UnstableQueueError
 from queueing.model import Model
 from queueing.models.soap.predictor_text import (
     NO_PREDICTION,
@@ -203,7 +203,10 @@ def _has_analysis(name: str) -> bool:
 
 
 def _solved(model: Model, rate: float) -> Durations:
-    found = predict_model(model, rate)
+    try:
+        found = predict_model(model, rate, methods(model)[0])
+    except NotConvergedError:
+        return _simulated(model, rate)
     by_length = durations_by_length(model, rate)
     delay, sojourn = found.queueing_delay.mean, found.sojourn_time.mean
     doubted = any(text.startswith(IN_DOUBT) for text in found.assumptions)

@@ -15,7 +15,8 @@ dynamic by bins of like length exact          one bin (with quantiles), two
 other batches; other orders;
 aging; max_preemptions         simulation
 
-The queueing delay is the time outside of service, interruptions included. Only means. Conditions:
+The queueing delay is the time outside of service, interruptions included. Only means: quantiles are
+simulated (queueing.prediction.steady_state), and so is an approximation in doubt. Conditions:
 one prompt length (but for batches), Poisson arrivals of single sequences, no patience.
 """
 
@@ -44,7 +45,7 @@ from queueing.models.soap.token_orders import (
     is_solved,
     solve_in_tokens,
 )
-from queueing.result import PARTIAL, Mean, Quantiles
+from queueing.result import Mean, Quantiles
 
 EXACT_BINS = 2
 _NEGLIGIBLE = 1e-6  # share of batches beyond the engine's bound
@@ -171,13 +172,10 @@ def _in_bins(model: Model, arrival_rate: float, order: Binned) -> dict[str, Any]
     if bound is not None and float(several.sizes[bound:].sum()) > _NEGLIGIBLE:
         raise OutOfReachError(f"batches from bins that reach the engine's bound of {bound}")
     delay, sojourn = Quantiles(several.queueing_delay), Quantiles(several.sojourn_time)
-    missing = "no formula covers their law where batches are of like lengths"
-    note = (
-        f"{PARTIAL}no quantiles: {missing}"
-        if len(bins) <= EXACT_BINS
-        else "approximation of the requests that a batch leaves: within 4 % of simulation"
-    )
     found = _of_batches(model, several, len(several.sizes), delay, sojourn)
+    if len(bins) <= EXACT_BINS:
+        return found
+    note = "approximation of the requests that a batch leaves: within 4 % of simulation"
     return found | {"assumptions": (*model.assumptions, note)}
 
 
@@ -222,6 +220,4 @@ def _noted(model: Model, *doubts: str | None) -> tuple[str, ...]:
     notes = [f"approximation in doubt: {reason}" for reason in doubts if reason is not None]
     if resumes_cost(model):
         notes.insert(0, cost_of_resuming(model))
-    if ordered_methods(model)[0] == "exact":
-        notes.append(f"{PARTIAL}no quantiles: no formula covers their law under this order")
     return (*model.assumptions, *notes)

@@ -49,7 +49,8 @@ from queueing.models.gg1 import best_estimate
 from queueing.models.gig1 import solve_gig1
 from queueing.models.mg1 import solve_mg1
 from queueing.models.mg1d import solve_mg1d
-from queueing.models.mgc import solve_mgc
+from queueing.models.mgc import doubt as doubt_of_servers
+from queueing.models.mgc import solve_servers
 from queueing.models.slots.continuous import doubt, solve_continuous
 from queueing.models.tandem import is_exact, solve_tandem
 from queueing.prediction.bounds import (
@@ -304,8 +305,8 @@ def _tandem(model: Model, arrival_rate: float) -> dict[str, Any]:
     if queue.exact:
         return answer
     note = (
-        "approximation of the decode delay: within 7 % where prefill has at most half the load "
-        "of decode, -38 to +51 % at equal loads"
+        f"{IN_DOUBT}the decode delay is within 7 % where prefill has at most half the load of "
+        "decode, -38 to +51 % off at equal loads"
     )
     return answer | {"assumptions": (*model.assumptions, note)}
 
@@ -323,10 +324,13 @@ def _single(model: Model, arrival_rate: float) -> dict[str, Any]:
             "loss_fraction": lossy.loss_fraction,
         }
     if model.servers > 1:
-        several = solve_mgc(*given, model.servers, model.prompt_tokens)
-        return _answered(several.delay, several.sojourn, 1.0, several.load) | _token_times(
-            several.delay, *own
-        )
+        service = ServiceTime.of(model.law, model.output_tokens, model.prompt_tokens)
+        several = solve_servers(service, arrival_rate, model.servers)
+        answer = _answered(several.delay, several.sojourn, 1.0, several.load)
+        reason = doubt_of_servers(service, model.servers, several)
+        if reason is not None:
+            answer["assumptions"] = (*model.assumptions, f"{IN_DOUBT}{reason}")
+        return answer | _token_times(several.delay, *own)
     single = solve_mg1(*given, model.prompt_tokens)
     answer = _answered(single.delay, single.sojourn, 1.0, single.load) | _token_times(
         single.delay, *own

@@ -218,10 +218,10 @@ def test_the_approximate_tandem_meets_the_simulator_within_its_documented_error(
     model = tandem(law, prompt_tokens=PROMPTS)
     rate = load * model.largest_stable_rate
     answer, simulated = (
-        predict_model(model, rate),
+        predict_model(model, rate, "approximation"),
         simulate_model(model, rate, num_requests=1_000_000, seed=6),
     )
-    assert answer.method == "approximation"
+    assert answer.assumptions[-1].startswith("approximation in doubt: the decode delay")
     assert answer.stations[0].load < answer.stations[1].load / 2
     assert_meets(simulated.stations[0].queueing_delay, mean_of(answer.stations[0].queueing_delay))
     assert_meets(
