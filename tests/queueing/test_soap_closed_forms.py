@@ -156,4 +156,4 @@ def test_doubt_grows_with_the_servers_and_with_what_the_order_changes():
     assert order_doubt(1.0, 0.5, 1000) is None
 
 
-CHANGES = ((0.01, 1), (0.91, 4), (0.9, 4), (1.1, 4), (1.11, 4), (0.91, 16))
+CHANGES = ((0.01, 1), (0.92, 4), (0.9, 4), (1.09, 4), (1.11, 4), (0.92, 16))

@@ -30,7 +30,7 @@ from queueing.models.soap.sizes import Grid, SizeLaw
 
 _CELLS = 400
 # log2(c) |ln(W(1) / W_fcfs(1))| up to which W(c) was within 5 %, below a load of 0.9 and above
-_CHANGE, _BUSY_CHANGE, _BUSY = 0.2, 0.8, 0.9
+_CHANGE, _BUSY_CHANGE, _BUSY = 0.18, 0.8, 0.9
 
 
 @dataclass(frozen=True)
