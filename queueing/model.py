@@ -72,7 +72,8 @@ class Limits(TypedDict, total=False):
     """Keyword arguments of `predict`, `simulate` and `largest_stable_rate`; in brackets, what
     leaving one out means.
 
-    max_output_tokens   token limit: a longer output is cut there (no limit)
+    max_output_tokens   token limit: a longer output is cut there, and so much KV memory is reserved
+                        for every request (no limit: the longest output)
     patience            seconds that a request waits before it leaves unserved (it waits for ever)
     servers             engines that serve one queue (1)
     server_speeds       of each of them, how many times as long as the law's its times are, in place
@@ -133,6 +134,8 @@ class Model:
     output_tokens: TokenDistribution
     law: LatencyModel
     prompt_tokens: TokenDistribution | None = None
+    # the limit of every request, in force; None, or below the longest length: that length
+    max_output_tokens: int | None = None
     max_num_seqs: int | None = None
     servers: int = 1
     # of each server, how many times as long as the law's its times are; empty: equally fast
@@ -275,6 +278,7 @@ class Model:
         return cls(
             policy=parsed,
             output_tokens=_lengths("output_tokens", output_tokens, tokens, tail=True),
+            max_output_tokens=tokens,
             **_servers(_law(latency), servers, limits.get("server_speeds")),
             prompt_tokens=_optional_lengths("prompt_tokens", limits.get("prompt_tokens")),
             max_num_seqs=_optional_whole("max_num_seqs", limits.get("max_num_seqs")),
@@ -451,10 +455,9 @@ class Model:
             peak = None if highest is None else short_number(highest / self.largest_stable_rate)
             return (*in_words(process), *([] if peak is None else [f"load at its peak {peak}"]))
         if self.arrival_scv != 1:
-            return (
-                "independent gaps between arrivals at a constant rate, squared coefficient of "
-                f"variation {self.arrival_scv:g}",
-            )
+            gaps = "independent gamma gaps" if self.arrival_scv else "equal gaps"
+            scv = f", squared coefficient of variation {self.arrival_scv:g}"
+            return (f"{gaps} between arrivals at a constant rate{scv if self.arrival_scv else ''}",)
         plain = "Poisson arrivals at a constant rate"
         if self.servers == 1 or self.routing == "central":
             return (plain,)
@@ -651,6 +654,14 @@ def one_of_several(model: Model) -> Model | None:
     return replace(model, servers=1, routing="central", arrival_scv=scv)
 
 
+def seen_by_a_request(model: Model, arrival_rate: float) -> tuple[Model, float]:
+    """The queue that a request meets, and its arrival rate: that of `one_of_several`, or all of
+    it.
+    """
+    one = one_of_several(model)
+    return (model, arrival_rate) if one is None else (one, arrival_rate / model.servers)
+
+
 def _servers(
     law: LatencyModel, servers: int, speeds: Sequence[float] | str | None
 ) -> dict[str, Any]:
@@ -752,15 +763,26 @@ _JOIN = {
 
 
 def token_limit(model: Model) -> int:
-    """Of every request: the longest length; beyond any where there is none."""
-    return int(LARGEST_COUNT) if model.endless else model.output_tokens.longest
+    """Of every request: the limit in force, without one the longest length; beyond any where
+    there is none.
+    """
+    if model.endless:
+        return int(LARGEST_COUNT)
+    return max(model.output_tokens.longest, model.max_output_tokens or 0)
+
+
+def clipped_at(model: Model, limit: int) -> Model:
+    """The same under that token limit."""
+    lengths = model.output_tokens.clip(limit)
+    return replace(model, output_tokens=lengths, max_output_tokens=limit)
 
 
 def _batch_rate(model: Model) -> float:
     """Requests/s that full batches serve."""
     order = order_of(model.policy)
     if isinstance(order, Binned) and not model.endless:
-        return binned_rate(model.batch_time, order, model.predictor, model.bound)
+        limit = token_limit(model)
+        return binned_rate(model.batch_time, order, model.predictor, model.bound, limit)
     return model.batch_time.largest_stable_rate(model.bound)
 
 

@@ -30,7 +30,7 @@ from queueing.latency.stalls import most_stalls, stalled_values
 _FEW = 8
 _PARTS = 200
 _MOST = 1024  # values
-_MOST_FAR = 8192  # where they lie far apart and no residual multiplies their number
+_MOST_ALONE = 8192  # where no residual multiplies their number
 _FAR = 512  # mean values
 _MOST_PAIRS = 4_000_000  # of a prompt and an output
 
@@ -86,8 +86,11 @@ class ServiceTime:
         both are the law's.
         """
         most = most_stalls(law.stall_rate / (1 - law.stall_share) * float(seconds.max(initial=0.0)))
-        room = _MOST_FAR if law.cv == 0 and _reaches_far(seconds, pmf) else _MOST
-        return cls(*stalled_values(*_merged(seconds, pmf, room // (most + 1)), law, most), law.cv)
+        room = _MOST if law.cv else _MOST_ALONE
+        values, weights = _merged(seconds, pmf, room)
+        if most:
+            values, weights = _merged(*stalled_values(values, weights, law, most), room)
+        return cls(values, weights, law.cv)
 
     @property
     def mean(self) -> float:

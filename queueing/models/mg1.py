@@ -72,6 +72,16 @@ def solve_service(service: ServiceTime, arrival_rate: float) -> SingleQueue:
     )
 
 
+def alone(service: ServiceTime) -> Quantiles:
+    """The sojourn where nobody waits: the service time itself."""
+    values, mass = service.spread
+    order = np.argsort(values)
+    reached = np.searchsorted(
+        np.cumsum(mass[order]), [level * (1 - 1e-12) for level in LEVELS.values()]
+    )
+    return Quantiles(service.mean, *values[order][reached].tolist())
+
+
 def mean_delay(service: ServiceTime, arrival_rate: float) -> tuple[float, float]:
     """Load and mean queueing delay (Pollaczek-Khinchine), seconds; infinite where E[S^2] is.
     Raises UnstableQueueError.

@@ -67,8 +67,8 @@ def phases(
     output_tokens: TokenDistribution,
     prompt_tokens: TokenDistribution | None = None,
 ) -> tuple[ServiceTime, ServiceTime]:
-    """Prefill and decode service times of a single request. Raises SpecError where prefill takes
-    no time.
+    """Prefill and decode service times of a single request. Raises SpecError where one of them
+    takes no time.
     """
     seconds, chances = _prefills(law.without_stalls(), prompt_tokens)
     return ServiceTime.of_values(seconds, chances, law), ServiceTime.of(
@@ -98,6 +98,11 @@ def _prefills(law: LatencyModel, prompt_tokens: TokenDistribution | None) -> tup
     if not np.all(seconds > 0):
         raise SpecError(
             "got a latency law whose prefill takes no time; expected k1 + k2 + kp prompt tokens > 0"
+        )
+    if law.step(1) == 0:
+        raise SpecError(
+            "got a latency law whose decode takes no time; expected k3 + k4 > 0, or prefill alone: "
+            "one server"
         )
     return seconds, chances
 

@@ -18,7 +18,7 @@ import numpy as np
 from policies.immediate import Single
 from policies.text import SpecError
 from queueing.distributions.token_distribution import Vector
-from queueing.model import Model
+from queueing.model import Model, clipped_at
 from queueing.optimization.objective import Objective, utilities
 from queueing.optimization.quantity import compared_by, mean_of
 from queueing.optimization.search import (
@@ -91,7 +91,7 @@ def _point(
     predict: Predict,
 ) -> Point:
     clipped = float(model.output_tokens.survival[limit])
-    limited = dataclasses.replace(model, output_tokens=model.output_tokens.clip(limit))
+    limited = clipped_at(model, limit)
     choice = {"max_output_tokens": limit, "clipped_fraction": clipped, "utility": utility}
     point, prediction = point_of(choice, limited, arrival_rate, predict)
     if prediction is None:

@@ -15,7 +15,8 @@ dynamic by bins of like length exact          one bin (with quantiles), two
 other batches; other orders;
 aging; max_preemptions         simulation
 
-The queueing delay is the time outside of service, interruptions included. Only means. Conditions:
+The queueing delay is the time outside of service, interruptions included. Only means: quantiles are
+simulated (queueing.prediction.steady_state), and so is an approximation in doubt. Conditions:
 one prompt length (but for batches), Poisson arrivals of single sequences, no patience.
 """
 
@@ -30,7 +31,7 @@ from policies.ordered import in_arrival_order, order_of
 from policies.orders.by_length import Binned
 from policies.orders.order import Order
 from queueing.errors import OutOfReachError
-from queueing.model import Model
+from queueing.model import Model, token_limit
 from queueing.models.batches.batch_chain import BatchQueue, solve_batch_chain
 from queueing.models.batches.batch_delay import batch_quantiles
 from queueing.models.batches.bin_chain import BinnedQueue, solve_bin_chain
@@ -44,7 +45,7 @@ from queueing.models.soap.token_orders import (
     is_solved,
     solve_in_tokens,
 )
-from queueing.result import PARTIAL, Mean, Quantiles
+from queueing.result import Mean, Quantiles
 
 EXACT_BINS = 2
 _NEGLIGIBLE = 1e-6  # share of batches beyond the engine's bound
@@ -96,6 +97,7 @@ def _is_plain(model: Model) -> bool:
         and model.arrival_scv == 1
         and not model.disaggregated
         and not model.endless
+        and model.law.step(1) > 0  # the analysis counts service in tokens
     )
 
 
@@ -125,7 +127,7 @@ def ordered_values(model: Model, arrival_rate: float) -> dict[str, Any]:
         return _in_bins(model, arrival_rate, order)
     if isinstance(model.policy, Continuous):
         return _in_slots(model, arrival_rate, order)
-    service = TokenService.alone(model.law, model.output_tokens)
+    service = TokenService.alone(model.law, model.output_tokens, token_limit(model))
     queue = solve_in_tokens(order, service, arrival_rate, model.servers, model.predictor)
     first = model.batch_time.first_token(1)
     return {
@@ -141,7 +143,7 @@ def ordered_values(model: Model, arrival_rate: float) -> dict[str, Any]:
 def _in_slots(model: Model, arrival_rate: float, order: Order) -> dict[str, Any]:
     assert model.bound is not None
     slots = solve_continuous(model.slot_time, arrival_rate, model.bound)
-    service = TokenService.in_slots(model.slot_time, model.bound)
+    service = TokenService.in_slots(model.slot_time, model.bound, token_limit(model))
     ratio = delay_ratio(order, service, slots.load, model.predictor)
     saved = slots.queueing_delay * (1 - ratio)
     first, step = slots.time_to_first_token - saved, slots.inter_token_latency
@@ -161,7 +163,7 @@ def _in_slots(model: Model, arrival_rate: float, order: Order) -> dict[str, Any]
 
 def _in_bins(model: Model, arrival_rate: float, order: Binned) -> dict[str, Any]:
     time, bound = model.batch_time, model.bound
-    bins = list(bins_of(model.output_tokens, order, model.predictor))
+    bins = list(bins_of(model.output_tokens, order, model.predictor, token_limit(model)))
     if len(bins) == 1:
         one = solve_batch_chain(time, arrival_rate, bound)
         delay, sojourn = batch_quantiles(time, arrival_rate, one)
@@ -170,13 +172,10 @@ def _in_bins(model: Model, arrival_rate: float, order: Binned) -> dict[str, Any]
     if bound is not None and float(several.sizes[bound:].sum()) > _NEGLIGIBLE:
         raise OutOfReachError(f"batches from bins that reach the engine's bound of {bound}")
     delay, sojourn = Quantiles(several.queueing_delay), Quantiles(several.sojourn_time)
-    missing = "no formula covers their law where batches are of like lengths"
-    note = (
-        f"{PARTIAL}no quantiles: {missing}"
-        if len(bins) <= EXACT_BINS
-        else "approximation of the requests that a batch leaves: within 4 % of simulation"
-    )
     found = _of_batches(model, several, len(several.sizes), delay, sojourn)
+    if len(bins) <= EXACT_BINS:
+        return found
+    note = "approximation of the requests that a batch leaves: within 4 % of simulation"
     return found | {"assumptions": (*model.assumptions, note)}
 
 
@@ -221,6 +220,4 @@ def _noted(model: Model, *doubts: str | None) -> tuple[str, ...]:
     notes = [f"approximation in doubt: {reason}" for reason in doubts if reason is not None]
     if resumes_cost(model):
         notes.insert(0, cost_of_resuming(model))
-    if ordered_methods(model)[0] == "exact":
-        notes.append(f"{PARTIAL}no quantiles: no formula covers their law under this order")
     return (*model.assumptions, *notes)

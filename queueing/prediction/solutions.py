@@ -8,8 +8,8 @@ continuous                         approximation  continuous
 batch policy on several servers    simulation
 batch policy with patience         simulation
 fixed with max_wait                simulation
-single, other than Poisson         approximation  gg1, GI/G/1; other policies with such arrivals:
-                                                  simulation
+single, independent gaps other     exact          gig1; on several servers, with patience and
+than exponential ones                             under other policies simulation
 prefill and decode on two servers  exact          tandem where Burke's or Friedman's theorem holds;
                                                   else an approximation, tandem
 another order than fcfs            exact means    single; on several servers, in the slots of
@@ -38,6 +38,7 @@ from policies.fixed import Fixed
 from policies.immediate import Capped, Continuous, Dynamic, Elastic, Single
 from policies.unpadded import UnpaddedFixed
 from queueing.errors import NotConvergedError
+from queueing.latency.service_time import ServiceTime
 from queueing.model import Model, has_queues, load_bound, memory_limited, one_of_several
 from queueing.models.batches.batch_chain import solve_batch_chain
 from queueing.models.batches.batch_delay import batch_quantiles
@@ -45,9 +46,11 @@ from queueing.models.batches.call_chain import solve_call_chain
 from queueing.models.batches.calls import Calls
 from queueing.models.batches.mgb1 import solve_fixed_batches
 from queueing.models.gg1 import best_estimate
+from queueing.models.gig1 import solve_gig1
 from queueing.models.mg1 import solve_mg1
 from queueing.models.mg1d import solve_mg1d
-from queueing.models.mgc import solve_mgc
+from queueing.models.mgc import doubt as doubt_of_servers
+from queueing.models.mgc import solve_servers
 from queueing.models.slots.continuous import doubt, solve_continuous
 from queueing.models.tandem import is_exact, solve_tandem
 from queueing.prediction.bounds import (
@@ -78,15 +81,11 @@ def methods(model: Model) -> tuple[str, ...]:
         return methods(one)
     if has_queues(model) or memory_limited(model) or model.server_speeds:
         return ("simulation",)
-    if model.arrival_process is not None:
-        return _of_process(model)
-    return _known(model) if type(model.policy) in SOLVED else ("simulation",)
-
-
-def _of_process(model: Model) -> tuple[str, ...]:
-    """Of an arrival process that is asked for by name: a simulation is better than two moments."""
-    others = _known(model) if model.arrival_scv != 1 and type(model.policy) in SOLVED else ()
-    return ("simulation", *(name for name in others if name != "simulation"))
+    if type(model.policy) not in SOLVED or (
+        model.arrival_process is not None and not is_renewal(model)
+    ):
+        return ("simulation",)
+    return _known(model)
 
 
 def _known(model: Model) -> tuple[str, ...]:
@@ -103,7 +102,7 @@ def _known(model: Model) -> tuple[str, ...]:
         )
     if model.arrival_scv != 1:
         return (
-            ("approximation", "bound", "paper", "simulation")
+            ("exact", "approximation", "bound", "paper", "simulation")
             if is_renewal(model)
             else ("simulation",)
         )
@@ -163,6 +162,8 @@ def answer(model: Model, arrival_rate: float, method: str) -> Prediction:
         )
     elif is_ordered(model):
         values = ordered_values(model, arrival_rate)
+    elif is_renewal(model):
+        values = _renewal(model, arrival_rate, method)
     else:
         values = _solved(model, arrival_rate)
     values.setdefault("served_queueing_delay", values["queueing_delay"])
@@ -184,8 +185,6 @@ def answer(model: Model, arrival_rate: float, method: str) -> Prediction:
 def _solved(model: Model, arrival_rate: float) -> dict[str, Any]:
     if model.disaggregated:
         return _tandem(model, arrival_rate)
-    if is_renewal(model):
-        return _renewal(model, arrival_rate)
     if isinstance(model.policy, Single) and model.sequences is None:
         return _single(model, arrival_rate)
     if isinstance(model.policy, Continuous):
@@ -259,23 +258,26 @@ def _continuous(model: Model, arrival_rate: float) -> dict[str, Any]:
     )
 
 
-def _renewal(model: Model, arrival_rate: float) -> dict[str, Any]:
+def _renewal(model: Model, arrival_rate: float, method: str) -> dict[str, Any]:
+    times = model.batch_time.first_token(1), model.law.step(1)
+    if method == "exact":
+        service = ServiceTime.of(model.law, model.output_tokens, model.prompt_tokens)
+        queue = solve_gig1(service, arrival_rate, model.arrival_scv)
+        answer = _answered(queue.delay, queue.sojourn, 1.0, queue.load)
+        return answer | _token_times(queue.delay, *times)
     delays, service = two_moments(model, arrival_rate)
     delay = Quantiles(best_estimate(delays, model.arrival_scv))
     sojourn = Quantiles((delay.mean or 0.0) + service.mean)
     error = (
         "-42 % at load 0.3, -6 % at 0.85 (SCV 4)"
         if model.arrival_scv > 1
-        else "0 to +10 % from load 0.3 on"
+        else "0 to +10 % from load 0.3 on with exponential services, more with others"
     )
-    note = (
-        f"approximation from two moments: {error} for gamma gaps and exponential services; the "
-        "method simulation draws gamma gaps"
-    )
+    note = f"{IN_DOUBT}two moments of the gaps and of the services: {error}"
     answer = _answered(delay, sojourn, 1.0, delays.load) | {
         "assumptions": (*model.assumptions, note)
     }
-    return answer | _token_times(delay, model.batch_time.first_token(1), model.law.step(1))
+    return answer | _token_times(delay, *times)
 
 
 def _tandem(model: Model, arrival_rate: float) -> dict[str, Any]:
@@ -303,8 +305,8 @@ def _tandem(model: Model, arrival_rate: float) -> dict[str, Any]:
     if queue.exact:
         return answer
     note = (
-        "approximation of the decode delay: within 7 % where prefill has at most half the load "
-        "of decode, -38 to +51 % at equal loads"
+        f"{IN_DOUBT}the decode delay is within 7 % where prefill has at most half the load of "
+        "decode, -38 to +51 % off at equal loads"
     )
     return answer | {"assumptions": (*model.assumptions, note)}
 
@@ -322,10 +324,13 @@ def _single(model: Model, arrival_rate: float) -> dict[str, Any]:
             "loss_fraction": lossy.loss_fraction,
         }
     if model.servers > 1:
-        several = solve_mgc(*given, model.servers, model.prompt_tokens)
-        return _answered(several.delay, several.sojourn, 1.0, several.load) | _token_times(
-            several.delay, *own
-        )
+        service = ServiceTime.of(model.law, model.output_tokens, model.prompt_tokens)
+        several = solve_servers(service, arrival_rate, model.servers)
+        answer = _answered(several.delay, several.sojourn, 1.0, several.load)
+        reason = doubt_of_servers(service, model.servers, several)
+        if reason is not None:
+            answer["assumptions"] = (*model.assumptions, f"{IN_DOUBT}{reason}")
+        return answer | _token_times(several.delay, *own)
     single = solve_mg1(*given, model.prompt_tokens)
     answer = _answered(single.delay, single.sojourn, 1.0, single.load) | _token_times(
         single.delay, *own

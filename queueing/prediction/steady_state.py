@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from policies.core import Policy
-from policies.immediate import Continuous
 from policies.registry import is_first_come
 from policies.text import SpecError
 from queueing.arrivals.notation import has_end
@@ -29,6 +28,7 @@ from queueing.model import (
     load_bound,
     memory_limited,
     one_of_several,
+    seen_by_a_request,
 )
 from queueing.prediction.answer_check import checked_answer
 from queueing.prediction.ordered import cost_of_resuming, is_ordered, resumes_cost
@@ -47,8 +47,10 @@ from queueing.simulation.simulated_means import MORE, TOO_SHORT, tail_notes
 
 SIMULATED_REQUESTS = 1_000_000
 QUANTILE_REQUESTS = 300_000
+DOUBTED_REQUESTS = 100_000  # in place of an approximation in doubt where only means are asked for
 _SHARE = 3  # of what a simulation may take where a formula answers too: a second or two at most
 _DURATIONS = ("queueing_delay", "sojourn_time", "served_queueing_delay")
+_TOKEN_TIMES = ("time_to_first_token", "inter_token_latency")
 METHODS = ("auto", "exact", "approximation", "bound", "paper", "simulation")
 
 
@@ -73,33 +75,24 @@ def predict_model(
     model: Model, arrival_rate: float, method: str = "auto", *, quantiles: bool = False
 ) -> Prediction:
     """`predict` for a model that is put together already: predictions at several rates share its
-    tables. `quantiles`: under "auto" also those of a continuous engine, whose means have a formula,
-    by a simulation of about a second.
+    tables. Under "auto" an approximation in doubt is simulated. `quantiles`: under "auto" also
+    those that go with means by a formula, by a simulation of about a second.
     """
     model = at_mean_rate(model, arrival_rate)
-    best = best_method(model)
-    known = methods(model)
-    if method not in METHODS:
-        raise SpecError(f"got method {method!r}; expected one of {', '.join(METHODS)}")
-    if method != "auto" and method not in known:
-        expected = ", ".join(("auto", *known[:-1]))
-        raise SpecError(
-            f"got method {method!r} for {model.text} ({_described(model)}); expected {expected} "
-            f"or {known[-1]}"
-        )
+    _check_method(model, method)
     load = model.stable_load(arrival_rate)
-    if (one := one_of_several(model)) is not None:
-        own_rate = arrival_rate / model.servers
+    if one_of_several(model) is not None:
+        one, own_rate = seen_by_a_request(model, arrival_rate)
         return of_several(model, predict_model(one, own_rate, method, quantiles=quantiles))
-    chosen = best if method == "auto" else method
+    chosen = best_method(model) if method == "auto" else method
     if chosen == "simulation":
         notes = (_why_simulated(model),) if method == "auto" else ()
         return _finite_means(_simulated(model, arrival_rate, *notes), model, load)
     try:
         found = checked_answer(lambda: answer(model, arrival_rate, chosen))
-        if quantiles and method == "auto" and isinstance(model.policy, Continuous):
-            return _with_simulated_quantiles(found, model, arrival_rate)
-        return _with_quantiles(found, model, arrival_rate, simulating=method == "auto")
+        if method != "auto":
+            return _with_quantiles(found, model, arrival_rate, simulating=False)
+        return _completed(found, model, arrival_rate, quantiles=quantiles)
     except NotConvergedError as error:
         if method != "auto":
             raise _with_reason(error, model, load) from None
@@ -108,14 +101,58 @@ def predict_model(
         )
 
 
+def _check_method(model: Model, method: str) -> None:
+    if method not in METHODS:
+        raise SpecError(f"got method {method!r}; expected one of {', '.join(METHODS)}")
+    known = methods(model)
+    if method != "auto" and method not in known:
+        expected = ", ".join(("auto", *known[:-1]))
+        raise SpecError(
+            f"got method {method!r} for {model.text} ({_described(model)}); expected {expected} "
+            f"or {known[-1]}"
+        )
+
+
+def _completed(
+    found: Prediction, model: Model, arrival_rate: float, *, quantiles: bool
+) -> Prediction:
+    """A formula's answer under "auto": simulated where it is in doubt, and its quantiles where it
+    has none.
+    """
+    if (doubt := doubt_of(found)) is not None:
+        return _instead(found, model, arrival_rate, doubt, quantiles=quantiles)
+    if found.method == "exact":
+        simulating = quantiles or not is_ordered(model)
+        return _with_quantiles(found, model, arrival_rate, simulating=simulating)
+    return _with_simulated_quantiles(found, model, arrival_rate) if quantiles else found
+
+
+def doubt_of(found: Prediction) -> str | None:
+    """The assumption that says why an approximation may be off by more than 5 %, if it does."""
+    return next((text for text in found.assumptions if text.startswith(IN_DOUBT)), None)
+
+
+def _instead(
+    found: Prediction, model: Model, arrival_rate: float, doubt: str, *, quantiles: bool
+) -> Prediction:
+    """A simulation in place of an approximation in doubt, which stays where none is affordable."""
+    most = SIMULATED_REQUESTS if quantiles else DOUBTED_REQUESTS
+    load = model.load(arrival_rate)
+    try:
+        simulated = _simulated(model, arrival_rate, f"{FALLBACK}{doubt}", most=most)
+    except OutOfReachError:
+        return found
+    return _finite_means(simulated, model, load)
+
+
 def _with_quantiles(
     found: Prediction, model: Model, arrival_rate: float, *, simulating: bool
 ) -> Prediction:
-    """The same means; quantiles that no exact law gives, as of calls of several sequences and of
-    heavy tails, are simulated or named.
+    """The same means; quantiles that no exact law gives, as of calls of several sequences, of
+    heavy tails and under orders, are simulated or named.
     """
     missing = [name for name in _DURATIONS if _lacks_quantiles(getattr(found, name))]
-    if found.method != "exact" or not missing or is_ordered(model):
+    if found.method != "exact" or not missing:
         return found
     from queueing.simulation.budget import affordable_requests  # noqa: PLC0415 - loads numba
 
@@ -125,37 +162,38 @@ def _with_quantiles(
     )
     if not simulating:
         return noted
+    if is_ordered(model):
+        simulated = simulate_steady_state(model, arrival_rate, count)
+        return with_quantiles_of(simulated, noted, (*_DURATIONS, *_TOKEN_TIMES))
     simulated = simulate_model(model, arrival_rate, num_requests=count)
     return with_quantiles_of(simulated, noted, missing)
 
 
 def _with_simulated_quantiles(found: Prediction, model: Model, arrival_rate: float) -> Prediction:
-    """All quantiles of a continuous engine, and where the formula of the means is in doubt these
-    too.
-    """
+    """All quantiles, where the means are an approximation."""
     from queueing.simulation.budget import affordable_requests, enough_slots  # noqa: PLC0415 - loads numba
+    from queueing.simulation.fast import is_compiled  # noqa: PLC0415
 
-    doubt = next((text for text in found.assumptions if text.startswith(IN_DOUBT)), None)
-    if doubt is not None:
-        return _simulated(model, arrival_rate, f"{FALLBACK}{doubt}")
     try:
         affordable = affordable_requests(model, arrival_rate, _SHARE * SIMULATED_REQUESTS)
     except OutOfReachError:
         return found
-    count = affordable // _SHARE
+    # the policy's own code is slow: few of its requests are dear, and a third of few says little
+    count = affordable // _SHARE if is_compiled(enough_slots(model, arrival_rate)) else affordable
     simulated = simulate_steady_state(enough_slots(model, arrival_rate), arrival_rate, count)
     note = f"{APPROXIMATE_MEANS}quantiles from a simulation of {count:,} requests"
     noted = dataclasses.replace(found, assumptions=(*found.assumptions, note))
-    names = (*_DURATIONS, "time_to_first_token", "inter_token_latency")
-    return with_quantiles_of(simulated, noted, names)
+    return with_quantiles_of(simulated, noted, (*_DURATIONS, *_TOKEN_TIMES))
 
 
 def with_quantiles_of(simulated: Prediction, found: Prediction, names: Sequence[str]) -> Prediction:
     """`found` with its own means, and the simulated quantiles of these durations, which
-    `methods` says.
+    `methods` says. A mean that no formula has is simulated too.
     """
     quantiles: dict[str, Any] = {
-        name: dataclasses.replace(
+        name: getattr(simulated, name)
+        if getattr(found, name).mean is None
+        else dataclasses.replace(
             getattr(simulated, name), mean=getattr(found, name).mean, standard_error=None
         )
         for name in names
@@ -184,6 +222,8 @@ def _without(model: Model, missing: list[str], simulated: int) -> str:
         )
     elif model.disaggregated:
         drawn, why = "requests", "no formula covers the law of the delay at two stations"
+    elif is_ordered(model):
+        drawn, why = "requests", "no formula covers their law under this order"
     else:
         drawn, why = "requests", "their law could not be computed accurately"
     what = (
@@ -194,10 +234,12 @@ def _without(model: Model, missing: list[str], simulated: int) -> str:
     return f"{PARTIAL}{what}: {why}"
 
 
-def _simulated(model: Model, arrival_rate: float, *notes: str) -> Prediction:
+def _simulated(
+    model: Model, arrival_rate: float, *notes: str, most: int | None = None
+) -> Prediction:
     from queueing.simulation.budget import affordable_requests, enough_slots  # noqa: PLC0415 - loads numba
 
-    count = affordable_requests(model, arrival_rate, SIMULATED_REQUESTS)
+    count = affordable_requests(model, arrival_rate, most or SIMULATED_REQUESTS)
     simulated = checked_answer(
         lambda: simulate_steady_state(enough_slots(model, arrival_rate), arrival_rate, count)
     )
@@ -229,6 +271,7 @@ def infinite_mean(model: Model, load: float) -> bool:
     """Whether the delay has no mean though the queue is stable: unbounded batches with a
     residual are a Kesten recursion (THEORY c).
     """
+    model = one_of_several(model) or model
     unbounded = (
         model.bound is None
         and is_first_come(model.policy)

@@ -10,6 +10,7 @@ spread when read.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -31,7 +32,7 @@ from queueing.model import (
     Model,
     at_mean_rate,
     has_queues,
-    memory_limited,
+    one_of_several,
     or_unbounded,
     reservations,
     token_limit,
@@ -196,6 +197,14 @@ def draw_trace(
     )
 
 
+def beginning_with(trace: Trace, waiting: int) -> Trace:
+    """The same requests, of which so many are there at 0 and the others come as from there on."""
+    if not waiting:
+        return trace
+    instants = np.concatenate([np.zeros(waiting), trace.arrived_at[:-waiting]])
+    return dataclasses.replace(trace, arrived_at=instants)
+
+
 def process_instants(model: Model, rng: np.random.Generator, count: int) -> Vector:
     """Seconds from 0 of `count` arrivals of its process; of one that ends, all."""
     assert model.arrival_process is not None
@@ -214,15 +223,16 @@ def draw_predictions(model: Model, outputs: Ints, stream: np.random.SeedSequence
 
 def replay(model: Model, trace: Trace, since: int = 0) -> SimulatedRun:
     """The policy on the trace. The queue closes with the last arrival. Gaps between tokens are
-    those of the requests from `since` on.
+    those of the requests from `since` on. Of `one_of_several` servers, not of all.
     """
+    assert one_of_several(model) is None
     law, bound = model.law, _slots(model) or 2**31
     wait_for, max_wait = (
         (bound, model.policy.max_wait) if isinstance(model.policy, Fixed) else (1, math.inf)
     )
     bounds = kernels.Bounds(model.servers, bound, wait_for, max_wait, model.policy.padded)
     continuous = isinstance(model.policy, Continuous)
-    if not in_arrival_order(model.policy):
+    if has_queues(model) or not in_arrival_order(model.policy):
         return _in_order(model, trace, bounds, since)
     alone = model.servers == 1 and model.patience is None and not continuous
     alike = bound == 1 and not law.stall_share
@@ -252,16 +262,19 @@ def _run(
 
 
 def _in_order(model: Model, trace: Trace, bounds: kernels.Bounds, since: int) -> SimulatedRun:
-    """Under an order that interrupts nobody."""
+    """Under an order that interrupts nobody, from one queue or from one for each server."""
     requests, drawn, law = _requests(model, trace), _drawn(model.law, trace), model.law
     count, limit = len(trace.arrived_at), float(token_limit(model))
     predicted = trace.predicted if len(trace.predicted) else np.full(count, limit)
-    queue = queue_of(model.policy, trace.arrived_at, predicted, limit, bounds.batch_size)
+    lanes = model.servers if has_queues(model) else 1
+    queue = queue_of(
+        model.policy, trace.arrived_at, predicted, limit, bounds.batch_size, lanes=lanes
+    )
     plain = not (len(trace.call_ends) or len(requests.deadlines) or law.stall_share)
     if isinstance(model.policy, Continuous):
         slots = _empty_slots(model, requests, bounds, since)
         given = _coefficients(law), law.turnaround, bounds, queue
-        path = run_ordered_slots(requests, *given, slots)
+        path = run_ordered_slots(requests, *given, slots, _memory(model))
         return _run(model, trace, path, slots.gaps)
     if plain and bounds.servers == bounds.batch_size == 1 and queue.kind == RANKED:
         path = run_ordered_single(requests, _of_batches(model), drawn, queue.rank)
@@ -277,22 +290,22 @@ def paces_of(model: Model) -> Vector:
 
 
 def is_compiled(model: Model) -> bool:
-    """Whether the kernels cover it: the built-in policies, in an order that interrupts nobody, on
-    one queue; no continuous engine with thousands of slots, nor, under an order other than of
-    arrival, one whose memory may bind.
+    """Whether the kernels cover it: the built-in policies, in an order that interrupts nobody; no
+    continuous engine with thousands of slots.
 
-    Every step must take time: a fitted law may have k1 or k2 below zero, and with it a batch that
-    ends before it began.
+    No step may take less than no time: a fitted law may have k1 or k2 below zero, and with it a
+    batch that ends before it began.
     """
     law = model.law
-    if not has_queue(model.policy) or has_queues(model):
+    if not has_queue(model.policy):
         return False
-    if memory_limited(model) and not in_arrival_order(model.policy):
+    first = law.k1 + law.k3 + min(law.k2, 0) + law.k4
+    if law.kp < 0 or law.k1 + law.k3 < 0 or first < 0:
         return False
-    if law.kp < 0 or law.k1 + law.k3 < 0 or law.k1 + law.k3 + min(law.k2, 0) + law.k4 <= 0:
-        return False
+    if not isinstance(model.policy, Continuous):
+        return True
     slots = _slots(model)
-    return not isinstance(model.policy, Continuous) or (slots is not None and slots <= MOST_SLOTS)
+    return first > 0 and slots is not None and slots <= MOST_SLOTS
 
 
 def _slots(model: Model) -> int | None:

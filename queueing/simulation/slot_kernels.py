@@ -129,7 +129,7 @@ def _run_slots(requests, law, bounds, state, path):  # type: ignore[no-untyped-d
             head += 1
         while True:  # the policy is asked after each departure, and once more after the event
             if leaving > 0:
-                _free(engine, leaving, bounds, state, requests)
+                free(engine, leaving, bounds, state, requests)
                 leaving -= 1
             elif completed:
                 completed = False
@@ -141,7 +141,7 @@ def _run_slots(requests, law, bounds, state, path):  # type: ignore[no-untyped-d
 
 
 @inner
-def _free(s, leaving, bounds, state, requests):  # type: ignore[no-untyped-def]
+def free(s, leaving, bounds, state, requests):  # type: ignore[no-untyped-def]
     """The first of those who are leaving gives back its slot and its memory."""
     whole, ended, held = state[2], state[8], state[9]
     whole[s, 6] -= 1
@@ -150,13 +150,13 @@ def _free(s, leaving, bounds, state, requests):  # type: ignore[no-untyped-def]
 
 
 @inner
-def _with_room(first, bounds, state, requests):  # type: ignore[no-untyped-def]
+def with_room(first, bounds, state, requests, only):  # type: ignore[no-untyped-def]
     """The server with the most free slots, among those with memory for the first that waits; -1:
-    none.
+    none. `only`: the one server that it may go to, -1 for any.
     """
     (slots, _, (memory, limit)), whole, held = bounds, state[2], state[9]
     best, needed = -1, requests[2][first] + limit
-    for s in range(len(whole)):
+    for s in range(0 if only < 0 else only, len(whole) if only < 0 else only + 1):
         taken = whole[s, 6]
         if (
             taken < slots
@@ -174,7 +174,7 @@ def _dispatch(queue, bounds, state, requests, law, path):  # type: ignore[no-unt
     _, real, whole, _, pending, entry, _, _, _, held, _ = state
     dispatched_at, _, _, _, batch, sizes, server_of = path
     while head < tail:
-        best = _with_room(head, bounds, state, requests)
+        best = with_room(head, bounds, state, requests, -1)
         if best < 0:
             break
         most = min(slots - whole[best, 6], tail - head)

@@ -431,9 +431,9 @@ def test_a_dash_has_its_meaning_below_the_table_where_there_is_one() -> None:
         ),
         (
             {"policy": "single", "latency": "a=-1,c=0"},
-            "^got a=-1 in 'a=-1,c=0'; expected finite seconds per token > 0$",
+            "^got a=-1 in 'a=-1,c=0'; expected finite seconds per token >= 0$",
         ),
-        ({"policy": "single", "latency": "a=0"}, "^got a=0 in 'a=0'; "),
+        ({"policy": "single", "latency": "a=0"}, "^got 'a=0', by which a request takes no time; "),
         ({"policy": "single", "latency": "a=0.02,c=inf"}, "^got c=inf in 'a=0.02,c=inf'; "),
         (
             {"policy": "single", "latency": "a=0.02,cv=-1"},
@@ -449,7 +449,12 @@ def test_a_dash_has_its_meaning_below_the_table_where_there_is_one() -> None:
         ),
         (
             {"policy": "single", "latency": "k1=0,k2=0,k3=0,k4=0"},
-            "^got k3=0, k4=0 in a latency law; ",
+            "^got k1=k2=k3=k4=kp=0 in a latency law; expected one that takes time",
+        ),
+        (
+            {"policy": "continuous:max_batch_size=4", "latency": "k1=0,k2=1,k3=0,k4=0"},
+            "^got k3=0, k4=0 in the latency law of an engine that goes step by step; expected a "
+            "step that takes time: one of them > 0, or a policy that forms batches$",
         ),
         (
             {"policy": "single", "latency": "k1=0,k2=0,k3=0,k4=1,stall_share=1.5,stall=2"},

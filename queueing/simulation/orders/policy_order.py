@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 
 from policies.core import Policy
-from policies.ordered import order_of
+from policies.ordered import in_arrival_order, order_of
 from policies.orders.by_length import Binned, LongestFirst, ShortestFirst, Threshold
 from policies.orders.by_urgency import ByPriority, EarliestDeadline, HighestRatio
 from policies.orders.order import Order, Ranked
 from policies.registry import is_built_in
 from queueing.distributions.token_distribution import Vector
 from queueing.simulation.orders.waiting_kernels import (
+    FIRST_IN,
     GROUPS,
     RANKED,
     RATIO,
@@ -43,20 +44,28 @@ def has_queue(policy: Policy) -> bool:
 
 
 def queue_of(
-    policy: Policy, arrived_at: Vector, predicted: Vector, limit: float, largest: int
+    policy: Policy,
+    arrived_at: Vector,
+    predicted: Vector,
+    limit: float,
+    largest: int,
+    *,
+    lanes: int = 1,
 ) -> OrderedQueue:
     """An empty one for requests with these predictions, tokens; all have the token limit `limit`,
-    no priority and one patience.
+    no priority and one patience. `lanes`: queues, where each server has one.
     """
     order = order_of(policy)
     tokens = np.minimum(predicted, limit)
     none = np.zeros(len(arrived_at))
     if isinstance(order, Binned):
         bins = np.maximum(1, np.ceil(order.bins * (tokens / limit))) - 1
-        return ordered_queue(GROUPS, none, bins, largest)
+        return ordered_queue(GROUPS, none, bins, largest, lanes)
     if isinstance(order, HighestRatio):
-        return ordered_queue(RATIO, tokens, none, largest)
-    return ordered_queue(RANKED, _ranks(order, arrived_at, tokens), none, largest)
+        return ordered_queue(RATIO, tokens, none, largest, lanes)
+    if in_arrival_order(policy):
+        return ordered_queue(FIRST_IN, none, none, largest, lanes)
+    return ordered_queue(RANKED, _ranks(order, arrived_at, tokens), none, largest, lanes)
 
 
 def _ranks(order: Order, arrived_at: Vector, tokens: Vector) -> Vector:
