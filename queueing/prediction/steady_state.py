@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from policies.core import Policy
@@ -37,8 +37,8 @@ from queueing.prediction.solutions import IN_DOUBT, answer, best_method, methods
 from queueing.result import (
     APPROXIMATE_MEANS,
     FALLBACK,
-    LEVELS,
     PARTIAL,
+    Levels,
     Mean,
     Prediction,
     Quantiles,
@@ -71,11 +71,16 @@ def predict(
 
 
 def predict_model(
-    model: Model, arrival_rate: float, method: str = "auto", *, quantiles: bool = False
+    model: Model,
+    arrival_rate: float,
+    method: str = "auto",
+    *,
+    quantiles: bool = False,
+    of: int = 1,
 ) -> Prediction:
     """`predict` for a model that is put together already: predictions at several rates share its
     tables. `quantiles`: under "auto" also those of a continuous engine, whose means have a formula,
-    by a simulation of about a second.
+    by a simulation of about a second. `of`: so many predictions share the time of one.
     """
     model = at_mean_rate(model, arrival_rate)
     best = best_method(model)
@@ -91,22 +96,37 @@ def predict_model(
     load = model.stable_load(arrival_rate)
     if one_of_several(model) is not None:
         one, own_rate = seen_by_a_request(model, arrival_rate)
-        return of_several(model, predict_model(one, own_rate, method, quantiles=quantiles))
+        return of_several(model, predict_model(one, own_rate, method, quantiles=quantiles, of=of))
     chosen = best if method == "auto" else method
     if chosen == "simulation":
         notes = (_why_simulated(model),) if method == "auto" else ()
-        return _finite_means(_simulated(model, arrival_rate, *notes), model, load)
+        return _finite_means(_simulated(model, arrival_rate, *notes, of=of), model, load)
     try:
         found = checked_answer(lambda: answer(model, arrival_rate, chosen))
         if quantiles and method == "auto" and isinstance(model.policy, Continuous):
-            return _with_simulated_quantiles(found, model, arrival_rate)
+            return _with_simulated_quantiles(found, model, arrival_rate, of)
         return _with_quantiles(found, model, arrival_rate, simulating=method == "auto")
     except NotConvergedError as error:
         if method != "auto":
             raise _with_reason(error, model, load) from None
-        return _finite_means(
-            _simulated(model, arrival_rate, f"{FALLBACK}{chosen}: {error.reason}"), model, load
-        )
+        note = f"{FALLBACK}{chosen}: {error.reason}"
+        return _finite_means(_simulated(model, arrival_rate, note, of=of), model, load)
+
+
+def predict_durations(
+    model: Model, arrival_rate: float, wanted: Collection[str], *, of: int = 1
+) -> Prediction:
+    """`predict_model` with quantiles, those of the wanted durations by simulation where no formula
+    gives them. Raises as `predict_model`.
+    """
+    found = predict_model(model, arrival_rate, quantiles=True, of=of)
+    missing = [name for name in wanted if _lacks_quantiles(getattr(found, name), model.levels)]
+    if not missing or found.method == "simulation":
+        return found
+    simulated = _simulated(model, arrival_rate, of=of)
+    note = f"quantiles of the {' and the '.join(missing).replace('_', ' ')} from a simulation"
+    noted = dataclasses.replace(found, assumptions=(*found.assumptions, note))
+    return with_quantiles_of(simulated, noted, missing)
 
 
 def _with_quantiles(
@@ -115,7 +135,7 @@ def _with_quantiles(
     """The same means; quantiles that no exact law gives, as of calls of several sequences and of
     heavy tails, are simulated or named.
     """
-    missing = [name for name in _DURATIONS if _lacks_quantiles(getattr(found, name))]
+    missing = [name for name in _DURATIONS if _lacks_quantiles(getattr(found, name), model.levels)]
     if found.method != "exact" or not missing or is_ordered(model):
         return found
     from queueing.simulation.budget import affordable_requests  # noqa: PLC0415 - loads numba
@@ -130,7 +150,9 @@ def _with_quantiles(
     return with_quantiles_of(simulated, noted, missing)
 
 
-def _with_simulated_quantiles(found: Prediction, model: Model, arrival_rate: float) -> Prediction:
+def _with_simulated_quantiles(
+    found: Prediction, model: Model, arrival_rate: float, of: int
+) -> Prediction:
     """All quantiles of a continuous engine, and where the formula of the means is in doubt these
     too.
     """
@@ -138,16 +160,16 @@ def _with_simulated_quantiles(found: Prediction, model: Model, arrival_rate: flo
 
     doubt = next((text for text in found.assumptions if text.startswith(IN_DOUBT)), None)
     if doubt is not None:
-        return _simulated(model, arrival_rate, f"{FALLBACK}{doubt}")
+        return _simulated(model, arrival_rate, f"{FALLBACK}{doubt}", of=of)
     try:
-        affordable = affordable_requests(model, arrival_rate, _SHARE * SIMULATED_REQUESTS)
+        affordable = affordable_requests(model, arrival_rate, _SHARE * SIMULATED_REQUESTS, of=of)
     except OutOfReachError:
         return found
     count = affordable // _SHARE
     simulated = simulate_steady_state(enough_slots(model, arrival_rate), arrival_rate, count)
     note = f"{APPROXIMATE_MEANS}quantiles from a simulation of {count:,} requests"
     noted = dataclasses.replace(found, assumptions=(*found.assumptions, note))
-    names = (*_DURATIONS, "time_to_first_token", "inter_token_latency")
+    names = (*_DURATIONS, "time_to_first_token", "inter_token_latency", "service_time")
     return with_quantiles_of(simulated, noted, names)
 
 
@@ -165,8 +187,8 @@ def with_quantiles_of(simulated: Prediction, found: Prediction, names: Sequence[
     return dataclasses.replace(found, methods=by_field, **quantiles)
 
 
-def _lacks_quantiles(duration: Quantiles) -> bool:
-    return duration.mean is not None and any(getattr(duration, level) is None for level in LEVELS)
+def _lacks_quantiles(duration: Quantiles, levels: Levels) -> bool:
+    return duration.mean is not None and any(duration.value(name) is None for name in levels)
 
 
 def _without(model: Model, missing: list[str], simulated: int) -> str:
@@ -195,16 +217,16 @@ def _without(model: Model, missing: list[str], simulated: int) -> str:
     return f"{PARTIAL}{what}: {why}"
 
 
-def _simulated(model: Model, arrival_rate: float, *notes: str) -> Prediction:
-    from queueing.simulation.budget import affordable_requests, enough_slots  # noqa: PLC0415 - loads numba
+def _simulated(model: Model, arrival_rate: float, *notes: str, of: int = 1) -> Prediction:
+    from queueing.simulation.budget import enough_slots  # noqa: PLC0415 - loads numba
 
-    count = affordable_requests(model, arrival_rate, SIMULATED_REQUESTS)
+    count = _count(model, arrival_rate, of)
     simulated = checked_answer(
         lambda: simulate_steady_state(enough_slots(model, arrival_rate), arrival_rate, count)
     )
     short = [
         text.replace(MORE, "`kendall simulate --num-requests` follows more")
-        for text in simulated.assumptions
+        for text in (*simulated.assumptions, *_first_answer(count))
         if text.startswith(TOO_SHORT)
     ]
     return dataclasses.replace(
@@ -215,6 +237,25 @@ def _simulated(model: Model, arrival_rate: float, *notes: str) -> Prediction:
         load_bound=load_bound(model),
         assumptions=(*model.assumptions, *tail_notes(model), *notes, *short),
     )
+
+
+def _first_answer(count: int) -> tuple[str, ...]:
+    from queueing.simulation.budget import FEWEST  # noqa: PLC0415 - loads numba
+
+    if count >= FEWEST:
+        return ()
+    return (f"{TOO_SHORT}a first answer, from {count:,} requests in a few seconds: {MORE}",)
+
+
+def _count(model: Model, arrival_rate: float, of: int) -> int:
+    """Requests; where too few for a mean are affordable, as many as give a first one."""
+    from queueing.simulation import budget  # noqa: PLC0415 - loads numba
+
+    try:
+        return budget.affordable_requests(model, arrival_rate, SIMULATED_REQUESTS, of=of)
+    except OutOfReachError:
+        least = budget.FIRST
+        return budget.affordable_requests(model, arrival_rate, budget.FEWEST, of=of, fewest=least)
 
 
 def _finite_means(simulated: Prediction, model: Model, load: float) -> Prediction:

@@ -23,8 +23,8 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Literal
 
 import numpy as np
@@ -46,7 +46,7 @@ from queueing.measurement.batch_means import (
 )
 from queueing.model import Model, memory_limited
 from queueing.models.mg1 import solve_mg1
-from queueing.result import LEVELS, Prediction, Quantiles
+from queueing.result import LEVELS, Levels, Prediction, Quantiles
 
 BATCH_MEANS = 20
 MORE = "ask for more requests"
@@ -98,26 +98,31 @@ def companion_of(model: Model, arrival_rate: float) -> Companion | None:
     per_token = time.law.step(1 + (slots - 1) * share) / slots
     fixed = taken / slots - per_token * time.mean_tokens
     law = LatencyModel(k2=fixed, k4=per_token)
-    delay = solve_mg1(law, model.output_tokens, arrival_rate).delay
+    delay = solve_mg1(law, model.output_tokens, arrival_rate, levels=model.levels).delay
     return Companion(fixed, per_token, delay)
 
 
-def controlled(values: Vector, companion: Vector | Beside, exact: Quantiles) -> Quantiles:
+def controlled(
+    values: Vector, companion: Vector | Beside, exact: Quantiles, levels: Levels = LEVELS
+) -> Quantiles:
     """Of one value a request, beside the companion's delay of each. A duration of 0 stays 0."""
-    beside = companion if isinstance(companion, Beside) else Beside.of(companion)
-    found, error = _corrected(_statistics(values), _of_parts(_statistics, values), beside, exact)
+    beside = companion if isinstance(companion, Beside) else Beside.of(companion, levels)
+    statistics = _statistics(levels)
+    parts = _of_parts(statistics, values)
+    found, error = _corrected(statistics(values), parts, beside, exact, ("mean", *levels))
     mean, *quantiles = found.tolist()
-    rising = np.maximum.accumulate(quantiles).tolist()
-    return Quantiles(mean, **dict(zip(LEVELS, rising, strict=True)), standard_error=error)
+    order = sorted(range(len(levels)), key=list(levels.values()).__getitem__)
+    rising = dict(zip(order, np.maximum.accumulate(np.array(quantiles)[order]), strict=True))
+    return Quantiles.of(levels, mean, [float(rising[at]) for at in range(len(levels))], error)
 
 
 def controlled_mean(
     values: Vector, companion: Vector, exact: Quantiles, counts: Vector
 ) -> Quantiles:
     """The mean alone, where each value counts so many times."""
-    beside = Beside.of(companion, _mean)
+    beside = Beside(_mean(companion), _of_parts(_mean, companion))
     mine, parts = _weighted(values, counts), _of_parts(_weighted, values, counts)
-    found, error = _corrected(mine, parts, beside, exact)
+    found, error = _corrected(mine, parts, beside, exact, ("mean",))
     return Quantiles(float(found[0]), standard_error=error)
 
 
@@ -129,18 +134,17 @@ class Beside:
     parts: Vector
 
     @classmethod
-    def of(cls, delays: Vector, statistics: Callable[[Vector], Vector] | None = None) -> Beside:
-        """Of one a request; `statistics`: fewer than all."""
-        statistics = statistics or _statistics
+    def of(cls, delays: Vector, levels: Levels = LEVELS) -> Beside:
+        """Of one a request."""
+        statistics = _statistics(levels)
         return cls(statistics(delays), _of_parts(statistics, delays))
 
 
 def _corrected(
-    mine: Vector, parts: Vector, beside: Beside, exact: Quantiles
+    mine: Vector, parts: Vector, beside: Beside, exact: Quantiles, names: Sequence[str]
 ) -> tuple[Vector, float]:
     """The statistics, of which the mean is the first, and the standard error of the mean."""
-    names = ("mean", *LEVELS)[: mine.size]
-    known = np.array([getattr(exact, name) for name in names], dtype=float)  # None: nan
+    known = np.array([exact.value(name) for name in names], dtype=float)  # None: nan
     whole, others = beside.whole[: mine.size], beside.parts[:, : mine.size]
     spread, shared = others - others.mean(axis=0), parts - parts.mean(axis=0)
     squares = (spread**2).sum(axis=0)
@@ -157,9 +161,13 @@ def _of_parts(statistics: Callable[..., Vector], *columns: Vector) -> Vector:
     return np.array([statistics(*part) for part in zip(*parts, strict=True)])
 
 
-def _statistics(values: Vector) -> Vector:
+def _statistics(levels: Levels) -> Callable[[Vector], Vector]:
     """Mean and quantiles."""
-    return np.append(values.mean(), np.quantile(values, list(LEVELS.values())))
+    return partial(_mean_and_quantiles, list(levels.values()))
+
+
+def _mean_and_quantiles(levels: Sequence[float], values: Vector) -> Vector:
+    return np.append(values.mean(), np.quantile(values, levels))
 
 
 def _mean(values: Vector) -> Vector:
@@ -170,13 +178,13 @@ def _weighted(values: Vector, counts: Vector) -> Vector:
     return np.array([np.average(values, weights=counts)])
 
 
-def weighted_quantiles(values: Vector, counts: Vector) -> Vector:
-    """Of LEVELS, where each value counts so many times."""
+def weighted_quantiles(values: Vector, counts: Vector, levels: Levels = LEVELS) -> Vector:
+    """Where each value counts so many times."""
     if (counts == 1).all():
-        return np.quantile(values, list(LEVELS.values()))
+        return np.quantile(values, list(levels.values()))
     order = np.argsort(values)
     reached = np.cumsum(counts[order])
-    return values[order[np.searchsorted(reached / reached[-1], list(LEVELS.values()))]]
+    return values[order[np.searchsorted(reached / reached[-1], list(levels.values()))]]
 
 
 def kind_of_runs(model: Model) -> Kind:
@@ -188,14 +196,15 @@ def kind_of_runs(model: Model) -> Kind:
     return "spans" if has_end(model.arrival_process) else "bursty"
 
 
-def summary_of_runs(series: Sequence[Vector], kind: Kind = "steady") -> Quantiles:
+def summary_of_runs(
+    series: Sequence[Vector], kind: Kind = "steady", levels: Levels = LEVELS
+) -> Quantiles:
     """Of one value a request, an array for each run."""
     values = np.concatenate(series)
     if not len(values):
         return Quantiles()
-    quantiles = dict(zip(LEVELS, np.quantile(values, list(LEVELS.values())).tolist(), strict=True))
     mean, error = mean_of_runs(series, kind)
-    return Quantiles(mean, **quantiles, standard_error=error)
+    return Quantiles.of(levels, mean, np.quantile(values, list(levels.values())).tolist(), error)
 
 
 def weighted_mean(
@@ -218,10 +227,11 @@ class Sampled:
     """
 
     kind: Kind
+    levels: Levels = field(default_factory=lambda: LEVELS)
 
     def __call__(self, series: Sequence[Vector], _: Sequence[Mask]) -> Quantiles:
         """Mean, its standard error, quantiles."""
-        return summary_of_runs(series, self.kind)
+        return summary_of_runs(series, self.kind, self.levels)
 
     def mean(
         self, series: Sequence[Vector], _: Sequence[Mask], counts: Sequence[Vector]
@@ -238,14 +248,15 @@ class Controlled:
 
     beside: Vector
     exact: Quantiles
+    levels: Levels = field(default_factory=lambda: LEVELS)
 
     def __call__(self, series: Sequence[Vector], kept: Sequence[Mask]) -> Quantiles:
         """`kept`: the requests of which there are values."""
         (values,), (own,) = series, kept
         if len(values) <= BATCH_MEANS:
-            return Sampled("steady")(series, kept)
-        beside = self._of_all if own.all() else Beside.of(self.beside[own])
-        return controlled(values, beside, self.exact)
+            return Sampled("steady", self.levels)(series, kept)
+        beside = self._of_all if own.all() else Beside.of(self.beside[own], self.levels)
+        return controlled(values, beside, self.exact, self.levels)
 
     def mean(
         self, series: Sequence[Vector], kept: Sequence[Mask], counts: Sequence[Vector]
@@ -258,7 +269,7 @@ class Controlled:
 
     @cached_property
     def _of_all(self) -> Beside:
-        return Beside.of(self.beside)
+        return Beside.of(self.beside, self.levels)
 
 
 def mean_of_runs(
