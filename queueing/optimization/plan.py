@@ -18,7 +18,7 @@ from itertools import product
 from typing import Any
 
 from policies.text import SpecError, counted
-from queueing.errors import NoStableChoiceError
+from queueing.errors import NoStableChoiceError, UnattainableError
 from queueing.latency.law import LatencyModel
 from queueing.model import Model
 from queueing.optimization.answer import Prices
@@ -137,6 +137,8 @@ def _option(
     try:
         by = predictors(asked, demand.goal, tell)
         found = fewest_servers(asked.model, asked.arrival_rate, demand.goal, largest, **by)
+    except UnattainableError as error:
+        return option | {"why": str(error).partition(f"; {error.remedy}")[0]}
     except NoStableChoiceError as error:
         return option | {"why": str(error).partition("; lower the arrival rate")[0]}
     known = {name: value for name, value in found.best.items() if name not in DROPPED}

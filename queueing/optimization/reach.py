@@ -21,6 +21,13 @@ from queueing.model import Model
 from queueing.optimization.objective import Objective, Slo
 from queueing.optimization.quantity import WORDS
 
+NOTHING = "nothing keeps "  # how a reason begins
+_REMEDIES = {  # beside a longer bound and a faster engine
+    "time_to_first_token": ", or shorter prompts",
+    "sojourn_time": ", or a lower token limit",
+    "service_time": ", or a lower token limit",
+}
+
 
 def check_reach(model: Model, objective: Objective) -> None:
     """Raises UnattainableError where even an empty queue breaks an SLO."""
@@ -37,12 +44,8 @@ def _broken(model: Model, objective: Objective) -> Iterator[tuple[str, str]]:
                 f"a request that finds everything empty has a {part} {WORDS[slo.field]} of "
                 f"{short_number(seconds, 3)} s"
             )
-            limit = slo.field in ("sojourn_time", "service_time")
-            remedy = "or a lower token limit" if limit else "or shorter prompts"
-            yield (
-                f"nothing keeps {slo}: {why}",
-                f"expected a longer bound, a faster engine {remedy}",
-            )
+            other = _REMEDIES.get(slo.field, "")
+            yield f"{NOTHING}{slo}: {why}", f"expected a longer bound, a faster engine{other}"
 
 
 def least_seconds(model: Model, slo: Slo) -> float:
