@@ -5,8 +5,8 @@ stability ends.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any, TypedDict, Unpack
 
@@ -52,12 +52,13 @@ from queueing.latency.durations import check_durations
 from queueing.latency.law import LatencyModel
 from queueing.latency.profile import load_law
 from queueing.latency.service_time import ServiceTime
+from queueing.measurement.slo import level_of
 from queueing.models.batches.binned import binned_rate
 from queueing.models.gg1 import LARGEST_SCV
 from queueing.models.slots.continuous import SlotTime
 from queueing.models.soap.predictor_text import NO_PREDICTION, PredictorText, parse_predictor
 from queueing.models.tandem import phase_means, phases
-from queueing.result import LoadBound
+from queueing.result import LEVELS, Levels, LoadBound
 
 SMALLEST_RATE, LARGEST_RATE = 1e-12, 1e12  # requests/s: beyond, sums of instants lose all digits
 # how requests come to the servers: from one queue, or each server has one of its own that they join
@@ -103,6 +104,7 @@ class Limits(TypedDict, total=False):
     step_tokens         tokens that an engine computes in one step: one for each sequence that makes
                         tokens, the rest for prompts, which take several steps where they are longer
                         (chunked prefill); policy "continuous" (it never binds)
+    quantiles           of every duration besides p50, p90, p95 and p99: "p75,p99.9" (no others)
     """
 
     max_output_tokens: int | None
@@ -122,6 +124,7 @@ class Limits(TypedDict, total=False):
     max_context_tokens: int | None
     reserved_tokens: int | None
     step_tokens: int | None
+    quantiles: Iterable[str] | str
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -157,6 +160,7 @@ class Model:
     reserved_tokens: int | None = None  # held in place of a larger token limit
     # that a step of a continuous engine computes, at most; None: as many as there are
     step_tokens: int | None = None
+    levels: Levels = field(default_factory=lambda: LEVELS)  # of the quantiles of every duration
 
     def __post_init__(self) -> None:
         if not 1 <= self.servers <= LARGEST_SERVERS:
@@ -296,6 +300,7 @@ class Model:
             ),
             reserved_tokens=_optional_whole("reserved_tokens", limits.get("reserved_tokens")),
             step_tokens=_step_tokens(parsed, limits.get("step_tokens")),
+            levels=read_levels(limits.get("quantiles", ())),
         )
 
     @cached_property
@@ -462,6 +467,18 @@ class Model:
         if self.servers == 1 or self.routing == "central":
             return (plain,)
         return (plain, f"{self.servers} servers with a queue each; requests {_JOIN[self.routing]}")
+
+
+def with_quantiles(model: Model, levels: Levels) -> Model:
+    """The same with these quantiles of every duration too."""
+    missing = {name: level for name, level in levels.items() if name not in model.levels}
+    return replace(model, levels={**model.levels, **missing}) if missing else model
+
+
+def read_levels(given: Iterable[str] | str) -> Levels:
+    """The usual ones and those that are named. Raises SpecError."""
+    names = given.split(",") if isinstance(given, str) else given
+    return {**LEVELS, **dict(map(level_of, names))}
 
 
 def at_mean_rate(model: Model, arrival_rate: float) -> Model:

@@ -99,11 +99,10 @@ class AnswerQuantiles:
             )
 
         ratio = _ratio(above(prediction, "mean"), above(self.beside, "mean"))
-        levels = {
-            level: total(getattr(delay, level), above(self.simulated, level), ratio)
-            for level in LEVELS
-        }
-        return Quantiles(**levels)
+        levels = (
+            total(getattr(delay, level), above(self.simulated, level), ratio) for level in LEVELS
+        )
+        return Quantiles.of(LEVELS, None, levels)
 
     def _serves(self, found: Assessment, model: Model) -> bool:
         age = found.estimates.now - self.at

@@ -26,6 +26,7 @@ from scipy.special import gammainc, gammaincc, gammaincinv
 from queueing.distributions.token_distribution import TokenDistribution, Vector
 from queueing.latency.law import LatencyModel
 from queueing.latency.stalls import most_stalls, stalled_values
+from queueing.result import Levels, Quantiles
 
 _FEW = 8
 _PARTS = 200
@@ -143,6 +144,13 @@ class ServiceTime:
         """The law of min(S, longest)."""
         values, weights = self.spread
         return ServiceTime(np.minimum(values, longest), weights)
+
+    def quantiles(self, levels: Levels) -> Quantiles:
+        """With the mean."""
+        values, mass = self._sorted
+        least = [level * (1 - 1e-12) for level in levels.values()]  # the sum of the masses rounds
+        places = np.minimum(np.searchsorted(np.cumsum(mass), least), len(values) - 1)
+        return Quantiles.of(levels, self.mean, values[places].tolist())
 
     def excess(self, x: Vector) -> tuple[Vector, Vector]:
         """E (S - x)^+ and E ((S - x)^+)^2 / 2 at each level x >= 0."""

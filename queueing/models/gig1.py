@@ -27,7 +27,6 @@ first served, load below 1, no lengths beyond the table. Source: Spitzer (1956).
 from __future__ import annotations
 
 import math
-from functools import cached_property
 
 import numpy as np
 from scipy.special import gammainc, gammaln
@@ -36,9 +35,9 @@ from queueing.distributions.lattice import Complex, Grid, cyclic
 from queueing.distributions.token_distribution import Vector
 from queueing.errors import NotConvergedError, UnstableQueueError
 from queueing.latency.service_time import ServiceTime
-from queueing.models.mg1 import SingleQueue, alone
+from queueing.models.mg1 import SingleQueue
 from queueing.models.roots import bisected
-from queueing.result import LEVELS, Quantiles
+from queueing.result import LEVELS, Levels, Quantiles
 
 _FIRST, _LAST = 2**14, 2**20  # lattice points, of both signs
 _STILL, _TOLERANCE = 1e-5, 1e-4  # of the mean, from one number of points to the next
@@ -50,13 +49,16 @@ _CONSTANT = 1e-8  # SCV below which the density has no digits left
 _NEAR = 64  # of its first cells, where the density may have a pole
 
 
-def solve_gig1(service: ServiceTime, arrival_rate: float, arrival_scv: float) -> SingleQueue:
+def solve_gig1(
+    service: ServiceTime, arrival_rate: float, arrival_scv: float, *, levels: Levels = LEVELS
+) -> SingleQueue:
     """Delay and sojourn. Raises UnstableQueueError, NotConvergedError."""
     load, gap = arrival_rate * service.mean, 1 / arrival_rate
     if load >= 1:
         raise UnstableQueueError(load)
     if arrival_scv < _CONSTANT and service.longest <= gap:
-        return SingleQueue(Quantiles(*[0.0] * (1 + len(LEVELS))), alone(service), load)
+        nothing = Quantiles.of(levels, 0.0, [0.0] * len(levels))
+        return SingleQueue(nothing, service.quantiles(levels), load)
     tilt = _tilt(service, gap, arrival_scv)
     points, walk, moved = _FIRST, _Walk(service, gap, arrival_scv, tilt, _FIRST), math.inf
     while moved > _STILL and points < _LAST:
@@ -66,8 +68,12 @@ def solve_gig1(service: ServiceTime, arrival_rate: float, arrival_scv: float) ->
     if moved > _TOLERANCE:
         raise NotConvergedError("the delay of GI/G/1 on a lattice", moved)
     mean = walk.mean + (walk.mean - before) / 3  # the error falls with the width's square
-    delay, sojourn = walk.quantiles
-    return SingleQueue(Quantiles(mean, *delay), Quantiles(mean + service.mean, *sojourn), load)
+    delay, sojourn = walk.quantiles(levels)
+    return SingleQueue(
+        Quantiles.of(levels, mean, delay),
+        Quantiles.of(levels, mean + service.mean, sojourn),
+        load,
+    )
 
 
 def _tilt(service: ServiceTime, gap: float, scv: float) -> float:
@@ -121,8 +127,9 @@ class _Walk:
         """E[Wq], seconds."""
         return max(0.0, float(self._nu @ np.arange(self._half)) * self._width)
 
-    @cached_property
-    def quantiles(self) -> tuple[tuple[float | None, ...], tuple[float | None, ...]]:
+    def quantiles(
+        self, levels: Levels
+    ) -> tuple[tuple[float | None, ...], tuple[float | None, ...]]:
         """Of the delay and of the sojourn."""
         grid, total = Grid(self._width, self._half), math.exp(-float(self._nu.sum()))
         delay = total * np.exp(np.fft.rfft(self._tilted, n=2 * self._half))
@@ -130,7 +137,7 @@ class _Walk:
         # half of what lies within a step of 0 lies above it, where the gaps have a density
         atom = total * math.exp(-max(self._at_zero, 0.0) / 2) if self._has_density else total
         delays[0] = max(0.0, delays[0] - atom)
-        return grid.quantiles(delays, atom), grid.quantiles(sojourns)
+        return grid.quantiles(delays, atom, levels), grid.quantiles(sojourns, levels=levels)
 
     def _masses(self, transform: Complex) -> Vector:
         tilted = np.fft.irfft(transform, n=2 * self._half)

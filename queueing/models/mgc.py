@@ -38,9 +38,9 @@ from queueing.distributions.lattice import Complex, Grid, spread
 from queueing.distributions.token_distribution import TokenDistribution, Vector
 from queueing.latency.law import LatencyModel
 from queueing.latency.service_time import ServiceTime
-from queueing.models.mg1 import alone, solve_service
+from queueing.models.mg1 import solve_service
 from queueing.models.mm1 import check_level, check_queue
-from queueing.result import LEVELS, Quantiles
+from queueing.result import LEVELS, Levels, Quantiles
 
 _POINTS = 2**14
 # servers from which on the delay has a lattice of its own: it is far shorter than the service
@@ -125,22 +125,26 @@ def solve_mgc(
     arrival_rate: float,
     servers: int,
     prompt_tokens: TokenDistribution | None = None,
+    *,
+    levels: Levels = LEVELS,
 ) -> SeveralServers:
     """The approximation; exact for one server. Raises SpecError, UnstableQueueError."""
-    return solve_servers(ServiceTime.of(law, output_tokens, prompt_tokens), arrival_rate, servers)
+    service = ServiceTime.of(law, output_tokens, prompt_tokens)
+    return solve_servers(service, arrival_rate, servers, levels=levels)
 
 
-def solve_servers(service: ServiceTime, arrival_rate: float, servers: int) -> SeveralServers:
+def solve_servers(
+    service: ServiceTime, arrival_rate: float, servers: int, *, levels: Levels = LEVELS
+) -> SeveralServers:
     """The same for any service time."""
     check_queue(arrival_rate, service.mean, servers)
     exponential = mmc(arrival_rate, service.mean, servers)
     if servers == 1:
-        single = solve_service(service, arrival_rate)
+        single = solve_service(service, arrival_rate, levels=levels)
         return SeveralServers(single.delay, single.sojourn, single.load, single.load)
     if exponential.waiting < _NEVER:
-        return SeveralServers(
-            Quantiles(*[0.0] * (1 + len(LEVELS))), alone(service), exponential.load, 0.0
-        )
+        nothing = Quantiles.of(levels, 0.0, [0.0] * len(levels))
+        return SeveralServers(nothing, service.quantiles(levels), exponential.load, 0.0)
     g = smallest_residual(service, servers)
     delay = exponential.mean_delay * general_service(
         servers, exponential.load, service.scv, g / service.mean
@@ -153,10 +157,10 @@ def solve_servers(service: ServiceTime, arrival_rate: float, servers: int) -> Se
         * service.mean
         / (2 * servers)
     )
-    delays, sojourns = _laws(service, exponential, first, delay / first)
+    delays, sojourns = _laws(service, exponential, first, delay / first, levels)
     return SeveralServers(
-        Quantiles(delay, *delays),
-        Quantiles(delay + service.mean, *sojourns),
+        Quantiles.of(levels, delay, delays),
+        Quantiles.of(levels, delay + service.mean, sojourns),
         exponential.load,
         exponential.waiting,
     )
@@ -209,7 +213,11 @@ def deterministic_ratio(servers: int, load: float) -> float:
 
 
 def _laws(
-    service: ServiceTime, exponential: ExponentialServers, first: float, stretch: float
+    service: ServiceTime,
+    exponential: ExponentialServers,
+    first: float,
+    stretch: float,
+    levels: Levels,
 ) -> tuple[tuple[float | None, ...], tuple[float | None, ...]]:
     """Quantiles of delay and sojourn: the compound law on one lattice, whose width is then
     stretched so that the mean is right.
@@ -224,11 +232,13 @@ def _laws(
     if parts > 1:
         whole = Grid(wide.width + 2 * longest / _POINTS, _POINTS)
         wait = whole.transform(spread(wide.instants, delays, whole.width, _POINTS)) + 1 - waiting
-    levels = np.append(0.0, np.append(whole.instants, _POINTS * whole.width))
-    own = service.excess(levels)[0]
+    own = service.excess(np.append(0.0, np.append(whole.instants, _POINTS * whole.width)))[0]
     own[0] += whole.width
     sojourn = wait * whole.transform(np.diff(own, 2) / whole.width)
-    return wide.quantiles(delays, 1 - waiting), whole.quantiles(whole.masses(sojourn))
+    return (
+        wide.quantiles(delays, 1 - waiting, levels),
+        whole.quantiles(whole.masses(sojourn), levels=levels),
+    )
 
 
 def _busy_transform(service: ServiceTime, exponential: ExponentialServers, grid: Grid) -> Complex:

@@ -135,6 +135,7 @@ def ordered_values(model: Model, arrival_rate: float) -> dict[str, Any]:
         "sojourn_time": Quantiles(queue.sojourn),
         "batch_size": Mean(1.0),
         "utilisation": queue.load,
+        "service_time": Quantiles(queue.sojourn - queue.delay),
         "assumptions": _noted(model, queue.doubt),
         **_token_times(order, queue.delay + first, model.law.step(1)),
     }
@@ -152,6 +153,7 @@ def _in_slots(model: Model, arrival_rate: float, order: Order) -> dict[str, Any]
         "sojourn_time": Quantiles(slots.sojourn_time - saved),
         "batch_size": Mean(slots.batch_size),
         "utilisation": slots.utilisation,
+        "service_time": Quantiles(slots.sojourn_time - slots.queueing_delay),
         "assumptions": _noted(
             model,
             doubt(model.slot_time, arrival_rate, model.bound, slots),
@@ -166,7 +168,7 @@ def _in_bins(model: Model, arrival_rate: float, order: Binned) -> dict[str, Any]
     bins = list(bins_of(model.output_tokens, order, model.predictor, token_limit(model)))
     if len(bins) == 1:
         one = solve_batch_chain(time, arrival_rate, bound)
-        delay, sojourn = batch_quantiles(time, arrival_rate, one)
+        delay, sojourn = batch_quantiles(time, arrival_rate, one, model.levels)
         return _of_batches(model, one, one.largest, delay, sojourn)
     several = solve_bin_chain(time, arrival_rate, bins)
     if bound is not None and float(several.sizes[bound:].sum()) > _NEGLIGIBLE:
@@ -189,9 +191,11 @@ def _of_batches(
     time, sizes = model.batch_time, range(1, largest + 1)
     first = queue.by_request(np.array([time.first_token(size) for size in sizes]))
     step = queue.by_request(np.array([time.law.step(size) for size in sizes]))
+    service = queue.by_request(np.array([time.mean(size) for size in sizes]))
     return {
         "queueing_delay": delay,
         "sojourn_time": sojourn,
+        "service_time": Quantiles(service),
         "batch_size": Mean(queue.batch_size),
         "utilisation": queue.utilisation,
         **_token_times(order_of(model.policy), (delay.mean or 0.0) + first, step),

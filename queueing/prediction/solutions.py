@@ -47,8 +47,8 @@ from queueing.models.batches.calls import Calls
 from queueing.models.batches.mgb1 import solve_fixed_batches
 from queueing.models.gg1 import best_estimate
 from queueing.models.gig1 import solve_gig1
-from queueing.models.mg1 import solve_mg1
-from queueing.models.mg1d import solve_mg1d
+from queueing.models.mg1 import solve_service
+from queueing.models.mg1d import solve_lossy_service
 from queueing.models.mgc import doubt as doubt_of_servers
 from queueing.models.mgc import solve_servers
 from queueing.models.slots.continuous import doubt, solve_continuous
@@ -194,7 +194,7 @@ def _solved(model: Model, arrival_rate: float) -> dict[str, Any]:
         return _fixed(model, model.policy, arrival_rate)
     if model.sequences is None:
         queue = solve_batch_chain(time, arrival_rate, model.bound)
-        delay, sojourn = batch_quantiles(time, arrival_rate, queue)
+        delay, sojourn = batch_quantiles(time, arrival_rate, queue, model.levels)
     else:
         queue = solve_call_chain(time, Calls.of(arrival_rate, model.sequences), model.bound)
         delay, sojourn = Quantiles(queue.queueing_delay), Quantiles(queue.sojourn_time)
@@ -205,18 +205,19 @@ def _solved(model: Model, arrival_rate: float) -> dict[str, Any]:
         if model.policy.padded
         else None
     )  # unpadded batches shrink
-    return _answered(delay, sojourn, queue.batch_size, queue.utilisation) | _token_times(
-        delay, first, step
-    )
+    service = queue.by_request(np.array([time.mean(b) for b in sizes]))
+    answer = _answered(delay, sojourn, queue.batch_size, queue.utilisation)
+    return answer | _token_times(delay, first, step) | {"service_time": Quantiles(service)}
 
 
 def _fixed(model: Model, policy: Fixed, arrival_rate: float) -> dict[str, Any]:
     time, b = model.batch_time, model.bound or policy.batch_size
-    fixed = solve_fixed_batches(time, arrival_rate, b)
+    fixed = solve_fixed_batches(time, arrival_rate, b, levels=model.levels)
     sojourn, step = fixed.sojourn, time.law.step(b) if policy.padded else None
     if not policy.padded:  # each leaves with its own last token, and the batch shrinks
         sojourn = Quantiles((fixed.delay.mean or 0.0) + time.own_mean(b))
     answer = _answered(fixed.delay, sojourn, fixed.batch_size, fixed.utilisation)
+    answer |= {"service_time": Quantiles(time.mean(b))}
     return answer | _token_times(fixed.delay, time.first_token(b), step)
 
 
@@ -249,6 +250,7 @@ def _continuous(model: Model, arrival_rate: float) -> dict[str, Any]:
     answer |= {
         "time_to_first_token": Quantiles(slots.time_to_first_token),
         "inter_token_latency": Quantiles(slots.inter_token_latency),
+        "service_time": Quantiles(slots.sojourn_time - slots.queueing_delay),
     }
     reason = doubt(model.slot_time, arrival_rate, model.bound, slots)
     return (
@@ -262,8 +264,9 @@ def _renewal(model: Model, arrival_rate: float, method: str) -> dict[str, Any]:
     times = model.batch_time.first_token(1), model.law.step(1)
     if method == "exact":
         service = ServiceTime.of(model.law, model.output_tokens, model.prompt_tokens)
-        queue = solve_gig1(service, arrival_rate, model.arrival_scv)
+        queue = solve_gig1(service, arrival_rate, model.arrival_scv, levels=model.levels)
         answer = _answered(queue.delay, queue.sojourn, 1.0, queue.load)
+        answer |= {"service_time": service.quantiles(model.levels)}
         return answer | _token_times(queue.delay, *times)
     delays, service = two_moments(model, arrival_rate)
     delay = Quantiles(best_estimate(delays, model.arrival_scv))
@@ -275,14 +278,15 @@ def _renewal(model: Model, arrival_rate: float, method: str) -> dict[str, Any]:
     )
     note = f"{IN_DOUBT}two moments of the gaps and of the services: {error}"
     answer = _answered(delay, sojourn, 1.0, delays.load) | {
-        "assumptions": (*model.assumptions, note)
+        "assumptions": (*model.assumptions, note),
+        "service_time": service.quantiles(model.levels),
     }
     return answer | _token_times(delay, *times)
 
 
 def _tandem(model: Model, arrival_rate: float) -> dict[str, Any]:
     queue, services, step = (
-        solve_tandem(*model.stations, arrival_rate),
+        solve_tandem(*model.stations, arrival_rate, levels=model.levels),
         model.stations,
         model.law.step(1),
     )
@@ -312,29 +316,27 @@ def _tandem(model: Model, arrival_rate: float) -> dict[str, Any]:
 
 
 def _single(model: Model, arrival_rate: float) -> dict[str, Any]:
-    given = (model.law, model.output_tokens, arrival_rate)
+    levels = model.levels
     own = model.batch_time.first_token(1), model.law.step(1)
+    service = ServiceTime.of(model.law, model.output_tokens, model.prompt_tokens)
+    served = {"service_time": service.quantiles(levels)}
     if model.patience is not None:
-        lossy = solve_mg1d(*given, model.patience, model.prompt_tokens)
+        lossy = solve_lossy_service(service, arrival_rate, model.patience, levels=levels)
         answer = _answered(lossy.delay, lossy.sojourn, 1.0, lossy.utilisation) | _token_times(
             lossy.served, *own
         )
-        return answer | {
-            "served_queueing_delay": lossy.served,
-            "loss_fraction": lossy.loss_fraction,
-        }
+        answer |= {"served_queueing_delay": lossy.served, "loss_fraction": lossy.loss_fraction}
+        return answer | served
     if model.servers > 1:
-        service = ServiceTime.of(model.law, model.output_tokens, model.prompt_tokens)
-        several = solve_servers(service, arrival_rate, model.servers)
-        answer = _answered(several.delay, several.sojourn, 1.0, several.load)
+        several = solve_servers(service, arrival_rate, model.servers, levels=levels)
+        answer = _answered(several.delay, several.sojourn, 1.0, several.load) | served
         reason = doubt_of_servers(service, model.servers, several)
         if reason is not None:
             answer["assumptions"] = (*model.assumptions, f"{IN_DOUBT}{reason}")
         return answer | _token_times(several.delay, *own)
-    single = solve_mg1(*given, model.prompt_tokens)
-    answer = _answered(single.delay, single.sojourn, 1.0, single.load) | _token_times(
-        single.delay, *own
-    )
+    single = solve_service(service, arrival_rate, levels=levels)
+    answer = _answered(single.delay, single.sojourn, 1.0, single.load) | served
+    answer |= _token_times(single.delay, *own)
     if single.delay.mean is not None:
         return answer
     return answer | {

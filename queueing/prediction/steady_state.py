@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from policies.core import Policy
@@ -36,8 +36,8 @@ from queueing.prediction.solutions import IN_DOUBT, answer, best_method, methods
 from queueing.result import (
     APPROXIMATE_MEANS,
     FALLBACK,
-    LEVELS,
     PARTIAL,
+    Levels,
     Mean,
     Prediction,
     Quantiles,
@@ -50,7 +50,7 @@ QUANTILE_REQUESTS = 300_000
 DOUBTED_REQUESTS = 100_000  # in place of an approximation in doubt where only means are asked for
 _SHARE = 3  # of what a simulation may take where a formula answers too: a second or two at most
 _DURATIONS = ("queueing_delay", "sojourn_time", "served_queueing_delay")
-_TOKEN_TIMES = ("time_to_first_token", "inter_token_latency")
+_OTHER_TIMES = ("time_to_first_token", "inter_token_latency", "service_time")
 METHODS = ("auto", "exact", "approximation", "bound", "paper", "simulation")
 
 
@@ -72,33 +72,56 @@ def predict(
 
 
 def predict_model(
-    model: Model, arrival_rate: float, method: str = "auto", *, quantiles: bool = False
+    model: Model,
+    arrival_rate: float,
+    method: str = "auto",
+    *,
+    quantiles: bool = False,
+    of: int = 1,
 ) -> Prediction:
     """`predict` for a model that is put together already: predictions at several rates share its
     tables. Under "auto" an approximation in doubt is simulated. `quantiles`: under "auto" also
-    those that go with means by a formula, by a simulation of about a second.
+    those that go with means by a formula, by a simulation of about a second. `of`: so many
+    predictions share the time of one.
     """
     model = at_mean_rate(model, arrival_rate)
     _check_method(model, method)
     load = model.stable_load(arrival_rate)
     if one_of_several(model) is not None:
         one, own_rate = seen_by_a_request(model, arrival_rate)
-        return of_several(model, predict_model(one, own_rate, method, quantiles=quantiles))
+        return of_several(model, predict_model(one, own_rate, method, quantiles=quantiles, of=of))
     chosen = best_method(model) if method == "auto" else method
     if chosen == "simulation":
         notes = (_why_simulated(model),) if method == "auto" else ()
-        return _finite_means(_simulated(model, arrival_rate, *notes), model, load)
+        count = _count(model, arrival_rate, of)
+        return _finite_means(_simulated(model, arrival_rate, count, *notes), model, load)
     try:
         found = checked_answer(lambda: answer(model, arrival_rate, chosen))
         if method != "auto":
             return _with_quantiles(found, model, arrival_rate, simulating=False)
-        return _completed(found, model, arrival_rate, quantiles=quantiles)
+        return _completed(found, model, arrival_rate, quantiles=quantiles, of=of)
     except NotConvergedError as error:
         if method != "auto":
             raise _with_reason(error, model, load) from None
-        return _finite_means(
-            _simulated(model, arrival_rate, f"{FALLBACK}{chosen}: {error.reason}"), model, load
-        )
+        note = f"{FALLBACK}{chosen}: {error.reason}"
+        count = _count(model, arrival_rate, of)
+        return _finite_means(_simulated(model, arrival_rate, count, note), model, load)
+
+
+def predict_durations(
+    model: Model, arrival_rate: float, wanted: Collection[str], *, of: int = 1
+) -> Prediction:
+    """`predict_model` with quantiles, those of the wanted durations by simulation where no formula
+    gives them. Raises as `predict_model`.
+    """
+    found = predict_model(model, arrival_rate, quantiles=True, of=of)
+    missing = [name for name in wanted if _lacks_quantiles(getattr(found, name), model.levels)]
+    if not missing or found.method == "simulation":
+        return found
+    simulated = _simulated(model, arrival_rate, _count(model, arrival_rate, of))
+    note = f"quantiles of the {' and the '.join(missing).replace('_', ' ')} from a simulation"
+    noted = dataclasses.replace(found, assumptions=(*found.assumptions, note))
+    return with_quantiles_of(simulated, noted, missing)
 
 
 def _check_method(model: Model, method: str) -> None:
@@ -114,17 +137,17 @@ def _check_method(model: Model, method: str) -> None:
 
 
 def _completed(
-    found: Prediction, model: Model, arrival_rate: float, *, quantiles: bool
+    found: Prediction, model: Model, arrival_rate: float, *, quantiles: bool, of: int
 ) -> Prediction:
     """A formula's answer under "auto": simulated where it is in doubt, and its quantiles where it
     has none.
     """
     if (doubt := doubt_of(found)) is not None:
-        return _instead(found, model, arrival_rate, doubt, quantiles=quantiles)
+        return _instead(found, model, arrival_rate, doubt, quantiles=quantiles, of=of)
     if found.method == "exact":
         simulating = quantiles or not is_ordered(model)
-        return _with_quantiles(found, model, arrival_rate, simulating=simulating)
-    return _with_simulated_quantiles(found, model, arrival_rate) if quantiles else found
+        return _with_quantiles(found, model, arrival_rate, simulating=simulating, of=of)
+    return _with_simulated_quantiles(found, model, arrival_rate, of) if quantiles else found
 
 
 def doubt_of(found: Prediction) -> str | None:
@@ -133,49 +156,58 @@ def doubt_of(found: Prediction) -> str | None:
 
 
 def _instead(
-    found: Prediction, model: Model, arrival_rate: float, doubt: str, *, quantiles: bool
+    found: Prediction, model: Model, arrival_rate: float, doubt: str, *, quantiles: bool, of: int
 ) -> Prediction:
     """A simulation in place of an approximation in doubt, which stays where none is affordable."""
+    from queueing.simulation.budget import affordable_requests  # noqa: PLC0415 - loads numba
+
     most = SIMULATED_REQUESTS if quantiles else DOUBTED_REQUESTS
-    load = model.load(arrival_rate)
     try:
-        simulated = _simulated(model, arrival_rate, f"{FALLBACK}{doubt}", most=most)
+        count = affordable_requests(model, arrival_rate, most, of=of)
     except OutOfReachError:
         return found
-    return _finite_means(simulated, model, load)
+    simulated = _simulated(model, arrival_rate, count, f"{FALLBACK}{doubt}")
+    return _finite_means(simulated, model, model.load(arrival_rate))
 
 
 def _with_quantiles(
-    found: Prediction, model: Model, arrival_rate: float, *, simulating: bool
+    found: Prediction, model: Model, arrival_rate: float, *, simulating: bool, of: int = 1
 ) -> Prediction:
     """The same means; quantiles that no exact law gives, as of calls of several sequences, of
-    heavy tails and under orders, are simulated or named.
+    heavy tails and under orders, are simulated or, also where that takes too long, named.
     """
-    missing = [name for name in _DURATIONS if _lacks_quantiles(getattr(found, name))]
+    missing = [name for name in _DURATIONS if _lacks_quantiles(getattr(found, name), model.levels)]
     if found.method != "exact" or not missing:
         return found
     from queueing.simulation.budget import affordable_requests  # noqa: PLC0415 - loads numba
 
-    count = affordable_requests(model, arrival_rate, QUANTILE_REQUESTS) if simulating else 0
+    try:
+        count = (
+            affordable_requests(model, arrival_rate, QUANTILE_REQUESTS, of=of) if simulating else 0
+        )
+    except OutOfReachError:
+        count = 0
     noted = dataclasses.replace(
         found, assumptions=(*found.assumptions, _without(model, missing, count))
     )
-    if not simulating:
+    if not count:
         return noted
     if is_ordered(model):
         simulated = simulate_steady_state(model, arrival_rate, count)
-        return with_quantiles_of(simulated, noted, (*_DURATIONS, *_TOKEN_TIMES))
+        return with_quantiles_of(simulated, noted, (*_DURATIONS, *_OTHER_TIMES))
     simulated = simulate_model(model, arrival_rate, num_requests=count)
     return with_quantiles_of(simulated, noted, missing)
 
 
-def _with_simulated_quantiles(found: Prediction, model: Model, arrival_rate: float) -> Prediction:
+def _with_simulated_quantiles(
+    found: Prediction, model: Model, arrival_rate: float, of: int
+) -> Prediction:
     """All quantiles, where the means are an approximation."""
     from queueing.simulation.budget import affordable_requests, enough_slots  # noqa: PLC0415 - loads numba
     from queueing.simulation.fast import is_compiled  # noqa: PLC0415
 
     try:
-        affordable = affordable_requests(model, arrival_rate, _SHARE * SIMULATED_REQUESTS)
+        affordable = affordable_requests(model, arrival_rate, _SHARE * SIMULATED_REQUESTS, of=of)
     except OutOfReachError:
         return found
     # the policy's own code is slow: few of its requests are dear, and a third of few says little
@@ -183,7 +215,7 @@ def _with_simulated_quantiles(found: Prediction, model: Model, arrival_rate: flo
     simulated = simulate_steady_state(enough_slots(model, arrival_rate), arrival_rate, count)
     note = f"{APPROXIMATE_MEANS}quantiles from a simulation of {count:,} requests"
     noted = dataclasses.replace(found, assumptions=(*found.assumptions, note))
-    return with_quantiles_of(simulated, noted, (*_DURATIONS, *_TOKEN_TIMES))
+    return with_quantiles_of(simulated, noted, (*_DURATIONS, *_OTHER_TIMES))
 
 
 def with_quantiles_of(simulated: Prediction, found: Prediction, names: Sequence[str]) -> Prediction:
@@ -202,8 +234,8 @@ def with_quantiles_of(simulated: Prediction, found: Prediction, names: Sequence[
     return dataclasses.replace(found, methods=by_field, **quantiles)
 
 
-def _lacks_quantiles(duration: Quantiles) -> bool:
-    return duration.mean is not None and any(getattr(duration, level) is None for level in LEVELS)
+def _lacks_quantiles(duration: Quantiles, levels: Levels) -> bool:
+    return duration.mean is not None and any(duration.value(name) is None for name in levels)
 
 
 def _without(model: Model, missing: list[str], simulated: int) -> str:
@@ -234,18 +266,15 @@ def _without(model: Model, missing: list[str], simulated: int) -> str:
     return f"{PARTIAL}{what}: {why}"
 
 
-def _simulated(
-    model: Model, arrival_rate: float, *notes: str, most: int | None = None
-) -> Prediction:
-    from queueing.simulation.budget import affordable_requests, enough_slots  # noqa: PLC0415 - loads numba
+def _simulated(model: Model, arrival_rate: float, count: int, *notes: str) -> Prediction:
+    from queueing.simulation.budget import enough_slots  # noqa: PLC0415 - loads numba
 
-    count = affordable_requests(model, arrival_rate, most or SIMULATED_REQUESTS)
     simulated = checked_answer(
         lambda: simulate_steady_state(enough_slots(model, arrival_rate), arrival_rate, count)
     )
     short = [
         text.replace(MORE, "`kendall simulate --num-requests` follows more")
-        for text in simulated.assumptions
+        for text in (*simulated.assumptions, *_first_answer(count))
         if text.startswith(TOO_SHORT)
     ]
     return dataclasses.replace(
@@ -256,6 +285,25 @@ def _simulated(
         load_bound=load_bound(model),
         assumptions=(*model.assumptions, *tail_notes(model), *notes, *short),
     )
+
+
+def _first_answer(count: int) -> tuple[str, ...]:
+    from queueing.simulation.budget import FEWEST  # noqa: PLC0415 - loads numba
+
+    if count >= FEWEST:
+        return ()
+    return (f"{TOO_SHORT}a first answer, from {count:,} requests in a few seconds: {MORE}",)
+
+
+def _count(model: Model, arrival_rate: float, of: int) -> int:
+    """Requests; where too few for a mean are affordable, as many as give a first one."""
+    from queueing.simulation import budget  # noqa: PLC0415 - loads numba
+
+    try:
+        return budget.affordable_requests(model, arrival_rate, SIMULATED_REQUESTS, of=of)
+    except OutOfReachError:
+        least = budget.FIRST
+        return budget.affordable_requests(model, arrival_rate, budget.FEWEST, of=of, fewest=least)
 
 
 def _finite_means(simulated: Prediction, model: Model, load: float) -> Prediction:

@@ -42,7 +42,7 @@ from queueing.model import (
 )
 from queueing.models.batches.calls import draw_calls
 from queueing.models.gg1 import unit_gaps
-from queueing.result import LEVELS, Mean, Prediction, Quantiles
+from queueing.result import LEVELS, Levels, Mean, Prediction, Quantiles
 from queueing.simulation.drift_control import has_drifts, means_by_drifts
 from queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
 from queueing.simulation.scenarios.routed import FewestRequests, simulate_routed
@@ -139,9 +139,9 @@ def simulate_steady_state(model: Model, arrival_rate: float, num_requests: int) 
     control, means = None, None
     if companion is not None:
         beside = companion.delays(whole.arrived_at, whole.output_tokens)[begin.warm_up :]
-        control = Controlled(beside, companion.exact)
+        control = Controlled(beside, companion.exact, model.levels)
     elif (means := means_by_drifts(run, model, arrival_rate)) is not None:
-        control = Controlled(run.queueing_delay, means[0], by_mean=True)
+        control = Controlled(run.queueing_delay, means[0], model.levels, by_mean=True)
     load, remembers = model.load(arrival_rate), bool(begin.notes)
     answer = summary([run], model, load, begin.notes, control, remembers=remembers)
     if means is not None:
@@ -234,7 +234,7 @@ def summary(
         utilisation=_utilisation(runs, model),
         batch_size=Mean(*mean_of_runs([_per_dispatch(run) for run in runs], kind)),
         loss_fraction=mean_of_runs([run.lost.astype(float) for run in runs])[0],
-        **_durations(model, runs, control or Sampled(kind)),
+        **_durations(model, runs, control or Sampled(kind, model.levels)),
         assumptions=(
             *model.assumptions,
             *tail_notes(model),
@@ -259,8 +259,13 @@ def _durations(
         "queueing_delay": delay,
         "sojourn_time": of([run.sojourn_time[~run.lost] for run in runs], kept),
         "served_queueing_delay": of_served,
+        "service_time": of(
+            [(run.server_free_at - run.dispatched_at)[~run.lost] for run in runs], kept
+        ),
         "time_to_first_token": _to_first_token(runs, of),
-        "inter_token_latency": Quantiles() if model.policy.padded else _between_tokens(runs, of),
+        "inter_token_latency": Quantiles()
+        if model.policy.padded
+        else _between_tokens(runs, of, model.levels),
     }
 
 
@@ -298,7 +303,9 @@ def delays_of_flows(
     delays, kind = _delays(model, runs), kind_of_runs(model)
     return {
         name: summary_of_runs(
-            [of[whose == place] for of, whose in zip(delays, drawn, strict=True)], kind
+            [of[whose == place] for of, whose in zip(delays, drawn, strict=True)],
+            kind,
+            model.levels,
         )
         for place, name in enumerate(names)
     }
@@ -323,19 +330,22 @@ def mean_gaps(run: SimulatedRun) -> tuple[Mask, Vector, Vector]:
     return several, (run.released_at - run.first_token_at)[several] / gaps, gaps
 
 
-def quantiles_of_gaps(runs: Sequence[SimulatedRun]) -> dict[str, float]:
+def quantiles_of_gaps(runs: Sequence[SimulatedRun], levels: Levels = LEVELS) -> dict[str, float]:
     """By their names, of all gaps between tokens; none where no answer has several tokens."""
     counted_gaps = [run.gaps or Gaps(*mean_gaps(run)[1:]) for run in runs]
     seconds, times = map(np.concatenate, zip(*counted_gaps, strict=True))
     if not len(seconds):
         return {}
-    return dict(zip(LEVELS, weighted_quantiles(seconds, times).tolist(), strict=True))
+    return dict(zip(levels, weighted_quantiles(seconds, times, levels).tolist(), strict=True))
 
 
-def _between_tokens(runs: Sequence[SimulatedRun], of: Sampled | Controlled) -> Quantiles:
+def _between_tokens(
+    runs: Sequence[SimulatedRun], of: Sampled | Controlled, levels: Levels
+) -> Quantiles:
     """The mean: each answer's counts once for each of its gaps."""
     several, means, gaps = zip(*map(mean_gaps, runs), strict=True)
-    return dataclasses.replace(of.mean(means, several, gaps), **quantiles_of_gaps(runs))
+    found, mean = quantiles_of_gaps(runs, levels), of.mean(means, several, gaps)
+    return Quantiles.of(levels, mean.mean, map(found.get, levels), mean.standard_error)
 
 
 def _cautions(runs: Sequence[SimulatedRun], *, together: bool) -> Iterator[str]:

@@ -21,12 +21,12 @@ import numpy as np
 import numpy.typing as npt
 
 from policies.fixed import Fixed
-from policies.immediate import Continuous
+from policies.immediate import Continuous, Single
 from policies.ordered import in_arrival_order, order_of
 from queueing.arrivals.notation import has_end
 from queueing.distributions.token_distribution import TokenDistribution, Vector
 from queueing.latency.law import LatencyModel
-from queueing.latency.slots.token_gaps import GapCounts, Gaps, found
+from queueing.latency.slots.token_gaps import GapCounts, Gaps, found, no_gaps
 from queueing.latency.stalls import SPARE_GAPS
 from queueing.model import (
     Model,
@@ -47,8 +47,14 @@ from queueing.simulation.orders.batch_kernels import (
     run_ordered_single,
     run_ordered_slots,
 )
-from queueing.simulation.orders.policy_order import has_queue, queue_of
-from queueing.simulation.orders.waiting_kernels import RANKED
+from queueing.simulation.orders.interrupting_kernels import run_interrupting
+from queueing.simulation.orders.policy_order import (
+    has_queue,
+    interrupting_of,
+    interrupts,
+    queue_of,
+)
+from queueing.simulation.orders.waiting_kernels import RANKED, ordered_queue
 
 Ints = npt.NDArray[np.signedinteger[Any]]
 MOST_SLOTS = 4096  # of a continuous server; beyond, the generic simulator
@@ -232,6 +238,8 @@ def replay(model: Model, trace: Trace, since: int = 0) -> SimulatedRun:
     )
     bounds = kernels.Bounds(model.servers, bound, wait_for, max_wait, model.policy.padded)
     continuous = isinstance(model.policy, Continuous)
+    if order_of(model.policy).preemptive:
+        return _interrupting(model, trace, since)
     if has_queues(model) or not in_arrival_order(model.policy):
         return _in_order(model, trace, bounds, since)
     alone = model.servers == 1 and model.patience is None and not continuous
@@ -284,20 +292,42 @@ def _in_order(model: Model, trace: Trace, bounds: kernels.Bounds, since: int) ->
     return _run(model, trace, path, servers.gaps)
 
 
+def _interrupting(model: Model, trace: Trace, since: int) -> SimulatedRun:
+    """One request at a time, under an order that interrupts; how many residuals that takes is known
+    afterwards.
+    """
+    assert isinstance(model.policy, Single)
+    law, limit = model.law, float(token_limit(model))
+    coefficients = law.k1, law.k2, law.k3, law.k4, law.kp, law.kr, law.speed
+    count = len(trace.arrived_at)
+    predicted = trace.predicted if len(trace.predicted) else np.full(count, limit)
+    order = interrupting_of(model.policy, predicted, limit)
+    residuals, path = _residuals(law, trace), None
+    while path is None:
+        queue, gaps = ordered_queue(RANKED, np.zeros(count), np.zeros(count), 1), no_gaps(since)
+        given = _requests(model, trace), coefficients, paces_of(model), residuals
+        path = run_interrupting(*given, order, queue, gaps)
+        if path is None:
+            residuals = np.hstack([residuals, _residuals(law, trace)])
+    return _run(model, trace, path, gaps)
+
+
 def paces_of(model: Model) -> Vector:
     """Of each server, how many times as long as the law's its times are."""
     return np.array(model.server_speeds or [1.0] * model.servers)
 
 
 def is_compiled(model: Model) -> bool:
-    """Whether the kernels cover it: the built-in policies, in an order that interrupts nobody; no
-    continuous engine with thousands of slots.
+    """Whether the kernels cover it: the built-in policies, in an order that interrupts nobody, no
+    continuous engine with thousands of slots; one request at a time in orders that interrupt, from
+    one queue, without calls and stalls.
 
     No step may take less than no time: a fitted law may have k1 or k2 below zero, and with it a
     batch that ends before it began.
     """
     law = model.law
-    if not has_queue(model.policy):
+    several = model.sequences is not None or has_queues(model) or law.stall_share > 0
+    if not has_queue(model.policy) and (several or not interrupts(model.policy)):
         return False
     first = law.k1 + law.k3 + min(law.k2, 0) + law.k4
     if law.kp < 0 or law.k1 + law.k3 < 0 or first < 0:

@@ -336,6 +336,9 @@ class Driver:
         return process.next_step_at() if self.wants_steps else process.next_change_at()
 
     def _complete(self, engine: DrivenEngine, now: float) -> None:
+        if self.wants_steps and engine.process.next_step_at() > now:
+            self._settle(engine, now)  # its tokens were counted with a step of another server
+            return
         for member in engine.process.advance(to_change=not self.wants_steps):
             started = self.running[member.id][1]
             started.ended_at = now

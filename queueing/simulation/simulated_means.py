@@ -28,8 +28,8 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Literal
 
 import numpy as np
@@ -55,7 +55,7 @@ from queueing.measurement.mean_interval import widest_interval
 from queueing.model import Model, memory_limited
 from queueing.models.gig1 import solve_gig1
 from queueing.models.mg1 import solve_service
-from queueing.result import LEVELS, Prediction, Quantiles
+from queueing.result import LEVELS, Levels, Prediction, Quantiles
 
 BATCH_MEANS = 20
 MORE = "ask for more requests"
@@ -108,9 +108,9 @@ def companion_of(model: Model, arrival_rate: float) -> Companion | None:
     service = ServiceTime.of(law, model.output_tokens)
     try:
         queue = (
-            solve_service(service, arrival_rate)
+            solve_service(service, arrival_rate, levels=model.levels)
             if model.arrival_scv == 1
-            else solve_gig1(service, arrival_rate, model.arrival_scv)
+            else solve_gig1(service, arrival_rate, model.arrival_scv, levels=model.levels)
         )
     except NotConvergedError:
         return None
@@ -131,26 +131,33 @@ def _shared_work(model: Model) -> tuple[float, float]:
 
 
 def controlled(
-    values: Vector, companion: Vector | Beside, exact: Quantiles, *, by_mean: bool = False
+    values: Vector,
+    companion: Vector | Beside,
+    exact: Quantiles,
+    levels: Levels = LEVELS,
+    *,
+    by_mean: bool = False,
 ) -> Quantiles:
     """Of one value a request, beside the companion's delay of each; `by_mean`: every statistic by
     the companion's mean. A duration of 0 stays 0.
     """
-    beside = companion if isinstance(companion, Beside) else Beside.of(companion)
-    mine, parts = _statistics(values), _of_parts(_statistics, values)
-    found, error = _corrected(mine, parts, beside, exact, by_mean=by_mean)
+    beside = companion if isinstance(companion, Beside) else Beside.of(companion, levels)
+    statistics, names = _statistics(levels), ("mean", *levels)
+    mine, parts = statistics(values), _of_parts(statistics, values)
+    found, error = _corrected(mine, parts, beside, exact, names, by_mean=by_mean)
     mean, *quantiles = found.tolist()
-    rising = np.maximum.accumulate(quantiles).tolist()
-    return Quantiles(mean, **dict(zip(LEVELS, rising, strict=True)), standard_error=error)
+    order = sorted(range(len(levels)), key=list(levels.values()).__getitem__)
+    rising = dict(zip(order, np.maximum.accumulate(np.array(quantiles)[order]), strict=True))
+    return Quantiles.of(levels, mean, [float(rising[at]) for at in range(len(levels))], error)
 
 
 def controlled_mean(
     values: Vector, companion: Vector, exact: Quantiles, counts: Vector
 ) -> Quantiles:
     """The mean alone, where each value counts so many times."""
-    beside = Beside.of(companion, _mean)
+    beside = Beside(_mean(companion), _of_parts(_mean, companion))
     mine, parts = _weighted(values, counts), _of_parts(_weighted, values, counts)
-    found, error = _corrected(mine, parts, beside, exact)
+    found, error = _corrected(mine, parts, beside, exact, ("mean",))
     return Quantiles(float(found[0]), standard_error=error)
 
 
@@ -162,18 +169,23 @@ class Beside:
     parts: Vector
 
     @classmethod
-    def of(cls, delays: Vector, statistics: Callable[[Vector], Vector] | None = None) -> Beside:
-        """Of one a request; `statistics`: fewer than all."""
-        statistics = statistics or _statistics
+    def of(cls, delays: Vector, levels: Levels = LEVELS) -> Beside:
+        """Of one a request."""
+        statistics = _statistics(levels)
         return cls(statistics(delays), _of_parts(statistics, delays))
 
 
 def _corrected(
-    mine: Vector, parts: Vector, beside: Beside, exact: Quantiles, *, by_mean: bool = False
+    mine: Vector,
+    parts: Vector,
+    beside: Beside,
+    exact: Quantiles,
+    names: Sequence[str],
+    *,
+    by_mean: bool = False,
 ) -> tuple[Vector, float]:
     """The statistics, of which the mean is the first, and the standard error of the mean."""
-    names = ("mean", *LEVELS)[: mine.size]
-    known = np.array([getattr(exact, name) for name in names], dtype=float)  # None: nan
+    known = np.array([exact.value(name) for name in names], dtype=float)  # None: nan
     column = np.zeros(mine.size, dtype=int) if by_mean else np.arange(mine.size)
     known, whole, others = known[column], beside.whole[column], beside.parts[:, column]
     spread, shared = others - others.mean(axis=0), parts - parts.mean(axis=0)
@@ -192,9 +204,13 @@ def _of_parts(statistics: Callable[..., Vector], *columns: Vector) -> Vector:
     return np.array([statistics(*part) for part in zip(*parts, strict=True)])
 
 
-def _statistics(values: Vector) -> Vector:
+def _statistics(levels: Levels) -> Callable[[Vector], Vector]:
     """Mean and quantiles."""
-    return np.append(values.mean(), np.quantile(values, list(LEVELS.values())))
+    return partial(_mean_and_quantiles, list(levels.values()))
+
+
+def _mean_and_quantiles(levels: Sequence[float], values: Vector) -> Vector:
+    return np.append(values.mean(), np.quantile(values, levels))
 
 
 def _mean(values: Vector) -> Vector:
@@ -205,13 +221,13 @@ def _weighted(values: Vector, counts: Vector) -> Vector:
     return np.array([np.average(values, weights=counts)])
 
 
-def weighted_quantiles(values: Vector, counts: Vector) -> Vector:
-    """Of LEVELS, where each value counts so many times."""
+def weighted_quantiles(values: Vector, counts: Vector, levels: Levels = LEVELS) -> Vector:
+    """Where each value counts so many times."""
     if (counts == 1).all():
-        return np.quantile(values, list(LEVELS.values()))
+        return np.quantile(values, list(levels.values()))
     order = np.argsort(values)
     reached = np.cumsum(counts[order])
-    return values[order[np.searchsorted(reached / reached[-1], list(LEVELS.values()))]]
+    return values[order[np.searchsorted(reached / reached[-1], list(levels.values()))]]
 
 
 def kind_of_runs(model: Model) -> Kind:
@@ -223,14 +239,15 @@ def kind_of_runs(model: Model) -> Kind:
     return "spans" if has_end(model.arrival_process) else "bursty"
 
 
-def summary_of_runs(series: Sequence[Vector], kind: Kind = "steady") -> Quantiles:
+def summary_of_runs(
+    series: Sequence[Vector], kind: Kind = "steady", levels: Levels = LEVELS
+) -> Quantiles:
     """Of one value a request, an array for each run."""
     values = np.concatenate(series)
     if not len(values):
         return Quantiles()
-    quantiles = dict(zip(LEVELS, np.quantile(values, list(LEVELS.values())).tolist(), strict=True))
     mean, error = mean_of_runs(series, kind)
-    return Quantiles(mean, **quantiles, standard_error=error)
+    return Quantiles.of(levels, mean, np.quantile(values, list(levels.values())).tolist(), error)
 
 
 def weighted_mean(
@@ -253,10 +270,11 @@ class Sampled:
     """
 
     kind: Kind
+    levels: Levels = field(default_factory=lambda: LEVELS)
 
     def __call__(self, series: Sequence[Vector], _: Sequence[Mask]) -> Quantiles:
         """Mean, its standard error, quantiles."""
-        return summary_of_runs(series, self.kind)
+        return summary_of_runs(series, self.kind, self.levels)
 
     def mean(
         self, series: Sequence[Vector], _: Sequence[Mask], counts: Sequence[Vector]
@@ -273,15 +291,16 @@ class Controlled:
 
     beside: Vector
     exact: Quantiles
+    levels: Levels = field(default_factory=lambda: LEVELS)
     by_mean: bool = False
 
     def __call__(self, series: Sequence[Vector], kept: Sequence[Mask]) -> Quantiles:
         """`kept`: the requests of which there are values."""
         (values,), (own,) = series, kept
         if len(values) <= BATCH_MEANS:
-            return Sampled("steady")(series, kept)
-        beside = self._of_all if own.all() else Beside.of(self.beside[own])
-        return controlled(values, beside, self.exact, by_mean=self.by_mean)
+            return Sampled("steady", self.levels)(series, kept)
+        beside = self._of_all if own.all() else Beside.of(self.beside[own], self.levels)
+        return controlled(values, beside, self.exact, self.levels, by_mean=self.by_mean)
 
     def mean(
         self, series: Sequence[Vector], kept: Sequence[Mask], counts: Sequence[Vector]
@@ -294,7 +313,7 @@ class Controlled:
 
     @cached_property
     def _of_all(self) -> Beside:
-        return Beside.of(self.beside)
+        return Beside.of(self.beside, self.levels)
 
 
 def mean_of_runs(

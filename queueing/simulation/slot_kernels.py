@@ -207,20 +207,22 @@ def plan(s, state, requests, law):  # type: ignore[no-untyped-def]
         changes_at[s] = np.inf
     else:
         _open(s, state, requests, law)
-        changes_at[s] = _instant(real[s, 2], real[s, 3], _target(s, state))
+        changes_at[s] = step_instant(real[s, 2], real[s, 3], _target(s, state))
 
 
 @inner
-def _instant(first_end, rest, step):  # type: ignore[no-untyped-def]
+def step_instant(first_end, rest, step):  # type: ignore[no-untyped-def]
+    """End of a step of a stretch, counted from 1."""
     return first_end if step == 1 or first_end == np.inf else first_end + (step - 1) * rest
 
 
 @inner
-def _step_at_or_after(at, first_end, rest):  # type: ignore[no-untyped-def]
+def step_at_or_after(at, first_end, rest):  # type: ignore[no-untyped-def]
+    """The first step that does not end before `at`."""
     step = max(1, math.ceil((at - first_end) / rest) + 1)
-    while step > 1 and _instant(first_end, rest, step - 1) >= at:
+    while step > 1 and step_instant(first_end, rest, step - 1) >= at:
         step -= 1
-    while _instant(first_end, rest, step) < at:
+    while step_instant(first_end, rest, step) < at:
         step += 1
     return step
 
@@ -308,7 +310,7 @@ def _target(s, state):  # type: ignore[no-untyped-def]
         least = min(least, left[active[s, i]])
     steps = whole[s, 5] + least
     for i in range(whole[s, 1]):
-        steps = min(steps, _step_at_or_after(entry[s, i], real[s, 2], real[s, 3]))
+        steps = min(steps, step_at_or_after(entry[s, i], real[s, 2], real[s, 3]))
     return max(steps, whole[s, 5] + 1)
 
 
@@ -321,7 +323,7 @@ def _complete(s, state):  # type: ignore[no-untyped-def]
     done, before = whole[s, 5], real[s, 0]
     steps = _target(s, state) - done
     whole[s, 5] = done + steps
-    real[s, 0] = _instant(real[s, 2], real[s, 3], done + steps)
+    real[s, 0] = step_instant(real[s, 2], real[s, 3], done + steps)
     return done, steps, before, real[s, 0]
 
 
@@ -344,7 +346,7 @@ def advance(s, state, requests, law, path):  # type: ignore[no-untyped-def]
             continue
         making += member >= gaps[2]
         if left[member] == lengths[member]:
-            first_token_at[member] = _instant(real[s, 2], real[s, 3], done + 1)
+            first_token_at[member] = step_instant(real[s, 2], real[s, 3], done + 1)
         else:
             going_on += member >= gaps[2]
         left[member] -= steps

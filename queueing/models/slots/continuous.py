@@ -252,13 +252,11 @@ def _quantiles(waiting: float, delay: float, spread: float) -> Quantiles:
     next to the atom at 0.
     """
     clear = spread >= _SPREAD
-    return Quantiles(
-        delay,
-        **{
-            name: _quantile(level, waiting, delay) if clear or waiting == 0 else None
-            for name, level in LEVELS.items()
-        },
+    found = (
+        _quantile(level, waiting, delay) if clear or waiting == 0 else None
+        for level in LEVELS.values()
     )
+    return Quantiles.of(LEVELS, delay, found)
 
 
 def _quantile(level: float, waiting: float, delay: float) -> float | None:
