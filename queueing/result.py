@@ -39,6 +39,8 @@ class Quantiles:
     standard_error: float | None = None  # of the mean; simulation only
     # asked for besides: p99.9
     others: Mapping[str, float | None] = field(default_factory=dict, kw_only=True)
+    # standard errors of the quantiles, by their names; simulation only
+    errors: Mapping[str, float] = field(default_factory=dict, kw_only=True)
 
     @classmethod
     def of(
@@ -47,11 +49,14 @@ class Quantiles:
         mean: float | None,
         values: Iterable[float | None],
         standard_error: float | None = None,
+        errors: Mapping[str, float] | None = None,
     ) -> Quantiles:
         """`values`: at each of `levels`, which begin with `LEVELS`."""
         found = dict(zip(levels, values, strict=True))
         usual = {name: found.pop(name) for name in LEVELS}
-        return cls(mean, **usual, standard_error=standard_error, others=found)
+        return cls(
+            mean, **usual, standard_error=standard_error, others=found, errors=errors or {}
+        )
 
     def value(self, name: str) -> float | None:
         """The mean, or a quantile by its name; None where it is not known."""
@@ -72,13 +77,17 @@ class Quantiles:
             for name, number in self.numbers().items()
         }
         mean = found.pop("mean")
-        return Quantiles.of(dict.fromkeys(found, 0.0), mean, found.values(), self.standard_error)
+        levels = dict.fromkeys(found, 0.0)
+        return Quantiles.of(levels, mean, found.values(), self.standard_error, self.errors)
 
-    def as_dict(self) -> dict[str, float | None]:
-        """As JSON: `standard_error` only where there is one."""
-        numbers = {name: _finite(number) for name, number in self.numbers().items()}
-        error = _finite(self.standard_error)
-        return numbers if error is None else numbers | {"standard_error": error}
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON: `standard_error` of the mean and `standard_errors` of the quantiles only where
+        there are some.
+        """
+        answer = {name: _finite(number) for name, number in self.numbers().items()}
+        if (error := _finite(self.standard_error)) is not None:
+            answer["standard_error"] = error
+        return answer | ({"standard_errors": dict(self.errors)} if self.errors else {})
 
 
 @dataclass(frozen=True)

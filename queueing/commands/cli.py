@@ -514,30 +514,28 @@ def _table(answer: Prediction) -> Table:
         durations.insert(1, ("delay of the served", answer.served_queueing_delay))
     durations += [(f"{station.name} delay", station.queueing_delay) for station in answer.stations]
     durations += [(f"delay of {name}", delay) for name, delay in answer.flows.items()]
-    levels = [name for name in answer.queueing_delay.numbers() if name != "mean"]
-    errors = any(value.standard_error is not None for _, value in durations)
-    names = {
-        "mean": "mean",
-        **{level: level for level in levels},
-        **({"standard_error": "std. error"} if errors else {}),
-    }
-    rows = [[label, *(_number(_of(value, name)) for name in names)] for label, value in durations]
+    names = list(answer.queueing_delay.numbers())
+    rows = [row for label, value in durations for row in _rows(label, value, names, DASH)]
     for label, value in (
         ("time to first token", answer.time_to_first_token),
         ("inter-token latency", answer.inter_token_latency),
         ("service time", answer.service_time),
     ):
-        others = [_of(value, name) for name in list(names)[1:]]
-        known = any(number is not None for number in others)
-        rows.append([label, _number(value.mean), *(_number(n) if known else "" for n in others)])
+        given = any(value.value(name) is not None for name in names[1:])
+        rows += _rows(label, value, names, DASH if given else "")
     return Table(
-        (Column(heading="seconds", left=True), *(Column(heading=name) for name in names.values())),
-        rows,
+        (Column(heading="seconds", left=True), *(Column(heading=name) for name in names)), rows
     )
 
 
-def _of(duration: Quantiles, name: str) -> float | None:
-    return duration.standard_error if name == "standard_error" else duration.value(name)
+def _rows(label: str, value: Quantiles, names: Sequence[str], missing: str) -> Iterator[list[str]]:
+    """Mean and quantiles; a second row for the standard errors of a simulation."""
+    found = [value.value(name) for name in names[1:]]
+    quantiles = [missing if number is None else _number(number) for number in found]
+    yield [label, _number(value.mean), *quantiles]
+    errors = [value.standard_error, *map(value.errors.get, names[1:])]
+    if any(error is not None for error in errors):
+        yield ["  std. error", *("" if error is None else _number(error) for error in errors)]
 
 
 def _number(value: float | None) -> str:

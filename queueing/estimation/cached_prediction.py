@@ -155,10 +155,11 @@ def _moved_to(found: Quantiles, mean: float | None) -> Quantiles:
 
 
 def scaled(found: Quantiles, factor: float) -> Quantiles:
-    """All of it, the standard error too."""
+    """All of it, the standard errors too."""
     error = None if found.standard_error is None else found.standard_error * factor
     moved = found.mapped(lambda _, value: value * factor)
-    return dataclasses.replace(moved, standard_error=error)
+    errors = {name: of * factor for name, of in found.errors.items()}
+    return dataclasses.replace(moved, standard_error=error, errors=errors)
 
 
 def difference(whole: float | None, part: float | None) -> float | None:

@@ -144,11 +144,13 @@ def controlled(
     beside = companion if isinstance(companion, Beside) else Beside.of(companion, levels)
     statistics, names = _statistics(levels), ("mean", *levels)
     mine, parts = statistics(values), _of_parts(statistics, values)
-    found, error = _corrected(mine, parts, beside, exact, names, by_mean=by_mean)
+    found, every = _corrected(mine, parts, beside, exact, names, by_mean=by_mean)
     mean, *quantiles = found.tolist()
+    error, *errors = every.tolist()
     order = sorted(range(len(levels)), key=list(levels.values()).__getitem__)
     rising = dict(zip(order, np.maximum.accumulate(np.array(quantiles)[order]), strict=True))
-    return Quantiles.of(levels, mean, [float(rising[at]) for at in range(len(levels))], error)
+    values = [float(rising[at]) for at in range(len(levels))]
+    return Quantiles.of(levels, mean, values, error, dict(zip(levels, errors, strict=True)))
 
 
 def controlled_mean(
@@ -157,8 +159,8 @@ def controlled_mean(
     """The mean alone, where each value counts so many times."""
     beside = Beside(_mean(companion), _of_parts(_mean, companion))
     mine, parts = _weighted(values, counts), _of_parts(_weighted, values, counts)
-    found, error = _corrected(mine, parts, beside, exact, ("mean",))
-    return Quantiles(float(found[0]), standard_error=error)
+    found, errors = _corrected(mine, parts, beside, exact, ("mean",))
+    return Quantiles(float(found[0]), standard_error=float(errors[0]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,8 +185,8 @@ def _corrected(
     names: Sequence[str],
     *,
     by_mean: bool = False,
-) -> tuple[Vector, float]:
-    """The statistics, of which the mean is the first, and the standard error of the mean."""
+) -> tuple[Vector, Vector]:
+    """The statistics, of which the mean is the first, and their standard errors."""
     known = np.array([exact.value(name) for name in names], dtype=float)  # None: nan
     column = np.zeros(mine.size, dtype=int) if by_mean else np.arange(mine.size)
     known, whole, others = known[column], beside.whole[column], beside.parts[:, column]
@@ -193,9 +195,9 @@ def _corrected(
     usable = (squares > 0) & np.isfinite(known) & (mine > 0)
     slopes = np.where(usable, (spread * shared).sum(axis=0) / np.where(usable, squares, 1.0), 0.0)
     found = np.maximum(0.0, mine + slopes * np.where(usable, known - whole, 0.0))
-    left = ((shared - slopes * spread)[:, 0] ** 2).sum() / (BATCH_MEANS - 1 - bool(usable[0]))
-    of_exact = float(slopes[0]) * (exact.standard_error or 0.0)
-    return found, math.hypot(math.sqrt(left / BATCH_MEANS), of_exact)
+    left = ((shared - slopes * spread) ** 2).sum(axis=0) / (BATCH_MEANS - 1 - usable)
+    of_exact = slopes * (exact.standard_error or 0.0)
+    return found, np.hypot(np.sqrt(left / BATCH_MEANS), of_exact)
 
 
 def _of_parts(statistics: Callable[..., Vector], *columns: Vector) -> Vector:
@@ -247,7 +249,36 @@ def summary_of_runs(
     if not len(values):
         return Quantiles()
     mean, error = mean_of_runs(series, kind)
-    return Quantiles.of(levels, mean, np.quantile(values, list(levels.values())).tolist(), error)
+    found = np.quantile(values, list(levels.values()))
+    errors = {} if error is None else _errors_of_quantiles(series, levels, found, error)
+    return Quantiles.of(levels, mean, found.tolist(), error, errors)
+
+
+def _errors_of_quantiles(
+    series: Sequence[Vector], levels: Levels, found: Vector, error: float
+) -> dict[str, float]:
+    """Of a share of the values below a quantile the error is that of a mean, over the batches or
+    runs; and of the quantile half the distance between those at the level less and more that error.
+    `error`: of the mean of the values; where it is more than that of the batches, as under bursts,
+    all errors are.
+    """
+    values = np.concatenate(series)
+    parts = series if len(series) > 1 else np.array_split(values, BATCH_MEANS)
+    plain = _error_of_ratio(parts, float(values.mean()))
+    wider = max(1.0, error / plain) if plain else 1.0
+    shares = np.array(
+        [
+            _error_of_ratio(below, float(np.concatenate(below).mean())) or 0.0
+            for below in ([np.asarray(part <= each, dtype=float) for part in parts] for each in found)
+        ]
+    )
+    at = np.array(list(levels.values()))
+    low, high = at - wider * shares, at + wider * shares
+    inside = high <= 1
+    ends = np.quantile(values, np.concatenate([np.maximum(low, 0.0), np.minimum(high, 1.0)]))
+    below, above = ends[: at.size], ends[at.size :]
+    errors = np.where(inside, (above - below) / 2, found - below)
+    return dict(zip(levels, errors.tolist(), strict=True))
 
 
 def weighted_mean(

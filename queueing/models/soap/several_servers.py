@@ -11,7 +11,7 @@ lognormal token lengths of SCV 0.6; exact, exponential and lognormal predictions
 simulation - 1 of W in %, where W is more than 2 % of the sojourn: table in docs/theory.md.
 The gain of many servers is smaller than that of one where predictions are good: at c = 4 and load
 0.8 W was up to 20 % too short, at c = 16 up to 47 %. `doubt` names every cell off by more than
-10 %, beyond three standard errors.
+5 %, beyond two standard errors.
 """
 
 from __future__ import annotations
