@@ -54,9 +54,7 @@ class Quantiles:
         """`values`: at each of `levels`, which begin with `LEVELS`."""
         found = dict(zip(levels, values, strict=True))
         usual = {name: found.pop(name) for name in LEVELS}
-        return cls(
-            mean, **usual, standard_error=standard_error, others=found, errors=errors or {}
-        )
+        return cls(mean, **usual, standard_error=standard_error, others=found, errors=errors or {})
 
     def value(self, name: str) -> float | None:
         """The mean, or a quantile by its name; None where it is not known."""

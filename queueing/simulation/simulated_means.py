@@ -269,7 +269,9 @@ def _errors_of_quantiles(
     shares = np.array(
         [
             _error_of_ratio(below, float(np.concatenate(below).mean())) or 0.0
-            for below in ([np.asarray(part <= each, dtype=float) for part in parts] for each in found)
+            for below in (
+                [np.asarray(part <= each, dtype=float) for part in parts] for each in found
+            )
         ]
     )
     at = np.array(list(levels.values()))
