@@ -26,6 +26,7 @@ import numpy as np
 
 from policies.text import SpecError
 from queueing.distributions.token_distribution import TokenDistribution
+from queueing.errors import INFINITE_MEAN
 from queueing.measurement.slo import PREDICTED, read_slo, split_slos
 from queueing.result import Levels, Prediction, Quantity
 
@@ -64,6 +65,8 @@ class Slo:
         ):
             # where the law could not be followed: near saturation, with a mean that is too long
             # already
+            return False
+        if found is None and self.level is None and INFINITE_MEAN in prediction.assumptions:
             return False
         if found is None:
             expected = "a quantile that predictions have, or a mean"

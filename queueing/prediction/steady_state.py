@@ -333,13 +333,9 @@ def infinite_mean(model: Model, load: float) -> bool:
 
 def without_means(prediction: Prediction) -> Prediction:
     """A simulated mean of something that has none says nothing."""
-    bare = prediction.without_means(*_DURATIONS)
-    return dataclasses.replace(
-        bare,
-        batch_size=Mean(),
-        time_to_first_token=Quantiles(),
-        assumptions=(*bare.assumptions, INFINITE_MEAN),
-    )
+    bare = prediction.without_means(*_DURATIONS, "time_to_first_token")
+    assumptions = (*bare.assumptions, INFINITE_MEAN)
+    return dataclasses.replace(bare, batch_size=Mean(), assumptions=assumptions)
 
 
 def unstable(model: Model, load: float, method: str) -> Prediction:

@@ -96,6 +96,19 @@ def test_an_infinite_mean_is_infinite_at_each_of_several_servers() -> None:
     assert found.queueing_delay.mean is None
 
 
+@pytest.mark.parametrize("slo", ["mean_queueing_delay=800ms", "p90_time_to_first_token=2s"])
+def test_a_rate_at_which_the_mean_is_infinite_keeps_no_slo_on_a_mean(slo: str) -> None:
+    """From load 1 / sqrt(1 + cv^2) on, to which the search looks."""
+    law = "k1=0.002,k2=0.005,k3=0.0002,k4=0.01,cv=0.3"
+    model = Model.read("dynamic", "geometric:mean=40", law, max_output_tokens=400)
+    assert infinite_mean(model, 0.96)
+    goal = Objective(name="slo", **parse_slos(slo))
+    prices = Prices(goal.slos)
+    assert not goal.kept(prices.quick(model, 0.98 * model.largest_stable_rate))
+    found = largest_rate(model, goal, predict=prices.quick, full=prices.full).best
+    assert 0.2 < found["load"] < 0.95
+
+
 @pytest.mark.parametrize(
     ("policy", "limits"),
     [
