@@ -243,7 +243,7 @@ SloOption = Annotated[
         "--slo",
         (
             "Service level objectives to judge, for example p99_queueing_delay<=2s or, several, "
-            "p99.9_sojourn_time=10s,mean_ttft=500ms."
+            "p99.9_sojourn_time=10s, mean_ttft=500ms."
         ),
     ),
 ]
@@ -355,8 +355,8 @@ def simulate(
         _option(
             "--num-requests",
             (
-                "Requests per replication; the first tenth is discarded as warm-up. Default: "
-                f"{NUM_REQUESTS}; of a trace all."
+                "Requests per replication; the first tenth is discarded as warm-up, and where the "
+                f"queue remembers longer more. Default: {NUM_REQUESTS}; of a trace all."
             ),
         ),
     ] = None,

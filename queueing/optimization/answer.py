@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 SIMULATED, ROUGH, SHORTEST = 100_000, 30_000, 5_000  # requests
 _MANY, _FEW, _FULL = 64, 20, 3  # predictions that share the time of a search, of each kind
-LARGEST_EXACT = 64
+LARGEST_EXACT, LARGEST_UNPADDED = 64, 8  # in a batch; of dozens of unpadded ones, 0.4 s each
 # relative standard errors of the continuous approximation where it is not in doubt (table in
 # queueing.models.slots.continuous)
 APPROXIMATE, APPROXIMATE_SERVICE = 0.04, 0.015  # of the delay; of all that follows the dispatch
@@ -176,10 +176,11 @@ class Prices:
         return None if doubted else found
 
     def _is_dear(self, model: Model) -> bool:
-        """Whether exact batches take seconds: those without a bound, and many of unpadded ones."""
-        if model.bound is None or model.bound > LARGEST_EXACT:
-            return True
-        return self.many and model.bound > 1 and not model.policy.padded
+        """Whether exact batches take seconds: those without a bound, and many of large unpadded
+        ones.
+        """
+        largest = LARGEST_UNPADDED if self.many and not model.policy.padded else LARGEST_EXACT
+        return model.bound is None or model.bound > largest
 
 
 def own_error(prediction: Prediction, quantity: Quantity = "queueing_delay") -> float:

@@ -167,6 +167,13 @@ def _instead(
     except OutOfReachError:
         return found
     simulated = _simulated(model, arrival_rate, count, f"{FALLBACK}{doubt}")
+    missing: dict[str, Any] = {  # of the latency law alone, which is not in doubt
+        name: getattr(found, name)
+        for name in _OTHER_TIMES
+        if getattr(found, name).mean is not None and getattr(simulated, name).mean is None
+    }
+    by_field = {**simulated.methods, **dict.fromkeys(missing, found.method)}
+    simulated = dataclasses.replace(simulated, methods=by_field, **missing)
     return _finite_means(simulated, model, model.load(arrival_rate))
 
 

@@ -125,3 +125,14 @@ def test_the_command_prints_them() -> None:
     exact = json.loads(CliRunner().invoke(cli.app, ["predict", *given, "--method", "exact"]).stdout)
     assert exact["queueing_delay"]["mean"] == found["queueing_delay"]["mean"]
     assert exact["queueing_delay"]["p99"] is None
+
+
+def test_a_simulation_in_place_of_a_formula_keeps_what_the_law_alone_says() -> None:
+    """The time between tokens of a decode server, which the simulated tandem does not follow."""
+    model, rate = at("single", LENGTHS, 0.5, {"disaggregated": True, "prompt_tokens": LENGTHS})
+    doubted = predict_model(model, rate, "approximation")
+    assert any(text.startswith("approximation in doubt") for text in doubted.assumptions)
+    found = predict_model(model, rate)
+    assert found.method == "simulation"
+    assert found.inter_token_latency.mean == pytest.approx(model.law.step(1))
+    assert found.methods["inter_token_latency"] == "approximation"
