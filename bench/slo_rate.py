@@ -29,7 +29,7 @@ from queueing.distributions.token_distribution import parse_distribution
 from queueing.latency.law import LatencyModel
 from queueing.measurement.machine import hardware, versions
 from queueing.model import Model
-from queueing.optimization.answer import predicting
+from queueing.optimization.answer import Prices
 from queueing.optimization.objective import Objective, Slo, parse_slos
 from queueing.optimization.rates import largest_rate
 
@@ -58,7 +58,8 @@ def queue(law: Plain) -> Model:
 def rate_within(slos: str, law: Plain) -> float:
     """Requests/s, as `kendall optimize --target arrival-rate` finds it."""
     goal = Objective(name="slo", **parse_slos(slos))
-    found = largest_rate(queue(law), goal, predict=predicting(goal.slos, few=True))
+    prices = Prices(goal.slos)
+    found = largest_rate(queue(law), goal, predict=prices.quick, full=prices.full)
     return float(found.best["arrival_rate"])
 
 

@@ -11,7 +11,8 @@ PredictionError
             +- LargeBatchesError  larger batches occur than it follows
        +- InfiniteMeanError       the queue is stable, but its mean delay is infinite
   +- NoStableChoiceError          nothing that was tried is stable, or keeps the constraint;
-                                  carries the smallest load
+       |                          carries the smallest load
+       +- UnattainableError       nothing can: requests that find everything empty break it
 """
 
 from __future__ import annotations
@@ -125,3 +126,12 @@ class NoStableChoiceError(PredictionError):
             "or relax the constraint"
         )
         self.load = load
+
+
+class UnattainableError(NoStableChoiceError):
+    """No choice keeps the constraint, at no load, and nothing was tried."""
+
+    def __init__(self, why: str, remedy: str) -> None:
+        PredictionError.__init__(self, f"{why}; {remedy}")
+        self.load = 0.0
+        self.remedy = remedy

@@ -5,8 +5,8 @@ stability ends.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any, TypedDict, Unpack
 
@@ -52,12 +52,13 @@ from queueing.latency.durations import check_durations
 from queueing.latency.law import LatencyModel
 from queueing.latency.profile import load_law
 from queueing.latency.service_time import ServiceTime
+from queueing.measurement.slo import level_of
 from queueing.models.batches.binned import binned_rate
 from queueing.models.gg1 import LARGEST_SCV
 from queueing.models.slots.continuous import SlotTime
 from queueing.models.soap.predictor_text import NO_PREDICTION, PredictorText, parse_predictor
 from queueing.models.tandem import phase_means, phases
-from queueing.result import LoadBound
+from queueing.result import LEVELS, Levels, LoadBound
 
 SMALLEST_RATE, LARGEST_RATE = 1e-12, 1e12  # requests/s: beyond, sums of instants lose all digits
 # how requests come to the servers: from one queue, or each server has one of its own that they join
@@ -72,7 +73,8 @@ class Limits(TypedDict, total=False):
     """Keyword arguments of `predict`, `simulate` and `largest_stable_rate`; in brackets, what
     leaving one out means.
 
-    max_output_tokens   token limit: a longer output is cut there (no limit)
+    max_output_tokens   token limit: a longer output is cut there, and so much KV memory is reserved
+                        for every request (no limit: the longest output)
     patience            seconds that a request waits before it leaves unserved (it waits for ever)
     servers             engines that serve one queue (1)
     server_speeds       of each of them, how many times as long as the law's its times are, in place
@@ -102,6 +104,7 @@ class Limits(TypedDict, total=False):
     step_tokens         tokens that an engine computes in one step: one for each sequence that makes
                         tokens, the rest for prompts, which take several steps where they are longer
                         (chunked prefill); policy "continuous" (it never binds)
+    quantiles           of every duration besides p50, p90, p95 and p99: "p75,p99.9" (no others)
     """
 
     max_output_tokens: int | None
@@ -121,6 +124,7 @@ class Limits(TypedDict, total=False):
     max_context_tokens: int | None
     reserved_tokens: int | None
     step_tokens: int | None
+    quantiles: Iterable[str] | str
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -133,6 +137,8 @@ class Model:
     output_tokens: TokenDistribution
     law: LatencyModel
     prompt_tokens: TokenDistribution | None = None
+    # the limit of every request, in force; None, or below the longest length: that length
+    max_output_tokens: int | None = None
     max_num_seqs: int | None = None
     servers: int = 1
     # of each server, how many times as long as the law's its times are; empty: equally fast
@@ -154,6 +160,7 @@ class Model:
     reserved_tokens: int | None = None  # held in place of a larger token limit
     # that a step of a continuous engine computes, at most; None: as many as there are
     step_tokens: int | None = None
+    levels: Levels = field(default_factory=lambda: LEVELS)  # of the quantiles of every duration
 
     def __post_init__(self) -> None:
         if not 1 <= self.servers <= LARGEST_SERVERS:
@@ -275,6 +282,7 @@ class Model:
         return cls(
             policy=parsed,
             output_tokens=_lengths("output_tokens", output_tokens, tokens, tail=True),
+            max_output_tokens=tokens,
             **_servers(_law(latency), servers, limits.get("server_speeds")),
             prompt_tokens=_optional_lengths("prompt_tokens", limits.get("prompt_tokens")),
             max_num_seqs=_optional_whole("max_num_seqs", limits.get("max_num_seqs")),
@@ -292,6 +300,7 @@ class Model:
             ),
             reserved_tokens=_optional_whole("reserved_tokens", limits.get("reserved_tokens")),
             step_tokens=_step_tokens(parsed, limits.get("step_tokens")),
+            levels=read_levels(limits.get("quantiles", ())),
         )
 
     @cached_property
@@ -451,14 +460,25 @@ class Model:
             peak = None if highest is None else short_number(highest / self.largest_stable_rate)
             return (*in_words(process), *([] if peak is None else [f"load at its peak {peak}"]))
         if self.arrival_scv != 1:
-            return (
-                "independent gaps between arrivals at a constant rate, squared coefficient of "
-                f"variation {self.arrival_scv:g}",
-            )
+            gaps = "independent gamma gaps" if self.arrival_scv else "equal gaps"
+            scv = f", squared coefficient of variation {self.arrival_scv:g}"
+            return (f"{gaps} between arrivals at a constant rate{scv if self.arrival_scv else ''}",)
         plain = "Poisson arrivals at a constant rate"
         if self.servers == 1 or self.routing == "central":
             return (plain,)
         return (plain, f"{self.servers} servers with a queue each; requests {_JOIN[self.routing]}")
+
+
+def with_quantiles(model: Model, levels: Levels) -> Model:
+    """The same with these quantiles of every duration too."""
+    missing = {name: level for name, level in levels.items() if name not in model.levels}
+    return replace(model, levels={**model.levels, **missing}) if missing else model
+
+
+def read_levels(given: Iterable[str] | str) -> Levels:
+    """The usual ones and those that are named. Raises SpecError."""
+    names = given.split(",") if isinstance(given, str) else given
+    return {**LEVELS, **dict(map(level_of, names))}
 
 
 def at_mean_rate(model: Model, arrival_rate: float) -> Model:
@@ -651,6 +671,14 @@ def one_of_several(model: Model) -> Model | None:
     return replace(model, servers=1, routing="central", arrival_scv=scv)
 
 
+def seen_by_a_request(model: Model, arrival_rate: float) -> tuple[Model, float]:
+    """The queue that a request meets, and its arrival rate: that of `one_of_several`, or all of
+    it.
+    """
+    one = one_of_several(model)
+    return (model, arrival_rate) if one is None else (one, arrival_rate / model.servers)
+
+
 def _servers(
     law: LatencyModel, servers: int, speeds: Sequence[float] | str | None
 ) -> dict[str, Any]:
@@ -752,15 +780,26 @@ _JOIN = {
 
 
 def token_limit(model: Model) -> int:
-    """Of every request: the longest length; beyond any where there is none."""
-    return int(LARGEST_COUNT) if model.endless else model.output_tokens.longest
+    """Of every request: the limit in force, without one the longest length; beyond any where
+    there is none.
+    """
+    if model.endless:
+        return int(LARGEST_COUNT)
+    return max(model.output_tokens.longest, model.max_output_tokens or 0)
+
+
+def clipped_at(model: Model, limit: int) -> Model:
+    """The same under that token limit."""
+    lengths = model.output_tokens.clip(limit)
+    return replace(model, output_tokens=lengths, max_output_tokens=limit)
 
 
 def _batch_rate(model: Model) -> float:
     """Requests/s that full batches serve."""
     order = order_of(model.policy)
     if isinstance(order, Binned) and not model.endless:
-        return binned_rate(model.batch_time, order, model.predictor, model.bound)
+        limit = token_limit(model)
+        return binned_rate(model.batch_time, order, model.predictor, model.bound, limit)
     return model.batch_time.largest_stable_rate(model.bound)
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -15,13 +15,16 @@ PARTIAL = "exact means, but "  # and the one that says why quantiles are simulat
 MEANLESS = "exact quantiles, but "  # or why means are
 APPROXIMATE_MEANS = "approximate means, "  # and the one that says where their quantiles are from
 _NOT_ALL_EXACT = FALLBACK, PARTIAL, MEANLESS, APPROXIMATE_MEANS
-Quantity = Literal["queueing_delay", "sojourn_time", "time_to_first_token", "inter_token_latency"]
+Quantity = Literal[
+    "queueing_delay", "sojourn_time", "time_to_first_token", "inter_token_latency", "service_time"
+]
 LoadBound = Literal["slots", "memory"]
 _DELAYS, _AFTER = (
     ("queueing_delay", "served_queueing_delay"),
     ("sojourn_time", "time_to_first_token"),
 )
-LEVELS = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
+Levels = Mapping[str, float]  # of quantiles, by their names
+LEVELS: Levels = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}  # that every answer has
 
 
 @dataclass(frozen=True)
@@ -34,10 +37,52 @@ class Quantiles:
     p95: float | None = None
     p99: float | None = None
     standard_error: float | None = None  # of the mean; simulation only
+    # asked for besides: p99.9
+    others: Mapping[str, float | None] = field(default_factory=dict, kw_only=True)
+    # standard errors of the quantiles, by their names; simulation only
+    errors: Mapping[str, float] = field(default_factory=dict, kw_only=True)
+
+    @classmethod
+    def of(
+        cls,
+        levels: Levels,
+        mean: float | None,
+        values: Iterable[float | None],
+        standard_error: float | None = None,
+        errors: Mapping[str, float] | None = None,
+    ) -> Quantiles:
+        """`values`: at each of `levels`, which begin with `LEVELS`."""
+        found = dict(zip(levels, values, strict=True))
+        usual = {name: found.pop(name) for name in LEVELS}
+        return cls(mean, **usual, standard_error=standard_error, others=found, errors=errors or {})
+
+    def value(self, name: str) -> float | None:
+        """The mean, or a quantile by its name; None where it is not known."""
+        if name in self.others:
+            return self.others[name]
+        known: float | None = getattr(self, name) if name == "mean" or name in LEVELS else None
+        return known
+
+    def numbers(self) -> dict[str, float | None]:
+        """Mean and quantiles by name."""
+        named = {name: getattr(self, name) for name in ("mean", *LEVELS)}
+        return named | dict(self.others)
+
+    def mapped(self, change: Callable[[str, float], float]) -> Quantiles:
+        """Mean and quantiles, where they are known, as `change` makes them of name and value."""
+        found = {
+            name: None if number is None else change(name, number)
+            for name, number in self.numbers().items()
+        }
+        mean = found.pop("mean")
+        levels = dict.fromkeys(found, 0.0)
+        return Quantiles.of(levels, mean, found.values(), self.standard_error, self.errors)
 
     def as_dict(self) -> dict[str, float | None]:
-        """As JSON: `standard_error` only where there is one."""
-        return _without_empty_error(self)
+        """As JSON: `standard_error`, that of the mean, only where there is one."""
+        numbers = {name: _finite(number) for name, number in self.numbers().items()}
+        error = _finite(self.standard_error)
+        return numbers if error is None else numbers | {"standard_error": error}
 
 
 @dataclass(frozen=True)
@@ -49,7 +94,9 @@ class Mean:
 
     def as_dict(self) -> dict[str, float | None]:
         """As JSON: `standard_error` only where there is one."""
-        return _without_empty_error(self)
+        numbers = {"mean": _finite(self.mean)}
+        error = _finite(self.standard_error)
+        return numbers if error is None else numbers | {"standard_error": error}
 
 
 @dataclass(frozen=True)
@@ -97,6 +144,8 @@ class Prediction:
     inter_token_latency: Quantiles = field(
         default_factory=Quantiles
     )  # from one token of an answer to its next
+    # from a request's dispatch until its place can be taken again: of its batch, or its slot
+    service_time: Quantiles = field(default_factory=Quantiles)
     bounds: Mapping[str, float] = field(default_factory=dict)
     assumptions: tuple[str, ...] = ()
     stations: tuple[Station, ...] = ()  # of a tandem, whose queueing delay is the sum of theirs
@@ -135,11 +184,11 @@ class Prediction:
         if not seconds > 0:
             return self
         delays: dict[str, Any] = {
-            name: _mapped(getattr(self, name), lambda value: max(value, seconds))
+            name: getattr(self, name).mapped(lambda _, value: max(value, seconds))
             for name in _DELAYS
         }
         after: dict[str, Any] = {
-            name: _mapped(getattr(self, name), lambda value: value + later) for name in _AFTER
+            name: getattr(self, name).mapped(lambda _, value: value + later) for name in _AFTER
         }
         bounds = {
             name: max(value, seconds) if name == "queueing_delay_upper" else value
@@ -159,6 +208,7 @@ class Prediction:
                 name: {"queueing_delay": delay.as_dict()} for name, delay in self.flows.items()
             },
             "load_bound": self.load_bound,
+            "standard_errors": self._errors(),
         }
         for item in dataclasses.fields(self):
             value = getattr(self, item.name)
@@ -171,24 +221,17 @@ class Prediction:
             elif isinstance(value, Mapping):
                 value = {name: _finite(number) for name, number in value.items()}
             answer[item.name] = _finite(value)
+        answer["standard_errors"] = parts["standard_errors"]
         return {name: value for name, value in answer.items() if value or name not in parts}
 
-
-def _mapped(value: Quantiles, change: Callable[[float], float]) -> Quantiles:
-    numbers: dict[str, Any] = {
-        name: None if number is None else change(number)
-        for name, number in dataclasses.asdict(value).items()
-    }
-    return Quantiles(**numbers | {"standard_error": value.standard_error})
-
-
-def _without_empty_error(value: Quantiles | Mean) -> dict[str, float | None]:
-    numbers: dict[str, float | None] = {
-        name: _finite(number) for name, number in dataclasses.asdict(value).items()
-    }
-    if numbers["standard_error"] is None:
-        del numbers["standard_error"]
-    return numbers
+    def _errors(self) -> dict[str, dict[str, float]]:
+        """Of the quantiles of every simulated duration."""
+        durations = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
+        return {
+            name: dict(value.errors)
+            for name, value in durations.items()
+            if isinstance(value, Quantiles) and value.errors
+        }
 
 
 def _finite(value: Any) -> Any:

@@ -5,7 +5,7 @@ command turns into one line and exit status 2.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,9 +20,10 @@ from queueing.commands.terminal import Column, Table, console, say, working
 from queueing.errors import UnstableQueueError
 from queueing.latency.law import LatencyModel, slow_law
 from queueing.latency.profile import ProfileFile, load_law, poor_fit_of, profile_of
+from queueing.optimization.objective import Objective, Slo, levels_of, parse_slos
 from queueing.prediction import unstable
 from queueing.prediction.asked import Asked
-from queueing.result import LEVELS, Prediction
+from queueing.result import Prediction, Quantiles
 from queueing.simulation.experiment import NUM_REQUESTS
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -236,6 +237,16 @@ ReservedTokens = Annotated[
         ),
     ),
 ]
+SloOption = Annotated[
+    str | None,
+    _option(
+        "--slo",
+        (
+            "Service level objectives to judge, for example p99_queueing_delay<=2s or, several, "
+            "p99.9_sojourn_time=10s, mean_ttft=500ms."
+        ),
+    ),
+]
 Json = Annotated[bool, _option("--json", "Print one JSON object and nothing else.")]
 
 
@@ -265,6 +276,7 @@ def predict(
     max_context_tokens: MaxContextTokens = None,
     reserved_tokens: ReservedTokens = None,
     step_tokens: StepTokens = None,
+    slo: SloOption = None,
     method: Annotated[
         str,
         _option(
@@ -286,7 +298,9 @@ def predict(
         "server_speeds": server_speeds,
         "patience": patience,
     }
+    slos = Objective(name="slo", **parse_slos(slo)).slos if slo is not None else ()
     bounds |= {
+        "quantiles": tuple(levels_of(slos)),
         "sequences": sequences,
         "pad_prompts": pad_prompts,
         "arrival_scv": arrival_scv,
@@ -303,10 +317,10 @@ def predict(
     asked = read(policy, law_of(latency), max_output_tokens=max_output_tokens, **given, **bounds)
     try:
         with working("predicting"):
-            answer = asked.predict(method)
+            answer = asked.predict(method, [each.field for each in slos if each.level is not None])
     except UnstableQueueError as error:
         answer = unstable(asked.model, error.load, method)
-    show(answer.as_dict(), lambda to: _print(answer, to), latency, as_json)
+    _show(answer, slos, latency, as_json)
 
 
 @app.command()
@@ -335,13 +349,14 @@ def simulate(
     max_context_tokens: MaxContextTokens = None,
     reserved_tokens: ReservedTokens = None,
     step_tokens: StepTokens = None,
+    slo: SloOption = None,
     num_requests: Annotated[
         int | None,
         _option(
             "--num-requests",
             (
-                "Requests per replication; the first tenth is discarded as warm-up. Default: "
-                f"{NUM_REQUESTS}; of a trace all."
+                "Requests per replication; the first tenth is discarded as warm-up, and where the "
+                f"queue remembers longer more. Default: {NUM_REQUESTS}; of a trace all."
             ),
         ),
     ] = None,
@@ -362,7 +377,9 @@ def simulate(
         "server_speeds": server_speeds,
         "patience": patience,
     }
+    slos = Objective(name="slo", **parse_slos(slo)).slos if slo is not None else ()
     bounds |= {
+        "quantiles": tuple(levels_of(slos)),
         "sequences": sequences,
         "pad_prompts": pad_prompts,
         "arrival_scv": arrival_scv,
@@ -382,7 +399,7 @@ def simulate(
             answer = asked.simulate(num_requests, seed=seed, replications=replications)
     except UnstableQueueError as error:
         answer = unstable(asked.model, error.load, "simulation")
-    show(answer.as_dict(), lambda to: _print(answer, to), latency, as_json)
+    _show(answer, slos, latency, as_json)
 
 
 def coming(
@@ -434,7 +451,20 @@ def _profile_lines(profile: ProfileFile | None) -> list[str]:
     return [f"{'' if number else 'latency':<14}{line}" for number, line in enumerate(lines)]
 
 
-def _print(answer: Prediction, to: Console) -> None:
+def _show(answer: Prediction, slos: Sequence[Slo], latency: str, as_json: bool) -> None:
+    judged = [judgement(answer, slo) for slo in slos]
+    plain = answer.as_dict() | ({"slos": judged} if judged else {})
+    show(plain, lambda to: _print(answer, judged, to), latency, as_json)
+
+
+def judgement(answer: Prediction, slo: Slo) -> dict[str, Any]:
+    """As JSON: `kept` is null where the method does not give the value."""
+    value = slo.value(answer)
+    kept = False if not answer.stable else None if value is None else value <= slo.seconds
+    return {"slo": slo.name, "seconds": slo.seconds, "value": value, "kept": kept}
+
+
+def _print(answer: Prediction, judged: Sequence[dict[str, Any]], to: Console) -> None:
     for line in _heads(answer):
         say(to, line, hang=14)
     if answer.stable:
@@ -442,6 +472,10 @@ def _print(answer: Prediction, to: Console) -> None:
         to.print(table)
         if any(DASH in row for row in table.rows):
             say(to, f"{DASH}: the method does not give this value")
+    for each in judged:
+        word = {True: "kept", False: "broken", None: "not given by the method"}[each["kept"]]
+        asked = f"{each['slo']} <= {short_number(each['seconds'])} s"
+        say(to, f"{asked}: {word} ({_number(each['value'])} s)", hang=14)
     for number, assumption in enumerate(
         each for each in answer.assumptions if each != answer.fallback
     ):  # which the first line says
@@ -480,26 +514,28 @@ def _table(answer: Prediction) -> Table:
         durations.insert(1, ("delay of the served", answer.served_queueing_delay))
     durations += [(f"{station.name} delay", station.queueing_delay) for station in answer.stations]
     durations += [(f"delay of {name}", delay) for name, delay in answer.flows.items()]
-    errors = any(value.standard_error is not None for _, value in durations)
-    names = {
-        "mean": "mean",
-        **{level: level for level in LEVELS},
-        **({"standard_error": "std. error"} if errors else {}),
-    }
-    rows = [
-        [label, *(_number(getattr(value, name)) for name in names)] for label, value in durations
-    ]
+    names = list(answer.queueing_delay.numbers())
+    rows = [row for label, value in durations for row in _rows(label, value, names, DASH)]
     for label, value in (
         ("time to first token", answer.time_to_first_token),
         ("inter-token latency", answer.inter_token_latency),
+        ("service time", answer.service_time),
     ):
-        others = [getattr(value, name) for name in list(names)[1:]]
-        known = any(number is not None for number in others)
-        rows.append([label, _number(value.mean), *(_number(n) if known else "" for n in others)])
+        given = any(value.value(name) is not None for name in names[1:])
+        rows += _rows(label, value, names, DASH if given else "")
     return Table(
-        (Column(heading="seconds", left=True), *(Column(heading=name) for name in names.values())),
-        rows,
+        (Column(heading="seconds", left=True), *(Column(heading=name) for name in names)), rows
     )
+
+
+def _rows(label: str, value: Quantiles, names: Sequence[str], missing: str) -> Iterator[list[str]]:
+    """Mean and quantiles; a second row for the standard errors of a simulation."""
+    found = [value.value(name) for name in names[1:]]
+    quantiles = [missing if number is None else _number(number) for number in found]
+    yield [label, _number(value.mean), *quantiles]
+    errors = [value.standard_error, *map(value.errors.get, names[1:])]
+    if any(error is not None for error in errors):
+        yield ["  std. error", *("" if error is None else _number(error) for error in errors)]
 
 
 def _number(value: float | None) -> str:

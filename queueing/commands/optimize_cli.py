@@ -44,7 +44,7 @@ from queueing.commands.terminal import Column, Table, say, working
 from queueing.distributions.token_distribution import SUPPORT_LIMIT, parse_distribution
 from queueing.errors import NoStableChoiceError
 from queueing.model import Model
-from queueing.optimization.answer import predicting
+from queueing.optimization.answer import Prices
 from queueing.optimization.candidates import usual_policies
 from queueing.optimization.choices import best_batch_size, best_policy
 from queueing.optimization.forecast import Setting
@@ -55,18 +55,18 @@ from queueing.optimization.search import Optimum, Point
 from queueing.optimization.servers import fewest_servers
 from queueing.optimization.token_limit import best_token_limit
 from queueing.optimization.words import (
-    DURATIONS,
+    is_duration,
     judged_by_slo,
     legend,
     order_lines,
     result_line,
 )
-from queueing.result import LEVELS
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 TARGETS = ("max-output-tokens", "batch-size", "policy", "order", "servers", "arrival-rate")
 # by simulation, with an arrival process
 OF_PROCESSES = ("batch-size", "policy", "servers", "max-output-tokens")
+MANY = ("batch-size", "max-output-tokens")  # of which dozens are predicted
 SHOWN = 15  # rows of the table
 LEAST = 1e-12  # what is smaller is rounding error, or happens to nobody
 LEAST_SECONDS = 1e-6  # no gateway is quicker
@@ -75,14 +75,10 @@ _DURATIONS = {
     "sojourn_time": "sojourn\ntime (s)",
     "time_to_first_token": "first\ntoken (s)",
     "inter_token_latency": "between\ntokens (s)",
+    "service_time": "service\ntime (s)",
 }
 HEADINGS = {
     **_DURATIONS,
-    **{
-        f"{level}_{name}": f"{level} {text}"
-        for level in LEVELS
-        for name, text in _DURATIONS.items()
-    },
     "max_output_tokens": "max output\ntokens",
     "delay_ratio": "of\nfcfs",
     "longest_sojourn_time": "longest\ntenth (s)",
@@ -338,12 +334,13 @@ def _search(
     candidates: list[str] | None,
     largest: int | None,
 ) -> Optimum:
+    prices = Prices(goal.slos, many=target in MANY)
+    by: dict[str, Any] = {"predict": prices.quick, "full": prices.full}
     if target == "arrival-rate":
-        return largest_rate(model, goal, predict=predicting(goal.slos, few=True))
+        return largest_rate(model, goal, **by)
     if rate is not None and not rate > 0:
         raise SpecError(f"got --arrival-rate {rate:g}; expected requests per second > 0")
-    limit: dict[str, Any] = {} if largest is None else {"largest": largest}
-    limit["predict"] = predicting(goal.slos, few=target == "servers")
+    limit = by if largest is None else by | {"largest": largest}
     if target == "max-output-tokens":
         return best_token_limit(model, _needed(rate), goal, **limit)
     rate = rate if goal.name == "throughput" else _needed(rate)
@@ -352,7 +349,7 @@ def _search(
     if target == "policy":
         in_force = Setting(policy=format_policy(model.policy))
         among = candidates or usual_policies(in_force, model.max_num_seqs)
-        return best_policy(model, among, rate, goal, limit["predict"])
+        return best_policy(model, among, rate, goal, **by)
     return fewest_servers(model, _needed(rate), goal, **limit)
 
 
@@ -404,13 +401,13 @@ def _table(found: Optimum, given: int | None) -> Table:
     names = _shown(found, rows)
     columns = [
         Column(
-            heading=HEADINGS.get(name, name.replace("_", "\n")),
+            heading=_heading(name),
             left=name in TEXTS,
             short=short_form,
         )
         for name in names
     ]
-    least = dict.fromkeys(DURATIONS, LEAST_SECONDS)
+    least = {name: LEAST_SECONDS for name in names if is_duration(name)}
     if judged_by_slo(found):
         names.remove("score")
         columns = [
@@ -430,6 +427,13 @@ def _table(found: Optimum, given: int | None) -> Table:
             for cells, row in zip(marked, rows, strict=True)
         ]
     return Table([Column(heading=""), *columns], marked, keys=3 if found.target == "order" else 2)
+
+
+def _heading(name: str) -> str:
+    level, _, duration = name.partition("_")
+    if is_duration(name) and duration in _DURATIONS:
+        return f"{level} {_DURATIONS[duration]}"
+    return HEADINGS.get(name, name.replace("_", "\n"))
 
 
 def _shown(found: Optimum, rows: list[Point]) -> list[str]:

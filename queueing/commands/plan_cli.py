@@ -43,6 +43,7 @@ from queueing.measurement.paths import check_writable
 from queueing.model import Limits
 from queueing.optimization.objective import Objective, parse_slos
 from queueing.optimization.plan import CUTS, Choices, Demand, Kind, Plan, check_costs, make_plan
+from queueing.optimization.reach import NOTHING
 from queueing.optimization.search import Point
 from queueing.prediction.asked import Asked
 from queueing.simulation.recorded import recorded_model
@@ -294,12 +295,11 @@ def _best(found: Plan, best: Point) -> str:
 
 
 def _nothing(found: Plan) -> str:
-    cut = all(str(each["why"]).startswith(CUTS) for each in found.options)
-    remedy = (
-        "raise --max-output-tokens or --max-clipped-fraction"
-        if cut
-        else "raise --largest, relax the SLO, or lower the rate"
-    )
+    remedy = "raise --largest, relax the SLO, or lower the rate"
+    if all(str(each["why"]).startswith(CUTS) for each in found.options):
+        remedy = "raise --max-output-tokens or --max-clipped-fraction"
+    elif all(str(each["why"]).startswith(NOTHING) for each in found.options):
+        remedy = "relax the SLO, or take a faster engine: no server and no lower rate helps"
     return (
         f"none of {counted(len(found.options), 'option')} keeps {found.goal.constraint}; {remedy}"
     )

@@ -26,7 +26,7 @@ from queueing.model import Model
 from queueing.prediction.steady_state import with_quantiles_of
 from queueing.result import APPROXIMATE_MEANS, LEVELS, Prediction, Quantiles
 from queueing.simulation.budget import affordable_requests, enough_slots
-from queueing.simulation.experiment import WARM_UP, simulate_run, summary
+from queueing.simulation.experiment import begin_of, steady_run, summary
 from queueing.simulation.fast import COLUMNS, SimulatedRun, is_compiled
 
 DRAWN = 300_000  # requests: a p95 to 1 or 3 %
@@ -99,11 +99,10 @@ class AnswerQuantiles:
             )
 
         ratio = _ratio(above(prediction, "mean"), above(self.beside, "mean"))
-        levels = {
-            level: total(getattr(delay, level), above(self.simulated, level), ratio)
-            for level in LEVELS
-        }
-        return Quantiles(**levels)
+        levels = (
+            total(getattr(delay, level), above(self.simulated, level), ratio) for level in LEVELS
+        )
+        return Quantiles.of(LEVELS, None, levels)
 
     def _serves(self, found: Assessment, model: Model) -> bool:
         age = found.estimates.now - self.at
@@ -127,9 +126,8 @@ def _simulated(model: Model, rate: float, scatter: Scatter | None) -> Prediction
         count = affordable_requests(model, rate, DRAWN)
     except OutOfReachError:
         return None
-    warm_up = int(WARM_UP * count)
-    whole = simulate_run(roomy, rate, count, np.random.SeedSequence(0), since=warm_up)
-    run = scattered(whole.after(warm_up), scatter)
+    begin = begin_of(roomy, rate, count)
+    run = scattered(steady_run(roomy, rate, begin, np.random.SeedSequence(0)), scatter)
     return summary([run], model, model.load(rate), ())
 
 

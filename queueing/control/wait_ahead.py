@@ -46,6 +46,8 @@ _GONE = 1e-12
 # lose their digits
 _CERTAIN = 1e-9
 _POINTS = 129  # of an integral over a distribution function
+_PARTS = 32  # of a law, of equal chance
+_SHARES = np.arange(1, _PARTS) / _PARTS
 
 
 class Waiting(Protocol):
@@ -166,6 +168,51 @@ class Together:
             middle = (low + high) / 2
             low, high = (low, middle) if self.within(middle) >= level else (middle, high)
         return high
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """A wait, and an independent time behind it: by that time's mean in `_PARTS` parts of equal
+    chance.
+    """
+
+    wait: Waiting
+    after: Wait
+
+    @property
+    def mean(self) -> float:
+        """E[W] + E[after], seconds."""
+        return self.wait.mean + self.after.mean
+
+    def within(self, seconds: float) -> float:
+        """P(W + after <= seconds)."""
+        parts = self._parts()
+        return sum([self.wait.within(seconds - part) for part in parts]) / len(parts)
+
+    def quantile(self, level: float) -> float:
+        """By bisection."""
+        if self.after.certain:
+            return self.wait.quantile(level) + self.after.mean
+        share = (1 + level) / 2  # of both at once at least `level`
+        high = self.wait.quantile(share) + self.after.quantile(share)
+        if math.isinf(high):
+            return math.inf
+        low, parts = 0.0, self._parts()
+        for _ in range(30):
+            middle = (low + high) / 2
+            within = sum([self.wait.within(middle - part) for part in parts]) / len(parts)
+            low, high = (low, middle) if within >= level else (middle, high)
+        return high
+
+    def _parts(self) -> list[float]:
+        if self.after.certain:
+            return [self.after.mean]
+        shape, scale = self.after.mean**2 / self.after.variance, 0.0
+        scale = self.after.variance / self.after.mean
+        ends = gammaincinv(shape, _SHARES)
+        below = np.append(gammainc(shape + 1, ends), 1.0)
+        means: list[float] = (np.diff(below, prepend=0.0) * _PARTS * shape * scale).tolist()
+        return means
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from queueing.result import LEVELS
+from queueing.result import LEVELS, Levels
 
 Vector = npt.NDArray[np.floating[Any]]
 Complex = npt.NDArray[np.complexfloating[Any, Any]]
@@ -148,13 +148,15 @@ class Grid:
             (np.fft.irfft(transform, n=2 * self.points, axis=-1) / self._decay)[..., : self.points]
         )
 
-    def quantiles(self, masses: Vector, atom: float = 0.0) -> tuple[float | None, ...]:
-        """At the levels of the contract, of a law with `atom` at 0 and lattice masses for the
-        rest; None beyond the horizon.
+    def quantiles(
+        self, masses: Vector, atom: float = 0.0, levels: Levels = LEVELS
+    ) -> tuple[float | None, ...]:
+        """At the levels, of a law with `atom` at 0 and lattice masses for the rest; None beyond the
+        horizon.
         """
         cumulative = atom + np.cumsum(masses)
         middle = cumulative - masses / 2  # mass at a point lies half on either side of it
-        return tuple(self._quantile(level, atom, cumulative, middle) for level in LEVELS.values())
+        return tuple(self._quantile(level, atom, cumulative, middle) for level in levels.values())
 
     def _quantile(
         self, level: float, atom: float, cumulative: Vector, middle: Vector

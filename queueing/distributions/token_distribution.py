@@ -191,12 +191,12 @@ class TokenDistribution:
             return float(self.pmf[:-1] @ self.counts[:-1] ** k) + self.tail.moment(k)
         return float(self.pmf @ self.counts**k)
 
-    @property
+    @cached_property
     def mean(self) -> float:
         """E[N]."""
         return self.moment(1)
 
-    @property
+    @cached_property
     def variance(self) -> float:
         """Var N, from centred counts: no cancellation."""
         mean = self.mean

@@ -48,7 +48,7 @@ from queueing.estimation.speed.speeds import Speeds
 from queueing.estimation.stall_backlog import behind_stalls, stall_backlog
 from queueing.estimation.window.snapshot import Snapshot
 from queueing.latency.law import LatencyModel
-from queueing.model import Model, memory_limited, step_bound, token_limit
+from queueing.model import Model, memory_limited, step_bound
 from queueing.models.soap.predictor_text import parse_predictor
 from queueing.prediction import predict_model
 from queueing.result import Prediction, Quantiles
@@ -373,13 +373,14 @@ def model_of(
 
 
 def known_memory(limits: Limits, estimates: Estimates) -> tuple[int, int] | None:
-    """The KV memory, and what the mean request holds of it beside its prompt; None where one of
-    them or the prompts are not known.
+    """The KV memory, and what the mean request holds of it beside its prompt, whether or not its
+    answer gets so long; None where one of them or the prompts are not known.
     """
     memory, held = limits.max_context_tokens, estimates.held_tokens
     if memory is None or not math.isfinite(held) or not estimates.prompt_tokens.counts.size:
         return None
-    return memory, max(1, round(held))
+    limit = math.inf if limits.max_output_tokens is None else limits.max_output_tokens
+    return memory, max(1, round(min(held, limit)))
 
 
 def _in_memory(model: Model, limits: Limits, estimates: Estimates) -> Model:
@@ -392,7 +393,7 @@ def _in_memory(model: Model, limits: Limits, estimates: Estimates) -> Model:
     memory, reserved = known
     policy = model.policy
     alone = policy.joins_running and is_first_come(policy) and model.sequences is None
-    if not alone or reserved > token_limit(model):
+    if not alone:
         return model
     try:
         limited = dataclasses.replace(
@@ -400,6 +401,7 @@ def _in_memory(model: Model, limits: Limits, estimates: Estimates) -> Model:
             prompt_tokens=estimates.prompt_tokens.law(),
             max_context_tokens=memory,
             reserved_tokens=reserved,
+            max_output_tokens=reserved,
         )
     except SpecError:  # not even the largest one fits
         return model

@@ -155,17 +155,11 @@ def _moved_to(found: Quantiles, mean: float | None) -> Quantiles:
 
 
 def scaled(found: Quantiles, factor: float) -> Quantiles:
-    """All of it, the standard error too."""
-    return Quantiles(
-        **{
-            item.name: _times(getattr(found, item.name), factor)
-            for item in dataclasses.fields(found)
-        }
-    )
-
-
-def _times(value: float | None, factor: float) -> float | None:
-    return None if value is None else value * factor
+    """All of it, the standard errors too."""
+    error = None if found.standard_error is None else found.standard_error * factor
+    moved = found.mapped(lambda _, value: value * factor)
+    errors = {name: of * factor for name, of in found.errors.items()}
+    return dataclasses.replace(moved, standard_error=error, errors=errors)
 
 
 def difference(whole: float | None, part: float | None) -> float | None:

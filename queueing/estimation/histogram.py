@@ -14,7 +14,7 @@ import numpy as np
 
 from queueing.distributions.token_distribution import Vector
 from queueing.model import Model
-from queueing.simulation.experiment import WARM_UP, simulate_run
+from queueing.simulation.experiment import begin_of, steady_run
 from queueing.simulation.fast import is_compiled
 
 DRAWN = 60_000  # requests; some 20 ms
@@ -27,9 +27,8 @@ FEWEST = 20  # delays
 def drawn(model: Model, arrival_rate: float, *, sojourn: bool = False) -> Vector:
     """Delays, or sojourns, of the served in the queue's steady state."""
     requests = DRAWN if is_compiled(model) else DRAWN_ONE_BY_ONE
-    run = simulate_run(model, arrival_rate, requests, np.random.SeedSequence(0)).after(
-        int(WARM_UP * requests)
-    )
+    begin = begin_of(model, arrival_rate, requests)
+    run = steady_run(model, arrival_rate, begin, np.random.SeedSequence(0))
     values = run.sojourn_time if sojourn else run.queueing_delay
     return np.asarray(values[~run.lost], dtype=float)
 

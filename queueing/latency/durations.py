@@ -15,6 +15,10 @@ from policies.text import SpecError
 from queueing.distributions.token_distribution import TokenDistribution
 from queueing.latency.law import LatencyModel
 
+NO_STEPS = (
+    "got k3=0, k4=0 in the latency law of an engine that goes step by step; expected a step that "
+    "takes time: one of them > 0, or a policy that forms batches"
+)
 _EVER = 1_000_000  # batch size that stands for a batch without a bound
 _SHORTEST, _LONGEST = 1e-12, 1e12  # seconds
 
@@ -30,6 +34,8 @@ def check_durations(
     """`batches`: the service of whole batches, else the steps of a continuous engine. Raises
     SpecError.
     """
+    if not batches and law.k3 + law.k4 == 0:
+        raise SpecError(NO_STEPS)
     sizes = (1, _EVER if bound is None else bound)
     shortest = output.shortest if batches else 1
     size, least = min(

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
+from policies.text import SpecError
 from queueing.latency.law import LatencyModel
 from queueing.latency.speed import residual_cv
 
@@ -71,6 +72,11 @@ def fit_law(
         **dict(zip(COEFFICIENTS, map(float, coefficients), strict=True)),
         cv=residual_cv(times, fitted),
     )
+    if law.step(1) == 0:
+        raise SpecError(
+            "got batches whose times do not grow with their lengths; expected steps that take "
+            "time: measure batches of other lengths"
+        )
     errors = [abs(times[index].mean() / fitted[index].mean() - 1) for index in cells]
     return Fit(
         law=law,

@@ -14,6 +14,9 @@ batch is served, H = X ((1 - q) h + s K), K ~ Poisson(q h / s), and leave every 
 continuous engine pays `turnaround` instead of `k2`, and its steps carry neither residual nor
 stalls.
 
+Without k3 and k4 a batch takes as long whatever its lengths (M/D^b/1, a server that computes
+prompts only), and all its tokens come at its end; a continuous engine needs steps that take time.
+
 A request that was taken out of service is admitted again as any other, with the tokens that it has
 made as a part of its prompt: k1 and kp (prompt + made), in a batch of its own k2, on a continuous
 engine `turnaround`. Behind its first token each such admission costs `kr` on top, in the step that
@@ -87,9 +90,10 @@ class LatencyModel:
             raise SpecError(
                 f"got {got} in a latency law; expected a share < 1 and seconds, both 0 or neither"
             )
-        if self.k3 + self.k4 == 0:
+        if not any((self.k1, self.k2, self.k3, self.k4, self.kp)):
             raise SpecError(
-                "got k3=0, k4=0 in a latency law; expected a step that takes time: one of them > 0"
+                "got k1=k2=k3=k4=kp=0 in a latency law; expected one that takes time, in a batch, "
+                "a token or a prompt"
             )
         if 0 < self.stall < self.step(1) / 4:
             raise SpecError(
@@ -223,22 +227,7 @@ def parse_law(text: str) -> LatencyModel:
     pairs = split_pairs(text, context=text, example="k1=0.001,k2=0.01,k3=0.0001,k4=0.005")
     numbers = {key: _coefficient(key, value, text) for key, value in pairs.items()}
     if "a" in numbers or "c" in numbers:
-        if set(numbers) - {"a", "c", "cv", "speed"} or "a" not in numbers:
-            raise SpecError(
-                f"got {text!r}; expected a=..,c=.. (seconds per token, seconds per request)"
-            )
-        if not 0 < numbers["a"] < math.inf:
-            raise SpecError(
-                f"got a={pairs['a']} in {text!r}; expected finite seconds per token > 0"
-            )
-        if not math.isfinite(numbers.get("c", 0.0)):
-            raise SpecError(f"got c={pairs['c']} in {text!r}; expected finite seconds per request")
-        return LatencyModel(
-            k2=numbers.get("c", 0.0),
-            k4=numbers["a"],
-            cv=numbers.get("cv", 0.0),
-            speed=numbers.get("speed", 1.0),
-        )
+        return _of_single_requests(numbers, pairs, text)
     known = tuple(field.name for field in dataclasses.fields(LatencyModel))
     for key in numbers:
         if key not in known:
@@ -253,3 +242,25 @@ def parse_law(text: str) -> LatencyModel:
             "a=..,c=.."
         )
     return LatencyModel(**numbers)
+
+
+def _of_single_requests(
+    numbers: dict[str, float], pairs: dict[str, str], text: str
+) -> LatencyModel:
+    """S = a n + c."""
+    if set(numbers) - {"a", "c", "cv", "speed"} or "a" not in numbers:
+        raise SpecError(
+            f"got {text!r}; expected a=..,c=.. (seconds per token, seconds per request)"
+        )
+    if not 0 <= numbers["a"] < math.inf:
+        raise SpecError(f"got a={pairs['a']} in {text!r}; expected finite seconds per token >= 0")
+    if not math.isfinite(numbers.get("c", 0.0)):
+        raise SpecError(f"got c={pairs['c']} in {text!r}; expected finite seconds per request")
+    if not (numbers["a"] or numbers.get("c", 0.0)):
+        raise SpecError(f"got {text!r}, by which a request takes no time; expected a > 0 or c > 0")
+    return LatencyModel(
+        k2=numbers.get("c", 0.0),
+        k4=numbers["a"],
+        cv=numbers.get("cv", 0.0),
+        speed=numbers.get("speed", 1.0),
+    )

@@ -48,6 +48,9 @@ class Member:
         return self.produced >= self.output_tokens
 
 
+_BEYOND = 2**62  # steps
+
+
 class _Stretch:
     """Equal steps from the end of a first one on, and the stalls in them."""
 
@@ -100,7 +103,11 @@ class _Stretch:
         return end + self._stalled(self._seconds(step)) - self._stalled(self._until_first)
 
     def first_step_at_or_after(self, at: float) -> int:
-        """The first step that does not end before `at`."""
+        """The first step that does not end before `at`; beyond any where steps take no time and all
+        end before it.
+        """
+        if self.rest == 0:
+            return 1 if at <= self.first_end else _BEYOND
         step = max(1, math.ceil((at - self.first_end) / self.rest) + 1)
         while step > 1 and self.instant(step - 1) >= at:
             step -= 1

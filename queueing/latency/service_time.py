@@ -26,11 +26,12 @@ from scipy.special import gammainc, gammaincc, gammaincinv
 from queueing.distributions.token_distribution import TokenDistribution, Vector
 from queueing.latency.law import LatencyModel
 from queueing.latency.stalls import most_stalls, stalled_values
+from queueing.result import Levels, Quantiles
 
 _FEW = 8
 _PARTS = 200
 _MOST = 1024  # values
-_MOST_FAR = 8192  # where they lie far apart and no residual multiplies their number
+_MOST_ALONE = 8192  # where no residual multiplies their number
 _FAR = 512  # mean values
 _MOST_PAIRS = 4_000_000  # of a prompt and an output
 
@@ -86,8 +87,11 @@ class ServiceTime:
         both are the law's.
         """
         most = most_stalls(law.stall_rate / (1 - law.stall_share) * float(seconds.max(initial=0.0)))
-        room = _MOST_FAR if law.cv == 0 and _reaches_far(seconds, pmf) else _MOST
-        return cls(*stalled_values(*_merged(seconds, pmf, room // (most + 1)), law, most), law.cv)
+        room = _MOST if law.cv else _MOST_ALONE
+        values, weights = _merged(seconds, pmf, room)
+        if most:
+            values, weights = _merged(*stalled_values(values, weights, law, most), room)
+        return cls(values, weights, law.cv)
 
     @property
     def mean(self) -> float:
@@ -140,6 +144,13 @@ class ServiceTime:
         """The law of min(S, longest)."""
         values, weights = self.spread
         return ServiceTime(np.minimum(values, longest), weights)
+
+    def quantiles(self, levels: Levels) -> Quantiles:
+        """With the mean."""
+        values, mass = self._sorted
+        least = [level * (1 - 1e-12) for level in levels.values()]  # the sum of the masses rounds
+        places = np.minimum(np.searchsorted(np.cumsum(mass), least), len(values) - 1)
+        return Quantiles.of(levels, self.mean, values[places].tolist())
 
     def excess(self, x: Vector) -> tuple[Vector, Vector]:
         """E (S - x)^+ and E ((S - x)^+)^2 / 2 at each level x >= 0."""

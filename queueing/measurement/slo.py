@@ -6,8 +6,8 @@ read alike:
     p90_ttft<1s, mean_e2el<2s     several with commas; short names and `ttft_p90` are read too
     ttft<=100ms                   without a statistic, of `--goodput`: of every request
 
-A command that cannot answer all of them says so behind the reading: predictions have the quantiles
-of `queueing.result.LEVELS`, admission predicts queueing delays.
+A command that cannot answer all of them says so behind the reading: predictions have the durations
+of `PREDICTED`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SHORT = {  # the names that load tests know
     "e2el": "end_to_end",
 }
 ALSO = {"queue": "queueing_delay", "service": "service_time", "lateness": "send_lateness"}
-PREDICTED: tuple[Quantity, ...] = (*QUANTITIES, "inter_token_latency")
+PREDICTED: tuple[Quantity, ...] = (*QUANTITIES, "inter_token_latency", "service_time")
 RECORDED = (*QUANTITIES, "service_time", "batch_forming_delay", "send_lateness", *SHORT.values())
 SIGN = r"\s*(?:<=?|=)\s*"
 FORM = "mean_QUANTITY=TIME or pNN_QUANTITY=TIME, for example p99_queueing_delay=2s"
@@ -73,17 +73,32 @@ def read_slo(text: str, name: str = "--slo ") -> SloText:
         raise SpecError(
             f"got {name}{text!r}; expected a duration such as 2s or 100ms behind the sign"
         ) from None
-    percent = (
-        {"mean": None, "median": 50.0}.get(statistic)
-        if statistic[0] == "m"
-        else float(statistic[1:])
-    )
-    if not 0 < seconds < math.inf or percent == 0:
+    if not 0 < seconds < math.inf or _percent(statistic) == 0:
         raise SpecError(f"got {name}{text!r}; expected finite seconds > 0 and a quantile above p0")
-    if percent is None:
+    if statistic == "mean":
         return SloText("mean", None, quantity, seconds)
-    level = round(percent / 100, 6)  # 0.999 for p99.9, not 0.9990000000000001
-    return SloText(f"p{percent:g}", level, quantity, seconds)
+    return SloText(*_level(statistic), quantity, seconds)
+
+
+def level_of(name: str) -> tuple[str, float]:
+    """The canonical name of a quantile and its level: `p99.9`, 0.999. Raises SpecError."""
+    if re.fullmatch(_STATISTIC, name := name.strip()) is None or not _percent(name):
+        raise SpecError(f"got quantile {name!r}; expected p50, p99.9, ..., at most p99.99")
+    return _level(name)
+
+
+def _percent(statistic: str) -> float | None:
+    """None: the mean."""
+    if statistic[0] == "m":
+        return {"mean": None, "median": 50.0}[statistic]
+    return float(statistic[1:])
+
+
+def _level(statistic: str) -> tuple[str, float]:
+    percent = _percent(statistic)
+    assert percent is not None
+    # 0.999 for p99.9, not 0.9990000000000001
+    return f"p{percent:g}", round(percent / 100, 6)
 
 
 def full_name(name: str) -> str:

@@ -33,7 +33,7 @@ from queueing.distributions.token_distribution import TokenDistribution, Vector
 from queueing.errors import UnstableQueueError
 from queueing.latency.law import LatencyModel
 from queueing.latency.service_time import ServiceTime
-from queueing.result import LEVELS, Quantiles
+from queueing.result import LEVELS, Levels, Quantiles
 
 _POINTS = 2**15
 _FAR = _POINTS / 32  # mean service times
@@ -54,20 +54,26 @@ def solve_mg1(
     output_tokens: TokenDistribution,
     arrival_rate: float,
     prompt_tokens: TokenDistribution | None = None,
+    *,
+    levels: Levels = LEVELS,
 ) -> SingleQueue:
     """Delay and sojourn. Raises UnstableQueueError."""
-    return solve_service(ServiceTime.of(law, output_tokens, prompt_tokens), arrival_rate)
+    service = ServiceTime.of(law, output_tokens, prompt_tokens)
+    return solve_service(service, arrival_rate, levels=levels)
 
 
-def solve_service(service: ServiceTime, arrival_rate: float) -> SingleQueue:
+def solve_service(
+    service: ServiceTime, arrival_rate: float, *, levels: Levels = LEVELS
+) -> SingleQueue:
     """The same for any service time. Raises UnstableQueueError."""
     load, delay = mean_delay(service, arrival_rate)
     if service.longest > _FAR * service.mean:
-        return _far_reaching(service, load, delay)
+        return _far_reaching(service, load, delay, levels)
     grid, waits, sojourns = _laws(service, load, _grid(service, load, delay))
+    waits[0] -= 1 - load
     return SingleQueue(
-        Quantiles(delay, *grid.quantiles(np.append(waits[0] - (1 - load), waits[1:]), 1 - load)),
-        Quantiles(delay + service.mean, *grid.quantiles(sojourns)),
+        Quantiles.of(levels, delay, grid.quantiles(waits, 1 - load, levels)),
+        Quantiles.of(levels, delay + service.mean, grid.quantiles(sojourns, levels=levels)),
         load,
     )
 
@@ -93,27 +99,28 @@ def delay_tail(service: ServiceTime, arrival_rate: float, x: Vector) -> Vector:
     return np.asarray(np.where(x < 0, 1.0, 1 - np.interp(x, grid.instants, middle)))
 
 
-def _far_reaching(service: ServiceTime, load: float, delay: float) -> SingleQueue:
+def _far_reaching(service: ServiceTime, load: float, delay: float, levels: Levels) -> SingleQueue:
     """Each quantile on the first lattice that holds clearly more than its level."""
-    found: dict[str, list[float | None]] = {"delay": [], "sojourn": []}
+    found: dict[str, dict[str, float | None]] = {"delay": {}, "sojourn": {}}
     horizon = 64 * service.mean
-    while horizon < _LATEST and any(len(known) < len(LEVELS) for known in found.values()):
+    while horizon < _LATEST and any(len(known) < len(levels) for known in found.values()):
         grid, waits, sojourns = _laws(service, load, Grid(horizon / _POINTS, _POINTS))
         waits[0] -= 1 - load
         for known, masses, atom in (
             (found["delay"], waits, 1 - load),
             (found["sojourn"], sojourns, 0.0),
         ):
-            held, values = atom + float(masses.sum()), grid.quantiles(masses, atom)
-            for level, value in list(zip(LEVELS.values(), values, strict=True))[len(known) :]:
-                if held > (1 + level) / 2:
-                    known.append(value)
+            held, values = atom + float(masses.sum()), grid.quantiles(masses, atom, levels)
+            for name, value in zip(levels, values, strict=True):
+                if name not in known and held > (1 + levels[name]) / 2:
+                    known[name] = value
         horizon *= 8
     mean = delay if math.isfinite(delay) else None
-    levels = {name: known + [None] * (len(LEVELS) - len(known)) for name, known in found.items()}
     sojourn = None if mean is None else mean + service.mean
     return SingleQueue(
-        Quantiles(mean, *levels["delay"]), Quantiles(sojourn, *levels["sojourn"]), load
+        Quantiles.of(levels, mean, map(found["delay"].get, levels)),
+        Quantiles.of(levels, sojourn, map(found["sojourn"].get, levels)),
+        load,
     )
 
 

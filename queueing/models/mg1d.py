@@ -48,7 +48,7 @@ from queueing.models.mm1d import (
     mm1d,
 )
 from queueing.models.renewal import RenewalFunction
-from queueing.result import LEVELS, Quantiles
+from queueing.result import LEVELS, Levels, Quantiles
 
 __all__ = [
     "ImpatientMeans",
@@ -88,11 +88,12 @@ def solve_mg1d(
     arrival_rate: float,
     patience: float,
     prompt_tokens: TokenDistribution | None = None,
+    *,
+    levels: Levels = LEVELS,
 ) -> ImpatientQueue:
     """The exact queue; requests/s and seconds. Raises SpecError, NotConvergedError."""
-    return solve_lossy_service(
-        ServiceTime.of(law, output_tokens, prompt_tokens), arrival_rate, patience
-    )
+    service = ServiceTime.of(law, output_tokens, prompt_tokens)
+    return solve_lossy_service(service, arrival_rate, patience, levels=levels)
 
 
 def solve_impatient(
@@ -119,7 +120,7 @@ def solve_impatient(
 
 
 def solve_lossy_service(
-    service: ServiceTime, arrival_rate: float, patience: float
+    service: ServiceTime, arrival_rate: float, patience: float, *, levels: Levels = LEVELS
 ) -> ImpatientQueue:
     """The same for any service time."""
     check_impatient(arrival_rate, service.mean, patience)
@@ -130,9 +131,9 @@ def solve_lossy_service(
     kept = 1 - means.loss_fraction
     return ImpatientQueue(
         means.loss_fraction,
-        Quantiles(means.delay, *(_quantile(renewal, kept, level) for level in LEVELS.values())),
-        Quantiles(means.served, *(_quantile(renewal, 1.0, level) for level in LEVELS.values())),
-        Quantiles(means.served + service.mean, *_sojourn(renewal, plain)),
+        _delays(means.delay, renewal, kept, levels),
+        _delays(means.served, renewal, 1.0, levels),
+        Quantiles.of(levels, means.served + service.mean, _sojourn(renewal, plain, levels)),
         load * kept,
         load,
     )
@@ -198,6 +199,11 @@ def _two_points(m0: Vector, m1: Vector, m2: Vector, m3: Vector) -> tuple[Vector,
     return points, mass
 
 
+def _delays(mean: float, renewal: RenewalFunction, kept: float, levels: Levels) -> Quantiles:
+    found = (_quantile(renewal, kept, level) for level in levels.values())
+    return Quantiles.of(levels, mean, found)
+
+
 def _quantile(renewal: RenewalFunction, kept: float, level: float) -> float:
     """Of kept * U(x) / U(tau), the rest at the patience; 0 where the atom there reaches the
     level.
@@ -209,21 +215,23 @@ def _quantile(renewal: RenewalFunction, kept: float, level: float) -> float:
     )  # above `kept` the last instant: the patience
 
 
-def _sojourn(renewal: RenewalFunction, service: ServiceTime) -> tuple[float | None, ...]:
+def _sojourn(
+    renewal: RenewalFunction, service: ServiceTime, levels: Levels
+) -> tuple[float | None, ...]:
     """Delay and service time put on one lattice, mean-preserving, and convolved."""
     values, mass = service.spread
-    order = np.argsort(values)
-    long = values[order][np.searchsorted(np.cumsum(mass[order]), 1 - 1e-4)]
-    end = renewal.instants[np.searchsorted(renewal.share, 1 - 1e-4)]
+    order, beyond = np.argsort(values), (1 - max(levels.values())) / 100
+    reached = min(int(np.searchsorted(np.cumsum(mass[order]), 1 - beyond)), len(order) - 1)
+    long = values[order][reached]
+    end = renewal.instants[np.searchsorted(renewal.share, 1 - beyond)]
     grid = Grid(float(end + long) / _POINTS, _POINTS)  # beyond both only what no level asks for
     area = np.append(
         0.0, np.cumsum((renewal.share[1:] + renewal.share[:-1]) / 2 * np.diff(renewal.instants))
     )
-    levels = np.append(-grid.width, np.append(grid.instants, grid.points * grid.width))
-    beyond = np.maximum(levels - renewal.instants[-1], 0.0)
-    delays = np.diff(np.interp(levels, renewal.instants, area) + beyond, 2) / grid.width
-    first = service.excess(np.maximum(levels, 0.0))[0]
+    ends = np.append(-grid.width, np.append(grid.instants, grid.points * grid.width))
+    above = np.maximum(ends - renewal.instants[-1], 0.0)
+    delays = np.diff(np.interp(ends, renewal.instants, area) + above, 2) / grid.width
+    first = service.excess(np.maximum(ends, 0.0))[0]
     first[0] += grid.width
-    return grid.quantiles(
-        grid.masses(grid.transform(delays) * grid.transform(np.diff(first, 2) / grid.width))
-    )
+    both = grid.transform(delays) * grid.transform(np.diff(first, 2) / grid.width)
+    return grid.quantiles(grid.masses(both), levels=levels)

@@ -46,6 +46,7 @@ from queueing.latency.law import LatencyModel
 from queueing.latency.service_time import ServiceTime
 from queueing.models.gg1 import best_estimate, kingman
 from queueing.models.mg1 import SingleQueue, mean_delay, solve_service
+from queueing.result import LEVELS, Levels
 
 
 @dataclass(frozen=True)
@@ -67,8 +68,8 @@ def phases(
     output_tokens: TokenDistribution,
     prompt_tokens: TokenDistribution | None = None,
 ) -> tuple[ServiceTime, ServiceTime]:
-    """Prefill and decode service times of a single request. Raises SpecError where prefill takes
-    no time.
+    """Prefill and decode service times of a single request. Raises SpecError where one of them
+    takes no time.
     """
     seconds, chances = _prefills(law.without_stalls(), prompt_tokens)
     return ServiceTime.of_values(seconds, chances, law), ServiceTime.of(
@@ -99,6 +100,11 @@ def _prefills(law: LatencyModel, prompt_tokens: TokenDistribution | None) -> tup
         raise SpecError(
             "got a latency law whose prefill takes no time; expected k1 + k2 + kp prompt tokens > 0"
         )
+    if law.step(1) == 0:
+        raise SpecError(
+            "got a latency law whose decode takes no time; expected k3 + k4 > 0, or prefill alone: "
+            "one server"
+        )
     return seconds, chances
 
 
@@ -114,7 +120,9 @@ def solve_disaggregated(
     return solve_tandem(*phases(law, output_tokens, prompt_tokens), arrival_rate)
 
 
-def solve_tandem(first: ServiceTime, second: ServiceTime, arrival_rate: float) -> TandemQueue:
+def solve_tandem(
+    first: ServiceTime, second: ServiceTime, arrival_rate: float, *, levels: Levels = LEVELS
+) -> TandemQueue:
     """Any two stations. Raises UnstableQueueError with the larger load."""
     loads = (arrival_rate * first.mean, arrival_rate * second.mean)
     if max(loads) >= 1:
@@ -127,7 +135,7 @@ def solve_tandem(first: ServiceTime, second: ServiceTime, arrival_rate: float) -
         delay = best_estimate(
             kingman(arrival_rate, second.mean, departure_scv, second.scv), departure_scv
         )
-    station = solve_service(first, arrival_rate)
+    station = solve_service(first, arrival_rate, levels=levels)
     total = (station.sojourn.mean or 0.0) + delay + second.mean
     return TandemQueue(station, delay, total, loads, departure_scv, exact)
 

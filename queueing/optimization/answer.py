@@ -7,13 +7,17 @@
     rough      simulated means, and the quantiles of an SLO: 5 ms for 30,000 requests; for ratios on
                common random numbers
 
+And of `kendall optimize` and `kendall plan` at two (`Prices`): `quick` for each of dozens, a
+formula or 100,000 requests; `full` for the one that is chosen, as `kendall predict` says it.
+
 Simulated answers say so in `method` and in their assumptions; all see the same requests arrive.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,23 +25,32 @@ import numpy as np
 from policies.immediate import Single
 from queueing.distributions.token_distribution import Vector
 from queueing.errors import NotConvergedError, UnstableQueueError
-from queueing.model import Model
-from queueing.optimization.objective import Slo
-from queueing.optimization.search import Predict
-from queueing.prediction import best_method, infinite_mean, predict_model, without_means
-from queueing.result import LEVELS, Prediction, Quantiles, Quantity
+from queueing.model import Model, with_quantiles
+from queueing.optimization.objective import Slo, levels_of
+from queueing.prediction import (
+    best_method,
+    infinite_mean,
+    predict_durations,
+    predict_model,
+    without_means,
+)
+from queueing.prediction.solutions import IN_DOUBT
+from queueing.prediction.steady_state import with_quantiles_of
+from queueing.result import LEVELS, Levels, Prediction, Quantiles, Quantity
 from queueing.simulation.experiment import (
     mean_gaps,
     quantiles_of_gaps,
     simulate_model,
     simulate_run,
+    simulate_steady_state,
 )
 
 if TYPE_CHECKING:
     from queueing.simulation.fast import SimulatedRun
 
-SIMULATED, ROUGH = 100_000, 30_000  # requests
-LARGEST_EXACT = 64
+SIMULATED, ROUGH, SHORTEST = 100_000, 30_000, 5_000  # requests
+_MANY, _FEW, _FULL = 64, 20, 3  # predictions that share the time of a search, of each kind
+LARGEST_EXACT, LARGEST_UNPADDED = 64, 8  # in a batch; of dozens of unpadded ones, 0.4 s each
 # relative standard errors of the continuous approximation where it is not in doubt (table in
 # queueing.models.slots.continuous)
 APPROXIMATE, APPROXIMATE_SERVICE = 0.04, 0.015  # of the delay; of all that follows the dispatch
@@ -87,6 +100,7 @@ def rough(
             (run.first_token_at - run.arrived_at)[served], slos, "time_to_first_token"
         ),
         inter_token_latency=_between_tokens(model, run, slos),
+        service_time=_of((run.server_free_at - run.dispatched_at)[served], slos, "service_time"),
         loss_fraction=lost,
     )
 
@@ -96,27 +110,77 @@ def searched(model: Model, arrival_rate: float, slos: Sequence[Slo] = ()) -> Pre
     UnstableQueueError.
     """
     method = _checked(model, arrival_rate)
-    if _formula(model, method):
-        found = _solved(model, arrival_rate, method)
+    if _formula(model, method) and all(_trusted(model, slo) for slo in slos):
+        found = _solved(with_quantiles(model, levels_of(slos)), arrival_rate, method)
         if all(slo.value(found) is not None for slo in slos):
             return found
     found = rough(model, arrival_rate, slos, SIMULATED)
     return without_means(found) if infinite_mean(model, model.load(arrival_rate)) else found
 
 
-def predicting(slos: Sequence[Slo], *, few: bool) -> Predict:
-    """Simulated where the method does not give a quantile that an SLO bounds: of a bisection's
-    `few` predictions as `kendall predict` does it, of dozens with fewer requests.
-    """
-    bounded = [slo for slo in slos if slo.metric != "mean"]  # a mean that is missing is not finite
+@dataclass(frozen=True)
+class Prices:
+    """Predictions of settings that `slos` bound, `many` of them or a dozen."""
 
-    def predict(model: Model, arrival_rate: float) -> Prediction:
-        found = predict_model(model, arrival_rate, quantiles=few and bool(bounded))
-        if all(slo.value(found) is not None for slo in bounded):
+    slos: Sequence[Slo] = ()
+    many: bool = False
+
+    def quick(self, model: Model, arrival_rate: float) -> Prediction:
+        """By a formula, and where it lacks what the SLOs bound by a short simulation: on the same
+        arrivals, so that the noise of two settings is one. Of dozens, which their means put in
+        order, these are the formula's then too. Raises UnstableQueueError.
+        """
+        model.stable_load(arrival_rate)
+        bounded, trusted = self._bounded, all(_trusted(model, slo) for slo in self.slos)
+        if not (trusted or self.many):
+            return self._simulated(model, arrival_rate)
+        found = self._by_formula(model, arrival_rate)
+        if found is None:
+            return self._simulated(model, arrival_rate)
+        if trusted and all(slo.value(found) is not None for slo in bounded):
             return found
-        return rough(model, arrival_rate, slos, SIMULATED)
+        names = tuple(dict.fromkeys(slo.field for slo in bounded))
+        return with_quantiles_of(self._simulated(model, arrival_rate), found, names)
 
-    return predict
+    def full(self, model: Model, arrival_rate: float) -> Prediction:
+        """As `kendall predict --slo` says it. Raises UnstableQueueError."""
+        wanted = tuple(dict.fromkeys(slo.field for slo in self._bounded))
+        if not wanted:
+            return predict_model(model, arrival_rate, of=_FULL)
+        return predict_durations(model, arrival_rate, wanted, of=_FULL)
+
+    @property
+    def _bounded(self) -> Sequence[Slo]:
+        """Those of a quantile: a mean that a formula lacks is not finite."""
+        return [slo for slo in self.slos if slo.level is not None]
+
+    def _simulated(self, model: Model, arrival_rate: float) -> Prediction:
+        from queueing.simulation.budget import affordable_requests, enough_slots  # noqa: PLC0415 - loads numba
+
+        of = _MANY if self.many else _FEW
+        count = affordable_requests(model, arrival_rate, SIMULATED, of=of, fewest=1)
+        roomy = enough_slots(model, arrival_rate)
+        found = simulate_steady_state(roomy, arrival_rate, max(count, SHORTEST))
+        return without_means(found) if infinite_mean(model, model.load(arrival_rate)) else found
+
+    def _by_formula(self, model: Model, arrival_rate: float) -> Prediction | None:
+        """None where there is none, it is in doubt, or dozens of it take too long."""
+        method = best_method(model)
+        if method == "simulation" or (method == "exact" and self._is_dear(model)):
+            return None
+        try:
+            found = predict_model(model, arrival_rate, method)
+        except NotConvergedError:
+            return None
+        doubted = any(each.startswith(IN_DOUBT) for each in found.assumptions)
+        return None if doubted else found
+
+    def _is_dear(self, model: Model) -> bool:
+        """Whether exact batches take seconds: those without a bound, and many of large unpadded
+        ones.
+        """
+        largest = LARGEST_UNPADDED if self.many and not model.policy.padded else LARGEST_EXACT
+        return model.bound is None or model.bound > largest
 
 
 def own_error(prediction: Prediction, quantity: Quantity = "queueing_delay") -> float:
@@ -145,6 +209,11 @@ def _checked(model: Model, arrival_rate: float) -> str:
     return best_method(model)
 
 
+def _trusted(model: Model, slo: Slo) -> bool:
+    """Not an approximation for a quantile, of which it knows less than of means."""
+    return slo.level is None or best_method(model) != "approximation"
+
+
 def _formula(model: Model, method: str) -> bool:
     return method == "approximation" or (method == "exact" and isinstance(model.policy, Single))
 
@@ -158,13 +227,14 @@ def _solved(model: Model, arrival_rate: float, method: str) -> Prediction:
             arrival_rate,
             f"simulated with {SIMULATED:,} requests, not {method}: {error.reason}",
         )
-    doubted = any(each.startswith("approximation in doubt") for each in found.assumptions)
+    doubted = any(each.startswith(IN_DOUBT) for each in found.assumptions)
     return simulated(model, arrival_rate) if doubted else found
 
 
 def _of(values: Vector, slos: Sequence[Slo], field: Quantity) -> Quantiles:
-    found = {name: float(np.quantile(values, LEVELS[name])) for name in _asked(slos, field)}
-    return Quantiles(float(values.mean()), **found)
+    asked = _asked(slos, field)
+    found = {name: float(np.quantile(values, asked[name])) for name in asked}
+    return _named(float(values.mean()), found)
 
 
 def _between_tokens(model: Model, run: SimulatedRun, slos: Sequence[Slo]) -> Quantiles:
@@ -174,10 +244,17 @@ def _between_tokens(model: Model, run: SimulatedRun, slos: Sequence[Slo]) -> Qua
     _, means, gaps = mean_gaps(run)
     if not means.size:
         return Quantiles()
-    every = quantiles_of_gaps([run])
-    found = {name: every[name] for name in _asked(slos, "inter_token_latency")}
-    return Quantiles(float(np.average(means, weights=gaps)), **found)
+    asked = _asked(slos, "inter_token_latency")
+    found = quantiles_of_gaps([run], asked) if asked else {}
+    return _named(float(np.average(means, weights=gaps)), found)
 
 
-def _asked(slos: Sequence[Slo], field: Quantity) -> set[str]:
-    return {slo.metric for slo in slos if slo.field == field and slo.metric != "mean"}
+def _asked(slos: Sequence[Slo], field: Quantity) -> Levels:
+    return levels_of(slo for slo in slos if slo.field == field)
+
+
+def _named(mean: float, found: Mapping[str, float]) -> Quantiles:
+    """Of the quantiles that are known."""
+    values = {name: float(value) for name, value in found.items()}
+    levels = {**LEVELS, **dict.fromkeys(values, 0.0)}
+    return Quantiles.of(levels, mean, map(values.get, levels))

@@ -13,15 +13,16 @@ import dataclasses
 from collections.abc import Sequence
 
 from policies.text import SpecError, format_policy, parse_policy, policy_batch_size
-from queueing.model import Model
+from queueing.model import Model, with_quantiles
 from queueing.optimization.candidates import LARGEST_SIZE, with_size
-from queueing.optimization.objective import Objective
+from queueing.optimization.confirmed import confirmed_choice
+from queueing.optimization.objective import Objective, levels_of
 from queueing.optimization.quantity import compared_by, mean_of
+from queueing.optimization.reach import check_reach
 from queueing.optimization.search import (
     Optimum,
     Point,
     Predict,
-    choose,
     point_of,
     refined,
     score_of,
@@ -38,20 +39,28 @@ def best_batch_size(
     objective: Objective,
     largest: int = LARGEST_SIZE,
     predict: Predict = predict_model,
+    *,
+    full: Predict | None = None,
 ) -> Optimum:
     """b* for fixed, capped, elastic or continuous; throughput alone needs no rate.
 
-    Raises SpecError for a policy without a size, NoStableChoiceError.
+    The best one by its values of `full`, where it is given. Raises SpecError for a policy without a
+    size, NoStableChoiceError.
     """
     largest = _largest(model, largest)
+    check_reach(dataclasses.replace(model, policy=with_size(model.policy, 1)), objective)
+    model = with_quantiles(model, levels_of(objective.slos))
     points: dict[int, Point] = {}
     quantity = compared_by([model.policy], objective.slo)
 
-    def score(size: int) -> float | None:
+    def predicted(size: int, by: Predict) -> Point:
         sized = dataclasses.replace(model, policy=with_size(model.policy, size))
-        points[size] = scored(
-            {"batch_size": size}, sized, arrival_rate, objective, predict=predict, quantity=quantity
+        return scored(
+            {"batch_size": size}, sized, arrival_rate, objective, predict=by, quantity=quantity
         )
+
+    def score(size: int) -> float | None:
+        points[size] = predicted(size, predict)
         return score_of(points[size])
 
     if largest <= ALL_SIZES or objective.name == "slo":
@@ -64,7 +73,13 @@ def best_batch_size(
             score(own)  # what is asked about belongs to the curve, wherever the grid lies
     curve = [points[size] for size in sorted(points)]
     note = None
-    found = choose("batch-size", objective, curve, by_sojourn=objective.name != "throughput")
+    found = confirmed_choice(
+        "batch-size",
+        objective,
+        curve,
+        None if full is None else lambda point: predicted(point["batch_size"], full),
+        by_sojourn=objective.name != "throughput",
+    )
     if objective.name == "throughput" and found.best["batch_size"] == largest:
         note = f"the throughput still rises at {largest}: no finite optimum up to there"
     return dataclasses.replace(
@@ -94,8 +109,12 @@ def best_policy(
     arrival_rate: float | None,
     objective: Objective,
     predict: Predict = predict_model,
+    *,
+    full: Predict | None = None,
 ) -> Optimum:
-    """Among policy texts. Raises SpecError for a text that names none, NoStableChoiceError."""
+    """Among policy texts, the best one by its values of `full`, where it is given. Raises SpecError
+    for a text that names none, NoStableChoiceError.
+    """
     if not candidates:
         raise SpecError(
             "got no candidates; expected policies, for example --candidates single --candidates "
@@ -103,17 +122,24 @@ def best_policy(
         )
     policies = [parse_policy(text) for text in candidates]
     quantity = compared_by(policies, objective.slo)
+    model = with_quantiles(model, levels_of(objective.slos))
     models = {
         format_policy(policy): dataclasses.replace(model, policy=policy) for policy in policies
     }
-    curve = [
-        scored({"policy": text}, each, arrival_rate, objective, predict=predict, quantity=quantity)
-        for text, each in models.items()
-    ]
+
+    def predicted(text: str, by: Predict) -> Point:
+        choice = {"policy": text}
+        return scored(choice, models[text], arrival_rate, objective, predict=by, quantity=quantity)
+
     timed = objective.name != "throughput"
-    return dataclasses.replace(
-        choose("policy", objective, curve, by_sojourn=timed), compared=quantity if timed else None
+    found = confirmed_choice(
+        "policy",
+        objective,
+        [predicted(text, predict) for text in models],
+        None if full is None else lambda point: predicted(point["policy"], full),
+        by_sojourn=timed,
     )
+    return dataclasses.replace(found, compared=quantity if timed else None)
 
 
 def scored(

@@ -18,6 +18,7 @@ E[u] = E[min(1, n_max / N)], the share of an answer that its reader gets (as pri
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,23 +26,26 @@ import numpy as np
 
 from policies.text import SpecError
 from queueing.distributions.token_distribution import TokenDistribution
+from queueing.errors import INFINITE_MEAN
 from queueing.measurement.slo import PREDICTED, read_slo, split_slos
-from queueing.result import LEVELS, Prediction, Quantity
+from queueing.result import Levels, Prediction, Quantity
 
+HIGH = 0.9  # a quantile from this level on is longer than the mean
 OBJECTIVES = ("delay", "throughput", "v1", "v2", "clipped", "slo")
 
 
 @dataclass(frozen=True)
 class Slo:
-    """`metric` (mean or a quantile) of `field` at most `seconds`."""
+    """`metric` (mean or a quantile, then with its `level`) of `field` at most `seconds`."""
 
     metric: str
     field: Quantity
     seconds: float
+    level: float | None = None
 
     def value(self, prediction: Prediction) -> float | None:
         """What is predicted for it, seconds."""
-        found = getattr(getattr(prediction, self.field), self.metric)
+        found: float | None = getattr(prediction, self.field).value(self.metric)
         return None if found is None else float(found)
 
     @property
@@ -55,11 +59,14 @@ class Slo:
         if (
             found is None
             and mean is not None
-            and self.metric in ("p90", "p95", "p99")
+            and self.level is not None
+            and self.level >= HIGH
             and mean > self.seconds
         ):
             # where the law could not be followed: near saturation, with a mean that is too long
             # already
+            return False
+        if found is None and self.level is None and INFINITE_MEAN in prediction.assumptions:
             return False
         if found is None:
             expected = "a quantile that predictions have, or a mean"
@@ -157,18 +164,18 @@ def parse_slos(text: str) -> dict[str, Any]:
 def parse_slo(text: str) -> Slo:
     """Of predictions: `p99_queueing_delay=2s`. Raises SpecError."""
     read = read_slo(text, "slo=")
-    if read.level is not None and read.statistic not in LEVELS:
-        raise SpecError(
-            f"got slo={text!r}; expected the mean or {', '.join(LEVELS)}: predictions have no "
-            f"{read.statistic}"
-        )
     for quantity in PREDICTED:
         if quantity == read.quantity:
-            return Slo(read.statistic, quantity, read.seconds)
+            return Slo(read.statistic, quantity, read.seconds, read.level)
     raise SpecError(
         f"got slo={text!r}; expected one of {', '.join(PREDICTED)}: predictions have no "
         f"{read.quantity}"
     )
+
+
+def levels_of(slos: Iterable[Slo]) -> Levels:
+    """The quantiles that they bound."""
+    return {slo.metric: slo.level for slo in slos if slo.level is not None}
 
 
 def utilities(lengths: TokenDistribution) -> np.ndarray[Any, np.dtype[np.float64]]:

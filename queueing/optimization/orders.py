@@ -26,7 +26,7 @@ from policies.core import Policy
 from policies.ordered import Ordered, order_of
 from policies.orders import FIRST_COME, ORDERS
 from policies.text import SpecError, format_number, order_text, with_order
-from queueing.errors import UnstableQueueError
+from queueing.errors import NotConvergedError, UnstableQueueError
 from queueing.model import Model
 from queueing.models.soap.predictor_text import (
     NO_PREDICTION,
@@ -39,7 +39,7 @@ from queueing.optimization.search import Optimum, Point, choose
 from queueing.prediction import methods, predict_model
 from queueing.prediction.by_length import LONGEST, durations_by_length
 from queueing.prediction.solutions import IN_DOUBT
-from queueing.simulation.experiment import WARM_UP, check_kept_up, simulate_run
+from queueing.simulation.experiment import begin_of, check_kept_up, steady_run
 
 PREDICTORS = ("exact", "lognormal:sigma=0.5")
 WORST = 4.0  # sigma: every twentieth prediction is off by more than a factor of 2,500
@@ -203,7 +203,10 @@ def _has_analysis(name: str) -> bool:
 
 
 def _solved(model: Model, rate: float) -> Durations:
-    found = predict_model(model, rate)
+    try:
+        found = predict_model(model, rate, methods(model)[0])
+    except NotConvergedError:
+        return _simulated(model, rate)
     by_length = durations_by_length(model, rate)
     delay, sojourn = found.queueing_delay.mean, found.sojourn_time.mean
     doubted = any(text.startswith(IN_DOUBT) for text in found.assumptions)
@@ -215,8 +218,7 @@ def _solved(model: Model, rate: float) -> Durations:
 def _simulated(model: Model, rate: float) -> Durations:
     """Of the same requests under every order."""
     model.stable_load(rate)
-    run = simulate_run(model, rate, SIMULATED, np.random.SeedSequence(0))
-    run = run.after(int(WARM_UP * SIMULATED))
+    run = steady_run(model, rate, begin_of(model, rate, SIMULATED), np.random.SeedSequence(0))
     check_kept_up(model, [run])
     kept = ~run.lost
     sojourn, tokens = run.sojourn_time[kept], run.output_tokens[kept]

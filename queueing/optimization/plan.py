@@ -18,13 +18,13 @@ from itertools import product
 from typing import Any
 
 from policies.text import SpecError, counted
-from queueing.errors import NoStableChoiceError
+from queueing.errors import NoStableChoiceError, UnattainableError
 from queueing.latency.law import LatencyModel
 from queueing.model import Model
-from queueing.optimization.answer import predicting
+from queueing.optimization.answer import Prices
 from queueing.optimization.objective import Objective
 from queueing.optimization.rates import largest_rate
-from queueing.optimization.search import Point
+from queueing.optimization.search import Point, Predict
 from queueing.optimization.servers import fewest_servers
 from queueing.prediction.asked import Asked
 from queueing.result import Prediction
@@ -135,34 +135,32 @@ def _option(
         return option | {"why": f"{CUTS} {cut:.3g} of the answers, more than {most:g}"}
     asked = demand.asked(slots, kind.law, limit)
     try:
-        found = fewest_servers(
-            asked.model,
-            asked.arrival_rate,
-            demand.goal,
-            largest,
-            predictor(asked, demand.goal, tell),
-        )
+        by = predictors(asked, demand.goal, tell)
+        found = fewest_servers(asked.model, asked.arrival_rate, demand.goal, largest, **by)
+    except UnattainableError as error:
+        return option | {"why": str(error).partition(f"; {error.remedy}")[0]}
     except NoStableChoiceError as error:
         return option | {"why": str(error).partition("; lower the arrival rate")[0]}
     known = {name: value for name, value in found.best.items() if name not in DROPPED}
     return option | known | {"cost": known["servers"] * kind.cost}
 
 
-def predictor(
+def predictors(
     asked: Asked, goal: Objective, tell: Callable[[Model], None] = lambda _: None
-) -> Callable[[Model, float], Prediction]:
-    """As `kendall predict`, quantiles included where an SLO bounds one; a trace is replayed. `tell`
-    hears of every prediction.
-    """
-    predicted = predicting(goal.slos, few=True)
+) -> dict[str, Any]:
+    """Of a search: `predict` and `full`; a trace is replayed. `tell` hears of every prediction."""
+    prices = Prices(goal.slos)
 
-    def predict(model: Model, arrival_rate: float) -> Prediction:
-        tell(model)
-        if asked.trace is not None:
-            return dataclasses.replace(asked, model=model).predict()
-        return predicted(model, arrival_rate)
+    def told(predict: Predict) -> Predict:
+        def predicted(model: Model, arrival_rate: float) -> Prediction:
+            tell(model)
+            return predict(model, arrival_rate)
 
-    return predict
+        return predicted
+
+    if asked.trace is not None:
+        return {"predict": told(lambda model, _: dataclasses.replace(asked, model=model).predict())}
+    return {"predict": told(prices.quick), "full": told(prices.full)}
 
 
 def _headroom(demand: Demand, law: LatencyModel, best: Mapping[str, Any]) -> float | None:
@@ -170,7 +168,7 @@ def _headroom(demand: Demand, law: LatencyModel, best: Mapping[str, Any]) -> flo
     if asked.trace is not None:
         return None
     model = dataclasses.replace(asked.model, servers=int(best["servers"]))
-    found = largest_rate(model, demand.goal, PRECISION, predictor(asked, demand.goal))
+    found = largest_rate(model, demand.goal, PRECISION, **predictors(asked, demand.goal))
     return max(float(found.best["arrival_rate"]), asked.arrival_rate)
 
 

@@ -20,6 +20,7 @@ WORDS: dict[Quantity, str] = {
     "sojourn_time": "sojourn time",
     "time_to_first_token": "time to first token",
     "inter_token_latency": "inter-token latency",
+    "service_time": "service time",
 }
 
 
@@ -49,7 +50,7 @@ def mean_of(prediction: Prediction, quantity: Quantity) -> float | None:
         prediction.loss_fraction,
     )
     if (
-        quantity in ("queueing_delay", "inter_token_latency")
+        quantity in ("queueing_delay", "inter_token_latency", "service_time")
         or not lost
         or found is None
         or every is None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from scipy.optimize import minimize_scalar
@@ -17,9 +18,11 @@ from scipy.optimize import minimize_scalar
 from policies.fixed import Fixed
 from policies.registry import is_first_come
 from policies.text import SpecError
-from queueing.model import Model
+from queueing.model import Model, with_quantiles
 from queueing.optimization.choices import scored
-from queueing.optimization.objective import Objective, Slo
+from queueing.optimization.confirmed import Rising
+from queueing.optimization.objective import Objective, Slo, levels_of
+from queueing.optimization.reach import check_reach
 from queueing.optimization.search import Optimum, Point, Predict, choose, point_of
 from queueing.prediction import predict_model
 
@@ -36,11 +39,12 @@ def largest_rate(
     objective: Objective,
     precision: float = 1e-3,
     predict: Predict = predict_model,
+    *,
+    full: Predict | None = None,
 ) -> Optimum:
-    """The largest stable rate (throughput), or the largest that keeps the SLO. Raises SpecError,
-    NoStableChoiceError.
+    """The largest stable rate (throughput), or the largest that keeps the SLO, by the values of
+    `full` where it is given. Raises SpecError, NoStableChoiceError.
     """
-    limit = model.largest_stable_rate
     if objective.name == "throughput":
         return _largest_stable(model)
     if objective.name != "slo" or objective.slo is None:
@@ -49,22 +53,64 @@ def largest_rate(
         )
     for slo in objective.slos:
         _check_binding(model, slo)
-    curve: dict[float, Point] = {}
+    check_reach(model, objective)
+    model = with_quantiles(model, levels_of(objective.slos))
+    search = _Search(model=model, objective=objective, precision=precision, predict=predict)
+    return search.largest(full)
 
-    def kept(load: float) -> bool:
-        choice = {"arrival_rate": load * limit}
-        point = scored(choice, model, load * limit, objective, predict=predict)
-        curve[load] = point | {"score": None if point["score"] is None else -load}
-        return point["score"] is not None
 
-    note, low = None, _lowest_kept(model, kept, objective.slos, predict)
-    if low is not None:
-        high = HEAVIEST if model.patience is None else IMPATIENT
-        if kept(high):
-            note = f"the SLO still holds at load {high:g}, the largest that was tried"
-        else:
-            largest_kept(kept, low, high, relative=precision)
-    return choose("arrival-rate", objective, [curve[load] for load in sorted(curve)], note)
+@dataclass(frozen=True, kw_only=True)
+class _Search:
+    """`points`: those that were predicted, by their loads."""
+
+    model: Model
+    objective: Objective
+    precision: float
+    predict: Predict
+    points: dict[float, Point] = field(default_factory=dict)
+
+    def largest(self, full: Predict | None) -> Optimum:
+        """The largest rate that keeps the SLOs."""
+        note, low = None, _lowest_kept(self.model, self.kept, self.objective.slos, self.predict)
+        high = HEAVIEST if self.model.patience is None else IMPATIENT
+        if low is not None and self.kept(high):
+            note, low = f"the SLO still holds at load {high:g}, the largest that was tried", high
+        elif low is not None:
+            low = largest_kept(self.kept, low, high, relative=self.precision)
+        if full is None or low is None:
+            curve = [self.points[load] for load in sorted(self.points)]
+            return choose("arrival-rate", self.objective, curve, note)
+        rising = Rising(
+            self.objective,
+            self.points,
+            self.quick,
+            lambda load: self.predicted(load, full),
+            self.between,
+            math.nextafter(high, math.inf),
+        )
+        found = rising.confirmed(low)
+        note = note if found[low]["score"] is not None else None
+        return choose("arrival-rate", self.objective, rising.curve(found), note)
+
+    def predicted(self, load: float, by: Predict) -> Point:
+        """The point at a load."""
+        rate = load * self.model.largest_stable_rate
+        point = scored({"arrival_rate": rate}, self.model, rate, self.objective, predict=by)
+        return point | {"score": None if point["score"] is None else -load}
+
+    def quick(self, load: float) -> Point:
+        """The same, each load once."""
+        if load not in self.points:
+            self.points[load] = self.predicted(load, self.predict)
+        return self.points[load]
+
+    def kept(self, load: float) -> bool:
+        """Whether its quick values keep the SLOs."""
+        return self.quick(load)["score"] is not None
+
+    def between(self, low: float, high: float) -> float | None:
+        """The middle of two loads that are not near enough."""
+        return (low + high) / 2 if high - low > self.precision * low else None
 
 
 def _largest_stable(model: Model) -> Optimum:

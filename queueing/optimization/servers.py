@@ -9,14 +9,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 from policies.text import SpecError
-from queueing.model import Model
+from queueing.model import Model, with_quantiles
 from queueing.optimization.choices import scored
-from queueing.optimization.objective import Objective
+from queueing.optimization.confirmed import Moved
+from queueing.optimization.objective import Objective, levels_of
 from queueing.optimization.quantity import compared_by
+from queueing.optimization.reach import check_reach
 from queueing.optimization.search import Optimum, Point, Predict, choose
 from queueing.prediction import predict_model
+
+NEAR = 1.15  # times a bound: a quick value below may be longer than the full one
 
 
 def fewest_servers(
@@ -25,19 +30,25 @@ def fewest_servers(
     objective: Objective,
     largest: int = 64,
     predict: Predict = predict_model,
+    *,
+    full: Predict | None = None,
 ) -> Optimum:
-    """Of 1 .. `largest`. Raises SpecError without an SLO, NoStableChoiceError."""
+    """Of 1 .. `largest`, by the values of `full` where it is given. Raises SpecError without an
+    SLO, NoStableChoiceError.
+    """
     _check(objective, largest)
+    check_reach(model, objective)
+    model = with_quantiles(model, levels_of(objective.slos))
     points: dict[int, Point] = {}
     quantity = compared_by([model.policy], objective.slo)
 
-    def kept(servers: int) -> bool:
+    def kept(servers: int, by: Predict = predict) -> bool:
         point = scored(
             {"servers": servers},
             dataclasses.replace(model, servers=servers),
             arrival_rate,
             objective,
-            predict=predict,
+            predict=by,
             quantity=quantity,
         )
         points[servers] = point | {"score": None if point["score"] is None else float(servers)}
@@ -53,7 +64,40 @@ def fewest_servers(
     while high - low > 1 and points[high]["score"] is not None:
         middle = (low + high) // 2
         low, high = (low, middle) if kept(middle) else (middle, high)
+    if full is not None and points[high]["score"] is not None:
+        first = _confirmed(
+            kept, full, (start + 1, high, largest), lambda each: _is_near(points, objective, each)
+        )
+        for servers in points:
+            points[servers] |= {"score": None} if servers < first else {}
     return choose("servers", objective, [points[servers] for servers in sorted(points)])
+
+
+def _confirmed(
+    kept: Callable[[int, Predict], bool],
+    full: Predict,
+    numbers: tuple[int, int, int],
+    near: Callable[[int], bool],
+) -> int:
+    """The fewest servers about those that seemed to be enough, by their full values; more than the
+    largest number where none is.
+    """
+    least, servers, largest = numbers
+    if not kept(servers, full):
+        while servers < largest:
+            servers += 1
+            if kept(servers, full):
+                return servers
+        return largest + 1
+    while servers > least and near(servers - 1) and kept(servers - 1, full):
+        servers -= 1
+    return servers
+
+
+def _is_near(points: dict[int, Point], objective: Objective, servers: int) -> bool:
+    """Whether a longer simulation may find that so many keep the SLOs."""
+    point = points.get(servers)
+    return point is not None and Moved(objective).excess(point) < NEAR
 
 
 def _check(objective: Objective, largest: int) -> None:

@@ -16,11 +16,14 @@ import dataclasses
 import numpy as np
 
 from policies.immediate import Single
+from policies.ordered import in_arrival_order
 from policies.text import SpecError
 from queueing.distributions.token_distribution import Vector
-from queueing.model import Model
-from queueing.optimization.objective import Objective, utilities
+from queueing.model import Model, clipped_at, with_quantiles
+from queueing.optimization.confirmed import Rising, confirmed_choice
+from queueing.optimization.objective import Objective, levels_of, utilities
 from queueing.optimization.quantity import compared_by, mean_of
+from queueing.optimization.reach import check_reach
 from queueing.optimization.search import (
     Optimum,
     Point,
@@ -45,10 +48,12 @@ def best_token_limit(
     objective: Objective,
     largest: int | None = None,
     predict: Predict = predict_model,
+    *,
+    full: Predict | None = None,
 ) -> Optimum:
     """Over the limits 1 .. `largest` (the longest answer); `model` has the lengths before clipping.
 
-    Raises SpecError, NoStableChoiceError.
+    The best one by its values of `full`, where it is given. Raises SpecError, NoStableChoiceError.
     """
     if largest is not None and largest < 1:
         raise SpecError(f"got largest={largest}; expected at least 1")
@@ -62,23 +67,53 @@ def best_token_limit(
         if largest is None
         else min(largest, model.output_tokens.longest)
     )
-    quick = isinstance(model.policy, Single) and model.patience is None and model.servers == 1
     compared = compared_by([model.policy]) if objective.name in ("delay", "clipped") else None
-    if quick and objective.name in ("delay", "v1", "clipped", "throughput"):
+    if _is_plain(model) and objective.name in ("delay", "v1", "clipped", "throughput"):
         found = choose(TARGET, objective, _every_limit(model, arrival_rate, objective, longest))
         return dataclasses.replace(found, compared=compared)
-    points: dict[int, Point] = {}
+    check_reach(clipped_at(model, 1), objective)
+    model = with_quantiles(model, levels_of(objective.slos))
+    points: dict[float, Point] = {}
     useful = utilities(model.output_tokens)
 
-    def score(limit: int) -> float | None:
-        points[limit] = _point(
-            model, arrival_rate, objective, limit, float(useful[limit]), predict=predict
-        )
-        return score_of(points[limit])
+    def predicted(limit: float, by: Predict) -> Point:
+        utility = float(useful[int(limit)])
+        return _point(model, arrival_rate, objective, int(limit), utility, predict=by)
 
-    curve = [points[limit] for limit in refined(1, longest, score)]
-    found = choose(TARGET, objective, curve, None if len(curve) == longest else REFINED)
-    return dataclasses.replace(found, compared=compared)
+    def quick(limit: float) -> Point:
+        if limit not in points:
+            points[limit] = predicted(limit, predict)
+        return points[limit]
+
+    tried = refined(1, longest, lambda limit: score_of(quick(limit)))
+    curve = [points[limit] for limit in tried]
+    note = None if len(curve) == longest else REFINED
+    if objective.name != "slo" or full is None:
+        by_full = None if full is None else lambda each: predicted(each["max_output_tokens"], full)
+        found = confirmed_choice(TARGET, objective, curve, by_full, note)
+        return dataclasses.replace(found, compared=compared)
+    first = choose(TARGET, objective, curve).best["max_output_tokens"]
+    rising = Rising(
+        objective,
+        points,
+        quick,
+        lambda limit: predicted(limit, full),
+        lambda low, high: (low + high) // 2 if high - low > 1 else None,
+        longest + 1,
+    )
+    return choose(TARGET, objective, rising.curve(rising.confirmed(first)), note)
+
+
+def _is_plain(model: Model) -> bool:
+    """M/G/1."""
+    return (
+        isinstance(model.policy, Single)
+        and in_arrival_order(model.policy)
+        and (model.servers, model.arrival_scv, model.arrival_process) == (1, 1.0, None)
+        and model.patience is None
+        and model.sequences is None
+        and not model.disaggregated
+    )
 
 
 def _point(
@@ -91,7 +126,7 @@ def _point(
     predict: Predict,
 ) -> Point:
     clipped = float(model.output_tokens.survival[limit])
-    limited = dataclasses.replace(model, output_tokens=model.output_tokens.clip(limit))
+    limited = clipped_at(model, limit)
     choice = {"max_output_tokens": limit, "clipped_fraction": clipped, "utility": utility}
     point, prediction = point_of(choice, limited, arrival_rate, predict)
     if prediction is None:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from policies.text import counted, short_number
 from queueing.measurement.slo import PREDICTED
 from queueing.optimization.quantity import WORDS
 from queueing.optimization.search import TIE, Optimum, Point, near_scores, near_sojourns
-from queueing.result import LEVELS
 
-DURATIONS = tuple(  # of a point
-    f"{level}{name}" for name in PREDICTED for level in ("", *(f"{each}_" for each in LEVELS))
-)
+_NAME = re.compile(rf"(?:p[\d.]+_)?({'|'.join(PREDICTED)})")
 # queueing delay, sojourn time or time to first token: the one that compares the choices
 DURATION = "{duration}"
 SHORTEST_DELAY, HIGHEST_RATE = f"the shortest mean {DURATION}", "the highest stable rate"
@@ -48,6 +46,11 @@ _ABOUT_ORDERS = (
         "exact ones"
     ),
 )
+
+
+def is_duration(name: str) -> bool:
+    """Whether it names a mean or a quantile of a duration, as points of a search do."""
+    return _NAME.fullmatch(name) is not None
 
 
 def order_lines(found: Optimum) -> list[str]:
@@ -120,7 +123,8 @@ def _about_score(found: Optimum) -> list[str]:
 def _about_durations(found: Optimum) -> list[str]:
     """The dash of a stable choice."""
     stable = [point for point in found.curve if point.get("stable")]
-    given = [name for name in DURATIONS if any(point.get(name) is not None for point in stable)]
+    names = {name: None for point in stable for name in point if is_duration(name)}
+    given = [name for name in names if any(point.get(name) is not None for point in stable)]
     missing = any(point.get(name) is None for point in stable for name in given)
     return ["- as a duration of a stable choice: not given by its method"] if missing else []
 

@@ -34,22 +34,23 @@ def _checked(answer: Prediction) -> Prediction:
     for field in dataclasses.fields(answer):
         value = getattr(answer, field.name)
         if isinstance(value, Quantiles | Mean):
-            changed[field.name] = dataclasses.replace(value, **_numbers(field.name, value, slack))
+            changed[field.name] = _numbers(field.name, value, slack)
         elif field.name in ("load", "utilisation", "loss_fraction") and value is not None:
             changed[field.name] = _number(field.name, value, _ROUNDING)
     return dataclasses.replace(answer, **changed)
 
 
-def _numbers(name: str, value: Quantiles | Mean, slack: float) -> dict[str, Any]:
-    given = {
-        key: number
-        for key, number in dataclasses.asdict(value).items()
-        if number is not None and number != math.inf
-    }
-    return {
-        key: _number(f"{key} of the {name.replace('_', ' ')}", number, slack)
-        for key, number in given.items()
-    }
+def _numbers(name: str, value: Quantiles | Mean, slack: float) -> Quantiles | Mean:
+    def checked(key: str, number: float) -> float:
+        if number == math.inf:
+            return number
+        return _number(f"{key} of the {name.replace('_', ' ')}", number, slack)
+
+    error = value.standard_error
+    own = None if error is None else checked("standard_error", error)
+    if isinstance(value, Quantiles):
+        return dataclasses.replace(value.mapped(checked), standard_error=own)
+    return Mean(None if value.mean is None else checked("mean", value.mean), own)
 
 
 def _number(name: str, value: float, slack: float) -> float:

@@ -4,6 +4,7 @@ of Poisson arrivals, another arrival process, or a recorded trace with its own l
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Unpack
@@ -19,7 +20,7 @@ from queueing.distributions.token_distribution import TokenDistribution
 from queueing.latency.law import LatencyModel
 from queueing.model import Limits, Model
 from queueing.models.soap.predictor_text import NO_PREDICTION, without_predictor
-from queueing.prediction.steady_state import predict_model
+from queueing.prediction.steady_state import predict_durations, predict_model
 from queueing.result import Prediction
 from queueing.simulation.experiment import NUM_REQUESTS, simulate_model
 from queueing.simulation.recorded import recorded_model, simulate_recorded
@@ -79,10 +80,15 @@ class Asked:
             return None
         return without_predictor([self.model.policy])
 
-    def predict(self, method: str = "auto") -> Prediction:
-        """Raises SpecError where `method` has no answer, UnstableQueueError, NotConvergedError."""
+    def predict(self, method: str = "auto", wanted: Collection[str] = ()) -> Prediction:
+        """`wanted`: durations whose quantiles are simulated where no formula gives them, under
+        "auto". Raises SpecError where `method` has no answer, UnstableQueueError,
+        NotConvergedError.
+        """
+        if self.trace is None and method == "auto":
+            return predict_durations(self.model, self.arrival_rate, wanted)
         if self.trace is None:
-            return predict_model(self.model, self.arrival_rate, method, quantiles=True)
+            return predict_model(self.model, self.arrival_rate, method)
         if method not in ("auto", "simulation"):
             raise SpecError(f"got method {method!r} for a trace; expected auto or simulation")
         return simulate_recorded(self.model, self.trace, notes=self.notes)

@@ -20,7 +20,7 @@ from policies.immediate import Continuous
 from policies.ordered import order_of
 from policies.text import first_come_form
 from queueing.distributions.token_distribution import TokenDistribution, Vector
-from queueing.model import Model
+from queueing.model import Model, token_limit
 from queueing.models.soap.queue import solve_order
 from queueing.models.soap.token_orders import TokenService, ratios_by_length
 from queueing.prediction.ordered import is_in_bins, ordered_methods, resumes_cost
@@ -87,5 +87,5 @@ def _resuming(model: Model, arrival_rate: float) -> ByLength:
 def _service(model: Model) -> TokenService:
     if isinstance(model.policy, Continuous):
         assert model.bound is not None
-        return TokenService.in_slots(model.slot_time, model.bound)
-    return TokenService.alone(model.law, model.output_tokens)
+        return TokenService.in_slots(model.slot_time, model.bound, token_limit(model))
+    return TokenService.alone(model.law, model.output_tokens, token_limit(model))

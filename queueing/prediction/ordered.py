@@ -15,7 +15,8 @@ dynamic by bins of like length exact          one bin (with quantiles), two
 other batches; other orders;
 aging; max_preemptions         simulation
 
-The queueing delay is the time outside of service, interruptions included. Only means. Conditions:
+The queueing delay is the time outside of service, interruptions included. Only means: quantiles are
+simulated (queueing.prediction.steady_state), and so is an approximation in doubt. Conditions:
 one prompt length (but for batches), Poisson arrivals of single sequences, no patience.
 """
 
@@ -30,7 +31,7 @@ from policies.ordered import in_arrival_order, order_of
 from policies.orders.by_length import Binned
 from policies.orders.order import Order
 from queueing.errors import OutOfReachError
-from queueing.model import Model
+from queueing.model import Model, token_limit
 from queueing.models.batches.batch_chain import BatchQueue, solve_batch_chain
 from queueing.models.batches.batch_delay import batch_quantiles
 from queueing.models.batches.bin_chain import BinnedQueue, solve_bin_chain
@@ -44,7 +45,7 @@ from queueing.models.soap.token_orders import (
     is_solved,
     solve_in_tokens,
 )
-from queueing.result import PARTIAL, Mean, Quantiles
+from queueing.result import Mean, Quantiles
 
 EXACT_BINS = 2
 _NEGLIGIBLE = 1e-6  # share of batches beyond the engine's bound
@@ -96,6 +97,7 @@ def _is_plain(model: Model) -> bool:
         and model.arrival_scv == 1
         and not model.disaggregated
         and not model.endless
+        and model.law.step(1) > 0  # the analysis counts service in tokens
     )
 
 
@@ -125,7 +127,7 @@ def ordered_values(model: Model, arrival_rate: float) -> dict[str, Any]:
         return _in_bins(model, arrival_rate, order)
     if isinstance(model.policy, Continuous):
         return _in_slots(model, arrival_rate, order)
-    service = TokenService.alone(model.law, model.output_tokens)
+    service = TokenService.alone(model.law, model.output_tokens, token_limit(model))
     queue = solve_in_tokens(order, service, arrival_rate, model.servers, model.predictor)
     first = model.batch_time.first_token(1)
     return {
@@ -133,6 +135,7 @@ def ordered_values(model: Model, arrival_rate: float) -> dict[str, Any]:
         "sojourn_time": Quantiles(queue.sojourn),
         "batch_size": Mean(1.0),
         "utilisation": queue.load,
+        "service_time": Quantiles(queue.sojourn - queue.delay),
         "assumptions": _noted(model, queue.doubt),
         **_token_times(order, queue.delay + first, model.law.step(1)),
     }
@@ -141,7 +144,7 @@ def ordered_values(model: Model, arrival_rate: float) -> dict[str, Any]:
 def _in_slots(model: Model, arrival_rate: float, order: Order) -> dict[str, Any]:
     assert model.bound is not None
     slots = solve_continuous(model.slot_time, arrival_rate, model.bound)
-    service = TokenService.in_slots(model.slot_time, model.bound)
+    service = TokenService.in_slots(model.slot_time, model.bound, token_limit(model))
     ratio = delay_ratio(order, service, slots.load, model.predictor)
     saved = slots.queueing_delay * (1 - ratio)
     first, step = slots.time_to_first_token - saved, slots.inter_token_latency
@@ -150,6 +153,7 @@ def _in_slots(model: Model, arrival_rate: float, order: Order) -> dict[str, Any]
         "sojourn_time": Quantiles(slots.sojourn_time - saved),
         "batch_size": Mean(slots.batch_size),
         "utilisation": slots.utilisation,
+        "service_time": Quantiles(slots.sojourn_time - slots.queueing_delay),
         "assumptions": _noted(
             model,
             doubt(model.slot_time, arrival_rate, model.bound, slots),
@@ -161,22 +165,19 @@ def _in_slots(model: Model, arrival_rate: float, order: Order) -> dict[str, Any]
 
 def _in_bins(model: Model, arrival_rate: float, order: Binned) -> dict[str, Any]:
     time, bound = model.batch_time, model.bound
-    bins = list(bins_of(model.output_tokens, order, model.predictor))
+    bins = list(bins_of(model.output_tokens, order, model.predictor, token_limit(model)))
     if len(bins) == 1:
         one = solve_batch_chain(time, arrival_rate, bound)
-        delay, sojourn = batch_quantiles(time, arrival_rate, one)
+        delay, sojourn = batch_quantiles(time, arrival_rate, one, model.levels)
         return _of_batches(model, one, one.largest, delay, sojourn)
     several = solve_bin_chain(time, arrival_rate, bins)
     if bound is not None and float(several.sizes[bound:].sum()) > _NEGLIGIBLE:
         raise OutOfReachError(f"batches from bins that reach the engine's bound of {bound}")
     delay, sojourn = Quantiles(several.queueing_delay), Quantiles(several.sojourn_time)
-    missing = "no formula covers their law where batches are of like lengths"
-    note = (
-        f"{PARTIAL}no quantiles: {missing}"
-        if len(bins) <= EXACT_BINS
-        else "approximation of the requests that a batch leaves: within 4 % of simulation"
-    )
     found = _of_batches(model, several, len(several.sizes), delay, sojourn)
+    if len(bins) <= EXACT_BINS:
+        return found
+    note = "approximation of the requests that a batch leaves: within 4 % of simulation"
     return found | {"assumptions": (*model.assumptions, note)}
 
 
@@ -190,9 +191,11 @@ def _of_batches(
     time, sizes = model.batch_time, range(1, largest + 1)
     first = queue.by_request(np.array([time.first_token(size) for size in sizes]))
     step = queue.by_request(np.array([time.law.step(size) for size in sizes]))
+    service = queue.by_request(np.array([time.mean(size) for size in sizes]))
     return {
         "queueing_delay": delay,
         "sojourn_time": sojourn,
+        "service_time": Quantiles(service),
         "batch_size": Mean(queue.batch_size),
         "utilisation": queue.utilisation,
         **_token_times(order_of(model.policy), (delay.mean or 0.0) + first, step),
@@ -221,6 +224,4 @@ def _noted(model: Model, *doubts: str | None) -> tuple[str, ...]:
     notes = [f"approximation in doubt: {reason}" for reason in doubts if reason is not None]
     if resumes_cost(model):
         notes.insert(0, cost_of_resuming(model))
-    if ordered_methods(model)[0] == "exact":
-        notes.append(f"{PARTIAL}no quantiles: no formula covers their law under this order")
     return (*model.assumptions, *notes)

@@ -8,8 +8,8 @@ continuous                         approximation  continuous
 batch policy on several servers    simulation
 batch policy with patience         simulation
 fixed with max_wait                simulation
-single, other than Poisson         approximation  gg1, GI/G/1; other policies with such arrivals:
-                                                  simulation
+single, independent gaps other     exact          gig1; on several servers, with patience and
+than exponential ones                             under other policies simulation
 prefill and decode on two servers  exact          tandem where Burke's or Friedman's theorem holds;
                                                   else an approximation, tandem
 another order than fcfs            exact means    single; on several servers, in the slots of
@@ -38,6 +38,7 @@ from policies.fixed import Fixed
 from policies.immediate import Capped, Continuous, Dynamic, Elastic, Single
 from policies.unpadded import UnpaddedFixed
 from queueing.errors import NotConvergedError
+from queueing.latency.service_time import ServiceTime
 from queueing.model import Model, has_queues, load_bound, memory_limited, one_of_several
 from queueing.models.batches.batch_chain import solve_batch_chain
 from queueing.models.batches.batch_delay import batch_quantiles
@@ -45,9 +46,11 @@ from queueing.models.batches.call_chain import solve_call_chain
 from queueing.models.batches.calls import Calls
 from queueing.models.batches.mgb1 import solve_fixed_batches
 from queueing.models.gg1 import best_estimate
-from queueing.models.mg1 import solve_mg1
-from queueing.models.mg1d import solve_mg1d
-from queueing.models.mgc import solve_mgc
+from queueing.models.gig1 import solve_gig1
+from queueing.models.mg1 import solve_service
+from queueing.models.mg1d import solve_lossy_service
+from queueing.models.mgc import doubt as doubt_of_servers
+from queueing.models.mgc import solve_servers
 from queueing.models.slots.continuous import doubt, solve_continuous
 from queueing.models.tandem import is_exact, solve_tandem
 from queueing.prediction.bounds import (
@@ -78,15 +81,11 @@ def methods(model: Model) -> tuple[str, ...]:
         return methods(one)
     if has_queues(model) or memory_limited(model) or model.server_speeds:
         return ("simulation",)
-    if model.arrival_process is not None:
-        return _of_process(model)
-    return _known(model) if type(model.policy) in SOLVED else ("simulation",)
-
-
-def _of_process(model: Model) -> tuple[str, ...]:
-    """Of an arrival process that is asked for by name: a simulation is better than two moments."""
-    others = _known(model) if model.arrival_scv != 1 and type(model.policy) in SOLVED else ()
-    return ("simulation", *(name for name in others if name != "simulation"))
+    if type(model.policy) not in SOLVED or (
+        model.arrival_process is not None and not is_renewal(model)
+    ):
+        return ("simulation",)
+    return _known(model)
 
 
 def _known(model: Model) -> tuple[str, ...]:
@@ -103,7 +102,7 @@ def _known(model: Model) -> tuple[str, ...]:
         )
     if model.arrival_scv != 1:
         return (
-            ("approximation", "bound", "paper", "simulation")
+            ("exact", "approximation", "bound", "paper", "simulation")
             if is_renewal(model)
             else ("simulation",)
         )
@@ -163,6 +162,8 @@ def answer(model: Model, arrival_rate: float, method: str) -> Prediction:
         )
     elif is_ordered(model):
         values = ordered_values(model, arrival_rate)
+    elif is_renewal(model):
+        values = _renewal(model, arrival_rate, method)
     else:
         values = _solved(model, arrival_rate)
     values.setdefault("served_queueing_delay", values["queueing_delay"])
@@ -184,8 +185,6 @@ def answer(model: Model, arrival_rate: float, method: str) -> Prediction:
 def _solved(model: Model, arrival_rate: float) -> dict[str, Any]:
     if model.disaggregated:
         return _tandem(model, arrival_rate)
-    if is_renewal(model):
-        return _renewal(model, arrival_rate)
     if isinstance(model.policy, Single) and model.sequences is None:
         return _single(model, arrival_rate)
     if isinstance(model.policy, Continuous):
@@ -195,7 +194,7 @@ def _solved(model: Model, arrival_rate: float) -> dict[str, Any]:
         return _fixed(model, model.policy, arrival_rate)
     if model.sequences is None:
         queue = solve_batch_chain(time, arrival_rate, model.bound)
-        delay, sojourn = batch_quantiles(time, arrival_rate, queue)
+        delay, sojourn = batch_quantiles(time, arrival_rate, queue, model.levels)
     else:
         queue = solve_call_chain(time, Calls.of(arrival_rate, model.sequences), model.bound)
         delay, sojourn = Quantiles(queue.queueing_delay), Quantiles(queue.sojourn_time)
@@ -206,18 +205,19 @@ def _solved(model: Model, arrival_rate: float) -> dict[str, Any]:
         if model.policy.padded
         else None
     )  # unpadded batches shrink
-    return _answered(delay, sojourn, queue.batch_size, queue.utilisation) | _token_times(
-        delay, first, step
-    )
+    service = queue.by_request(np.array([time.mean(b) for b in sizes]))
+    answer = _answered(delay, sojourn, queue.batch_size, queue.utilisation)
+    return answer | _token_times(delay, first, step) | {"service_time": Quantiles(service)}
 
 
 def _fixed(model: Model, policy: Fixed, arrival_rate: float) -> dict[str, Any]:
     time, b = model.batch_time, model.bound or policy.batch_size
-    fixed = solve_fixed_batches(time, arrival_rate, b)
+    fixed = solve_fixed_batches(time, arrival_rate, b, levels=model.levels)
     sojourn, step = fixed.sojourn, time.law.step(b) if policy.padded else None
     if not policy.padded:  # each leaves with its own last token, and the batch shrinks
         sojourn = Quantiles((fixed.delay.mean or 0.0) + time.own_mean(b))
     answer = _answered(fixed.delay, sojourn, fixed.batch_size, fixed.utilisation)
+    answer |= {"service_time": Quantiles(time.mean(b))}
     return answer | _token_times(fixed.delay, time.first_token(b), step)
 
 
@@ -250,6 +250,7 @@ def _continuous(model: Model, arrival_rate: float) -> dict[str, Any]:
     answer |= {
         "time_to_first_token": Quantiles(slots.time_to_first_token),
         "inter_token_latency": Quantiles(slots.inter_token_latency),
+        "service_time": Quantiles(slots.sojourn_time - slots.queueing_delay),
     }
     reason = doubt(model.slot_time, arrival_rate, model.bound, slots)
     return (
@@ -259,28 +260,33 @@ def _continuous(model: Model, arrival_rate: float) -> dict[str, Any]:
     )
 
 
-def _renewal(model: Model, arrival_rate: float) -> dict[str, Any]:
+def _renewal(model: Model, arrival_rate: float, method: str) -> dict[str, Any]:
+    times = model.batch_time.first_token(1), model.law.step(1)
+    if method == "exact":
+        service = ServiceTime.of(model.law, model.output_tokens, model.prompt_tokens)
+        queue = solve_gig1(service, arrival_rate, model.arrival_scv, levels=model.levels)
+        answer = _answered(queue.delay, queue.sojourn, 1.0, queue.load)
+        answer |= {"service_time": service.quantiles(model.levels)}
+        return answer | _token_times(queue.delay, *times)
     delays, service = two_moments(model, arrival_rate)
     delay = Quantiles(best_estimate(delays, model.arrival_scv))
     sojourn = Quantiles((delay.mean or 0.0) + service.mean)
     error = (
         "-42 % at load 0.3, -6 % at 0.85 (SCV 4)"
         if model.arrival_scv > 1
-        else "0 to +10 % from load 0.3 on"
+        else "0 to +10 % from load 0.3 on with exponential services, more with others"
     )
-    note = (
-        f"approximation from two moments: {error} for gamma gaps and exponential services; the "
-        "method simulation draws gamma gaps"
-    )
+    note = f"{IN_DOUBT}two moments of the gaps and of the services: {error}"
     answer = _answered(delay, sojourn, 1.0, delays.load) | {
-        "assumptions": (*model.assumptions, note)
+        "assumptions": (*model.assumptions, note),
+        "service_time": service.quantiles(model.levels),
     }
-    return answer | _token_times(delay, model.batch_time.first_token(1), model.law.step(1))
+    return answer | _token_times(delay, *times)
 
 
 def _tandem(model: Model, arrival_rate: float) -> dict[str, Any]:
     queue, services, step = (
-        solve_tandem(*model.stations, arrival_rate),
+        solve_tandem(*model.stations, arrival_rate, levels=model.levels),
         model.stations,
         model.law.step(1),
     )
@@ -303,33 +309,34 @@ def _tandem(model: Model, arrival_rate: float) -> dict[str, Any]:
     if queue.exact:
         return answer
     note = (
-        "approximation of the decode delay: within 7 % where prefill has at most half the load "
-        "of decode, -38 to +51 % at equal loads"
+        f"{IN_DOUBT}the decode delay is within 7 % where prefill has at most half the load of "
+        "decode, -38 to +51 % off at equal loads"
     )
     return answer | {"assumptions": (*model.assumptions, note)}
 
 
 def _single(model: Model, arrival_rate: float) -> dict[str, Any]:
-    given = (model.law, model.output_tokens, arrival_rate)
+    levels = model.levels
     own = model.batch_time.first_token(1), model.law.step(1)
+    service = ServiceTime.of(model.law, model.output_tokens, model.prompt_tokens)
+    served = {"service_time": service.quantiles(levels)}
     if model.patience is not None:
-        lossy = solve_mg1d(*given, model.patience, model.prompt_tokens)
+        lossy = solve_lossy_service(service, arrival_rate, model.patience, levels=levels)
         answer = _answered(lossy.delay, lossy.sojourn, 1.0, lossy.utilisation) | _token_times(
             lossy.served, *own
         )
-        return answer | {
-            "served_queueing_delay": lossy.served,
-            "loss_fraction": lossy.loss_fraction,
-        }
+        answer |= {"served_queueing_delay": lossy.served, "loss_fraction": lossy.loss_fraction}
+        return answer | served
     if model.servers > 1:
-        several = solve_mgc(*given, model.servers, model.prompt_tokens)
-        return _answered(several.delay, several.sojourn, 1.0, several.load) | _token_times(
-            several.delay, *own
-        )
-    single = solve_mg1(*given, model.prompt_tokens)
-    answer = _answered(single.delay, single.sojourn, 1.0, single.load) | _token_times(
-        single.delay, *own
-    )
+        several = solve_servers(service, arrival_rate, model.servers, levels=levels)
+        answer = _answered(several.delay, several.sojourn, 1.0, several.load) | served
+        reason = doubt_of_servers(service, model.servers, several)
+        if reason is not None:
+            answer["assumptions"] = (*model.assumptions, f"{IN_DOUBT}{reason}")
+        return answer | _token_times(several.delay, *own)
+    single = solve_service(service, arrival_rate, levels=levels)
+    answer = _answered(single.delay, single.sojourn, 1.0, single.load) | served
+    answer |= _token_times(single.delay, *own)
     if single.delay.mean is not None:
         return answer
     return answer | {

@@ -6,11 +6,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from policies.core import Policy
-from policies.immediate import Continuous
 from policies.registry import is_first_come
 from policies.text import SpecError
 from queueing.arrivals.notation import has_end
@@ -29,6 +28,7 @@ from queueing.model import (
     load_bound,
     memory_limited,
     one_of_several,
+    seen_by_a_request,
 )
 from queueing.prediction.answer_check import checked_answer
 from queueing.prediction.ordered import cost_of_resuming, is_ordered, resumes_cost
@@ -36,8 +36,8 @@ from queueing.prediction.solutions import IN_DOUBT, answer, best_method, methods
 from queueing.result import (
     APPROXIMATE_MEANS,
     FALLBACK,
-    LEVELS,
     PARTIAL,
+    Levels,
     Mean,
     Prediction,
     Quantiles,
@@ -47,8 +47,10 @@ from queueing.simulation.simulated_means import MORE, TOO_SHORT, tail_notes
 
 SIMULATED_REQUESTS = 1_000_000
 QUANTILE_REQUESTS = 300_000
+DOUBTED_REQUESTS = 100_000  # in place of an approximation in doubt where only means are asked for
 _SHARE = 3  # of what a simulation may take where a formula answers too: a second or two at most
 _DURATIONS = ("queueing_delay", "sojourn_time", "served_queueing_delay")
+_OTHER_TIMES = ("time_to_first_token", "inter_token_latency", "service_time")
 METHODS = ("auto", "exact", "approximation", "bound", "paper", "simulation")
 
 
@@ -70,92 +72,167 @@ def predict(
 
 
 def predict_model(
-    model: Model, arrival_rate: float, method: str = "auto", *, quantiles: bool = False
+    model: Model,
+    arrival_rate: float,
+    method: str = "auto",
+    *,
+    quantiles: bool = False,
+    of: int = 1,
 ) -> Prediction:
     """`predict` for a model that is put together already: predictions at several rates share its
-    tables. `quantiles`: under "auto" also those of a continuous engine, whose means have a formula,
-    by a simulation of about a second.
+    tables. Under "auto" an approximation in doubt is simulated. `quantiles`: under "auto" also
+    those that go with means by a formula, by a simulation of about a second. `of`: so many
+    predictions share the time of one.
     """
     model = at_mean_rate(model, arrival_rate)
-    best = best_method(model)
-    known = methods(model)
+    _check_method(model, method)
+    load = model.stable_load(arrival_rate)
+    if one_of_several(model) is not None:
+        one, own_rate = seen_by_a_request(model, arrival_rate)
+        return of_several(model, predict_model(one, own_rate, method, quantiles=quantiles, of=of))
+    chosen = best_method(model) if method == "auto" else method
+    if chosen == "simulation":
+        notes = (_why_simulated(model),) if method == "auto" else ()
+        count = _count(model, arrival_rate, of)
+        return _finite_means(_simulated(model, arrival_rate, count, *notes), model, load)
+    try:
+        found = checked_answer(lambda: answer(model, arrival_rate, chosen))
+        if method != "auto":
+            return _with_quantiles(found, model, arrival_rate, simulating=False)
+        return _completed(found, model, arrival_rate, quantiles=quantiles, of=of)
+    except NotConvergedError as error:
+        if method != "auto":
+            raise _with_reason(error, model, load) from None
+        note = f"{FALLBACK}{chosen}: {error.reason}"
+        count = _count(model, arrival_rate, of)
+        return _finite_means(_simulated(model, arrival_rate, count, note), model, load)
+
+
+def predict_durations(
+    model: Model, arrival_rate: float, wanted: Collection[str], *, of: int = 1
+) -> Prediction:
+    """`predict_model` with quantiles, those of the wanted durations by simulation where no formula
+    gives them. Raises as `predict_model`.
+    """
+    found = predict_model(model, arrival_rate, quantiles=True, of=of)
+    missing = [name for name in wanted if _lacks_quantiles(getattr(found, name), model.levels)]
+    if not missing or found.method == "simulation":
+        return found
+    simulated = _simulated(model, arrival_rate, _count(model, arrival_rate, of))
+    note = f"quantiles of the {' and the '.join(missing).replace('_', ' ')} from a simulation"
+    noted = dataclasses.replace(found, assumptions=(*found.assumptions, note))
+    return with_quantiles_of(simulated, noted, missing)
+
+
+def _check_method(model: Model, method: str) -> None:
     if method not in METHODS:
         raise SpecError(f"got method {method!r}; expected one of {', '.join(METHODS)}")
+    known = methods(model)
     if method != "auto" and method not in known:
         expected = ", ".join(("auto", *known[:-1]))
         raise SpecError(
             f"got method {method!r} for {model.text} ({_described(model)}); expected {expected} "
             f"or {known[-1]}"
         )
-    load = model.stable_load(arrival_rate)
-    if (one := one_of_several(model)) is not None:
-        own_rate = arrival_rate / model.servers
-        return of_several(model, predict_model(one, own_rate, method, quantiles=quantiles))
-    chosen = best if method == "auto" else method
-    if chosen == "simulation":
-        notes = (_why_simulated(model),) if method == "auto" else ()
-        return _finite_means(_simulated(model, arrival_rate, *notes), model, load)
+
+
+def _completed(
+    found: Prediction, model: Model, arrival_rate: float, *, quantiles: bool, of: int
+) -> Prediction:
+    """A formula's answer under "auto": simulated where it is in doubt, and its quantiles where it
+    has none.
+    """
+    if (doubt := doubt_of(found)) is not None:
+        return _instead(found, model, arrival_rate, doubt, quantiles=quantiles, of=of)
+    if found.method == "exact":
+        simulating = quantiles or not is_ordered(model)
+        return _with_quantiles(found, model, arrival_rate, simulating=simulating, of=of)
+    return _with_simulated_quantiles(found, model, arrival_rate, of) if quantiles else found
+
+
+def doubt_of(found: Prediction) -> str | None:
+    """The assumption that says why an approximation may be off by more than 5 %, if it does."""
+    return next((text for text in found.assumptions if text.startswith(IN_DOUBT)), None)
+
+
+def _instead(
+    found: Prediction, model: Model, arrival_rate: float, doubt: str, *, quantiles: bool, of: int
+) -> Prediction:
+    """A simulation in place of an approximation in doubt, which stays where none is affordable."""
+    from queueing.simulation.budget import affordable_requests  # noqa: PLC0415 - loads numba
+
+    most = SIMULATED_REQUESTS if quantiles else DOUBTED_REQUESTS
     try:
-        found = checked_answer(lambda: answer(model, arrival_rate, chosen))
-        if quantiles and method == "auto" and isinstance(model.policy, Continuous):
-            return _with_simulated_quantiles(found, model, arrival_rate)
-        return _with_quantiles(found, model, arrival_rate, simulating=method == "auto")
-    except NotConvergedError as error:
-        if method != "auto":
-            raise _with_reason(error, model, load) from None
-        return _finite_means(
-            _simulated(model, arrival_rate, f"{FALLBACK}{chosen}: {error.reason}"), model, load
-        )
+        count = affordable_requests(model, arrival_rate, most, of=of)
+    except OutOfReachError:
+        return found
+    simulated = _simulated(model, arrival_rate, count, f"{FALLBACK}{doubt}")
+    missing: dict[str, Any] = {  # of the latency law alone, which is not in doubt
+        name: getattr(found, name)
+        for name in _OTHER_TIMES
+        if getattr(found, name).mean is not None and getattr(simulated, name).mean is None
+    }
+    by_field = {**simulated.methods, **dict.fromkeys(missing, found.method)}
+    simulated = dataclasses.replace(simulated, methods=by_field, **missing)
+    return _finite_means(simulated, model, model.load(arrival_rate))
 
 
 def _with_quantiles(
-    found: Prediction, model: Model, arrival_rate: float, *, simulating: bool
+    found: Prediction, model: Model, arrival_rate: float, *, simulating: bool, of: int = 1
 ) -> Prediction:
-    """The same means; quantiles that no exact law gives, as of calls of several sequences and of
-    heavy tails, are simulated or named.
+    """The same means; quantiles that no exact law gives, as of calls of several sequences, of
+    heavy tails and under orders, are simulated or, also where that takes too long, named.
     """
-    missing = [name for name in _DURATIONS if _lacks_quantiles(getattr(found, name))]
-    if found.method != "exact" or not missing or is_ordered(model):
+    missing = [name for name in _DURATIONS if _lacks_quantiles(getattr(found, name), model.levels)]
+    if found.method != "exact" or not missing:
         return found
     from queueing.simulation.budget import affordable_requests  # noqa: PLC0415 - loads numba
 
-    count = affordable_requests(model, arrival_rate, QUANTILE_REQUESTS) if simulating else 0
+    try:
+        count = (
+            affordable_requests(model, arrival_rate, QUANTILE_REQUESTS, of=of) if simulating else 0
+        )
+    except OutOfReachError:
+        count = 0
     noted = dataclasses.replace(
         found, assumptions=(*found.assumptions, _without(model, missing, count))
     )
-    if not simulating:
+    if not count:
         return noted
+    if is_ordered(model):
+        simulated = simulate_steady_state(model, arrival_rate, count)
+        return with_quantiles_of(simulated, noted, (*_DURATIONS, *_OTHER_TIMES))
     simulated = simulate_model(model, arrival_rate, num_requests=count)
     return with_quantiles_of(simulated, noted, missing)
 
 
-def _with_simulated_quantiles(found: Prediction, model: Model, arrival_rate: float) -> Prediction:
-    """All quantiles of a continuous engine, and where the formula of the means is in doubt these
-    too.
-    """
+def _with_simulated_quantiles(
+    found: Prediction, model: Model, arrival_rate: float, of: int
+) -> Prediction:
+    """All quantiles, where the means are an approximation."""
     from queueing.simulation.budget import affordable_requests, enough_slots  # noqa: PLC0415 - loads numba
+    from queueing.simulation.fast import is_compiled  # noqa: PLC0415
 
-    doubt = next((text for text in found.assumptions if text.startswith(IN_DOUBT)), None)
-    if doubt is not None:
-        return _simulated(model, arrival_rate, f"{FALLBACK}{doubt}")
     try:
-        affordable = affordable_requests(model, arrival_rate, _SHARE * SIMULATED_REQUESTS)
+        affordable = affordable_requests(model, arrival_rate, _SHARE * SIMULATED_REQUESTS, of=of)
     except OutOfReachError:
         return found
-    count = affordable // _SHARE
+    # the policy's own code is slow: few of its requests are dear, and a third of few says little
+    count = affordable // _SHARE if is_compiled(enough_slots(model, arrival_rate)) else affordable
     simulated = simulate_steady_state(enough_slots(model, arrival_rate), arrival_rate, count)
     note = f"{APPROXIMATE_MEANS}quantiles from a simulation of {count:,} requests"
     noted = dataclasses.replace(found, assumptions=(*found.assumptions, note))
-    names = (*_DURATIONS, "time_to_first_token", "inter_token_latency")
-    return with_quantiles_of(simulated, noted, names)
+    return with_quantiles_of(simulated, noted, (*_DURATIONS, *_OTHER_TIMES))
 
 
 def with_quantiles_of(simulated: Prediction, found: Prediction, names: Sequence[str]) -> Prediction:
     """`found` with its own means, and the simulated quantiles of these durations, which
-    `methods` says.
+    `methods` says. A mean that no formula has is simulated too.
     """
     quantiles: dict[str, Any] = {
-        name: dataclasses.replace(
+        name: getattr(simulated, name)
+        if getattr(found, name).mean is None
+        else dataclasses.replace(
             getattr(simulated, name), mean=getattr(found, name).mean, standard_error=None
         )
         for name in names
@@ -164,8 +241,8 @@ def with_quantiles_of(simulated: Prediction, found: Prediction, names: Sequence[
     return dataclasses.replace(found, methods=by_field, **quantiles)
 
 
-def _lacks_quantiles(duration: Quantiles) -> bool:
-    return duration.mean is not None and any(getattr(duration, level) is None for level in LEVELS)
+def _lacks_quantiles(duration: Quantiles, levels: Levels) -> bool:
+    return duration.mean is not None and any(duration.value(name) is None for name in levels)
 
 
 def _without(model: Model, missing: list[str], simulated: int) -> str:
@@ -184,6 +261,8 @@ def _without(model: Model, missing: list[str], simulated: int) -> str:
         )
     elif model.disaggregated:
         drawn, why = "requests", "no formula covers the law of the delay at two stations"
+    elif is_ordered(model):
+        drawn, why = "requests", "no formula covers their law under this order"
     else:
         drawn, why = "requests", "their law could not be computed accurately"
     what = (
@@ -194,16 +273,15 @@ def _without(model: Model, missing: list[str], simulated: int) -> str:
     return f"{PARTIAL}{what}: {why}"
 
 
-def _simulated(model: Model, arrival_rate: float, *notes: str) -> Prediction:
-    from queueing.simulation.budget import affordable_requests, enough_slots  # noqa: PLC0415 - loads numba
+def _simulated(model: Model, arrival_rate: float, count: int, *notes: str) -> Prediction:
+    from queueing.simulation.budget import enough_slots  # noqa: PLC0415 - loads numba
 
-    count = affordable_requests(model, arrival_rate, SIMULATED_REQUESTS)
     simulated = checked_answer(
         lambda: simulate_steady_state(enough_slots(model, arrival_rate), arrival_rate, count)
     )
     short = [
         text.replace(MORE, "`kendall simulate --num-requests` follows more")
-        for text in simulated.assumptions
+        for text in (*simulated.assumptions, *_first_answer(count))
         if text.startswith(TOO_SHORT)
     ]
     return dataclasses.replace(
@@ -214,6 +292,25 @@ def _simulated(model: Model, arrival_rate: float, *notes: str) -> Prediction:
         load_bound=load_bound(model),
         assumptions=(*model.assumptions, *tail_notes(model), *notes, *short),
     )
+
+
+def _first_answer(count: int) -> tuple[str, ...]:
+    from queueing.simulation.budget import FEWEST  # noqa: PLC0415 - loads numba
+
+    if count >= FEWEST:
+        return ()
+    return (f"{TOO_SHORT}a first answer, from {count:,} requests in a few seconds: {MORE}",)
+
+
+def _count(model: Model, arrival_rate: float, of: int) -> int:
+    """Requests; where too few for a mean are affordable, as many as give a first one."""
+    from queueing.simulation import budget  # noqa: PLC0415 - loads numba
+
+    try:
+        return budget.affordable_requests(model, arrival_rate, SIMULATED_REQUESTS, of=of)
+    except OutOfReachError:
+        least = budget.FIRST
+        return budget.affordable_requests(model, arrival_rate, budget.FEWEST, of=of, fewest=least)
 
 
 def _finite_means(simulated: Prediction, model: Model, load: float) -> Prediction:
@@ -229,6 +326,7 @@ def infinite_mean(model: Model, load: float) -> bool:
     """Whether the delay has no mean though the queue is stable: unbounded batches with a
     residual are a Kesten recursion (THEORY c).
     """
+    model = one_of_several(model) or model
     unbounded = (
         model.bound is None
         and is_first_come(model.policy)
@@ -242,13 +340,9 @@ def infinite_mean(model: Model, load: float) -> bool:
 
 def without_means(prediction: Prediction) -> Prediction:
     """A simulated mean of something that has none says nothing."""
-    bare = prediction.without_means(*_DURATIONS)
-    return dataclasses.replace(
-        bare,
-        batch_size=Mean(),
-        time_to_first_token=Quantiles(),
-        assumptions=(*bare.assumptions, INFINITE_MEAN),
-    )
+    bare = prediction.without_means(*_DURATIONS, "time_to_first_token")
+    assumptions = (*bare.assumptions, INFINITE_MEAN)
+    return dataclasses.replace(bare, batch_size=Mean(), assumptions=assumptions)
 
 
 def unstable(model: Model, load: float, method: str) -> Prediction:

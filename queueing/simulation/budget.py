@@ -2,7 +2,8 @@
 
 An event looks at every server, one of a continuous engine at every sequence in service too, a
 service at each of its stalls; the residuals of all servers, and the gaps between their stalls, are
-drawn beforehand. The generic simulator takes some hundred times longer than the compiled one.
+drawn beforehand. The generic simulator takes some hundred times longer than the compiled one, and
+where the policy is asked after every step, each step is an event.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import dataclasses
 import math
 
 from policies.immediate import Continuous
+from policies.ordered import wants_steps
 from policies.registry import is_first_come
 from queueing.arrivals.notation import highest_rate
 from queueing.errors import OutOfReachError
@@ -26,22 +28,30 @@ _LOOKS, _GENERIC_LOOKS = (
 _OUTSIDE_LOOKS = 7_000_000
 _DRAWS = 30_000_000  # residuals kept: 240 MB; and as many gaps between stalls
 _GENERIC_EVENT = 300  # looks that an event of the generic simulator costs besides
-_FEWEST = 20_000  # requests that a mean can be read from
+_STEP = 60  # and a step after which the policy is asked
+FEWEST = 20_000  # requests that a mean can be read from
+FIRST = 500  # that a first answer can, with a large error
 
 
-def affordable_requests(model: Model, arrival_rate: float, most: int) -> int:
-    """At most `most`. Raises OutOfReachError where too few are affordable for a mean."""
+def affordable_requests(
+    model: Model, arrival_rate: float, most: int, *, of: int = 1, fewest: int = FEWEST
+) -> int:
+    """At most `most`; `of`: so many simulations share the time. Raises OutOfReachError where less
+    than `fewest` are affordable.
+    """
     compiled = is_compiled(enough_slots(model, arrival_rate))
     in_service = _in_service(model, arrival_rate)
     stalls = 0.0 if model.policy.joins_running else model.law.stall_rate * model.batch_time.mean(1)
-    looks = 4 * (model.servers + in_service) + stalls + (0 if compiled else _GENERIC_EVENT)
+    looks = 4 * (model.servers + in_service) + stalls
+    if not compiled:
+        looks += _GENERIC_EVENT + _steps(model, in_service) * (_STEP + model.servers + in_service)
     generic = _GENERIC_LOOKS if is_first_come(model.policy) else _OUTSIDE_LOOKS
-    affordable = (_LOOKS if compiled else generic) / looks
+    affordable = (_LOOKS if compiled else generic) / of / looks
     if model.draws_in_advance:
         affordable = min(
             affordable, _DRAWS / model.servers - (SPARE_GAPS if model.law.stall_share else 0)
         )
-    if affordable < _FEWEST:
+    if affordable < fewest:
         events = (
             f"{in_service:.0f} sequences in service together and {stalls:.0f} stalls in a service"
         )
@@ -51,6 +61,13 @@ def affordable_requests(model: Model, arrival_rate: float, most: int) -> int:
             "ask for fewer servers, a smaller bound on the batch size, or fewer and longer stalls",
         )
     return int(min(affordable, most))
+
+
+def _steps(model: Model, in_service: float) -> float:
+    """Of the engine, for each request, after which the policy is asked."""
+    if not wants_steps(model.policy):
+        return 0.0
+    return model.slot_time.mean_tokens / max(1.0, in_service / model.servers)
 
 
 def enough_slots(model: Model, arrival_rate: float) -> Model:

@@ -1,12 +1,13 @@
 """Arrivals (Poisson, or with gamma gaps) and lengths drawn first, as data, then the
 policy replayed on them.
 
-Means come with standard errors. The queue starts empty; the first tenth of the requests is dropped.
-The standard error comes from the replications, with one replication from 20 batch means of
-consecutive requests. Every stream has its own generator, spawned from the seed: arrivals, output
-tokens, prompt tokens, one residual stream per server. So one seed means the same arrivals and
-lengths under every policy. The compiled replay (queueing.simulation.fast) is the default;
-`generic=True` of `simulate_run` drives the policy object itself: same path.
+Means come with standard errors. The queue starts empty; the first tenth of the requests is dropped,
+more where the queue remembers longer (queueing.simulation.spin_up). The standard error comes from
+the replications, with one replication from 20 batch means of consecutive requests. Every stream has
+its own generator, spawned from the seed: arrivals, output tokens, prompt tokens, one residual
+stream per server. So one seed means the same arrivals and lengths under every policy. The compiled
+replay (queueing.simulation.fast) is the default; `generic=True` of `simulate_run` drives the policy
+object itself: same path.
 """
 
 from __future__ import annotations
@@ -36,17 +37,21 @@ from queueing.model import (
     load_bound,
     one_of_several,
     or_unbounded,
+    seen_by_a_request,
     token_limit,
 )
 from queueing.models.batches.calls import draw_calls
 from queueing.models.gg1 import unit_gaps
-from queueing.result import LEVELS, Mean, Prediction, Quantiles
+from queueing.result import LEVELS, Levels, Mean, Prediction, Quantiles
+from queueing.simulation.drift_control import has_drifts, means_by_drifts
 from queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
 from queueing.simulation.scenarios.routed import FewestRequests, simulate_routed
 from queueing.simulation.simulated_means import (
     BATCH_MEANS,
     MORE,
+    TOO_SHORT,
     Controlled,
+    Kind,
     Mask,
     Sampled,
     brevity,
@@ -58,14 +63,15 @@ from queueing.simulation.simulated_means import (
     weighted_quantiles,
     without_unsettled,
 )
+from queueing.simulation.spin_up import SpinUp, spin_up, unsettled
 
 if TYPE_CHECKING:
     from queueing.simulation.fast import SimulatedRun
 
-WARM_UP = 0.1
 NUM_REQUESTS = 100_000
 PILOT = 6000  # requests, after which a queue that grows is mostly seen
 MOST_REQUESTS = 10_000_000  # of all replications together, some 100 bytes each: 1 GB
+SEEDS = 8  # of a steady state under bursts: one path does not know how much it was spared
 MOST_SPANS = 10_000  # of arrivals that end, a simulation of its own each
 SURE = 3.0  # standard deviations of the work of so many requests, about
 GROWTH = 4.0  # standard deviations of so many Poisson arrivals
@@ -83,47 +89,95 @@ def simulate_model(
 ) -> Prediction:
     """Simulated means with standard errors, over `replications` runs of `num_requests` each."""
     _check(model, num_requests, replications, seed)
-    if (one := one_of_several(model)) is not None:
-        own_rate = arrival_rate / model.servers
+    if one_of_several(model) is not None:
+        one, own_rate = seen_by_a_request(model, arrival_rate)
         given = {"num_requests": num_requests, "seed": seed, "replications": replications}
         return of_several(model, simulate_model(one, own_rate, **given, notes=notes))
     load, model = model.load(arrival_rate), at_mean_rate(model, arrival_rate)
-    warm_up = int(WARM_UP * num_requests)
     if has_end(model.arrival_process):
-        replications, warm_up = number_of_spans(model, num_requests * replications), 0
+        replications = number_of_spans(model, num_requests * replications)
+    begin = begin_of(model, arrival_rate, num_requests, replications)
     streams = np.random.SeedSequence(seed).spawn(replications)
     if model.disaggregated:
         from queueing.simulation.scenarios.tandem import simulate_tandem
 
         notes = (*tail_notes(model), *notes)
         tandem = simulate_tandem(
-            model, arrival_rate, num_requests, streams, warm_up=warm_up, notes=notes
+            model, arrival_rate, begin.requests, streams, warm_up=begin.warm_up, notes=notes
         )
         return without_unsettled(tandem, model)
     if order_of(model.policy).preemptive and num_requests > PILOT:  # a growing queue is slow work
         pilot = np.random.SeedSequence((seed, PILOT))
         check_kept_up(model, [simulate_run(model, arrival_rate, PILOT, pilot)])
-    runs = [
-        simulate_run(model, arrival_rate, num_requests, stream, since=warm_up).after(warm_up)
-        for stream in streams
-    ]
+    runs = [steady_run(model, arrival_rate, begin, stream) for stream in streams]
     check_kept_up(model, runs)
-    flows = by_flow(model, runs, streams, warm_up)
-    answer = dataclasses.replace(summary(runs, model, load, notes), flows=flows)
-    return without_unsettled(answer, model)
+    flows = by_flow(model, runs, streams, begin.warm_up)
+    answer = summary(runs, model, load, (*notes, *begin.notes), remembers=bool(begin.notes))
+    return without_unsettled(dataclasses.replace(answer, flows=flows), model)
 
 
 def simulate_steady_state(model: Model, arrival_rate: float, num_requests: int) -> Prediction:
-    """`simulate_model`, with a control variate for a continuous engine: no sample's own means."""
+    """`simulate_model`, its noise less: with a control variate where there is one, of bursts over
+    several seeds. No sample's own means.
+    """
+    if one_of_several(model) is not None:
+        one, own_rate = seen_by_a_request(model, arrival_rate)
+        return of_several(model, simulate_steady_state(one, own_rate, num_requests))
     companion = companion_of(model, arrival_rate)
-    if companion is None:
-        return simulate_model(model, arrival_rate, num_requests=num_requests)
+    if companion is None and not has_drifts(model):
+        seeds = SEEDS if kind_of_runs(model) == "bursty" else 1
+        each = max(num_requests // seeds, 2 * BATCH_MEANS)
+        return simulate_model(model, arrival_rate, num_requests=each, replications=seeds)
     _check(model, num_requests, 1, 0)
-    (stream,), warm_up = np.random.SeedSequence(0).spawn(1), int(WARM_UP * num_requests)
-    whole = simulate_run(model, arrival_rate, num_requests, stream, since=warm_up)
-    beside = companion.delays(whole.arrived_at, whole.output_tokens)[warm_up:]
-    control = Controlled(beside, companion.exact)
-    return summary([whole.after(warm_up)], model, model.load(arrival_rate), (), control)
+    begin, (stream,) = (
+        begin_of(model, arrival_rate, num_requests),
+        np.random.SeedSequence(0).spawn(1),
+    )
+    whole = _begun_run(model, arrival_rate, begin, stream)
+    run = whole.after(begin.warm_up)
+    check_kept_up(model, [run])
+    control, means = None, None
+    if companion is not None:
+        beside = companion.delays(whole.arrived_at, whole.output_tokens)[begin.warm_up :]
+        control = Controlled(beside, companion.exact, model.levels)
+    elif (means := means_by_drifts(run, model, arrival_rate)) is not None:
+        control = Controlled(run.queueing_delay, means[0], model.levels, by_mean=True)
+    load, remembers = model.load(arrival_rate), bool(begin.notes)
+    answer = summary([run], model, load, begin.notes, control, remembers=remembers)
+    if means is not None:
+        answer = dataclasses.replace(answer, batch_size=means[1])
+    return dataclasses.replace(answer, flows=by_flow(model, [run], [stream], begin.warm_up))
+
+
+def begin_of(model: Model, arrival_rate: float, num_requests: int, replications: int = 1) -> SpinUp:
+    """How each run begins, of which nine tenths of `num_requests` count."""
+    from queueing.simulation import fast
+
+    most = MOST_REQUESTS // replications
+    if model.draws_in_advance:
+        most = min(most, MOST_DRAWS // model.servers - SPARE_GAPS)
+    compiled = model.disaggregated or fast.is_compiled(model)
+    return spin_up(model, arrival_rate, num_requests, most=most if compiled else num_requests)
+
+
+def steady_run(
+    model: Model, arrival_rate: float, begin: SpinUp, stream: np.random.SeedSequence
+) -> SimulatedRun:
+    """One replication as arrays, without its warm-up."""
+    return _begun_run(model, arrival_rate, begin, stream).after(begin.warm_up)
+
+
+def _begun_run(
+    model: Model, arrival_rate: float, begin: SpinUp, stream: np.random.SeedSequence
+) -> SimulatedRun:
+    return simulate_run(
+        model,
+        arrival_rate,
+        begin.requests,
+        stream,
+        since=begin.warm_up,
+        waiting=begin.waiting,
+    )
 
 
 def _check(model: Model, num_requests: int, replications: int, seed: int) -> None:
@@ -158,11 +212,15 @@ def summary(
     load: float,
     notes: tuple[str, ...],
     control: Controlled | None = None,
+    *,
+    remembers: bool = False,
 ) -> Prediction:
     """Means with standard errors, and quantiles, of all runs together; with `control` those of
-    durations are corrected.
+    durations are corrected. `remembers`: successive batch means hang together.
     """
     kind = kind_of_runs(model)
+    if kind == "steady" and remembers:
+        kind = "bursty"
     served = [run.sojourn_time[~run.lost] for run in runs]
     short = brevity(model, [run.arrived_at for run in runs], served)
     return Prediction(
@@ -176,12 +234,13 @@ def summary(
         utilisation=_utilisation(runs, model),
         batch_size=Mean(*mean_of_runs([_per_dispatch(run) for run in runs], kind)),
         loss_fraction=mean_of_runs([run.lost.astype(float) for run in runs])[0],
-        **_durations(model, runs, control or Sampled(kind)),
+        **_durations(model, runs, control or Sampled(kind, model.levels)),
         assumptions=(
             *model.assumptions,
             *tail_notes(model),
             *notes,
             *_cautions(runs, together=has_end(model.arrival_process)),
+            *_growing(runs, kind),
             *([] if short is None else [short]),
         ),
     )
@@ -200,8 +259,13 @@ def _durations(
         "queueing_delay": delay,
         "sojourn_time": of([run.sojourn_time[~run.lost] for run in runs], kept),
         "served_queueing_delay": of_served,
+        "service_time": of(
+            [(run.server_free_at - run.dispatched_at)[~run.lost] for run in runs], kept
+        ),
         "time_to_first_token": _to_first_token(runs, of),
-        "inter_token_latency": Quantiles() if model.policy.padded else _between_tokens(runs, of),
+        "inter_token_latency": Quantiles()
+        if model.policy.padded
+        else _between_tokens(runs, of, model.levels),
     }
 
 
@@ -239,7 +303,9 @@ def delays_of_flows(
     delays, kind = _delays(model, runs), kind_of_runs(model)
     return {
         name: summary_of_runs(
-            [of[whose == place] for of, whose in zip(delays, drawn, strict=True)], kind
+            [of[whose == place] for of, whose in zip(delays, drawn, strict=True)],
+            kind,
+            model.levels,
         )
         for place, name in enumerate(names)
     }
@@ -264,19 +330,22 @@ def mean_gaps(run: SimulatedRun) -> tuple[Mask, Vector, Vector]:
     return several, (run.released_at - run.first_token_at)[several] / gaps, gaps
 
 
-def quantiles_of_gaps(runs: Sequence[SimulatedRun]) -> dict[str, float]:
+def quantiles_of_gaps(runs: Sequence[SimulatedRun], levels: Levels = LEVELS) -> dict[str, float]:
     """By their names, of all gaps between tokens; none where no answer has several tokens."""
     counted_gaps = [run.gaps or Gaps(*mean_gaps(run)[1:]) for run in runs]
     seconds, times = map(np.concatenate, zip(*counted_gaps, strict=True))
     if not len(seconds):
         return {}
-    return dict(zip(LEVELS, weighted_quantiles(seconds, times).tolist(), strict=True))
+    return dict(zip(levels, weighted_quantiles(seconds, times, levels).tolist(), strict=True))
 
 
-def _between_tokens(runs: Sequence[SimulatedRun], of: Sampled | Controlled) -> Quantiles:
+def _between_tokens(
+    runs: Sequence[SimulatedRun], of: Sampled | Controlled, levels: Levels
+) -> Quantiles:
     """The mean: each answer's counts once for each of its gaps."""
     several, means, gaps = zip(*map(mean_gaps, runs), strict=True)
-    return dataclasses.replace(of.mean(means, several, gaps), **quantiles_of_gaps(runs))
+    found, mean = quantiles_of_gaps(runs, levels), of.mean(means, several, gaps)
+    return Quantiles.of(levels, mean.mean, map(found.get, levels), mean.standard_error)
 
 
 def _cautions(runs: Sequence[SimulatedRun], *, together: bool) -> Iterator[str]:
@@ -293,6 +362,17 @@ def _cautions(runs: Sequence[SimulatedRun], *, together: bool) -> Iterator[str]:
         )
 
 
+def _growing(runs: Sequence[SimulatedRun], kind: Kind) -> Iterator[str]:
+    """Where the end of what is kept does not look like its beginning."""
+    if kind in ("steady", "bursty") and (
+        growth := unsettled([run.queueing_delay[~run.lost] for run in runs])
+    ):
+        yield (
+            f"{TOO_SHORT}the mean delay of the second half of the run is {growth:.0%} above that "
+            f"of the first: {MORE}"
+        )
+
+
 def simulate_run(
     model: Model,
     arrival_rate: float,
@@ -300,15 +380,20 @@ def simulate_run(
     stream: np.random.SeedSequence,
     *,
     since: int = 0,
+    waiting: int = 0,
     generic: bool = False,
 ) -> SimulatedRun:
     """One replication as arrays, warm-up included; gaps between tokens are those of the requests
-    from `since` on.
+    from `since` on, and the first `waiting` are there as it begins. The one function that draws a
+    path of any queue: where each server has a queue and all are alike, of one of them at its share
+    of the rate.
     """
     from queueing.simulation import fast
 
+    model, arrival_rate = seen_by_a_request(model, arrival_rate)
     if fast.is_compiled(model) and not generic:
         trace = fast.draw_trace(model, arrival_rate, num_requests, stream)
+        trace = fast.beginning_with(trace, waiting)
         return fast.replay(model, trace, since) if len(trace.arrived_at) else fast.nothing_served()
     jobs, residuals = draw_jobs(model, arrival_rate, num_requests, stream)
     return driven_run(model, jobs, residuals, since) if jobs else fast.nothing_served()

@@ -10,6 +10,7 @@ spread when read.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,18 +21,18 @@ import numpy as np
 import numpy.typing as npt
 
 from policies.fixed import Fixed
-from policies.immediate import Continuous
+from policies.immediate import Continuous, Single
 from policies.ordered import in_arrival_order, order_of
 from queueing.arrivals.notation import has_end
 from queueing.distributions.token_distribution import TokenDistribution, Vector
 from queueing.latency.law import LatencyModel
-from queueing.latency.slots.token_gaps import GapCounts, Gaps, found
+from queueing.latency.slots.token_gaps import GapCounts, Gaps, found, no_gaps
 from queueing.latency.stalls import SPARE_GAPS
 from queueing.model import (
     Model,
     at_mean_rate,
     has_queues,
-    memory_limited,
+    one_of_several,
     or_unbounded,
     reservations,
     token_limit,
@@ -46,8 +47,14 @@ from queueing.simulation.orders.batch_kernels import (
     run_ordered_single,
     run_ordered_slots,
 )
-from queueing.simulation.orders.policy_order import has_queue, queue_of
-from queueing.simulation.orders.waiting_kernels import RANKED
+from queueing.simulation.orders.interrupting_kernels import run_interrupting
+from queueing.simulation.orders.policy_order import (
+    has_queue,
+    interrupting_of,
+    interrupts,
+    queue_of,
+)
+from queueing.simulation.orders.waiting_kernels import RANKED, ordered_queue
 
 Ints = npt.NDArray[np.signedinteger[Any]]
 MOST_SLOTS = 4096  # of a continuous server; beyond, the generic simulator
@@ -196,6 +203,14 @@ def draw_trace(
     )
 
 
+def beginning_with(trace: Trace, waiting: int) -> Trace:
+    """The same requests, of which so many are there at 0 and the others come as from there on."""
+    if not waiting:
+        return trace
+    instants = np.concatenate([np.zeros(waiting), trace.arrived_at[:-waiting]])
+    return dataclasses.replace(trace, arrived_at=instants)
+
+
 def process_instants(model: Model, rng: np.random.Generator, count: int) -> Vector:
     """Seconds from 0 of `count` arrivals of its process; of one that ends, all."""
     assert model.arrival_process is not None
@@ -214,15 +229,18 @@ def draw_predictions(model: Model, outputs: Ints, stream: np.random.SeedSequence
 
 def replay(model: Model, trace: Trace, since: int = 0) -> SimulatedRun:
     """The policy on the trace. The queue closes with the last arrival. Gaps between tokens are
-    those of the requests from `since` on.
+    those of the requests from `since` on. Of `one_of_several` servers, not of all.
     """
+    assert one_of_several(model) is None
     law, bound = model.law, _slots(model) or 2**31
     wait_for, max_wait = (
         (bound, model.policy.max_wait) if isinstance(model.policy, Fixed) else (1, math.inf)
     )
     bounds = kernels.Bounds(model.servers, bound, wait_for, max_wait, model.policy.padded)
     continuous = isinstance(model.policy, Continuous)
-    if not in_arrival_order(model.policy):
+    if order_of(model.policy).preemptive:
+        return _interrupting(model, trace, since)
+    if has_queues(model) or not in_arrival_order(model.policy):
         return _in_order(model, trace, bounds, since)
     alone = model.servers == 1 and model.patience is None and not continuous
     alike = bound == 1 and not law.stall_share
@@ -252,16 +270,19 @@ def _run(
 
 
 def _in_order(model: Model, trace: Trace, bounds: kernels.Bounds, since: int) -> SimulatedRun:
-    """Under an order that interrupts nobody."""
+    """Under an order that interrupts nobody, from one queue or from one for each server."""
     requests, drawn, law = _requests(model, trace), _drawn(model.law, trace), model.law
     count, limit = len(trace.arrived_at), float(token_limit(model))
     predicted = trace.predicted if len(trace.predicted) else np.full(count, limit)
-    queue = queue_of(model.policy, trace.arrived_at, predicted, limit, bounds.batch_size)
+    lanes = model.servers if has_queues(model) else 1
+    queue = queue_of(
+        model.policy, trace.arrived_at, predicted, limit, bounds.batch_size, lanes=lanes
+    )
     plain = not (len(trace.call_ends) or len(requests.deadlines) or law.stall_share)
     if isinstance(model.policy, Continuous):
         slots = _empty_slots(model, requests, bounds, since)
         given = _coefficients(law), law.turnaround, bounds, queue
-        path = run_ordered_slots(requests, *given, slots)
+        path = run_ordered_slots(requests, *given, slots, _memory(model))
         return _run(model, trace, path, slots.gaps)
     if plain and bounds.servers == bounds.batch_size == 1 and queue.kind == RANKED:
         path = run_ordered_single(requests, _of_batches(model), drawn, queue.rank)
@@ -271,28 +292,50 @@ def _in_order(model: Model, trace: Trace, bounds: kernels.Bounds, since: int) ->
     return _run(model, trace, path, servers.gaps)
 
 
+def _interrupting(model: Model, trace: Trace, since: int) -> SimulatedRun:
+    """One request at a time, under an order that interrupts; how many residuals that takes is known
+    afterwards.
+    """
+    assert isinstance(model.policy, Single)
+    law, limit = model.law, float(token_limit(model))
+    coefficients = law.k1, law.k2, law.k3, law.k4, law.kp, law.kr, law.speed
+    count = len(trace.arrived_at)
+    predicted = trace.predicted if len(trace.predicted) else np.full(count, limit)
+    order = interrupting_of(model.policy, predicted, limit)
+    residuals, path = _residuals(law, trace), None
+    while path is None:
+        queue, gaps = ordered_queue(RANKED, np.zeros(count), np.zeros(count), 1), no_gaps(since)
+        given = _requests(model, trace), coefficients, paces_of(model), residuals
+        path = run_interrupting(*given, order, queue, gaps)
+        if path is None:
+            residuals = np.hstack([residuals, _residuals(law, trace)])
+    return _run(model, trace, path, gaps)
+
+
 def paces_of(model: Model) -> Vector:
     """Of each server, how many times as long as the law's its times are."""
     return np.array(model.server_speeds or [1.0] * model.servers)
 
 
 def is_compiled(model: Model) -> bool:
-    """Whether the kernels cover it: the built-in policies, in an order that interrupts nobody, on
-    one queue; no continuous engine with thousands of slots, nor, under an order other than of
-    arrival, one whose memory may bind.
+    """Whether the kernels cover it: the built-in policies, in an order that interrupts nobody, no
+    continuous engine with thousands of slots; one request at a time in orders that interrupt, from
+    one queue, without calls and stalls.
 
-    Every step must take time: a fitted law may have k1 or k2 below zero, and with it a batch that
-    ends before it began.
+    No step may take less than no time: a fitted law may have k1 or k2 below zero, and with it a
+    batch that ends before it began.
     """
     law = model.law
-    if not has_queue(model.policy) or has_queues(model):
+    several = model.sequences is not None or has_queues(model) or law.stall_share > 0
+    if not has_queue(model.policy) and (several or not interrupts(model.policy)):
         return False
-    if memory_limited(model) and not in_arrival_order(model.policy):
+    first = law.k1 + law.k3 + min(law.k2, 0) + law.k4
+    if law.kp < 0 or law.k1 + law.k3 < 0 or first < 0:
         return False
-    if law.kp < 0 or law.k1 + law.k3 < 0 or law.k1 + law.k3 + min(law.k2, 0) + law.k4 <= 0:
-        return False
+    if not isinstance(model.policy, Continuous):
+        return True
     slots = _slots(model)
-    return not isinstance(model.policy, Continuous) or (slots is not None and slots <= MOST_SLOTS)
+    return first > 0 and slots is not None and slots <= MOST_SLOTS
 
 
 def _slots(model: Model) -> int | None:

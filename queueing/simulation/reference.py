@@ -131,12 +131,12 @@ def simulate_trace(
     return driver.run()
 
 
-_CANCELLATION, _PATIENCE, _SWITCH, _DEATH, _RESTART, _SERVERS = 1, 2, 3, 4, 5, 6
+_CLOSE, _CANCELLATION, _PATIENCE, _SWITCH, _DEATH, _RESTART, _SERVERS = range(7)
 _Planned = str | float | Policy | frozenset[int]
 
 
 class Driver:
-    """One queue and its servers. `open_ended`: more jobs are added while it runs."""
+    """One queue and its servers. `open_ended`: more jobs are added while it runs, until `close`."""
 
     def __init__(
         self,
@@ -168,14 +168,12 @@ class Driver:
         """Put an event on the agenda."""
         heapq.heappush(self.agenda, (at, kind, len(self.agenda), what))
 
-    def run(self, closed_at: float | None = None) -> list[Record]:
-        """Every event until nothing is left to happen. `closed_at`: the last instant of an
-        open-ended one, which gets no more jobs.
-        """
-        if closed_at is not None:
-            self.open_ended = False
-            self._show()
-            self._ask(closed_at)
+    def close(self, at: float) -> None:
+        """An open-ended one gets no more jobs after those that arrive at that instant."""
+        self.plan(at, _CLOSE, "")
+
+    def run(self) -> list[Record]:
+        """Every event until nothing is left to happen."""
         self.advance(math.inf)
         if self.queue:
             raise PredictionError(
@@ -338,6 +336,9 @@ class Driver:
         return process.next_step_at() if self.wants_steps else process.next_change_at()
 
     def _complete(self, engine: DrivenEngine, now: float) -> None:
+        if self.wants_steps and engine.process.next_step_at() > now:
+            self._settle(engine, now)  # its tokens were counted with a step of another server
+            return
         for member in engine.process.advance(to_change=not self.wants_steps):
             started = self.running[member.id][1]
             started.ended_at = now
@@ -377,7 +378,10 @@ class Driver:
 
     def _carry_out(self, now: float) -> None:
         _, kind, _, what = heapq.heappop(self.agenda)
-        if isinstance(what, str):
+        if kind == _CLOSE:
+            self.open_ended = False
+            self._show()
+        elif isinstance(what, str):
             self._drop(what, now, "cancelled" if kind == _CANCELLATION else "abandoned")
         elif kind == _RESTART:
             self.down = False

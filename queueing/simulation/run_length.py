@@ -142,6 +142,8 @@ def _moments(model: Model, rate: float, quantity: Quantity) -> _Moments:
         and model.servers == 1
         and model.patience is None
         and model.sequences is None
+        and model.arrival_scv == 1
+        and model.arrival_process is None
     )
     return (
         _exact(model, rate)

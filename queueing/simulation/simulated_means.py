@@ -2,20 +2,25 @@
 one run from 20 batch means. And which means say nothing, however long the run: those of durations
 that a tail of the lengths leaves without a variance.
 
-Arrivals that cluster make delays hang together for longer: of one run with an arrival process the
-correlation of successive batch means widens the error (queueing.measurement.batch_means), and a
-note says where the run is too short. Runs of a process that ends differ in their number of
-requests: the error is that of a ratio of two sums.
+Arrivals that cluster make delays hang together for longer, and so do high loads. There the error
+of a run is the widest of those from batch means of several lengths and from the correlation of
+delays (queueing.measurement.mean_interval): a path that was spared long bursts has a low mean and
+a low variance. Of several runs it is that of the batch means of all, and no less than from the
+spread of the runs. A note says where a run is too short. Runs of a process that ends differ in
+their number of requests: the error is that of a ratio of two sums.
 
 Without a second moment of the lengths the delay behind one server has no mean, and a mean that
 exists elsewhere, as of a sojourn, has no standard error. With patience a delay is bounded, and so
 settles.
 
-Control variate of a continuous engine: M/G/1 on the same arrivals and lengths, S_i = (slot time of
-N_i tokens at full slots) / c, whose law is exact (queueing.models.mg1). Mean and each quantile are
-corrected by b (exact - simulated) of that queue, b by regression over 20 batches. At load .95 and
-10^6 requests the noise of the p99 falls from 9 to 2 % (SCV 4, 8 and 32 slots), from 8 to 0.7 %
-(geometric).
+Control variate of single and continuous servers: one server, first come, first served, on the same
+arrivals and lengths, S_i = (slot time of N_i tokens at full slots) / c, c slots or servers, whose
+law is exact (queueing.models.mg1, gig1). Mean and each quantile are corrected by b (exact -
+simulated) of that queue, b by regression over 20 batches; under an order other than of arrival the
+mean alone. At load .95 and 10^6 requests the noise of the p99 falls from 9 to 2 % (SCV 4, 8 and 32
+slots), from 8 to 0.7 % (geometric); of means at .9 to a sixteenth (4 servers), a tenth (8 slots,
+gaps of SCV 4), a third (orders by length). Of batches without a bound:
+queueing.simulation.drift_control.
 """
 
 from __future__ import annotations
@@ -23,19 +28,21 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from policies.immediate import Continuous
+from policies.immediate import Continuous, Single
 from policies.registry import is_first_come
 from queueing.arrivals.notation import cycle, has_end
 from queueing.arrivals.processes import Recorded
 from queueing.distributions.token_distribution import Vector
+from queueing.errors import NotConvergedError
 from queueing.latency.law import LatencyModel
+from queueing.latency.service_time import ServiceTime
 from queueing.measurement.batch_means import (
     LEAST_EFFECTIVE,
     TOO_WIDE,
@@ -44,9 +51,11 @@ from queueing.measurement.batch_means import (
     replications_interval,
     variance_of_mean,
 )
+from queueing.measurement.mean_interval import widest_interval
 from queueing.model import Model, memory_limited
-from queueing.models.mg1 import solve_mg1
-from queueing.result import LEVELS, Prediction, Quantiles
+from queueing.models.gig1 import solve_gig1
+from queueing.models.mg1 import solve_service
+from queueing.result import LEVELS, Levels, Prediction, Quantiles
 
 BATCH_MEANS = 20
 MORE = "ask for more requests"
@@ -61,8 +70,8 @@ _BOUNDED = ("queueing_delay", "served_queueing_delay", "time_to_first_token")  #
 
 @dataclass(frozen=True)
 class Companion:
-    """M/G/1 with the work of a continuous engine at full slots: a service of `fixed` seconds and
-    `per_token` for each token; `exact`: its queueing delay.
+    """One server, first come, first served, with the work of all servers or slots: a service of
+    `fixed` seconds and `per_token` for each token; `exact`: its queueing delay.
     """
 
     fixed: float
@@ -77,48 +86,81 @@ class Companion:
 
 
 def companion_of(model: Model, arrival_rate: float) -> Companion | None:
-    """None where there is no such queue, its delays have no variance, or memory decides how many
-    slots are taken.
+    """None where there is no such queue, its delays have no variance or no known law, or memory
+    decides how many slots are taken.
     """
+    independent = model.arrival_process is None or model.arrival_scv != 1
     applies = (
-        isinstance(model.policy, Continuous)
-        and is_first_come(model.policy)
+        isinstance(model.policy, Continuous | Single)
         and model.bound is not None
-        and (model.servers, model.arrival_scv) == (1, 1.0)
-        and model.arrival_process is None
+        and independent
         and model.sequences is None
         and model.patience is None
         and model.tail_index > 3
-        and not memory_limited(model)
+        and not (model.disaggregated or model.server_speeds or memory_limited(model))
     )
     if not applies:
         return None
-    slots, time = model.bound or 1, model.slot_time
-    taken, share = time.parts(slots, refilled=True)
-    per_token = time.law.step(1 + (slots - 1) * share) / slots
-    fixed = taken / slots - per_token * time.mean_tokens
+    fixed, per_token = _shared_work(model)
+    if fixed + per_token * model.output_tokens.shortest <= 0:
+        return None
     law = LatencyModel(k2=fixed, k4=per_token)
-    delay = solve_mg1(law, model.output_tokens, arrival_rate).delay
-    return Companion(fixed, per_token, delay)
+    service = ServiceTime.of(law, model.output_tokens)
+    try:
+        queue = (
+            solve_service(service, arrival_rate, levels=model.levels)
+            if model.arrival_scv == 1
+            else solve_gig1(service, arrival_rate, model.arrival_scv, levels=model.levels)
+        )
+    except NotConvergedError:
+        return None
+    exact = queue.delay if is_first_come(model.policy) else Quantiles(queue.delay.mean)
+    return Companion(fixed, per_token, exact)
 
 
-def controlled(values: Vector, companion: Vector | Beside, exact: Quantiles) -> Quantiles:
-    """Of one value a request, beside the companion's delay of each. A duration of 0 stays 0."""
-    beside = companion if isinstance(companion, Beside) else Beside.of(companion)
-    found, error = _corrected(_statistics(values), _of_parts(_statistics, values), beside, exact)
+def _shared_work(model: Model) -> tuple[float, float]:
+    """Seconds of a request, and of each of its tokens, while all servers and slots are taken."""
+    slots, time = model.bound or 1, model.slot_time
+    if isinstance(model.policy, Single):
+        per_token, whole = model.law.step(1), model.batch_time.mean(1)
+    else:
+        taken, share = time.parts(slots, refilled=True)
+        per_token, whole = time.law.step(1 + (slots - 1) * share) / slots, taken / slots
+    lanes = model.servers
+    return whole / lanes - per_token * time.mean_tokens / lanes, per_token / lanes
+
+
+def controlled(
+    values: Vector,
+    companion: Vector | Beside,
+    exact: Quantiles,
+    levels: Levels = LEVELS,
+    *,
+    by_mean: bool = False,
+) -> Quantiles:
+    """Of one value a request, beside the companion's delay of each; `by_mean`: every statistic by
+    the companion's mean. A duration of 0 stays 0.
+    """
+    beside = companion if isinstance(companion, Beside) else Beside.of(companion, levels)
+    statistics, names = _statistics(levels), ("mean", *levels)
+    mine, parts = statistics(values), _of_parts(statistics, values)
+    found, every = _corrected(mine, parts, beside, exact, names, by_mean=by_mean)
     mean, *quantiles = found.tolist()
-    rising = np.maximum.accumulate(quantiles).tolist()
-    return Quantiles(mean, **dict(zip(LEVELS, rising, strict=True)), standard_error=error)
+    error, *errors = every.tolist()
+    order = sorted(range(len(levels)), key=list(levels.values()).__getitem__)
+    rising = dict(zip(order, np.maximum.accumulate(np.array(quantiles)[order]), strict=True))
+    ordered = [float(rising[at]) for at in range(len(levels))]
+    return Quantiles.of(levels, mean, ordered, error, dict(zip(levels, errors, strict=True)))
 
 
 def controlled_mean(
     values: Vector, companion: Vector, exact: Quantiles, counts: Vector
 ) -> Quantiles:
     """The mean alone, where each value counts so many times."""
-    beside = Beside.of(companion, _mean)
+    beside = Beside(_mean(companion), _of_parts(_mean, companion))
     mine, parts = _weighted(values, counts), _of_parts(_weighted, values, counts)
-    found, error = _corrected(mine, parts, beside, exact)
-    return Quantiles(float(found[0]), standard_error=error)
+    found, errors = _corrected(mine, parts, beside, exact, ("mean",))
+    return Quantiles(float(found[0]), standard_error=float(errors[0]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,26 +171,33 @@ class Beside:
     parts: Vector
 
     @classmethod
-    def of(cls, delays: Vector, statistics: Callable[[Vector], Vector] | None = None) -> Beside:
-        """Of one a request; `statistics`: fewer than all."""
-        statistics = statistics or _statistics
+    def of(cls, delays: Vector, levels: Levels = LEVELS) -> Beside:
+        """Of one a request."""
+        statistics = _statistics(levels)
         return cls(statistics(delays), _of_parts(statistics, delays))
 
 
 def _corrected(
-    mine: Vector, parts: Vector, beside: Beside, exact: Quantiles
-) -> tuple[Vector, float]:
-    """The statistics, of which the mean is the first, and the standard error of the mean."""
-    names = ("mean", *LEVELS)[: mine.size]
-    known = np.array([getattr(exact, name) for name in names], dtype=float)  # None: nan
-    whole, others = beside.whole[: mine.size], beside.parts[:, : mine.size]
+    mine: Vector,
+    parts: Vector,
+    beside: Beside,
+    exact: Quantiles,
+    names: Sequence[str],
+    *,
+    by_mean: bool = False,
+) -> tuple[Vector, Vector]:
+    """The statistics, of which the mean is the first, and their standard errors."""
+    known = np.array([exact.value(name) for name in names], dtype=float)  # None: nan
+    column = np.zeros(mine.size, dtype=int) if by_mean else np.arange(mine.size)
+    known, whole, others = known[column], beside.whole[column], beside.parts[:, column]
     spread, shared = others - others.mean(axis=0), parts - parts.mean(axis=0)
     squares = (spread**2).sum(axis=0)
     usable = (squares > 0) & np.isfinite(known) & (mine > 0)
     slopes = np.where(usable, (spread * shared).sum(axis=0) / np.where(usable, squares, 1.0), 0.0)
     found = np.maximum(0.0, mine + slopes * np.where(usable, known - whole, 0.0))
-    left = ((shared - slopes * spread)[:, 0] ** 2).sum() / (BATCH_MEANS - 1 - bool(usable[0]))
-    return found, float(math.sqrt(left / BATCH_MEANS))
+    left = ((shared - slopes * spread) ** 2).sum(axis=0) / (BATCH_MEANS - 1 - usable)
+    of_exact = slopes * (exact.standard_error or 0.0)
+    return found, np.hypot(np.sqrt(left / BATCH_MEANS), of_exact)
 
 
 def _of_parts(statistics: Callable[..., Vector], *columns: Vector) -> Vector:
@@ -157,9 +206,13 @@ def _of_parts(statistics: Callable[..., Vector], *columns: Vector) -> Vector:
     return np.array([statistics(*part) for part in zip(*parts, strict=True)])
 
 
-def _statistics(values: Vector) -> Vector:
+def _statistics(levels: Levels) -> Callable[[Vector], Vector]:
     """Mean and quantiles."""
-    return np.append(values.mean(), np.quantile(values, list(LEVELS.values())))
+    return partial(_mean_and_quantiles, list(levels.values()))
+
+
+def _mean_and_quantiles(levels: Sequence[float], values: Vector) -> Vector:
+    return np.append(values.mean(), np.quantile(values, levels))
 
 
 def _mean(values: Vector) -> Vector:
@@ -170,13 +223,13 @@ def _weighted(values: Vector, counts: Vector) -> Vector:
     return np.array([np.average(values, weights=counts)])
 
 
-def weighted_quantiles(values: Vector, counts: Vector) -> Vector:
-    """Of LEVELS, where each value counts so many times."""
+def weighted_quantiles(values: Vector, counts: Vector, levels: Levels = LEVELS) -> Vector:
+    """Where each value counts so many times."""
     if (counts == 1).all():
-        return np.quantile(values, list(LEVELS.values()))
+        return np.quantile(values, list(levels.values()))
     order = np.argsort(values)
     reached = np.cumsum(counts[order])
-    return values[order[np.searchsorted(reached / reached[-1], list(LEVELS.values()))]]
+    return values[order[np.searchsorted(reached / reached[-1], list(levels.values()))]]
 
 
 def kind_of_runs(model: Model) -> Kind:
@@ -188,14 +241,46 @@ def kind_of_runs(model: Model) -> Kind:
     return "spans" if has_end(model.arrival_process) else "bursty"
 
 
-def summary_of_runs(series: Sequence[Vector], kind: Kind = "steady") -> Quantiles:
+def summary_of_runs(
+    series: Sequence[Vector], kind: Kind = "steady", levels: Levels = LEVELS
+) -> Quantiles:
     """Of one value a request, an array for each run."""
     values = np.concatenate(series)
     if not len(values):
         return Quantiles()
-    quantiles = dict(zip(LEVELS, np.quantile(values, list(LEVELS.values())).tolist(), strict=True))
     mean, error = mean_of_runs(series, kind)
-    return Quantiles(mean, **quantiles, standard_error=error)
+    found = np.quantile(values, list(levels.values()))
+    errors = {} if error is None else _errors_of_quantiles(series, levels, found, error)
+    return Quantiles.of(levels, mean, found.tolist(), error, errors)
+
+
+def _errors_of_quantiles(
+    series: Sequence[Vector], levels: Levels, found: Vector, error: float
+) -> dict[str, float]:
+    """Of a share of the values below a quantile the error is that of a mean, over the batches or
+    runs; and of the quantile half the distance between those at the level less and more that error.
+    `error`: of the mean of the values; where it is more than that of the batches, as under bursts,
+    all errors are.
+    """
+    values = np.concatenate(series)
+    parts = series if len(series) > 1 else np.array_split(values, BATCH_MEANS)
+    plain = _error_of_ratio(parts, float(values.mean()))
+    wider = max(1.0, error / plain) if plain else 1.0
+    shares = np.array(
+        [
+            _error_of_ratio(below, float(np.concatenate(below).mean())) or 0.0
+            for below in (
+                [np.asarray(part <= each, dtype=float) for part in parts] for each in found
+            )
+        ]
+    )
+    at = np.array(list(levels.values()))
+    low, high = at - wider * shares, at + wider * shares
+    inside = high <= 1
+    ends = np.quantile(values, np.concatenate([np.maximum(low, 0.0), np.minimum(high, 1.0)]))
+    below, above = ends[: at.size], ends[at.size :]
+    errors = np.where(inside, (above - below) / 2, found - below)
+    return dict(zip(levels, errors.tolist(), strict=True))
 
 
 def weighted_mean(
@@ -218,10 +303,11 @@ class Sampled:
     """
 
     kind: Kind
+    levels: Levels = field(default_factory=lambda: LEVELS)
 
     def __call__(self, series: Sequence[Vector], _: Sequence[Mask]) -> Quantiles:
         """Mean, its standard error, quantiles."""
-        return summary_of_runs(series, self.kind)
+        return summary_of_runs(series, self.kind, self.levels)
 
     def mean(
         self, series: Sequence[Vector], _: Sequence[Mask], counts: Sequence[Vector]
@@ -238,14 +324,16 @@ class Controlled:
 
     beside: Vector
     exact: Quantiles
+    levels: Levels = field(default_factory=lambda: LEVELS)
+    by_mean: bool = False
 
     def __call__(self, series: Sequence[Vector], kept: Sequence[Mask]) -> Quantiles:
         """`kept`: the requests of which there are values."""
         (values,), (own,) = series, kept
         if len(values) <= BATCH_MEANS:
-            return Sampled("steady")(series, kept)
-        beside = self._of_all if own.all() else Beside.of(self.beside[own])
-        return controlled(values, beside, self.exact)
+            return Sampled("steady", self.levels)(series, kept)
+        beside = self._of_all if own.all() else Beside.of(self.beside[own], self.levels)
+        return controlled(values, beside, self.exact, self.levels, by_mean=self.by_mean)
 
     def mean(
         self, series: Sequence[Vector], kept: Sequence[Mask], counts: Sequence[Vector]
@@ -258,7 +346,7 @@ class Controlled:
 
     @cached_property
     def _of_all(self) -> Beside:
-        return Beside.of(self.beside)
+        return Beside.of(self.beside, self.levels)
 
 
 def mean_of_runs(
@@ -278,10 +366,24 @@ def mean_of_runs(
     parts = series if len(series) > 1 else np.array_split(series[0], BATCH_MEANS)
     if any(len(part) == 0 for part in parts):
         return mean, None
-    if len(series) == 1 and kind == "bursty":
-        return mean, math.sqrt(variance_of_mean(_double(series[0]), BATCH_MEANS)[0])
+    if kind == "bursty":
+        return mean, _error_of_bursts(series)
     means = np.array([part.mean() for part in parts])
     return mean, float(means.std(ddof=1) / math.sqrt(len(means)))
+
+
+def _error_of_bursts(series: Sequence[Vector]) -> float:
+    """Of one run from its widest interval on any scale; of several from the batch means of all,
+    and no less than from the spread of their means.
+    """
+    runs = [_double(run) for run in series]
+    if len(runs) == 1:
+        (values,) = runs
+        spread = float(values.var(ddof=1))
+        return math.sqrt(spread / widest_interval(values).effective_n) if spread else 0.0
+    inside = sum(variance_of_mean(run, BATCH_MEANS)[0] * run.size**2 for run in runs)
+    between = float(np.var([run.mean() for run in runs], ddof=1)) / len(runs)
+    return math.sqrt(max(inside / sum(run.size for run in runs) ** 2, between))
 
 
 def _double(values: Vector) -> FloatArray:

@@ -129,7 +129,7 @@ def _run_slots(requests, law, bounds, state, path):  # type: ignore[no-untyped-d
             head += 1
         while True:  # the policy is asked after each departure, and once more after the event
             if leaving > 0:
-                _free(engine, leaving, bounds, state, requests)
+                free(engine, leaving, bounds, state, requests)
                 leaving -= 1
             elif completed:
                 completed = False
@@ -141,7 +141,7 @@ def _run_slots(requests, law, bounds, state, path):  # type: ignore[no-untyped-d
 
 
 @inner
-def _free(s, leaving, bounds, state, requests):  # type: ignore[no-untyped-def]
+def free(s, leaving, bounds, state, requests):  # type: ignore[no-untyped-def]
     """The first of those who are leaving gives back its slot and its memory."""
     whole, ended, held = state[2], state[8], state[9]
     whole[s, 6] -= 1
@@ -150,13 +150,13 @@ def _free(s, leaving, bounds, state, requests):  # type: ignore[no-untyped-def]
 
 
 @inner
-def _with_room(first, bounds, state, requests):  # type: ignore[no-untyped-def]
+def with_room(first, bounds, state, requests, only):  # type: ignore[no-untyped-def]
     """The server with the most free slots, among those with memory for the first that waits; -1:
-    none.
+    none. `only`: the one server that it may go to, -1 for any.
     """
     (slots, _, (memory, limit)), whole, held = bounds, state[2], state[9]
     best, needed = -1, requests[2][first] + limit
-    for s in range(len(whole)):
+    for s in range(0 if only < 0 else only, len(whole) if only < 0 else only + 1):
         taken = whole[s, 6]
         if (
             taken < slots
@@ -174,7 +174,7 @@ def _dispatch(queue, bounds, state, requests, law, path):  # type: ignore[no-unt
     _, real, whole, _, pending, entry, _, _, _, held, _ = state
     dispatched_at, _, _, _, batch, sizes, server_of = path
     while head < tail:
-        best = _with_room(head, bounds, state, requests)
+        best = with_room(head, bounds, state, requests, -1)
         if best < 0:
             break
         most = min(slots - whole[best, 6], tail - head)
@@ -207,20 +207,22 @@ def plan(s, state, requests, law):  # type: ignore[no-untyped-def]
         changes_at[s] = np.inf
     else:
         _open(s, state, requests, law)
-        changes_at[s] = _instant(real[s, 2], real[s, 3], _target(s, state))
+        changes_at[s] = step_instant(real[s, 2], real[s, 3], _target(s, state))
 
 
 @inner
-def _instant(first_end, rest, step):  # type: ignore[no-untyped-def]
+def step_instant(first_end, rest, step):  # type: ignore[no-untyped-def]
+    """End of a step of a stretch, counted from 1."""
     return first_end if step == 1 or first_end == np.inf else first_end + (step - 1) * rest
 
 
 @inner
-def _step_at_or_after(at, first_end, rest):  # type: ignore[no-untyped-def]
+def step_at_or_after(at, first_end, rest):  # type: ignore[no-untyped-def]
+    """The first step that does not end before `at`."""
     step = max(1, math.ceil((at - first_end) / rest) + 1)
-    while step > 1 and _instant(first_end, rest, step - 1) >= at:
+    while step > 1 and step_instant(first_end, rest, step - 1) >= at:
         step -= 1
-    while _instant(first_end, rest, step) < at:
+    while step_instant(first_end, rest, step) < at:
         step += 1
     return step
 
@@ -308,7 +310,7 @@ def _target(s, state):  # type: ignore[no-untyped-def]
         least = min(least, left[active[s, i]])
     steps = whole[s, 5] + least
     for i in range(whole[s, 1]):
-        steps = min(steps, _step_at_or_after(entry[s, i], real[s, 2], real[s, 3]))
+        steps = min(steps, step_at_or_after(entry[s, i], real[s, 2], real[s, 3]))
     return max(steps, whole[s, 5] + 1)
 
 
@@ -321,7 +323,7 @@ def _complete(s, state):  # type: ignore[no-untyped-def]
     done, before = whole[s, 5], real[s, 0]
     steps = _target(s, state) - done
     whole[s, 5] = done + steps
-    real[s, 0] = _instant(real[s, 2], real[s, 3], done + steps)
+    real[s, 0] = step_instant(real[s, 2], real[s, 3], done + steps)
     return done, steps, before, real[s, 0]
 
 
@@ -344,7 +346,7 @@ def advance(s, state, requests, law, path):  # type: ignore[no-untyped-def]
             continue
         making += member >= gaps[2]
         if left[member] == lengths[member]:
-            first_token_at[member] = _instant(real[s, 2], real[s, 3], done + 1)
+            first_token_at[member] = step_instant(real[s, 2], real[s, 3], done + 1)
         else:
             going_on += member >= gaps[2]
         left[member] -= steps

@@ -22,8 +22,8 @@ from queueing.simulation.waiting import WaitingQueue
 from server.admission.buckets import RateLimits
 from server.admission.concurrency import AdaptiveLimit
 from server.admission.host import Host
-from server.admission.limits import OverloadSettings, delay_targets
-from server.admission.objectives import Objective
+from server.admission.limits import DelayTarget, OverloadSettings, delay_targets
+from server.admission.objectives import AT_ONCE, Objective
 from server.admission.rejections import Rejections
 from server.admission.request_deadlines import NO_DEADLINES, RequestDeadlines, request_deadlines_of
 from server.admission.waits import Places, Waits
@@ -51,8 +51,8 @@ class Overload(Observer):
         self._gateway = gateway
         self.settings = settings
         self.bounded = settings.bounded
-        self._objectives = _objectives(settings)
-        self._level = _level(self._objectives)
+        self._targets = _targets(settings)
+        self._level = _level(self._targets)
         self._rates = _rate_limits(settings)
         self._adaptive: AdaptiveLimit | None = None
         self.waits = Waits(gateway) if settings.wait_estimates or self.bounded else None
@@ -135,8 +135,8 @@ class Overload(Observer):
         before, self.settings = self.settings, settings
         self.rejections.change(settings)
         self.bounded = settings.bounded
-        self._objectives = _objectives(settings)
-        self._level = _level(self._objectives)
+        self._targets = _targets(settings)
+        self._level = _level(self._targets)
         if any(getattr(before, name) != getattr(settings, name) for name in RATES):
             self._rates = _rate_limits(settings)
         if before.priority_aging != settings.priority_aging and self._gateway.lifecycle.started:
@@ -150,11 +150,10 @@ class Overload(Observer):
         lifecycle = gateway.lifecycle
         if not lifecycle.ready or lifecycle.draining:
             return None  # that has its own answer
-        objectives = self._objectives
-        if objectives and (
-            self.settings.priority_aging is not None or order_of(gateway.limits.policy).ranked
-        ):
-            objectives = ()  # its place is in its body
+        objectives: Sequence[Objective] = ()
+        ranked = self.settings.priority_aging is not None or order_of(gateway.limits.policy).ranked
+        if self._targets and not ranked:  # else its place is in its body
+            objectives = self._objectives()
         return self._rejection(1, scope, None, objectives)
 
     def admit_unqueued(self, scope: Scope) -> ApiError | None:
@@ -198,7 +197,7 @@ class Overload(Observer):
         """
         if not self.bounded and deadlines.first_token is None:
             return
-        objectives = self._objectives
+        objectives = self._objectives()
         if deadlines.first_token is not None:
             objectives = (*objectives, self._promise(deadlines.first_token))
         rejection = self._rejection(len(requests), scope, requests[0].request, objectives)
@@ -228,9 +227,17 @@ class Overload(Observer):
     # the bounds
 
     def _promise(self, first_token: float) -> Objective:
-        """What a call asks of its own wait."""
-        service = 0.0 if self.waits is None else self.waits.first_token()
-        return Objective.of_first_token(first_token, service, self._level)
+        """What a call asks of its own first token."""
+        after = None if self.waits is None else self.waits.after("time_to_first_token")
+        target = DelayTarget(first_token, self._level, "time_to_first_token")
+        return Objective(target, after or AT_ONCE, own=True)
+
+    def _objectives(self) -> tuple[Objective, ...]:
+        """Of `--slo`, those of which something is known."""
+        if self.waits is None:
+            return ()
+        known = [(target, self.waits.after(target.quantity)) for target in self._targets]
+        return tuple(Objective(target, after) for target, after in known if after is not None)
 
     def _rejection(
         self, sequences: int, scope: Scope, request: Request | None, objectives: Sequence[Objective]
@@ -334,13 +341,12 @@ def _rate_limits(settings: OverloadSettings) -> RateLimits | None:
     return RateLimits(settings.rate_limit, settings.rate_limit_tokens, settings.rate_limit_burst)
 
 
-def _objectives(settings: OverloadSettings) -> tuple[Objective, ...]:
-    targets = () if settings.slo is None else delay_targets(settings.slo)
-    return tuple(map(Objective, targets))
+def _targets(settings: OverloadSettings) -> tuple[DelayTarget, ...]:
+    return () if settings.slo is None else delay_targets(settings.slo)
 
 
-def _level(objectives: Sequence[Objective]) -> float:
-    return next((objective.delay.level for objective in objectives), None) or TTFT_LEVEL
+def _level(targets: Sequence[DelayTarget]) -> float:
+    return next((target.level for target in targets), None) or TTFT_LEVEL
 
 
 def caller_of(scope: Scope) -> str:

@@ -8,7 +8,8 @@ import math
 from dataclasses import dataclass, field
 
 from policies.text import SpecError
-from queueing.measurement.slo import read_slo, split_slos
+from queueing.measurement.slo import PREDICTED, read_slo, split_slos
+from queueing.result import Quantity
 from server.runtime.errors import ApiError
 from server.runtime.field_marks import RELOADED
 
@@ -25,10 +26,11 @@ _POSITIVE = (
 
 @dataclass(frozen=True, slots=True)
 class DelayTarget:
-    """P(queueing delay <= seconds) >= level; a `level` of None bounds the mean instead."""
+    """P(duration <= seconds) >= level; a `level` of None bounds the mean instead."""
 
     seconds: float
     level: float | None
+    quantity: Quantity = "queueing_delay"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,8 +120,10 @@ def delay_targets(text: str) -> tuple[DelayTarget, ...]:
 def delay_target(text: str) -> DelayTarget:
     """`p99_queueing_delay=2s`, or the mean. Raises SpecError."""
     read = read_slo(text)
-    if read.quantity != "queueing_delay":
-        raise SpecError(
-            f"got --slo {text!r}; expected a queueing_delay: admission predicts no {read.quantity}"
-        )
-    return DelayTarget(read.seconds, read.level)
+    for quantity in PREDICTED:
+        if quantity == read.quantity:
+            return DelayTarget(read.seconds, read.level, quantity)
+    raise SpecError(
+        f"got --slo {text!r}; expected one of {', '.join(PREDICTED)}: admission predicts no "
+        f"{read.quantity}"
+    )

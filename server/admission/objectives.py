@@ -1,11 +1,14 @@
-"""What admission must keep for one call: the operator's `--slo` on the queueing delay, and the
-call's own limit on its time to first token.
+"""What admission must keep for one call: the operator's `--slo`, and the call's own limit on its
+time to first token.
 
-    time to first token = queueing delay + time from the dispatch to the first token
+    queueing delay         W, the predicted wait
+    time to first token    W + time from the dispatch to the first token, its mean of late
+    sojourn time           W + time from the dispatch to the end of the answer, as of late
+    service time, inter-token latency
+                           as of late: not the call's own wait, but what more calls make longer
 
-The second term is a mean (`Waits.first_token`), the first a distribution, so the call's limit
-becomes one on the queueing delay, at the same level. It is negative where even an empty queue is
-too slow; only a call that finds the gateway idle is admitted then.
+W is a distribution, and so is what follows it (gamma, by its mean and variance); they count as
+independent. A call that finds the gateway idle is admitted whatever is predicted.
 """
 
 from __future__ import annotations
@@ -13,61 +16,60 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from queueing.control.wait_ahead import Waiting
+from queueing.control.wait_ahead import Followed, Wait, Waiting
+from queueing.optimization.quantity import WORDS
 from server.admission.limits import DelayTarget
 from server.admission.request_deadlines import TTFT
+
+AT_ONCE = Wait(0.0)
+QUEUED = ("queueing_delay", "time_to_first_token", "sojourn_time")  # which begin with the wait
 
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """A bound on the queueing delay, and the time to first token that it comes from, seconds;
-    None: from `--slo`.
+    """A bound on a duration of the call, of which `after` follows the wait; `own`: the call asked
+    for it, else it is from `--slo`.
     """
 
-    delay: DelayTarget
-    first_token: float | None = None
-    service: float = 0.0  # from the dispatch to the first token
-
-    @classmethod
-    def of_first_token(cls, seconds: float, service: float, level: float) -> Objective:
-        """P(time to first token <= seconds) >= level."""
-        return cls(DelayTarget(seconds - service, level), seconds, service)
+    target: DelayTarget
+    after: Wait = AT_ONCE
+    own: bool = False
 
     @property
     def param(self) -> str | None:
         """The header that asked for it."""
-        return None if self.first_token is None else TTFT.decode()
+        return TTFT.decode() if self.own else None
 
     def kept(self, wait: Waiting) -> bool:
         """Whether a request with this wait before it meets the objective."""
-        if self.delay.level is None:
-            return wait.mean <= self.delay.seconds
-        return wait.within(self.delay.seconds) >= self.delay.level
+        law = self._law(wait)
+        if self.target.level is None:
+            return law.mean <= self.target.seconds
+        return law.within(self.target.seconds) >= self.target.level
 
     def seconds_until_kept(self, wait: Waiting) -> float:
         """Until the wait has become short enough; infinite where no wait at all would still be
         too long.
         """
-        return (
-            math.inf
-            if self.delay.seconds < 0
-            else max(0.0, self._at_level(wait) - self.delay.seconds)
-        )
+        if not self.kept(AT_ONCE):
+            return math.inf
+        return max(0.0, self._at_level(wait) - self.target.seconds)
 
     def rejection(self, wait: Waiting) -> str:
         """One line: got, expected."""
-        if self.first_token is None:
-            return (
-                f"the predicted mean wait is {wait.mean:.3g} s; the objective of "
-                f"{self.delay.seconds:.3g} s cannot be met"
-            )
-        queue = self._at_level(wait)
-        level = "mean" if self.delay.level is None else f"p{100 * self.delay.level:g}"
-        return (
-            f"the predicted {level} of the time to first token is {queue + self.service:.3g} s "
-            f"({queue:.3g} s in the queue, {self.service:.3g} s in service); expected at most "
-            f"{self.first_token:.3g} s: retry later, or allow more"
-        )
+        words = WORDS[self.target.quantity]
+        part = "mean" if self.target.level is None else f"p{100 * self.target.level:g}"
+        found = f"the predicted {part} of the {words} is {self._at_level(wait):.3g} s"
+        if self.target.quantity in QUEUED[1:]:
+            found += f" (mean {wait.mean:.3g} s in the queue, {self.after.mean:.3g} s in service)"
+        advice = "retry later, or allow more" if self.own else "retry later"
+        return f"{found}; expected at most {self.target.seconds:.3g} s: {advice}"
+
+    def _law(self, wait: Waiting) -> Waiting:
+        if self.target.quantity not in QUEUED:
+            return self.after
+        return wait if self.after == AT_ONCE else Followed(wait, self.after)
 
     def _at_level(self, wait: Waiting) -> float:
-        return wait.mean if self.delay.level is None else wait.quantile(self.delay.level)
+        law, level = self._law(wait), self.target.level
+        return law.mean if level is None else law.quantile(level)

@@ -17,8 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from queueing.control.wait_ahead import BatchService, InService, Pace, SlotService
+from queueing.control.wait_ahead import BatchService, InService, Pace, SlotService, Wait
 from queueing.measurement.record import Record
+from queueing.result import Quantity
 from server.queue.sequence import Batch
 
 if TYPE_CHECKING:
@@ -121,6 +122,7 @@ class ServiceSeen:
     def _forget(self) -> None:
         self._by_size: dict[int, RecentMoments] = {}
         self._slot = RecentMoments(OLDER_GAP)
+        self._stay = RecentMoments(OLDER_GAP)  # from the dispatch to the end of the answer
         self._gap = RecentMoments(OLDER_GAP)
         self._pauses = Pauses()
         self._departed_at: float | None = None  # the last departure, if somebody waited then
@@ -174,6 +176,8 @@ class ServiceSeen:
             self._departed_at = None
             return
         self._slot.add(record.service_time, now)
+        if record.released_at is not None:
+            self._stay.add(record.released_at - record.dispatched_at, now)
         if self._departed_at is not None:
             self._gap.add(
                 now - self._departed_at, self._departed_at
@@ -192,6 +196,15 @@ class ServiceSeen:
         """None before an answer of several tokens."""
         first, token = self._pauses.first_token, self._pauses.token
         return Pace(first.mean - token.mean, token.mean) if token.weight > 0 else None
+
+    def law(self, quantity: Quantity) -> Wait | None:
+        """Of a duration behind the dispatch, of one request; None before one was seen."""
+        seen = {
+            "sojourn_time": self._stay,
+            "service_time": self._slot,
+            "inter_token_latency": self._pauses.token,
+        }[quantity]
+        return Wait(seen.mean, seen.variance) if seen.weight > 0 else None
 
     @property
     def any_slot(self) -> bool:

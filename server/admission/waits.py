@@ -25,7 +25,9 @@ from queueing.control.wait_ahead import (
     batch_formation,
 )
 from queueing.measurement.record import Record
+from queueing.result import Quantity
 from server.admission.host import Host
+from server.admission.objectives import AT_ONCE
 from server.admission.service_seen import ServiceSeen
 from server.admission.waits_in_order import WaitsInOrder
 from server.queue.sequence import Batch
@@ -37,7 +39,6 @@ if TYPE_CHECKING:
 
 RATIOS = (0.1, 0.2, 0.33, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0)
 SHORT = 0.001  # seconds: ratios of shorter waits say nothing
-AT_ONCE = Wait(0.0)
 # seconds for which an answer is given again: under overload the same question comes thousands of
 # times a second
 FRESH = 0.001
@@ -206,6 +207,16 @@ class Waits:
         ):  # what waits leaves at the rate of full slots, the last one a slot time later
             return (batcher.queue_length + service.slots) / service.throughput
         return self.until_gone(batcher.unanswered)
+
+    def after(self, quantity: Quantity) -> Wait | None:
+        """Of a duration, what follows the wait; of one that does not begin with it, all. None
+        before a request was served.
+        """
+        if quantity == "queueing_delay":
+            return AT_ONCE
+        if quantity == "time_to_first_token":
+            return Wait(self.first_token())
+        return self._seen.law(quantity)
 
     def first_token(self) -> float:
         """Mean seconds from the dispatch to the first token; 0 where that is not known.

@@ -26,13 +26,21 @@ from policies.ordered import order_of
 from queueing.latency.fit import Fit, Measured, fit_law
 from queueing.latency.law import parse_law
 from queueing.latency.profile import Profile
-from server.calibration.designed import PROMPT_TOKENS, Cell, DesignedBatches, design
+from server.calibration.designed import (
+    LONGEST_REPEATS,
+    PROMPT_TOKENS,
+    Cell,
+    DesignedBatches,
+    design,
+    longest_cells,
+)
 from server.calibration.host import Host
 from server.calibration.turnaround import ClosedLoop, solve_turnaround
 from server.runtime.errors import ApiError
 from server.supervision.progress import StuckWatch
 
 log = logging.getLogger("kendall")
+USUAL_LENGTH = 64  # tokens of the longest answers of every batch size
 LOOP_REQUESTS = 40  # of one closed loop
 STINTS, RESUMES = (16, 8), 4  # tokens of a request that goes on; requests for each repeat
 CANCELLED, BUSY = "calibration_cancelled", "busy"  # codes of errors
@@ -166,7 +174,13 @@ class Calibrator:
         moments of the machine.
         """
         grid = self._grid(plan)
-        order = rng.permutation(np.repeat(np.arange(-1, len(grid)), plan.repeats))
+        repeats = [plan.repeats] * (len(grid) + 1)
+        if plan.max_output_tokens is None:
+            limit = self._gateway.limits.max_output_tokens
+            longest = longest_cells(self._capabilities, grid, plan.repeats, limit)
+            repeats += [LONGEST_REPEATS] * len(longest)
+            grid += longest
+        order = rng.permutation(np.repeat(np.arange(-1, len(grid)), repeats))
         await self._warm_up(grid, rng)
         measured: list[Measured] = []
         held: list[float] = []
@@ -298,7 +312,9 @@ class Calibrator:
             )
 
     def _grid(self, plan: CalibrationRequest) -> list[Cell]:
-        longest = plan.max_output_tokens or self._gateway.limits.max_output_tokens or 64
+        longest = plan.max_output_tokens or min(
+            self._gateway.limits.max_output_tokens or USUAL_LENGTH, USUAL_LENGTH
+        )
         return design(
             self._capabilities, plan.prompt_tokens or PROMPT_TOKENS, plan.max_batch_size, longest
         )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -30,6 +31,8 @@ TOO_LONG = "calibration_timeout"  # code of the error
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 LENGTHS = (1, 4, 16, 32, 64, 128, 256)
 PROMPT_TOKENS = 32
+# of the cells with the longest answers: steps, of those of all others; times that each is measured
+LONGEST_SHARE, LONGEST_REPEATS = 0.5, 2
 # tokens beyond the longest member's: a padded batch ends because it is cancelled, some steps after
 # its last token
 OVERRUN = 64
@@ -233,6 +236,36 @@ def design(
         for size in [size for size in sizes if size * prompt <= budget][:4]
     ]
     return [cell for cell in cells if cell.context_tokens(context) <= bounds.kv_cache_tokens]
+
+
+def longest_cells(
+    bounds: Capabilities, grid: Sequence[Cell], repeats: int, limit: int | None
+) -> list[Cell]:
+    """One sequence, and as many as the memory holds, with the longest answers that the token limit
+    allows and that take `LONGEST_SHARE` of the steps of the grid; none where that is no longer than
+    what the grid has.
+    """
+    short, context = grid[0].prompt_tokens, bounds.max_model_len
+    steps = LONGEST_SHARE * repeats * sum(max(cell.lengths) for cell in grid)
+    length = min(int(steps / (2 * LONGEST_REPEATS)), context - short, limit or context)
+    if length <= max(max(cell.lengths) for cell in grid):
+        return []
+    cells = {size: Cell((length,) * size, short) for size in {len(cell.lengths) for cell in grid}}
+    fitting = [
+        size
+        for size, cell in cells.items()
+        if cell.context_tokens(context) <= bounds.kv_cache_tokens
+    ]
+    return [cells[size] for size in sorted({min(fitting), max(fitting)})] if fitting else []
+
+
+def usual_length(measured: Sequence[Sequence[int]]) -> int:
+    """The longest answers of the whole grid of a calibration, whose batches are given by their
+    lengths, and not of `longest_cells`; 0 where nothing was measured.
+    """
+    counts = Counter(map(max, measured))
+    often = [length for length, times in counts.items() if times > 2 * LONGEST_REPEATS]
+    return max(often or counts, default=0)
 
 
 def _longer(short: int, longest: int) -> Iterator[int]:

@@ -31,6 +31,7 @@ from server.calibration.designed import (
     DesignedBatches,
     InterruptedCellError,
     design,
+    usual_length,
 )
 from server.calibration.host import Host
 from server.calibration.probe_schedule import LOOP, Limits, ProbeSchedule
@@ -185,7 +186,7 @@ class IdleProbes:
         profile = gateway.latency.profile
         cells = [] if profile is None else [cell["lengths"] for cell in profile.cells]
         known = gateway.latency.law
-        reach = max(map(len, cells), default=0), max(map(max, cells), default=0)
+        reach = max(map(len, cells), default=0), usual_length(cells)
         in_force = None if known is None else KnownLaw(known, *reach)
         question = (
             schedule.measured(),

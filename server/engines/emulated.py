@@ -67,6 +67,11 @@ class EmulatedEngine:
         mean_output_tokens: float = 64.0,
         **bounds: int,
     ) -> None:
+        if law.step(1) == 0:
+            raise SpecError(
+                "got k3=0, k4=0 in the latency law of the emulated engine, which makes tokens step "
+                "by step; expected one of them > 0"
+            )
         self.law = law
         self.on_step: Callable[[Step], None] | None = None
         self.on_death: Callable[[str], None] | None = None

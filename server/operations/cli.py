@@ -473,7 +473,7 @@ def serve_command(
             OVERLOAD,
             (
                 "Reject requests predicted to miss this objective, for example "
-                "p99_queueing_delay=2s."
+                "p99_queueing_delay=2s or p95_sojourn_time=10s."
             ),
             parser=CommaList(),
         ),

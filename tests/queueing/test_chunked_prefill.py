@@ -126,14 +126,14 @@ def test_the_formula_is_near_simulation_where_it_has_no_doubt(
         output_tokens=LONG,
         prompt_tokens=parse_distribution(prompts, 8000),
     )
-    for load in (0.3, 0.5):
+    for load in (0.1, 0.25):
         rate = load * queue.largest_stable_rate
         found = solve_continuous(queue.slot_time, rate, slots)
         assert doubt(queue.slot_time, rate, slots, found) is None
         simulated = run(queue, load, generic=False, count=120_000).after(10_000)
-        assert found.sojourn_time == pytest.approx(simulated.sojourn_time.mean(), rel=0.03)
+        assert found.sojourn_time == pytest.approx(simulated.sojourn_time.mean(), rel=0.02)
         first = (simulated.first_token_at - simulated.arrived_at).mean()
-        assert found.time_to_first_token == pytest.approx(first, rel=0.08)
+        assert found.time_to_first_token == pytest.approx(first, rel=0.05)
 
 
 def test_where_prompts_wait_for_each_other_the_formula_is_in_doubt_and_simulation_answers() -> None:

@@ -449,6 +449,42 @@ def test_long_answers_are_doubted_where_some_wait(
     assert ("a few long answers" in (said or "")) == doubted
 
 
+@pytest.mark.parametrize(
+    ("scv", "slots", "load", "off"),
+    [  # formula / simulation - 1 of the mean delay, 3 to 4 million requests, in per cent
+        (2.5, 4, 0.9, 0.3),
+        (2.5, 16, 0.95, 1.0),
+        (4, 4, 0.9, -0.7),
+        (4, 4, 0.95, -0.2),
+        (4, 16, 0.8, -9.7),
+        (4, 16, 0.95, -0.4),
+        (7, 2, 0.97, -0.2),
+        (7, 4, 0.85, -6.7),
+        (7, 4, 0.95, -1.7),
+        (7, 8, 0.9, -5.9),
+        (7, 8, 0.97, -1.6),
+        (7, 16, 0.85, -22),
+        (7, 16, 0.95, -7.2),
+        (7, 32, 0.9, -18),
+        (7, 64, 0.95, -10),
+        (12, 2, 0.7, -9.0),
+        (12, 4, 0.7, -30),
+        (12, 4, 0.9, -5.3),
+        (12, 4, 0.97, -1.0),
+    ],
+)
+def test_every_delay_that_a_few_long_answers_make_wrong_is_named(
+    scv: float, slots: int, load: float, off: float
+) -> None:
+    """Lognormal answers of 64 tokens in the mean; also where the delay is most of the sojourn."""
+    sigma = math.sqrt(math.log(1 + scv))
+    lengths = f"lognormal:mu={math.log(64) - sigma**2 / 2:.6f},sigma={sigma:.6f}"
+    law = LatencyModel(k1=0.002, k3=0.0001, k4=0.008)
+    time = SlotTime(law, parse_distribution(lengths, 2**20))
+    said = doubt(time, load * time.throughput(slots, refilled=True), slots)
+    assert ("a few long answers" in (said or "")) == (abs(off) > 5)
+
+
 @pytest.mark.parametrize(("slots", "doubted"), [(15, False), (16, True)])
 def test_equal_answers_in_many_slots_are_doubted_where_few_wait(slots: int, doubted: bool) -> None:
     time = SlotTime(WITHOUT, parse_distribution("deterministic:value=64"))

@@ -130,17 +130,48 @@ def test_where_each_counts_once_the_mean_is_that_of_the_whole_summary() -> None:
     ("policy", "limits"),
     [
         ("dynamic", {}),
-        ("continuous:max_batch_size=4,order=spjf", {}),
         ("continuous", {}),
-        ("continuous:max_batch_size=4", {"servers": 2}),
         ("continuous:max_batch_size=4", {"patience": 1.0}),
-        ("continuous:max_batch_size=4", {"arrival_scv": 2.0}),
+        ("continuous:max_batch_size=4", {"sequences": "uniform:low=1,high=3"}),
+        ("continuous:max_batch_size=4", {"arrivals": "mmpp:rates=0.1/1,durations=10/1"}),
+        ("single", {"server_speeds": "1,2"}),
+        ("single", {"disaggregated": True}),
     ],
 )
-def test_only_first_come_first_served_slots_with_poisson_arrivals_have_one(policy, limits) -> None:
-    predictor = {"predictor": "exact"} if "order" in policy else {}
-    model = Model.read(policy, parse_distribution("geometric:mean=64"), LAW, **limits, **predictor)
-    assert companion_of(model, 0.5) is None
+def test_only_independent_requests_to_equal_servers_or_slots_have_one(policy, limits) -> None:
+    model = Model.read(policy, parse_distribution("geometric:mean=64"), LAW, **limits)
+    assert companion_of(model, 0.1) is None
+
+
+@pytest.mark.parametrize(
+    ("policy", "limits", "least"),
+    [
+        ("single", {"servers": 4}, 0.2),
+        ("single", {"servers": 2, "arrival_scv": 4.0}, 0.2),
+        ("single:order=spjf", {"predictor": "exact"}, 0.6),
+        ("single:order=spjf", {"servers": 4, "predictor": "exponential"}, 0.6),
+        ("continuous:max_batch_size=8,order=spjf", {"predictor": "exact"}, 0.6),
+        ("continuous:max_batch_size=8", {"servers": 2}, 0.4),
+        ("continuous:max_batch_size=8", {"arrival_scv": 4.0}, 0.3),
+    ],
+)
+def test_servers_slots_and_orders_vary_less_around_the_same_mean(policy, limits, least) -> None:
+    law = LatencyModel(k1=1e-3, k2=4e-3, k3=1e-4, k4=2e-3)
+    model = Model.read(policy, parse_distribution("lognormal:mu=3,sigma=0.8"), law, **limits)
+    rate = 0.9 * model.largest_stable_rate
+    companion = companion_of(model, rate)
+    assert companion is not None
+    plain, better = [], []
+    for seed in range(12):
+        run = simulate_run(model, rate, 40_000, np.random.SeedSequence(seed))
+        beside = companion.delays(run.arrived_at, run.output_tokens)[4000:]
+        plain.append(row(summary_of_runs([run.queueing_delay[4000:]])))
+        better.append(row(controlled(run.queueing_delay[4000:], beside, companion.exact)))
+    spread, less = np.std(plain, axis=0, ddof=1), np.std(better, axis=0, ddof=1)
+    assert less[0] < least * spread[0]
+    assert (less[1:] < 1.25 * spread[1:]).all(), "no quantile is noisier"
+    both = np.hypot(spread[0], less[0]) / np.sqrt(12)
+    assert np.mean(better, axis=0)[0] == pytest.approx(np.mean(plain, axis=0)[0], abs=4 * both)
 
 
 def test_heavy_tails_have_none() -> None:

@@ -105,6 +105,41 @@ def test_ties_are_broken_as_the_driver_breaks_them(steps, law, servers, memory):
             assert getattr(found, name)[int(record.request_id)] == getattr(record, name), name
 
 
+@pytest.mark.parametrize(
+    ("limit", "reserved", "held"), [(96, None, 96), (96, 80, 80), (48, 80, 48)]
+)
+def test_a_request_holds_its_token_limit_also_where_no_answer_reaches_it(limit, reserved, held):
+    """Lengths that end at 64 under `--max-output-tokens 96`: the gateway reserves 96."""
+    given = {"max_context_tokens": 1500, "reserved_tokens": reserved, "prompt_tokens": PROMPTS}
+    queue = Model.read(
+        "continuous:max_batch_size=16", LENGTHS, PLAIN, max_output_tokens=limit, **given
+    )
+    asked = Request("0", 0.0, 10, limit, reserved_tokens=reserved or 2**62)
+    assert held + 10 == asked.context_tokens
+    expected = Reservations(1500, held, PROMPTS).chances(16)
+    assert in_saturation(queue) == pytest.approx(expected)
+    found, slow = both(queue, 0.8 * queue.largest_stable_rate, 1500)
+    for name in COLUMNS:
+        assert np.array_equal(getattr(found, name), getattr(slow, name)), name
+
+
+def test_more_memory_held_than_used_lengthens_the_delay():
+    """Answers of at most 64 tokens wait as if each were to have its whole limit of 160."""
+    given = {"max_context_tokens": 1500, "prompt_tokens": PROMPTS}
+    exact, wide = (
+        Model.read("continuous:max_batch_size=16", LENGTHS, PLAIN, max_output_tokens=limit, **given)
+        for limit in (64, 160)
+    )
+    rate = 0.8 * wide.largest_stable_rate
+    short, long = (predict_model(queue, rate).queueing_delay for queue in (exact, wide))
+    assert short.mean is not None
+    assert long.mean is not None
+    assert long.mean > 1.5 * short.mean
+    assert wide.assumptions[-2].startswith(
+        "KV memory of 1,500 tokens: a request holds its prompt and the token limit of 160 from"
+    )
+
+
 def test_the_first_in_the_queue_waits_for_memory_and_all_behind_it_for_it():
     """20 tokens, limit 4: `a` holds 14, `b` needs 9 and waits for it; `c` would fit and waits."""
     law, four = LatencyModel(k4=1.0), parse_distribution("uniform:low=1,high=4")
@@ -342,11 +377,11 @@ def test_what_it_cannot_be_is_said(policy, lengths, memory, message):
         )
 
 
-@pytest.mark.parametrize("order", ["spjf", "sprpt"])
-def test_another_order_of_service_is_simulated_with_the_policy_itself(order):
-    """The gateway's own choice and preemption; nothing is compiled."""
+@pytest.mark.parametrize(("order", "compiled"), [("spjf", True), ("sprpt", False)])
+def test_another_order_of_service_is_simulated(order, compiled):
+    """The gateway's own choice and preemption."""
     queue = model(1500, f"continuous:max_batch_size=16,order={order}")
-    assert not is_compiled(queue)
+    assert is_compiled(queue) == compiled
     rate = 0.8 * queue.largest_stable_rate
     held = simulate_model(queue, rate, num_requests=2000)
     free = simulate_model(model(None, queue.text), rate, num_requests=2000)

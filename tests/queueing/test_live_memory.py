@@ -74,6 +74,21 @@ def test_it_is_predicted_where_the_memory_binds(load: float, reserved: int | Non
     assert names["enough_memory"] is False
 
 
+def test_answers_that_never_reach_the_limit_hold_it_all_the_same() -> None:
+    """Lengths that end at 60 under a limit of 128."""
+    model = dataclasses.replace(
+        queue(),
+        output_tokens=parse_distribution("lognormal:mu=3,sigma=0.7", 60),
+        max_output_tokens=LIMIT,
+    )
+    seen = window(model, 0.8)
+    found = assessed(seen)
+    assert abs(found.compared.error) <= WITHIN, found.compared
+    assert found.model is not None
+    assert (found.model.output_tokens.longest, found.model.max_context_tokens) == (60, MEMORY)
+    assert found.load.value == pytest.approx(0.8, rel=0.03)
+
+
 def test_without_the_memory_it_is_not() -> None:
     found = assessed(window(queue(), 0.8), memory=None)
     assert found.compared.error > 0.15
@@ -92,7 +107,6 @@ def test_memory_that_cannot_bind_changes_nothing() -> None:
     ("changed", "reason"),
     [
         ({"max_output_tokens": math.nan}, "no limit is known"),
-        ({"max_output_tokens": 2.0 * LIMIT}, "clients' limits are larger than any answer"),
         ({"prompt_tokens": 0.0}, "no prompt is known"),
         ({"prompt_tokens": 5000.0}, "not even one request fits"),
     ],

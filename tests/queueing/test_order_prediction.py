@@ -265,6 +265,9 @@ def test_predict_gives_the_means_of_the_solved_order(text):
         queue.delay + queued.batch_time.first_token(1)
     )
     assert answer.queueing_delay.p99 is None
+    assert answer.fallback == (
+        "exact means, but no quantiles: no formula covers their law under this order"
+    )
     assert answer.bounds == {}
     assert f"order of service: spjf; predictor of the output lengths: {text}" in answer.assumptions
 
@@ -277,11 +280,10 @@ def test_an_interrupted_service_has_no_predicted_first_token(order):
     assert answer.queueing_delay.mean > 0
 
 
-def test_slots_gain_as_one_server_does():
-    first_come = predict_model(model(Continuous(max_batch_size=4)), 30.0)
-    shortest = predict_model(
-        model(Continuous(max_batch_size=4, order="spjf"), predictor="exact"), 30.0
-    )
+def test_slots_gain_as_one_server_does_by_the_formula():
+    first_come = predict_model(model(Continuous(max_batch_size=4)), 30.0, "approximation")
+    queued = model(Continuous(max_batch_size=4, order="spjf"), predictor="exact")
+    shortest = predict_model(queued, 30.0, "approximation")
     saved = first_come.queueing_delay.mean - shortest.queueing_delay.mean
     assert saved > 0
     for field in ("sojourn_time", "time_to_first_token"):
@@ -303,7 +305,7 @@ def test_slots_of_an_engine_gain_less_than_predicted_and_doubt_says_so(text):
     policies = Continuous(max_batch_size=4, order="spjf"), Continuous(max_batch_size=4)
     queues = [Model.read(policy, TOKENS, STEADY, predictor=text) for policy in policies]
     rate = 0.8 * queues[0].largest_stable_rate
-    answers = [predict_model(queued, rate) for queued in queues]
+    answers = [predict_model(queued, rate, "approximation") for queued in queues]
     predicted = answers[0].queueing_delay.mean / answers[1].queueing_delay.mean
     delays = [simulated_delay(policy, rate, text).mean for policy in policies]
     assert 0.75 < predicted / (delays[0] / delays[1]) < 1.03

@@ -128,9 +128,9 @@ def test_a_replay_is_the_policys_own_sample_path_throughout(
         assert_same(*both(queue, load * queue.largest_stable_rate, 2000))
 
 
-def test_orders_that_interrupt_are_event_driven() -> None:
+def test_slots_under_orders_that_interrupt_are_event_driven() -> None:
     for order in ("sprpt", "pspjf", "trail", "mlfq", "fb", "threshold-preemptive,threshold=9"):
-        assert not is_compiled(model(f"single:order={order}"))
+        assert not is_compiled(model(f"continuous:max_batch_size=4,order={order}"))
 
 
 def test_an_order_that_the_kernels_do_not_know_is_event_driven() -> None:
@@ -177,24 +177,22 @@ def test_groups_are_the_bins_of_the_order(bins: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("order", "heap", "listed", "following"),
-    [("spjf", 9, 1, 1), ("hrrn", 1, 9, 1), ("binned,bins=3", 1, 1, 9)],
+    ("order", "heap", "lists"), [("spjf", 9, 1), ("hrrn", 0, 1), ("binned,bins=3", 0, 3)]
 )
 def test_a_queue_has_room_for_all_requests_where_its_kind_puts_them(
-    order: str, heap: int, listed: int, following: int
+    order: str, heap: int, lists: int
 ) -> None:
     """Compiled code would write beyond it without a word."""
     policy = parse_policy(f"capped:max_batch_size=4,order={order}")
-    queue = queue_of(policy, np.zeros(9), np.arange(1.0, 10.0), 9.0, 4)
-    assert [len(rows) for rows in (queue.heap, queue.listed, queue.following)] == [
-        heap,
-        listed,
-        following,
-    ]
-    assert queue.ends.shape[1] == (3 if order.startswith("binned") else 1)
-    assert (len(queue.waits), len(queue.chosen)) == (9, 4)
-    empty = ordered_queue(queue.kind, np.zeros(0), np.zeros(0), 4)
-    assert (empty.ends.shape[1], len(empty.waits), len(empty.chosen)) == (1, 0, 1)
+    for lanes in (1, 5):
+        queue = queue_of(policy, np.zeros(9), np.arange(1.0, 10.0), 9.0, 4, lanes=lanes)
+        each = queue.lane, queue.waits, queue.following, queue.preceding
+        assert [len(rows) for rows in each] == [9] * 4
+        assert [len(rows) for rows in (queue.child, queue.sibling)] == [heap] * 2
+        assert [len(rows) for rows in (queue.tops, queue.waiting)] == [lanes] * 2
+        assert (queue.ends.shape, len(queue.chosen)) == ((3, lanes * lists), 4)
+        empty = ordered_queue(queue.kind, np.zeros(0), np.zeros(0), 4, lanes)
+        assert (empty.ends.shape[1], len(empty.waits), len(empty.chosen)) == (lanes, 0, 1)
 
 
 def test_ratios_are_by_predicted_tokens_up_to_the_limit() -> None:

@@ -77,8 +77,8 @@ def test_simulated_gaps_give_the_exact_gi_m_1(scv: float, load: float) -> None:
 def test_the_approximation_has_its_documented_error(
     scv: float, load: float, low: float, high: float
 ) -> None:
-    answer = predict_model(Model.read("single", ONE, SECOND, arrival_scv=scv), load)
-    assert answer.method == "approximation"
+    model = Model.read("single", ONE, SECOND, arrival_scv=scv)
+    answer = predict_model(model, load, "approximation")
     assert (
         low - 0.005 <= mean_of(answer.queueing_delay) / exact_gi_m_1(load, scv) - 1 <= high + 0.005
     )
@@ -218,10 +218,10 @@ def test_the_approximate_tandem_meets_the_simulator_within_its_documented_error(
     model = tandem(law, prompt_tokens=PROMPTS)
     rate = load * model.largest_stable_rate
     answer, simulated = (
-        predict_model(model, rate),
+        predict_model(model, rate, "approximation"),
         simulate_model(model, rate, num_requests=1_000_000, seed=6),
     )
-    assert answer.method == "approximation"
+    assert answer.assumptions[-1].startswith("approximation in doubt: the decode delay")
     assert answer.stations[0].load < answer.stations[1].load / 2
     assert_meets(simulated.stations[0].queueing_delay, mean_of(answer.stations[0].queueing_delay))
     assert_meets(
@@ -307,7 +307,7 @@ def test_the_command_prints_kingmans_bound() -> None:
         f"upper bound   {found['bounds']['queueing_delay_upper']:.4g} s for the mean queueing delay"
         in result.stdout
     )
-    assert result.stdout.startswith("single  GI/G/1, at most 1 together  (approximation)")
+    assert result.stdout.startswith("single  GI/G/1, at most 1 together  (exact)")
 
 
 def test_stalls_of_a_tandem_lengthen_a_service_by_whole_stalls() -> None:

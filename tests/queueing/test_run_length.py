@@ -204,6 +204,14 @@ def test_a_policy_that_joins_running_batches_is_advised_by_its_sojourn() -> None
     assert advise_model(single, 4.0, quantity="sojourn_time").how.startswith("pilot of")
 
 
+def test_arrivals_that_cluster_take_a_longer_run_than_poisson_arrivals() -> None:
+    poisson, clustered = (
+        advise_model(Model.read("single", LENGTHS, LAW, arrival_scv=scv), 9.0) for scv in (1.0, 8.0)
+    )
+    assert (poisson.how, clustered.how) == ("exact", "pilot of 2,000,000 requests")
+    assert clustered.requests > 4 * poisson.requests
+
+
 def test_advice_for_a_lossy_queue_comes_from_a_pilot_even_above_load_1() -> None:
     lossy = advise_model(Model.read("single", LENGTHS, LAW, patience=1.0), 20.0)
     assert lossy.load > 1

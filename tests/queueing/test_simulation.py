@@ -425,7 +425,7 @@ def test_the_waiting_queue_is_a_sequence_that_gives_up_any_member() -> None:
 
 def test_a_run_of_one_batch_says_that_it_saw_too_few() -> None:
     few = simulate_model(
-        Model.read("fixed:batch_size=1000", "geometric:mean=8", "a=0.001,c=0.01"),
+        Model.read("fixed:batch_size=5000", "geometric:mean=8", "a=0.001,c=0.01"),
         5.0,
         num_requests=1000,
     )

@@ -726,8 +726,8 @@ def test_an_unstable_queue_says_so() -> None:
 def test_long_prompts_combined_with_long_outputs_keep_the_exact_mean_and_the_quantiles(
     cv: float,
 ) -> None:
-    """100,000 combinations are merged to about 1,000 values: the moments stay exact, the
-    quantiles those of all combinations.
+    """100,000 combinations are merged to about 8,000 values, with a residual to 1,000: the moments
+    stay exact, the quantiles those of all combinations.
     """
     law = LatencyModel(k1=0.001, k2=0.002, k4=0.001, kp=1e-5, cv=cv)
     outputs, prompts = (
@@ -735,7 +735,7 @@ def test_long_prompts_combined_with_long_outputs_keep_the_exact_mean_and_the_qua
         parse_distribution("uniform:low=1,high=100"),
     )
     merged = ServiceTime.of(law, outputs, prompts)
-    assert len(merged.values) <= 1024
+    assert len(merged.values) <= (1024 if cv else 8192)
     mean = 0.003 + 0.001 * outputs.mean + 1e-5 * prompts.mean
     variance = 1e-6 * outputs.variance + 1e-10 * prompts.variance
     assert merged.mean == pytest.approx(mean, rel=1e-12)

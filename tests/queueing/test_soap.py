@@ -251,7 +251,7 @@ ON_SERVERS = [name for name in ORDERS if "server" not in name and name != "fifo"
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize(("order", "source"), with_sources(ON_SERVERS))
 @pytest.mark.parametrize("load", [0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95])
-def test_four_servers_are_within_a_tenth_of_simulation_where_no_doubt_says_otherwise(
+def test_four_servers_are_within_a_twentieth_of_simulation_where_no_doubt_says_otherwise(
     order, law, load, source
 ):
     """Of the time outside of service, where that is more than 2 % of the sojourn; the sojourn
@@ -267,7 +267,7 @@ def test_four_servers_are_within_a_tenth_of_simulation_where_no_doubt_says_other
     assert abs(theory.sojourn - found.mean) < 0.15 * found.mean + noise
     if theory.doubt is None and delay > 0.02 * found.mean:
         assert found.standard_error < 0.05 * delay
-        assert abs(theory.delay - delay) < 0.1 * delay + noise
+        assert abs(theory.delay - delay) < 0.05 * delay + noise
 
 
 def test_a_seed_gives_the_same_path_to_the_last_bit():

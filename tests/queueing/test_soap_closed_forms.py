@@ -151,9 +151,9 @@ def test_several_servers_gain_as_one_does_and_say_where_that_is_doubtful():
 def test_doubt_grows_with_the_servers_and_with_what_the_order_changes():
     silent = [order_doubt(ratio, 0.8, servers) is None for ratio, servers in CHANGES]
     assert silent == [True, True, False, True, False, False]
-    assert order_doubt(0.46, 0.8, 4) is not None
-    assert order_doubt(0.46, 0.9, 4) is None
+    assert order_doubt(0.68, 0.8, 4) is not None
+    assert order_doubt(0.68, 0.9, 4) is None
     assert order_doubt(1.0, 0.5, 1000) is None
 
 
-CHANGES = ((0.01, 1), (0.8, 4), (0.75, 4), (1.25, 4), (1.35, 4), (0.8, 16))
+CHANGES = ((0.01, 1), (0.92, 4), (0.9, 4), (1.09, 4), (1.11, 4), (0.92, 16))

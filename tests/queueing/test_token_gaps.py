@@ -20,7 +20,7 @@ from queueing.model import Model
 from queueing.optimization.answer import rough
 from queueing.optimization.objective import parse_slo
 from queueing.result import LEVELS
-from queueing.simulation.experiment import driven_run, simulate_model, simulate_run
+from queueing.simulation.experiment import begin_of, driven_run, simulate_model, simulate_run
 from queueing.simulation.fast import Trace, draw_trace
 from queueing.simulation.reference import Job
 
@@ -81,8 +81,9 @@ def test_a_simulation_has_their_quantiles_and_the_mean_of_all() -> None:
     rate = 0.8 * queue.largest_stable_rate
     found = simulate_model(queue, rate, num_requests=400, seed=5).inter_token_latency
     (stream,) = np.random.SeedSequence(5).spawn(1)
-    every = walked(queue, draw_trace(queue, rate, 400, stream))
-    gaps = [gap for each, of in every.items() if each >= 40 for gap in of]
+    begin = begin_of(queue, rate, 400)
+    every = walked(queue, draw_trace(queue, rate, begin.requests, stream))
+    gaps = [gap for each, of in every.items() if each >= begin.warm_up for gap in of]
     assert found.mean == pytest.approx(np.mean(gaps), rel=1e-9)
     for name, level in LEVELS.items():
         own = np.quantile(gaps, level, method="inverted_cdf")

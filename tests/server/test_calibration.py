@@ -27,7 +27,7 @@ from queueing.latency.law import parse_law
 from queueing.latency.profile import Profile, profile_path
 from server.calibration import calibration
 from server.calibration.calibration import CalibrationRequest
-from server.calibration.designed import Cell, DesignedBatches, design
+from server.calibration.designed import Cell, DesignedBatches, design, usual_length
 from server.calibration.in_force import LatencyModelInForce
 from server.engines.base import Capabilities
 from server.engines.emulated import EmulatedEngine
@@ -609,6 +609,38 @@ def test_the_documentation_says_how_many_batches_a_calibration_takes() -> None:
     steps = [request.repeats * sum(max(cell.lengths) for cell in grid) for grid in grids]
     assert "about 3,000 to 5,000 engine steps" in said
     assert steps == [pytest.approx(3000, rel=0.1), pytest.approx(5000, rel=0.1)]
+
+
+@pytest.mark.parametrize(("limit", "reached"), [(None, 550), (256, 256), (40, 40)])
+def test_a_calibration_reaches_the_longest_answers_that_fit_its_time(
+    limit: int | None, reached: int
+) -> None:
+    """Half of the steps of all other batches, two sizes twice each; within the token limit."""
+
+    async def main() -> None:
+        async with running(max_output_tokens=limit) as (_, gateway):
+            profile = await calibration.Calibrator(gateway).run(CalibrationRequest())
+            assert profile.max_output_tokens == pytest.approx(reached, rel=0.05)
+            lengths = [cell["lengths"] for cell in profile.cells]
+            steps = sum(map(max, lengths))
+            usual = sum(max(each) for each in lengths if max(each) <= 64)
+            assert steps <= 1.5 * usual
+            assert usual_length(lengths) == min(limit or 64, 64)
+            if reached > 64:
+                assert {len(each) for each in lengths if max(each) > 64} == {1, 64}
+
+    run_virtual(main())
+
+
+def test_a_calibration_that_is_told_the_longest_answers_measures_those_of_every_size() -> None:
+    async def main() -> None:
+        async with running() as (_, gateway):
+            asked = CalibrationRequest(max_output_tokens=100, max_batch_size=4, repeats=2)
+            profile = await calibration.Calibrator(gateway).run(asked)
+            sizes = [len(each["lengths"]) for each in profile.cells if max(each["lengths"]) == 100]
+            assert sorted(sizes) == [1, 1, 2, 2, 4, 4]
+
+    run_virtual(main())
 
 
 @pytest.mark.parametrize("told", [False, True])

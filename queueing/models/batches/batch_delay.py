@@ -34,7 +34,7 @@ import numpy as np
 from queueing.distributions.lattice import Complex, Grid, Vector, fitted_width, mean_of
 from queueing.latency.batch_time import BatchTime
 from queueing.models.batches.batch_chain import BatchQueue
-from queueing.result import LEVELS, Quantiles
+from queueing.result import LEVELS, Levels, Quantiles
 
 _POINTS, _SOJOURN_POINTS = 2048, 1024
 _LONGEST_QUEUE = 8192  # requests ahead that the sojourn's law follows
@@ -49,31 +49,36 @@ _MOST_NUMBERS = 2**24  # of the transforms of all batch sizes on the finer latti
 
 
 def batch_quantiles(
-    time: BatchTime, arrival_rate: float, queue: BatchQueue
+    time: BatchTime, arrival_rate: float, queue: BatchQueue, levels: Levels = LEVELS
 ) -> tuple[Quantiles, Quantiles]:
     """Queueing delay and sojourn; quantiles are None where their law could not be made accurate."""
     atom = queue.empty / queue.batch_size
     horizon = 16 * queue.queueing_delay / (1 - atom) + 4 * max(
         time.mean(queue.largest_used), queue.sojourn_time - queue.queueing_delay
     )
-    waits = _delay_quantiles(time, arrival_rate, queue, horizon, atom)
+    waits = _delay_quantiles(time, arrival_rate, queue, horizon, atom=atom, levels=levels)
     if queue.full > _NEGLIGIBLE and not 0 < len(queue.behind) < _LONGEST_QUEUE:
         return waits, Quantiles(queue.sojourn_time)
     coarse = Grid(fitted_width(horizon, _SOJOURN_POINTS), _SOJOURN_POINTS)
-    return waits, checked(
-        queue.sojourn_time, _sojourn_law(time, arrival_rate, queue, coarse), coarse
-    )
+    law = _sojourn_law(time, arrival_rate, queue, coarse)
+    return waits, checked(queue.sojourn_time, law, coarse, levels=levels)
 
 
 def _delay_quantiles(
-    time: BatchTime, arrival_rate: float, queue: BatchQueue, horizon: float, atom: float
+    time: BatchTime,
+    arrival_rate: float,
+    queue: BatchQueue,
+    horizon: float,
+    *,
+    atom: float,
+    levels: Levels,
 ) -> Quantiles:
     """On one lattice, or, where heavy-tailed lengths leave too much beyond it, each level on the
     finest lattice that reaches it.
     """
     grid = Grid(fitted_width(horizon, _POINTS), _POINTS)
     delay = grid.masses(_delay_transform(time, arrival_rate, queue, grid) * grid.hat)
-    waits = checked(queue.queueing_delay, delay, grid, atom)
+    waits = checked(queue.queueing_delay, delay, grid, atom, levels)
     tried: list[tuple[Grid, Vector, float]] = []
     while waits.p50 is None:
         grid, table = (
@@ -92,9 +97,8 @@ def _delay_quantiles(
             (grid, delay, atom - lost if whole else atom)
         )  # what a whole law lacks lies next to 0, where it is steepest
         if whole:
-            return Quantiles(
-                queue.queueing_delay, *(_finest(level, tried) for level in LEVELS.values())
-            )
+            found = (_finest(level, tried) for level in levels.values())
+            return Quantiles.of(levels, queue.queueing_delay, found)
         horizon *= 4
     return waits
 
@@ -105,16 +109,25 @@ def _finest(level: float, tried: list[tuple[Grid, Vector, float]]) -> float | No
     grid, delay, atom = next(
         (each for each in tried if each[2] + float(each[1].sum()) > reached), tried[-1]
     )
-    return dict(zip(LEVELS.values(), grid.quantiles(delay, atom), strict=True))[level]
+    return grid.quantiles(delay, atom, {"": level})[0]
 
 
-def checked(mean: float, masses: Vector, grid: Grid, atom: float = 0.0) -> Quantiles:
-    """The exact mean with the quantiles of the law, if that law has this mean and all its mass."""
+def checked(
+    mean: float, masses: Vector, grid: Grid, atom: float = 0.0, levels: Levels = LEVELS
+) -> Quantiles:
+    """The exact mean with the quantiles of the law, if that law has this mean and all its mass; a
+    quantile only where what is missing is a tenth of what lies beyond it at most.
+    """
     missed = abs(mean_of(masses, grid) - mean)
     lost = abs(float(masses.sum()) + atom - 1)
     if missed > 3e-3 * mean + grid.width or lost > 1e-3:
         return Quantiles(mean)
-    return Quantiles(mean, *grid.quantiles(masses, atom))
+    found = zip(levels.values(), grid.quantiles(masses, atom, levels), strict=True)
+    kept = (
+        value if lost <= max(1e-3 * (level <= LEVELS["p99"]), (1 - level) / 10) else None
+        for level, value in found
+    )
+    return Quantiles.of(levels, mean, kept)
 
 
 def _delay_transform(

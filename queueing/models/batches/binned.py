@@ -40,37 +40,45 @@ from queueing.models.soap.token_orders import TokenService
 
 
 def binned_rate(
-    time: BatchTime, order: Binned, predictor: PredictorText, bound: int | None
+    time: BatchTime,
+    order: Binned,
+    predictor: PredictorText,
+    bound: int | None,
+    limit: int | None = None,
 ) -> float:
     """Requests/s from which on there is no steady state."""
     seconds = sum(
         share / replace(time, output_tokens=lengths).largest_stable_rate(bound)
-        for share, lengths in bins_of(time.output_tokens, order, predictor)
+        for share, lengths in bins_of(time.output_tokens, order, predictor, limit)
     )
     return float("inf") if seconds == 0 else 1 / seconds
 
 
 def bins_of(
-    lengths: TokenDistribution, order: Binned, predictor: PredictorText
+    lengths: TokenDistribution, order: Binned, predictor: PredictorText, limit: int | None = None
 ) -> Iterator[tuple[float, TokenDistribution]]:
-    """Share of the requests and law of their lengths, of each bin that has any; the token limit is
-    the longest length.
+    """Share of the requests and law of their lengths, of each bin that has any; `limit`: of tokens,
+    where it is above the longest length.
     """
-    limit = lengths.longest
-    counts = np.arange(1.0, limit + 1)
+    limit = limit or lengths.longest
+    counts, chances = np.arange(1.0, lengths.longest + 1), lengths.pmf[1:]
     whole = TokenService(0.0, 1.0, Atoms(np.array([float(limit)]), np.ones(1)))
     told = whole.predictor(predictor)
-    below: Vector = np.zeros(limit)
+    below: Vector = np.zeros(lengths.longest)
     for last in _last_counts(order, limit):
         at_most = told.at_most(np.array(last), counts)
-        inside = lengths.pmf[1:] * (at_most - below)
+        inside = chances * (at_most - below)
         below, share = at_most, float(inside.sum())
         if share > 0:
             yield share, TokenDistribution(np.concatenate([[0.0], inside / share]))
 
 
 def _last_counts(order: Binned, limit: int) -> Vector:
-    """The largest prediction, whole tokens, of each bin that has any."""
-    counts = np.arange(1.0, limit + 1)
-    bins = np.maximum(1, np.ceil(order.bins * (counts / limit)))
-    return np.asarray(counts[np.append(np.flatnonzero(np.diff(bins)), limit - 1)])
+    """The largest prediction, whole tokens, of each bin that has any: in the policy's own
+    arithmetic.
+    """
+    numbers = np.arange(1, order.bins + 1)
+    near = np.floor(limit * (numbers / order.bins))[:, None] + np.array([-1.0, 0.0, 1.0])
+    inside = np.ceil(order.bins * (near / limit)) <= numbers[:, None]
+    last = np.unique(np.where(inside & (near <= limit), near, 0.0).max(axis=1))
+    return np.asarray(last[last >= 1])

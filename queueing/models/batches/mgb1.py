@@ -32,7 +32,7 @@ from queueing.latency.batch_time import BatchTime
 from queueing.models.batches.batch_chain import full_arrivals
 from queueing.models.batches.batch_delay import checked
 from queueing.models.batches.ladder import Ladder, solve_ladder
-from queueing.result import Quantiles
+from queueing.result import LEVELS, Levels, Quantiles
 
 _POINTS = 4096
 
@@ -49,7 +49,12 @@ class FixedQueue:
 
 
 def solve_fixed_batches(
-    time: BatchTime, arrival_rate: float, batch_size: int, *, quantiles: bool = True
+    time: BatchTime,
+    arrival_rate: float,
+    batch_size: int,
+    *,
+    quantiles: bool = True,
+    levels: Levels = LEVELS,
 ) -> FixedQueue:
     """The stationary delays. Raises UnstableQueueError, NotConvergedError."""
     service = time.mean(batch_size)
@@ -61,14 +66,18 @@ def solve_fixed_batches(
     mean = (ladder.mean_supremum + (batch_size - 1) / 2) / arrival_rate
     delay, sojourn = Quantiles(mean), Quantiles(mean + service)
     if quantiles:
-        delay, sojourn = _laws(time, arrival_rate, ladder, mean, service)
+        delay, sojourn = _laws(time, arrival_rate, ladder, (mean, service), levels)
     return FixedQueue(delay, sojourn, float(batch_size), load, ladder.residual)
 
 
 def _laws(
-    time: BatchTime, arrival_rate: float, ladder: Ladder, mean: float, service: float
+    time: BatchTime,
+    arrival_rate: float,
+    ladder: Ladder,
+    means: tuple[float, float],
+    levels: Levels,
 ) -> tuple[Quantiles, Quantiles]:
-    b = ladder.size
+    b, (mean, service) = ladder.size, means
     forming = (b + 6 * np.sqrt(b)) / arrival_rate
     grid = Grid(
         fitted_width(16 * ladder.mean_supremum / arrival_rate + 4 * service + forming, _POINTS),
@@ -83,7 +92,10 @@ def _laws(
     masses = np.diff(cumulative, prepend=atom)
     masses = (masses + np.append(masses[1:], 0.0)) / 2  # between two instants: half to either
     sojourn = grid.masses((grid.transform(masses) + atom) * batch)
-    return checked(mean, masses, grid, atom), checked(mean + service, sojourn, grid)
+    return (
+        checked(mean, masses, grid, atom, levels),
+        checked(mean + service, sojourn, grid, levels=levels),
+    )
 
 
 def _delay_cdf(backlog: Vector, arrival_rate: float, b: int, grid: Grid) -> Vector:

@@ -204,8 +204,8 @@ def _log_empty(engine: SharedEngine, arrival_rate: float) -> float:
 
 def _exponential(waiting: float, decay: float) -> Quantiles:
     """0 with probability 1 - waiting, else exponential."""
-    levels = {
-        name: math.log(waiting / (1 - level)) / decay if waiting > 1 - level else 0.0
-        for name, level in LEVELS.items()
-    }
-    return Quantiles(waiting / decay, **levels)
+    found = (
+        math.log(waiting / (1 - level)) / decay if waiting > 1 - level else 0.0
+        for level in LEVELS.values()
+    )
+    return Quantiles.of(LEVELS, waiting / decay, found)

@@ -11,7 +11,7 @@ lognormal token lengths of SCV 0.6; exact, exponential and lognormal predictions
 simulation - 1 of W in %, where W is more than 2 % of the sojourn: table in docs/theory.md.
 The gain of many servers is smaller than that of one where predictions are good: at c = 4 and load
 0.8 W was up to 20 % too short, at c = 16 up to 47 %. `doubt` names every cell off by more than
-10 %, beyond three standard errors.
+5 %, beyond two standard errors.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from queueing.models.soap.resuming import resume_doubt
 from queueing.models.soap.sizes import Grid, SizeLaw
 
 _CELLS = 400
-# log2(c) |ln(W(1) / W_fcfs(1))| up to which W(c) was within 10 %, below a load of 0.9 and above
-_CHANGE, _BUSY_CHANGE, _BUSY = 0.5, 1.6, 0.9
+# log2(c) |ln(W(1) / W_fcfs(1))| up to which W(c) was within 5 %, below a load of 0.9 and above
+_CHANGE, _BUSY_CHANGE, _BUSY = 0.18, 0.8, 0.9
 
 
 @dataclass(frozen=True)
 class SeveralOrdered:
-    """Seconds; `doubt`: why the approximation may be off by more than 10 %, or None."""
+    """Seconds; `doubt`: why the approximation may be off by more than 5 %, or None."""
 
     sojourn: float
     delay: float
@@ -69,7 +69,7 @@ def solve_on_servers(
 
 
 def order_doubt(ratio: float, load: float, servers: int) -> str | None:
-    """Why W(c) may be off by more than 10 %: the order changes it much, on many servers; None where
+    """Why W(c) may be off by more than 5 %: the order changes it much, on many servers; None where
     it was not. `ratio` is W(1) / W_fcfs(1).
     """
     change = math.log2(servers) * abs(math.log(ratio))

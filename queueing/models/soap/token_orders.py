@@ -13,7 +13,7 @@ length of n tokens is S(n) seconds, and the age at n tokens too:
     fb                     LeastAttained; with a quantum of several tokens, of which the longest
                            has few, Levels
 
-Predictions are at most the longest length, which stands for the token limit. Aging, edf, priority,
+Predictions are at most the token limit, without one the longest length. Aging, edf, priority,
 vtc, hrrn, binned: no such rank. Each resume of an interrupted request costs setup + kr and the step
 that it lost (`resuming`); for orders of which a request keeps its rank.
 In slots of a continuous engine (`in_slots`) the service is that of a slot while all are taken.
@@ -75,20 +75,21 @@ class TokenService:
     step: float
     sizes: Atoms
     resume: float | None = None
+    limit: int = 0  # of tokens, where it is above the longest length
 
     @classmethod
-    def alone(cls, law: LatencyModel, tokens: TokenDistribution) -> TokenService:
+    def alone(cls, law: LatencyModel, tokens: TokenDistribution, limit: int = 0) -> TokenService:
         """A batch of one. Raises SpecError: lengths with a tail, a service below 0 s."""
-        return cls(law.setup(1), law.step(1), token_sizes(tokens, law), law.resume)
+        return cls(law.setup(1), law.step(1), token_sizes(tokens, law), law.resume, limit)
 
     @classmethod
-    def in_slots(cls, time: SlotTime, slots: int) -> TokenService:
+    def in_slots(cls, time: SlotTime, slots: int, limit: int = 0) -> TokenService:
         """A slot of a continuous engine while all are taken. Raises as `alone`."""
         law, tokens = time.law, time.output_tokens
         setup = law.turnaround * law.speed + time.admitted
         step = (time.mean(slots, refilled=True) - setup) / tokens.mean
         flat = LatencyModel(k2=setup, k4=step)
-        return cls(setup, step, token_sizes(tokens, flat))
+        return cls(setup, step, token_sizes(tokens, flat), limit=limit)
 
     def seconds(self, tokens: float) -> float:
         """S(n)."""
@@ -98,6 +99,11 @@ class TokenService:
     def longest(self) -> float:
         """Tokens of the longest length."""
         return float(np.rint((self.sizes.sizes[-1] - self.setup) / self.step))
+
+    @property
+    def most(self) -> float:
+        """Tokens of the longest prediction: the token limit."""
+        return max(self.longest, self.limit)
 
     def order(self, asked: PolicyOrder) -> Order:
         """Raises SpecError: an order without such a model."""
@@ -113,10 +119,10 @@ class TokenService:
         """Its law of predicted seconds."""
         match text.name:
             case "none":
-                return ConstantPrediction(float(self.sizes.sizes[-1]))
+                return ConstantPrediction(self.seconds(self.most))
             case "onebit":
                 n, wrong = text.threshold, 1 - text.accuracy
-                told = (min(float(each), self.longest) for each in (max(n // 2, 1), 2 * n))
+                told = (min(float(each), self.most) for each in (max(n // 2, 1), 2 * n))
                 low, high = map(self.seconds, told)
                 return OneBit(self.seconds(n + 0.5), None, wrong, wrong, (low, high))
             case "exponential":
@@ -127,7 +133,7 @@ class TokenService:
                 return ExactPrediction()
 
     def _in_tokens(self, source: Predictor) -> Predictor:
-        return WholeTokens(source, self.setup, self.step, self.longest)
+        return WholeTokens(source, self.setup, self.step, self.most)
 
 
 def _levels(tokens: list[int], service: TokenService) -> Order:

@@ -23,7 +23,7 @@ from queueing.estimation.assess import Limits, known_memory, model_of
 from queueing.estimation.estimates import Estimates
 from queueing.estimation.stall_backlog import behind_stalls, stall_backlog, utilisation_of
 from queueing.latency.law import LatencyModel
-from queueing.model import Model, token_limit
+from queueing.model import Model
 from queueing.optimization.answer import precise, searched
 from queueing.optimization.forecast import Setting
 from queueing.optimization.gain.known_lengths import FEWEST, KnownLengths, known_lengths
@@ -96,19 +96,23 @@ class WindowModel:
             served_as(parse_policy(setting.policy), pads=self.limits.pads),
             whole if setting.max_output_tokens is None else whole.clip(setting.max_output_tokens),
             self.law if law is None else law,
-            dataclasses.replace(self.limits, servers=setting.servers),
+            self._limits(setting),
             self.estimates,
         )
+
+    def _limits(self, setting: Setting) -> Limits:
+        limit = setting.max_output_tokens
+        return dataclasses.replace(self.limits, servers=setting.servers, max_output_tokens=limit)
 
     def cut_by_memory(self, setting: Setting) -> bool:
         """Whether a batch may need more KV memory than there is: no model has it cut then. Where
         `refusal` has nothing to say.
         """
-        known, model = known_memory(self.limits, self.estimates), self.model(setting)
+        known, model = known_memory(self._limits(setting), self.estimates), self.model(setting)
         if known is None or model.policy.joins_running:
             return False
         memory, held = known
-        largest = self.estimates.prompt_tokens.law().longest + min(held, token_limit(model))
+        largest = self.estimates.prompt_tokens.law().longest + held
         return model.bound is None or model.bound * largest > memory
 
     def predicted(self, setting: Setting, predict: Predict | None = None) -> Prediction:

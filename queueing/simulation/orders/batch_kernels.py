@@ -1,6 +1,7 @@
-"""Compiled replays of batch policies and of continuous batching in an order that interrupts nobody:
-the sample paths of `queueing.simulation.reference`, as `queueing.simulation.kernels` and
-`slot_kernels` have them first come, first served.
+"""Compiled replays of batch policies and of continuous batching in an order that interrupts nobody,
+from one queue or from a queue for each server: the sample paths of
+`queueing.simulation.reference` and `queueing.simulation.scenarios.routed`, as
+`queueing.simulation.kernels` and `slot_kernels` have them first come, first served from one queue.
 """
 
 from __future__ import annotations
@@ -27,15 +28,26 @@ from queueing.simulation.kernels import (
     serve_batch,
 )
 from queueing.simulation.orders.kernels import pop, push
+from queueing.simulation.orders.lanes import dispatched, ended, lane_of, new_lanes, route
 from queueing.simulation.orders.waiting_kernels import (
     OrderedQueue,
     enter,
     leave,
+    next_of,
     oldest,
     ready,
+    serve,
     take,
 )
-from queueing.simulation.slot_kernels import Slots, advance, plan
+from queueing.simulation.slot_kernels import (
+    UNLIMITED,
+    Memory,
+    Slots,
+    advance,
+    free,
+    plan,
+    with_room,
+)
 
 
 class Members(NamedTuple):
@@ -60,7 +72,8 @@ def run_ordered_batches(
     room = Members(
         np.empty(largest, np.int64), np.empty(largest, np.int64), *np.empty((2, largest))
     )
-    _run_batches(requests, (law, drawn, servers, room), bounds, queue, path)
+    lanes = new_lanes(len(queue.waiting))
+    _run_batches(requests, (law, drawn, servers, room), bounds, (queue, lanes), path)
     return path
 
 
@@ -83,10 +96,14 @@ def run_ordered_slots(
     bounds: Bounds,
     queue: OrderedQueue,
     state: Slots,
+    memory: Memory = UNLIMITED,
 ) -> RequestPath:
-    """Continuous batching, `bounds.batch_size` in service per server; `state`: of empty ones."""
-    path = new_path(len(requests.arrived_at))
-    _run_slots(requests, law, (bounds.batch_size, turnaround), (state, queue), path)
+    """Continuous batching, `bounds.batch_size` in service per server, fewer where the next one does
+    not fit into the memory; `state`: of empty ones.
+    """
+    path, lanes = new_path(len(requests.arrived_at)), new_lanes(len(queue.waiting))
+    limits = bounds.batch_size, turnaround, memory
+    _run_slots(requests, law, limits, (state, queue, lanes), path)
     path.server_free_at[:] = path.released_at
     return path
 
@@ -119,9 +136,8 @@ def _run_single(requests, law, drawn, queue, path):  # type: ignore[no-untyped-d
 
 @inner
 def _arrive(tail, requests, queue):  # type: ignore[no-untyped-def]
-    """The next request, or all of its call, joins the queue; who comes after that."""
-    call_ends = requests[3]
-    last = call_ends[tail] if len(call_ends) > 0 else tail + 1
+    """The next request, or all of its call, joins its queue; who comes after that."""
+    last = requests.call_ends[tail] if len(requests.call_ends) > 0 else tail + 1
     for job in range(tail, last):
         enter(job, queue)
     return last
@@ -137,35 +153,64 @@ def _lost_at(deadlines, queue):  # type: ignore[no-untyped-def]
 
 
 @inner
-def _run_batches(requests, engine, bounds, queue, path):  # type: ignore[no-untyped-def]
-    arrived_at, deadlines, (ends, busy, _, _, _, _, _) = requests[0], requests[4], engine[2]
-    count, timer, tail, batches = len(arrived_at), np.inf, 0, 0
+def _lose(queue, lanes):  # type: ignore[no-untyped-def]
+    """The oldest leaves; whose lane it was."""
+    job = oldest(queue)
+    leave(job, queue)
+    lane = queue.lane[job]
+    lanes.held[lane] -= 1
+    return lane
+
+
+@inner
+def _run_batches(requests, engine, bounds, system, path):  # type: ignore[no-untyped-def]
+    arrived_at, deadlines = requests.arrived_at, requests.deadlines
+    (queue, lanes), (ends, busy) = system, (engine[2].ends, engine[2].busy)
+    count, tail, routed, batches = len(arrived_at), 0, 0, 0
     while True:
-        first = earliest(ends)
+        first, waking = earliest(ends), earliest(lanes.timers)
         arrival = arrived_at[tail] if tail < count else np.inf
         lost = _lost_at(deadlines, queue)
-        now = min(ends[first], arrival, lost, timer)
+        now = min(ends[first], arrival, lost, lanes.timers[waking])
         if now == np.inf:
             return
+        if arrival == now:
+            routed = route(routed, now, requests, (queue, lanes), path)
+        lane = waking
         if ends[first] == now:
             ends[first] = np.inf
             busy[first] = False
+            lane = ended(first, lanes)
         elif arrival == now:
+            lane = queue.lane[tail]
             tail = _arrive(tail, requests, queue)
         elif lost == now:
-            leave(oldest(queue), queue)
-        timer = np.inf
-        while True:
-            free = idle(busy)
-            if free < 0:
-                break
-            size, group, timer = ready(bounds, now, tail == count, requests, queue)
-            if size == 0:
-                break
-            size = take(size, group, now, requests, queue)
-            place = free, batches, bounds[4]
-            _start_batch(now, queue[9][:size], place, requests, engine, path)
-            batches += 1
+            lane = _lose(queue, lanes)
+        closing = tail == count
+        for asked in range(0 if closing else lane, len(lanes.held) if closing else lane + 1):
+            at = asked, now, closing, batches
+            batches = _ask(at, requests, engine, bounds, system, path)
+
+
+@inner
+def _ask(at, requests, engine, bounds, system, path):  # type: ignore[no-untyped-def]
+    """Start the batches of a lane that are ready; how many there were."""
+    (lane, now, closing, batches), (queue, lanes), busy = at, system, engine[2].busy
+    lanes.timers[lane] = np.inf
+    while True:
+        server = idle(busy)
+        if len(lanes.held) > 1:
+            server = -1 if busy[lane] else lane
+        if server < 0:
+            return batches
+        size, group, lanes.timers[lane] = ready(bounds, lane, now, closing, requests, queue)
+        if size == 0:
+            return batches
+        size = take(size, lane, group, now, requests, queue)
+        place = server, batches, bounds.padded
+        _start_batch(now, queue.chosen[:size], place, requests, engine, path)
+        dispatched(lane, queue.chosen[:size], bounds.padded, queue, lanes)
+        batches += 1
 
 
 @inner
@@ -198,9 +243,9 @@ def _start_batch(now, members, place, requests, engine, path):  # type: ignore[n
 
 @inner
 def _run_slots(requests, law, bounds, system, path):  # type: ignore[no-untyped-def]
-    (arrived_at, _, _, _, deadlines), (state, queue) = requests, system
-    changes_at, whole, count = state[0], state[2], len(arrived_at)
-    tail = batches = 0
+    (arrived_at, _, _, _, deadlines), (state, queue, lanes) = requests, system
+    changes_at, count = state.changes_at, len(arrived_at)
+    tail = routed = batches = 0
     while True:
         engine = earliest(changes_at)
         arrival = arrived_at[tail] if tail < count else np.inf
@@ -208,57 +253,74 @@ def _run_slots(requests, law, bounds, system, path):  # type: ignore[no-untyped-
         now = min(changes_at[engine], arrival, lost)
         if now == np.inf:
             return
+        if arrival == now:
+            routed = route(routed, now, requests, (queue, lanes), path)
         leaving = 0
         completed = changes_at[engine] == now
         if completed:
+            lane = lane_of(engine, lanes)
             leaving = advance(engine, state, requests, law, path)
         elif arrival == now:
+            lane = queue.lane[tail]
             tail = _arrive(tail, requests, queue)
         else:
-            leave(oldest(queue), queue)
+            lane = _lose(queue, lanes)
         while True:  # the policy is asked after each departure, and once more after the event
             if leaving > 0:
-                whole[engine, 6] -= 1
+                free(engine, leaving, bounds, state, requests)
+                lanes.held[lane] -= 1
                 leaving -= 1
             elif completed:
                 completed = False
                 plan(engine, state, requests, law)
-            batches = _fill((now, batches), bounds, system, (requests, law), path)
+            batches = _fill((now, lane, batches), bounds, system, (requests, law), path)
             if leaving == 0 and not completed:
                 break
 
 
 @inner
 def _fill(at, bounds, system, served, path):  # type: ignore[no-untyped-def]
-    """Fill the free slots; how many dispatches there were."""
-    (now, batches), (slots, turnaround), (state, queue), (requests, law) = (
-        at,
-        bounds,
-        system,
-        served,
-    )
-    _, real, whole, _, pending, entry, _, _, _, _, _ = state
-    dispatched_at, _, _, _, batch, sizes, server_of = path
-    while queue[8][1] > 0:
-        best = 0
-        for s in range(1, len(whole)):
-            if whole[s, 6] < whole[best, 6]:
-                best = s
-        size = min(slots - whole[best, 6], queue[8][1])
-        if size <= 0:
-            break
-        size = take(size, -1, now, requests, queue)
-        delay = turnaround * (law[5] * real[best, 4])
+    """Fill the free slots of a lane's servers; how many dispatches there were."""
+    (now, lane, batches), turnaround = at, bounds[1]
+    (state, queue, lanes), (requests, law) = system, served
+    whole, entry, pending = state.whole, state.entry, state.pending
+    while True:
+        first = next_of(lane, 0, now, requests, queue)
+        if first < 0:
+            return batches
+        best = with_room(first, bounds, state, requests, lane if len(lanes.held) > 1 else -1)
+        if best < 0:
+            return batches
+        size = _take_slots(best, (now, lane, first), bounds, system, requests)
+        delay = turnaround * (law[5] * state.real[best, 4])
         for k in range(size):
-            i = queue[9][k]
-            dispatched_at[i] = now
-            batch[i] = batches
-            sizes[i] = size + whole[best, 6]
-            server_of[i] = best
+            i = queue.chosen[k]
+            path.dispatched_at[i] = now
+            path.batch_id[i] = batches
+            path.batch_size[i] = size + whole[best, 6]
+            path.server_id[i] = best
             pending[best, whole[best, 1]] = i
             entry[best, whole[best, 1]] = now + delay
             whole[best, 1] += 1
         whole[best, 6] += size
         batches += 1
         plan(best, state, requests, law)
-    return batches
+
+
+@inner
+def _take_slots(server, at, bounds, system, requests):  # type: ignore[no-untyped-def]
+    """Put those who fit into the free slots of a server, and its memory, into `chosen`; how
+    many.
+    """
+    (now, lane, job), (slots, _, (memory, limit)), (state, queue, _) = at, bounds, system
+    taken, held = 0, state.held
+    while True:
+        serve(job, queue)
+        held[server] += requests.prompt_tokens[job] + limit
+        queue.chosen[taken] = job
+        taken += 1
+        if state.whole[server, 6] + taken == slots:
+            return taken
+        job = next_of(lane, 0, now, requests, queue)
+        if job < 0 or held[server] + requests.prompt_tokens[job] + limit > memory:
+            return taken

@@ -8,7 +8,6 @@ goes to a server whole.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -18,7 +17,8 @@ from policies.core import Policy
 from queueing.measurement.record import Record
 from queueing.simulation.reference import Driver, Job, SimulatedEngine, of_one_call
 
-# from the requests that each server has, waiting and in service, to the place of the next call
+# from the requests that each server has, waiting and in service, to the place of the next call; the
+# answer of a request in service has not left
 Router = Callable[[Sequence[int]], int]
 
 
@@ -52,15 +52,39 @@ def simulate_routed(
         now = call[0].request.arrived_at
         for driver in drivers:
             driver.advance(now)
-        chosen = drivers[router([len(each.jobs) - len(each.records) for each in drivers])]
+        chosen = drivers[router([_held(each) for each in drivers])]
         chosen.jobs += call
         chosen.lengths |= {job.request.id: job.output_tokens for job in call}
     for driver in drivers:
-        driver.advance(math.nextafter(now, math.inf))  # the last arrivals
+        driver.close(now)
+    return _numbered([driver.run() for driver in drivers])
+
+
+def _held(driver: Driver) -> int:
+    left = sum(
+        started.ended_at is not None
+        for engine in driver.engines
+        for started in engine.in_service
+        if started.batch.policy.release == "request"
+    )
+    return len(driver.jobs) - len(driver.records) - left
+
+
+def _numbered(by_server: Sequence[Sequence[Record]]) -> list[Record]:
+    """Servers by their place, and the batches of all of them in the order of their dispatch."""
+    batches = {
+        (record.dispatched_at or 0.0, place, record.batch_id or 0)
+        for place, records in enumerate(by_server)
+        for record in records
+        if record.server_id is not None
+    }
+    numbers = {batch[1:]: number for number, batch in enumerate(sorted(batches))}
     return [
-        record if record.server_id is None else replace(record, server_id=place)
-        for place, driver in enumerate(drivers)
-        for record in driver.run(closed_at=now)
+        record
+        if record.server_id is None
+        else replace(record, server_id=place, batch_id=numbers[place, record.batch_id or 0])
+        for place, records in enumerate(by_server)
+        for record in records
     ]
 
 

@@ -42,7 +42,7 @@ def simulate_tandem(
     runs = [_run(model, arrival_rate, num_requests, stream, warm_up) for stream in streams]
     delays, services = ([run[part] for run in runs] for part in (0, 1))
     kind = kind_of_runs(model)
-    total = summary_of_runs([delay.sum(axis=0) for delay in delays], kind)
+    total = summary_of_runs([delay.sum(axis=0) for delay in delays], kind, model.levels)
     first_tokens = [delay.sum(axis=0) + service[0] + step for delay, service, step in runs]
     stations = _stations(arrival_rate, delays, services, kind)
     return Prediction(
@@ -59,7 +59,7 @@ def simulate_tandem(
         ),
         batch_size=Mean(1.0),
         served_queueing_delay=total,
-        time_to_first_token=summary_of_runs(first_tokens, kind),
+        time_to_first_token=summary_of_runs(first_tokens, kind, model.levels),
         assumptions=(*model.assumptions, *notes),
         stations=stations,
     )

@@ -261,6 +261,35 @@ def test_admission_by_delay_takes_who_can_be_served_in_time_and_no_more() -> Non
     run_virtual(main())
 
 
+@pytest.mark.parametrize(
+    ("slo", "served"),
+    [
+        ("p99_sojourn_time=1.2s", 2),  # 0.465 and 0.93 s, the third would take 1.395
+        ("mean_sojourn_time<=1.4s", 3),
+        ("p90_ttft<=500ms", 2),
+        ("p99_service_time=1s", 6),
+        ("mean_service_time=400ms", 1),  # who finds the gateway idle
+        ("p99.9_itl=0.5ms", 1),
+    ],
+)
+def test_admission_keeps_any_duration_of_the_grammar(slo: str, served: int) -> None:
+    """Services of 0.465 s, one at a time; six calls at once."""
+
+    async def main() -> None:
+        async with running("single", overload=OverloadSettings(slo=slo)) as (app, _):
+            await warm(app)
+            calls = await full(app, 6)
+            for made in calls:
+                await made.task
+            answered = [made for made in calls if made.status == 200]
+            assert len(answered) == served
+            refused = [made.json()["error"] for made in calls if made.status == 429]
+            assert {error["code"] for error in refused} <= {"slo_unattainable"}
+            assert all("expected at most" in error["message"] for error in refused)
+
+    run_virtual(main())
+
+
 def test_a_call_names_its_own_budget_for_the_first_token() -> None:
     async def main() -> None:
         async with running("single") as (app, _):

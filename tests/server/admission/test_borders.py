@@ -124,24 +124,29 @@ def test_an_objective_is_kept_at_its_bound() -> None:
     assert not level.kept(SimpleNamespace(mean=1.0, within=lambda _: 0.899))  # type: ignore[arg-type]
     assert level.seconds_until_kept(exact) == pytest.approx(7.0)
     assert Objective(DelayTarget(0.0, None)).seconds_until_kept(Wait(3.0)) == 3.0
-    assert Objective(DelayTarget(-0.01, None)).seconds_until_kept(Wait(3.0)) == math.inf
+    late = DelayTarget(0.5, None, "time_to_first_token")
+    assert Objective(late, Wait(0.51)).seconds_until_kept(Wait(3.0)) == math.inf
 
 
 def test_a_refusal_says_what_was_predicted_and_what_is_kept() -> None:
-    assert (
-        Objective(DelayTarget(1.5, 0.9)).rejection(Wait(2.0))
-        == "the predicted mean wait is 2 s; the objective of 1.5 s cannot be met"
+    assert Objective(DelayTarget(1.5, 0.9)).rejection(Wait(2.0)) == (
+        "the predicted p90 of the queueing delay is 2 s; expected at most 1.5 s: retry later"
     )
-    own = Objective.of_first_token(1.0, service=0.25, level=0.9)
-    assert (own.param, own.delay) == ("x-llm-d-slo-ttft-ms", DelayTarget(0.75, 0.9))
+    first = "time_to_first_token"
+    own = Objective(DelayTarget(1.0, 0.9, first), Wait(0.25), own=True)  # type: ignore[arg-type]
+    assert own.param == "x-llm-d-slo-ttft-ms"
     assert Objective(DelayTarget(1.5, 0.9)).param is None
     assert own.rejection(Wait(2.0)) == (
-        "the predicted p90 of the time to first token is 2.25 s (2 s in the queue, 0.25 s in "
+        "the predicted p90 of the time to first token is 2.25 s (mean 2 s in the queue, 0.25 s in "
         "service); expected at most 1 s: retry later, or allow more"
     )
-    assert "the predicted mean of the time to first token is 2.25 s" in Objective(
-        DelayTarget(0.75, None), 1.0, 0.25
-    ).rejection(Wait(2.0))
+    mean = Objective(DelayTarget(1.0, None, first), Wait(0.25))  # type: ignore[arg-type]
+    assert "the predicted mean of the time to first token is 2.25 s" in mean.rejection(Wait(2.0))
+    slow = Objective(DelayTarget(0.02, 0.99, "inter_token_latency"), Wait(0.03))
+    assert slow.rejection(Wait(2.0)) == (
+        "the predicted p99 of the inter-token latency is 0.03 s; expected at most 0.02 s: retry "
+        "later"
+    )
 
 
 @pytest.mark.parametrize(
@@ -151,7 +156,7 @@ def test_a_refusal_says_what_was_predicted_and_what_is_kept() -> None:
 def test_a_calls_own_limit_is_kept_at_the_level_of_the_operators(
     objectives: tuple[DelayTarget, ...], level: float
 ) -> None:
-    assert _level([Objective(delay) for delay in objectives]) == level
+    assert _level(objectives) == level
 
 
 # admission: what a rejection says
@@ -163,7 +168,7 @@ def overload(**batcher: Any) -> Any:
     """
     asked = SimpleNamespace(
         wait=lambda place, joining: Wait(float(place + joining)),
-        first_token=lambda: 0.25,
+        after=lambda _: Wait(0.25),
         until_gone=float,
     )
     gateway = SimpleNamespace(batcher=SimpleNamespace(**batcher, effective_max_batch_size=8))
@@ -234,8 +239,8 @@ def test_the_turn_goes_round_the_backlog() -> None:
 
 def test_a_calls_own_limit_stands_beside_the_operators() -> None:
     of = overload()
-    of._objectives = (Objective(DelayTarget(3.0, 0.5)),)
-    assert Overload._promise(of, 1.0) == Objective(DelayTarget(0.75, 0.9), 1.0, 0.25)
+    target = DelayTarget(1.0, 0.9, "time_to_first_token")
+    assert Overload._promise(of, 1.0) == Objective(target, Wait(0.25), own=True)
 
 
 @pytest.mark.parametrize(

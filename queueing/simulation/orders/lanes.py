@@ -1,0 +1,109 @@
+"""A queue for each server, compiled: every call goes to one of them as it arrives, where the fewest
+requests are, and stays there (`queueing.simulation.scenarios.routed`).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from queueing.simulation.kernels import Floats, Ints, inner
+
+
+class Lanes(NamedTuple):
+    """One for each server, or one for all.
+
+    timers   when the policy asked to be asked again
+    held     requests of each, waiting and in service
+    serving  of these those of the batch in service whose answers have not left, as far as was
+             looked
+    member   of these the first, -1 where there is none; the others behind it, by
+             `OrderedQueue.following`
+    last     the lane that was chosen last
+    """
+
+    timers: Floats
+    held: Ints
+    serving: Ints
+    member: Ints
+    last: Ints
+
+
+def new_lanes(count: int) -> Lanes:
+    """Empty ones."""
+    held, serving = np.zeros((2, count), dtype=np.int64)
+    member, last = np.full(count, -1, dtype=np.int64), np.full(1, -1, dtype=np.int64)
+    return Lanes(np.full(count, np.inf), held, serving, member, last)
+
+
+@inner
+def route(routed, now, requests, system, path):  # type: ignore[no-untyped-def]
+    """Choose the lanes of all calls that arrive now, before anything else happens now; how many
+    requests have one.
+    """
+    queue, lanes = system
+    call_ends, count = requests.call_ends, len(requests.arrived_at)
+    while routed < count and requests.arrived_at[routed] == now:
+        behind = call_ends[routed] if len(call_ends) > 0 else routed + 1
+        lane = _fewest(now, queue, lanes, path) if len(lanes.held) > 1 else 0
+        for job in range(routed, behind):
+            queue.lane[job] = lane
+        lanes.held[lane] += behind - routed
+        routed = behind
+    return routed
+
+
+@inner
+def _fewest(now, queue, lanes, path):  # type: ignore[no-untyped-def]
+    """The lane with the fewest requests; of equal ones the next behind the last that was chosen."""
+    count, best = len(lanes.held), -1
+    for turn in range(1, count + 1):
+        lane = (lanes.last[0] + turn) % count
+        _drop_released(lane, now, queue, lanes, path)
+        if best < 0 or lanes.held[lane] < lanes.held[best]:
+            best = lane
+    lanes.last[0] = best
+    return best
+
+
+@inner
+def _drop_released(lane, now, queue, lanes, path):  # type: ignore[no-untyped-def]
+    """Members of an unpadded batch leave one by one."""
+    following, job, kept = queue.following, lanes.member[lane], -1
+    lanes.member[lane] = -1
+    while job >= 0:
+        behind = following[job]
+        if path.released_at[job] < now:
+            lanes.held[lane] -= 1
+            lanes.serving[lane] -= 1
+        else:
+            following[job], kept = kept, job
+        job = behind
+    lanes.member[lane] = kept
+
+
+@inner
+def dispatched(lane, members, padded, queue, lanes):  # type: ignore[no-untyped-def]
+    """A batch of a lane is in service."""
+    lanes.serving[lane] = len(members)
+    if padded or len(lanes.held) == 1:
+        return
+    for job in members:
+        queue.following[job] = lanes.member[lane]
+        lanes.member[lane] = job
+
+
+@inner
+def ended(server, lanes):  # type: ignore[no-untyped-def]
+    """The batch of a server is over; its lane."""
+    lane = lane_of(server, lanes)
+    lanes.held[lane] -= lanes.serving[lane]
+    lanes.serving[lane], lanes.member[lane] = 0, -1
+    return lane
+
+
+@inner
+def lane_of(server, lanes):  # type: ignore[no-untyped-def]
+    """The queue that a server takes from."""
+    return server if len(lanes.held) > 1 else 0
