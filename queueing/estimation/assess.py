@@ -27,6 +27,7 @@ from queueing.estimation.assumptions.engine_assumptions import (
     settled,
     stable_queue,
 )
+from queueing.estimation.assumptions.length_assumption import independent_lengths
 from queueing.estimation.assumptions.memory_assumption import enough_memory
 from queueing.estimation.assumptions.own_arrivals import with_own_arrivals
 from queueing.estimation.assumptions.verdict import Compared, compare, judged
@@ -41,6 +42,7 @@ from queueing.estimation.band import (
 from queueing.estimation.cached_prediction import CachedPrediction
 from queueing.estimation.estimates import Estimates, estimate, held_tokens
 from queueing.estimation.interval import UNKNOWN, Estimate
+from queueing.estimation.lengths.within_calls import significant
 from queueing.estimation.speed.own_shape import Scatter, own_shape
 from queueing.estimation.speed.speed_curve import SpeedCurve
 from queueing.estimation.speed.speed_history import SpeedHistory
@@ -155,6 +157,11 @@ def assess(
     forecast = _forecast(model, load.value, estimates, limits, known or Known())
     load = load.scaled(forecast.overload)
     assumptions = _assumptions(seen, speeds, forecast, load, limits, waiting_before=waiting_before)
+    if model.sequences is not None:
+        alike = estimates.alike(model.policy, limits.max_num_seqs)
+        slope = forecast.sensitivity
+        worth = 1.0 if slope is None else slope.independent
+        assumptions = (*assumptions, independent_lengths(alike, forecast.mean, worth))
     return Assessment(
         estimates=estimates,
         load=load,
@@ -364,6 +371,9 @@ def model_of(
         servers=limits.servers,
         patience=limits.patience,
         sequences=estimates.call_sizes,
+        intraclass_correlation=0.0
+        if estimates.call_sizes is None
+        else significant(estimates.alike(policy, limits.max_num_seqs)),
         predictor=parse_predictor(estimates.predictor or "none"),
     )
     return _in_memory(model, limits, estimates)
@@ -454,9 +464,12 @@ def _asking(policy: Policy, limits: Limits, estimates: Estimates) -> Ask:
         lengths: TokenDistribution,
         law: LatencyModel,
         sequences: TokenDistribution | None = None,
+        correlation: float | None = None,
     ) -> float:
         model = model_of(policy, lengths, law, limits, estimates)
         model = model if sequences is None else dataclasses.replace(model, sequences=sequences)
+        if correlation is not None:
+            model = dataclasses.replace(model, intraclass_correlation=correlation)
         if model.load(rate) >= 1 and limits.patience is None:
             return math.inf
         count = _simulated(policy)
@@ -522,7 +535,13 @@ def _renewed(
         return known
     ask = _asking(model.policy, limits, estimates)
     return sensitivity(
-        ask, estimates, model.law, load, limit=limits.max_output_tokens, pole=model.patience is None
+        ask,
+        estimates,
+        model.law,
+        load,
+        limit=limits.max_output_tokens,
+        pole=model.patience is None,
+        alike=estimates.alike(model.policy, limits.max_num_seqs),
     )
 
 

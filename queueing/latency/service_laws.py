@@ -7,9 +7,9 @@ instants t.
               E w^T = sum_n p_n w^{(k3 + k4) n} D_n^{b-1},  D_n = sum_i p_i w^{k3 min(i, n)}
     prompts   the convolution power b of the law of kp P; padded ones: the law of kp b max P
 
-at the roots of unity w. Where a whole call of n sequences stands for a request (`unit`), b n take the
-place of b in the setup and in the steps, and C_m is that of the call, whose lengths are equal with
-probability r (queueing.distributions.call_lengths); likewise D_n:
+at the roots of unity w. Where a whole call of n sequences stands for a request (`unit`), b n take
+the place of b in the setup and in the steps, and C_m is that of the call, whose lengths are equal
+with probability r (queueing.distributions.call_lengths); likewise D_n:
 
     C_m  ->  r sum_{i <= m} p_i w^{k3 n i} + (1 - r) C_m^n
 

@@ -325,7 +325,12 @@ def test_a_table_of_padded_batches_with_prompts_takes_little_more_than_itself() 
     )
     law = LatencyModel(k3=1e-3, k4=1e-2, kp=1e-4)
     builder = ServiceLaws(
-        law=law, outputs=CallLengths(lengths), prompt_tokens=prompts, largest=256, width=1e-3, points=8192
+        law=law,
+        outputs=CallLengths(lengths),
+        prompt_tokens=prompts,
+        largest=256,
+        width=1e-3,
+        points=8192,
     )
     tracemalloc.start()
     try:

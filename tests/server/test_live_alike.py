@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from policies import Request, parse_policy
+from policies import Request
 from queueing.distributions.token_distribution import TokenDistribution
 from queueing.estimation.assess import Assessment
 from queueing.estimation.assumptions.verdict import judged
@@ -85,6 +85,20 @@ def assert_predicted(policy: str, load: float, share: float, sequences: str = FO
     return found
 
 
+@pytest.mark.parametrize(
+    ("policy", "load", "share"),
+    [
+        ("capped:max_batch_size=8", 0.5, EQUAL),
+        ("capped:max_batch_size=6", 0.5, HALF),
+        ("elastic:max_batch_size=8", 0.5, EQUAL),
+        ("single", 0.3, EQUAL),
+    ],
+)
+def test_calls_of_four_are_predicted_in_a_few_cells(policy: str, load: float, share: float) -> None:
+    assert_predicted(policy, load, share)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [EQUAL, HALF, INDEPENDENT])
 @pytest.mark.parametrize(("policy", "load"), CELLS)
 def test_calls_of_four_are_predicted_however_alike_they_are(
@@ -93,6 +107,7 @@ def test_calls_of_four_are_predicted_however_alike_they_are(
     assert_predicted(policy, load, share)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["dynamic", "capped:max_batch_size=8", "single"])
 def test_calls_of_any_number_too(policy: str) -> None:
     assert_predicted(policy, 0.5, EQUAL, "uniform:low=1,high=8")
@@ -112,12 +127,13 @@ def test_the_assumption_says_what_independent_lengths_would_cost(share: float) -
         assert independent.largest_stable_rate < 0.9 * found.model.largest_stable_rate
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["capped:max_batch_size=8", "dynamic"])
 def test_a_gateways_own_window_of_equal_lengths_agrees(policy: str) -> None:
     """As people's calls are: the emulated engine under its exact law, 4 sequences a call."""
     model = model_of(policy, FOUR)
-    rate = 0.6 * model.largest_stable_rate
-    jobs, _ = draw_jobs(model, rate, 6000, np.random.SeedSequence(12))
+    rate = 0.4 * model.largest_stable_rate
+    jobs, _ = draw_jobs(model, rate, 16_000, np.random.SeedSequence(12))
     equal: list[tuple[Request, int]] = []
     for _, call in itertools.groupby(jobs, key=lambda job: call_of(job.request.id)):
         members = list(call)
@@ -126,7 +142,6 @@ def test_a_gateways_own_window_of_equal_lengths_agrees(policy: str) -> None:
     assert found.compared.verdict == "agree", found.compared
     names = {each.name for each in found.compared.assumptions if each.holds is False}
     assert names == {"independent_lengths"}
-    assert parse_policy(policy).padded
 
 
 @pytest.mark.parametrize("policy", ["capped:max_batch_size=8", "elastic:max_batch_size=8"])
