@@ -157,11 +157,7 @@ def assess(
     forecast = _forecast(model, load.value, estimates, limits, known or Known())
     load = load.scaled(forecast.overload)
     assumptions = _assumptions(seen, speeds, forecast, load, limits, waiting_before=waiting_before)
-    if model.sequences is not None:
-        alike = estimates.alike(model.policy, limits.max_num_seqs)
-        slope = forecast.sensitivity
-        worth = 1.0 if slope is None else slope.independent
-        assumptions = (*assumptions, independent_lengths(alike, forecast.mean, worth))
+    assumptions = (*assumptions, _within_calls(model, estimates, forecast, limits))
     return Assessment(
         estimates=estimates,
         load=load,
@@ -268,6 +264,20 @@ def _assumptions(
         enough_memory(seen, policy, min(bounds, default=None)),
         stable_queue(load, judged(seen), kept_finite=_kept_finite(clients, limits)),
         _settled(seen, clients, forecast.relaxation, waiting_before, forecast.free_rate),
+    )
+
+
+def _within_calls(
+    model: Model, estimates: Estimates, forecast: _Forecast, limits: Limits
+) -> Assumption:
+    if model.sequences is None:
+        says = "not judged: every call is of one sequence"
+        return Assumption("independent_lengths", None, math.nan, says)
+    slope = forecast.sensitivity
+    return independent_lengths(
+        estimates.alike(model.policy, limits.max_num_seqs),
+        forecast.mean,
+        1.0 if slope is None else slope.independent,
     )
 
 
