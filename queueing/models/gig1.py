@@ -132,7 +132,7 @@ class _Walk:
     ) -> tuple[tuple[float | None, ...], tuple[float | None, ...]]:
         """Of the delay and of the sojourn."""
         grid, total = Grid(self._width, self._half), math.exp(-float(self._nu.sum()))
-        delay = total * np.exp(np.fft.rfft(self._tilted, n=2 * self._half))
+        delay: Complex = total * np.exp(np.fft.rfft(self._tilted, n=2 * self._half))
         delays, sojourns = (self._masses(of) for of in (delay, delay * self._service))
         # half of what lies within a step of 0 lies above it, where the gaps have a density
         atom = total * math.exp(-max(self._at_zero, 0.0) / 2) if self._has_density else total

@@ -166,8 +166,7 @@ class Prices:
     def _by_formula(self, model: Model, arrival_rate: float) -> Prediction | None:
         """None where there is none, it is in doubt, or dozens of it take too long."""
         method = best_method(model)
-        dear = self.many and method == "exact" and not (model.policy.padded or model.bound == 1)
-        if method == "simulation" or dear:
+        if method == "simulation" or (method == "exact" and self._is_dear(model)):
             return None
         try:
             found = predict_model(model, arrival_rate, method)
@@ -175,6 +174,12 @@ class Prices:
             return None
         doubted = any(each.startswith(IN_DOUBT) for each in found.assumptions)
         return None if doubted else found
+
+    def _is_dear(self, model: Model) -> bool:
+        """Whether exact batches take seconds: those without a bound, and many of unpadded ones."""
+        if model.bound is None or model.bound > LARGEST_EXACT:
+            return True
+        return self.many and model.bound > 1 and not model.policy.padded
 
 
 def own_error(prediction: Prediction, quantity: Quantity = "queueing_delay") -> float:

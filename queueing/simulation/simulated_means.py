@@ -149,8 +149,8 @@ def controlled(
     error, *errors = every.tolist()
     order = sorted(range(len(levels)), key=list(levels.values()).__getitem__)
     rising = dict(zip(order, np.maximum.accumulate(np.array(quantiles)[order]), strict=True))
-    values = [float(rising[at]) for at in range(len(levels))]
-    return Quantiles.of(levels, mean, values, error, dict(zip(levels, errors, strict=True)))
+    ordered = [float(rising[at]) for at in range(len(levels))]
+    return Quantiles.of(levels, mean, ordered, error, dict(zip(levels, errors, strict=True)))
 
 
 def controlled_mean(

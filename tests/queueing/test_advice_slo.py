@@ -179,10 +179,19 @@ def test_the_constraint_that_no_choice_keeps_is_named_with_its_value() -> None:
         LAW,
         Setting(policy=POLICY),
         OPERATED,
+        parse_objective({"slo": "mean_sojourn_time=140ms"}),
+        targets=["batch-size"],
+    )
+    assert "none keeps the constraint mean_sojourn_time=0.14 " in size.says
+    (alone,) = advise(
+        operated(),
+        LAW,
+        Setting(policy=POLICY),
+        OPERATED,
         parse_objective({"slo": "mean_sojourn_time=10ms"}),
         targets=["batch-size"],
     )
-    assert "none keeps the constraint mean_sojourn_time=0.01 " in size.says
+    assert "nothing keeps mean_sojourn_time=0.01: a request that finds everything" in alone.says
 
 
 def test_one_more_server_is_not_advised_for_a_gain_that_may_be_none() -> None:

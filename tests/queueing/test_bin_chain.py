@@ -48,7 +48,7 @@ def plain(queue: Model) -> Model:
 
 
 def numbers(given: Quantiles) -> dict[str, float]:
-    return {name: value for name, value in dataclasses.asdict(given).items() if value is not None}
+    return {name: value for name, value in given.numbers().items() if value is not None}
 
 
 def rate_of(queue: Model, load: float) -> float:

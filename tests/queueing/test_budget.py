@@ -16,6 +16,7 @@ from queueing.simulation.fast import MOST_SLOTS, is_compiled
 
 LENGTHS = parse_distribution("deterministic:value=100")
 LAW = LatencyModel(k1=0.001, k3=0.0, k4=0.01)
+BACKWARDS = LatencyModel(k2=-0.02, k4=0.01)  # of which nothing is compiled
 NO_BOUND = 10**9
 
 
@@ -26,11 +27,10 @@ def queue(policy: str, law: LatencyModel = LAW, servers: int = 1) -> Model:
 def test_an_event_looks_four_times_at_each_server_and_the_generic_simulator_300_times_more() -> (
     None
 ):
-    backwards = LatencyModel(k2=-0.02, k4=0.01)  # of which nothing is compiled
     compiled, generic, ordered = (
         queue("single"),
-        queue("single", backwards),
-        queue("single:order=sprpt"),
+        queue("single", BACKWARDS),
+        queue("single:order=sprpt", BACKWARDS),
     )
     assert [is_compiled(each) for each in (compiled, generic, ordered)] == [True, False, False]
     assert affordable_requests(compiled, 0.1, NO_BOUND) == 1_500_000_000 // 4
@@ -40,10 +40,10 @@ def test_an_event_looks_four_times_at_each_server_and_the_generic_simulator_300_
 
 
 def test_where_twenty_thousand_requests_are_too_many_nothing_is_simulated() -> None:
-    last = queue("single:order=sprpt", servers=12)
+    last = queue("single:order=sprpt", BACKWARDS, servers=12)
     assert affordable_requests(last, 0.1, NO_BOUND) == 7_000_000 // 348
     with pytest.raises(OutOfReachError, match="a simulation of servers=13 with 0 sequences"):
-        affordable_requests(queue("single:order=sprpt", servers=13), 0.1, NO_BOUND)
+        affordable_requests(queue("single:order=sprpt", BACKWARDS, servers=13), 0.1, NO_BOUND)
 
 
 @pytest.mark.parametrize(

@@ -301,7 +301,7 @@ def test_no_forecast_is_quicker_than_the_gateway() -> None:
     assert found.prediction is not None
     assert theory.prediction is not None
     assert (theory.prediction.queueing_delay.mean or 0.0) < 1e-9
-    for value in dataclasses.asdict(found.prediction.queueing_delay).values():
+    for value in found.prediction.queueing_delay.numbers().values():
         assert value is None or value >= TURNAROUND
     assert (found.mean.low, found.mean.value) == (TURNAROUND, TURNAROUND)
     assert math.isfinite(found.mean.high)
