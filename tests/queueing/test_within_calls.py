@@ -154,7 +154,7 @@ def test_the_assumption_is_judged_of_calls_of_several_sequences(
 ) -> None:
     found = assessed(window(correlation, 20_000, 9, calls=calls))
     mine = [a for a in found.compared.assumptions if a.name == "independent_lengths"]
-    assert [each.holds for each in mine] == ([] if holds is None else [holds])
+    assert [each.holds for each in mine] == [holds]
     if holds is False:
         assert mine[0].counted
         assert "the prediction draws lengths by call" in mine[0].says
