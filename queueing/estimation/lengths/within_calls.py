@@ -117,4 +117,4 @@ def _of_pairs(values: Vector, groups: Ints, power: int) -> Vector:
         squares, sums = (np.bincount(groups, of) for of in (values**2, values))
         return np.asarray(sizes * squares - sums**2)
     places = np.arange(values.size) - (np.cumsum(sizes) - sizes)[groups]
-    return np.bincount(groups, values * (2 * places - sizes[groups] + 1))
+    return np.asarray(np.bincount(groups, values * (2 * places - sizes[groups] + 1)), dtype=float)
