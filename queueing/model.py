@@ -695,8 +695,10 @@ def _lengths_assumed(model: Model) -> str:
     alike = model.intraclass_correlation
     if not alike:
         return "lengths independent of each other and of the queue"
-    how = "equal" if alike == 1 else f"equal with probability {short_number(alike, 3)}"
-    return f"lengths in a call {how}, else independent of each other, and of the queue"
+    if alike == 1:
+        return "lengths in a call equal, independent of those of other calls and of the queue"
+    how = f"equal with probability {short_number(alike, 3)}"
+    return f"lengths in a call {how}, else independent of each other; independent of the queue"
 
 
 def has_queues(model: Model) -> bool:
