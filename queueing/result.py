@@ -78,14 +78,14 @@ class Quantiles:
         levels = dict.fromkeys(found, 0.0)
         return Quantiles.of(levels, mean, found.values(), self.standard_error, self.errors)
 
-    def as_dict(self) -> dict[str, Any]:
-        """As JSON: `standard_error` of the mean and `standard_errors` of the quantiles only where
-        there are some.
+    def as_dict(self) -> dict[str, float | None]:
+        """As JSON: `standard_error` of the mean and `p99_standard_error` only where there is
+        one.
         """
-        answer = {name: _finite(number) for name, number in self.numbers().items()}
+        numbers = {name: _finite(number) for name, number in self.numbers().items()}
         if (error := _finite(self.standard_error)) is not None:
-            answer["standard_error"] = error
-        return answer | ({"standard_errors": dict(self.errors)} if self.errors else {})
+            numbers["standard_error"] = error
+        return numbers | {f"{name}_standard_error": value for name, value in self.errors.items()}
 
 
 @dataclass(frozen=True)

@@ -272,9 +272,9 @@ def test_a_prediction_does_not_depend_on_the_simulator(
 ) -> None:
     queue = model(policy, FULL, 2, 0.2)
     rate = 0.8 * queue.largest_stable_rate
-    fast = simulate_model(queue, rate, num_requests=1000)
+    fast = simulate_model(queue, rate, num_requests=5000)  # of which a tenth is enough to warm up
     monkeypatch.setattr("queueing.simulation.fast.is_compiled", lambda _: False)
-    assert simulate_model(queue, rate, num_requests=1000) == fast
+    assert simulate_model(queue, rate, num_requests=5000) == fast
 
 
 @dataclass(frozen=True)
@@ -347,27 +347,27 @@ def test_every_request_waits_for_service_or_is_lost_and_none_is_served_twice() -
 
 
 @pytest.mark.parametrize(
-    ("law", "compiled"),
+    ("law", "batches", "slots"),
     [
-        (
-            LatencyModel(k1=1.0, k2=-1.5, k3=0.0, k4=1.0),
-            True,
-        ),  # a batch of one token takes half a second
-        (LatencyModel(k1=1.0, k2=-2.0, k3=0.0, k4=1.0), False),  # and here none
-        (LatencyModel(k1=-0.5, k2=2.0, k3=0.5, k4=1.0), True),
-        (
-            LatencyModel(k1=-0.6, k2=2.0, k3=0.5, k4=1.0),
-            False,
-        ),  # a larger batch would be sooner over
-        (LatencyModel(k1=1.0, k2=9.0, k3=0.0, k4=1.0, kp=-1e-6), False),
-        (LatencyModel(k1=0.0, k2=0.0, k3=0.0, k4=1.0), True),
-        (LatencyModel(k1=-0.5, k2=1.0, k3=0.5, k4=0.0), False),  # on slots, which do not pay k2
+        # a batch of one token takes half a second
+        (LatencyModel(k1=1.0, k2=-1.5, k3=0.0, k4=1.0), True, True),
+        # here none, and here less
+        (LatencyModel(k1=1.0, k2=-2.0, k3=0.0, k4=1.0), True, False),
+        (LatencyModel(k1=1.0, k2=-2.1, k3=0.0, k4=1.0), False, False),
+        (LatencyModel(k1=-0.5, k2=2.0, k3=0.5, k4=1.0), True, True),
+        # a larger batch would be sooner over
+        (LatencyModel(k1=-0.6, k2=2.0, k3=0.5, k4=1.0), False, False),
+        (LatencyModel(k1=1.0, k2=9.0, k3=0.0, k4=1.0, kp=-1e-6), False, False),
+        (LatencyModel(k1=0.0, k2=0.0, k3=0.0, k4=1.0), True, True),
+        # slots do not pay k2
+        (LatencyModel(k1=-0.5, k2=1.0, k3=0.5, k4=0.0), True, False),
     ],
 )
-def test_kernels_cover_laws_under_which_every_step_takes_time(
-    law: LatencyModel, compiled: bool
+def test_kernels_cover_laws_under_which_no_batch_ends_before_it_begins_and_slots_take_time(
+    law: LatencyModel, batches: bool, slots: bool
 ) -> None:
-    assert is_compiled(model("capped:max_batch_size=4", law)) == compiled
+    assert is_compiled(model("capped:max_batch_size=4", law)) == batches
+    assert is_compiled(model("continuous:max_batch_size=4", law)) == slots
 
 
 @pytest.mark.parametrize(("slots", "compiled"), [(4096, True), (4097, False)])
@@ -378,10 +378,20 @@ def test_kernels_cover_some_thousand_slots(slots: int, compiled: bool) -> None:
     assert is_compiled(queue) == compiled
 
 
-def test_kernels_cover_orders_that_interrupt_nobody() -> None:
-    for order, compiled in (("fcfs", True), ("spjf", True), ("sprpt", False)):
-        policy = dataclasses.replace(parse_policy("single"), order=order)  # type: ignore[type-var]
-        assert is_compiled(Model(policy=policy, output_tokens=LENGTHS, law=PLAIN)) == compiled
+@pytest.mark.parametrize(
+    ("policy", "compiled"),
+    [
+        ("single", True),
+        ("single:order=spjf", True),
+        ("single:order=sprpt", True),
+        ("continuous:max_batch_size=4,order=spjf", True),
+        ("continuous:max_batch_size=4,order=sprpt", False),
+    ],
+)
+def test_kernels_cover_orders_that_interrupt_one_request_at_a_time(
+    policy: str, compiled: bool
+) -> None:
+    assert is_compiled(model(policy, PLAIN)) == compiled
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,8 @@ from queueing.simulation.experiment import simulate_model, simulate_steady_state
 from queueing.simulation.simulated_means import summary_of_runs
 
 SEEDS = 40
-SLOTS = Model.read(
-    "continuous:max_batch_size=4", "geometric:mean=20", "k1=0.002,k2=0,k3=0.001,k4=0.01"
-)
+LAW = "k1=0.002,k2=0,k3=0.001,k4=0.01"
+SLOTS = Model.read("continuous:max_batch_size=4", "geometric:mean=20", LAW)
 
 
 def test_over_many_seeds_quantiles_scatter_about_the_exact_ones_as_their_errors_say() -> None:
@@ -62,15 +61,15 @@ def test_replications_that_differ_have_errors_by_their_differences() -> None:
 
 def test_predict_and_simulate_say_them() -> None:
     given = ["--policy", "continuous:max_batch_size=4", "--arrival-rate", "10"]
-    given += ["--output-tokens", "geometric:mean=20", "--latency", "k1=0.002,k2=0,k3=0.001,k4=0.01"]
+    given += ["--output-tokens", "geometric:mean=20", "--latency", LAW]
     for command, more in (("predict", []), ("simulate", ["--num-requests", "20000"])):
         plain = CliRunner().invoke(app, [command, *given, *more, "--json"])
-        delay = json.loads(plain.stdout)["queueing_delay"]
-        assert set(delay["standard_errors"]) == set(LEVELS)
+        sojourn = json.loads(plain.stdout)["sojourn_time"]
+        assert all(sojourn[f"{level}_standard_error"] > 0 for level in LEVELS)
         table = CliRunner().invoke(app, [command, *given, *more]).stdout
         assert "std. error" in table
     exact = CliRunner().invoke(app, ["predict", *given[2:], "--policy", "single", "--json"])
-    assert "standard_errors" not in json.loads(exact.stdout)["queueing_delay"]
+    assert set(json.loads(exact.stdout)["queueing_delay"]) == {"mean", *LEVELS}
 
 
 @pytest.mark.parametrize("factor", [0.5, 3.0])
