@@ -79,13 +79,10 @@ class Quantiles:
         return Quantiles.of(levels, mean, found.values(), self.standard_error, self.errors)
 
     def as_dict(self) -> dict[str, float | None]:
-        """As JSON: `standard_error` of the mean and `p99_standard_error` only where there is
-        one.
-        """
+        """As JSON: `standard_error`, that of the mean, only where there is one."""
         numbers = {name: _finite(number) for name, number in self.numbers().items()}
-        if (error := _finite(self.standard_error)) is not None:
-            numbers["standard_error"] = error
-        return numbers | {f"{name}_standard_error": value for name, value in self.errors.items()}
+        error = _finite(self.standard_error)
+        return numbers if error is None else numbers | {"standard_error": error}
 
 
 @dataclass(frozen=True)
@@ -211,6 +208,7 @@ class Prediction:
                 name: {"queueing_delay": delay.as_dict()} for name, delay in self.flows.items()
             },
             "load_bound": self.load_bound,
+            "standard_errors": self._errors(),
         }
         for item in dataclasses.fields(self):
             value = getattr(self, item.name)
@@ -223,7 +221,17 @@ class Prediction:
             elif isinstance(value, Mapping):
                 value = {name: _finite(number) for name, number in value.items()}
             answer[item.name] = _finite(value)
+        answer["standard_errors"] = parts["standard_errors"]
         return {name: value for name, value in answer.items() if value or name not in parts}
+
+    def _errors(self) -> dict[str, dict[str, float]]:
+        """Of the quantiles of every simulated duration."""
+        durations = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
+        return {
+            name: dict(value.errors)
+            for name, value in durations.items()
+            if isinstance(value, Quantiles) and value.errors
+        }
 
 
 def _finite(value: Any) -> Any:

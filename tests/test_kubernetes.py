@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import importlib.metadata
 import itertools
 import re
 import shutil
@@ -183,6 +184,32 @@ def test_every_overlay_takes_every_component_that_it_lacks(
     assert kinds(documents) == kinds(built(FOLDER / overlay)).union(
         *(adds[name] for name in components)
     )
+
+
+def test_a_rollout_does_not_wait_for_a_claim_that_the_old_pod_holds(tmp_path: Path) -> None:
+    documents = combined("base", ("models",), tmp_path)
+    assert of("PersistentVolumeClaim", documents)["spec"]["accessModes"] == ["ReadWriteOnce"]
+    assert of("Deployment", documents)["spec"]["strategy"] == {"type": "Recreate"}
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_the_overlay_of_the_readme_names_ones_own_image_model_and_namespace(
+    overlay: str, tmp_path: Path
+) -> None:
+    blocks = re.findall(r"(?s)```yaml\n(.*?)```", (DOCKER / "README.md").read_text())
+    (printed,) = (block for block in blocks if "kind: Kustomization" in block)
+    assert "../base" in printed
+    shutil.copytree(FOLDER, tmp_path / "k8s")
+    (mine := tmp_path / "k8s/mine").mkdir()
+    (mine / "kustomization.yaml").write_text(printed.replace("../base", f"../{overlay}"))
+    documents = built(mine)
+    for document in documents:
+        validate(document)
+        assert document["metadata"]["namespace"] == "kendall"
+    gateway = container(documents)
+    version = importlib.metadata.version("kendall")
+    assert gateway["image"] == f"registry.example/kendall:{version}-cpu"
+    assert gateway["args"][:2] == ["serve", "Qwen/Qwen2.5-0.5B-Instruct"]
 
 
 def test_a_misspelt_key_is_found() -> None:

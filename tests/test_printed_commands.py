@@ -18,9 +18,9 @@ from tests.printed_commands import LIMIT, ROOT, Line, pages, reader, shell_lines
 
 # Lines that are not run here, by their beginning, each with its reason.
 SKIPPED = {
-    "HF_TOKEN=": "a GPU, and a model of 16 GB to be fetched",
-    """curl -i localhost:8080/v1/completions -d '{"model": "Llama""": "asks that model",
+    "kendall load --base-url http://localhost:8000": "as kendall serve --engine http",
     """curl localhost:8080/v1/chat/completions -d '{"model": "smollm2""": "asks that model",
+    'curl -H "Authorization: Bearer ..." localhost:8080/v1/models': "as kubectl",
     "vllm serve": "a model of 16 GB to be fetched",
     "kendall serve --engine http": (
         "before a server that runs already; tests/server/test_real_passing.py has one"

@@ -155,8 +155,16 @@ def test_a_pod_is_given_as_long_to_start_as_the_gateway_gives_its_engine(overlay
     assert deployment["spec"]["progressDeadlineSeconds"] > longest
 
 
-def test_an_image_is_not_called_unhealthy_before_a_start_may_take() -> None:
-    """A service of compose that waits for a healthy gateway would give up with it."""
+def test_a_gateway_of_compose_is_not_called_unhealthy_before_a_start_may_take() -> None:
+    """A service that waits for a healthy gateway would give up with it."""
+    for name in ("gateway", "gateway-gpu", "gateway-demo"):
+        check = compose()[name]["healthcheck"]
+        assert "/ready" in check["test"][-1]
+        period = float(check["start_period"].removesuffix("s"))
+        assert period >= start_timeout(compose()[name]["command"])
+
+
+def test_an_image_is_not_called_unhealthy_while_its_engine_is_calibrated_or_restarts() -> None:
     (check,) = (rest for _, name, rest in instructions() if name == "HEALTHCHECK")
-    (period,) = re.findall(r"--start-period=(\d+)s", check)
-    assert int(period) >= SupervisionSettings.start_timeout
+    assert "/health" in check
+    assert "/ready" not in check

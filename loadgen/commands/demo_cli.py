@@ -31,7 +31,7 @@ def demo_command(
         typer.Option(
             help=(
                 "Model to measure: tiny (random weights, forced lengths; 4 minutes) | smollm2 "
-                "(answers questions at its own lengths; 6 minutes)."
+                "(answers questions at its own lengths; 4 to 6 minutes)."
             )
         ),
     ] = "tiny",

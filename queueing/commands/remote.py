@@ -41,7 +41,7 @@ def is_loopback(host: str) -> bool:
     """Whether an address, or `localhost`, is one that only this machine reaches."""
     if host == "localhost":
         return True
-    if (address := _address(host)) is None:
+    if (address := address_of(host)) is None:
         return False
     mapped: ipaddress.IPv4Address | None = getattr(address, "ipv4_mapped", None)
     return (mapped or address).is_loopback
@@ -52,13 +52,14 @@ def checked_host(host: str, advice: str = "") -> str:
     one with a port; `advice` about URLs.
     """
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    if re.fullmatch(r"[\w.-]+", host) or _address(bare) is not None:
+    if re.fullmatch(r"[\w.-]+", host) or address_of(bare) is not None:
         return bare
     told = "; --port takes the port" if re.fullmatch(r"[^/:]+:\d+", host) else advice
     raise SpecError(f"got --host {host or repr('')}; expected a host name or address{told}")
 
 
-def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+def address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """None for a name."""
     try:
         return ipaddress.ip_address(host)
     except ValueError:

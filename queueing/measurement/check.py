@@ -127,9 +127,10 @@ def in_words(check: Check) -> str:
     off, half = 100 * (check.ratio - 1), 100 * check.relative_half_width
     low, high = off - half, off + half
     side = "above" if off >= 0 else "below"
+    distance = f"{abs(off):.1f} % {side}" if signed(off) != "0.0" else "within 0.1 % of"
     if low * high > 0:
         ends = sorted((abs(low), abs(high)))
         interval = f"{ends[0]:.1f} to {ends[1]:.1f} %"
     else:
         interval = f"{signed(low)} to {signed(high)} %"
-    return f"observed delays are {abs(off):.1f} % {side} the model's (95 %: {interval})"
+    return f"observed delays are {distance} the model's (95 %: {interval})"

@@ -110,6 +110,9 @@ def unsettled(series: Sequence[Vector]) -> float:
     """By what share the second half of a run's values is above the first, where that is more than
     chance; of several runs on average. Else 0.
     """
+    series = [run for run in series if len(run) >= _PARTS]
+    if not series:
+        return 0.0
     halves = np.array([[part.mean() for part in np.array_split(run, _PARTS)] for run in series])
     first, second = halves[:, : _PARTS // 2].mean(axis=1), halves[:, _PARTS // 2 :].mean(axis=1)
     error = math.sqrt(float(halves.var(axis=1, ddof=1).mean()) * 4 / _PARTS / len(series))

@@ -62,7 +62,16 @@ OTHER_PAGE = Denial(
         "page, or from outside a browser"
     ),
 )
-ALL = (NO_KEY, WRONG_KEY, NO_ADMIN_KEY, NOT_ADMIN, NOT_HERE, OTHER_PAGE)
+OTHER_NAME = Denial(
+    "other_name",
+    403,
+    "other_name",
+    (
+        "got a call from a page that calls this gateway by a name of its own; expected an API key "
+        "(--api-key), or the page's origin among --allowed-origins"
+    ),
+)
+ALL = (NO_KEY, WRONG_KEY, NO_ADMIN_KEY, NOT_ADMIN, NOT_HERE, OTHER_PAGE, OTHER_NAME)
 REASONS = tuple(denial.reason for denial in ALL)
 NOT_JSON = RejectionResponse(
     ApiError(

@@ -5,7 +5,8 @@ not too large, and no page that a browser shows from elsewhere.
 /metrics /load /live       anyone; with --metrics-need-key whoever has an API key or an admin key
 /v1, anything unknown      where API keys are set: whoever has one, or an admin key. Where none is:
                            a body must be called JSON, because a page of any origin may send the
-                           other content types without asking
+                           other content types without asking; and no page whose own name was bound
+                           to this gateway's address (DNS rebinding), unless its origin is allowed
 /admin                     whoever has an admin key, and no page of another origin. Where no key was
                            given and only this machine reaches the gateway, a client on this machine
                            needs none, but for draining and calibrating: an address proves little,
@@ -20,7 +21,7 @@ from urllib.parse import urlsplit
 from starlette.responses import Response
 from starlette.types import Scope
 
-from queueing.commands.remote import is_loopback
+from queueing.commands.remote import address_of, is_loopback
 from server.security import denials
 from server.security.keys import holder
 from server.security.routes import ADMIN, ANTHROPIC, PAGE_FILES, WORK, paths
@@ -64,6 +65,9 @@ class Guard:
         self._max_body_bytes = settings.max_body_bytes
         self._too_large = denials.too_large(settings.max_body_bytes)
         self._metrics_need_key = settings.metrics_need_key
+        self._allowed_origins = frozenset(
+            origin.lower().encode() for origin in settings.allowed_origins
+        )
 
     def rejection(self, scope: Scope) -> Response | None:
         """The answer to a call that may not be; None where it may. Does not read the body."""
@@ -90,9 +94,12 @@ class Guard:
             return self._admin_refused(scope, path, headers)
         if self._api_keys or (self._metrics_need_key and path in self._probes):
             return self._client_refused(scope, headers)
+        if path in WORK and scope["method"] == "POST" and not _may_be_json(headers):
+            return denials.NOT_JSON
+        origin = headers.get(b"origin", b"").lower()
         return (
-            denials.NOT_JSON
-            if path in WORK and scope["method"] == "POST" and not _may_be_json(headers)
+            denials.OTHER_NAME
+            if origin and origin not in self._allowed_origins and _rebound(origin, headers)
             else None
         )
 
@@ -134,6 +141,20 @@ def _from_this_machine(scope: Scope, headers: Headers) -> bool:
     host = headers.get(b"host", b"").decode("latin-1").lower()
     origin = headers.get(b"origin")
     return origin is None or origin.decode("latin-1").lower().partition("://")[2] == host
+
+
+def _rebound(origin: bytes, headers: Headers) -> bool:
+    """Whether a page calls its own origin, by a name that anybody may have bound to this address:
+    not an address, and not a name that only this network knows (of one label, `.local`,
+    `.internal`, `.localhost`).
+    """
+    host = headers.get(b"host", b"").lower()
+    if origin.partition(b"://")[2] != host:
+        return False  # another origin: the browser asked first
+    name = _host_of("//" + host.decode("latin-1"))
+    if name is None or "." not in name.rstrip(".") or address_of(name) is not None:
+        return False
+    return not name.rstrip(".").endswith((".local", ".internal", ".localhost"))
 
 
 def _names_this_machine(headers: Headers) -> bool:

@@ -81,6 +81,9 @@ def test_the_words_have_signs_only_where_the_interval_has_both() -> None:
     assert in_words(check(0.01, 0.025)) == (
         "observed delays are 1.0 % above the model's (95 %: -1.5 to +3.5 %)"
     )
+    assert in_words(check(-0.0003, 0.015)) == (
+        "observed delays are within 0.1 % of the model's (95 %: -1.5 to +1.5 %)"
+    )
 
 
 def test_what_is_not_known_is_null_in_json() -> None:

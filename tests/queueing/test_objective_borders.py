@@ -66,13 +66,13 @@ def test_an_slo_is_kept_up_to_its_bound_of_its_own_metric(metric: str, value: fl
 
 def test_an_slo_on_a_quantile_that_is_missing_is_broken_only_by_a_mean_beyond_it() -> None:
     lacking = predicted(Quantiles(mean=1.0))
-    assert not Slo("p99", "queueing_delay", 0.99).kept(lacking)
+    assert not parse_slo("p99_queueing_delay=0.99s").kept(lacking)
     with pytest.raises(SpecError, match=r"p99_queueing_delay=1\.01, which exact does not give"):
-        Slo("p99", "queueing_delay", 1.01).kept(lacking)
+        parse_slo("p99_queueing_delay=1.01s").kept(lacking)
     with pytest.raises(SpecError, match="p50_queueing_delay"):
-        Slo("p50", "queueing_delay", 0.5).kept(lacking)  # a median may lie below the mean
+        parse_slo("p50_queueing_delay=0.5s").kept(lacking)  # a median may lie below the mean
     with pytest.raises(SpecError, match="which exact does not give"):
-        Slo("p99", "queueing_delay", 1.0).kept(lacking)  # the mean is within it
+        parse_slo("p99_queueing_delay=1s").kept(lacking)  # the mean is within it
     objective = parse_objective({"slo": "p99_queueing_delay=2s"})
     found = forecast(prediction=lacking)
     assert forbidden(objective, found, limits_tokens=False, simulated=[2.0]) is None

@@ -111,11 +111,11 @@ def test_a_limit_that_cuts_too_many_answers_is_no_option() -> None:
 
 
 def test_what_no_option_keeps_ends_with_status_3_and_its_reason() -> None:
-    slo = ("--slo", "mean_sojourn_time<=1ms")
-    found = run(*LENGTHS, "--max-num-seqs", "8", "--largest", "4", *slo)
+    slo = ("--slo", "p99_queueing_delay<=1us")
+    found = run(*LENGTHS, "--max-num-seqs", "8", "--largest", "1", *slo)
     assert found.exit_code == 3
-    assert "none of 1 option keeps mean_sojourn_time=0.001; raise --largest" in found.stderr
-    assert "(nearest: sojourn_time 0." in found.stdout
+    assert "none of 1 option keeps p99_queueing_delay=1e-06; raise --largest" in found.stderr
+    assert "(nearest: p99_queueing_delay 0." in found.stdout
     assert (
         json.loads(run(*LENGTHS, "--max-num-seqs", "8", "--largest", "4", *slo, "--json").stdout)[
             "best"

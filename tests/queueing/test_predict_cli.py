@@ -39,6 +39,7 @@ KEYS = {
 KEYS |= {
     "time_to_first_token",
     "inter_token_latency",
+    "service_time",
     "batch_size",
     "loss_fraction",
     "served_queueing_delay",
@@ -81,7 +82,9 @@ def answer(command: str, **options: str) -> dict[str, Any]:
 )
 def test_predict_prints_the_object_of_the_contract(policy: str, bound: int, method: str) -> None:
     printed = answer("predict", policy=policy, arrival_rate="20", max_num_seqs="16")
-    assert set(printed) == KEYS | ({"methods"} if method == "approximation" else set())
+    assert set(printed) == KEYS | (
+        {"methods", "standard_errors"} if method == "approximation" else set()
+    )
     assert printed["policy"] == policy
     assert (printed["effective_max_batch_size"], printed["method"], printed["stable"]) == (
         bound,
@@ -115,7 +118,8 @@ def test_other_arrivals_and_traces_print_the_object_of_the_contract(
     result = CliRunner().invoke(app, [command, *flags, "--json"], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     printed = json.loads(result.stdout)
-    assert set(printed) == KEYS
+    errors = set() if kind == "trace" else {"standard_errors"}
+    assert set(printed) == KEYS | errors
     assert printed["method"] == "simulation"
     assert printed["stable"]
     for name in ("queueing_delay", "sojourn_time", "time_to_first_token"):
@@ -148,7 +152,9 @@ def test_a_batch_size_is_chosen_for_bursts_by_the_simulation_of_each() -> None:
             latency=COMMON["--latency"],
             arrivals=process,
         )
-        assert point["score"] == own.queueing_delay.mean
+        whole = point["batch_size"] == chosen["best"]["batch_size"]  # others by fewer requests
+        near = own.queueing_delay.mean if whole else pytest.approx(own.queueing_delay.mean, rel=0.2)
+        assert point["score"] == near
     assert chosen["best"]["batch_size"] == 3
 
 
@@ -188,6 +194,7 @@ DURATIONS = (
     "sojourn_time",
     "time_to_first_token",
     "inter_token_latency",
+    "service_time",
 )
 SIX = [
     "single",
@@ -250,7 +257,7 @@ def test_simulate_puts_a_standard_error_beside_each_mean() -> None:
         replications="2",
         seed="5",
     )
-    assert set(printed) == KEYS
+    assert set(printed) == KEYS | {"standard_errors"}
     for name in ("queueing_delay", "sojourn_time", "served_queueing_delay", "time_to_first_token"):
         assert set(printed[name]) == QUANTILES | {"standard_error"}
         assert 0 < printed[name]["standard_error"] < printed[name]["mean"]

@@ -369,6 +369,22 @@ ROWS = [
         ask=send("GET", "/admin/state", **{"sec-fetch-site": "cross-site"}),
     ),
     Row(
+        says="a page that calls a gateway without keys by a name of its own",
+        status=403,
+        code="other_name",
+        type="permission_error",
+        ask=send(
+            "POST",
+            "/v1/completions",
+            completion(),
+            **{
+                "host": "evil.example",
+                "origin": "http://evil.example",
+                "content-type": "application/json",
+            },
+        ),
+    ),
+    Row(
         says="a model that is not served",
         status=404,
         code="model_not_found",

@@ -67,6 +67,7 @@ def test_every_denial_is_counted_by_its_reason(caplog: pytest.LogCaptureFixture)
                 "not_admin": 1.0,
                 "elsewhere": 0.0,
                 "other_page": 1.0,
+                "other_name": 0.0,
             }
         async with running() as (app, _):
             await call(app, "GET", "/admin/state", None, {"x-forwarded-for": "10.0.0.7"})

@@ -559,6 +559,34 @@ def test_trap_without_keys_a_page_cannot_send_work_without_asking(
 
 
 @pytest.mark.parametrize(
+    ("host", "origin", "taken"),
+    [
+        ("evil.example", "http://evil.example", False),  # its own name, bound to this address
+        ("evil.example:8080", "http://Evil.example:8080", False),
+        ("evil.example.", "http://evil.example.", False),
+        ("chat.example", "https://chat.example", True),  # in --allowed-origins
+        ("localhost:8080", "http://localhost:8080", True),
+        ("10.0.0.7:8080", "http://10.0.0.7:8080", True),
+        ("[::1]:8080", "http://[::1]:8080", True),
+        ("gateway:8080", "http://gateway:8080", True),  # nobody owns a name of one label
+        ("box.local", "http://box.local", True),
+        ("localhost:8080", "http://elsewhere.example", True),  # the browser asked first
+        ("evil.example", None, True),  # no page
+    ],
+)
+def test_trap_without_keys_a_page_cannot_call_by_a_name_of_its_own(
+    host: str, origin: str | None, taken: bool
+) -> None:
+    raw = [(b"host", host.encode()), (b"content-type", b"application/json")]
+    raw += [] if origin is None else [(b"origin", origin.encode())]
+    scope = {"path": "/v1/completions", "method": "POST", "headers": raw}
+    settings = SecuritySettings(allowed_origins=("https://chat.example",))
+    refused = Guard(settings).rejection(scope)
+    assert (None if refused is None else reason_of(refused)) == (None if taken else "other_name")
+    assert Guard(SecuritySettings(api_keys=API_KEYS)).rejection(with_key(scope, API)) is None
+
+
+@pytest.mark.parametrize(
     ("host", "loopback"),
     [(host, True) for host in ("127.0.0.1", "127.8.9.1", "localhost", "::1")]
     + [

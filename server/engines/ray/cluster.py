@@ -24,6 +24,9 @@ LEAVE = 10.0  # seconds; then its processes end with this one
 # else a warning of what a later version will do with actors that need no accelerator
 NO_WARNING = ("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
+# a Ray of its own is for this machine: its servers then listen on loopback, on Linux too
+NO_CLUSTER = ("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+
 
 @dataclass(slots=True)
 class _Connection:
@@ -123,9 +126,12 @@ def _connected(
 
 def _connect(address: str | None) -> None:
     os.environ.setdefault(*NO_WARNING)
+    options: dict[str, Any] = {}
+    if address is None:
+        os.environ.setdefault(*NO_CLUSTER)
+        options = {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
     import ray  # noqa: PLC0415 - an extra
 
-    options: dict[str, Any] = {"include_dashboard": False} if address is None else {}
     ray.init(
         address=address or "local",
         log_to_driver=False,

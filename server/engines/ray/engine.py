@@ -112,10 +112,7 @@ class RayEngine:
         self._actor, self._orders = _actor_of(self._needs).remote(self._make), 0
         started = asyncio.ensure_future(_told(self._actor.start.remote()))
         try:
-            await asyncio.wait({started}, timeout=PLACED)
-            if not started.done() and self._needs:
-                wants = ", ".join(f"{number:g} {name}" for name, number in self._needs.items())
-                log.warning("the actor is not up yet; it needs %s on one machine", wants)
+            await self._told_of_waiting(started)
             capabilities: Capabilities = await started
             self.process_id = await _told(self._actor.process_id.remote())
         except ray.exceptions.RayError as error:
@@ -124,6 +121,17 @@ class RayEngine:
             started.cancel()
         versions = {**capabilities.versions, "ray": ray.__version__}
         return dataclasses.replace(capabilities, versions=versions)
+
+    async def _told_of_waiting(self, started: asyncio.Future[Capabilities]) -> None:
+        """A line in the log after `PLACED` seconds, and each time that it has waited twice as
+        long.
+        """
+        wants = ", ".join(f"{number:g} {name}" for name, number in self._needs.items())
+        waited = pause = PLACED
+        while not (await asyncio.wait({started}, timeout=pause))[0]:
+            needs = f"; it needs {wants} on one machine" if wants else ""
+            log.warning("the actor is not up after %g s%s", waited, needs)
+            pause, waited = waited, 2 * waited
 
     async def stop(self) -> None:
         """See `Engine`. The last engine of this process ends Ray too."""
