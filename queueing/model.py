@@ -37,6 +37,7 @@ from queueing.arrivals.notation import (
 )
 from queueing.arrivals.processes import Recorded
 from queueing.arrivals.text import Process, at_rate, format_arrivals
+from queueing.distributions.call_lengths import CallLengths
 from queueing.distributions.flows import Flows, parse_flows
 from queueing.distributions.heavy_tail import LARGEST_COUNT
 from queueing.distributions.packing import Reservations
@@ -86,6 +87,9 @@ class Limits(TypedDict, total=False):
                         kp (no prompts)
     sequences           distribution of the sequences in a call, which arrive together; the arrival
                         rate counts calls (1)
+    intraclass_correlation
+                        of the output lengths in a call, 0 where they are independent, 1 where those
+                        of a call are equal (0)
     pad_prompts         the prompts of a batch are padded to its longest one (False)
     arrival_scv         squared coefficient of variation of the gaps between arrivals, 0 for
                         regular ones (1, Poisson)
@@ -115,6 +119,7 @@ class Limits(TypedDict, total=False):
     max_num_seqs: int | None
     prompt_tokens: TokenDistribution | str | None
     sequences: TokenDistribution | str | None
+    intraclass_correlation: float
     pad_prompts: bool
     arrival_scv: float
     arrivals: Process | str | None
@@ -146,6 +151,8 @@ class Model:
     patience: float | None = None  # seconds a request waits before it is lost
     # requests that arrive together, as one call; None: always one
     sequences: TokenDistribution | None = None
+    # of the output lengths in a call (queueing.distributions.call_lengths)
+    intraclass_correlation: float = 0.0
     pad_prompts: bool = False  # the prompts of a batch are padded to its longest one
     # squared coefficient of variation of the independent gaps between arrivals; 1: Poisson
     arrival_scv: float = 1.0
@@ -194,8 +201,19 @@ class Model:
             self._check_tandem()
 
     def _check_calls(self) -> None:
+        if not 0 <= self.intraclass_correlation <= 1:
+            raise SpecError(
+                f"got intraclass_correlation={self.intraclass_correlation}; expected 0 "
+                "(independent lengths) to 1 (the lengths in a call are equal)"
+            )
+        if self.intraclass_correlation and self.sequences is None:
+            raise SpecError(
+                f"got intraclass_correlation={self.intraclass_correlation:g} without sequences; "
+                "expected the distribution of the sequences in a call too"
+            )
         if self.sequences is not None and self.sequences.longest == 1:
             object.__setattr__(self, "sequences", None)
+            object.__setattr__(self, "intraclass_correlation", 0.0)
         if self.sequences is not None and self.flows is not None:
             raise SpecError(
                 "got flows and sequences; expected one of the two: sequences of one call would be "
@@ -230,6 +248,15 @@ class Model:
     def call_size(self) -> float:
         """Mean number of sequences in a call."""
         return 1.0 if self.sequences is None else self.sequences.mean
+
+    @property
+    def whole_call(self) -> int | None:
+        """Sequences of every call, where all have as many and no batch splits one; 1 where no call
+        has several.
+        """
+        size = CallLengths(self.output_tokens, self.sequences).size
+        whole = size is not None and (self.bound is None or self.bound % size == 0)
+        return size if whole else None
 
     @property
     def endless(self) -> bool:
@@ -288,6 +315,9 @@ class Model:
             max_num_seqs=_optional_whole("max_num_seqs", limits.get("max_num_seqs")),
             patience=None if patience is None else positive("patience", patience, "seconds"),
             sequences=_optional_lengths("sequences", limits.get("sequences")),
+            intraclass_correlation=real_number(
+                "intraclass_correlation", limits.get("intraclass_correlation", 0.0)
+            ),
             pad_prompts=limits.get("pad_prompts", False),
             arrival_scv=scv,
             arrival_process=process,
@@ -309,7 +339,13 @@ class Model:
         tables.
         """
         return BatchTime(
-            self.law, self.output_tokens, self.prompt_tokens, self.policy.padded, self.pads_prompts
+            self.law,
+            self.output_tokens,
+            self.prompt_tokens,
+            self.policy.padded,
+            self.pads_prompts,
+            self.sequences,
+            self.intraclass_correlation,
         )
 
     @cached_property
@@ -418,7 +454,7 @@ class Model:
         """What must hold for the prediction to hold."""
         common = [
             *self.arrivals,
-            *([] if isinstance(self.arrival_process, Recorded) else [_INDEPENDENT_LENGTHS]),
+            *([] if isinstance(self.arrival_process, Recorded) else [_lengths_assumed(self)]),
             *_order_of_service(self.policy, self.predictor),
             *_flows_served(self.policy, self.flows),
         ]
@@ -653,7 +689,16 @@ def _held(model: Model) -> str:
 
 
 _TOKEN_BOUNDS = "token bounds of the engine do not bind"
-_INDEPENDENT_LENGTHS = "lengths independent of each other and of the queue"
+
+
+def _lengths_assumed(model: Model) -> str:
+    alike = model.intraclass_correlation
+    if not alike:
+        return "lengths independent of each other and of the queue"
+    if alike == 1:
+        return "lengths in a call equal, independent of those of other calls and of the queue"
+    how = f"equal with probability {short_number(alike, 3)}"
+    return f"lengths in a call {how}, else independent of each other; independent of the queue"
 
 
 def has_queues(model: Model) -> bool:

@@ -155,6 +155,16 @@ Sequences = Annotated[
         ),
     ),
 ]
+IntraclassCorrelation = Annotated[
+    float,
+    _option(
+        "--intraclass-correlation",
+        (
+            "Of the output lengths of one call's sequences: 0, they are independent, to 1, those "
+            "of a call are equal, as often with one prompt and one token limit. With --sequences."
+        ),
+    ),
+]
 PadPrompts = Annotated[
     bool,
     _option(
@@ -268,6 +278,7 @@ def predict(
     max_num_seqs: EngineBound = None,
     prompt_tokens: PromptTokens = None,
     sequences: Sequences = None,
+    intraclass_correlation: IntraclassCorrelation = 0.0,
     pad_prompts: PadPrompts = False,
     arrival_scv: ArrivalScv = 1.0,
     disaggregated: Disaggregated = False,
@@ -302,6 +313,7 @@ def predict(
     bounds |= {
         "quantiles": tuple(levels_of(slos)),
         "sequences": sequences,
+        "intraclass_correlation": intraclass_correlation,
         "pad_prompts": pad_prompts,
         "arrival_scv": arrival_scv,
         "disaggregated": disaggregated,
@@ -341,6 +353,7 @@ def simulate(
     max_num_seqs: EngineBound = None,
     prompt_tokens: PromptTokens = None,
     sequences: Sequences = None,
+    intraclass_correlation: IntraclassCorrelation = 0.0,
     pad_prompts: PadPrompts = False,
     arrival_scv: ArrivalScv = 1.0,
     disaggregated: Disaggregated = False,
@@ -381,6 +394,7 @@ def simulate(
     bounds |= {
         "quantiles": tuple(levels_of(slos)),
         "sequences": sequences,
+        "intraclass_correlation": intraclass_correlation,
         "pad_prompts": pad_prompts,
         "arrival_scv": arrival_scv,
         "disaggregated": disaggregated,

@@ -27,6 +27,7 @@ from queueing.estimation.assumptions.engine_assumptions import (
     settled,
     stable_queue,
 )
+from queueing.estimation.assumptions.length_assumption import independent_lengths
 from queueing.estimation.assumptions.memory_assumption import enough_memory
 from queueing.estimation.assumptions.own_arrivals import with_own_arrivals
 from queueing.estimation.assumptions.verdict import Compared, compare, judged
@@ -41,6 +42,7 @@ from queueing.estimation.band import (
 from queueing.estimation.cached_prediction import CachedPrediction
 from queueing.estimation.estimates import Estimates, estimate, held_tokens
 from queueing.estimation.interval import UNKNOWN, Estimate
+from queueing.estimation.lengths.within_calls import significant
 from queueing.estimation.speed.own_shape import Scatter, own_shape
 from queueing.estimation.speed.speed_curve import SpeedCurve
 from queueing.estimation.speed.speed_history import SpeedHistory
@@ -157,6 +159,7 @@ def assess(
     forecast = _forecast(model, load.value, estimates, limits, known or Known())
     load = load.scaled(forecast.overload)
     assumptions = _assumptions(seen, speeds, forecast, load, limits, waiting_before=waiting_before)
+    assumptions = (*assumptions, _within_calls(model, estimates, forecast, limits))
     return Assessment(
         estimates=estimates,
         load=load,
@@ -267,6 +270,20 @@ def _assumptions(
     )
 
 
+def _within_calls(
+    model: Model, estimates: Estimates, forecast: _Forecast, limits: Limits
+) -> Assumption:
+    if model.sequences is None:
+        says = "not judged: every call is of one sequence"
+        return Assumption("independent_lengths", None, math.nan, says)
+    slope = forecast.sensitivity
+    return independent_lengths(
+        estimates.alike(model.policy, limits.max_num_seqs),
+        forecast.mean,
+        1.0 if slope is None else slope.independent,
+    )
+
+
 def _kept_finite(clients: Sequence[Assumption], limits: Limits) -> str | None:
     """What bounds the queue whatever arrives."""
     if limits.patience is not None:
@@ -367,6 +384,9 @@ def model_of(
         servers=limits.servers,
         patience=limits.patience,
         sequences=estimates.call_sizes,
+        intraclass_correlation=0.0
+        if estimates.call_sizes is None
+        else significant(estimates.alike(policy, limits.max_num_seqs)),
         predictor=parse_predictor(estimates.predictor or "none"),
     )
     return _in_memory(model, limits, estimates)
@@ -457,9 +477,12 @@ def _asking(policy: Policy, limits: Limits, estimates: Estimates) -> Ask:
         lengths: TokenDistribution,
         law: LatencyModel,
         sequences: TokenDistribution | None = None,
+        correlation: float | None = None,
     ) -> float:
         model = model_of(policy, lengths, law, limits, estimates)
         model = model if sequences is None else dataclasses.replace(model, sequences=sequences)
+        if correlation is not None:
+            model = dataclasses.replace(model, intraclass_correlation=correlation)
         if model.load(rate) >= 1 and limits.patience is None:
             return math.inf
         count = _simulated(policy)
@@ -525,7 +548,13 @@ def _renewed(
         return known
     ask = _asking(model.policy, limits, estimates)
     return sensitivity(
-        ask, estimates, model.law, load, limit=limits.max_output_tokens, pole=model.patience is None
+        ask,
+        estimates,
+        model.law,
+        load,
+        limit=limits.max_output_tokens,
+        pole=model.patience is None,
+        alike=estimates.alike(model.policy, limits.max_num_seqs),
     )
 
 

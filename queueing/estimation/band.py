@@ -4,10 +4,10 @@ the speed adds.
     d ln W = e_rate d ln lambda + e_speed d ln f + (cv) + (lengths)         first order
 
 e: by predictions a step to either side; lengths, and sequences of a call where some have several:
-delete-a-group jackknife over the sampled requests; cv: the predictions at both ends of its
-interval; n stalls, each as likely as any other moment: what they add to W has the relative error
-1 / sqrt(n). The interval is W e^(+-1.96 s). Slow wander is quasi-static: at each of its values the
-queue has that value's steady state,
+delete-a-group jackknife over the sampled requests; cv, and the correlation of lengths in a call:
+the predictions at both ends of its interval; n stalls, each as likely as any other moment: what
+they add to W has the relative error 1 / sqrt(n). The interval is W e^(+-1.96 s). Slow wander is
+quasi-static: at each of its values the queue has that value's steady state,
 
     W' = E W(f e^(s Z - s^2 / 2)),  s^2 = sigma^2 tau / (tau + relaxation)
 
@@ -31,6 +31,7 @@ from scipy.special import stdtrit
 from queueing.distributions.token_distribution import TokenDistribution
 from queueing.estimation.estimates import Estimates
 from queueing.estimation.interval import NORMAL, Estimate, without_interval
+from queueing.estimation.lengths.within_calls import significant
 from queueing.estimation.speed.speed_curve import SpeedCurve, speed_curve
 from queueing.latency.law import LatencyModel
 
@@ -52,14 +53,17 @@ class Ask(Protocol):
         lengths: TokenDistribution,
         law: LatencyModel,
         sequences: TokenDistribution | None = None,
+        correlation: float | None = None,
     ) -> float:
-        """Seconds; infinite if unstable. `sequences` of a call: in place of the window's."""
+        """Seconds; infinite if unstable. `sequences` of a call, and the intraclass correlation of
+        their lengths: in place of the window's.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class Sensitivity:
     """Elasticities of the mean delay, the relative standard errors that lengths and cv leave, the
-    delay against the speed.
+    delay against the speed, and what it were with `independent` lengths, as a share of it.
 
     May be kept for a while: see `fresh`.
     """
@@ -73,6 +77,8 @@ class Sensitivity:
     at: float  # seconds, of the window that it was found for
     load: float
     sequences_error: float = 0.0
+    correlation_error: float = 0.0
+    independent: float = 1.0
 
     def fresh(self, epoch: int, now: float, load: float) -> bool:
         """Whether it may stand for this window: same epoch, no older than `KEPT`, load moved by
@@ -92,6 +98,7 @@ class Sensitivity:
             self.speed * speed,
             self.lengths_error,
             self.sequences_error,
+            self.correlation_error,
             self.cv_error,
             stalls,
         )
@@ -114,9 +121,10 @@ def sensitivity(
     limit: int | None = None,
     *,
     pole: bool = True,
+    alike: Estimate | None = None,
 ) -> Sensitivity:
     """By 11 + `GROUPS` predictions; `law` at the window's speed and cv, `limit` the token limit
-    in force, `pole`: no patience.
+    in force, `pole`: no patience, `alike`: the intraclass correlation of lengths.
     """
     law = dataclasses.replace(law, stall_share=0.0, stall=0.0)
     step = min(STEP, FREE * (1 - load)) if pole else STEP
@@ -125,6 +133,12 @@ def sensitivity(
     def at_speed(factor: float) -> float:
         return ask(rate, lengths, law.at_speed(law.speed * factor))
 
+    def at_correlation(value: float) -> float:
+        return ask(rate, lengths, law, correlation=value)
+
+    error, independent = 0.0, 1.0
+    if alike is not None and estimates.call_sizes is not None:
+        error, independent = _of_calls(at_correlation, alike)
     return Sensitivity(
         rate=_elasticity(lambda factor: ask(rate * factor, lengths, law), step),
         speed=_elasticity(at_speed, step),
@@ -137,7 +151,20 @@ def sensitivity(
         sequences_error=_jackknife(np.array(_without_calls(ask, estimates, law, lengths)))
         if estimates.call_sizes is not None
         else 0.0,
+        correlation_error=error,
+        independent=independent,
     )
+
+
+def _of_calls(ask: Callable[[float], float], alike: Estimate) -> tuple[float, float]:
+    """Relative standard error that the correlation leaves, and the mean with independent lengths
+    over that with the estimated ones. Of one that is not known both ends are possible.
+    """
+    none, found = ask(0.0), significant(alike)
+    low, high = max(0.0, alike.low), min(1.0, alike.high)
+    least, most = none if low == 0 else ask(low), none if high <= 0 else ask(high)
+    error = abs(_log_ratio(most, least)) / (2 * NORMAL)
+    return error, math.exp(min(700.0, _log_ratio(none, ask(found)))) if found else 1.0
 
 
 def _cv_error(

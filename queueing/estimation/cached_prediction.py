@@ -40,6 +40,7 @@ class CachedPrediction:
     epoch: int
     at: float
     server_speeds: tuple[float, ...] = ()
+    intraclass_correlation: float = 0.0
     smooth: Prediction | None = (
         # of the same machine if it did not stall; None where it does not, or theory has no answer
         None
@@ -65,6 +66,7 @@ class CachedPrediction:
             epoch=epoch,
             at=at,
             server_speeds=model.server_speeds,
+            intraclass_correlation=model.intraclass_correlation,
             smooth=smooth,
         )
 
@@ -82,6 +84,7 @@ class CachedPrediction:
             or not abs(change) <= CHANGE
             or abs(_scatter(model) - self.scatter) > SCATTER
             or _apart(self.server_speeds, model.server_speeds) > STEP
+            or abs(model.intraclass_correlation - self.intraclass_correlation) > STEP
         )
         if old or far or _cheap(model) or (model.patience is None and model.load(rate) >= 1):
             return None

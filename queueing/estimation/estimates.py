@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from policies import Policy, parse_policy
-from policies.text import counted
+from policies.text import counted, policy_batch_size
 from queueing.distributions.token_distribution import TokenDistribution
 from queueing.estimation.arrivals import arrival_rate, dispersion
 from queueing.estimation.change import FEW_CHANGES, changes
@@ -29,6 +29,7 @@ from queueing.estimation.interval import NORMAL, Estimate, symmetric
 from queueing.estimation.lengths.lengths import Lengths, lengths, weigh
 from queueing.estimation.lengths.predictions import predictor_of
 from queueing.estimation.lengths.same_lengths import lengths_from, outputs, prompts
+from queueing.estimation.lengths.within_calls import WithinCalls, alike_within_calls
 from queueing.estimation.speed.batch_times import SLOT_ERROR, BatchTimes
 from queueing.estimation.speed.speed_process import Stalls, residual_cv, rough_speed, speed
 from queueing.estimation.speed.speeds import Speeds
@@ -66,6 +67,8 @@ class Estimates:
     stalls: Stalls
     notes: tuple[str, ...] = ()
     sequences: Lengths = field(default_factory=lambda: lengths([]))  # of a call
+    # how alike the output lengths of a call are
+    within_calls: WithinCalls = field(default_factory=WithinCalls)
     # seconds that the gateway itself needs from an arrival to its dispatch: the shortest delay so
     # far
     gateway_turnaround: float = 0.0
@@ -82,6 +85,14 @@ class Estimates:
     def call_sizes(self) -> TokenDistribution | None:
         """The law of a call's number of sequences; None: each was of one."""
         return self.sequences.law() if self.sequences.known_to > 1 else None
+
+    def alike(self, policy: Policy, max_num_seqs: int | None) -> Estimate:
+        """The intraclass correlation of output lengths as that policy depends on it: by their
+        longest in batches, by their total one by one and in slots.
+        """
+        bounds = (policy_batch_size(policy), max_num_seqs)
+        batches = not policy.joins_running and 1 not in bounds
+        return self.within_calls.longest if batches else self.within_calls.total
 
     def with_shape(self, own: LatencyModel, shape: LatencyModel) -> Estimates:
         """With the law of the `speeds` that these come from beside the calibrated one."""
@@ -129,6 +140,7 @@ class Estimates:
             plain
             | numbers
             | counts
+            | {"within_calls": self.within_calls.to_dict()}
             | {"held_tokens": _number(self.held_tokens), "prefill": self.prefill}
             | {"admission": self.admission}
             | {"wander": slow, "stalls": dataclasses.asdict(self.stalls), "notes": list(self.notes)}
@@ -159,6 +171,8 @@ class Estimates:
             Estimate.from_dict(slow["sigma"]), tau, fast, significant=bool(slow["significant"])
         )
         fields["gateway_turnaround"] = float(plain.get("gateway_turnaround", 0.0))
+        if "within_calls" in plain:
+            fields["within_calls"] = WithinCalls.from_dict(plain["within_calls"])
         held = plain.get("held_tokens")
         fields["held_tokens"] = math.nan if held is None else float(held)
         fields["prefill"] = float(plain.get("prefill", 1.0))
@@ -202,6 +216,7 @@ def estimate(
         output_tokens=output_lengths(told, half_life),
         prompt_tokens=prompt_lengths(told, half_life),
         sequences=lengths(seen.call_sizes, ages=seen.now - seen.arrivals, half_life=half_life),
+        within_calls=alike_within_calls(told),
         speed=_speed(found.telling, slow, continuous=policy.joins_running),
         cv=_cv(found, continuous=policy.joins_running),
         wander=slow,

@@ -4,19 +4,23 @@
     unpadded  H = X (k1 b + k2 + kp sum P_i + k3 sum N_i + k4 max N_i)
 
 With padded prompts (Yang et al., Eq. 17 and 18) kp b max P_i instead of kp sum P_i. N_i output
-tokens, P_i prompt tokens, X the gamma residual (mean 1, SCV cv^2), all independent. Stalls of s
-seconds that hold the share q of the time add q s E[H] to E[H^2] (queueing.latency.stalls). Its law:
-queueing.latency.service_table.
+tokens, P_i prompt tokens, X the gamma residual (mean 1, SCV cv^2), all independent, but lengths in
+a call (queueing.distributions.call_lengths). Stalls of s seconds that hold the share q of the time
+add q s E[H] to E[H^2] (queueing.latency.stalls). Its law: queueing.latency.service_table.
+
+Where calls of n sequences are served whole, a call may stand for a request: `of_calls` is H of c
+calls, b = c n.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from queueing.distributions.call_lengths import CallLengths
 from queueing.distributions.lattice import Vector
 from queueing.distributions.token_distribution import TokenDistribution
 from queueing.errors import SMALLER, OutOfReachError
@@ -30,13 +34,21 @@ _MOST_NUMBERS = 17_000_000  # of the laws of the longest output, some seconds
 
 @dataclass(frozen=True, eq=False)
 class BatchTime:
-    """The law of H given the batch size."""
+    """The law of H given the batch size, in requests of `unit` sequences each."""
 
     law: LatencyModel
     output_tokens: TokenDistribution
     prompt_tokens: TokenDistribution | None
     padded: bool
     pad_prompts: bool = False
+    sequences: TokenDistribution | None = None  # of a call; None: one
+    intraclass_correlation: float = 0.0  # of the output lengths in a call
+    unit: int = 1
+
+    def of_calls(self) -> BatchTime:
+        """The same with calls for requests, of which all have as many sequences."""
+        assert self.outputs.size is not None
+        return self if self.outputs.size == 1 else replace(self, unit=self.outputs.size)
 
     def table(self, largest: int) -> ServiceTable:
         """The laws for b = 1 .. `largest`, kept: they do not depend on the arrival rate."""
@@ -44,7 +56,8 @@ class BatchTime:
             self._check_reach(largest)
             service = Service(
                 law=self.law,
-                output_tokens=self.lengths,
+                outputs=self.outputs,
+                unit=self.unit,
                 prompt_tokens=self.prompt_tokens,
                 padded=self.padded,
                 pad_prompts=self.pad_prompts,
@@ -66,6 +79,11 @@ class BatchTime:
             if self.padded or self.output_tokens.tail is not None
             else thinned(self.output_tokens)
         )
+
+    @cached_property
+    def outputs(self) -> CallLengths:
+        """The output lengths, in calls."""
+        return CallLengths(self.lengths, self.sequences, self.intraclass_correlation)
 
     def moments(self, largest: int) -> tuple[Vector, Vector, Vector]:
         """E[H | b], E[H^2 | b] and the mean time to a member's own release, each for b = 1 ..
@@ -95,7 +113,7 @@ class BatchTime:
         after the other.
         """
         if self._last.get("size") != batch_size:
-            self._last.update(size=batch_size, law=self.lengths.maximum(batch_size))
+            self._last.update(size=batch_size, law=self.outputs.longest(self.unit * batch_size))
         law: TokenDistribution = self._last["law"]
         return law
 
@@ -126,14 +144,20 @@ class BatchTime:
         """
         if self.padded:
             return self.mean(batch_size)
-        lengths, law = self.lengths, self.law
+        lengths, law, count = self.lengths, self.law, self.unit * batch_size
         shorter = float(np.sum((1 - lengths.cdf[:-1]) ** 2))  # E min(N1, N2)
-        decode = law.k3 * (lengths.mean + (batch_size - 1) * shorter) + law.k4 * lengths.mean
+        equal = self.outputs.equal_pairs(count) / count  # others of a member's own draw
+        beside = equal * lengths.mean + (count - 1 - equal) * shorter
+        decode = law.k3 * (lengths.mean + beside) + law.k4 * lengths.mean
         return self._setup_mean(batch_size) + law.speed * decode
 
     def first_token(self, batch_size: int) -> float:
         """Mean time from dispatch to the first token: the prefill of the batch and one step."""
-        return self._setup_mean(batch_size) + self.law.step(batch_size)
+        return self._setup_mean(batch_size) + self.step(batch_size)
+
+    def step(self, batch_size: int) -> float:
+        """One decode step of a whole batch."""
+        return self.law.step(self.unit * batch_size)
 
     def largest_stable_rate(self, bound: int | None) -> float:
         """lim b / E[H(b)] at the bound: more than this cannot be served."""
@@ -148,6 +172,7 @@ class BatchTime:
             else self.prompt_tokens.mean
         )
         seconds = self.law.admission(1, prompt) + self.law.speed * self.law.k3 * each
+        seconds *= self.unit
         return 1 / seconds if seconds > 0 else float("inf")
 
     def _prompts(self, batch_size: int) -> tuple[float, float]:
@@ -156,7 +181,7 @@ class BatchTime:
             return 0.0, 0.0
         if batch_size not in self._known_prompts:
             self._known_prompts[batch_size] = prompt_total(
-                self.prompt_tokens, batch_size, padded=self.pad_prompts
+                self.prompt_tokens, self.unit * batch_size, padded=self.pad_prompts
             )
         return self._known_prompts[batch_size]
 
@@ -165,28 +190,20 @@ class BatchTime:
         return {}
 
     def _setup_mean(self, batch_size: int) -> float:
-        return self.law.setup(batch_size, self._prompts(batch_size)[0])
+        return self.law.setup(self.unit * batch_size, self._prompts(batch_size)[0])
 
     def _decode_mean(self, batch_size: int) -> float:
         longest = self._longest(batch_size).mean
         if self.padded:
-            return self.law.step(batch_size) * longest
+            return self.step(batch_size) * longest
         return self.law.speed * (
-            self.law.k3 * batch_size * self.lengths.mean + self.law.k4 * longest
+            self.law.k3 * self.unit * batch_size * self.lengths.mean + self.law.k4 * longest
         )
 
     def _decode_variance(self, batch_size: int) -> float:
-        lengths, law = self.lengths, self.law
-        longest = self._longest(batch_size)
+        law, count, longest = self.law, self.unit * batch_size, self._longest(batch_size)
         if self.padded:
-            return law.step(batch_size) ** 2 * longest.variance
-        partial = (
-            batch_size
-            * np.cumsum((lengths.counts - lengths.mean) * lengths.pmf)
-            * lengths.cdf ** (batch_size - 1)
-        )
-        covariance = float(
-            np.diff(partial, prepend=0.0) @ (longest.counts - longest.mean)
-        )  # Cov(sum, max)
-        own = law.k3**2 * batch_size * lengths.variance + law.k4**2 * longest.variance
+            return self.step(batch_size) ** 2 * longest.variance
+        covariance = self.outputs.total_with_longest(count)
+        own = law.k3**2 * self.outputs.total_variance(count) + law.k4**2 * longest.variance
         return law.speed**2 * (own + 2 * law.k3 * law.k4 * covariance)

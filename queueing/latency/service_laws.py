@@ -7,7 +7,13 @@ instants t.
               E w^T = sum_n p_n w^{(k3 + k4) n} D_n^{b-1},  D_n = sum_i p_i w^{k3 min(i, n)}
     prompts   the convolution power b of the law of kp P; padded ones: the law of kp b max P
 
-at the roots of unity w; each power w^t stands for the lattice law of the point t
+at the roots of unity w. Where a whole call of n sequences stands for a request (`unit`), b n take
+the place of b in the setup and in the steps, and C_m is that of the call, whose lengths are equal
+with probability r (queueing.distributions.call_lengths); likewise D_n:
+
+    C_m  ->  r sum_{i <= m} p_i w^{k3 n i} + (1 - r) C_m^n
+
+Each power w^t stands for the lattice law of the point t
 (queueing.distributions.lattice, order 8), so that the result is a lattice law again, whatever the
 ratio of the coefficients.
 
@@ -25,6 +31,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from queueing.distributions.call_lengths import CallLengths
 from queueing.distributions.lattice import Complex, Vector, blocks, cyclic, spectra, spread
 from queueing.distributions.token_distribution import TokenDistribution
 from queueing.latency.law import LatencyModel
@@ -42,9 +49,10 @@ class ServiceLaws:
     """Builder of the laws on `points` instants, `width` seconds apart."""
 
     law: LatencyModel
-    output_tokens: TokenDistribution
+    outputs: CallLengths
     prompt_tokens: TokenDistribution | None
     pad_prompts: bool = False
+    unit: int = 1  # sequences of each request: one, or those of a call
     largest: int
     width: float
     points: int
@@ -68,15 +76,16 @@ class ServiceLaws:
 
     def unpadded(self, *, own: bool = False) -> Vector:
         """P(H = t | b), or the time to a member's own release."""
-        support = np.flatnonzero(self.output_tokens.pmf)
-        counts, pmf = self.output_tokens.counts[support], self.output_tokens.pmf[support]
+        lengths = self.outputs.lengths
+        support = np.flatnonzero(lengths.pmf)
+        counts, pmf = lengths.counts[support], lengths.pmf[support]
         speed = self.law.speed
         of_shared, of_alone = (
             self._spectra(speed * each * counts) for each in (self.law.k3, self.law.k4)
         )
         start = self.origin * self.width
         of_setup = self._spectra(
-            np.array([start + self.law.setup(b) for b in range(1, self.largest + 1)])
+            np.array([start + self.law.setup(self.unit * b) for b in range(1, self.largest + 1)])
         )
         table = np.empty((self.largest, self.points // 2 + 1), dtype=complex)
         survival = np.append(np.cumsum(pmf[::-1])[::-1][1:], 0.0)
@@ -86,12 +95,13 @@ class ServiceLaws:
             cumulative = np.cumsum(weighted, axis=1)
             if own:
                 others = cumulative + survival * shared
-                _power_sums(weighted * alone, others, table[:, part], first=0)
+                ends, beside = self._own_call(pmf, shared, others, survival)
+                _power_sums(ends * alone, beside, table[:, part], first=0)
             else:
                 drop = alone - np.append(
                     alone[:, 1:], np.zeros((len(alone), 1)), axis=1
                 )  # summation by parts over m
-                _power_sums(drop, cumulative, table[:, part], first=1)
+                _power_sums(drop, self._call(pmf, shared, cumulative), table[:, part], first=1)
             table[:, part] *= of_setup(part).T
         if self.prompt_tokens is not None:
             prompts = self._prompts()
@@ -99,8 +109,29 @@ class ServiceLaws:
                 table[b - 1] *= prompts(b)
         return self._laws(table)
 
+    def _call(self, pmf: Vector, shared: Complex, cumulative: Complex) -> Complex:
+        """Of a request with no length above m, a column for each: C_m."""
+        if self.unit == 1:
+            return cumulative
+        equal = np.cumsum(pmf * shared**self.unit, axis=1)
+        return self.outputs.mixed(equal, cumulative**self.unit)
+
+    def _own_call(
+        self, pmf: Vector, shared: Complex, others: Complex, survival: Vector
+    ) -> tuple[Complex, Complex]:
+        """Of the request in which one has length n, a column for each, and of every other one up
+        to there: D_n.
+        """
+        if self.unit == 1:
+            return pmf * shared, others
+        whole = shared**self.unit
+        equal = np.cumsum(pmf * whole, axis=1) + survival * whole
+        own = self.outputs.mixed(whole, shared * others ** (self.unit - 1))
+        return pmf * own, self.outputs.mixed(equal, others**self.unit)
+
     def _padded(self, b: int) -> Vector:
-        longest = self.output_tokens.maximum(b)
+        b = self.unit * b
+        longest = self.outputs.longest(b)
         support = np.flatnonzero(longest.pmf > 1e-20)
         seconds = (
             self.origin * self.width
@@ -112,11 +143,11 @@ class ServiceLaws:
     def _prompts(self) -> Callable[[int], Complex]:
         """The prompts of a batch of b, at the roots of unity."""
         assert self.prompt_tokens is not None
-        given, each = self.prompt_tokens, self.law.speed * self.law.kp
+        given, each, unit = self.prompt_tokens, self.law.speed * self.law.kp, self.unit
         if self.pad_prompts:
-            return lambda b: self._of_prompts(each * b, given.maximum(b))
+            return lambda b: self._of_prompts(each * unit * b, given.maximum(unit * b))
         one = self._of_prompts(each, given)
-        return lambda b: np.asarray(one**b)
+        return lambda b: np.asarray(one ** (unit * b))
 
     def _of_prompts(self, seconds: float, counts: TokenDistribution) -> Complex:
         support = np.flatnonzero(counts.pmf > 1e-20)
@@ -184,9 +215,12 @@ def thinned(lengths: TokenDistribution, most: int = MOST_COUNTS) -> TokenDistrib
     return TokenDistribution(pmf)
 
 
-def likely_sum(lengths: TokenDistribution, count: int) -> float:
+def likely_sum(outputs: CallLengths, count: int) -> float:
     """A total of `count` lengths that is exceeded with probability e^-35 at most (Bernstein), or
     never.
     """
-    deviation = math.sqrt(70 * count * lengths.variance) + 24 * lengths.longest
+    lengths, largest = outputs.lengths, outputs.lengths.longest
+    if not outputs.independent and outputs.sequences is not None:
+        largest *= outputs.sequences.longest
+    deviation = math.sqrt(70 * outputs.total_variance(count)) + 24 * largest
     return min(count * lengths.longest, count * lengths.mean + deviation)

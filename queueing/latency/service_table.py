@@ -31,6 +31,7 @@ import math
 
 import numpy as np
 
+from queueing.distributions.call_lengths import CallLengths
 from queueing.distributions.lattice import Complex, Grid, Vector, blocks
 from queueing.distributions.token_distribution import TokenDistribution
 from queueing.errors import SMALLER, OutOfReachError
@@ -60,13 +61,16 @@ _CACHED = 16_000  # numbers that stay in a core's cache
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """What the service time of a batch depends on besides its size."""
+    """What the service time of a batch depends on besides its size, in requests of `unit`
+    sequences each: one, or a whole call.
+    """
 
     law: LatencyModel
-    output_tokens: TokenDistribution
+    outputs: CallLengths
     prompt_tokens: TokenDistribution | None
     padded: bool
     pad_prompts: bool = False
+    unit: int = 1
 
 
 class ServiceTable:
@@ -84,10 +88,11 @@ class ServiceTable:
         self.origin, points = _lattice(steady, largest, arrivals, horizon, shortest)
         self.width = horizon / (points - _MARGIN - self.origin)
         self.most_stalls = most_stalls(law.stall_rate / (1 - law.stall_share) * horizon)
-        self._check_size(points, 0 if service.padded else service.output_tokens.longest)
+        self._check_size(points, 0 if service.padded else service.outputs.lengths.longest)
         self._builder = ServiceLaws(
             law=steady.law,
-            output_tokens=steady.output_tokens,
+            outputs=steady.outputs,
+            unit=steady.unit,
             prompt_tokens=steady.prompt_tokens,
             pad_prompts=steady.pad_prompts,
             largest=largest,
@@ -300,7 +305,8 @@ def _gamma_transform(instants: Vector, s: Complex, variance: float) -> tuple[Vec
 
 def _range(service: Service, largest: int) -> tuple[float, float]:
     """The longest service time that is likely, and the shortest that is possible, seconds."""
-    law, output, prompts = service.law, service.output_tokens, service.prompt_tokens
+    law, output, prompts = service.law, service.outputs.lengths, service.prompt_tokens
+    one, most = service.unit, service.unit * largest  # sequences of the smallest and largest batch
     least, fewest = (
         float(np.flatnonzero(output.pmf)[0]),
         0.0 if prompts is None else float(np.flatnonzero(prompts.pmf)[0]),
@@ -308,15 +314,16 @@ def _range(service: Service, largest: int) -> tuple[float, float]:
     tokens = (
         0.0
         if prompts is None
-        else float(largest * prompts.longest)
+        else float(most * prompts.longest)
         if service.pad_prompts
-        else likely_sum(prompts, largest)
+        else likely_sum(CallLengths(prompts), most)
     )
     if service.padded:
-        shortest = min(law.padded(b, least, b * fewest) for b in (1, largest))
-        return law.padded(largest, output.longest, tokens), shortest
-    shortest = min(law.unpadded(b, b * least, least, b * fewest) for b in (1, largest))
-    return law.unpadded(largest, likely_sum(output, largest), output.longest, tokens), shortest
+        shortest = min(law.padded(b, least, b * fewest) for b in (one, most))
+        return law.padded(most, output.longest, tokens), shortest
+    shortest = min(law.unpadded(b, b * least, least, b * fewest) for b in (one, most))
+    total = likely_sum(service.outputs, most)
+    return law.unpadded(most, total, output.longest, tokens), shortest
 
 
 def _lattice(

@@ -20,8 +20,10 @@ a policy from outside              simulation
 servers with a queue each          as of one      by chance: Poisson arrivals at each; in turn:
                                                   gaps of SCV 1/c; to the fewest: simulation
 memory that may bind               simulation
-calls of several sequences         exact means    call_chain for single, dynamic, capped, elastic
-                                                  on one server; else simulation
+calls of several sequences         exact          batch_chain of whole calls for dynamic, capped,
+                                                  elastic on one server where no batch splits one
+                                   exact means    call_chain where some do, if the lengths in a call
+                                                  are independent, and for single; else simulation
 
 `bound`: a value that the mean delay does not exceed, where one is known. `paper`: the formula that
 the documents print (queueing.models.printed).
@@ -108,11 +110,7 @@ def _known(model: Model) -> tuple[str, ...]:
         )
     alone = model.servers == 1 and model.patience is None
     if model.sequences is not None:
-        return (
-            ("exact", "simulation")
-            if alone and not isinstance(model.policy, Continuous | Fixed)
-            else ("simulation",)
-        )
+        return ("exact", "simulation") if alone and _calls_are_solved(model) else ("simulation",)
     if isinstance(model.policy, Single):
         found.append(
             "exact" if model.servers == 1 else "approximation" if model.patience is None else ""
@@ -142,6 +140,13 @@ def _is_plain_single(model: Model) -> bool:
     alone = model.servers == 1 and model.patience is None and model.sequences is None
     poisson = model.arrival_scv == 1 and not model.disaggregated
     return isinstance(model.policy, Single) and alone and poisson and not model.law.stall_share
+
+
+def _calls_are_solved(model: Model) -> bool:
+    if isinstance(model.policy, Continuous | Fixed):
+        return False
+    independent = model.intraclass_correlation == 0
+    return independent or model.bound == 1 or model.whole_call is not None
 
 
 def _timed(model: Model) -> bool:
@@ -192,21 +197,24 @@ def _solved(model: Model, arrival_rate: float) -> dict[str, Any]:
     time = model.batch_time
     if isinstance(model.policy, Fixed):
         return _fixed(model, model.policy, arrival_rate)
-    if model.sequences is None:
-        queue = solve_batch_chain(time, arrival_rate, model.bound)
+    if model.whole_call is not None:
+        time, size = time.of_calls(), model.whole_call
+        bound = None if model.bound is None else model.bound // size
+        queue = solve_batch_chain(time, arrival_rate, bound)
         delay, sojourn = batch_quantiles(time, arrival_rate, queue, model.levels)
+        batch_size = queue.batch_size * size
     else:
+        assert model.sequences is not None
         queue = solve_call_chain(time, Calls.of(arrival_rate, model.sequences), model.bound)
         delay, sojourn = Quantiles(queue.queueing_delay), Quantiles(queue.sojourn_time)
+        batch_size = queue.batch_size
     sizes = range(1, queue.largest + 1)
     first = queue.by_request(np.array([time.first_token(b) for b in sizes]))
     step = (
-        queue.by_request(np.array([time.law.step(b) for b in sizes]))
-        if model.policy.padded
-        else None
+        queue.by_request(np.array([time.step(b) for b in sizes])) if model.policy.padded else None
     )  # unpadded batches shrink
     service = queue.by_request(np.array([time.mean(b) for b in sizes]))
-    answer = _answered(delay, sojourn, queue.batch_size, queue.utilisation)
+    answer = _answered(delay, sojourn, batch_size, queue.utilisation)
     return answer | _token_times(delay, first, step) | {"service_time": Quantiles(service)}
 
 

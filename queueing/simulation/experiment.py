@@ -25,6 +25,7 @@ from policies.core import Request
 from policies.ordered import counts, order_of
 from policies.text import SpecError, counted
 from queueing.arrivals.notation import Ending, has_end, span
+from queueing.distributions.call_lengths import equal_calls, within_calls
 from queueing.distributions.token_distribution import Vector
 from queueing.errors import UnstableQueueError
 from queueing.latency.slots.token_gaps import GapCounter, Gaps, found
@@ -444,6 +445,7 @@ def draw_jobs(
         np.random.default_rng(child) for child in stream.spawn(3 + model.servers)
     )
     sizes = draw_calls(model.sequences, num_requests, stream)
+    equal = equal_calls(sizes, model.intraclass_correlation, stream)
     count = num_requests if sizes is None else len(sizes)
     instants = _instants(model, arrival_rate, arrivals, count)
     if has_end(model.arrival_process):
@@ -451,7 +453,8 @@ def draw_jobs(
     names, flows = _names(num_requests, sizes), _flows(model, count, stream)
     if sizes is not None:
         instants, flows = np.repeat(instants, sizes).tolist(), np.repeat(flows, sizes).tolist()
-    outputs = model.output_tokens.sample(lengths, num_requests).tolist()
+    drawn = model.output_tokens.sample(lengths, num_requests)
+    outputs = within_calls(drawn, sizes, equal).tolist()
     inputs = _inputs(model, prompts, num_requests)
     limit, reserved = token_limit(model), or_unbounded(model.reserved_tokens)
     predicted = _predictions(model, outputs, stream)

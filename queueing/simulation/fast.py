@@ -24,6 +24,7 @@ from policies.fixed import Fixed
 from policies.immediate import Continuous, Single
 from policies.ordered import in_arrival_order, order_of
 from queueing.arrivals.notation import has_end
+from queueing.distributions.call_lengths import equal_calls, within_calls
 from queueing.distributions.token_distribution import TokenDistribution, Vector
 from queueing.latency.law import LatencyModel
 from queueing.latency.slots.token_gaps import GapCounts, Gaps, found, no_gaps
@@ -177,13 +178,14 @@ def nothing_served() -> SimulatedRun:
 def draw_trace(
     model: Model, arrival_rate: float, num_requests: int, stream: np.random.SeedSequence
 ) -> Trace:
-    """Arrivals, of one request or of calls of several, and independent lengths; of arrivals that
-    end as many as come.
+    """Arrivals, of one request or of calls of several, and lengths, independent but in a call; of
+    arrivals that end as many as come.
     """
     arrivals, lengths, prompts, *residuals = (
         np.random.default_rng(child) for child in stream.spawn(3 + model.servers)
     )
     sizes = draw_calls(model.sequences, num_requests, stream)
+    equal = equal_calls(sizes, model.intraclass_correlation, stream)
     calls = num_requests if sizes is None else len(sizes)
     if model.arrival_process is None:
         instants = _instants(1 / arrival_rate, model.arrival_scv, arrivals, calls)
@@ -191,6 +193,7 @@ def draw_trace(
         instants = process_instants(at_mean_rate(model, arrival_rate), arrivals, calls)
         num_requests = len(instants) if has_end(model.arrival_process) else num_requests
     outputs = sample_tokens(model.output_tokens, lengths, num_requests)
+    outputs = within_calls(outputs, sizes, equal)
     return Trace(
         instants if sizes is None else np.repeat(instants, sizes),
         outputs,

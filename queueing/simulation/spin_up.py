@@ -134,6 +134,9 @@ def _of_queue(model: Model, arrival_rate: float, load: float) -> float:
         return waiting / (1 - _slope(model, arrival_rate, waiting))
     size = 1 if model.policy.joins_running else (model.bound or 1)
     scv = _service_scv(model, size)
+    if size == 1 and model.sequences is not None:  # a call of equal lengths is one long service
+        calls = model.sequences
+        scv *= 1 + model.intraclass_correlation * (calls.moment(2) / calls.mean - 1)
     return 2 * load**2 * (_dispersion(model) + load * size * scv) / (1 - load) ** 2
 
 

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from policies import parse_policy
+from policies import SpecError, parse_policy
 from queueing.commands.cli import app
+from queueing.distributions.call_lengths import CallLengths
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.model import Model
 from queueing.models.batches import calls
@@ -21,7 +22,7 @@ from queueing.models.batches.call_chain import solve_call_chain
 from queueing.models.batches.calls import Calls, draw_calls
 from queueing.prediction import methods, predict_model
 from queueing.simulation.experiment import draw_jobs, simulate_model, simulate_run
-from queueing.simulation.fast import COLUMNS, is_compiled
+from queueing.simulation.fast import COLUMNS, draw_trace, is_compiled
 from queueing.simulation.reference import SimulatedEngine, simulate_trace
 from queueing.simulation.run_length import advise_model
 from tests.server.harness import replay
@@ -45,6 +46,7 @@ CHAINED = (
     "capped:max_batch_size=8",
     "elastic:max_batch_size=8",
 )
+EQUAL, HALF = 1.0, 0.5  # probability that the lengths of a call are equal
 CALLS = (
     "deterministic:value=2",
     "deterministic:value=4",
@@ -200,9 +202,9 @@ def test_the_chain_is_what_simulation_finds_everywhere(policy, sequences, cv, lo
 
 
 def assert_chain_and_simulation_agree(
-    policy: str, sequences: str, load: float, cv: float, count: int
+    policy: str, sequences: str, load: float, cv: float, count: int, **limits: object
 ) -> None:
-    model = model_of(policy, sequences, cv)
+    model = model_of(policy, sequences, cv, **limits)
     assert methods(model)[0] == "exact"
     rate = load * model.largest_stable_rate
     exact = predict_model(model, rate, "exact")
@@ -221,7 +223,7 @@ def test_where_the_chain_does_not_reach_it_is_simulated(policy):
 
 
 def test_quantiles_are_simulated_and_means_exact():
-    model = model_of("capped:max_batch_size=8", "deterministic:value=4")
+    model = model_of("capped:max_batch_size=8", "deterministic:value=3")
     rate = 0.6 * model.largest_stable_rate
     found, exact = predict_model(model, rate), predict_model(model, rate, "exact")
     assert found.method == "exact"
@@ -293,7 +295,7 @@ def test_the_first_line_says_that_the_quantiles_are_simulated_and_why():
         "20",
     ]
     result = CliRunner().invoke(
-        app, ["predict", *common, "--sequences", "deterministic:value=4"], env={"COLUMNS": "500"}
+        app, ["predict", *common, "--sequences", "deterministic:value=3"], env={"COLUMNS": "500"}
     )
     assert result.exit_code == 0, result.output
     first, *others = result.output.splitlines()
@@ -333,3 +335,178 @@ def test_columns_that_are_scaled_down_are_the_same_law(
     monkeypatch.setattr(calls, "_LARGE", 10.0)
     scaled = calls._Panjer(counted, means, variance).following(600)
     assert scaled == pytest.approx(plain, rel=1e-9, abs=1e-300)
+
+
+@pytest.mark.parametrize("sequences", ["deterministic:value=4", "uniform:low=1,high=8"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_both_simulators_draw_the_same_lengths_by_call(policy, sequences):
+    model = model_of(policy, sequences, intraclass_correlation=HALF)
+    rate = 0.6 * model.largest_stable_rate
+    fast = simulate_run(model, rate, 2000, np.random.SeedSequence(3))
+    slow = simulate_run(model, rate, 2000, np.random.SeedSequence(3), generic=True)
+    assert np.array_equal(fast.output_tokens, slow.output_tokens)
+    for name in COLUMNS:
+        assert np.array_equal(getattr(fast, name), getattr(slow, name), equal_nan=True), name
+
+
+@pytest.mark.parametrize("correlation", [0.0, HALF, EQUAL])
+def test_drawn_calls_have_the_correlation_and_the_lengths_keep_their_law(correlation):
+    model = model_of("single", "deterministic:value=4", intraclass_correlation=correlation)
+    trace = draw_trace(model, 1.0, 400_000, np.random.SeedSequence(5))
+    calls = trace.output_tokens.reshape(-1, 4)
+    found = np.corrcoef(calls[:, 0], calls[:, 3])[0, 1]
+    assert found == pytest.approx(correlation, abs=0.01)
+    assert np.mean(calls.min(axis=1) == calls.max(axis=1)) == pytest.approx(correlation, abs=0.01)
+    assert trace.output_tokens.mean() == pytest.approx(model.output_tokens.mean, rel=0.01)
+    assert trace.output_tokens.var() == pytest.approx(model.output_tokens.variance, rel=0.01)
+
+
+ALIKE = (
+    ("capped:max_batch_size=8", "deterministic:value=4"),
+    ("capped:max_batch_size=8", "deterministic:value=8"),
+    ("dynamic", "deterministic:value=2"),
+    ("elastic:max_batch_size=8", "deterministic:value=4"),
+    ("elastic", "deterministic:value=3"),
+    ("single", "deterministic:value=4"),
+    ("single", "uniform:low=1,high=8"),
+)
+
+
+@pytest.mark.parametrize("correlation", [HALF, EQUAL])
+@pytest.mark.parametrize(("policy", "sequences"), [ALIKE[0], ALIKE[3], ALIKE[6]])
+def test_formula_and_simulation_agree_on_calls_of_like_lengths(policy, sequences, correlation):
+    assert_chain_and_simulation_agree(
+        policy, sequences, 0.5, 0.15, 200_000, intraclass_correlation=correlation
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("load", [0.3, 0.6, 0.85])
+@pytest.mark.parametrize("correlation", [0.2, HALF, EQUAL])
+@pytest.mark.parametrize(("policy", "sequences"), ALIKE)
+def test_formula_and_simulation_agree_on_calls_everywhere(policy, sequences, correlation, load):
+    load = load if policy not in {"dynamic", "elastic"} else 0.5 * load  # unbounded
+    assert_chain_and_simulation_agree(
+        policy, sequences, load, 0.15, 1_000_000, intraclass_correlation=correlation
+    )
+
+
+@pytest.mark.parametrize("correlation", [0.0, HALF, EQUAL])
+@pytest.mark.parametrize("policy", ["capped:max_batch_size=8", "elastic:max_batch_size=8"])
+def test_quantiles_of_whole_calls_are_those_of_a_simulation(policy, correlation):
+    model = model_of(policy, "deterministic:value=4", intraclass_correlation=correlation)
+    rate = 0.6 * model.largest_stable_rate
+    exact = predict_model(model, rate, "exact")
+    simulated = simulate_model(model, rate, num_requests=400_000, replications=5, seed=2)
+    for name in ("queueing_delay", "sojourn_time"):
+        found, expected = getattr(simulated, name), getattr(exact, name)
+        for level in ("p90", "p99"):
+            assert found.value(level) == pytest.approx(expected.value(level), rel=0.03), (
+                name,
+                level,
+            )
+
+
+@pytest.mark.parametrize("cv", [0.0, 0.3])
+@pytest.mark.parametrize(
+    ("policy", "size"), [("capped:max_batch_size=8", 4), ("elastic:max_batch_size=6", 3)]
+)
+def test_whole_calls_are_the_chain_of_sequences_where_lengths_are_independent(policy, size, cv):
+    """Two ways to the same means: calls as requests of their own, and M^X."""
+    model = model_of(policy, f"deterministic:value={size}", cv)
+    rate = 0.7 * model.largest_stable_rate
+    whole = predict_model(model, rate, "exact")
+    chain = solve_call_chain(model.batch_time, Calls.of(rate, model.sequences), model.bound)
+    assert whole.queueing_delay.mean == pytest.approx(chain.queueing_delay, rel=1e-7)
+    assert whole.sojourn_time.mean == pytest.approx(chain.sojourn_time, rel=1e-7)
+    assert whole.batch_size.mean == pytest.approx(chain.batch_size, rel=1e-7)
+    assert whole.utilisation == pytest.approx(chain.utilisation, rel=1e-7)
+
+
+def test_equal_lengths_are_calls_of_one_longer_answer():
+    """n sequences of one length, padded: single requests under a law of n times k1 and k3."""
+    model = model_of("capped:max_batch_size=8", "deterministic:value=4", intraclass_correlation=1.0)
+    one = Model.read(
+        "capped:max_batch_size=2",
+        LENGTHS,
+        "k1=0.0012,k2=0.0014,k3=0.00008,k4=0.0012,turnaround=0.0015,cv=0.15",
+    )
+    assert model.largest_stable_rate == pytest.approx(one.largest_stable_rate, rel=1e-12)
+    rate = 0.7 * model.largest_stable_rate
+    calls, single = predict_model(model, rate, "exact"), predict_model(one, rate, "exact")
+    for name in ("queueing_delay", "sojourn_time"):
+        for level in ("p50", "p99"):
+            assert getattr(calls, name).value(level) == pytest.approx(
+                getattr(single, name).value(level), rel=1e-6
+            )
+    assert calls.batch_size.mean == pytest.approx(4 * single.batch_size.mean, rel=1e-9)
+
+
+@pytest.mark.parametrize("correlation", [0.0, HALF, EQUAL])
+@pytest.mark.parametrize(
+    "sequences",
+    ["deterministic:value=4", "deterministic:value=3", "uniform:low=1,high=8", "geometric:mean=3"],
+)
+@pytest.mark.parametrize("batch", [1, 5, 8, 12])
+def test_a_batch_from_a_line_of_calls_has_that_longest_and_that_total(
+    batch, sequences, correlation
+):
+    calls = CallLengths(parse_distribution(LENGTHS), parse_distribution(sequences), correlation)
+    model = model_of("single", sequences, intraclass_correlation=correlation)
+    count = 100_000 * max(4, batch)
+    drawn = draw_trace(model, 1.0, count, np.random.SeedSequence(6)).output_tokens
+    batches = np.asarray(drawn).reshape(-1, batch)
+    longest, total = batches.max(axis=1), batches.sum(axis=1)
+    law = calls.longest(batch)
+    assert law.pmf.sum() == pytest.approx(1, rel=1e-12)
+    assert longest.mean() == pytest.approx(law.mean, rel=0.01)
+    assert longest.var() == pytest.approx(law.variance, rel=0.05, abs=0.05)
+    assert total.var() == pytest.approx(calls.total_variance(batch), rel=0.03)
+    covariance = np.cov(total, longest)[0, 1]
+    assert covariance == pytest.approx(calls.total_with_longest(batch), rel=0.05, abs=0.3)
+
+
+@pytest.mark.parametrize("correlation", [HALF, EQUAL])
+@pytest.mark.parametrize("sequences", ["deterministic:value=4", "uniform:low=1,high=8"])
+def test_full_batches_that_split_calls_are_busy_for_the_load(sequences, correlation):
+    """`fixed` serves full batches only: its utilisation is the load, whatever a batch splits."""
+    model = model_of("fixed:batch_size=6", sequences, intraclass_correlation=correlation)
+    rate = 0.6 * model.largest_stable_rate
+    found = simulate_model(model, rate, num_requests=500_000, replications=4, seed=1)
+    assert found.utilisation == pytest.approx(0.6, rel=0.01)
+
+
+def test_calls_that_batches_split_are_simulated_where_their_lengths_are_alike():
+    split = model_of("capped:max_batch_size=6", "deterministic:value=4", intraclass_correlation=0.3)
+    whole = model_of("capped:max_batch_size=8", "deterministic:value=4", intraclass_correlation=0.3)
+    assert methods(split) == ("simulation",)
+    assert methods(whole) == ("exact", "simulation")
+    assert any("equal with probability 0.3" in text for text in whole.assumptions)
+
+
+@pytest.mark.parametrize(
+    ("limits", "told"),
+    [
+        ({"intraclass_correlation": 0.5}, "without sequences"),
+        ({"intraclass_correlation": 1.5, "sequences": "deterministic:value=4"}, "0 "),
+        ({"intraclass_correlation": -0.1, "sequences": "deterministic:value=4"}, "0 "),
+    ],
+)
+def test_a_correlation_that_cannot_be_is_refused(limits, told):
+    with pytest.raises(SpecError, match=told):
+        Model.read("dynamic", LENGTHS, LAW, **limits)
+
+
+def test_the_commands_take_a_correlation():
+    common = ["--policy", "capped:max_batch_size=8", "--output-tokens", LENGTHS, "--latency", LAW]
+    common += ["--arrival-rate", "20", "--json", "--sequences", "deterministic:value=4"]
+    delays = {}
+    for command in ("predict", "simulate"):
+        for value in ("0", "1"):
+            arguments = [command, *common, "--intraclass-correlation", value]
+            result = CliRunner().invoke(app, arguments)
+            assert result.exit_code == 0, result.output
+            found = json.loads(result.output)
+            delays[command, value] = found["queueing_delay"]["mean"]
+    assert delays["predict", "1"] < 0.9 * delays["predict", "0"]
+    assert delays["simulate", "1"] == pytest.approx(delays["predict", "1"], rel=0.05)

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from kendall.api import Prediction, SpecError, largest_stable_rate, predict, simulate
 from policies.text import parse_policy
 from queueing.commands.optimize_cli import app as optimize_app
+from queueing.distributions.call_lengths import CallLengths
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.errors import NotConvergedError, OutOfReachError
 from queueing.latency.law import LatencyModel
@@ -324,7 +325,12 @@ def test_a_table_of_padded_batches_with_prompts_takes_little_more_than_itself() 
     )
     law = LatencyModel(k3=1e-3, k4=1e-2, kp=1e-4)
     builder = ServiceLaws(
-        law=law, output_tokens=lengths, prompt_tokens=prompts, largest=256, width=1e-3, points=8192
+        law=law,
+        outputs=CallLengths(lengths),
+        prompt_tokens=prompts,
+        largest=256,
+        width=1e-3,
+        points=8192,
     )
     tracemalloc.start()
     try:

@@ -50,7 +50,9 @@ class AssessedWindow:
         return tuple(
             each
             for each in self.assumptions
-            if each.holds is False and each.name not in ("settled", "constant_rate")
+            if each.holds is False
+            and not each.counted
+            and each.name not in ("settled", "constant_rate")
         )
 
     def holds(self, name: str) -> bool | None:

@@ -15,6 +15,7 @@ Name = Literal[
     "stable_queue",
     "constant_rate",
     "poisson_arrivals",
+    "independent_lengths",
     "equal_servers",
     "no_stalls",
     "constant_speed",
@@ -26,13 +27,15 @@ Name = Literal[
 @dataclass(frozen=True, slots=True)
 class Assumption:
     """`holds` is None where the window cannot tell; `measure` is the number that decided, `says`
-    the sentence for the operator.
+    the sentence for the operator. `counted`: the prediction takes it as it is, so that it is no
+    reason to doubt the prediction.
     """
 
     name: Name
     holds: bool | None
     measure: float
     says: str
+    counted: bool = False
 
 
 def factor(ratio: float) -> str:

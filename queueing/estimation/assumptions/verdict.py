@@ -14,6 +14,7 @@ tolerance = max(10 % of the predicted mean, 1 ms).
 The observation and the estimates come from the same window, so they share most of the luck of its
 arrivals and lengths: h overstates the error of d, and clean runs disagree seldom. A failing
 assumption is evidence of its own, beyond chance by its own rule, so with it d need not be.
+One that the prediction takes as it is (`counted`) is none, and comes behind the others.
 `reasons` of a disagreement are the assumptions that fail, causes before what they cause;
 "unexplained" where none does. Where rate or speed changed within the window the prediction is that
 of the time after the change. The first `WARM_UP` of the window is left out where it begins with the
@@ -89,7 +90,10 @@ def compare(
     values = judged(seen, sojourn=sojourn)
     observed = observed_mean(seen, sojourn=sojourn)
     verdict = _verdict(
-        observed, predicted, values.size, {each.name: each.holds for each in assumptions}
+        observed,
+        predicted,
+        values.size,
+        {each.name: each.holds for each in assumptions if not each.counted},
     )
     return Compared(
         verdict=verdict,
@@ -185,5 +189,6 @@ def _half(observed: Estimate, predicted: Estimate) -> float:
 
 
 def _reasons(assumptions: Sequence[Assumption]) -> tuple[str, ...]:
-    failing = sorted((each.name for each in assumptions if each.holds is False), key=ORDER.index)
-    return tuple(failing) or ("unexplained",)
+    failing = [each for each in assumptions if each.holds is False]
+    failing.sort(key=lambda each: (each.counted, ORDER.index(each.name)))
+    return tuple(each.name for each in failing) or ("unexplained",)

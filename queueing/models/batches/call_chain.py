@@ -14,6 +14,15 @@ with R = Q - b left behind,
 
 Means are over requests, not calls. With one request per call these are the equations there. B = 1
 is M^X/G/1 (Chaudhry and Templeton 1983).
+
+Lengths in a call must be independent: what is left of a call that a batch splits would tell of the
+batch before. Of single requests, whose line is that of the calls' total work T, only
+
+    E[Wq] = lam E[T^2] / (2 (1 - rho)) + (m2 / m - 1) E[S] / 2
+    E[T^2] = m E[S^2] + (m2 - m) (E[S]^2 + Cov(S_1, S_2))
+
+knows of it, with Cov(S_1, S_2) = r (k3 + k4)^2 Var N (queueing.distributions.call_lengths). Calls
+that no batch splits are requests of their own (`BatchTime.of_calls`).
 """
 
 from __future__ import annotations
@@ -49,6 +58,8 @@ def solve_call_chain(time: BatchTime, calls: Calls, bound: int | None) -> BatchQ
     load = calls.rate * calls.moment(1) / time.largest_stable_rate(bound)
     if load >= 1:
         raise UnstableQueueError(load)
+    if bound == 1:
+        return _one_by_one(time, calls)
     if bound is not None and bound <= LARGEST_BOUND:
         return _bounded(time, calls, bound)
     rate = calls.rate * calls.moment(1)
@@ -56,6 +67,27 @@ def solve_call_chain(time: BatchTime, calls: Calls, bound: int | None) -> BatchQ
         bound,
         lambda size: rate * time.mean(size) > 0.95 * size or size < 2 * calls.largest,
         partial(_unbounded, time, calls),
+    )
+
+
+def _one_by_one(time: BatchTime, calls: Calls) -> BatchQueue:
+    first, second, mean = time.mean(1), time.second_moment(1), calls.moment(1)
+    pairs = calls.moment(2) - mean
+    load = calls.rate * mean * first
+    outputs = time.outputs
+    together = time.step(1) ** 2 * outputs.correlation * outputs.lengths.variance
+    work = mean * second + pairs * (first**2 + together)
+    delay = calls.rate * work / (2 * (1 - load)) + pairs / mean * first / 2
+    return BatchQueue(
+        queueing_delay=delay,
+        sojourn_time=delay + first,
+        batch_size=1.0,
+        utilisation=load,
+        residual=0.0,
+        starts=np.zeros(0),
+        full=1.0,
+        empty=(1 - load) / mean,
+        behind=np.zeros(0),
     )
 
 
@@ -78,10 +110,6 @@ def _unbounded(time: BatchTime, calls: Calls, size: int) -> tuple[BatchQueue, fl
 def _bounded(time: BatchTime, calls: Calls, bound: int) -> BatchQueue:
     moments, table = time.moments(bound), time.table(bound)
     first = calls.rate * calls.moment(1) * moments[0]
-    if bound == 1:
-        return _means(
-            calls, moments, (np.zeros(0), 1.0, (1 - float(first[0])) / calls.moment(1)), 0.0
-        )
     stalled = int(calls.rate * calls.moment(1) * time.law.stall * table.most_stalls)
     rows = calls.arrivals(table, _needed(time, calls, bound) + stalled)
     while abs(1 - float(rows[-1].sum())) > LOST and 2 * rows.shape[1] <= _LONG_ROW:

@@ -8,6 +8,7 @@ export const ASSUMPTIONS = {
   stable_queue: ["Stable queue", "more arrives than can be served"],
   constant_rate: ["Constant rate", "the arrival rate changed"],
   poisson_arrivals: ["Poisson arrivals", "arrivals are not Poisson"],
+  independent_lengths: ["Independent lengths", "the answers to one call are as long as each other"],
   equal_servers: ["Equal servers", "the servers are not equally fast"],
   no_stalls: ["No stalls", "a few very long batches hold the engine"],
   constant_speed: ["Constant speed", "the engine’s speed changes"],
