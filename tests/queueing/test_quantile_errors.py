@@ -18,7 +18,9 @@ from queueing.simulation.experiment import simulate_model, simulate_steady_state
 from queueing.simulation.simulated_means import summary_of_runs
 
 SEEDS = 40
-SLOTS = Model.read("continuous:max_batch_size=4", "geometric:mean=20", "k1=0.002,k2=0,k3=0.001,k4=0.01")
+SLOTS = Model.read(
+    "continuous:max_batch_size=4", "geometric:mean=20", "k1=0.002,k2=0,k3=0.001,k4=0.01"
+)
 
 
 def test_over_many_seeds_quantiles_scatter_about_the_exact_ones_as_their_errors_say() -> None:
