@@ -179,7 +179,9 @@ def test_the_batch_size_is_the_smallest_within_the_tolerances_wherever_the_searc
     less = predict_model(
         dataclasses.replace(model, policy=parse_policy("capped:max_batch_size=19")), 40.0
     )
-    assert less.queueing_delay.mean > 1.001 * min(point["score"] for point in found[0].curve)
+    assert less.queueing_delay.mean > 1.001 * min(
+        point["score"] for point in found[0].curve if point["score"] is not None
+    )
 
 
 def test_a_table_says_how_many_choices_it_does_not_show(capsys: pytest.CaptureFixture[str]) -> None:
