@@ -505,7 +505,10 @@ def _heads(answer: Prediction) -> Iterator[str]:
     yield f"{answer.policy}  {answer.model}{bound}  ({answer.fallback or answer.method})"
     counted = "" if answer.load_bound is None else f"  (bound by {answer.load_bound})"
     yield f"load          {short_number(answer.load)}{counted}" + (
-        "" if answer.stable else "  UNSTABLE: the queue grows without bound"
+        ""
+        if answer.stable
+        else "  UNSTABLE: the queue grows without bound; expected a lower rate or token limit, or "
+        "larger batches"
     )
     if answer.stable:
         yield f"utilisation   {_number(answer.utilisation)}"

@@ -4,6 +4,7 @@ reason.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -236,9 +237,16 @@ def optimize(
             **limits,
         )
         try:
-            with working(f"predicting choices of {target}"):
+            with working(searching := f"predicting choices of {target}") as say_more:
                 found = (
-                    _order(model, arrival_rate, goal, candidates, told)
+                    _order(
+                        model,
+                        arrival_rate,
+                        goal,
+                        candidates,
+                        told,
+                        lambda step: say_more(f"{searching}, {step}"),
+                    )
                     if target == "order"
                     else _search(target, model, arrival_rate, goal, candidates, largest)
                 )
@@ -359,6 +367,7 @@ def _order(
     goal: Objective,
     candidates: list[str] | None,
     predictors: list[str] | None,
+    progress: Callable[[str], None],
 ) -> Optimum:
     from queueing.optimization.orders import best_order  # noqa: PLC0415 - scipy.optimize, which other targets need not wait for
 
@@ -366,7 +375,7 @@ def _order(
         raise SpecError("got an SLO for order; expected none: leave --slo out")
     if goal.name != "delay":
         raise SpecError(f"got --objective {goal.name} for order; expected delay")
-    return best_order(model, _needed(rate), candidates, predictors)
+    return best_order(model, _needed(rate), candidates, predictors, progress)
 
 
 def _needed(rate: float | None) -> float:
@@ -388,6 +397,9 @@ def print_optimum(found: Optimum, to: Console, given: int | None = None) -> None
     say(to, result_line(found))
     for line in order_lines(found) if found.target == "order" else ():
         say(to, line)
+    hidden = len(found.curve) - len(_around(found, given))
+    if hidden:
+        say(to, f"{len(found.curve)} choices were tried; --json has those that are not shown")
     say(to, legend(found))
     if found.note is not None:
         say(to, found.note)

@@ -24,6 +24,7 @@ from queueing.papers.reproduction.report import as_object, page, save_data, text
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 PERIOD = 1.5  # seconds between two lines while one artefact is computed
+SAME = 20  # periods after which a step that goes on is said again, where nobody looks on
 FAILED = 3  # exit status: a statement neither met nor explained
 
 
@@ -47,9 +48,16 @@ class Steps:
         sys.stderr.flush()
 
     def watch(self) -> None:
-        """A line every PERIOD until it is done (its own thread)."""
+        """A line for each step that takes more than PERIOD (its own thread); again after PERIOD on
+        a terminal, elsewhere after SAME of them.
+        """
+        same = 1 if self._console.is_terminal else SAME
+        told, since = "", 0
         while not self._done.wait(PERIOD):
-            self.line(self._step)
+            since = since + 1 if self._step == told else same
+            if since >= same:
+                told, since = self._step, 0
+                self.line(told)
 
     def end(self) -> None:
         """No more lines."""

@@ -10,7 +10,7 @@ Delay       capped batches' delay is flat at low load: delays within 0.1 % count
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from policies.text import SpecError, format_policy, parse_policy, policy_batch_size
 from queueing.model import Model, with_quantiles
@@ -23,6 +23,8 @@ from queueing.optimization.search import (
     Optimum,
     Point,
     Predict,
+    near_scores,
+    near_sojourns,
     point_of,
     refined,
     score_of,
@@ -68,6 +70,8 @@ def best_batch_size(
             score(size)
     else:
         list(refined(1, largest, score, first=ALL_SIZES))
+        if objective.name != "throughput":
+            _reach_smallest(points, score)
         own = policy_batch_size(model.policy)
         if own is not None and own <= largest and own not in points:
             score(own)  # what is asked about belongs to the curve, wherever the grid lies
@@ -85,6 +89,18 @@ def best_batch_size(
     return dataclasses.replace(
         found, note=note, compared=None if objective.name == "throughput" else quantity
     )
+
+
+def _reach_smallest(points: dict[int, Point], score: Callable[[int], float | None]) -> None:
+    """Try sizes below the one that the tolerances choose, until its neighbour is outside them."""
+    while allowed := [
+        points[size] for size in sorted(points) if score_of(points[size]) is not None
+    ]:
+        chosen = near_sojourns(near_scores(allowed))[0]["batch_size"]
+        below = max((size for size in points if size < chosen), default=0)
+        if chosen - below <= 1:
+            return
+        score((below + chosen) // 2)
 
 
 def _largest(model: Model, asked: int) -> int:

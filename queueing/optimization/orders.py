@@ -64,9 +64,10 @@ def best_order(
     arrival_rate: float,
     candidates: Sequence[str] | None = None,
     predictors: Sequence[str] | None = None,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> Optimum:
     """The order with the shortest mean delay; its curve has a point for each order and predictor.
-    Raises SpecError, NoStableChoiceError.
+    `progress` is told which order comes next. Raises SpecError, NoStableChoiceError.
     """
     if order_text(model.policy) != FIRST_COME.name:
         raise SpecError(
@@ -76,11 +77,11 @@ def best_order(
     search = _Search(model, arrival_rate, {})
     orders = search.usual() if candidates is None else list(candidates)
     policies = [with_order(model.policy, order) for order in (FIRST_COME.name, *orders)]
-    curve = [
-        point
-        for policy in {order_text(each): each for each in policies}.values()
-        for point in search.points(policy, asked)
-    ]
+    curve: list[Point] = []
+    named = {order_text(each): each for each in policies}
+    for number, (name, policy) in enumerate(named.items(), 1):
+        progress(f"{number} of {len(named)}: {name}")
+        curve += search.points(policy, asked)
     curve.sort(key=lambda point: (point["score"] is None, point["score"]))
     found = choose("order", Objective(name="delay"), curve)
     return dataclasses.replace(found, compared="queueing_delay")

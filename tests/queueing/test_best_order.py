@@ -142,6 +142,12 @@ def test_the_usual_candidates_are_the_orders_of_the_analysis_with_their_best_thr
     assert [each["order"] for each in batches.curve] == ["fcfs"]
 
 
+def test_it_tells_which_order_comes_next() -> None:
+    told: list[str] = []
+    best_order(queue(), 1.0, ["spjf", "sprpt"], ["exact"], told.append)
+    assert told == ["1 of 3: fcfs", "2 of 3: spjf", "3 of 3: sprpt"]
+
+
 @pytest.mark.parametrize(
     ("policy", "about", "load", "searched"),
     [

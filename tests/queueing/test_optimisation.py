@@ -2,6 +2,7 @@
 and exit statuses.
 """
 
+import dataclasses
 import json
 import re
 from typing import Any
@@ -15,6 +16,7 @@ from policies.text import SpecError
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.errors import NoStableChoiceError
 from queueing.latency.law import LatencyModel
+from queueing.latency.profile import load_profile
 from queueing.model import Model
 from queueing.optimization.candidates import usual_policies
 from queueing.optimization.choices import batch_size_by_rate, best_batch_size, best_policy
@@ -161,6 +163,43 @@ def test_light_tails_have_no_finite_batch_size_of_most_throughput() -> None:
     )
     assert found.best["batch_size"] == 30
     assert "no finite optimum" in (found.note or "")
+
+
+def test_the_batch_size_is_the_smallest_within_the_tolerances_wherever_the_search_ends() -> None:
+    model = dataclasses.replace(
+        queue("capped:max_batch_size=8"),
+        law=load_profile("reference").law,
+        output_tokens=parse_distribution("lognormal:mu=4,sigma=0.6").clip(256),
+    )
+    found = [
+        best_batch_size(model, 40.0, Objective(name="delay"), largest=largest)
+        for largest in (32, 48, 64)
+    ]
+    assert {each.best["batch_size"] for each in found} == {20}
+    less = predict_model(
+        dataclasses.replace(model, policy=parse_policy("capped:max_batch_size=19")), 40.0
+    )
+    assert less.queueing_delay.mean > 1.001 * min(
+        point["score"] for point in found[0].curve if point["score"] is not None
+    )
+
+
+def test_a_table_says_how_many_choices_it_does_not_show(capsys: pytest.CaptureFixture[str]) -> None:
+    code = run(
+        "--target",
+        "batch-size",
+        "--policy",
+        "capped:max_batch_size=8",
+        "--arrival-rate",
+        "30",
+        "--output-tokens",
+        "uniform:low=8,high=24",
+        "--latency",
+        "tiny",
+    )
+    assert code == 0
+    found = capsys.readouterr().out
+    assert re.search(r"\d+ choices were tried; --json has those that are not shown", found)
 
 
 def test_the_best_batch_size_grows_with_the_rate_and_is_the_best_of_its_curve() -> None:

@@ -4,6 +4,7 @@ only these need.
 
 import json
 import math
+import time
 from pathlib import Path
 
 import numpy as np
@@ -463,6 +464,18 @@ def test_silence_is_shorter_than_two_seconds(monkeypatch, capsys):
         while "thinking" not in capsys.readouterr().err:
             pass
     assert cli.PERIOD < 2
+
+
+def test_a_step_that_goes_on_is_not_said_again_and_again_in_a_log(monkeypatch, capsys):
+    monkeypatch.setattr(cli, "PERIOD", 0.01)
+    with cli.told("slow") as steps:
+        steps.say("thinking")
+        time.sleep(0.15)
+        steps.say("writing")
+        time.sleep(0.1)
+    said = capsys.readouterr().err
+    assert said.count("thinking") == 1
+    assert said.count("writing") == 1
 
 
 def test_the_page_says_what_is_stated_and_what_is_not_here():
