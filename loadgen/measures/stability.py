@@ -35,6 +35,7 @@ BLOCKS = 16
 LEAST_T = 4.0
 LEAST_GROWTH = 0.03  # share of the arrivals that stays behind
 LEAST_ARRIVALS = 200
+FEW_ARRIVALS, STEEP = 50, 0.2  # fewer will do where so large a share stays behind
 LEAST_SECONDS = 5.0  # a shared machine that stalls for a second or two is not overloaded
 LEAST_NUMBER = 20  # in the system, above what there was at the first look
 WARM_UP = 0.2  # of the time watched, left out: the way from empty to a stationary level
@@ -56,7 +57,8 @@ class Growth:
     @property
     def unstable(self) -> bool:
         """Whether it clearly grows for good."""
-        enough = self.arrivals >= LEAST_ARRIVALS and self.number >= LEAST_NUMBER
+        least = FEW_ARRIVALS if self.share > STEEP else LEAST_ARRIVALS
+        enough = self.arrivals >= least and self.number >= LEAST_NUMBER
         return enough and self.t > LEAST_T and self.share > LEAST_GROWTH
 
     def __str__(self) -> str:

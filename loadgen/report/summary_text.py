@@ -199,29 +199,28 @@ def _percent(share: float) -> str:
     return f"{share * 100:.1f} %"
 
 
-def _needed(summary: LoadSummary) -> str:
-    """How long a run would do for the delay that is judged, at the rate, the spread and the memory
-    of this one. Nothing of requests that were all due at once: their delays grow with their
-    number.
+def _needed(summary: LoadSummary, shown: Sequence[str]) -> str:
+    """How long a run would do for the delay that is judged, else for the first that is too short,
+    at the rate, the spread and the memory of this one. Nothing of requests that were all due at
+    once: their delays grow with their number.
     """
-    name = "queueing_delay" if "queueing_delay" in summary.durations else "e2el"
-    found = summary.durations.get(name)
-    if (
-        found is None
-        or not found.too_short
-        or not math.isfinite(found.half_width)
-        or not found.mean
-        or not found.effective_n
-        or math.isinf(summary.drawn_rate)
-        or not 0 < summary.delivered_rate < math.inf
-    ):
+    if math.isinf(summary.drawn_rate) or not 0 < summary.delivered_rate < math.inf:
         return ""
-    times = run_factor(found.half_width / found.mean, found.effective_n)
-    seconds = _rounded_up(times * summary.sent / summary.delivered_rate)
-    return (
-        f"; about {rounded_duration(seconds)} at this rate would do for the "
-        f"{'end-to-end time' if name == 'e2el' else WORDS[name]}"
-    )
+    judged = "queueing_delay" if "queueing_delay" in summary.durations else "e2el"
+    for name in dict.fromkeys((judged, *shown)):
+        found = summary.durations.get(name)
+        if (
+            found is not None
+            and found.too_short
+            and math.isfinite(found.half_width)
+            and found.mean
+            and found.effective_n
+        ):
+            times = run_factor(found.half_width / found.mean, found.effective_n)
+            seconds = _rounded_up(times * summary.sent / summary.delivered_rate)
+            words = "end-to-end time" if name == "e2el" else WORDS[name]
+            return f"; about {rounded_duration(seconds)} at this rate would do for the {words}"
+    return ""
 
 
 def _rounded_up(seconds: float) -> int:
@@ -276,14 +275,15 @@ def load_notes(summary: LoadSummary, metrics: Sequence[str] = ORDER) -> list[str
         notes += ["of completed requests, from the intended instant", summary.warm_up_why]
     notes += _quantile_intervals(summary, metrics)
     behind = _behind(summary)
-    if any(
-        summary.durations[name].too_short
+    short = [
+        name
         for name in metrics
-        if name in summary.durations and name != LATENESS
-    ):
+        if name in summary.durations and name != LATENESS and summary.durations[name].too_short
+    ]
+    if short:
         notes.append(
             "too short: the run does not know this mean to 25 %"
-            + ("; a longer run would not either" if behind else _needed(summary))
+            + ("; a longer run would not either" if behind else _needed(summary, short))
         )
     notes += behind
     if any(ends is None for found in shown for ends in found.intervals.values()):

@@ -1,8 +1,7 @@
-"""What a sweep is doing and how long it still takes: one line on stderr, never older than two
-seconds.
+"""What a sweep is doing and how long it still takes: one line on stderr.
 
-On a terminal the line is rewritten in place; elsewhere a new one is written every `LINE_PERIOD`
-seconds. A line costs microseconds: the sender shares this loop.
+On a terminal the line is rewritten in place, never older than a second; elsewhere a new one is
+written every `LINE_PERIOD` seconds. A line costs microseconds: the sender shares this loop.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Self, TextIO
 
 from loadgen.sending.run import Counters
 
-LINE_PERIOD = 1.9  # seconds
+LINE_PERIOD = 10.0  # seconds
 DRAW_PERIOD = 0.5
 
 

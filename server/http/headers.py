@@ -20,7 +20,9 @@ FLOW = b"x-llm-d-inference-fairness-id"
 _DELAY, _FLOW_DELAY = b"x-kendall-queueing-delay-ms", b"x-llm-d-flow-queue-duration-ms"
 _PLACE, _WAIT = b"x-kendall-queue-position", b"x-kendall-predicted-wait-ms"
 # of the gateway that answers, not of one behind it
-DELAYS = frozenset({_DELAY, _FLOW_DELAY, _PLACE, _WAIT})
+_DELAYS = frozenset({_DELAY, _FLOW_DELAY, _PLACE, _WAIT})
+_TIMING = b"server-timing"
+_OWN_TIMING = re.compile(rb"\s*(queue|service)\s*(;|$)")
 _FLOW = re.compile(rb"[!-~]{1,128}")
 _RETRY_AFTER = b"5"  # seconds, where the route says nothing better
 
@@ -75,6 +77,18 @@ def early_headers(request_id: str, last: SequenceState | None) -> list[tuple[byt
     return headers
 
 
+def of_server_behind(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Without what it says of its own queue and service, where it is a gateway too."""
+    kept = []
+    for name, value in headers:
+        if name == _TIMING:
+            others = [part for part in value.split(b",") if not _OWN_TIMING.match(part)]
+            kept += [(name, b",".join(others))] if others else []
+        elif name not in _DELAYS:
+            kept.append((name, value))
+    return kept
+
+
 def delay_headers(queue: float, service: float | None = None) -> list[tuple[bytes, bytes]]:
     """Queueing delay, and service where it has ended; milliseconds."""
     delay = str(queue).encode()
@@ -83,7 +97,7 @@ def delay_headers(queue: float, service: float | None = None) -> list[tuple[byte
         (_DELAY, delay),
         (_FLOW_DELAY, b"%d" % round(queue)),
         (
-            b"server-timing",
+            _TIMING,
             timing if service is None else timing + f", service;dur={service}".encode(),
         ),
     ]

@@ -362,6 +362,13 @@ def test_table_says_too_short_in_place_of_an_interval_and_how_long_a_run_would_d
         rendered(summary_of(unreported)).split()
     )
     assert "? too few samples beyond this quantile for an interval" in drifting
+    first_bytes = [
+        answered(i, float(i), first=0.01 + i / 100, queueing_delay=0.1 + i % 2 / 100)
+        for i in range(200)
+    ]
+    assert "at this rate would do for the time to first byte" in " ".join(
+        rendered(summary_of(first_bytes)).split()
+    )
     rng = np.random.default_rng(5)
     steady = rendered(
         summary_of(

@@ -133,7 +133,14 @@ def test_a_point_is_stopped_only_where_every_condition_is_met(
     name: str, enough: float, too_little: float
 ) -> None:
     assert Growth(**GROWING | {name: enough}).unstable  # type: ignore[arg-type]
-    assert not Growth(**GROWING | {name: too_little}).unstable  # type: ignore[arg-type]
+    few = {"share": 0.1} if name == "arrivals" else {}
+    assert not Growth(**GROWING | few | {name: too_little}).unstable  # type: ignore[arg-type]
+
+
+def test_fewer_arrivals_will_do_where_much_of_them_stays() -> None:
+    """A minute at 2/s of a server that answers 1/s."""
+    assert Growth(**GROWING | {"arrivals": 96.0, "number": 60}).unstable  # type: ignore[arg-type]
+    assert not Growth(**GROWING | {"arrivals": 49.0, "number": 60}).unstable  # type: ignore[arg-type]
 
 
 def test_growth_has_the_sign_of_the_change_and_its_share_of_the_arrivals() -> None:

@@ -33,9 +33,14 @@ async def follow(status: Status) -> None:
         await asyncio.sleep(2.0)
 
 
-def test_a_file_gets_a_line_every_two_seconds() -> None:
+def test_a_file_gets_a_line_now_and_then_and_every_note() -> None:
     said = io.StringIO()
     run_virtual(follow(Status(said)))
+    assert said.getvalue().splitlines() == ["     2 s  a note"], (
+        "no line of its own in four seconds"
+    )
+    said = io.StringIO()
+    run_virtual(follow(Status(said, period=1.9)))
     assert said.getvalue().splitlines() == [
         "     2 s  cell 1; sent 9/20, 3 unanswered; 1 failed; about 1 min still",
         "     2 s  a note",

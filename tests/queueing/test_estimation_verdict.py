@@ -323,8 +323,9 @@ def test_what_is_observed_lies_in_its_interval_and_its_quantiles_in_order() -> N
 def test_more_requests_are_asked_for_by_the_difference_only_beyond_the_tolerance() -> None:
     one = symmetric(1.0, 0.0, 300.0)
     assert requests_missing(symmetric(1.0, 0.2501, 300.0), one, ENOUGH) == 1
-    assert requests_missing(symmetric(1.0, 0.26, 300.0), one, ENOUGH - 1) == 1, (
-        "the least number, whatever the width"
+    assert requests_missing(symmetric(1.0, 0.2, 300.0), one, ENOUGH - 18) == 18, "the least number"
+    assert requests_missing(symmetric(1.0, 0.5, 300.0), one, ENOUGH - 18) == 546, (
+        "a count that goes down, not up once the least number is there"
     )
     assert requests_missing(symmetric(1.09, 0.08, 300.0), one, 300) == 1
     assert (

@@ -89,6 +89,7 @@ class Call:
         self._incoming.put_nowait({"type": "http.request", "body": raw, "more_body": more})
         self.status: int | None = None
         self.headers: dict[str, str] = {}
+        self.pairs: list[tuple[str, str]] = []  # the headers as they came
         self.chunks: list[bytes] = []
         self.whole = False
         self.started = asyncio.Event()
@@ -115,7 +116,8 @@ class Call:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             headers = message["headers"]
-            self.headers = {key.decode(): value.decode("latin-1") for key, value in headers}
+            self.pairs = [(key.decode(), value.decode("latin-1")) for key, value in headers]
+            self.headers = dict(self.pairs)
             self.started.set()
         else:
             self.chunks.append(message.get("body", b""))

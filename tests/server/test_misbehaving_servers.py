@@ -153,13 +153,17 @@ def test_a_status_that_is_none_is_no_answer(caplog: pytest.LogCaptureFixture) ->
 
 def test_the_delays_in_the_headers_are_of_the_gateway_that_answers() -> None:
     async def test(stub: Stub) -> None:
-        told = {"X-Kendall-Queueing-Delay-Ms": "99", "Server-Timing": "queue;dur=99", "X-Own": "1"}
+        told = {"X-Kendall-Queueing-Delay-Ms": "99", "X-Own": "1"}
+        told["Server-Timing"] = "queue;dur=99, db;dur=3, service;dur=8"
         stub.behave = answers(**told)
         async with before(stub) as kendall:
             call = kendall.call(PROMPT)
             await call.task
             assert call.headers["x-kendall-queueing-delay-ms"] == "0.0"
             assert call.headers["x-own"] == "1"
+            timing = [value for name, value in call.pairs if name == "server-timing"]
+            assert timing[0].startswith("queue;dur=0.0, service;dur=")
+            assert timing[1:] == [" db;dur=3"]
 
     play(test)
 

@@ -169,19 +169,17 @@ def _verdict(
 
 
 def requests_missing(observed: Estimate, predicted: Estimate, n: int) -> int | None:
-    """About how many more requests a verdict needs, if both means stay where they are and h
-    shrinks as 1 / sqrt(n).
+    """About how many more requests a verdict needs: `ENOUGH` in all, and a narrow interval, if both
+    means stay where they are and h shrinks as 1 / sqrt(n).
     """
-    if n < ENOUGH:
-        return ENOUGH - n
     if not predicted.known or not observed.known:
-        return None
+        return ENOUGH - n if n < ENOUGH else None
     half = _half(observed, predicted)
     widths = [half / max(TOO_WIDE * predicted.value, FLOOR)]
     apart = abs(observed.value - predicted.value)
     if apart > max(AGREE * predicted.value, FLOOR, half):
         widths.append(BEYOND * half / apart)
-    return max(1, math.ceil(n * (max(widths) ** 2 - 1)))
+    return max(1, ENOUGH - n, math.ceil(n * (max(widths) ** 2 - 1)))
 
 
 def _half(observed: Estimate, predicted: Estimate) -> float:

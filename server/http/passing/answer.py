@@ -14,7 +14,7 @@ from server.engines.base import EngineRequest, Token
 from server.engines.passing import Refused
 from server.http.client_connection import cut
 from server.http.formats import DONE
-from server.http.headers import DELAYS, delay_headers, early_headers
+from server.http.headers import delay_headers, early_headers, of_server_behind
 from server.http.submitted import AnswerOptions, Submitted
 from server.queue.batcher import Batcher
 from server.queue.sequence import SequenceState
@@ -183,7 +183,7 @@ class PassedAnswer(Submitted):
             *delay_headers(queue, service),
             *early_headers(self._options.request_id, self._part.sequence),
         ]
-        return own + [each for each in raw(self.head) if each[0] not in DELAYS]
+        return own + of_server_behind(raw(self.head))
 
     @property
     def _in_events(self) -> bool:
