@@ -249,8 +249,8 @@ def test_the_dockerfile_copies_all_that_a_wheel_is_made_of() -> None:
 
 
 def pins(lock: str) -> dict[str, str]:
-    lines = (ROOT / "requirements" / lock).read_text().splitlines()
-    return dict(line.split("==") for line in lines if "==" in line)
+    text = (ROOT / "requirements" / lock).read_text()
+    return dict(re.findall(r"^(\S+)==(\S+)", text, re.MULTILINE))
 
 
 @pytest.mark.parametrize("flavour", ["cpu.txt", "cuda.txt", "emulated.txt"])
@@ -260,6 +260,14 @@ def test_a_flavour_and_the_tools_of_development_pin_the_same_versions(flavour: s
     assert {name: ours[name] for name in ours.keys() & tools} == {
         name: tools[name] for name in ours.keys() & tools
     }
+
+
+@pytest.mark.parametrize("lock", ["cpu.txt", "cuda.txt", "emulated.txt", "dev.txt"])
+def test_every_package_has_hashes_but_the_build_of_torch_that_pypi_lacks(lock: str) -> None:
+    text = (ROOT / "requirements" / lock).read_text()
+    hashed = re.findall(r"^(\S+)==\S+ \\\n    --hash=sha256:[0-9a-f]{64}", text, re.MULTILINE)
+    assert len(pins(lock)) > 50
+    assert set(pins(lock)) - set(hashed) == ({"torch"} if lock == "cpu.txt" else set())
 
 
 def test_no_file_names_a_package_index_or_a_folder_of_wheels() -> None:

@@ -91,6 +91,17 @@ def test_a_users_environment_holds_its_flavour_and_nothing_of_development(
     assert environment.set_up() == []
 
 
+@pytest.mark.parametrize(("is_uv", "hashes"), [(True, True), (False, False)])
+def test_pip_which_wants_a_hash_of_all_or_none_gets_none_of_the_cpu_flavour(
+    tool: ModuleType, tmp_path: Path, is_uv: bool, hashes: bool
+) -> None:
+    installer = SimpleNamespace(is_uv=is_uv)
+    lock = tool._lock(installer, tmp_path, "cpu").read_text()
+    assert ("--hash" in lock) == hashes
+    assert "\nvllm-cpu==" in lock
+    assert "--hash" in tool._lock(installer, tmp_path, "emulated").read_text()
+
+
 def fake_python(venv: Path, status: int) -> Path:
     """An environment whose Python writes down what it was called with."""
     python = venv / "bin" / "python"

@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -112,7 +113,7 @@ def set_up(arguments: argparse.Namespace) -> None:
         flavour, wanted = "emulated", _digests(venv, "emulated", dev, arguments.copy)
     missing = [part for part in wanted if part not in there]
     for part in missing:
-        _install(installer, part, copy=arguments.copy, dev=dev)
+        _install(installer, venv, part, copy=arguments.copy, dev=dev)
     if missing != ["dev"]:
         _check(venv, flavour)
     _write_stamp(venv, flavour=flavour, asked=asked, dev=dev, parts=wanted)
@@ -426,8 +427,20 @@ def _engine_exists(installer: Installer, flavour: str) -> bool:
 
 
 def _pins(flavour: str) -> dict[str, str]:
-    lines = (ROOT / "requirements" / f"{flavour}.txt").read_text().splitlines()
-    return dict(line.split("==") for line in lines if "==" in line)
+    lock = (ROOT / "requirements" / f"{flavour}.txt").read_text()
+    return dict(re.findall(r"^(\S+)==(\S+)", lock, re.MULTILINE))
+
+
+def _lock(installer: Installer, venv: Path, part: str) -> Path:
+    """What to install. pip wants a hash of every package or of none, and none is known of the CPU
+    build of torch.
+    """
+    lock = ROOT / "requirements" / f"{part}.txt"
+    if installer.is_uv or part != "cpu":
+        return lock
+    bare = venv / "cpu-without-hashes.txt"
+    bare.write_text("".join(f"{name}=={version}\n" for name, version in _pins(part).items()))
+    return bare
 
 
 def _torch_source(installer: Installer, flavour: str) -> list[str]:
@@ -445,7 +458,7 @@ def _torch_source(installer: Installer, flavour: str) -> list[str]:
     return ["--torch-backend", "cpu"] if installer.is_uv else []
 
 
-def _install(installer: Installer, part: str, *, copy: bool, dev: bool) -> None:
+def _install(installer: Installer, venv: Path, part: str, *, copy: bool, dev: bool) -> None:
     if part == "kendall":
         _say("installing kendall")
         # the build backend is in dev.txt
@@ -465,7 +478,7 @@ def _install(installer: Installer, part: str, *, copy: bool, dev: bool) -> None:
             "--no-deps",
             *_torch_source(installer, part),
             "-r",
-            str(ROOT / "requirements" / f"{part}.txt"),
+            str(_lock(installer, venv, part)),
         )
         != 0
     ):

@@ -76,12 +76,12 @@ class EpochSample:
         return _array(_sojourn(r) for r in self.judged(name))
 
     def by_recursion(self, name: Compared) -> FloatArray:
-        """The same with the start that the recursion gives; what followed the start is as
-        measured.
+        """The same with the start that the recursion gives and the service as measured, to the
+        instant when the engine was done: the rest is the gateway's.
         """
         if name == "queueing_delay":
             return _array(self.starts[r.id] - r.arrived_at for r in self.kept)
-        return _array(_sojourn(r) + self.starts[r.id] - r.dispatched_at for r in self.judged(name))
+        return _array(self.starts[r.id] - r.arrived_at + _served_for(r) for r in self.judged(name))
 
     def without_lost_time(self, name: Compared) -> FloatArray:
         """The same had no batch left later than it could, with every batch and service time as
@@ -271,6 +271,12 @@ def _covered(spans: Iterable[tuple[float, float]]) -> float:
 def _sojourn(request: Served) -> float:
     assert request.released_at is not None
     return request.released_at - request.arrived_at
+
+
+def _served_for(request: Served) -> float:
+    """By the engine, without the way of the answer out of the gateway."""
+    assert request.released_at is not None
+    return min(request.released_at, request.server_free_at) - request.dispatched_at
 
 
 def _array(values: Iterable[float]) -> FloatArray:

@@ -18,7 +18,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from starlette.types import Message, Receive
+from starlette.types import Message, Receive, Scope
 
 from server.runtime.errors import ApiError
 
@@ -57,7 +57,9 @@ class BodyBudget:
 
 
 class Lease:
-    """What one call holds."""
+    """What one call holds, and whether its body has been read to the end."""
+
+    whole = False
 
     def __init__(self, budget: BodyBudget, receive: Receive) -> None:
         self._budget, self._receive = budget, receive
@@ -67,6 +69,7 @@ class Lease:
     async def receive(self) -> Message:
         """The next part of the body. Raises ApiError 503; no more is read then."""
         message = await self._receive()
+        self.whole = not message.get("more_body", False)
         size = len(message.get("body", b""))
         if size:
             self._read += size
@@ -85,6 +88,12 @@ class Lease:
         self._ended = True
         self._budget.held -= self._held
         self._held = 0
+
+
+def is_unread(scope: Scope) -> bool:
+    """Whether a part of a request's body may still be on its way."""
+    lease: Lease | None = scope.get(LEASE)
+    return lease is not None and not lease.whole
 
 
 async def parsed(body: bytes, parse: Callable[[bytes], _T], context: int | None = None) -> _T:

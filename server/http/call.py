@@ -27,7 +27,7 @@ from server.http.api.limits import check_answer_size, check_fields, check_size
 from server.http.api.schema import ChatRequest, CompletionRequest
 from server.http.api.validation import read_body, validate
 from server.http.arrival_timestamps import RECEIVED_AT
-from server.http.bodies import LEASE, parsed
+from server.http.bodies import LEASE, is_unread, parsed
 from server.http.client_connection import while_connected
 from server.http.formats import ChatFormat, CompletionFormat
 from server.http.front.answer import FrontAnswer, FrontQueueStream
@@ -227,24 +227,24 @@ def direct(
         except ClientDisconnect:
             return  # it never arrived
         except ApiError as error:
-            response, send = _refused(gateway, error, dialect), stamped(scope, send)
+            response, send = _refused(gateway, scope, error, dialect), stamped(scope, send)
         except Exception:
             log.exception("internal error before a request was queued")
             failure = ApiError(
                 500, "internal_error", "internal error of the gateway; its log has the details"
             )
-            response, send = _refused(gateway, failure, dialect), stamped(scope, send)
+            response, send = _refused(gateway, scope, failure, dialect), stamped(scope, send)
         await response(scope, receive, send)
 
     return call
 
 
-def _refused(gateway: Gateway, error: ApiError, dialect: Dialect) -> Response:
+def _refused(gateway: Gateway, scope: Scope, error: ApiError, dialect: Dialect) -> Response:
     # the others are counted as rejections
     counted = error.status not in (429, 503) and error.code not in EARLY
     if counted or error.code in ("form_budget_exceeded", "too_many_bodies"):
         gateway.metrics.calls.refused.labels(error.code).inc()
     body = error_body(dialect, error)
-    if error.code in ("body_too_large", "too_many_bodies"):  # before the body's end
+    if is_unread(scope):
         return RejectionResponse(error, body=body)
     return JSONResponse(body, error.status, error.headers())

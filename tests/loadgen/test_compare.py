@@ -112,6 +112,18 @@ def test_a_gateway_that_loses_time_shows_as_measured_service() -> None:
     assert measured.deviation > 0.03
 
 
+def test_the_way_of_an_answer_out_of_the_gateway_is_the_gateways_share() -> None:
+    """Of sojourn times: every answer leaves 5 ms after the engine was done with it."""
+    policy = parse_policy("continuous:max_batch_size=4")
+    records = [
+        msgspec.structs.replace(record, released_at=record.server_free_at + 0.005)  # type: ignore[operator]
+        for record in drive(policy, 20.0, n=500)
+    ]
+    quantity = only(records).quantity
+    assert quantity.measured_service is not None
+    assert quantity.measured_service.mean == pytest.approx(quantity.observed.mean - 0.005, rel=1e-3)
+
+
 @pytest.mark.parametrize("share", [-0.2, 0.3])
 @pytest.mark.parametrize("policy", ["single", "capped:max_batch_size=4"])
 def test_a_simulation_of_shorter_delays_than_observed_deviates_upwards_and_of_longer_ones_downwards(

@@ -67,6 +67,19 @@ def test_it_says_that_the_connection_ends(port: int, status: int, body: bytes) -
         assert b"connection: close" in head
 
 
+@pytest.mark.parametrize("path", [b"/v1/embeddings", b"/a/b/c", b"/v1/models"])
+def test_a_client_that_sends_a_large_body_gets_its_answer_not_a_reset(
+    port: int, path: bytes
+) -> None:
+    size = 12_000_000
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as client:
+        client.sendall(
+            b"POST %b HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % (path, size)
+            + b"x" * size
+        )
+        assert head_of(client).startswith(b"http/1.1 40")
+
+
 @pytest.mark.parametrize("status", sorted(CALLS))
 @pytest.mark.parametrize(
     "body", [b"\r\n", b"content-length: 0\r\n\r\n", b"content-length: 5\r\n\r\nhello"]

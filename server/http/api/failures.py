@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Match
 from starlette.types import Scope
 
+from server.http.bodies import is_unread
 from server.runtime.errors import ApiError
 from server.runtime.wording import brief
 from server.security.early_answer import RejectionResponse
@@ -26,8 +27,8 @@ def add_failures(app: FastAPI) -> None:
     """Handlers for all of them."""
 
     @app.exception_handler(ApiError)
-    async def api_error(_: Request, error: ApiError) -> JSONResponse:
-        return _page(error)
+    async def api_error(request: Request, error: ApiError) -> JSONResponse:
+        return RejectionResponse(error) if is_unread(request.scope) else _page(error)
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> JSONResponse:

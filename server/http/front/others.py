@@ -15,12 +15,13 @@ from server.front.endpoints import COUNT_TOKENS, Endpoint, error_body
 from server.gateway import Gateway
 from server.http.api.openapi import errors
 from server.http.api.validation import read_body, validate
-from server.http.bodies import parsed
+from server.http.bodies import is_unread, parsed
 from server.http.client_connection import while_connected
 from server.http.front.fields import MessagesRequest, check_newer, check_tools, described
 from server.http.front.making import apart_of, no_desk
 from server.http.unqueued import Unqueued
 from server.runtime.errors import ApiError
+from server.security.early_answer import RejectionResponse
 
 
 class CountTokensRequest(MessagesRequest):
@@ -68,6 +69,8 @@ def add_others(app: FastAPI, gateway: Gateway, unqueued: Unqueued) -> None:
                 answer = await while_connected(request.scope, request.receive, counting)
         except ApiError as error:
             told = error_body(COUNT_TOKENS.dialect, error)
+            if is_unread(request.scope):
+                return RejectionResponse(error, body=told)
             return JSONResponse(told, error.status, error.headers())
         return Response(answer, media_type="application/json")
 
