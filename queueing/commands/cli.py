@@ -57,7 +57,7 @@ ArrivalsOption = Annotated[
         "--arrivals",
         (
             "Arrival process instead of --arrival-rate, as in kendall load: "
-            "mmpp:rates=5/50,durations=10/1; also gamma, deterministic, piecewise, ramp, poisson. "
+            "mmpp:rates=1/5,durations=9/1, also gamma, deterministic, piecewise, ramp, poisson. "
             "All but poisson are simulated."
         ),
     ),

@@ -30,7 +30,11 @@ SHORT = {  # the names that load tests know
 }
 ALSO = {"queue": "queueing_delay", "service": "service_time", "lateness": "send_lateness"}
 PREDICTED: tuple[Quantity, ...] = (*QUANTITIES, "inter_token_latency", "service_time")
-RECORDED = (*QUANTITIES, "service_time", "batch_forming_delay", "send_lateness", *SHORT.values())
+RECORDED = tuple(
+    dict.fromkeys(
+        (*QUANTITIES, "service_time", "batch_forming_delay", "send_lateness", *SHORT.values())
+    )
+)
 SIGN = r"\s*(?:<=?|=)\s*"
 FORM = "mean_QUANTITY=TIME or pNN_QUANTITY=TIME, for example p99_queueing_delay=2s"
 _STATISTIC = r"mean|median|p\d{1,2}(?:\.\d{1,2})?"

@@ -599,7 +599,7 @@ def test_a_variable_with_a_meaning_of_its_own_in_a_command_is_read_only_in_its_l
         name
         for name in kendall.cli.COMMANDS
         if "slo" in map(key_of, kendall.cli._command(name).params)
-    } == {"serve", "optimize", "advise", "sweep", "plan"}
+    } == {"serve", "optimize", "advise", "sweep", "plan", "predict", "simulate"}
     assert "slo" in kendall.cli.OTHER_MEANING["sweep"]
 
 
@@ -612,9 +612,12 @@ def test_the_objective_of_the_environment_is_one_for_serve_advise_and_optimize(
     monkeypatch.setenv("KENDALL_SERVE_SLO", "mean_queueing_delay=3s")
     assert serve().overload.slo == "mean_queueing_delay=3s"
     monkeypatch.delenv("KENDALL_SERVE_SLO")
-    monkeypatch.setenv("KENDALL_SLO", "p99_sojourn_time=2s")  # advise knows it, admission does not
+    monkeypatch.setenv("KENDALL_SLO", "p99.9_sojourn_time=2s")
+    assert serve().overload.slo == "p99.9_sojourn_time=2s"
+    monkeypatch.setenv("KENDALL_SLO", "p99_sojourn=2s")
     assert complaint(capsys, "serve").endswith("(--slo came from KENDALL_SLO)")
     assert "KENDALL" not in complaint(capsys, "serve", "--slo", "nonsense")
+    monkeypatch.setenv("KENDALL_SLO", "p99_sojourn_time=2s")
     assert "no answer from" in complaint(capsys, "advise", "http://127.0.0.1:9", code=1)
 
 
@@ -640,6 +643,7 @@ def test_several_names_or_keys_stand_in_one_variable_with_spaces_between(
         capsys, "advise", "http://127.0.0.1:9", "--api-key", "sk-1", code=1
     )
     monkeypatch.setenv("KENDALL_ADVISE_API_KEY", "sk-1")
+    monkeypatch.setenv("KENDALL_SLO", "p99_sojourn_time=2s")
     assert "no answer from" in complaint(capsys, "advise", "http://127.0.0.1:9", code=1)
 
 
