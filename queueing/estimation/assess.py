@@ -40,6 +40,7 @@ from queueing.estimation.band import (
     wander_band,
 )
 from queueing.estimation.cached_prediction import CachedPrediction
+from queueing.estimation.checked import check_window
 from queueing.estimation.estimates import Estimates, estimate, held_tokens
 from queueing.estimation.interval import UNKNOWN, Estimate
 from queueing.estimation.lengths.within_calls import significant
@@ -166,7 +167,10 @@ def assess(
         prediction=forecast.prediction,
         sensitivity=forecast.sensitivity,
         wander=forecast.wander,
-        compared=_compared(seen, forecast, assumptions, model, estimates.gateway_turnaround),
+        compared=dataclasses.replace(
+            _compared(seen, forecast, assumptions, model, estimates.gateway_turnaround),
+            check=check_window(seen, model, speeds, estimates.gateway_turnaround),
+        ),
         cached=forecast.cached,
         model=model,
         scatter=own.scatter,

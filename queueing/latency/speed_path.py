@@ -89,19 +89,43 @@ def _path_of_batches(
     ]
     begun = np.array([members[0].dispatched_at for members in whole])
     ended = np.array([max(m.server_free_at for m in members) for members in whole])
+    fitted = np.array([service_time(policy, members, law.at_speed(1.0)) for members in whole])
+    return path_of_batches(begun, ended, fitted, speed.factor)
+
+
+def path_of_batches(
+    begun: FloatArray,
+    ended: FloatArray,
+    fitted: FloatArray,
+    outside: float,
+    span: int | None = None,
+) -> SpeedPath:
+    """Of one server's batches in order, seconds; `fitted`: by the law at speed 1, `outside`: the
+    speed between them, `span`: batches of one speed.
+    """
+    count = begun.size
+    begun = begun.copy()
     begun[1:] = np.maximum(begun[1:], np.maximum.accumulate(ended)[:-1])
     lasted = np.maximum(ended - begun, 0.0)
-    fitted = np.array([service_time(policy, members, law.at_speed(1.0)) for members in whole])
-    spans = _spans(len(whole))
+    spans = _spans(count, span)
     pace = np.add.reduceat(lasted, spans) / np.add.reduceat(fitted, spans)
-    pace = np.repeat(pace, np.diff([*spans, len(whole)]))
+    pace = np.repeat(pace, np.diff([*spans, count]))
     # at the beginning and at the end of every batch; idle between
-    slowness = np.column_stack([np.full(len(whole), speed.factor), pace]).ravel()[1:]
+    slowness = np.column_stack([np.full(count, outside), pace]).ravel()[1:]
     at = np.column_stack([begun, begun + lasted]).ravel()
     scatter = np.sum((lasted - pace * fitted) ** 2) / np.sum((pace * fitted) ** 2)
-    freedom = len(whole) - len(spans)
-    cv = math.sqrt(scatter * len(whole) / freedom) if freedom else 0.0
-    return _path(at, slowness, speed.factor, cv)
+    freedom = count - len(spans)
+    cv = math.sqrt(scatter * count / freedom) if freedom else 0.0
+    return _path(at, slowness, outside, cv)
+
+
+def path_of_slots(
+    at: FloatArray, measured: FloatArray, fitted: FloatArray, outside: float, span: int
+) -> SpeedPath:
+    """Of a continuous server's groups of requests, `span` of one speed; else as of batches."""
+    spans = _spans(at.size, span)
+    pace = np.add.reduceat(measured, spans) / np.add.reduceat(fitted, spans)
+    return _path(np.append(at[spans], at[-1] + measured[-1]), pace, outside, 0.0)
 
 
 def _slots_at_pace(
@@ -125,9 +149,9 @@ def _slots_at_pace(
     return found
 
 
-def _spans(count: int) -> list[int]:
+def _spans(count: int, span: int | None = None) -> list[int]:
     """Where each begins; the last has up to twice as many."""
-    span = min(SPAN, max(2, count // SPANS))
+    span = span or min(SPAN, max(2, count // SPANS))
     return list(range(0, max(1, count - span + 1), span))
 
 

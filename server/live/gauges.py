@@ -50,6 +50,8 @@ class LiveGauges:
             metrics.delays.observed,
             metrics.delays.predicted_sojourn,
             metrics.delays.observed_sojourn,
+            *metrics.delays.checked.values(),
+            metrics.delays.check_ratio,
             metrics.load.error,
         ):
             gauge.clear()
@@ -71,6 +73,8 @@ class LiveGauges:
             self._observe(metrics.delays.observed, policy, found["observed_queueing_delay"])
         if found["compared"] == "sojourn_time":
             self._observe(metrics.delays.observed_sojourn, policy, comparison["observed"])
+        if comparison["check"] is not None:
+            self._checked(comparison["check"], policy, found["compared"])
         if comparison["error"] is not None:
             metrics.load.error.labels(policy).set(comparison["error"])
         metrics.load.load.set(_number(found["load"]))
@@ -81,6 +85,14 @@ class LiveGauges:
             metrics.verdicts.assumption_holds.labels(name).set(_number(assumption["holds"]))
         for verdict in VERDICTS:
             metrics.verdicts.verdict.labels(verdict).set(float(comparison["verdict"] == verdict))
+
+    def _checked(self, check: Mapping[str, Any], policy: str, compared: str) -> None:
+        """The model beside the very requests that came."""
+        delays = self._metrics.delays
+        for stat in ("observed", "modelled"):
+            delays.checked[compared].labels(policy, stat).set(check[stat])
+        for stat, name in (("value", "ratio"), ("low", "ratio_low"), ("high", "ratio_high")):
+            delays.check_ratio.labels(policy, stat).set(_number(check[name]))
 
     def _predicted(self, found: Mapping[str, Any], policy: str) -> None:
         """The interval is that of the quantity that is compared."""

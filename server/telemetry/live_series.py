@@ -42,6 +42,28 @@ class DelayGauges:
             "Observed sojourn time over the prediction window (policy continuous)",
             ["policy", "stat"],
         )
+        self.checked = {
+            quantity: gauge_of(
+                f"checked_{quantity}_seconds",
+                (
+                    f"Mean {words} of the requests that came: as the model serves the same ones, "
+                    "and as observed"
+                ),
+                ["policy", "stat"],
+            )
+            for quantity, words in (
+                ("queueing_delay", "queueing delay"),
+                ("sojourn_time", "sojourn time"),
+            )
+        }
+        self.check_ratio = gauge_of(
+            "check_ratio",
+            (
+                "Observed over modelled mean of the same requests, with the ends of its 95 % "
+                "interval: the check of the model, where predicted_... are forecasts"
+            ),
+            ["policy", "stat"],
+        )
 
 
 class WhatIfGauges:

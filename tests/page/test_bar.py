@@ -76,7 +76,12 @@ def test_the_bar_shows_the_verdict_of_the_prediction(site: Site) -> None:
 VERDICTS = [
     ({"verdict": "agree"}, True, "Agree", False),
     ({"verdict": "disagree", "reasons": []}, True, "Disagree", True),
-    ({"verdict": "not enough data", "requests_missing": 640}, True, "Too early to judge", False),
+    (
+        {"verdict": "not enough data", "check": None, "requests_missing": 640},
+        True,
+        "Too early to judge",
+        False,
+    ),
     ({"verdict": "agree"}, False, "Overloaded", True),
 ]
 

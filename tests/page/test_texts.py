@@ -43,6 +43,7 @@ def test_too_early_says_how_many_more_requests(
     def early(topics: Topics) -> None:
         topics["look"]["prediction"]["comparison"] |= {
             "verdict": "not enough data",
+            "check": None,
             "requests_missing": missing,
             "n": 250,
         }
@@ -57,6 +58,49 @@ def test_too_early_says_how_many_more_requests(
             assert says in await page.text("#why")
 
     site.runner.run(main())
+
+
+CHECK = {
+    "observed": 0.104,
+    "modelled": 0.1,
+    "difference": 0.004,
+    "requests": 1204,
+    "ratio": 1.04,
+    "ratio_low": 1.01,
+    "ratio_high": 1.07,
+    "verdict": "agree",
+    "causes": [],
+}
+
+
+@pytest.mark.parametrize(
+    ("changed", "headline"),
+    [
+        ({}, "The model agrees with the requests that came"),
+        ({"ratio_low": 0.7, "ratio_high": 1.38}, "Too early to judge"),
+        ({"verdict": "too_few"}, "Too early to judge"),
+    ],
+)
+def test_the_model_beside_the_same_requests_is_said_before_a_forecast_can_be_judged(
+    site: Site, changed: dict[str, object], headline: str
+) -> None:
+    def early(topics: Topics) -> None:
+        comparison = topics["look"]["prediction"]["comparison"]
+        comparison |= {"verdict": "not enough data", "requests_missing": 640, "n": 250}
+        comparison["check"] = CHECK | changed
+
+    async def main() -> tuple[str, str]:
+        async with staged(site.browser, site.gateway.url, early) as page:
+            await page.until(f"document.querySelector('h1').textContent.startsWith('{headline}')")
+            return await page.text("#why"), await page.text("#pair")
+
+    why, pair = site.runner.run(main())
+    assert "Model, same requests" in pair
+    if not changed:
+        assert (
+            "1,204 requests, 4.0\u202f% above the model of the same ones (95\u202f%: +1.0\u202f% to "
+            "+7.0\u202f%)" in why.replace("95 %", "95\u202f%")
+        )
 
 
 def test_calls_of_several_sequences_are_arrivals_of_one_call_each(site: Site) -> None:
@@ -92,6 +136,7 @@ def test_a_longer_window_is_advised_only_where_the_window_is_full(
         prediction = topics["look"]["prediction"]
         prediction["comparison"] |= {
             "verdict": "not enough data",
+            "check": None,
             "requests_missing": 25_000,
             "n": 250,
         }

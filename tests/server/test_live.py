@@ -160,6 +160,13 @@ def test_the_gauges_show_the_live_prediction_in_order(policy: str) -> None:
     assert shown["predicted_queueing_delay_seconds"]["mean"] == found["queueing_delay"]["mean"]
     assert shown["observed_queueing_delay_seconds"]["mean"] == found["observed_mean"]
     assert shown["prediction_error_ratio"][""] == comparison["error"]
+    check = comparison["check"]
+    assert shown[f"checked_{compared}_seconds"] == {
+        "observed": check["observed"],
+        "modelled": check["modelled"],
+    }
+    ends = {"value": check["ratio"], "low": check["ratio_low"], "high": check["ratio_high"]}
+    assert shown["check_ratio"] == ends
     assert (shown["load"][""], shown["engine_speed_ratio"][""]) == (found["load"], found["speed"])
     assert shown["assumption_holds"].keys() == comparison["assumptions"].keys()
     assert shown["prediction_verdict"] == {

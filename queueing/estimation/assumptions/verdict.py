@@ -34,7 +34,7 @@ from queueing.estimation.assumptions.assumption import Assumption, Name
 from queueing.estimation.change import Vector
 from queueing.estimation.interval import UNKNOWN, Estimate, symmetric, without_interval
 from queueing.estimation.window.snapshot import Snapshot
-from queueing.measurement.check import AGREE
+from queueing.measurement.check import AGREE, Check
 from queueing.measurement.delay_variance import single_server_variance
 from queueing.measurement.quantile_interval import quantile_intervals
 from queueing.measurement.statistics import WARM_UP, mean_interval
@@ -64,6 +64,7 @@ class Compared:
     assumptions: tuple[Assumption, ...] = ()
     # what the model has for the window's own arrivals, where they are not Poisson; seconds
     own_arrivals: float | None = None
+    check: Check | None = None  # the model beside the very requests that came
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON."""
@@ -76,6 +77,7 @@ class Compared:
             | {name: each.to_dict() for name, each in self.observed_quantiles.items()},
             "predicted": self.predicted.of_duration().to_dict(),
             "own_arrivals": self.own_arrivals,
+            "check": None if self.check is None else self.check.as_object(),
             "error": self.error if math.isfinite(self.error) else None,
             "assumptions": {
                 each.name: {"holds": each.holds, "says": each.says} for each in self.assumptions

@@ -22,6 +22,7 @@ export function updateVerdict(state, actions) {
 }
 
 const FULL = 0.95; // of the longest window
+const NARROW = 0.25; // half width of a check, over the modelled mean, that is worth a headline
 
 const text = (parts) => parts.map((part) => part.textContent ?? part).join("");
 
@@ -85,6 +86,10 @@ function compared(prediction, { gateway, look, unit, now, columns }) {
     const details = comparison.reasons.map((name) => comparison.assumptions[name]?.says).filter(Boolean);
     return { says: [`Theory and observation disagree: ${why}`], why: details.length ? `${sentences(details)} ${of}.` : `${of}.`, aloud: `Theory and observation disagree: ${why}`, short: "Disagree", alarm: true, title: "Disagree" };
   }
+  if (comparison.check?.verdict === "agree" && comparison.check.ratio_high - comparison.check.ratio <= NARROW) {
+    const pair = [h("span", { class: "observed" }, duration(observed.value, unit)), " observed, ", h("span", { class: "predicted" }, duration(comparison.check.modelled, unit)), " modelled"];
+    return { says: ["The model agrees with the requests that came: ", ...pair], why: `${of}: ${checked(comparison.check)}. The forecast, a steady state of ${duration(predicted.value, unit)}, cannot be judged yet.`, aloud: "The model agrees with the requests that came", short: "Agree", title: "Agree" };
+  }
   const rate = now?.row[columns.indexOf("sequence_rate")] ?? null;
   return { says: with_("Too early to judge"), why: `${of}. ${missing(comparison, rate, gateway.prediction_window, prediction.window?.seconds)}`, aloud: "Too early to judge", short: "Too early to judge", title: gateway.model };
 }
@@ -111,13 +116,21 @@ function missing({ requests_missing: more, n }, rate, window, seconds) {
 
 const sentences = (parts) => parts.map((part) => `${part[0].toUpperCase()}${part.slice(1).replace(/\.$/, "")}.`).join(" ");
 
+/** How far these requests are from the model of the same ones. */
+function checked(check) {
+  const apart = Math.abs(check.ratio - 1);
+  const side = check.ratio < 1 ? "below" : "above";
+  return `${whole(check.requests)} requests, ${percent(apart, 1)} ${side} the model of the same ones (95 %: ${signed(check.ratio_low - 1)} to ${signed(check.ratio_high - 1)})`;
+}
+
 function numbers(prediction, { unit, look, now }) {
-  const { observed, predicted, error, n } = prediction.comparison;
+  const { observed, predicted, error, n, check } = prediction.comparison;
   const range = (each) => (each.value === null ? "" : interval(each.low, each.high, unit));
   return [
     item(["observed", "Observed mean"], duration(observed.value, unit), range(observed)),
     item(["predicted", "Predicted mean"], duration(predicted.value, unit), range(predicted), prediction.method ?? ""),
     item(["", "Difference"], signed(error), "relative to the prediction"),
+    ...(check && check.ratio_low !== null ? [item(["", "Model, same requests"], duration(check.modelled, unit), `observed ${signed(check.ratio - 1)}`, `95 %: ${signed(check.ratio_low - 1)} to ${signed(check.ratio_high - 1)}`)] : []),
     item(["", "Sample"], whole(n), `requests in ${span(prediction.window?.seconds ?? 0)}`, look.at === null ? "" : `until ${ago(look.at, now?.row[0] ?? look.at)}`),
   ];
 }

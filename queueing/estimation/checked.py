@@ -1,0 +1,265 @@
+"""The check of the live model: the window's own requests, as observed and as the model serves the
+same ones at the speed that the engine had (queueing.measurement.check), in blocks of a tenth of the
+window: slow changes of the speed are followed, a law of another shape than the engine's is not.
+
+What waited or ran when the window began stands at its beginning: a request that was dispatched
+before then enters the model at its dispatch, one that waited at the begin of the window. Those
+that arrived since are judged, in pairs; no Poisson arrivals and no steady state are assumed. The
+speed is taken from service times, never from delays; of a policy from outside, and of an order
+that only the policy object itself knows, the last `DRIVEN` requests are driven through it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from policies import Fixed, is_first_come
+from policies.core import Request
+from policies.ordered import counts, order_of
+from queueing.estimation.change import Vector
+from queueing.estimation.speed.speeds import Speeds
+from queueing.estimation.window.snapshot import CENSORED, FIELDS, Snapshot
+from queueing.latency.speed_path import SpeedPath, path_of_batches, path_of_slots
+from queueing.measurement.batch_means import BATCHES, batch_means_interval, replications_interval
+from queueing.measurement.check import Check
+from queueing.model import Model
+from queueing.models.soap.predictor_text import NO_PREDICTION
+from queueing.simulation import fast
+from queueing.simulation.experiment import driven_run
+from queueing.simulation.reference import Job
+
+DRAWS = 16  # of the residuals of batches
+DRIVEN = 1_000  # requests where the policy object is driven
+FEWEST = 20  # requests
+SPAN = 50  # batches of one speed, at least: their own residual is a part of it
+TOGETHER, FEWEST_PARTS = 4, 5  # batches in a part of the interval, and such parts
+BLOCKS = 10  # of a window: the engine's speed is taken as constant in each
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _Requests:
+    """In the order in which they enter the model; seconds and tokens."""
+
+    enters: Vector
+    arrived: Vector
+    dispatched: Vector
+    freed: Vector  # when the engine was done with it
+    ends: Vector  # of what is judged
+    prompts: npt.NDArray[np.int64]
+    outputs: npt.NDArray[np.int64]
+    predicted: Vector
+    batch: Vector
+    judged: npt.NDArray[np.bool_]
+
+    def part(self, kept: Any) -> _Requests:
+        """Some of them: a mask, indices or a slice."""
+        names = (each.name for each in dataclasses.fields(self))
+        return _Requests(**{name: getattr(self, name)[kept] for name in names})
+
+
+def check_window(seen: Snapshot, model: Model, speeds: Speeds, turnaround: float) -> Check | None:
+    """`model`: the queue at the window's estimates; `turnaround`: seconds that the gateway needs at
+    least. None where too few requests were served, or the order of service interrupts, or counts by
+    flows, of which a window knows nothing.
+    """
+    model = _plain(model)
+    policy, compiled = model.policy, fast.is_compiled(model)
+    if counts(policy) or order_of(policy).preemptive:
+        return None
+    requests = _requests(seen, model)
+    if not compiled:
+        requests = requests.part(slice(-DRIVEN, None))
+    if np.count_nonzero(requests.judged) < FEWEST:
+        return None
+    draws = _replayed(requests, model, _path(model, speeds), compiled=compiled)
+    judged = requests.judged & np.isfinite(draws).all(axis=0)
+    arrived = requests.arrived[judged]
+    observed, every = requests.ends[judged] - arrived, np.maximum(draws[:, judged] - arrived, 0.0)
+    if not policy.joins_running:
+        every = np.maximum(every, turnaround)
+    modelled = every.mean(axis=0)
+    # the differences are of a path, and of few draws
+    apart = _interval(observed - modelled, requests.batch[judged], joins=policy.joins_running)
+    drawn = replications_interval(list(every)).half_width if len(every) > 1 else 0.0
+    return Check(
+        observed=float(observed.mean()),
+        modelled=float(modelled.mean()),
+        half_width=math.hypot(apart, drawn),
+        requests=int(observed.size),
+        measured_services=_by_services(requests, model, judged),
+    )
+
+
+def _interval(differences: Vector, batch: Vector, *, joins: bool) -> float:
+    """Half width of their mean; members of a batch share their fate: a part is of several."""
+    if joins:
+        return batch_means_interval(differences).half_width
+    parts = np.unique(batch).size // TOGETHER
+    if parts < FEWEST_PARTS:
+        return math.inf
+    return batch_means_interval(differences, batches=min(BATCHES, parts)).half_width
+
+
+def _plain(model: Model) -> Model:
+    """Of sequences that came one by one; whoever left or was kept out is no part of them."""
+    return dataclasses.replace(
+        model,
+        sequences=None,
+        intraclass_correlation=0.0,
+        patience=None,
+        arrival_process=None,
+        predictor=NO_PREDICTION,
+        law=model.law.without_stalls(),  # they are in the path of the speed
+    )
+
+
+def _requests(seen: Snapshot, model: Model) -> _Requests:
+    """Those of this epoch that were dispatched, with what ran when it began."""
+    joins = model.policy.joins_running
+    dispatched, freed = seen.column("dispatched_at"), seen.column("server_free_at")
+    known = np.isfinite(dispatched) & np.isfinite(freed)
+    known &= freed > seen.start  # who had left then is no part of it
+    own = known & (seen.column("epoch") == seen.epoch)
+    before = known & ~own
+    busy = float(freed[before].max(initial=-math.inf)) if seen.servers == 1 else -math.inf
+    column = {name: seen.column(name)[own] for name in FIELDS}
+    arrived, started = column["arrived_at"], column["dispatched_at"]
+    enters = np.where(started < seen.start, started, np.maximum(arrived, seen.start))
+    ends = column["released_at" if joins else "dispatched_at"]
+    found = _Requests(
+        enters=np.maximum(enters, busy),
+        arrived=arrived,
+        dispatched=started,
+        freed=column["server_free_at"],
+        ends=ends,
+        prompts=np.nan_to_num(column["prompt_tokens"]).astype(np.int64),
+        outputs=np.maximum(np.nan_to_num(column["output_tokens"]), 1).astype(np.int64),
+        predicted=column["predicted_tokens"],
+        batch=column["batch_id"],
+        judged=(arrived >= seen.start) & np.isfinite(ends) & (column["ending"] <= CENSORED),
+    )
+    found = _with_running(found, seen) if joins else found
+    return found.part(np.lexsort((found.dispatched, found.arrived, found.enters)))
+
+
+def _with_running(found: _Requests, seen: Snapshot) -> _Requests:
+    """And those that share the engine now, with the tokens that they have."""
+    if not seen.in_service:
+        return found
+    at = np.array([each[0] for each in seen.in_service])
+    tokens = np.array([max(1, each[1]) for each in seen.in_service], dtype=np.int64)
+    unknown, none = np.full(at.size, math.nan), np.zeros(at.size, dtype=bool)
+    prompt = int(found.prompts.mean()) if found.prompts.size else 0
+    running = _Requests(
+        enters=at,
+        arrived=at,
+        dispatched=at,
+        freed=unknown,
+        ends=unknown,
+        prompts=np.full(at.size, prompt, dtype=np.int64),
+        outputs=tokens,
+        predicted=unknown,
+        batch=unknown,
+        judged=none,
+    )
+    names = [each.name for each in dataclasses.fields(_Requests)]
+    return _Requests(
+        **{name: np.concatenate([getattr(found, name), getattr(running, name)]) for name in names}
+    )
+
+
+def _path(model: Model, speeds: Speeds) -> SpeedPath | None:
+    """How fast the engine was at each moment; None where it is taken as constant."""
+    policy, times = model.policy, speeds.times
+    waits = isinstance(policy, Fixed) and math.isfinite(policy.max_wait)
+    if model.servers > 1 or waits or times.count < 2:
+        return None
+    speed, span = model.law.speed, max(SPAN, times.count // BLOCKS)
+    if policy.joins_running:
+        span = max(2, times.count // BLOCKS)  # of groups, each of several requests
+        return path_of_slots(times.at, times.measured, times.fitted, speed, span)
+    ended = times.at + times.measured
+    return path_of_batches(times.at, ended, times.fitted, speed, span)
+
+
+def _replayed(
+    requests: _Requests, model: Model, path: SpeedPath | None, *, compiled: bool
+) -> npt.NDArray[np.float64]:
+    """Where each ends, as what is judged of it, of every draw; seconds."""
+    enters = requests.enters
+    if path is not None:
+        enters = path.to_clock(enters)
+        cv = model.law.cv if model.policy.joins_running else path.cv
+        model = dataclasses.replace(model, law=dataclasses.replace(model.law, speed=1.0, cv=cv))
+    draws = DRAWS if compiled and model.law.cv and not model.policy.joins_running else 1
+    found = np.empty((draws, enters.size))
+    for ends, stream in zip(found, np.random.SeedSequence(0).spawn(draws), strict=True):
+        residuals = [np.random.default_rng(each) for each in stream.spawn(model.servers)]
+        run = (
+            fast.replay(model, _trace(requests, enters, residuals))
+            if compiled
+            else driven_run(model, _jobs(requests, enters), residuals)
+        )
+        ends[:] = run.released_at if model.policy.joins_running else run.dispatched_at
+    if path is None:
+        return found
+    at_once = found == enters  # the way there and back must not make a delay of these
+    return np.where(at_once, requests.enters, path.to_run(found.ravel()).reshape(found.shape))
+
+
+def _trace(requests: _Requests, enters: Vector, residuals: list[np.random.Generator]) -> fast.Trace:
+    predicted = requests.predicted
+    known = predicted if np.isfinite(predicted).all() else np.empty(0)
+    return fast.Trace(enters, requests.outputs, requests.prompts, residuals, predicted=known)
+
+
+def _jobs(requests: _Requests, enters: Vector) -> list[Job]:
+    every = zip(
+        enters.tolist(),
+        requests.prompts.tolist(),
+        requests.outputs.tolist(),
+        requests.predicted.tolist(),
+        strict=True,
+    )
+    return [
+        Job(
+            Request(
+                id=str(index),
+                arrived_at=at,
+                prompt_tokens=prompt,
+                max_output_tokens=output,
+                predicted_output_tokens=predicted if math.isfinite(predicted) else None,
+            ),
+            output,
+        )
+        for index, (at, prompt, output, predicted) in enumerate(every)
+    ]
+
+
+def _by_services(requests: _Requests, model: Model, judged: npt.NDArray[np.bool_]) -> float | None:
+    """The mean delay by the recursion on batches and service times as measured
+    (queueing.measurement.recursion); None where it is not one server's in order of arrival.
+    """
+    policy = model.policy
+    if policy.joins_running or model.servers > 1 or not is_first_come(policy):
+        return None
+    order = np.argsort(requests.batch, kind="stable")
+    first = np.flatnonzero(np.diff(requests.batch[order], prepend=np.nan) != 0)
+    sizes = np.diff(np.append(first, order.size))
+    oldest = np.minimum.reduceat(requests.enters[order], first)
+    ready = oldest
+    if isinstance(policy, Fixed):
+        youngest = np.maximum.reduceat(requests.enters[order], first)
+        ready = np.where(sizes < policy.batch_size, oldest + policy.max_wait, youngest)
+        ready = np.minimum(ready, np.maximum.reduceat(requests.dispatched[order], first))
+    ends = np.maximum.reduceat(requests.freed[order], first)
+    before = np.concatenate([[-math.inf], np.maximum.accumulate(ends)[:-1]])
+    starts = np.empty(order.size)
+    starts[order] = np.repeat(np.maximum(before, ready), sizes)
+    return float((starts[judged] - requests.arrived[judged]).mean())
