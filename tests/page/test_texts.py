@@ -97,10 +97,8 @@ def test_the_model_beside_the_same_requests_is_said_before_a_forecast_can_be_jud
     why, pair = site.runner.run(main())
     assert "Model, same requests" in pair
     if not changed:
-        assert (
-            "1,204 requests, 4.0\u202f% above the model of the same ones (95\u202f%: +1.0\u202f% to "
-            "+7.0\u202f%)" in why.replace("95 %", "95\u202f%")
-        )
+        assert "1,204 requests, 4.0\u202f% above the model of the same ones (95" in why
+        assert "+1.0\u202f% to +7.0\u202f%)" in why
 
 
 def test_calls_of_several_sequences_are_arrivals_of_one_call_each(site: Site) -> None:
