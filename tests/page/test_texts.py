@@ -101,6 +101,34 @@ def test_the_model_beside_the_same_requests_is_said_before_a_forecast_can_be_jud
         assert "+1.0\u202f% to +7.0\u202f%)" in why
 
 
+@pytest.mark.parametrize(
+    ("reasons", "headline"),
+    [
+        (["poisson_arrivals"], "The model agrees with the requests that came"),
+        (["poisson_arrivals", "law_shape"], "Theory and observation disagree"),
+        (["unexplained"], "Theory and observation disagree"),
+    ],
+)
+def test_where_only_a_condition_of_the_forecast_fails_the_model_agrees(
+    site: Site, reasons: list[str], headline: str
+) -> None:
+    def bursts(topics: Topics) -> None:
+        comparison = topics["look"]["prediction"]["comparison"]
+        comparison |= {"verdict": "disagree", "reasons": reasons, "check": CHECK}
+        for name in set(reasons) - {"unexplained"}:
+            comparison["assumptions"][name] = {"holds": False, "says": f"{name} fails"}
+
+    async def main() -> str:
+        async with staged(site.browser, site.gateway.url, bursts) as page:
+            await page.until(f"document.querySelector('h1').textContent.startsWith('{headline}')")
+            return await page.text("#why")
+
+    why = site.runner.run(main())
+    if "agrees" in headline:
+        assert "does not hold" in why
+        assert "Poisson_arrivals fails." in why
+
+
 def test_calls_of_several_sequences_are_arrivals_of_one_call_each(site: Site) -> None:
     def calls(topics: Topics, sequences: float) -> None:
         row, columns = topics["now"]["row"], topics["hello"]["columns"]

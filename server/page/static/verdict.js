@@ -22,6 +22,7 @@ export function updateVerdict(state, actions) {
 }
 
 const FULL = 0.95; // of the longest window
+const OF_THE_FORECAST = new Set(["all_admitted", "no_retries", "open_loop", "settled", "constant_rate", "poisson_arrivals"]); // of its conditions, not of the model's
 const NARROW = 0.25; // half width of a check, over the modelled mean, that is worth a headline
 
 const text = (parts) => parts.map((part) => part.textContent ?? part).join("");
@@ -81,14 +82,17 @@ function compared(prediction, { gateway, look, unit, now, columns }) {
   const with_ = (words) => (observed.value !== null && predicted.value !== null ? [`${words}: `, ...both] : [words]);
   const of = `Mean ${what} under ${policyWords(prediction.policy)}${look.stopped ? ", of the requests that came; none come now" : ""}`;
   if (comparison.verdict === "agree") return { says: with_("Theory and observation agree"), why: `${of}.`, aloud: "Theory and observation agree", short: "Agree", title: "Agree" };
-  if (comparison.verdict === "disagree") {
+  const fits = comparison.check?.verdict === "agree" && comparison.check.ratio_high - comparison.check.ratio <= NARROW;
+  if (comparison.verdict === "disagree" && !(fits && comparison.reasons.every((name) => OF_THE_FORECAST.has(name)))) {
     const why = cause(comparison.reasons, comparison.assumptions);
     const details = comparison.reasons.map((name) => comparison.assumptions[name]?.says).filter(Boolean);
     return { says: [`Theory and observation disagree: ${why}`], why: details.length ? `${sentences(details)} ${of}.` : `${of}.`, aloud: `Theory and observation disagree: ${why}`, short: "Disagree", alarm: true, title: "Disagree" };
   }
-  if (comparison.check?.verdict === "agree" && comparison.check.ratio_high - comparison.check.ratio <= NARROW) {
+  if (fits) {
     const pair = [h("span", { class: "observed" }, duration(observed.value, unit)), " observed, ", h("span", { class: "predicted" }, duration(comparison.check.modelled, unit)), " modelled"];
-    return { says: ["The model agrees with the requests that came: ", ...pair], why: `${of}: ${checked(comparison.check)}. The forecast, a steady state of ${duration(predicted.value, unit)}, cannot be judged yet.`, aloud: "The model agrees with the requests that came", short: "Agree", title: "Agree" };
+    const steady = predicted.value === null ? "" : `, a steady state of ${duration(predicted.value, unit)},`;
+    const forecast = comparison.verdict === "disagree" ? `${steady} does not hold: ${cause(comparison.reasons, comparison.assumptions)}. ${sentences(comparison.reasons.map((name) => comparison.assumptions[name]?.says).filter(Boolean))}` : `${steady} cannot be judged yet.`;
+    return { says: ["The model agrees with the requests that came: ", ...pair], why: `${of}: ${checked(comparison.check)}. The forecast${forecast}`, aloud: "The model agrees with the requests that came", short: "Agree", title: "Agree" };
   }
   const rate = now?.row[columns.indexOf("sequence_rate")] ?? null;
   return { says: with_("Too early to judge"), why: `${of}. ${missing(comparison, rate, gateway.prediction_window, prediction.window?.seconds)}`, aloud: "Too early to judge", short: "Too early to judge", title: gateway.model };
