@@ -27,7 +27,16 @@ def test_a_picture_looks_as_it_did_when_somebody_looked(
     first, second, third, fourth = (found[cell] for cell in (0, 2, 1, 3))
     comparisons = [
         dataclasses.replace(first, load=0.6),
-        dataclasses.replace(second, load=0.3),
+        dataclasses.replace(
+            second,
+            load=0.3,
+            queueing_delay=dataclasses.replace(
+                second.queueing_delay,
+                observed=dataclasses.replace(
+                    second.queueing_delay.observed, half_width=1e-3, effective_n=200.0
+                ),
+            ),
+        ),
         dataclasses.replace(
             third,
             load=0.3,
