@@ -99,13 +99,14 @@ class Streamed:
 
     async def __anext__(self) -> Reference:
         following = Reference(self._actor, self._next)
-        await asyncio.wait({following.task, self._actor.death}, return_when="FIRST_COMPLETED")
-        if not self._actor.dead and following.task.result() is None:
+        ends = {self._actor.death, self._actor.last_message}
+        await asyncio.wait({following.task, *ends}, return_when=asyncio.FIRST_COMPLETED)
+        if self._actor.last_message.done():
             raise StopAsyncIteration
         return following
 
     async def _next(self) -> Any:
-        return await anext(self._work, None)
+        return await anext(self._work)
 
 
 class Method:
@@ -130,6 +131,7 @@ class FakeActor:
         self.options, self.asked = options, list[str]()
         self.calls = set[asyncio.Task[Any]]()
         self.death: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.last_message: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.runs = asyncio.Event()
         self.runs.set()
         self._turn = 0

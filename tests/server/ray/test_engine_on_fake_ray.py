@@ -371,6 +371,40 @@ def test_what_its_engine_says_of_its_own_death_is_told(ray: Ray) -> None:
     served(main)
 
 
+class Ailing(EmulatedEngine):
+    well = True
+
+    async def healthy(self) -> bool:
+        if not self.well:
+            raise ValueError("no pulse\nat all")
+        return True
+
+
+def test_an_actor_that_answers_with_an_error_is_lost(ray: Ray) -> None:
+    async def main(there: Told) -> None:
+        (heard,) = there.serve(request(0, 100_000))
+        ray.actors[0].served._engine.well = False
+        assert not await there.engine.healthy()
+        await asyncio.sleep(3 * PING_EVERY)
+        assert there.deaths == [(PING_EVERY, "the actor ended: no pulse")]
+        assert heard.ended == "engine_unavailable: the actor ended: no pulse"
+
+    served(main, partial(Ailing, parse_law(SLOW)))
+
+
+def test_an_actor_whose_messages_end_is_lost(ray: Ray) -> None:
+    async def main(there: Told) -> None:
+        (heard,) = there.serve(request(0, 900))
+        await eventually(lambda: heard.tokens > 5)
+        ray.actors[0].last_message.set_result(None)
+        await asyncio.sleep(1)
+        assert [why for _, why in there.deaths] == ["the actor sends no more messages"]
+        assert heard.ended == "engine_unavailable: the actor sends no more messages"
+        assert ray.actors[0].dead
+
+    served(main)
+
+
 def test_a_death_that_nobody_asks_about_is_survived(ray: Ray) -> None:
     async def main(there: Told) -> None:
         there.engine.on_death = there.engine.on_step = None
@@ -400,7 +434,9 @@ def test_a_second_start_ends_the_first_actor(ray: Ray) -> None:
     assert [each.dead for each in ray.actors] == [True, True]
 
 
-def test_an_actor_that_does_not_stop_is_killed(ray: Ray) -> None:
+def test_an_actor_that_does_not_stop_is_killed(ray: Ray, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "kendall.engine")
+
     async def main() -> None:
         engine = RayEngine(MAKE)
         await engine.start()
@@ -409,6 +445,7 @@ def test_an_actor_that_does_not_stop_is_killed(ray: Ray) -> None:
         await engine.stop()
         assert asyncio.get_running_loop().time() - began == STOP == 10
         assert ray.actors[0].dead
+        assert "the engine in the actor did not stop by itself" in caplog.text
         await engine.stop()  # a second is none
 
     run_virtual(main())
