@@ -302,12 +302,13 @@ def test_an_actor_that_dies_is_told_once_and_fails_its_streams(ray: Ray) -> None
         heard = there.serve(request(0, 900), request(1, 900))
         await eventually(lambda: min(each.tokens for each in heard) > 5)
         ray.actors[0].die()
+        died = asyncio.get_running_loop().time()
         await asyncio.sleep(PING_EVERY)
         asked = list(ray.actors[0].asked)
         await asyncio.sleep(2 * (PING_EVERY + HANG))
         assert ray.actors[0].asked == asked  # it is left alone
         (death,) = there.deaths
-        assert death[1] == "the actor ended: The actor died"
+        assert death == (died, "the actor ended: The actor died")
         assert [each.ended for each in heard] == [f"engine_unavailable: {death[1]}"] * 2
         assert not await there.engine.healthy()
         # it comes up in a new actor, whose orders have numbers of their own
