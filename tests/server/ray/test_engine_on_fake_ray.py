@@ -340,23 +340,32 @@ def test_streams_fail_after_the_death_is_told(ray: Ray) -> None:
     served(main)
 
 
-def test_an_actor_that_hangs_is_lost_after_the_limit(ray: Ray) -> None:
-    async def main(there: Told) -> None:
+@pytest.mark.parametrize(("options", "limit"), [({}, 15), ({"hang_timeout": 3.0}, 3)])
+def test_an_actor_that_hangs_is_lost_after_the_limit(
+    ray: Ray, options: dict[str, Any], limit: float
+) -> None:
+    """It is asked every two seconds."""
+
+    async def main() -> None:
+        engine = RayEngine(partial(EmulatedEngine, parse_law(SLOW)), **options)
+        now = asyncio.get_running_loop().time
+        there = Told(engine)
+        await engine.start()
         (heard,) = there.serve(request(0, 100_000))
-        await asyncio.sleep(3 * PING_EVERY + 0.5)
+        await asyncio.sleep(6.5)
+        assert ray.actors[0].asked.count("healthy") == 3
         assert there.deaths == []
         ray.actors[0].hang()
-        began = asyncio.get_running_loop().time()
-        assert not await there.engine.healthy()
-        assert asyncio.get_running_loop().time() == began + HANG
-        await asyncio.sleep(2 * (PING_EVERY + HANG))
-        assert there.deaths == [
-            (4 * PING_EVERY + HANG, f"the actor did not answer within {HANG:g} s")
-        ]
+        began = now()
+        assert not await engine.healthy()
+        assert now() == began + limit
+        await asyncio.sleep(20)
+        assert there.deaths == [(8 + limit, f"the actor did not answer within {limit} s")]
         assert heard.ended == f"engine_unavailable: {there.deaths[0][1]}"
         assert ray.actors[0].dead
+        await engine.stop()
 
-    served(main, partial(EmulatedEngine, parse_law(SLOW)))
+    run_virtual(main())
 
 
 def test_what_its_engine_says_of_its_own_death_is_told(ray: Ray) -> None:
