@@ -55,21 +55,21 @@ PYTEST = (
 PASSED = (0, 5)  # 5: every test of the file is slow
 
 
+def files_of(group: str) -> list[Path]:
+    """Of its files and folders in mutants.toml."""
+    paths = [path for pattern in SETTINGS["groups"][group] for path in sorted(ROOT.glob(pattern))]
+    return [
+        file for path in paths for file in (sorted(path.rglob("*.py")) if path.is_dir() else [path])
+    ]
+
+
 def sample(groups: list[str], seed: int, count: int) -> list[Mutant]:
     """As many of each group, none of them known."""
     chance, chosen = random.Random(seed), []
     for group in groups:
-        paths = [
-            path for pattern in SETTINGS["groups"][group] for path in sorted(ROOT.glob(pattern))
-        ]
-        files = [
-            each
-            for path in paths
-            for each in (sorted(path.rglob("*.py")) if path.is_dir() else [path])
-        ]
         every = [
             mutant
-            for path in files
+            for path in files_of(group)
             for mutant in mutants(group, path, ROOT)
             if not is_known(mutant)
         ]
@@ -168,7 +168,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    for name, value in (("--seed", 1), ("--count", 200), ("--workers", 2), ("--limit", LIMIT)):
+    for name, value in (("--seed", 1), ("--count", 400), ("--workers", 2), ("--limit", LIMIT)):
         parser.add_argument(name, type=int, default=value)
     parser.add_argument("--group", choices=SETTINGS["groups"])
     options = parser.parse_args()

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -133,6 +134,13 @@ def test_a_broken_package_is_told_to_those_who_use_it(tmp_path: Path, text: str,
     (listed,) = [each for each in every_policy() if each.name == "shortest"]
     assert listed.cls is None
     assert says in str(listed.fault)
+    assert listed.to_dict() == {
+        "name": "shortest",
+        "source": "short-of-test",
+        "parameters": [],
+        "orders": [],
+        "fault": listed.fault,
+    }
 
 
 def test_a_package_with_the_name_of_a_built_in_policy_stops_nobody(tmp_path: Path) -> None:
@@ -278,6 +286,34 @@ def test_parameters_that_do_not_fit(tmp_path: Path, given: str, says: str) -> No
     with pytest.raises(SpecError) as raised:
         parse_policy(f"shortest{given}")
     assert says in str(raised.value)
+
+
+ENDS = "from -1,000,000,000,000,000 to 1,000,000,000,000,000"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("x", "a whole number"),  # no number is beyond a border
+        ("1.5", "a whole number"),
+        ("1000000000000001", f"a whole number {ENDS}"),
+        ("-1000000000000001", f"a whole number {ENDS}"),
+    ],
+)
+def test_whole_numbers_have_borders_which_they_may_reach(
+    tmp_path: Path, given: str, expected: str
+) -> None:
+    use_modules([module(tmp_path, TYPES)])
+    for border in (10**15, -(10**15)):
+        policy: Any = parse_policy(f"shortest:weight=1,count={border}")
+        assert policy.count == border
+    with pytest.raises(SpecError) as raised:
+        parse_policy(f"shortest:weight=1,count={given}")
+    said = f"got count={given} for policy shortest; expected {expected}"
+    assert said in str(raised.value)
+    assert str(raised.value).partition("expected ")[2].startswith("a whole number from") == (
+        expected != "a whole number"
+    )
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,12 @@ def test_other_ways_to_write_it_have_the_same_canonical_text(written: str, canon
     assert format_policy(parse_policy(written)) == canonical
 
 
+@pytest.mark.parametrize("size", [1, 1_000_000])
+@pytest.mark.parametrize("text", ["capped:max_batch_size={}", "fixed:batch_size={}"])
+def test_a_batch_size_may_reach_its_borders(text: str, size: int) -> None:
+    assert policy_batch_size(parse_policy(text.format(size))) == size
+
+
 @pytest.mark.parametrize(
     ("text", "got", "expected"),
     [
@@ -148,6 +154,11 @@ def test_other_ways_to_write_it_have_the_same_canonical_text(written: str, canon
         (
             "capped:max_batch_size=1e30",
             "got max_batch_size=1e30",
+            "expected a whole number from 1 to 1,000,000",
+        ),
+        (
+            "capped:max_batch_size=1000001",
+            "got max_batch_size=1000001",
             "expected a whole number from 1 to 1,000,000",
         ),
         (

@@ -106,3 +106,32 @@ def test_a_package_with_the_name_of_a_built_in_policy_is_told_where_that_is_name
     for result in (run("dynamic", "--states", "20"), predicted("dynamic:order=fcfs")):
         assert (result.exit_code, result.stderr) == (0, says)
     assert predicted("single").stderr == ""
+
+
+def test_a_policy_that_cannot_be_used_is_listed_with_its_fault(tmp_path: Path) -> None:
+    module(tmp_path, "raise RuntimeError('no')", "broken_of_a_list.py")
+    installed(tmp_path, {"short-of-test": {"shortest": "broken_of_a_list:Shortest"}})
+    path = module(tmp_path, SHORTEST.replace('"shortest"', '"mine"'))
+    fault = (
+        "got policy 'shortest' of package short-of-test, broken_of_a_list:Shortest, which cannot be "
+        "imported (RuntimeError: no); expected "
+    )
+    rows = json.loads(run("--policy-module", path, "--json").stdout)["policies"]
+    listed = {row["name"]: row for row in rows}
+    broken = listed["shortest"]
+    assert broken.pop("fault").startswith(fault)
+    assert broken == {
+        "name": "shortest",
+        "source": "short-of-test",
+        "parameters": [],
+        "orders": [],
+    }
+    mine = listed["mine"]
+    assert (mine["source"], mine["orders"], mine["fault"]) == (path, [], None)
+    assert [each["name"] for each in mine["parameters"]] == ["max_batch_size"]
+    built_in = listed["capped"]
+    assert (built_in["source"], built_in["fault"]) == ("built in", None)
+    assert "fcfs" in [order["name"] for order in built_in["orders"]]
+    lines = run("--policy-module", path).stdout.splitlines()
+    assert any(line.startswith(fault) for line in lines)
+    assert any(line.startswith("mine") and line.endswith(f"({path})") for line in lines)

@@ -585,7 +585,11 @@ def test_state_endpoints_answer() -> None:
             assert (await call(app, "GET", "/version")).json()["version"]
             entry = (await call(app, "GET", "/v1/models")).json()["data"][0]
             assert (entry["id"], entry["root"], entry["emulated"]) == ("tiny", "tiny", True)
-            assert b"kendall_queue_length 0.0" in (await call(app, "GET", "/metrics")).body
+            metrics = await call(app, "GET", "/metrics")
+            assert b"kendall_queue_length 0.0" in metrics.body
+            # Prometheus reads no other form, and text elsewhere is Latin-1
+            assert metrics.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+            assert (await call(app, "GET", "/load")).json() == {"server_load": 0}
             assert (await call(app, "GET", "/nowhere")).json()["error"]["code"] == "not_found"
             assert (await call(app, "GET", "/v1/completions")).status == 405
 

@@ -193,7 +193,13 @@ def test_a_padded_policy_is_served_unpadded(policy: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "code"), [(400, "invalid_request"), (499, "invalid_request"), (500, "engine_error")]
+    ("status", "code"),
+    [
+        *((status, "invalid_request") for status in (400, 402, 404, 406, 409, 422, 428, 499)),
+        # of the gateway's own key and of the server's load: no fault of the call
+        *((status, "engine_error") for status in (401, 403, 407, 408, 429)),
+        *((status, "engine_error") for status in (302, 399, 500, 503)),
+    ],
 )
 def test_an_error_of_the_other_server_is_the_clients_answer(status: int, code: str) -> None:
     async def run() -> None:

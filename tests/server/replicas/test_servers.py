@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from server.engines.base import Capabilities
 from tests.server.asgi import call, running
-from tests.server.mortal import words
+from tests.server.mortal import MortalEngine, words
 from tests.server.replicas.pooled import Pooled, pooled
 from tests.virtual_time import run_virtual
 
@@ -243,3 +244,33 @@ def test_one_engine_has_one_server_and_no_replicas() -> None:
             assert (answer.status, answer.json()["error"]["code"]) == (409, "no_replicas")
 
     run_virtual(main())
+
+
+def test_one_that_is_lost_while_the_others_start_serves_when_it_is_back() -> None:
+    """The queue begins with those that serve then; the return of the other begins an epoch."""
+    first: list[MortalEngine] = []
+
+    class Slow(MortalEngine):
+        async def start(self) -> Capabilities:
+            first.append(self)
+            if len(first) == 2:
+                first[0].kill()
+            return await super().start()
+
+    async def test(pool: Pooled) -> None:
+        batcher = pool.gateway.batcher
+        assert await pool.states() == {0: "restarting", 1: "serving"}
+        assert batcher.servers_in_use == {1}
+        calls = [pool.ask(40, number) for number in range(3)]
+        await asyncio.gather(*(made.task for made in calls))
+        assert {record.server_id for record in pool.records} == {1}
+        epoch = batcher.epoch
+        await asyncio.sleep(5.0)
+        assert await pool.states() == {0: "serving", 1: "serving"}
+        assert batcher.servers_in_use == {0, 1}
+        assert batcher.epoch == epoch + 1
+        calls = [pool.ask(40, number) for number in range(2)]
+        await asyncio.gather(*(made.task for made in calls))
+        assert {record.server_id for record in pool.records[3:]} == {0, 1}
+
+    play(test, policy="single", engine=Slow, start_takes=5.0)
