@@ -24,10 +24,11 @@ from policies.core import Request
 from policies.ordered import counts, order_of
 from queueing.estimation.change import Vector
 from queueing.estimation.speed.speeds import Speeds
-from queueing.estimation.window.snapshot import CENSORED, FIELDS, Snapshot
+from queueing.estimation.window.snapshot import FIELDS, Snapshot
 from queueing.latency.speed_path import SpeedPath, path_of_batches, path_of_slots
-from queueing.measurement.batch_means import BATCHES, batch_means_interval, replications_interval
+from queueing.measurement.batch_means import BATCHES, batch_means_interval, student
 from queueing.measurement.check import Check
+from queueing.measurement.statistics import WARM_UP
 from queueing.model import Model
 from queueing.models.soap.predictor_text import NO_PREDICTION
 from queueing.simulation import fast
@@ -38,7 +39,7 @@ DRAWS = 16  # of the residuals of batches
 DRIVEN = 1_000  # requests where the policy object is driven
 FEWEST = 20  # requests
 SPAN = 50  # batches of one speed, at least: their own residual is a part of it
-TOGETHER, FEWEST_PARTS = 4, 5  # batches in a part of the interval, and such parts
+TOGETHER, FEWEST_PARTS = 4, 10  # batches in a part of the interval, and such parts
 BLOCKS = 10  # of a window: the engine's speed is taken as constant in each
 
 
@@ -84,13 +85,13 @@ def check_window(seen: Snapshot, model: Model, speeds: Speeds, turnaround: float
     if not policy.joins_running:
         every = np.maximum(every, turnaround)
     modelled = every.mean(axis=0)
-    # the differences are of a path, and of few draws
-    apart = _interval(observed - modelled, requests.batch[judged], joins=policy.joins_running)
-    drawn = replications_interval(list(every)).half_width if len(every) > 1 else 0.0
+    # parts of one path, as in overload, need not be independent: what was seen is one more draw
+    within = _interval(observed - modelled, requests.batch[judged], joins=policy.joins_running)
+    half_width = max(within, _of_one_more(every.mean(axis=1)))
     return Check(
         observed=float(observed.mean()),
         modelled=float(modelled.mean()),
-        half_width=math.hypot(apart, drawn),
+        half_width=half_width,
         requests=int(observed.size),
         measured_services=_by_services(requests, model, judged),
     )
@@ -104,6 +105,14 @@ def _interval(differences: Vector, batch: Vector, *, joins: bool) -> float:
     if parts < FEWEST_PARTS:
         return math.inf
     return batch_means_interval(differences, batches=min(BATCHES, parts)).half_width
+
+
+def _of_one_more(means: Vector) -> float:
+    """Half width of where the mean of another draw lies about that of these; 0 of a single one."""
+    if means.size < 2:
+        return 0.0
+    spread = float(means.std(ddof=1)) * math.sqrt(1 + 1 / means.size)
+    return student(means.size - 1, 0.95) * spread
 
 
 def _plain(model: Model) -> Model:
@@ -142,10 +151,20 @@ def _requests(seen: Snapshot, model: Model) -> _Requests:
         outputs=np.maximum(np.nan_to_num(column["output_tokens"]), 1).astype(np.int64),
         predicted=column["predicted_tokens"],
         batch=column["batch_id"],
-        judged=(arrived >= seen.start) & np.isfinite(ends) & (column["ending"] <= CENSORED),
+        judged=_judged(seen, arrived, ends),
     )
     found = _with_running(found, seen) if joins else found
     return found.part(np.lexsort((found.dispatched, found.arrived, found.enters)))
+
+
+def _judged(seen: Snapshot, arrived: Vector, ends: Vector) -> npt.NDArray[np.bool_]:
+    """The same requests as the forecast is judged by (queueing.estimation.assumptions.verdict)."""
+    own = np.flatnonzero(arrived >= seen.start)
+    own = own[np.argsort(arrived[own], kind="stable")]
+    own = own[int(WARM_UP * own.size) :] if seen.start <= seen.epoch_at else own
+    judged = np.zeros(arrived.size, dtype=bool)
+    judged[own] = True
+    return judged & np.isfinite(ends)
 
 
 def _with_running(found: _Requests, seen: Snapshot) -> _Requests:

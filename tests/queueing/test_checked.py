@@ -168,6 +168,16 @@ def test_few_requests_and_orders_by_flow_have_none() -> None:
     assert looked(window_of(fair, 0.6, 100, 1), fair.law).compared.check is None
 
 
+@pytest.mark.parametrize("policy", ["capped:max_batch_size=8", "continuous:max_batch_size=8"])
+@pytest.mark.parametrize("window", WINDOWS)
+def test_it_is_of_the_requests_that_the_forecast_is_judged_by(policy: str, window: str) -> None:
+    model = model_of(policy)
+    compared = looked(WINDOWS[window](model, 1), model.law).compared
+    assert compared.check is not None
+    assert compared.check.requests == compared.n
+    assert compared.check.observed == pytest.approx(compared.observed.value, rel=1e-9)
+
+
 def test_it_speaks_json() -> None:
     model = model_of("single")
     compared = looked(window_of(model, 0.6, 300, 1), model.law).compared

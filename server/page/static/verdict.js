@@ -89,7 +89,7 @@ function compared(prediction, { gateway, look, unit, now, columns }) {
     return { says: [`Theory and observation disagree: ${why}`], why: details.length ? `${sentences(details)} ${of}.` : `${of}.`, aloud: `Theory and observation disagree: ${why}`, short: "Disagree", alarm: true, title: "Disagree" };
   }
   if (fits) {
-    const pair = [h("span", { class: "observed" }, duration(observed.value, unit)), " observed, ", h("span", { class: "predicted" }, duration(comparison.check.modelled, unit)), " modelled"];
+    const pair = [h("span", { class: "observed" }, duration(comparison.check.observed, unit)), " observed, ", h("span", { class: "predicted" }, duration(comparison.check.modelled, unit)), " modelled"];
     const steady = predicted.value === null ? "" : `, a steady state of ${duration(predicted.value, unit)},`;
     const forecast = comparison.verdict === "disagree" ? `${steady} does not hold: ${cause(comparison.reasons, comparison.assumptions)}. ${sentences(comparison.reasons.map((name) => comparison.assumptions[name]?.says).filter(Boolean))}` : `${steady} cannot be judged yet.`;
     return { says: ["The model agrees with the requests that came: ", ...pair], why: `${of}: ${checked(comparison.check)}. The forecast${forecast}`, aloud: "The model agrees with the requests that came", short: "Agree", title: "Agree" };
