@@ -17,6 +17,8 @@ from policies.registry import (
     class_fault,
     every_policy,
     is_built_in,
+    is_first_come,
+    may_preempt,
     policy_class,
     policy_names,
     use_modules,
@@ -101,6 +103,28 @@ def test_a_package_is_found_by_its_entry_point(tmp_path: Path) -> None:
             "choices": [],
         }
     ]
+
+
+def test_what_is_known_of_the_built_in_policies_is_not_of_those_from_outside(
+    tmp_path: Path,
+) -> None:
+    use_modules([module(tmp_path, SHORTEST)])
+    known = {
+        text: (is_built_in(policy), may_preempt(policy), is_first_come(policy))
+        for text in (
+            "dynamic",
+            "capped:max_batch_size=4,order=spjf",
+            "single:order=sprpt",
+            "shortest",
+        )
+        if (policy := parse_policy(text)) is not None
+    }
+    assert known == {
+        "dynamic": (True, False, True),
+        "capped:max_batch_size=4,order=spjf": (True, False, False),
+        "single:order=sprpt": (True, True, False),
+        "shortest": (False, True, False),
+    }
 
 
 @pytest.mark.parametrize(

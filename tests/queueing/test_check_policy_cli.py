@@ -113,8 +113,8 @@ def test_a_policy_that_cannot_be_used_is_listed_with_its_fault(tmp_path: Path) -
     installed(tmp_path, {"short-of-test": {"shortest": "broken_of_a_list:Shortest"}})
     path = module(tmp_path, SHORTEST.replace('"shortest"', '"mine"'))
     fault = (
-        "got policy 'shortest' of package short-of-test, broken_of_a_list:Shortest, which cannot be "
-        "imported (RuntimeError: no); expected "
+        "got policy 'shortest' of package short-of-test, broken_of_a_list:Shortest, which cannot "
+        "be imported (RuntimeError: no); expected "
     )
     rows = json.loads(run("--policy-module", path, "--json").stdout)["policies"]
     listed = {row["name"]: row for row in rows}
