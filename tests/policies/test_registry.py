@@ -237,6 +237,24 @@ def test_a_module_that_is_not_there(named: str) -> None:
         use_modules([named])
 
 
+def test_a_module_by_its_name_that_lacks_another_is_there(tmp_path: Path) -> None:
+    module(tmp_path, "import nothing_of_test", "lacking_of_test.py")
+    module(tmp_path, "1/0", "failing_of_test.py")
+    for named in ("lacking_of_test", "failing_of_test"):
+        with pytest.raises(SpecError, match="expected a module without this error"):
+            use_modules([named])
+
+
+def test_a_broken_module_of_the_variable_is_listed_with_its_fault(
+    tmp_path: Path, patch: pytest.MonkeyPatch
+) -> None:
+    path = module(tmp_path, "1/0")
+    patch.setenv(VARIABLE, path)
+    (listed,) = [each for each in every_policy() if each.source == path]
+    assert (listed.name, listed.cls) == (path, None)
+    assert "cannot be imported (ZeroDivisionError" in str(listed.fault)
+
+
 def test_an_empty_name_is_refused() -> None:
     with pytest.raises(SpecError, match="got --policy-module ''; expected a module"):
         use_modules([""])
