@@ -39,7 +39,12 @@ def test_every_pattern_and_every_listed_file_is_there(tool: ModuleType) -> None:
     patterns = [pattern for group in settings["groups"].values() for pattern in group]
     assert [pattern for pattern in patterns if not list(ROOT.glob(pattern))] == []
     tests = [test for near in settings["nearest"].values() for test in near]
-    files = [*settings["nearest"], *tests, *(row["file"] for row in settings["known"])]
+    files = [
+        *settings["on_vllm"],
+        *settings["nearest"],
+        *tests,
+        *(row["file"] for row in settings["known"]),
+    ]
     assert sorted({file for file in files if not (ROOT / file).is_file()}) == []
 
 

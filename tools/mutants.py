@@ -40,8 +40,6 @@ PYTEST = (
     "-qx",
     "--tb=no",
     "-rfE",
-    "-m",
-    "not slow and not engine",
     "--timeout",
     str(TEST_LIMIT),
     "-p",
@@ -96,8 +94,13 @@ def lines_of(file: str) -> list[str]:
     return (ROOT / file).read_text(encoding="utf-8").splitlines()
 
 
+def marks_of(file: str) -> str:
+    """Which tests are held against its faults: vLLM itself starts for those of few files."""
+    return "not slow" if file in SETTINGS["on_vllm"] else "not slow and not engine"
+
+
 def failing(
-    tests: Sequence[str], place: Path, seconds: float, compiled: str = ".numba"
+    tests: Sequence[str], place: Path, seconds: float, marks: str, compiled: str = ".numba"
 ) -> str | None:
     """The first file of tests that fails in a copy of the tree, whose kernels are kept in the
     folder `compiled`. Raises subprocess.TimeoutExpired.
@@ -108,7 +111,7 @@ def failing(
         "NUMBA_CACHE_DIR": str(place / compiled),
     }
     with subprocess.Popen(
-        [sys.executable, *PYTEST, *tests],
+        [sys.executable, *PYTEST, "-m", marks, *tests],
         cwd=place,
         env=environment,
         stdout=subprocess.PIPE,
@@ -135,6 +138,7 @@ def killer(mutant: Mutant, place: Path, limit: float) -> str | None:
     before = target.read_text(encoding="utf-8")
     target.write_text(mutant.text, encoding="utf-8")
     nearest: list[str] = SETTINGS["nearest"].get(mutant.file, [])
+    marks = marks_of(mutant.file)
     others = [each for each in tests_of(mutant.file, mutant.within) if each not in nearest]
     # kernels of other files are not compiled again for a part of theirs that has changed
     compiled = f".numba-{mutant.file.replace('/', '-')}" if "@inner" in before else ".numba"
@@ -148,7 +152,7 @@ def killer(mutant: Mutant, place: Path, limit: float) -> str | None:
             filter(
                 None,
                 (
-                    failing(part, place, max(ends_at - time.monotonic(), 0.1), compiled)
+                    failing(part, place, max(ends_at - time.monotonic(), 0.1), marks, compiled)
                     for part in parts
                     if part
                 ),
@@ -175,14 +179,16 @@ def main() -> int:
     groups = [options.group] if options.group else list(SETTINGS["groups"])
     chosen, places = sample(groups, options.seed, options.count), SimpleQueue[Path]()
     results: dict[str, list[bool]] = {group: [] for group in groups}
-    sound: dict[str, bool] = {}  # files of tests that killed a fault: whether they pass without one
+    # files of tests that killed a fault, by their marks: whether they pass without one
+    sound: dict[tuple[str, str], bool] = {}
 
     def judge(mutant: Mutant) -> None:
         place = places.get()
         test = killer(mutant, place, options.limit)
-        if test is not None and test not in sound:
-            sound[test] = failing([test], place, 10 * options.limit) is None
-        results[mutant.group].append(dead := test is not None and sound[test])
+        marks = marks_of(mutant.file)
+        if test is not None and (test, marks) not in sound:
+            sound[test, marks] = failing([test], place, 10 * options.limit, marks) is None
+        results[mutant.group].append(dead := test is not None and sound[test, marks])
         places.put(place)
         done, fate = sum(map(len, results.values())), "killed" if dead else "SURVIVED"
         print(
@@ -206,7 +212,7 @@ def main() -> int:
     results["all"] = [dead for each in results.values() for dead in each]
     for group, dead in results.items():
         print(f"{group:30s} {sum(dead)} of {len(dead)} killed, {100 * sum(dead) / len(dead):.0f} %")
-    if broken := sorted(test for test, good in sound.items() if not good):
+    if broken := sorted({test for (test, _), good in sound.items() if not good}):
         print("fail without a fault:", *broken)
         return 2
     return (

@@ -344,6 +344,10 @@ def test_batches_have_members_of_one_bin() -> None:
         ("single:order=spjf,aging=-1", "got aging=-1; expected finite seconds >= 0"),
         ("single:order=spjf,aging=inf", "got aging=inf; expected finite seconds >= 0"),
         ("single:order=trail,c=-0.1", "got c=-0.1; expected a number >= 0"),
+        (
+            "single:order=spjf,aging=x",
+            "got aging='x' for policy single; expected a number, or a duration with its unit",
+        ),
         ("single:order=mlfq,levels=0", "got levels=0; expected a whole number from 1 to 30"),
         ("single:order=mlfq,levels=31", "got levels=31; expected a whole number from 1 to 30"),
         ("single:order=fb,quantum=1000000000000001", "got quantum=1000000000000001"),

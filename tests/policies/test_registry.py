@@ -17,6 +17,8 @@ from policies.registry import (
     class_fault,
     every_policy,
     is_built_in,
+    is_first_come,
+    may_preempt,
     policy_class,
     policy_names,
     use_modules,
@@ -101,6 +103,28 @@ def test_a_package_is_found_by_its_entry_point(tmp_path: Path) -> None:
             "choices": [],
         }
     ]
+
+
+def test_what_is_known_of_the_built_in_policies_is_not_of_those_from_outside(
+    tmp_path: Path,
+) -> None:
+    use_modules([module(tmp_path, SHORTEST)])
+    known = {
+        text: (is_built_in(policy), may_preempt(policy), is_first_come(policy))
+        for text in (
+            "dynamic",
+            "capped:max_batch_size=4,order=spjf",
+            "single:order=sprpt",
+            "shortest",
+        )
+        if (policy := parse_policy(text)) is not None
+    }
+    assert known == {
+        "dynamic": (True, False, True),
+        "capped:max_batch_size=4,order=spjf": (True, False, False),
+        "single:order=sprpt": (True, True, False),
+        "shortest": (False, True, False),
+    }
 
 
 @pytest.mark.parametrize(
@@ -211,6 +235,24 @@ def test_what_is_wrong_with_a_module_is_said(tmp_path: Path, text: str, says: st
 def test_a_module_that_is_not_there(named: str) -> None:
     with pytest.raises(SpecError, match=r"which cannot be imported \(.*\); expected the name of"):
         use_modules([named])
+
+
+def test_a_module_by_its_name_that_lacks_another_is_there(tmp_path: Path) -> None:
+    module(tmp_path, "import nothing_of_test", "lacking_of_test.py")
+    module(tmp_path, "1/0", "failing_of_test.py")
+    for named in ("lacking_of_test", "failing_of_test"):
+        with pytest.raises(SpecError, match="expected a module without this error"):
+            use_modules([named])
+
+
+def test_a_broken_module_of_the_variable_is_listed_with_its_fault(
+    tmp_path: Path, patch: pytest.MonkeyPatch
+) -> None:
+    path = module(tmp_path, "1/0")
+    patch.setenv(VARIABLE, path)
+    (listed,) = [each for each in every_policy() if each.source == path]
+    assert (listed.name, listed.cls) == (path, None)
+    assert "cannot be imported (ZeroDivisionError" in str(listed.fault)
 
 
 def test_an_empty_name_is_refused() -> None:

@@ -79,6 +79,7 @@ def test_the_usual_policies_have_the_size_in_force_within_what_the_engine_holds(
         (CAPPED, 16, [4, 16]),
         (CAPPED, 15, [4]),
         ("capped:max_batch_size=1", None, [2, 4]),
+        ("capped:max_batch_size=5", None, [2, 10, 20]),
         ("dynamic", None, [4, 8, 16]),
         ("dynamic", 8, [4, 8]),
         ("single", None, []),

@@ -125,7 +125,7 @@ class There:
     serving: Any
     chat: Chat
     module: Any
-    built: tuple[Any, ...]
+    built: list[tuple[Any, ...]]
 
 
 ENGINE = SimpleNamespace(
@@ -159,7 +159,7 @@ def there(monkeypatch: pytest.MonkeyPatch) -> Iterator[There]:
     names = "ChatCompletion Completion Responses AnthropicMessages AnthropicCountTokens"
     vars(points).update(
         {f"{name}Request": Body for name in names.split()},
-        EngineClient=type("EngineClient", (), {"register": staticmethod(lambda _: None)}),
+        EngineClient=SimpleNamespace(register=lambda kind: built.append((kind,))),
         EngineDeadError=RuntimeError,
         FlexibleArgumentParser=Parser,
         make_arg_parser=lambda parser: parser,
@@ -186,7 +186,7 @@ def there(monkeypatch: pytest.MonkeyPatch) -> Iterator[There]:
     import server.front.serving as module
 
     serving = asyncio.run(module.VllmServing.build(ENGINE, SETTINGS))
-    yield There(serving, chat, module, built[0])
+    yield There(serving, chat, module, built)
     sys.modules.pop(SERVING, None)  # it holds the stand-ins
     if hasattr(server.front, "serving"):
         del server.front.serving
@@ -212,7 +212,8 @@ def part(*tokens: Token, prompt_logprobs: Sequence[Any] | None = None, index: in
 
 
 def test_vllm_is_told_of_names_tools_and_structured_outputs(there: There) -> None:
-    proxy, arguments, tasks = there.built
+    (kind,), (proxy, arguments, tasks) = there.built
+    assert isinstance(proxy, kind), "it passes for an engine of vLLM's"
     assert proxy.renderer is ENGINE.renderer
     assert tasks == ("generate",)
     assert arguments.given == ["--model", "/models/tiny"]

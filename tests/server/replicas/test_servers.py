@@ -61,6 +61,7 @@ def test_a_server_that_is_removed_ends_what_it_has_and_gets_nothing_new() -> Non
         answer = await pool.resize(1)
         assert (answer.status, answer.json()["replicas"]) == (200, 1)
         assert await pool.states() == {0: "serving", 1: "draining"}
+        assert [each["in_service"] for each in (await pool.servers())["servers"]] == [1, 1]
         assert (pool.in_service, pool.gateway.batcher.epoch) == ([1, 1], epoch + 1)
         await asyncio.sleep(1.9)
         assert await pool.states() == {0: "serving", 1: "draining"}
@@ -274,3 +275,28 @@ def test_one_that_is_lost_while_the_others_start_serves_when_it_is_back() -> Non
         assert {record.server_id for record in pool.records[3:]} == {0, 1}
 
     play(test, policy="single", engine=Slow, start_takes=5.0)
+
+
+def test_a_gateway_that_ends_leaves_no_start_behind() -> None:
+    async def main() -> None:
+        async with pooled(start_takes=1000.0) as pool:
+            make = pool.pool._make
+
+            def slow(server_id: int) -> Any:
+                made = make(server_id)
+                made.life = 1
+                return made
+
+            pool.pool._make = slow
+            await pool.resize(3)
+            await asyncio.sleep(1.0)
+            assert await pool.states() == {0: "serving", 1: "serving", 2: "starting"}
+            assert "start-server-2" in names()
+            ends = asyncio.get_running_loop().time()
+        assert names() == set()
+        assert asyncio.get_running_loop().time() < ends + 100, "nobody waits for it"
+
+    def names() -> set[str]:
+        return {each.get_name() for each in asyncio.all_tasks() if "server" in each.get_name()}
+
+    run_virtual(main())
