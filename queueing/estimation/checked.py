@@ -164,7 +164,8 @@ def _judged(seen: Snapshot, arrived: Vector, ends: Vector) -> npt.NDArray[np.boo
     own = own[int(WARM_UP * own.size) :] if seen.start <= seen.epoch_at else own
     judged = np.zeros(arrived.size, dtype=bool)
     judged[own] = True
-    return judged & np.isfinite(ends)
+    judged &= np.isfinite(ends)
+    return judged
 
 
 def _with_running(found: _Requests, seen: Snapshot) -> _Requests:
