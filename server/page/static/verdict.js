@@ -83,7 +83,7 @@ function compared(prediction, { gateway, look, unit, now, columns }) {
   const of = `Mean ${what} under ${policyWords(prediction.policy)}${look.stopped ? ", of the requests that came; none come now" : ""}`;
   if (comparison.verdict === "agree") return { says: with_("Theory and observation agree"), why: `${of}.`, aloud: "Theory and observation agree", short: "Agree", title: "Agree" };
   const fits = comparison.check?.verdict === "agree" && comparison.check.ratio_high - comparison.check.ratio <= NARROW;
-  if (comparison.verdict === "disagree" && !(fits && comparison.reasons.every((name) => OF_THE_FORECAST.has(name)))) {
+  if (comparison.verdict === "disagree" && !(fits && comparison.reasons.length && comparison.reasons.every((name) => OF_THE_FORECAST.has(name)))) {
     const why = cause(comparison.reasons, comparison.assumptions);
     const details = comparison.reasons.map((name) => comparison.assumptions[name]?.says).filter(Boolean);
     return { says: [`Theory and observation disagree: ${why}`], why: details.length ? `${sentences(details)} ${of}.` : `${of}.`, aloud: `Theory and observation disagree: ${why}`, short: "Disagree", alarm: true, title: "Disagree" };
