@@ -8,6 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from server.runtime.errors import ApiError
+from server.security.routes import ANTHROPIC
 
 Name = Literal["chat", "completions", "responses", "messages", "count_tokens"]
 Dialect = Literal["openai", "responses", "anthropic"]
@@ -45,11 +46,17 @@ COUNT_TOKENS = Endpoint(
 )
 
 
+def dialect_of(path: str) -> Dialect:
+    """The words of an error that comes before, or instead of, the path's endpoint."""
+    return "anthropic" if path in ANTHROPIC else "openai"
+
+
 def error_body(dialect: Dialect, error: ApiError) -> dict[str, Any]:
     """The JSON of an answer that is an error."""
     if dialect != "anthropic":
         return error.body()
-    kind = ANTHROPIC_TYPES.get(error.status, "api_error")
+    others = "api_error" if error.status >= 500 else "invalid_request_error"
+    kind = ANTHROPIC_TYPES.get(error.status, others)
     said = {"type": kind, "message": error.message, "code": error.code, "param": error.param}
     return {"type": "error", "error": said}
 

@@ -22,7 +22,7 @@ from server.engines.base import describe_engine
 from server.engines.passing import SENDER
 from server.gateway import Gateway, restarts_of
 from server.http.api.answers import ChatAnswer, CompletionAnswer
-from server.http.api.failures import add_failures
+from server.http.api.failures import add_failures, in_words_of
 from server.http.api.models import add_models
 from server.http.api.openapi import ANSWERING, answers, body, document, errors
 from server.http.api.parameters import ADVICE_QUERY, CALL_HEADERS
@@ -87,7 +87,8 @@ class _App(FastAPI):
         elif (rejection := self.guard.rejection(scope)) is not None:
             if isinstance(rejection, Denial):
                 self.audit.denied(scope, rejection.reason)
-            await rejection(scope, receive, stamped(scope, send))
+            told = in_words_of(scope["path"], rejection)
+            await told(scope, receive, stamped(scope, send))
         elif scope["method"] in BODILESS:
             if scope["path"] == EVENTS:
                 send = self._while_admitted(scope, send)

@@ -18,11 +18,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
-from starlette.responses import Response
 from starlette.types import Scope
 
 from queueing.commands.remote import address_of, is_loopback
 from server.security import denials
+from server.security.early_answer import RejectionResponse
 from server.security.keys import holder
 from server.security.routes import ADMIN, ANTHROPIC, PAGE_FILES, WORK, paths
 from server.security.settings import SecuritySettings
@@ -69,7 +69,7 @@ class Guard:
             origin.lower().encode() for origin in settings.allowed_origins
         )
 
-    def rejection(self, scope: Scope) -> Response | None:
+    def rejection(self, scope: Scope) -> RejectionResponse | None:
         """The answer to a call that may not be; None where it may. Does not read the body."""
         path = scope["path"]
         asks = scope["method"] == "OPTIONS"  # a browser, without a key, what it may do
@@ -80,7 +80,7 @@ class Guard:
             headers.get(b"content-length")
         )
 
-    def _length_refused(self, length: bytes | None) -> Response | None:
+    def _length_refused(self, length: bytes | None) -> RejectionResponse | None:
         if (
             length is None
             or not length.isdigit()
@@ -89,7 +89,7 @@ class Guard:
             return None
         return self._too_large
 
-    def _right_refused(self, scope: Scope, path: str, headers: Headers) -> Response | None:
+    def _right_refused(self, scope: Scope, path: str, headers: Headers) -> RejectionResponse | None:
         if path.startswith(ADMIN):
             return self._admin_refused(scope, path, headers)
         if self._api_keys or (self._metrics_need_key and path in self._probes):
@@ -103,7 +103,7 @@ class Guard:
             else None
         )
 
-    def _client_refused(self, scope: Scope, headers: Headers) -> Response | None:
+    def _client_refused(self, scope: Scope, headers: Headers) -> RejectionResponse | None:
         token = _bearer(headers)
         if token is None and scope["path"] in ANTHROPIC:
             token = headers.get(b"x-api-key") or None
@@ -115,7 +115,7 @@ class Guard:
         scope[CALLER] = key.name
         return None
 
-    def _admin_refused(self, scope: Scope, path: str, headers: Headers) -> Response | None:
+    def _admin_refused(self, scope: Scope, path: str, headers: Headers) -> RejectionResponse | None:
         if headers.get(b"sec-fetch-site") in OTHER_PAGES:
             return denials.OTHER_PAGE
         token = _bearer(headers)

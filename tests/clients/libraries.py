@@ -291,7 +291,8 @@ class OpenAIAgents:
     def plain(self, asked: Asked) -> str:
         import agents
 
-        agent = self._agent(asked, [], **asked.sampling)
+        # an answer that its token limit ends is an error to the library
+        agent = self._agent(asked, [], extra_body={"stop": ["n"]}, **asked.sampling)
         return str(agents.Runner.run_sync(agent, QUESTION).final_output)
 
     def stream(self, asked: Asked) -> list[str]:
@@ -386,7 +387,8 @@ class DSPy:
         async def pieces() -> list[Any]:
             return [piece async for piece in dspy.streamify(Ask())()]
 
-        return [repr(p) for p in asyncio.run(pieces())]
+        *chunks, _prediction = asyncio.run(pieces())
+        return _deltas(chunks)
 
     def tools(self, asked: Asked) -> list[dict[str, Any]]:
         (answer,) = self._model(asked, **asked.forced)(

@@ -376,11 +376,13 @@ def test_patience_and_the_bound_of_the_queue_hold() -> None:
             await asyncio.sleep(0.1)
             full = await kendall.answer(PROMPT)
             assert (full.status, full.json()["error"]["code"]) == (429, "queue_full")
+            told = (await kendall.answer(PROMPT, "/v1/messages")).json()
+            assert (told["type"], told["error"]["type"]) == ("error", "rate_limit_error")
             await asyncio.gather(*(call.task for call in calls))
             assert [call.status for call in calls] == [200, 429, 429]
             assert calls[1].json()["error"]["code"] == "queue_timeout"
             outcomes = [record.outcome for record in kendall.records]
-            assert outcomes == ["rejected", "abandoned", "abandoned", "completed"]
+            assert outcomes == ["rejected", "rejected", "abandoned", "abandoned", "completed"]
 
     play(test)
 

@@ -186,6 +186,31 @@ def test_anthropics_clients_send_their_keys_in_a_header_of_their_own(path: str) 
     run_virtual(main())
 
 
+@pytest.mark.parametrize("path", sorted(ANTHROPIC))
+def test_anthropics_clients_are_refused_in_their_own_words(path: str) -> None:
+    """Also before the call reaches its route: by the guard, and for another method."""
+    other = (404, "not_found_error") if "openai" in path else (405, "invalid_request_error")
+
+    async def main() -> None:
+        async with secured(api_keys=API_KEYS, max_body_bytes=100) as (app, _):
+            body = {"model": "tiny", "messages": []}
+            key = {"x-api-key": API}
+            for method, sent, headers, status, kind in (
+                ("POST", body, {}, 401, "authentication_error"),
+                ("POST", body, {"x-api-key": "wrong"}, 401, "authentication_error"),
+                ("POST", body | {"system": "a" * 100}, key, 413, "request_too_large"),
+                ("POST", body, key, 501, "invalid_request_error"),
+                ("GET", None, key, *other),
+            ):
+                asked = await call(app, method, path, sent, headers)
+                assert asked.status == status
+                told = asked.json()
+                assert told.keys() == {"type", "error"}
+                assert (told["type"], told["error"]["type"]) == ("error", kind)
+
+    run_virtual(main())
+
+
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 def test_the_hot_routes_refuse_before_the_body_is_read(path: str) -> None:
     async def main() -> None:

@@ -1,5 +1,5 @@
-"""Every failure of a route in OpenAI's shape: its own errors, unknown paths and methods, bad
-parameters, bugs.
+"""Every failure of a route in OpenAI's shape, or the endpoint's own: its errors, unknown paths and
+methods, bad parameters, bugs.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Match
 from starlette.types import Scope
 
+from server.front.endpoints import dialect_of, error_body
 from server.http.bodies import is_unread
 from server.runtime.errors import ApiError
 from server.runtime.wording import brief
@@ -28,18 +29,16 @@ def add_failures(app: FastAPI) -> None:
 
     @app.exception_handler(ApiError)
     async def api_error(request: Request, error: ApiError) -> JSONResponse:
-        return RejectionResponse(error) if is_unread(request.scope) else _page(error)
+        if is_unread(request.scope):
+            return in_words_of(request.url.path, RejectionResponse(error))
+        return _page(error)
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> JSONResponse:
         code = _CODES.get(error.status_code, "error")
-        page = RejectionResponse(
-            ApiError(
-                error.status_code,
-                code,
-                f"{request.method} {brief(request.url.path)}: {error.detail}",
-            )
-        )
+        path = request.url.path
+        message = f"{request.method} {brief(path)}: {error.detail}"
+        page = in_words_of(path, RejectionResponse(ApiError(error.status_code, code, message)))
         if error.status_code == 405:
             page.headers["allow"] = ", ".join(sorted(_methods(app, request.scope)))
         return page
@@ -62,6 +61,14 @@ def add_failures(app: FastAPI) -> None:
                 500, "internal_error", "internal error of the gateway; its log has the details"
             )
         )
+
+
+def in_words_of(path: str, rejection: RejectionResponse) -> RejectionResponse:
+    """The same in the shape of the endpoint at this path, which the call has not reached."""
+    dialect, error = dialect_of(path), rejection.error
+    if dialect == "openai":
+        return rejection
+    return RejectionResponse(error, body=error_body(dialect, error))
 
 
 def _page(error: ApiError) -> JSONResponse:

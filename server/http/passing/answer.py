@@ -195,7 +195,7 @@ class PassedAnswer(Submitted):
         """In the words of the route, behind what has been written."""
         assert self.error is not None
         call = self._requests[0].call
-        body = self.error.body()
+        body = self._options.error_body(self.error)
         if call is not None and call.path in CHAT:
             return b"data: " + msgspec.json.encode(body) + b"\n\n" + DONE
         return b"event: error\ndata: " + msgspec.json.encode({"type": "error", **body}) + b"\n\n"

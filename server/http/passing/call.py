@@ -18,6 +18,7 @@ from server.admission.limits import check_sequences
 from server.admission.rejections import EARLY
 from server.engines.base import EngineRequest, Sampling
 from server.engines.passing import PROMPT_START, PassedCall, PassingEngine
+from server.front.endpoints import dialect_of, error_body
 from server.gateway import Gateway
 from server.http.api.limits import check_prompt
 from server.http.api.validation import read_body
@@ -283,6 +284,7 @@ def _options(
         n=1,
         failure=gateway.overload.rejections.failure,
         timeouts=timeouts,
+        error_body=partial(error_body, dialect_of(incoming.endpoint.path)),
     )
 
 

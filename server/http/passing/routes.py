@@ -12,6 +12,7 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from server.front.endpoints import dialect_of
 from server.gateway import Gateway
 from server.http.api.openapi import ANSWERING, errors
 from server.http.api.parameters import CALL_HEADERS
@@ -48,7 +49,7 @@ def add_passing(app: FastAPI, gateway: Gateway) -> Mapping[str, Call]:
             responses=errors(*ANSWERING),
             openapi_extra=OBJECT,
         )
-    found = {path: direct(gateway, make) for path, make in makes.items()}
+    found = {path: direct(gateway, make, dialect_of(path)) for path, make in makes.items()}
     return found | {f"/openai{path}": found[path] for path in ALSO_UNDER_OPENAI}
 
 
