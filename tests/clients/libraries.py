@@ -1,10 +1,10 @@
 """Client libraries as their users call them. Runs in an environment of `make setup-clients`:
 libraries.py NAME ASKED prints what came of each kind of call as JSON.
 
-ASKED, a JSON object: the gateway's `url`, an API key for each kind of call in `keys`, and `bias`,
-a logit bias with which the answers of a random model end as soon as they may. Only the call under
-`limited` is made three times: its key has one call each `--rate-limit` seconds, so that the second
-one is refused, and the third, for which the library may retry, at first.
+ASKED, a JSON object: the gateway's `url`; `keys`, an API key for each kind of call; `bias`, a logit
+bias that ends the answers of a random model as soon as they may end. Each key has one call in some
+seconds. The key `limited` makes three: the second is refused, and so is the first try of the third,
+for which the library may retry.
 """
 
 from __future__ import annotations
@@ -12,16 +12,15 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol
 
 from pydantic import BaseModel
 
 TOKENS, TOOL_TOKENS = 8, 200
 QUESTION = "What about the weather?"
 MESSAGES: Any = [{"role": "user", "content": QUESTION}]
-Answer = TypeVar("Answer")
 
 
 class Weather(BaseModel):
@@ -37,7 +36,7 @@ TOOL: Any = {"type": "function", "function": FUNCTION}
 
 @dataclass(frozen=True)
 class Asked:
-    """One call. `retries`: as the library does by default, or once more where it does not."""
+    """One call. `retries`: as many as the library makes by default, else none."""
 
     url: str
     key: str
@@ -138,10 +137,9 @@ class Anthropic:
         answer = self._client(asked).messages.create(
             model=asked.model,
             messages=MESSAGES,
-            max_tokens=TOOL_TOKENS,
+            max_tokens=2000,  # the endpoint has no bias
             tools=[{"name": "weather", "input_schema": Weather.model_json_schema()}],
-            tool_choice={"type": "any"},
-            extra_body={"logit_bias": asked.bias},
+            tool_choice={"type": "tool", "name": "weather"},
         )
         return [block.input for block in answer.content if block.type == "tool_use"]
 
@@ -221,11 +219,17 @@ class LlamaIndex:
 
         return [ChatMessage(role="user", content=QUESTION)]
 
+    def _sampled(self, asked: Asked) -> Any:
+        """Its own field of the temperature has a check that would keep a wrong one back."""
+        return self._model(
+            asked, max_tokens=TOKENS, additional_kwargs={"temperature": asked.temperature}
+        )
+
     def plain(self, asked: Asked) -> str:
-        return str(self._model(asked, **asked.sampling).chat(self._messages()).message.content)
+        return str(self._sampled(asked).chat(self._messages()).message.content)
 
     def stream(self, asked: Asked) -> list[str]:
-        pieces = self._model(asked, **asked.sampling).stream_chat(self._messages())
+        pieces = self._sampled(asked).stream_chat(self._messages())
         return [piece.delta for piece in pieces if piece.delta]
 
     def tools(self, asked: Asked) -> list[dict[str, Any]]:
@@ -234,9 +238,8 @@ class LlamaIndex:
         model = self._model(
             asked, max_tokens=TOOL_TOKENS, additional_kwargs={"logit_bias": asked.bias}
         )
-        answer = model.chat_with_tools(
-            [FunctionTool.from_defaults(weather)], user_msg=QUESTION, tool_required=True
-        )
+        tool = FunctionTool.from_defaults(dict, name="weather", fn_schema=Weather)
+        answer = model.chat_with_tools([tool], user_msg=QUESTION, tool_required=True)
         return [call.tool_kwargs for call in model.get_tool_calls_from_response(answer)]
 
 
@@ -416,14 +419,7 @@ class AISuite:
         return _deltas(self._create(asked, stream=True, **asked.sampling))
 
     def tools(self, asked: Asked) -> list[dict[str, Any]]:
-        return _arguments(
-            self._create(asked, tools=[TOOL], tool_choice="required", **asked.forced)
-        )
-
-
-def weather(city: Literal["Paris", "Rome"], days: Literal[1, 2, 3, 4, 5, 6, 7]) -> str:
-    """The weather of a city over some days."""
-    return f"{city}: sunny for {days} days"
+        return _arguments(self._create(asked, tools=[TOOL], tool_choice="required", **asked.forced))
 
 
 def _deltas(chunks: Any) -> list[str]:
