@@ -113,7 +113,7 @@ def section() -> str:
         "which the library sends again once, after the time that `Retry-After` asks for. All of",
         "them do (`tests/clients/test_libraries.py`, in `make test-all`; `make setup-clients`).",
         "",
-        f"| library | version | {' | '.join(STATUSES)} | |",
+        f"| library | version | {' | '.join(STATUSES)} | remark |",
         f"|---|---|{'---|' * len(STATUSES)}---|",
     ]
     for name, library in LIBRARIES.items():
