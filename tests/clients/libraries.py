@@ -238,7 +238,7 @@ class LlamaIndex:
         model = self._model(
             asked, max_tokens=TOOL_TOKENS, additional_kwargs={"logit_bias": asked.bias}
         )
-        tool = FunctionTool.from_defaults(dict, name="weather", fn_schema=Weather)
+        tool = FunctionTool.from_defaults(Weather, fn_schema=Weather)
         answer = model.chat_with_tools([tool], user_msg=QUESTION, tool_required=True)
         return [call.tool_kwargs for call in model.get_tool_calls_from_response(answer)]
 
