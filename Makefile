@@ -25,8 +25,10 @@ setup-dev: ## the same with the development tools that test, check and others ne
 setup-system: ## Prometheus, Chromium and nginx from Debian's packages, for the tests that use them
 	@tools/setup_system.sh
 
-setup-clients: ## LangChain, Instructor and other client libraries in .venv-clients, for the tests that use them
+setup-clients: ## LangChain, Instructor and other client libraries in .venv-clients* and tests/clients/node, for the tests that use them
 	@$(PYTHON) -m venv .venv-clients && .venv-clients/bin/pip install -q -r tests/clients/requirements.txt
+	@$(PYTHON) -m venv .venv-clients-llama-index && .venv-clients-llama-index/bin/pip install -q -r tests/clients/llama-index.txt
+	@npm ci --prefix tests/clients/node --silent
 
 setup-ray: setup ## Ray in .venv, for --engine ray and its tests
 	@$(BIN)/python -m pip install -q ray==2.60.0

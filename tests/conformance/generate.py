@@ -15,6 +15,7 @@ from collections import Counter
 from importlib import metadata
 from pathlib import Path
 
+from tests.clients import table
 from tests.conformance import openai_python, schema_fuzz
 from tests.conformance.junit import Case
 from tests.conformance.served import MAX_OUTPUT_TOKENS, served
@@ -58,7 +59,7 @@ def page(
     cases: list[Case], fuzzed: list[schema_fuzz.Outcome], statuses: list[tuple[Row | WireRow, bool]]
 ) -> str:
     """The whole page."""
-    parts = [_head(), _openai(cases), _schema(fuzzed), _statuses(statuses)]
+    parts = [_head(), _openai(cases), table.section(), _schema(fuzzed), _statuses(statuses)]
     return "\n\n".join(parts) + "\n"
 
 
