@@ -30,7 +30,7 @@ from server.http.api.schema import AutopilotChange, ChatRequest, CompletionReque
 from server.http.api.servers import add_servers
 from server.http.api.tokenizing import add_tokenizing
 from server.http.api.validation import field_in, parse
-from server.http.bodies import LEASE, BodyBudget
+from server.http.bodies import BodyBudget
 from server.http.call import answer, direct
 from server.http.client_connection import watch_client
 from server.http.front.fields import (
@@ -52,6 +52,7 @@ from server.runtime.wording import brief
 from server.security.audit import Audit
 from server.security.cors import cors
 from server.security.denials import Denial
+from server.security.early_answer import LEASE
 from server.security.guard import Guard
 from server.security.routes import ADMIN
 from server.telemetry.metrics import exposition

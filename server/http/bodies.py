@@ -18,7 +18,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from starlette.types import Message, Receive, Scope
+from starlette.types import Message, Receive
 
 from server.runtime.errors import ApiError
 
@@ -27,7 +27,6 @@ MOST_VALUES = 1 << 18  # of a body beyond that: token ids, messages, fields; aga
 CONTAINER = 4  # values that a list or an object counts for
 # lists and objects of a body: these, and four for each token of the context, up to the most
 FEW_CONTAINERS, MOST_CONTAINERS = 1 << 12, 1 << 15
-LEASE = "kendall.body"  # key of a request's scope
 FREE_BYTES = 1 << 18  # of each body
 BUDGET = 128 << 20  # bytes of all bodies, or eight of the largest
 PIECE = 1 << 16  # bytes between two chances of the event loop
@@ -88,12 +87,6 @@ class Lease:
         self._ended = True
         self._budget.held -= self._held
         self._held = 0
-
-
-def is_unread(scope: Scope) -> bool:
-    """Whether a part of a request's body may still be on its way."""
-    lease: Lease | None = scope.get(LEASE)
-    return lease is not None and not lease.whole
 
 
 async def parsed(body: bytes, parse: Callable[[bytes], _T], context: int | None = None) -> _T:

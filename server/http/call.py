@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from starlette.requests import ClientDisconnect
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from server.admission.control import caller_of
@@ -27,7 +27,7 @@ from server.http.api.limits import check_answer_size, check_fields, check_size
 from server.http.api.schema import ChatRequest, CompletionRequest
 from server.http.api.validation import read_body, validate
 from server.http.arrival_timestamps import RECEIVED_AT
-from server.http.bodies import LEASE, is_unread, parsed
+from server.http.bodies import parsed
 from server.http.client_connection import while_connected
 from server.http.formats import ChatFormat, CompletionFormat
 from server.http.front.answer import FrontAnswer, FrontQueueStream
@@ -39,7 +39,7 @@ from server.http.submitted import AnswerOptions
 from server.live.arrivals_seen import is_retry
 from server.runtime.errors import ApiError
 from server.runtime.logs import log_prompt
-from server.security.early_answer import RejectionResponse
+from server.security.early_answer import LEASE, RejectionResponse
 from server.supervision.deadlines import Timeouts, timeouts_of
 
 log = logging.getLogger("kendall")
@@ -227,24 +227,21 @@ def direct(
         except ClientDisconnect:
             return  # it never arrived
         except ApiError as error:
-            response, send = _refused(gateway, scope, error, dialect), stamped(scope, send)
+            response, send = _refused(gateway, error, dialect), stamped(scope, send)
         except Exception:
             log.exception("internal error before a request was queued")
             failure = ApiError(
                 500, "internal_error", "internal error of the gateway; its log has the details"
             )
-            response, send = _refused(gateway, scope, failure, dialect), stamped(scope, send)
+            response, send = _refused(gateway, failure, dialect), stamped(scope, send)
         await response(scope, receive, send)
 
     return call
 
 
-def _refused(gateway: Gateway, scope: Scope, error: ApiError, dialect: Dialect) -> Response:
+def _refused(gateway: Gateway, error: ApiError, dialect: Dialect) -> Response:
     # the others are counted as rejections
     counted = error.status not in (429, 503) and error.code not in EARLY
     if counted or error.code in ("form_budget_exceeded", "too_many_bodies"):
         gateway.metrics.calls.refused.labels(error.code).inc()
-    body = error_body(dialect, error)
-    if is_unread(scope):
-        return RejectionResponse(error, body=body)
-    return JSONResponse(body, error.status, error.headers())
+    return RejectionResponse(error, body=error_body(dialect, error))

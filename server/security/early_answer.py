@@ -11,7 +11,7 @@ client.
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
@@ -23,10 +23,17 @@ MOST_SECONDS = 5.0  # that a client may take over them
 LINGER = 1.0  # seconds before a close
 # that are read meanwhile: a client that sends more is left to wait for the close
 LINGER_BYTES = 16 << 20
+LEASE = "kendall.body"  # key of a request's scope: what tells whether its body has been read
+
+
+class Read(Protocol):
+    """What stands there."""
+
+    whole: bool  # nothing of the body is left
 
 
 class RejectionResponse(JSONResponse):
-    """`error` to a call whose body may still be on its way."""
+    """`error` to a call whose body may still be on its way; to another one a plain answer."""
 
     def __init__(
         self, error: ApiError, request_id: str | None = None, body: dict[str, Any] | None = None
@@ -37,6 +44,10 @@ class RejectionResponse(JSONResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Write, then let the body pass."""
+        read: Read | None = scope.get(LEASE)
+        if read is not None and read.whole:
+            await super().__call__(scope, receive, send)
+            return
         length, expects = _announced(scope)
         keeps = not expects and length is not None and length <= MOST_BYTES
         headers = self.raw_headers if keeps else [*self.raw_headers, (b"connection", b"close")]

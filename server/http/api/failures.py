@@ -15,7 +15,6 @@ from starlette.routing import Match
 from starlette.types import Scope
 
 from server.front.endpoints import dialect_of, error_body
-from server.http.bodies import is_unread
 from server.runtime.errors import ApiError
 from server.runtime.wording import brief
 from server.security.early_answer import RejectionResponse
@@ -29,9 +28,7 @@ def add_failures(app: FastAPI) -> None:
 
     @app.exception_handler(ApiError)
     async def api_error(request: Request, error: ApiError) -> JSONResponse:
-        if is_unread(request.scope):
-            return in_words_of(request.url.path, RejectionResponse(error))
-        return _page(error)
+        return in_words_of(request.url.path, RejectionResponse(error))
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> JSONResponse:

@@ -7,7 +7,6 @@ from __future__ import annotations
 from typing import ClassVar
 
 from fastapi import FastAPI, Request, Response
-from starlette.responses import JSONResponse
 
 from server.admission.control import caller_of
 from server.front.call import FrontCall
@@ -15,7 +14,7 @@ from server.front.endpoints import COUNT_TOKENS, Endpoint, error_body
 from server.gateway import Gateway
 from server.http.api.openapi import errors
 from server.http.api.validation import read_body, validate
-from server.http.bodies import is_unread, parsed
+from server.http.bodies import parsed
 from server.http.client_connection import while_connected
 from server.http.front.fields import MessagesRequest, check_newer, check_tools, described
 from server.http.front.making import apart_of, no_desk
@@ -69,9 +68,7 @@ def add_others(app: FastAPI, gateway: Gateway, unqueued: Unqueued) -> None:
                 answer = await while_connected(request.scope, request.receive, counting)
         except ApiError as error:
             told = error_body(COUNT_TOKENS.dialect, error)
-            if is_unread(request.scope):
-                return RejectionResponse(error, body=told)
-            return JSONResponse(told, error.status, error.headers())
+            return RejectionResponse(error, body=told)
         return Response(answer, media_type="application/json")
 
 
