@@ -121,7 +121,9 @@ class CallLengths:
         )
 
     def _beside_one(self, count: int) -> Vector:
-        """E F^(D - 1), for every length."""
+        """For every length x the chance that none of the others in a batch of `count` is longer:
+        E[F(x)^(D - 1)], D the number of independent draws in it.
+        """
         below = self.lengths.cdf
         if self.independent:
             return np.asarray(below ** (count - 1))

@@ -19,7 +19,10 @@ from policies.text import policy_batch_size
 from queueing.distributions.token_distribution import TokenDistribution
 from queueing.errors import PredictionError, UnstableQueueError
 from queueing.estimation.assumptions.assumption import Assumption
-from queueing.estimation.assumptions.client_assumptions import client_assumptions
+from queueing.estimation.assumptions.client_assumptions import (
+    client_assumptions,
+    independent_lengths,
+)
 from queueing.estimation.assumptions.engine_assumptions import (
     StalledDelay,
     engine_assumptions,
@@ -27,7 +30,6 @@ from queueing.estimation.assumptions.engine_assumptions import (
     settled,
     stable_queue,
 )
-from queueing.estimation.assumptions.length_assumption import independent_lengths
 from queueing.estimation.assumptions.memory_assumption import enough_memory
 from queueing.estimation.assumptions.own_arrivals import with_own_arrivals
 from queueing.estimation.assumptions.verdict import Compared, compare, judged

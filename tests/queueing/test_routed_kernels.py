@@ -95,7 +95,7 @@ def test_the_sequences_of_a_call_join_one_queue(policy: str) -> None:
 @pytest.mark.parametrize("order", ["fcfs", "spjf", "hrrn"])
 @pytest.mark.parametrize("routing", ["central", "least_requests"])
 def test_with_memory_that_binds(order: str, routing: str) -> None:
-    """Whoever is next waits until it fits, whatever the order."""
+    """The first request in the order waits until it fits; no other overtakes it."""
     policy = f"continuous:max_batch_size=6,order={order}"
     queue = routed(policy, routing=routing, max_context_tokens=400)
     assert is_compiled(queue)

@@ -1,5 +1,5 @@
 """What the arrivals must be, and who makes them so: the gateway's own limits, retries, closed
-loops, changes of rate, arrivals that are not Poisson.
+loops, changes of rate, arrivals that are not Poisson; and the lengths of the answers to one call.
 
 Each rule is stated with its threshold; a cause explains what it causes: where clients retry or wait
 for their answers, the arrivals cannot be Poisson, and that is not held against them a second time.
@@ -25,6 +25,12 @@ constant_rate     the CUSUM of queueing.estimation.change signals at most `FEW_C
                   changed. With more changes, or pieces that fail, the arrivals are not Poisson; one
                   name, not two.
 poisson_arrivals  queueing.measurement.arrival_audit at significance `LEVEL` over the window.
+independent_lengths
+                  of calls of several sequences. Fails where the intraclass correlation of their
+                  output lengths (queueing.estimation.lengths.within_calls) is beyond chance, and
+                  with independent lengths the predicted mean would be another one by `MATERIAL` and
+                  by `FLOOR`. The prediction draws lengths by call, so that a failure is no reason
+                  to doubt it.
 """
 
 from __future__ import annotations
@@ -37,7 +43,10 @@ import numpy as np
 
 from policies.text import short_number
 from queueing.estimation.assumptions.assumption import Assumption, Name, factor
+from queueing.estimation.assumptions.engine_assumptions import FLOOR, MATERIAL
 from queueing.estimation.change import FEW_CHANGES, Change, Vector, burstiness, changes
+from queueing.estimation.interval import Estimate
+from queueing.estimation.lengths.within_calls import significant
 from queueing.estimation.window.snapshot import Snapshot
 from queueing.measurement.arrival_audit import audit_arrivals
 
@@ -183,3 +192,23 @@ def _pieces(instants: Vector, found: Sequence[Change]) -> list[Vector]:
 
 def _passes(piece: Vector) -> bool:
     return bool(audit_arrivals(piece, significance=LEVEL).poisson)
+
+
+def independent_lengths(alike: Estimate, mean: float | None, worth: float) -> Assumption:
+    """`mean`: predicted, seconds; `worth`: with independent lengths, over it."""
+    if not alike.known:
+        says = "not judged: too few calls of several sequences, or all answers are equally long"
+        return Assumption("independent_lengths", None, math.nan, says)
+    if not significant(alike):
+        says = "the lengths in a call are independent"
+        return Assumption("independent_lengths", True, alike.value, says)
+    says = f"the lengths in a call have an intraclass correlation of {short_number(alike.value, 2)}"
+    if mean is None:
+        return Assumption("independent_lengths", None, alike.value, says)
+    fails = abs(worth - 1) >= MATERIAL and abs(worth - 1) * mean >= FLOOR
+    would = f"{short_number(1000 * worth * mean, 3)} ms" if worth < 1e6 else "without bound"
+    says += (
+        f": drawn independently, the predicted mean would be {would}, not "
+        f"{short_number(1000 * mean, 3)} ms; the prediction draws lengths by call"
+    )
+    return Assumption("independent_lengths", not fails, alike.value, says, counted=True)

@@ -351,7 +351,7 @@ def test_an_error_in_place_of_an_answer_keeps_its_words(
 
 @pytest.mark.parametrize("code", [500, 502, 503])
 def test_a_fault_of_vllms_own_stays_in_its_log(there: There, code: int) -> None:
-    there.chat.answer = ErrorResponse(error=Refusal(message="/root/secret", code=code))
+    there.chat.answer = ErrorResponse(error=Refusal(message="/srv/secret", code=code))
     with pytest.raises(ApiError) as caught:
         asyncio.run(there.serving.create(CHAT, None))
     assert (caught.value.status, caught.value.code) == (500, "internal_error")
@@ -396,7 +396,7 @@ def _caused(error: Exception, cause: Exception) -> Exception:
             (400, "invalid_request", "vLLM: see v4.44\nand more", None),
         ),
         (
-            RuntimeError("/root/secret"),
+            RuntimeError("/srv/secret"),
             True,
             (500, "internal_error", "vLLM's API server failed; its log has the details", None),
         ),

@@ -322,7 +322,7 @@ def test_an_actor_that_dies_is_told_once_and_fails_its_streams(ray: Ray) -> None
 
 
 def test_streams_fail_after_the_death_is_told(ray: Ray) -> None:
-    """Who goes on with them elsewhere takes their listeners away first."""
+    """Sequences that continue on another server have lost their listeners before."""
 
     async def main(there: Told) -> None:
         streams = there.engine.dispatch(0, [request(0, 900)], padded=False, joining=True)
