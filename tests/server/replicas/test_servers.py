@@ -164,16 +164,21 @@ def test_a_start_that_fails_is_told_and_the_others_serve() -> None:
     play(test)
 
 
+def start_slowly(pool: Pooled) -> None:
+    """Those that are made from now on take as long as `start_takes` says."""
+    make = pool.pool._make
+
+    def slow(server_id: int) -> Any:
+        made = make(server_id)
+        made.life = 1
+        return made
+
+    pool.pool._make = slow
+
+
 def test_a_start_can_be_taken_back() -> None:
     async def test(pool: Pooled) -> None:
-        make = pool.pool._make
-
-        def slow(server_id: int) -> Any:
-            made = make(server_id)
-            made.life = 1
-            return made
-
-        pool.pool._make = slow
+        start_slowly(pool)
         await pool.resize(4)
         await asyncio.sleep(1.0)
         await pool.resize(2)
@@ -280,14 +285,7 @@ def test_one_that_is_lost_while_the_others_start_serves_when_it_is_back() -> Non
 def test_a_gateway_that_ends_leaves_no_start_behind() -> None:
     async def main() -> None:
         async with pooled(start_takes=1000.0) as pool:
-            make = pool.pool._make
-
-            def slow(server_id: int) -> Any:
-                made = make(server_id)
-                made.life = 1
-                return made
-
-            pool.pool._make = slow
+            start_slowly(pool)
             await pool.resize(3)
             await asyncio.sleep(1.0)
             assert await pool.states() == {0: "serving", 1: "serving", 2: "starting"}
