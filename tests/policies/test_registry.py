@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from policies import POLICIES, SpecError, format_policy, parse_policy, policy_batch_size
+from policies import POLICIES, Policy, SpecError, format_policy, parse_policy, policy_batch_size
 from policies.registry import (
     VARIABLE,
     class_fault,
@@ -58,8 +58,11 @@ def test_a_relative_path_is_found_from_another_folder(
     """As a child process may have another working directory."""
     module(tmp_path, SHORTEST)
     patch.chdir(tmp_path)
-    use_modules(["./mine.py"])
-    assert os.environ[VARIABLE] == str(tmp_path / "mine.py")
+    for named in ("mine.py", "./mine.py"):
+        use_modules([named])
+        assert os.environ[VARIABLE] == str(tmp_path / "mine.py")
+    with pytest.raises(SpecError, match=f"{tmp_path / 'mine'}, which cannot be imported"):
+        use_modules(["./mine"])  # a path too
 
 
 def test_a_child_process_knows_the_module(tmp_path: Path) -> None:
@@ -218,6 +221,14 @@ def test_a_module_and_a_package_with_one_name_are_told(tmp_path: Path) -> None:
         ),
         (
             SHORTEST.replace(
+                "    max_batch",
+                "    joins_running: ClassVar[bool] = True\n"
+                '    release: ClassVar[str] = "batch"\n    max_batch',
+            ),
+            'with joins_running; expected padded = False and release = "request"',
+        ),
+        (
+            SHORTEST.replace(
                 "    max_batch", '    release: ClassVar[str] = "later"\n    max_batch'
             ),
             "with release='later'; expected",
@@ -267,7 +278,11 @@ def test_a_path_with_a_space_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_is_no_class_is_no_policy() -> None:
-    assert class_fault(5) is not None
+    class Plain(Policy):
+        pass
+
+    for wrong in (5, Plain, parse_policy("single")):
+        assert "expected a dataclass with a method decide" in str(class_fault(wrong))
     assert class_fault(policy_class("capped")) is None
 
 
