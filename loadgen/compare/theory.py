@@ -8,32 +8,28 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from loadgen.compare.comparison import Compared, PaperKind, Predicted, SamplingError, Theory
 from loadgen.compare.epoch_sample import predictor_of
 from loadgen.compare.sampling_error import sampling_error
-from policies import Continuous, Dynamic, Fixed, Policy, Request, Single, SpecError
-from policies.ordered import in_arrival_order
+from policies import Continuous, Dynamic, Fixed, Policy, Single, SpecError
 from queueing.arrivals.notation import gap_scv
 from queueing.arrivals.text import Process
 from queueing.distributions.token_distribution import TokenDistribution
 from queueing.errors import PredictionError, UnstableQueueError
 from queueing.latency.law import LatencyModel
-from queueing.measurement.record import Record
 from queueing.measurement.recursion import Served
-from queueing.model import Model, or_unbounded, step_bound
+from queueing.model import Model, step_bound
 from queueing.models.soap.predictor_text import PredictorText
 from queueing.prediction import predict_model
 from queueing.prediction.by_length import ByLength, durations_by_length
 from queueing.result import LEVELS, Quantiles
 from queueing.simulation import fast
-from queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
+from queueing.simulation.experiment import run_trace
 
 REPLICATIONS = 20  # draws of the residuals; without a residual one is enough
-UNBOUNDED = 2**31
 ONE_TOKEN = TokenDistribution(np.array([0.0, 1.0]))  # a replay draws no lengths
 
 
@@ -181,71 +177,30 @@ def replay_arrivals(
         servers=servers_of(requests),
     )
     draws = REPLICATIONS if law.cv and not policy.joins_running else 1
-    # the compiled queues have one token limit for all
-    compiled = in_arrival_order(policy) and fast.is_compiled(model)
-    total = np.zeros((len(requests), 2))
+    given, total = _trace_of(requests), np.zeros((len(requests), 2))
     for child in np.random.SeedSequence(seed).spawn(draws):
-        rngs = [np.random.default_rng(one) for one in child.spawn(model.servers)]
-        total += (
-            _replay_compiled(model, requests, rngs)
-            if compiled
-            else _replay_generic(model, requests, rngs)
-        )
+        residuals = [np.random.default_rng(one) for one in child.spawn(model.servers)]
+        run = run_trace(model, dataclasses.replace(given, residuals=residuals))
+        total += np.column_stack([run.dispatched_at, run.released_at])
     return {
         request.id: (start, release)
         for request, (start, release) in zip(requests, (total / draws).tolist(), strict=True)
     }
 
 
-def _replay_compiled(
-    model: Model, requests: Sequence[Served], rngs: list[np.random.Generator]
-) -> Any:
-    trace = fast.Trace(
+def _trace_of(requests: Sequence[Served]) -> fast.Trace:
+    outputs = [max(1, r.output_tokens) for r in requests]
+    limits = [max(1, r.max_output_tokens or r.output_tokens) for r in requests]
+    told = [r.predicted_output_tokens for r in requests]
+    return fast.Trace(
         np.array([r.arrived_at for r in requests], dtype=np.float64),
-        np.array([max(1, r.output_tokens) for r in requests], dtype=np.int64),
+        np.array(outputs, dtype=np.int64),
         np.array([r.prompt_tokens for r in requests], dtype=np.int64),
-        rngs,
+        [],
+        predicted=np.array([math.nan if value is None else value for value in told]),
+        limits=np.array(limits, dtype=np.int64),
+        flows=[r.flow or "" for r in requests],
     )
-    run = fast.replay(model, trace)
-    return np.column_stack([run.dispatched_at, run.released_at])
-
-
-def _replay_generic(
-    model: Model, requests: Sequence[Served], rngs: list[np.random.Generator]
-) -> Any:
-    found = np.empty((len(requests), 2))
-    bound = model.max_num_seqs or UNBOUNDED
-    tokens = or_unbounded(model.step_tokens)
-    engine = SimulatedEngine(model.law, max_batch_size=bound, step_tokens=tokens)
-    for record in simulate_trace(model.policy, jobs_of(requests), engine, rngs):
-        found[int(record.request_id)] = _instants(record)
-    return found
-
-
-def jobs_of(requests: Sequence[Served]) -> list[Job]:
-    """The requests as the simulator takes them, named by their place in the run."""
-    return [
-        Job(
-            Request(
-                id=str(index),
-                arrived_at=r.arrived_at,
-                prompt_tokens=r.prompt_tokens,
-                max_output_tokens=max(1, r.max_output_tokens or r.output_tokens),
-                predicted_output_tokens=r.predicted_output_tokens,
-                flow=r.flow or "",
-            ),
-            max(1, r.output_tokens),
-        )
-        for index, r in enumerate(requests)
-    ]
-
-
-def _instants(record: Record) -> tuple[float, float]:
-    """Start and release; of a preempted request as if all its waits came first."""
-    assert record.arrived_at is not None
-    assert record.queueing_delay is not None
-    assert record.released_at is not None
-    return record.arrived_at + record.queueing_delay, record.released_at
 
 
 def predict_means(model: Model, rate: float, method: str = "auto") -> Predicted:

@@ -46,6 +46,10 @@ class Flows:
         child = np.random.SeedSequence(stream.entropy, spawn_key=(*stream.spawn_key, _CHILD))
         return self.draw(np.random.default_rng(child), size)
 
+    def names_of_run(self, stream: np.random.SeedSequence, size: int) -> list[str]:
+        """The flows of those requests."""
+        return [self.names[place] for place in self.of_run(stream, size).tolist()]
+
 
 def parse_flows(text: str) -> Flows:
     """Raises SpecError."""

@@ -20,7 +20,6 @@ import numpy as np
 import numpy.typing as npt
 
 from policies import Fixed, is_first_come
-from policies.core import Request
 from policies.ordered import counts, order_of
 from queueing.estimation.change import Vector
 from queueing.estimation.speed.speeds import Speeds
@@ -32,8 +31,7 @@ from queueing.measurement.statistics import WARM_UP
 from queueing.model import Model
 from queueing.models.soap.predictor_text import NO_PREDICTION
 from queueing.simulation import fast
-from queueing.simulation.experiment import driven_run
-from queueing.simulation.reference import Job
+from queueing.simulation.experiment import run_trace
 
 DRAWS = 16  # of the residuals of batches
 DRIVEN = 1_000  # requests where the policy object is driven
@@ -217,49 +215,25 @@ def _replayed(
         enters = path.to_clock(enters)
         cv = model.law.cv if model.policy.joins_running else path.cv
         model = dataclasses.replace(model, law=dataclasses.replace(model.law, speed=1.0, cv=cv))
+    told = requests.predicted
+    given = fast.Trace(
+        enters,
+        requests.outputs,
+        requests.prompts,
+        [],
+        predicted=told if not compiled or np.isfinite(told).all() else np.empty(0),
+        limits=np.empty(0, dtype=np.int64) if compiled else requests.outputs,
+    )
     draws = DRAWS if compiled and model.law.cv and not model.policy.joins_running else 1
     found = np.empty((draws, enters.size))
     for ends, stream in zip(found, np.random.SeedSequence(0).spawn(draws), strict=True):
         residuals = [np.random.default_rng(each) for each in stream.spawn(model.servers)]
-        run = (
-            fast.replay(model, _trace(requests, enters, residuals))
-            if compiled
-            else driven_run(model, _jobs(requests, enters), residuals)
-        )
+        run = run_trace(model, dataclasses.replace(given, residuals=residuals))
         ends[:] = run.released_at if model.policy.joins_running else run.dispatched_at
     if path is None:
         return found
     at_once = found == enters  # the way there and back must not make a delay of these
     return np.where(at_once, requests.enters, path.to_run(found.ravel()).reshape(found.shape))
-
-
-def _trace(requests: _Requests, enters: Vector, residuals: list[np.random.Generator]) -> fast.Trace:
-    predicted = requests.predicted
-    known = predicted if np.isfinite(predicted).all() else np.empty(0)
-    return fast.Trace(enters, requests.outputs, requests.prompts, residuals, predicted=known)
-
-
-def _jobs(requests: _Requests, enters: Vector) -> list[Job]:
-    every = zip(
-        enters.tolist(),
-        requests.prompts.tolist(),
-        requests.outputs.tolist(),
-        requests.predicted.tolist(),
-        strict=True,
-    )
-    return [
-        Job(
-            Request(
-                id=str(index),
-                arrived_at=at,
-                prompt_tokens=prompt,
-                max_output_tokens=output,
-                predicted_output_tokens=predicted if math.isfinite(predicted) else None,
-            ),
-            output,
-        )
-        for index, (at, prompt, output, predicted) in enumerate(every)
-    ]
 
 
 def _by_services(requests: _Requests, model: Model, judged: npt.NDArray[np.bool_]) -> float | None:

@@ -22,10 +22,9 @@ import numpy.typing as npt
 
 from policies.arguments import whole_number
 from policies.core import Request
-from policies.ordered import counts, order_of
+from policies.ordered import counts, in_arrival_order, order_of
 from policies.text import SpecError, counted
 from queueing.arrivals.notation import Ending, has_end, span
-from queueing.distributions.call_lengths import equal_calls, within_calls
 from queueing.distributions.token_distribution import Vector
 from queueing.errors import UnstableQueueError
 from queueing.latency.slots.token_gaps import GapCounter, Gaps, found
@@ -41,8 +40,6 @@ from queueing.model import (
     seen_by_a_request,
     token_limit,
 )
-from queueing.models.batches.calls import draw_calls
-from queueing.models.gg1 import unit_gaps
 from queueing.result import LEVELS, Levels, Mean, Prediction, Quantiles
 from queueing.simulation.drift_control import has_drifts, means_by_drifts
 from queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
@@ -67,7 +64,7 @@ from queueing.simulation.simulated_means import (
 from queueing.simulation.spin_up import SpinUp, spin_up, unsettled
 
 if TYPE_CHECKING:
-    from queueing.simulation.fast import SimulatedRun
+    from queueing.simulation.fast import SimulatedRun, Trace
 
 NUM_REQUESTS = 100_000
 PILOT = 6000  # requests, after which a queue that grows is mostly seen
@@ -392,12 +389,22 @@ def simulate_run(
     from queueing.simulation import fast
 
     model, arrival_rate = seen_by_a_request(model, arrival_rate)
-    if fast.is_compiled(model) and not generic:
-        trace = fast.draw_trace(model, arrival_rate, num_requests, stream)
-        trace = fast.beginning_with(trace, waiting)
-        return fast.replay(model, trace, since) if len(trace.arrived_at) else fast.nothing_served()
-    jobs, residuals = draw_jobs(model, arrival_rate, num_requests, stream)
-    return driven_run(model, jobs, residuals, since) if jobs else fast.nothing_served()
+    trace = fast.draw_trace(model, arrival_rate, num_requests, stream)
+    return run_trace(model, fast.beginning_with(trace, waiting), since, generic=generic)
+
+
+def run_trace(model: Model, trace: Trace, since: int = 0, *, generic: bool = False) -> SimulatedRun:
+    """These requests under the policy, by the compiled kernels where they cover the queue (and not
+    `generic`); else the policy object itself is driven.
+    """
+    from queueing.simulation import fast
+
+    if not len(trace.arrived_at):
+        return fast.nothing_served()
+    own_limits = len(trace.limits) and not in_arrival_order(model.policy)  # kernels have one
+    if fast.is_compiled(model) and not generic and not own_limits:
+        return fast.replay(model, trace, since)
+    return driven_run(model, jobs_of(model, trace), trace.residuals, since)
 
 
 def driven_run(
@@ -440,89 +447,59 @@ def driven_run(
 def draw_jobs(
     model: Model, arrival_rate: float, num_requests: int, stream: np.random.SeedSequence
 ) -> tuple[list[Job], list[np.random.Generator]]:
-    """The trace and the residual generators of one replication."""
-    arrivals, lengths, prompts, *residuals = (
-        np.random.default_rng(child) for child in stream.spawn(3 + model.servers)
-    )
-    sizes = draw_calls(model.sequences, num_requests, stream)
-    equal = equal_calls(sizes, model.intraclass_correlation, stream)
-    count = num_requests if sizes is None else len(sizes)
-    instants = _instants(model, arrival_rate, arrivals, count)
-    if has_end(model.arrival_process):
-        num_requests = count = len(instants)
-    names, flows = _names(num_requests, sizes), _flows(model, count, stream)
-    if sizes is not None:
-        instants, flows = np.repeat(instants, sizes).tolist(), np.repeat(flows, sizes).tolist()
-    drawn = model.output_tokens.sample(lengths, num_requests)
-    outputs = within_calls(drawn, sizes, equal).tolist()
-    inputs = _inputs(model, prompts, num_requests)
-    limit, reserved = token_limit(model), or_unbounded(model.reserved_tokens)
-    predicted = _predictions(model, outputs, stream)
+    """The jobs and the residual generators of one replication."""
+    from queueing.simulation import fast
+
+    trace = fast.draw_trace(model, arrival_rate, num_requests, stream)
+    return jobs_of(model, trace), trace.residuals
+
+
+def jobs_of(model: Model, trace: Trace) -> list[Job]:
+    """The requests as a policy object sees them, named by their place: sequences of a call by that
+    of the call and their own in it.
+    """
+    count = len(trace.arrived_at)
+    limits = trace.limits.tolist() or [token_limit(model)] * count
+    predicted = trace.predicted.tolist() or [math.nan] * count
+    flows = trace.flows or [""] * count
+    reserved = or_unbounded(model.reserved_tokens)
     patience = math.inf if model.patience is None else model.patience
-    jobs = [
+    rows = zip(
+        _names(trace),
+        trace.arrived_at.tolist(),
+        trace.prompt_tokens.tolist(),
+        trace.output_tokens.tolist(),
+        limits,
+        predicted,
+        flows,
+        strict=True,
+    )
+    return [
         Job(
             Request(
-                id=names[i],
+                id=name,
                 arrived_at=at,
-                prompt_tokens=inputs[i],
+                prompt_tokens=prompt,
                 max_output_tokens=limit,
                 deadline=at + patience,
-                predicted_output_tokens=predicted[i],
-                flow=flows[i],
+                predicted_output_tokens=None if math.isnan(told) else told,
+                flow=flow,
                 reserved_tokens=reserved,
             ),
-            outputs[i],
+            output,
         )
-        for i, at in enumerate(instants)
-    ]
-    return jobs, residuals
-
-
-def _inputs(model: Model, rng: np.random.Generator, count: int) -> list[int]:
-    """Tokens of the prompts."""
-    prompts = model.prompt_tokens
-    sampled: list[int] = [0] * count if prompts is None else prompts.sample(rng, count).tolist()
-    return sampled
-
-
-def _instants(
-    model: Model, arrival_rate: float, rng: np.random.Generator, count: int
-) -> list[float]:
-    """Seconds, in order; of arrivals that end all of them."""
-    from queueing.simulation import fast
-
-    if model.arrival_process is not None:
-        instants: list[float] = fast.process_instants(
-            at_mean_rate(model, arrival_rate), rng, count
-        ).tolist()
-        return instants
-    gaps = unit_gaps(rng, model.arrival_scv, np.empty(count)) * (1 / arrival_rate)
-    return list(np.cumsum(gaps).tolist())
-
-
-def _names(num_requests: int, sizes: npt.NDArray[np.int64] | None) -> list[str]:
-    """Ids of requests, or of the sequences of calls of these sizes."""
-    if sizes is None:
-        return [str(i) for i in range(num_requests)]
-    return [
-        f"{call}-{number}" for call, size in enumerate(sizes.tolist()) for number in range(size)
+        for name, at, prompt, output, limit, told, flow in rows
     ]
 
 
-def _flows(model: Model, count: int, stream: np.random.SeedSequence) -> Sequence[str]:
-    if model.flows is None:
-        return [""] * count
-    return [model.flows.names[place] for place in model.flows.of_run(stream, count).tolist()]
-
-
-def _predictions(
-    model: Model, outputs: Sequence[int], stream: np.random.SeedSequence
-) -> Sequence[float | None]:
-    """One for each request, where the order reads them."""
-    from queueing.simulation import fast
-
-    drawn: list[float] = fast.draw_predictions(model, np.array(outputs), stream).tolist()
-    return drawn or [None] * len(outputs)
+def _names(trace: Trace) -> list[str]:
+    count = len(trace.arrived_at)
+    if not len(trace.call_ends):
+        return [str(index) for index in range(count)]
+    ends, calls = np.unique(trace.call_ends, return_inverse=True)
+    firsts = np.concatenate([[0], ends[:-1]])[calls]
+    numbers = (np.arange(count) - firsts).tolist()
+    return [f"{call}-{number}" for call, number in zip(calls.tolist(), numbers, strict=True)]
 
 
 def check_draws(model: Model, num_requests: int, replications: int) -> None:

@@ -1,9 +1,8 @@
 """The named policies replayed on arrays by compiled kernels (queueing.simulation.kernels): what
 `kendall simulate` runs.
 
-The trace is that of `queueing.simulation.experiment.draw_jobs`, number for number: the same
-generators spawned from the seed, so one seed gives the same arrivals, lengths and residuals under
-every policy and in either simulator (common random numbers). Random numbers are drawn in blocks
+One seed gives the same arrivals, lengths and residuals under every policy and in either simulator
+(common random numbers). Random numbers are drawn in blocks
 that stay in the cache; where all members of a batch fare alike, one value a batch is kept and
 spread when read.
 """
@@ -12,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
@@ -66,7 +65,9 @@ _BLOCK = 2**14
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """Arrivals (s), lengths and the generators of the residuals, one per server."""
+    """The requests of a run, drawn or given: arrivals (s), lengths and the generators of the
+    residuals, one per server.
+    """
 
     arrived_at: Vector
     output_tokens: Ints
@@ -76,6 +77,10 @@ class Trace:
         default_factory=lambda: np.empty(0, dtype=np.int64)
     )  # for each where its call ends; empty: one by one
     predicted: Vector = field(default_factory=lambda: np.empty(0))  # tokens; empty: none are
+    limits: Ints = field(
+        default_factory=lambda: np.empty(0, dtype=np.int64)
+    )  # max_output_tokens of each; empty: the model's
+    flows: Sequence[str] = ()  # of each; empty: one
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,6 +199,7 @@ def draw_trace(
         num_requests = len(instants) if has_end(model.arrival_process) else num_requests
     outputs = sample_tokens(model.output_tokens, lengths, num_requests)
     outputs = within_calls(outputs, sizes, equal)
+    flows = () if model.flows is None else model.flows.names_of_run(stream, calls)
     return Trace(
         instants if sizes is None else np.repeat(instants, sizes),
         outputs,
@@ -203,6 +209,7 @@ def draw_trace(
         residuals,
         np.empty(0, dtype=np.int64) if sizes is None else np.repeat(np.cumsum(sizes), sizes),
         draw_predictions(model, outputs, stream),
+        flows=flows if sizes is None or not flows else np.repeat(flows, sizes).tolist(),
     )
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from policies.arguments import whole_number
-from policies.core import Policy, Request
+from policies.core import Policy
 from policies.fixed import Fixed
 from policies.ordered import counts, order_of
 from policies.text import SpecError, counted
@@ -24,17 +24,16 @@ from queueing.arrivals.timetable import Timetable
 from queueing.distributions.laws import LONGEST
 from queueing.distributions.token_distribution import TokenDistribution, Vector
 from queueing.latency.law import LatencyModel
-from queueing.model import ONE_FLOW, Limits, Model, or_unbounded, token_limit
+from queueing.model import ONE_FLOW, Limits, Model, token_limit
 from queueing.models.soap.predictor_text import NO_PREDICTION
 from queueing.result import Prediction
 from queueing.simulation.experiment import (
     by_flow,
     check_draws,
     delays_of_flows,
-    driven_run,
+    run_trace,
     summary,
 )
-from queueing.simulation.reference import Job
 from queueing.simulation.simulated_means import MORE
 
 if TYPE_CHECKING:
@@ -141,12 +140,16 @@ def _replayed(model: Model, trace: Timetable, stream: np.random.SeedSequence) ->
 
     residuals = [np.random.default_rng(child) for child in stream.spawn(model.servers)]
     outputs = np.minimum(trace.output_tokens, token_limit(model))
-    predicted = _predicted(model, trace, outputs, stream)
-    if not fast.is_compiled(model):
-        return driven_run(model, _jobs(model, trace, outputs, predicted, stream), residuals)
-    prompts = trace.prompt_tokens
-    drawn = fast.Trace(trace.intended_at, outputs, prompts, residuals, predicted=predicted)
-    return fast.replay(model, drawn)
+    flows = () if trace.flow is None else trace.flow.tolist()
+    given = fast.Trace(
+        trace.intended_at,
+        outputs,
+        trace.prompt_tokens,
+        residuals,
+        predicted=_predicted(model, trace, outputs, stream),
+        flows=flows if model.flows is None else model.flows.names_of_run(stream, len(trace)),
+    )
+    return run_trace(model, given)
 
 
 def _predicted(
@@ -176,38 +179,3 @@ def _reads_predictions(model: Model, trace: Timetable) -> bool:
     """Whether the order goes by those of the trace."""
     there = trace.predicted_output_tokens is not None and model.predictor == NO_PREDICTION
     return there and order_of(model.policy).predicts
-
-
-def _jobs(
-    model: Model,
-    trace: Timetable,
-    outputs: np.ndarray[Any, Any],
-    predicted: Vector,
-    stream: np.random.SeedSequence,
-) -> list[Job]:
-    flows = [""] * len(trace) if trace.flow is None else trace.flow.tolist()
-    if model.flows is not None:
-        names = model.flows.names
-        flows = [names[place] for place in model.flows.of_run(stream, len(trace)).tolist()]
-    told = predicted.tolist() or [None] * len(trace)
-    reserved = or_unbounded(model.reserved_tokens)
-    patience = math.inf if model.patience is None else model.patience
-    rows = zip(
-        trace.intended_at.tolist(), trace.prompt_tokens.tolist(), outputs.tolist(), strict=True
-    )
-    return [
-        Job(
-            Request(
-                id=str(index),
-                arrived_at=at,
-                prompt_tokens=prompt,
-                max_output_tokens=token_limit(model),
-                deadline=at + patience,
-                predicted_output_tokens=told[index],
-                flow=flows[index],
-                reserved_tokens=reserved,
-            ),
-            output,
-        )
-        for index, (at, prompt, output) in enumerate(rows)
-    ]
