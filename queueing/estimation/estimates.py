@@ -94,6 +94,10 @@ class Estimates:
         batches = not policy.joins_running and 1 not in bounds
         return self.within_calls.longest if batches else self.within_calls.total
 
+    def at_rate(self, factor: float) -> Estimates:
+        """With so many times as many arrivals."""
+        return dataclasses.replace(self, arrival_rate=self.arrival_rate.scaled(factor))
+
     def with_shape(self, own: LatencyModel, shape: LatencyModel) -> Estimates:
         """With the law of the `speeds` that these come from beside the calibrated one."""
         speed = self.speed.value

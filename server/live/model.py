@@ -388,8 +388,8 @@ class LiveModel(Observer):
         return found
 
     async def advice(self, parameters: Mapping[str, str]) -> dict[str, Any]:
-        """What would be best, and what a load balancer would cost; raises SpecError. Without any
-        before there are estimates.
+        """What would be best, what a load balancer would cost, and the rates that the setting in
+        force can serve; raises SpecError. Without any before there are estimates.
         """
         question = await self._asked()
         if question is not None:
@@ -397,7 +397,8 @@ class LiveModel(Observer):
         found = await self._predictor.ask("ask_advice", dict(parameters))
         servers = self._gateway.batcher.servers
         balanced = await _balanced(self._predictor, servers, parameters) if found else None
-        return {"advice": found, "load_balancer": balanced}
+        rate = await self._predictor.ask("ask_rates", dict(parameters)) if found else None
+        return {"advice": found, "load_balancer": balanced, "rate": rate}
 
     async def _asked(self) -> Question | None:
         """The question of an assessment, to a process that is up: one that comes up begins the

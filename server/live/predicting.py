@@ -19,6 +19,7 @@ from policies import SpecError, parse_policy
 from policies.text import counted
 from queueing.control.advice.advise import TARGETS, advise, parse_objective
 from queueing.control.advice.load_balancer import behind_load_balancer, routings_of
+from queueing.control.advice.rates import rate_factor_of, rates
 from queueing.control.advice.searches import search
 from queueing.control.advice.what_if import WhatIfs
 from queueing.control.answer_quantiles import AnswerQuantiles
@@ -347,10 +348,13 @@ def ask_advice(parameters: Mapping[str, str]) -> list[Answer]:
     ):  # also before there is anything to be advised
         raise SpecError(f"got target {target!r}; expected one of {', '.join(TARGETS)}")
     routings_of(parameters)
+    factor = rate_factor_of(parameters)
     question, estimates = _memory.question, _memory.estimates
     if question is None or estimates is None:
         return []
-    operating_point = _operating_point(question, estimates, parameters.get("family"))
+    operating_point = _operating_point(
+        question, estimates.at_rate(factor), parameters.get("family")
+    )
     targets = TARGETS if target is None else (target,)
     until = time.process_time() + ADVICE_SECONDS
     found = advise(
@@ -370,10 +374,24 @@ def ask_load_balancer(parameters: Mapping[str, str]) -> Answer | None:
     question, estimates = _memory.question, _memory.estimates
     if question is None or estimates is None:
         return None
-    operating_point = _operating_point(question, estimates, parameters.get("family"))
+    at_rate = estimates.at_rate(rate_factor_of(parameters))
+    operating_point = _operating_point(question, at_rate, parameters.get("family"))
     return behind_load_balancer(
         operating_point, canonical(question.setting), routings_of(parameters)
     )
+
+
+def ask_rates(parameters: Mapping[str, str]) -> Answer | None:
+    """The observed rate, the one that is asked about, and the largest that the setting in force
+    can serve. Raises SpecError; None before there are estimates.
+    """
+    objective, factor = parse_objective(parameters), rate_factor_of(parameters)
+    question, estimates = _memory.question, _memory.estimates
+    if question is None or estimates is None:
+        return None
+    operating_point = _operating_point(question, estimates, parameters.get("family"))
+    found = rates(operating_point, canonical(question.setting), objective)
+    return found | {"factor": factor}
 
 
 def ask_servers(slo: str) -> int | None:

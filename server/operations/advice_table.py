@@ -9,6 +9,7 @@ from rich.console import Console
 
 from policies.text import short_form
 from queueing.commands.terminal import Column, Table, say
+from queueing.control.advice.rates import rate_sentences
 from queueing.control.words import NO_CHANGE, seconds, share, small_share
 
 COLUMNS = (
@@ -57,14 +58,17 @@ def show(
     advice: Sequence[Mapping[str, Any]],
     to: Console,
     load_balancer: Mapping[str, Any] | None = None,
+    rate: Mapping[str, Any] | None = None,
 ) -> None:
-    """One row a target, what is predicted of both settings, then the sentences; with several
-    servers what a load balancer costs.
+    """The rate, one row a target, what is predicted of both settings, then the sentences; with
+    several servers what a load balancer costs.
     """
     rows = [_row(each) for each in advice]
     cutting = any(each["target"] == "max-output-tokens" for each in advice)
     predicted = [_predicted(each, cutting=cutting) for each in advice]
-    say(to, f"objective {advice[0]['objective']}")
+    asked, *served = [""] if rate is None else rate_sentences(rate)
+    objective = f"objective {advice[0]['objective']}"
+    say(to, f"{objective}, at {asked}" if asked else objective)
     to.print(Table(COLUMNS, rows))
     say(to, "predicted means")
     to.print(Table((*PREDICTED, *CUT) if cutting else PREDICTED, predicted))
@@ -79,6 +83,8 @@ def show(
             say(to, words)
     for each in advice:
         say(to, f"{each['target']}: {each['says']}")
+    for words in served:
+        say(to, words)
 
 
 def _show_balanced(found: Mapping[str, Any], to: Console) -> list[list[str]]:

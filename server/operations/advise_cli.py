@@ -108,6 +108,12 @@ def advise(
             )
         ),
     ] = None,
+    rate_factor: Annotated[
+        float | None,
+        typer.Option(
+            help="What if so many times as many requests came: 1.5 is half more. Default: 1."
+        ),
+    ] = None,
     api_key: Annotated[str | None, typer.Option(help="Key sent as a bearer token.")] = None,
     admin_key: Annotated[
         str | None, typer.Option(help="Key for a gateway with --admin-key; overrides --api-key.")
@@ -132,7 +138,8 @@ def advise(
     params = {
         name: str(value)
         for name, value in (
-            given | {"family": family, "target": target, "routing": routing}
+            given
+            | {"family": family, "target": target, "routing": routing, "rate_factor": rate_factor}
         ).items()
         if value is not None
     }
@@ -142,7 +149,7 @@ def advise(
     if as_json:
         sys.stdout.write(json.dumps(found) + "\n")
     elif found["advice"]:
-        show(found["advice"], console(), found["load_balancer"])
+        show(found["advice"], console(), found["load_balancer"], found["rate"])
         if routing is not None and found["load_balancer"] is None:
             say(console(), f"{routing}: not compared: there is one server, or no steady state")
     if not found["advice"]:
@@ -170,9 +177,11 @@ def _check(params: Mapping[str, str]) -> None:
     """What the gateway would refuse. Raises SpecError."""
     from queueing.control.advice.advise import TARGETS, parse_objective  # noqa: PLC0415 - heavy: --help is instant
     from queueing.control.advice.load_balancer import routings_of  # noqa: PLC0415 - heavy
+    from queueing.control.advice.rates import rate_factor_of  # noqa: PLC0415 - heavy
 
     parse_objective(params)
     routings_of(params)
+    rate_factor_of(params)
     if params.get("target") not in (None, *TARGETS):
         raise SpecError(f"got --target {params['target']!r}; expected one of {', '.join(TARGETS)}")
 
@@ -185,7 +194,7 @@ def ask(
     """
     response, answer = _asked(url, params, key, trust)
     if response.is_success and isinstance(answer, dict) and isinstance(answer.get("advice"), list):
-        return {name: answer.get(name) for name in ("advice", "load_balancer", "reason")}
+        return {name: answer.get(name) for name in ("advice", "load_balancer", "rate", "reason")}
     raise _refusal(url, response.status_code, answer)
 
 

@@ -108,6 +108,7 @@ def test_one_json_object_and_nothing_else(stub: Stub, capsys: pytest.CaptureFixt
     assert json.loads(capsys.readouterr().out) == {
         "advice": [advice()],
         "load_balancer": None,
+        "rate": None,
         "reason": None,
     }
 

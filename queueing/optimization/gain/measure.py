@@ -31,7 +31,7 @@ WEIGHS = {
     "max_clipped_fraction": ("delay", "throughput", "clipped", "slo"),
 }
 FIELDS = ("objective", "slo", *WEIGHS)
-BESIDE = ("family", "target", "routing")  # of the same query, read elsewhere
+BESIDE = ("family", "target", "routing", "rate_factor")  # of the same query, read elsewhere
 
 
 def parse_objective(params: Mapping[str, str]) -> Objective:

@@ -69,8 +69,9 @@ def verified(
     kept, compared = keeps_slo(operating_point, current, objective), found.compared
 
     def corrected(point: Point) -> Point:
-        score = point[compared] if point["score"] is None else point["score"]
-        return point | {"score": score if kept else None}
+        if not kept:  # it may have no steady state, and no value
+            return point | {"score": None}
+        return point | {"score": point[compared] if point["score"] is None else point["score"]}
 
     curve = [corrected(point) if setting_of(point) == current else point for point in found.curve]
     while True:

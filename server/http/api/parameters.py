@@ -119,4 +119,10 @@ ADVICE_QUERY = [
         type="string",
         enum=list(ROUTINGS),
     ),
+    _parameter(
+        "query",
+        "rate_factor",
+        "At so many times as many requests per second as come now. Default: 1.",
+        type="number",
+    ),
 ]
