@@ -80,6 +80,7 @@ class Advice:
     gain: Estimate
     curve: tuple[Mapping[str, Any], ...]
     says: str  # one sentence for the operator
+    change: bool = False  # whether it says to set something
     compared: Quantity | None = (
         # the duration that chose and that the gain is of; None for throughput, v1, v2
         "queueing_delay"
@@ -96,4 +97,5 @@ class Advice:
             "gain": self.gain.to_dict(),
             "curve": [dict(point) for point in self.curve],
             "says": self.says,
+            "change": self.change,
         }

@@ -19,7 +19,7 @@ from policies import SpecError, parse_policy
 from policies.text import counted
 from queueing.control.advice.advise import TARGETS, advise, parse_objective
 from queueing.control.advice.load_balancer import behind_load_balancer, routings_of
-from queueing.control.advice.rates import rate_factor_of, rates
+from queueing.control.advice.rates import rate_factor_of, rate_sentences, rates
 from queueing.control.advice.searches import search
 from queueing.control.advice.what_if import WhatIfs
 from queueing.control.answer_quantiles import AnswerQuantiles
@@ -391,7 +391,8 @@ def ask_rates(parameters: Mapping[str, str]) -> Answer | None:
         return None
     operating_point = _operating_point(question, estimates, parameters.get("family"))
     found = rates(operating_point, canonical(question.setting), objective)
-    return found | {"factor": factor}
+    found["factor"] = factor
+    return found | {"says": rate_sentences(found)}
 
 
 def ask_servers(slo: str) -> int | None:

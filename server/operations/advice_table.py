@@ -9,8 +9,7 @@ from rich.console import Console
 
 from policies.text import short_form
 from queueing.commands.terminal import Column, Table, say
-from queueing.control.advice.rates import rate_sentences
-from queueing.control.words import NO_CHANGE, seconds, share, small_share
+from queueing.control.words import seconds, share, small_share
 
 COLUMNS = (
     Column(heading="target", left=True),
@@ -66,7 +65,7 @@ def show(
     rows = [_row(each) for each in advice]
     cutting = any(each["target"] == "max-output-tokens" for each in advice)
     predicted = [_predicted(each, cutting=cutting) for each in advice]
-    asked, *served = [""] if rate is None else rate_sentences(rate)
+    asked, *served = [""] if rate is None else rate["says"]
     objective = f"objective {advice[0]['objective']}"
     say(to, f"{objective}, at {asked}" if asked else objective)
     to.print(Table(COLUMNS, rows))
@@ -136,10 +135,7 @@ def _advised(advice: Mapping[str, Any]) -> str:
     """What the sentence says in a word."""
     if advice["best"] is None:
         return "-"
-    same = _setting(advice["current"], advice["target"]) == _setting(
-        advice["best"], advice["target"]
-    )
-    return KEEP if same or NO_CHANGE in advice["says"] else SET
+    return SET if advice["change"] else KEEP
 
 
 def _setting(forecast: Mapping[str, Any] | None, target: str) -> str:

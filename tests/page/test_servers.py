@@ -143,13 +143,16 @@ def test_servers_behind_are_changed_once_their_urls_are_shown(site: Site) -> Non
     site.runner.run(main())
 
 
-def advice(target: str, current: dict[str, Any], best: dict[str, Any]) -> dict[str, Any]:
+def advice(
+    target: str, current: dict[str, Any], best: dict[str, Any], *, change: bool = True
+) -> dict[str, Any]:
     usual = {"policy": "single", "max_output_tokens": None, "servers": 2, "stable": True}
     return {
         "target": target,
         "gain": {"value": 0.4, "low": 0.3, "high": 0.5},
         "compared": "sojourn_time",
         "says": "something else",
+        "change": change,
         "current": usual | current,
         "best": usual | best,
     }
@@ -161,7 +164,7 @@ def test_what_is_advised_can_be_put_into_the_form_where_it_is_something_else(sit
             "reason": None,
             "advice": [
                 advice("policy", {}, {"policy": "capped:max_batch_size=4"}),
-                advice("max-output-tokens", {}, {}),
+                advice("max-output-tokens", {}, {}, change=False),
                 advice("servers", {}, {"servers": 3}),
                 advice("batch-size", {}, {"stable": False, "policy": "dynamic"}),
             ],
@@ -190,6 +193,33 @@ def test_what_is_advised_can_be_put_into_the_form_where_it_is_something_else(sit
             assert await page.ask("document.querySelector('#replicas').value") == "3"
             assert "not in force yet" in await page.text("#servers-outcome")
             assert [each[0] for each in await page.ask(SENT)] == ["GET"], "nothing is changed by it"
+
+    site.runner.run(main())
+
+
+def test_an_advice_is_asked_for_at_another_rate_and_for_an_slo(site: Site) -> None:
+    rate = {"says": ["12 requests/s, 1.5 times 8 requests/s observed", "the setting in force ends"]}
+    query = "admin/advice?rate_factor=1.5&slo=p99_queueing_delay%3D2s"
+    answer = {"reason": None, "advice": [advice("policy", {}, {}, change=False)]}
+    asked = {query: answer | {"rate": rate}, "admin/advice": answer}
+
+    async def main() -> None:
+        async with staged(site.browser, site.gateway.url, lambda _: None) as page:
+            await page.ask(ANSWERED % json.dumps(asked))
+            await page.click("#ask-advice")
+            await page.until("document.querySelectorAll('#advice li').length === 1")
+            await page.type("#advice-rate", "1.5")
+            assert "1.5 times as many as now" in await page.text("#advice .asked")
+            await page.type("#advice-slo", " p99_queueing_delay=2s")
+            await page.click("#ask-advice")
+            await page.until("document.querySelectorAll('#advice .note').length === 2")
+            notes = "[...document.querySelectorAll('#advice .note')].map(each => each.innerText)"
+            assert await page.ask(notes) == [
+                "For 12 requests/s, 1.5 times 8 requests/s observed.",
+                "The setting in force ends.",
+            ]
+            sent = [each[1] for each in await page.ask(SENT)]
+            assert sent == ["admin/advice", query]
 
     site.runner.run(main())
 

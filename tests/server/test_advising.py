@@ -44,6 +44,7 @@ def advice(target: str = "policy", *, best: bool = True) -> dict[str, Any]:
         best=forecast("elastic") if best else None,
         gain=gain,
         curve=({"policy": "elastic", "queueing_delay": 0.008},),
+        change=best,
         says=says if best else f"no choice of {target}: none is stable",
     ).to_dict()
 
@@ -234,7 +235,7 @@ def test_the_table_advises_what_the_sentence_advises(
     says: str, best: str, word: str, stub: Stub, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What was found best may not be worth the change: the row says so, too."""
-    found = advice("policy") | {"says": says}
+    found = advice("policy") | {"says": says, "change": word == "set"}
     found["best"]["policy"] = best
     stub.answers({"advice": [found], "reason": None})
     assert run(stub.url) == 0

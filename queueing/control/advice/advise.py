@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from policies.text import SpecError, suggest
 from queueing.control.advice.searches import TARGETS, measure_of, search
 from queueing.control.advice.sentence import sentence
+from queueing.control.words import NO_CHANGE
 from queueing.estimation.interval import UNKNOWN
 from queueing.optimization.candidates import canonical
 from queueing.optimization.forecast import Advice, Setting
@@ -93,5 +94,7 @@ def _advice(
     in_force = reported_slos(operating_point, current, objective) if now.stable else None
     says = sentence(advice, best, objective, measure, values, in_force=in_force)
     return dataclasses.replace(
-        advice, says="; ".join(each for each in (says, found.left_out) if each)
+        advice,
+        says="; ".join(each for each in (says, found.left_out) if each),
+        change=best.setting != current and NO_CHANGE not in says,
     )

@@ -43,7 +43,7 @@ def rates(window: WindowModel, setting: Setting, objective: Objective) -> dict[s
     found: dict[str, Any] = {
         "observed": observed.to_dict(),
         "largest_stable": None,
-        "slo": None if objective.slo is None else objective.constraint,
+        "slo": ", ".join(f"{slo}s" for slo in objective.slos) or None,
         "largest_within_slo": None,
         "reason": refusal,
     }

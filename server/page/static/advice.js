@@ -1,7 +1,7 @@
 // Advice costs the gateway a few seconds of prediction, so it is asked for, not sent.
 
 import { call } from "./admin.js";
-import { byId, fill, h } from "./dom.js";
+import { byId, fill, h, say } from "./dom.js";
 import { percent } from "./format.js";
 import { TARGETS } from "./words.js";
 
@@ -9,7 +9,13 @@ import { TARGETS } from "./words.js";
 export function setUpAdvice(use) {
   const button = h("button", { type: "button", class: "quiet", id: "ask-advice" }, "Ask for advice");
   const said = h("div", { role: "status" });
-  byId("advice").append(said, button);
+  const times = h("input", { id: "advice-rate", type: "range", min: "0.25", max: "3", step: "0.05", value: "1" });
+  const rate = h("output", { htmlFor: "advice-rate" });
+  const slo = h("input", { id: "advice-slo", type: "text", placeholder: "p99_queueing_delay=2s", spellcheck: false, autocomplete: "off" });
+  const label = () => say(rate, times.value === "1" ? "as many as now" : `${times.value} times as many as now`);
+  times.addEventListener("input", label);
+  label();
+  byId("advice").append(h("div", { class: "asked" }, h("label", {}, "Requests", times, rate), h("label", {}, "SLO, if there is one", slo)), said, button);
   let given = null; // of which epoch, and whether the page has caught up; until it is from before a change
   button.addEventListener("click", async () => {
     button.disabled = true;
@@ -18,9 +24,13 @@ export function setUpAdvice(use) {
     fill(said, h("p", { class: "note" }, "Computing; this takes a few seconds."));
     try {
       const { epoch } = use.state.gateway?.in_force ?? {};
-      const found = await call("GET", "admin/advice");
+      const asked = new URLSearchParams(times.value === "1" ? {} : { rate_factor: times.value });
+      if (slo.value.trim()) asked.set("slo", slo.value.trim());
+      const query = asked.toString();
+      const found = await call("GET", `admin/advice${query && `?${query}`}`);
       given = found.advice.length ? { epoch, calm: !changed(use.state) } : null; // it rests on an assessment of its own, newer than the page's
-      fill(said, found.advice.length ? h("ul", { class: "advice" }, ...found.advice.map((each) => item(each, use))) : h("p", { class: "note" }, `No advice: ${found.reason ?? "no requests to go by yet"}.`));
+      const none = h("p", { class: "note" }, `No advice: ${found.reason ?? "no requests to go by yet"}.`);
+      fill(said, ...(found.advice.length ? [...rates(found.rate), h("ul", { class: "advice" }, ...found.advice.map((each) => item(each, use)))] : [none]));
     } catch (error) {
       fill(said, h("p", { class: "note alarm" }, `No advice: ${error.message}.`));
     }
@@ -44,19 +54,20 @@ const changed = ({ look, what_if_state: about }) => Boolean(look?.outdated || ab
 /** A capital first, but not in a policy's name. */
 const sentence = (text) => (/^[a-z]+[ ,]/.test(text) && !/^(single|dynamic) /.test(text) ? text[0].toUpperCase() + text.slice(1) : text);
 
+/** The rate that it is for, and what the setting in force can serve. */
+const rates = (rate) => (rate?.says ?? []).map((words, index) => h("p", { class: "note" }, index ? `${sentence(words)}.` : `For ${words}.`));
+
 const LESS = { queueing_delay: "less delay", sojourn_time: "less sojourn time", time_to_first_token: "less time to first token" };
 
-function item({ target, gain, says, current, best, compared }, use) {
+function item({ target, gain, says, current, best, compared, change }, use) {
   const sure = current.stable && gain.value !== null && gain.low !== null && gain.low >= 0.005;
   const share = gain.value < 0.995 ? percent(gain.value) : "over 99\u202f%";
-  return h("li", {}, h("p", { class: "what" }, h("span", {}, TARGETS[target] ?? target), sure ? h("span", { class: "predicted" }, `${share} ${LESS[compared] ?? "better"}`) : null), h("p", {}, `${sentence(says)}.`), button(target, current, best, use));
+  return h("li", {}, h("p", { class: "what" }, h("span", {}, TARGETS[target] ?? target), sure ? h("span", { class: "predicted" }, `${share} ${LESS[compared] ?? "better"}`) : null), h("p", {}, `${sentence(says)}.`), change ? button(target, best, use) : null);
 }
 
-/** Where it advises something else than what is in force, and the page has a form for it. */
-function button(target, current, best, use) {
+/** Where the page has a form for what is advised. */
+function button(target, best, use) {
   const servers = target === "servers";
   if (!best?.stable || (servers && use.state.gateway?.resizable !== "replicas")) return null;
-  const same = servers ? best.servers === current.servers : best.policy === current.policy && best.max_output_tokens === current.max_output_tokens;
-  if (same) return null;
   return h("button", { type: "button", class: "quiet", "aria-label": `Use the advised ${(TARGETS[target] ?? target).toLowerCase()}`, onclick: () => (servers ? use.servers(best.servers) : use.setting(best)) }, "Use");
 }
