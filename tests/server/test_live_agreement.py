@@ -58,6 +58,12 @@ FIRST = 20_000  # requests
 MOST = FIRST * 2**9  # 10 GB
 
 
+@pytest.fixture(autouse=True)
+def no_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the time of millions of requests, and judged elsewhere (test_checked)."""
+    monkeypatch.setattr("queueing.estimation.assess.check_window", lambda *_: None)
+
+
 def model_of(policy: str, sequences: str | None = None) -> Model:
     law = parse_law("k1=0.0003,k2=0.0014,k3=0.00002,k4=0.0012,turnaround=0.0015,cv=0.12").at_speed(
         SPEED

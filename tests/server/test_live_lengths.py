@@ -50,6 +50,12 @@ RUNS, COUNT, LONG = (
 )  # runs, requests of each; of the run that tells the true mean
 
 
+@pytest.fixture(autouse=True)
+def no_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the time of millions of requests, and judged elsewhere (test_checked)."""
+    monkeypatch.setattr("queueing.estimation.assess.check_window", lambda *_: None)
+
+
 def model_of(policy: str, lengths: str, sequences: str | None = None) -> Model:
     law = replace(SHAPE, speed=SPEED, cv=CV)
     calls = None if sequences is None else parse_distribution(sequences)
