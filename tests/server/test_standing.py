@@ -48,10 +48,13 @@ def test_the_share_of_several_is_that_of_their_calls() -> None:
     assert share_of([]) == share_of([Standing()]) == 0
 
 
-def test_answers_are_held_from_the_second_failure_in_a_row_on() -> None:
+def test_answers_are_held_from_the_second_failure_on_until_it_is_long_ago() -> None:
     assert not after(*[False] * (ROW - 1)).breaks_off
-    assert after(*[False] * ROW).breaks_off
-    assert not after(*[False] * ROW, True).breaks_off
+    assert after(*[True] * 200, *[False] * ROW).breaks_off
+    assert after(*[False] * ROW, True).breaks_off
+    assert after(*[True] * 30, False, *[True] * 4, False, True).breaks_off
+    assert not after(*[False] * ROW, *[True] * 20).breaks_off
+    assert not after(*[number % 40 > 0 for number in range(1, 200)]).breaks_off
 
 
 def test_it_comes_back_with_one_call_and_then_twice_as_many() -> None:
@@ -63,7 +66,7 @@ def test_it_comes_back_with_one_call_and_then_twice_as_many() -> None:
         standing.succeed()
         standing.widen(5.0, 24)
     assert rooms == [1, 2, 4, 8, 16]
-    assert not standing.breaks_off
+    assert standing.breaks_off, "its failures are not long ago"
 
 
 def test_one_failure_on_trial_is_enough_and_the_pauses_double() -> None:

@@ -7,8 +7,8 @@ broke off. A call that fails everywhere says nothing of any server.
     put aside  at FEW failures in a row, or as many lately and SHARE of all calls, where the other
                servers' share is less than half as large; for FIRST_ASIDE seconds, each time that
                it happens again twice as long, at most LONGEST_ASIDE
-    held       from ROW failures in a row on, and on trial, its answers reach clients when they are
-               whole: until then another server can answer
+    held       from ROW failures in a row on, or as many lately and half of SHARE, and on trial, its
+               answers reach clients when they are whole: until then another server can answer
     on trial   back again, with one call at once, then with twice as many after each good answer,
                until it has as many as before; one failure puts it aside
     exonerated recalled at once where the others' calls fail as often, or no other server is left
@@ -48,15 +48,14 @@ class Standing:
     @property
     def fails(self) -> bool:
         """Whether it is to be put aside, if the other servers are better."""
-        often = self._bad >= FEW - 0.5 and self.share >= SHARE
-        return self.row > 0 if self.room is not None else self.row >= FEW or often
+        return self.row > 0 if self.room is not None else self._failed(FEW, SHARE)
 
     @property
     def breaks_off(self) -> bool:
         """Whether none of an answer is to reach its client before all of it has come: another
         server could not answer then.
         """
-        return self.room is not None or self.row >= ROW
+        return self.room is not None or self._failed(ROW, SHARE / 2)
 
     def succeed(self) -> None:
         """It answered a call."""
@@ -86,6 +85,10 @@ class Standing:
         """The others are no better: its failures were not its own."""
         self.row, self.room = 0, None
         self._good = self._bad = self._pause = 0.0
+
+    def _failed(self, often: int, share: float) -> bool:
+        """Whether that many calls, in a row, or lately and that share."""
+        return self.row >= often or (self._bad >= often - 0.5 and self.share >= share)
 
     def _count(self, *, good: float = 0.0, bad: float = 0.0) -> None:
         kept = 1 - 1 / LATELY
