@@ -123,6 +123,25 @@ def test_a_model_is_fetched_by_the_environments_own_python_away_from_the_sources
     assert what == "-I -c from server.engines.smollm2 import main; main()"
 
 
+def test_a_model_of_an_environment_without_vllm_names_the_flavour_that_serves_it(
+    tool: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(tool, "set_up", lambda _: None)
+    monkeypatch.setattr(tool, "fetch_model", lambda *_: None)
+    for flavour, said in (("emulated", "make setup FLAVOUR=cpu MODEL=smollm2"), ("cpu", "")):
+        monkeypatch.setattr(tool, "_read_stamp", lambda _, flavour=flavour: {"flavour": flavour})
+        monkeypatch.setattr(
+            sys, "argv", ["setup_env", "--model", "smollm2", "--venv", str(tmp_path)]
+        )
+        assert tool.main() == 0
+        text = capsys.readouterr().out
+        assert said in text
+        assert ("holds the emulated flavour" in text) == (flavour == "emulated")
+
+
 def test_a_model_that_cannot_be_fetched_fails_the_setup(tool: ModuleType, tmp_path: Path) -> None:
     fake_python(tmp_path / "venv", 1)
     with pytest.raises(tool.SetupError, match="the model smollm2 could not be fetched; see above"):

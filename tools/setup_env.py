@@ -69,7 +69,13 @@ def main() -> int:
         arguments = _arguments()
         set_up(arguments)
         if arguments.model:
-            fetch_model(arguments.venv.resolve(), arguments.model)
+            venv = arguments.venv.resolve()
+            fetch_model(venv, arguments.model)
+            if _read_stamp(venv).get("flavour") == "emulated":
+                _say(
+                    f"{venv} holds the emulated flavour, which serves no weights; for vLLM: "
+                    f"make setup FLAVOUR=cpu MODEL={arguments.model}"
+                )
     except SetupError as error:
         print(f"setup: {error}", file=sys.stderr)
         return 1

@@ -118,6 +118,8 @@ async def _run(plan: Plan, *, once: bool) -> int:
         except asyncio.CancelledError:
             if (task := asyncio.current_task()) is not None:
                 task.uncancel()
-            sys.stderr.write(f"kendall: interrupted; what was measured is in {plan.folder}/\n")
+            measured = any(plan.folder.glob("load-*.jsonl"))
+            kept = f"what was measured is in {plan.folder}/" if measured else "nothing was measured"
+            sys.stderr.write(f"kendall: interrupted; {kept}\n")
             return INTERRUPTED
     return 0

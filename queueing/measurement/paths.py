@@ -80,7 +80,7 @@ def check_writable(path: Path, option: str = "", written: Path | None = None) ->
         if probe.is_file():
             probe.open("ab").close()
         elif not probe.exists():  # neither a device nor a pipe, whose reader may come later
-            _check_folder(probe.parent)
+            check_folder(probe.parent)
             tell_missing_folder(path)
     except OSError as error:
         told = f"{option} {path}".lstrip()
@@ -89,7 +89,8 @@ def check_writable(path: Path, option: str = "", written: Path | None = None) ->
         ) from None
 
 
-def _check_folder(folder: Path) -> None:
+def check_folder(folder: Path) -> None:
+    """Raises OSError where nothing can be written into it, or it cannot be made."""
     there = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
     with TemporaryFile(dir=there):
         pass
@@ -128,7 +129,7 @@ def folder_to_write(value: str | Path) -> Path:
             f"got the file {value}; expected a folder, which is created if it does not exist"
         )
     try:
-        _check_folder(Path(value))
+        check_folder(Path(value))
     except OSError as error:
         raise SpecError(
             f"got the folder {value}; expected a folder that can be written to ({error.strerror})"

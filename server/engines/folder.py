@@ -141,17 +141,29 @@ def tensor_names(folder: Path) -> set[str]:
 
 
 def safetensors_header(path: Path) -> dict[str, Any]:
-    """What the file says of each tensor. Raises ValueError where it has no such header."""
+    """What the file says of each tensor. Raises ValueError where it has no such header, or less
+    than the tensors in it.
+    """
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
-            whole = length <= path.stat().st_size - 8
-            header = json.loads(file.read(length)) if whole else None
+            data = path.stat().st_size - 8 - length
+            header = json.loads(file.read(length)) if data >= 0 else None
     except (OSError, ValueError) as error:
         raise ValueError(f"got {path}, which cannot be read as safetensors ({error})") from None
-    if not isinstance(header, dict):
-        raise ValueError(  # noqa: TRY004
+    found = {}
+    if isinstance(header, dict):
+        found = {name: entry for name, entry in header.items() if name != "__metadata__"}
+    if not isinstance(header, dict) or _ends_at(found) > data:
+        raise ValueError(
             f"got {path}, which is no whole safetensors file (a download that broke off, or a "
             "pointer of Git LFS)"
         )
-    return {name: entry for name, entry in header.items() if name != "__metadata__"}
+    return found
+
+
+def _ends_at(header: dict[str, Any]) -> int:
+    """Bytes that its tensors take, as far as it says them as the format does."""
+    offsets = [entry.get("data_offsets") for entry in header.values() if isinstance(entry, dict)]
+    ends = [each[1] for each in offsets if isinstance(each, list) and len(each) == 2]
+    return max((end for end in ends if isinstance(end, int)), default=0)

@@ -140,7 +140,9 @@ def test_a_file_that_is_no_json_is_named(
 
 
 def test_a_file_of_weights_that_is_not_whole_is_named(folder: Path) -> None:
-    for content in (b"version https://git-lfs.github.com/spec/v1\n", b"", b"\x09\0\0\0\0\0\0\0{"):
+    cut = (folder / "model.safetensors").read_bytes()[:-1]
+    pointer = b"version https://git-lfs.github.com/spec/v1\n"
+    for content in (pointer, b"", b"\x09\0\0\0\0\0\0\0{", cut):
         (folder / "model.safetensors").write_bytes(content)
         said = refusal(folder)
         assert said.startswith(f"got {folder}/model.safetensors, which ")

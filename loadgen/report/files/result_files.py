@@ -18,7 +18,7 @@ from loadgen.sending.client.target import LoadError
 from loadgen.sending.plan import LoadPlan
 from policies.text import SpecError
 from queueing.arrivals.timetable import save_timetable
-from queueing.measurement.paths import cannot_write, is_folder, tell_missing_folder
+from queueing.measurement.paths import cannot_write, check_folder, is_folder, tell_missing_folder
 
 RUNS = Path("runs")
 
@@ -72,9 +72,10 @@ class ResultFiles:
         """
         if self.run is None:
             return self
-        if not self.named_by_time:
-            tell_missing_folder(self.run)
         try:
+            if not self.named_by_time:
+                check_folder(self.run.parent)
+                tell_missing_folder(self.run)
             self.run.parent.mkdir(parents=True, exist_ok=True)
             if not self.named_by_time:
                 _try_to_write(self.run)
