@@ -297,6 +297,7 @@ async def _serve_on(gateway: GatewayProcess, began: datetime, console: Console) 
     except asyncio.CancelledError:
         if (task := asyncio.current_task()) is not None:
             task.uncancel()
+        sys.stderr.write("ending the gateway\n")
         return
     raise GatewayError(f"the gateway ended: {gateway.last_line()}")
 
