@@ -192,9 +192,27 @@ def probed(name: str, **routes: Any) -> Broken:
     return Broken(name, breaks)
 
 
+async def encoded(asked: Asked) -> None:
+    """As it says, and it cannot be decoded."""
+    asked.whole(b"garbage", content_encoding="br")
+
+
+OTHER_JSON = (
+    "{}",
+    '{"detail": "Not authenticated"}',
+    '{"choices": []}',
+    '{"choices": "x"}',
+    '{"choices": [null, 7, {}]}',
+)
 CUT = events(frame("t"), end=False)
 BROKEN = (
     *(behaves(f"status {code}", status(code)) for code in (500, 501, 502, 503, 401, 404, 400)),
+    *(behaves(f"status {code}", status(code)) for code in (201, 203, 204, 206, 300, 302, 304)),
+    behaves("an encoding", encoded),
+    *(behaves(f"JSON {text}", whole(text.encode())) for text in OTHER_JSON),
+    behaves("a last event alone", events(b"data: [DONE]\n\n")),
+    behaves("JSON for events", whole(json.dumps(NORMAL).encode()), streamed=True),
+    behaves("a last event alone of a stream", events(b"data: [DONE]\n\n"), streamed=True),
     behaves("status 500 of three in ten", sometimes(status(500), 0.3)),
     behaves("retry after nan", status(503, retry_after="nan")),
     behaves("retry after infinity", status(429, retry_after="inf")),

@@ -410,14 +410,20 @@ def test_a_busy_server_is_left_alone_and_its_call_goes_elsewhere(status: int, as
             ],
         ),
         (
-            {"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 10_000}},
+            {
+                "choices": [{"text": ""}],
+                "usage": {"prompt_tokens": 1, "completion_tokens": 10_000},
+            },
             [
-                "got 10000 tokens in the usage of an answer of 74 bytes of "
+                "got 10000 tokens in the usage of an answer of 86 bytes of "
                 "http://stub-0/v1/completions; expected a count that can be true: the limit, or "
                 "what was counted, is taken (said once)"
             ],
         ),
-        ({"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 100}}, []),
+        (
+            {"choices": [{"text": ""}], "usage": {"prompt_tokens": 1, "completion_tokens": 100}},
+            [],
+        ),
     ],
 )
 def test_what_is_wrong_with_answers_is_said_once(

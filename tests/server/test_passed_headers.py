@@ -147,7 +147,10 @@ def test_what_a_server_tells_browsers_of_its_own_origin_does_not_come_back(statu
         async with before(stub) as kendall:
             for path in ("/v1/completions", "/tokenize"):
                 call = await kendall.answer(PROMPT, path)
-                assert (call.status, call.headers["x-own"]) == (status, "1")
+                if (path, status) == ("/v1/completions", 302):  # which is no answer
+                    assert call.status == 503
+                else:
+                    assert (call.status, call.headers["x-own"]) == (status, "1")
                 assert not {name.replace("_", "-") for name in ITS_ORIGIN} & call.headers.keys()
 
     play(test)

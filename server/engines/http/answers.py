@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -100,6 +100,51 @@ class _Frame(msgspec.Struct):
 
 
 _decoder = msgspec.json.Decoder(_Frame)
+
+
+class _Text(msgspec.Struct):
+    text: str | None
+
+
+class _Said(msgspec.Struct):
+    message: dict[str, msgspec.Raw]
+
+
+class _Completion(msgspec.Struct):
+    choices: Annotated[list[_Text], msgspec.Meta(min_length=1)]
+
+
+class _Chat(msgspec.Struct):
+    choices: Annotated[list[_Said], msgspec.Meta(min_length=1)]
+
+
+class _Anthropic(msgspec.Struct):
+    content: list[msgspec.Raw]
+
+
+class _Output(msgspec.Struct):
+    output: list[msgspec.Raw]
+
+
+# what a whole answer of a route cannot do without
+_WHOLE: dict[str, msgspec.json.Decoder[Any]] = {
+    "/v1/completions": msgspec.json.Decoder(_Completion),
+    "/v1/chat/completions": msgspec.json.Decoder(_Chat),
+    "/v1/messages": msgspec.json.Decoder(_Anthropic),
+    "/v1/responses": msgspec.json.Decoder(_Output),
+}
+GENERATING = frozenset(_WHOLE)  # routes whose answers are events where a client asks for them
+
+
+def fits(path: str, body: bytes) -> bool:
+    """Whether a whole answer of that route has what its clients read. May be called in a thread."""
+    if path not in _WHOLE:
+        return True
+    try:
+        _WHOLE[path].decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return False
+    return True
 
 
 class Answer:
@@ -202,7 +247,9 @@ class Answer:
         try:
             return _decoder.decode(data)
         except msgspec.ValidationError:  # JSON of another shape
-            self.readable &= data.lstrip()[:1] == b"{"
+            if data.lstrip()[:1] == b"{":
+                return _Frame()
+            self.readable = False
             return None
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             self.readable = False

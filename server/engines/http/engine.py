@@ -151,7 +151,8 @@ class HttpEngine(_WithoutTokens):
             except LOST as error:
                 last = ConnectionError(str(error))
             else:
-                if last.status < 500 and last.status not in OF_THE_SERVER:
+                answered = last.status == 200 or 400 <= last.status < 500
+                if answered and last.status not in OF_THE_SERVER:
                     return last
         if isinstance(last, OSError):
             raise last

@@ -20,7 +20,7 @@ import aiohttp
 
 from policies import Request
 from server.engines.base import FailureCode
-from server.engines.http.answers import Answer
+from server.engines.http.answers import GENERATING, Answer, fits
 from server.engines.http.stream import WayBack
 from server.engines.http.upstream import LOST, Upstream, reason_of, status_of
 from server.engines.passing import Cause, PassedCall, Refused
@@ -159,7 +159,7 @@ class Exchange:
         try:
             async with upstream.post(call.path, call.body, call.headers) as response:
                 upstream.hear()
-                if status_of(response) == 200:
+                if status_of(response) < 400:
                     await self._read(response)
                 else:
                     await self._refused(response)
@@ -199,19 +199,20 @@ class Exchange:
     # a good status
 
     async def _read(self, response: aiohttp.ClientResponse) -> None:
+        if response.status != 200:  # no answer of these routes has another good one
+            raise UnusableError(f"answers {response.status}")
         request, context = self.request, self._engine.context
         answer = Answer(request.sequences * request.max_output_tokens, request.sequences * context)
-        kind = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+        kind = kind_of(response)
         encoded = response.headers.get("Content-Encoding", "identity").strip().lower()
-        if encoded != "identity":  # nothing of it can be read
-            self.streams = False
-            await self._whole(response, answer, encoded)
-        elif kind == EVENTS:
+        if encoded != "identity":  # nothing of it can be read, and no encoding was asked for
+            raise UnusableError(f"answered in the encoding {encoded:.20}")
+        if kind == EVENTS:
             self.streams = True
             await self._stream(response, answer)
         else:
             self.streams = False
-            await self._whole(response, answer, kind)
+            await self._whole(response, answer)
         if self._over:
             return
         self._over = True
@@ -234,12 +235,13 @@ class Exchange:
                 held += data
                 tokens, lines = tokens + made, lines or b"\n" in data
                 self._hold(len(data))
-                if self._waits_on(held, lines=lines):
+                empty = answer.ended and not answer.events
+                if self._waits_on(held, lines=lines and not empty):
                     continue
                 await self._judge(response, answer, held)
                 await self._begin_with(response, held, tokens)
             answer.close()
-            if not lines:
+            if not (answer.events or answer.error):
                 raise UnusableError("sent a stream without an event")
             if not (answer.ended or answer.error):
                 raise UnusableError("ended a stream without finish_reason and without [DONE]")
@@ -282,7 +284,7 @@ class Exchange:
             raise UnusableError(fault, Refused(200, kept(response.raw_headers), bytes(held)))
         await self._see_model(answer)
 
-    async def _whole(self, response: aiohttp.ClientResponse, answer: Answer, kind: str) -> None:
+    async def _whole(self, response: aiohttp.ClientResponse, answer: Answer) -> None:
         """Held until its end, or until it is too large for that: then it flows."""
         body, size, tail = bytearray(), 0, b""
         try:
@@ -305,26 +307,36 @@ class Exchange:
             if self.begun:
                 answer.passed(size, tail)
             else:
-                await self._hand_on_whole(response, answer, bytes(body), kind)
+                await self._hand_on_whole(response, answer, bytes(body))
         finally:
             self._hold(-self._held)
 
     async def _hand_on_whole(
-        self, response: aiohttp.ClientResponse, answer: Answer, body: bytes, kind: str
+        self, response: aiohttp.ClientResponse, answer: Answer, body: bytes
     ) -> None:
         if len(body) <= AT_ONCE:
-            answer.whole(body)
+            fault = self._fault_of(response, answer, body)
         else:
-            await asyncio.to_thread(answer.whole, body)
-        unreadable = not answer.readable and (not kind or "json" in kind or kind.startswith("text"))
-        if unreadable or answer.error:
-            fault = "answered with something else than JSON" if unreadable else ""
+            fault = await asyncio.to_thread(self._fault_of, response, answer, body)
+        if fault or answer.error:
             refused = Refused(200, kept(response.raw_headers), body, fault)
             raise UnusableError(fault or "reported an error in its answer", refused)
         await self._see_model(answer)
         if not self._over:
             self._begin(response, streamed=False)
             self._back.more(body, 0)
+
+    def _fault_of(self, response: aiohttp.ClientResponse, answer: Answer, body: bytes) -> str:
+        """What is wrong with a whole answer that reports no error; reads it."""
+        answer.whole(body)
+        kind = kind_of(response)
+        if not answer.readable and (not kind or "json" in kind or kind.startswith("text")):
+            return "answered with something else than JSON"
+        if answer.error or self.call.path not in GENERATING:
+            return ""
+        if self.call.streams:
+            return "answered with something else than events"
+        return "" if fits(self.call.path, body) else "answered without what an answer has"
 
     async def _see_model(self, answer: Answer) -> None:
         """One that says of itself that it has another model than before is asked for its models,
@@ -396,6 +408,11 @@ class Exchange:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("internal error while a call was passed on", exc_info=error)
             self._say_lost("internal error of the gateway")  # no effect where it was answered
+
+
+def kind_of(response: aiohttp.ClientResponse) -> str:
+    """Its media type; empty where it says none."""
+    return response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
 
 
 def kept(headers: Iterable[tuple[bytes, bytes]]) -> tuple[tuple[str, str], ...]:
