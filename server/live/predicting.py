@@ -391,7 +391,11 @@ def ask_rates(parameters: Mapping[str, str]) -> Answer | None:
         return None
     operating_point = _operating_point(question, estimates, parameters.get("family"))
     found = rates(operating_point, canonical(question.setting), objective)
-    found["factor"] = factor
+    last = None if _memory.last is None else _memory.last.compared
+    limited = () if last is None else last.assumptions
+    admitted = next((each for each in limited if each.name == "all_admitted"), None)
+    refuses = admitted is not None and admitted.holds is False
+    found |= {"factor": factor, "refused": admitted.says.partition(":")[0] if refuses else None}
     return found | {"says": rate_sentences(found)}
 
 

@@ -46,6 +46,7 @@ OTHER_PAGES = frozenset(
     {b"cross-site", b"same-site"}
 )  # of Sec-Fetch-Site; another port of this machine is the same site
 JSON = b"application/json"
+HIDDEN = b"null"  # the origin of a page without referrers, or in a sandbox
 # what `curl -d` calls any body; a form of a page cannot write JSON in it
 CURL = b"application/x-www-form-urlencoded"
 Headers = Mapping[bytes, bytes]
@@ -146,10 +147,10 @@ def _from_this_machine(scope: Scope, headers: Headers) -> bool:
 def _rebound(origin: bytes, headers: Headers) -> bool:
     """Whether a page calls its own origin, by a name that anybody may have bound to this address:
     not an address, and not a name that only this network knows (of one label, `.local`,
-    `.internal`, `.localhost`).
+    `.internal`, `.localhost`). A page may hide its origin (`null`).
     """
     host = headers.get(b"host", b"").lower()
-    if origin.partition(b"://")[2] != host:
+    if origin.partition(b"://")[2] != host and origin != HIDDEN:
         return False  # another origin: the browser asked first
     name = _host_of("//" + host.decode("latin-1"))
     if name is None or "." not in name.rstrip(".") or address_of(name) is not None:

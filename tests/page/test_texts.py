@@ -223,7 +223,7 @@ def test_a_gateway_that_refuses_calls_is_no_growing_queue_and_blames_no_client(
         prediction = topics["look"]["prediction"]
         prediction |= {"stable": stable, "load": 0.94 if stable else 1.02}
         comparison = prediction["comparison"]
-        comparison |= {"verdict": "disagree", "reasons": ["all_admitted"]}
+        comparison |= {"verdict": "disagree", "reasons": ["all_admitted"], "check": None}
         if not stable:  # what is refused keeps the queue finite
             comparison["predicted"] = {"value": None, "low": None, "high": None}
         names = comparison["assumptions"]

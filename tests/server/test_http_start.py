@@ -385,7 +385,9 @@ def test_the_ratio_follows_what_the_servers_count() -> None:
 
 def test_answers_teach_the_ratio() -> None:
     async def test(stub: Stub) -> None:
-        stub.behave = answers({"choices": [{"text": ""}], "usage": {"prompt_tokens": 50}}, after=0.0)
+        stub.behave = answers(
+            {"choices": [{"text": ""}], "usage": {"prompt_tokens": 50}}, after=0.0
+        )
         async with up(stub) as engine:
             desk = Desk("continuous", engine, await engine.start())
             for number in range(300):

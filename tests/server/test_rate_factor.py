@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 from fastapi import FastAPI
 
 from queueing.control.advice.rates import rate_sentences
+from queueing.estimation.assumptions.assumption import Assumption
 from server.gateway import Gateway
 from server.live import model, predicting
 from tests.server.asgi import Call
@@ -58,9 +60,36 @@ def test_an_advice_at_another_rate_is_of_that_rate_and_says_what_the_setting_can
     serving(1, work)
 
 
+def test_an_advice_says_that_the_gateway_refuses_calls() -> None:
+    """What it is for is the rate of the others."""
+
+    async def work(app: FastAPI, gateway: Gateway) -> None:
+        found = await asked(app, "/admin/advice", b"target=batch-size")
+        assert found["rate"]["refused"] is None
+        last = predicting._memory.last
+        assert last is not None
+        says = "41.2% of the calls were refused by limits of the gateway (slo 41.2%): and so on"
+        compared = dataclasses.replace(
+            last.compared, assumptions=(Assumption("all_admitted", False, 0.412, says),)
+        )
+        predicting._memory.last = dataclasses.replace(last, compared=compared)
+        rate = predicting.ask_rates({})
+        assert rate is not None
+        assert rate["refused"] == says.partition(":")[0]
+        assert f"only admitted calls are counted: {rate['refused']}" in rate["says"]
+
+    serving(1, work)
+
+
 def found(**changes: Any) -> dict[str, Any]:
     observed = {"value": 12.1, "low": 11.34, "high": 12.96, "effective_n": 900.0}
-    plain = {"observed": observed, "largest_stable": 18.27, "slo": None, "factor": 1.0}
+    plain = {
+        "observed": observed,
+        "largest_stable": 18.27,
+        "slo": None,
+        "factor": 1.0,
+        "refused": None,
+    }
     return plain | {"largest_within_slo": None, "reason": None} | changes
 
 
@@ -76,5 +105,7 @@ def test_in_words() -> None:
     assert kept == (
         f"the setting in force keeps {slo} up to 14 requests/s, 1.16 times the observed rate"
     )
+    _, refused, _ = rate_sentences(found(refused="41.2% of the calls were refused by limits"))
+    assert refused == ("only admitted calls are counted: 41.2% of the calls were refused by limits")
     *_, none = rate_sentences(found(slo=slo, reason="no load keeps it", largest_stable=None))
     assert none == "no rate is known at which the setting in force keeps it: no load keeps it"

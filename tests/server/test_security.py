@@ -589,6 +589,8 @@ def test_trap_without_keys_a_page_cannot_send_work_without_asking(
         ("evil.example", "http://evil.example", False),  # its own name, bound to this address
         ("evil.example:8080", "http://Evil.example:8080", False),
         ("evil.example.", "http://evil.example.", False),
+        ("evil.example:8080", "null", False),  # a page that hides its origin
+        ("localhost:8080", "null", True),
         ("chat.example", "https://chat.example", True),  # in --allowed-origins
         ("localhost:8080", "http://localhost:8080", True),
         ("10.0.0.7:8080", "http://10.0.0.7:8080", True),

@@ -78,6 +78,8 @@ def rate_sentences(found: Mapping[str, Any]) -> list[str]:
     if None not in ends:
         asked += f" (95 %: {short_number(ends[0], 3)} to {short_number(ends[1], 3)})"
     said = [asked if factor == 1 else f"{_rate(observed * factor)}, {factor:g} times {asked}"]
+    if found["refused"]:
+        said.append(f"only admitted calls are counted: {found['refused']}")
     bounds = {"largest_within_slo": f"keeps {found['slo']}", "largest_stable": "has a steady state"}
     for key, what in bounds.items():
         if (most := found[key]) is not None:
