@@ -394,8 +394,8 @@ def ask_rates(parameters: Mapping[str, str]) -> Answer | None:
     last = None if _memory.last is None else _memory.last.compared
     limited = () if last is None else last.assumptions
     admitted = next((each for each in limited if each.name == "all_admitted"), None)
-    refuses = admitted is not None and admitted.holds is False
-    found |= {"factor": factor, "refused": admitted.says.partition(":")[0] if refuses else None}
+    says = "" if admitted is None or admitted.holds is not False else admitted.says
+    found |= {"factor": factor, "refused": says.partition(":")[0] or None}
     return found | {"says": rate_sentences(found)}
 
 
