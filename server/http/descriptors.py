@@ -37,6 +37,7 @@ KEPT = 64  # numbers below the limit that no call gets
 CROWDED = 32  # numbers before these, from which on connections without a request are closed
 CROWDED_FOR = 60.0  # seconds
 SILENT = 0.1  # seconds without a whole request, at least, of a connection that is closed
+AT_ONCE = 32  # connections too many, beyond which none is too young to be closed
 OWN = 16  # of these, numbers that no connection gets
 PROBES = frozenset({"/health", "/ready", "/metrics"})
 LOG_EVERY = 10.0  # seconds between two lines about refused connections
@@ -174,9 +175,12 @@ class Room:
             return
         excess = math.ceil(self._open - self._comfortable)
         old = (close for close, since in self._unfinished.items() if since <= now - SILENT)
-        for close in list(islice(old, excess)):
+        chosen = list(islice(old, excess))
+        if not chosen and excess > AT_ONCE:
+            chosen = list(islice(self._unfinished, 2))
+        for close in chosen:
             del self._unfinished[close]
-            self._refuse("silent", f"no whole request in {SILENT:g} s or more, near the limit")
+            self._refuse("silent", "their requests had not come whole, near the limit")
             close()
 
     def leave(

@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -305,3 +306,36 @@ def test_a_body_that_goes_on_and_a_call_in_service_are_kept(
         with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as client:
             assert ask(client, "/release")[0] == 200
         assert [answer(client)[0] for client in in_service] == [200, 200, 200]
+
+
+def test_a_burst_of_unfinished_requests_leaves_room_for_probes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All at one instant: none has been silent for long. Each takes the lowest free descriptor,
+    and a second one where it is served as usual.
+    """
+
+    monkeypatch.setattr(descriptors, "SILENT", PATIENCE)
+
+    async def main() -> None:
+        room = Room(CollectorRegistry(), limit=300)
+        taken: dict[int, list[int]] = {}
+
+        def connect(number: int) -> str:
+            free = iter(sorted(set(range(10, 300)).difference(*taken.values())))
+            held = [next(free, 300)]
+            place = room.enter(held[0], None, partial(close, number))
+            taken[number] = [*held, next(free, 300)] if place == "any" else held
+            return place
+
+        def close(number: int) -> None:
+            del taken[number]
+            room.leave(None)
+
+        places = {connect(number) for number in range(330)}
+        assert places <= {"any", "probes"}
+        assert 0 not in taken, "the oldest is closed first"
+        assert 329 in taken
+        assert len(taken) > 110, "no more than it takes"
+
+    asyncio.run(main())
