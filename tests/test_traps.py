@@ -384,6 +384,9 @@ DEFENDED: dict[str, tuple[str, ...]] = {  # each row of SECURITY.md's table
     ),
     "connections that exhaust the file descriptors": (
         "server/test_connection_room.py::test_probes_are_answered_when_descriptors_run_out",
+        "server/test_connection_room.py::test_unfinished_requests_take_the_room_of_nobody",
+        "server/test_connection_room.py::test_a_body_that_goes_on_and_a_call_in_service_are_kept",
+        "server/test_connection_room.py::test_a_burst_of_unfinished_requests_leaves_room_for_probes",
         "server/test_connection_room.py::test_connections_of_one_address_are_bounded",
     ),
     "limits passed by with another spelling, before servers behind (`--engine http`)": (

@@ -263,7 +263,7 @@ class StampedProtocol(HttpToolsProtocol):
     _reader: StampedReader | None = None
     _paused: PausedTransport | None = None
     _in_room = False
-    _silent = True  # no head has come yet
+    _unfinished = True  # the room may close it
     _fed = _again = b""  # what the parser has now; what it is to have after it
     _slow: asyncio.TimerHandle | None = None
     _before: Sequence[
@@ -293,7 +293,7 @@ class StampedProtocol(HttpToolsProtocol):
         """
         if self.room is None:
             return True
-        place = self.room.enter(sock.fileno(), self.client, self._close_silent)
+        place = self.room.enter(sock.fileno(), self.client, self._close_unfinished)
         self._in_room = True
         if place == "any":
             return True
@@ -305,8 +305,14 @@ class StampedProtocol(HttpToolsProtocol):
             self.transport.close()
         return False
 
-    def _close_silent(self) -> None:
+    def _close_unfinished(self) -> None:
         self._writing.abort()
+
+    def note_unfinished(self, *, in_body: bool) -> None:
+        """A part of a request is there, and no call is in service."""
+        if self.room is not None and self._in_room:
+            self._unfinished = True
+            self.room.unfinished(self._close_unfinished, in_body=in_body)
 
     def _end_probe(self) -> None:
         if self.cycle is None or self.cycle.response_complete or self.cycle.more_body:
@@ -317,7 +323,7 @@ class StampedProtocol(HttpToolsProtocol):
         self._stop_waiting()
         if self.room is not None and self._in_room:
             self._in_room = False
-            self.room.leave(self.client, self._close_silent)
+            self.room.leave(self.client, self._close_unfinished)
         for reader in (self._reader, self._paused):
             if reader is not None:
                 reader.close()
@@ -443,9 +449,6 @@ class StampedProtocol(HttpToolsProtocol):
         """A request begins; the one before it may still be without an answer."""
         if self.parser.should_upgrade():
             return  # it is heard again
-        if self._silent and self.room is not None:
-            self._silent = False
-            self.room.heard(self._close_silent)
         before = self.cycle
         super().on_headers_complete()
         if self.cycle is not None and self.scope["http_version"] == "1.0":
@@ -459,6 +462,9 @@ class StampedProtocol(HttpToolsProtocol):
         """The last byte is there."""
         if self.parser.should_upgrade():
             return
+        if self._unfinished and self.room is not None:
+            self._unfinished = False
+            self.room.whole(self._close_unfinished)
         scope = cast("dict[str, Any]", self.cycle.scope)
         scope[RECEIVED_AT] = self._received_at
         scope[CONNECTION] = self._connection

@@ -98,8 +98,11 @@ class LimitedProtocol(StampedProtocol):
                 )
         elif unfinished is not None and self._in_body and self.cycle is unfinished:
             self._weigh(len(data), self._body_bytes - body_bytes)
-        if self._deadline is None and (self._in_head or self._in_body or self._between()):
-            self._set_deadline(self.body_timeout if self._in_body else self.head_timeout)
+        if self._in_head or self._in_body or self._between():
+            if self._deadline is None:
+                self._set_deadline(self.body_timeout if self._in_body else self.head_timeout)
+            if not self._answering_an_earlier_one():
+                self.note_unfinished(in_body=self._in_body)
 
     def on_message_begin(self) -> None:
         """The first byte of a head."""
@@ -127,6 +130,8 @@ class LimitedProtocol(StampedProtocol):
         already has little time.
         """
         super().on_response_complete()
+        if (self._in_head or self._in_body) and not self._answering_an_earlier_one():
+            self.note_unfinished(in_body=False)
         if self.transport.is_closing() or not self.cycle.response_complete:
             return
         if self.cycle.body:

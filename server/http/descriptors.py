@@ -17,7 +17,7 @@ import json
 import logging
 import math
 import sys
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from itertools import islice
 from typing import Literal
@@ -34,9 +34,10 @@ from server.security.early_answer import RejectionResponse
 log = logging.getLogger("kendall")
 ENOUGH = 65536  # more is not asked for: some programs walk through every number below their limit
 KEPT = 64  # numbers below the limit that no call gets
-CROWDED = 32  # numbers before these, from which on silent connections are closed
+CROWDED = 32  # numbers before these, from which on connections without a request are closed
 CROWDED_FOR = 60.0  # seconds
-SILENT = 0.1  # seconds without a head, at least, of a connection that is closed for another one
+SILENT = 0.1  # seconds without a whole request, at least, of a connection that is closed
+AT_ONCE = 32  # connections too many, beyond which none is too young to be closed
 OWN = 16  # of these, numbers that no connection gets
 PROBES = frozenset({"/health", "/ready", "/metrics"})
 LOG_EVERY = 10.0  # seconds between two lines about refused connections
@@ -96,8 +97,8 @@ class Room:
         self._most = most_per_address
         self._of_address: Counter[str] = Counter()
         self._open = 0
-        # without a head so far: since when, oldest first
-        self._silent: dict[Callable[[], None], float] = {}
+        # whose request is not whole: since when; the one that has been silent for longest first
+        self._unfinished: OrderedDict[Callable[[], None], float] = OrderedDict()
         self._comfortable = math.inf  # connections that there is room for
         self._crowded_until = -math.inf
         self._untold: Counter[Reason] = Counter()  # refused since the last line about them
@@ -106,7 +107,7 @@ class Room:
             "kendall_refused_connections",
             (
                 "Refused connections, by reason: descriptors (near the limit on open files), "
-                "silent (closed near that limit, without a request so far), "
+                "silent (closed near that limit, its request not whole), "
                 "address (--max-connections-per-address)"
             ),
             ["reason"],
@@ -124,13 +125,13 @@ class Room:
         client: tuple[str, int] | None,
         close: Callable[[], None] | None = None,
     ) -> Place:
-        """Where a new connection belongs; `leave` follows in any case, and `heard` with its first
-        head. `close` closes it.
+        """Where a new connection belongs; `leave` follows in any case. `close` closes it, until
+        its request is `whole`.
         """
         self._open += 1
         self._make_room(descriptor)
         if close is not None:
-            self._silent[close] = asyncio.get_running_loop().time()
+            self._unfinished[close] = asyncio.get_running_loop().time()
         if client is not None and self._most is not None:
             self._of_address[client[0]] += 1
             if self._of_address[client[0]] > self._most:
@@ -147,12 +148,23 @@ class Room:
         )
         return "probes" if descriptor < self._limit - OWN else "descriptors"
 
-    def heard(self, close: Callable[[], None]) -> None:
-        """A connection has sent a head. No effect the second time."""
-        self._silent.pop(close, None)
+    def unfinished(self, close: Callable[[], None], *, in_body: bool) -> None:
+        """A connection has sent a part of a request, and no call of it is in service. Bytes of a
+        body end its silence; bytes of a head do not, which clients send at once.
+        """
+        if close not in self._unfinished:
+            self._unfinished[close] = asyncio.get_running_loop().time()
+        elif in_body:
+            self._unfinished.move_to_end(close)
+
+    def whole(self, close: Callable[[], None]) -> None:
+        """The request of a connection is whole. No effect the second time."""
+        self._unfinished.pop(close, None)
 
     def _make_room(self, descriptor: int) -> None:
-        """The longest silent ones are closed, as many as are too many."""
+        """Of the unfinished ones those that have been silent for longest are closed, as many as
+        are too many.
+        """
         now = asyncio.get_running_loop().time()
         if now >= self._crowded_until:
             self._comfortable = math.inf
@@ -162,11 +174,14 @@ class Room:
         if self._open <= self._comfortable:
             return
         excess = math.ceil(self._open - self._comfortable)
-        for close, since in list(islice(self._silent.items(), excess)):
-            if since <= now - SILENT:
-                del self._silent[close]
-                self._refuse("silent", f"no head came in {SILENT:g} s or more, near the limit")
-                close()
+        old = (close for close, since in self._unfinished.items() if since <= now - SILENT)
+        chosen = list(islice(old, excess))
+        if not chosen and excess > AT_ONCE:
+            chosen = list(islice(self._unfinished, 2))
+        for close in chosen:
+            del self._unfinished[close]
+            self._refuse("silent", "their requests had not come whole, near the limit")
+            close()
 
     def leave(
         self, client: tuple[str, int] | None, close: Callable[[], None] | None = None
@@ -174,7 +189,7 @@ class Room:
         """A connection is lost."""
         self._open -= 1
         if close is not None:
-            self.heard(close)
+            self.whole(close)
         if client is not None and self._most is not None:
             self._of_address[client[0]] -= 1
             if self._of_address[client[0]] <= 0:

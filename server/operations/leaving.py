@@ -19,7 +19,7 @@ import struct
 import sys
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from policies.text import counted
 from server.runtime.logs import end_logs
@@ -88,6 +88,15 @@ async def wind_down(server: uvicorn.Server, sockets: Sequence[socket.socket]) ->
             if now() - since >= LINGER:
                 connection.hang_up()
         await asyncio.sleep(TICK)
+
+
+def break_off(server: uvicorn.Server) -> None:
+    """The connections that are left are lost: their calls end as those of clients that have
+    left. Else the event loop cancels them as it closes, and uvicorn answers that with 500 and logs
+    an error.
+    """
+    for connection in list(server.server_state.connections):
+        cast("Any", connection).transport.abort()
 
 
 async def close_listeners(server: uvicorn.Server, sockets: Sequence[socket.socket]) -> None:

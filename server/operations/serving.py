@@ -38,7 +38,7 @@ from server.http.arrival_timestamps import protocol_with, stamps_arrivals
 from server.http.bounds import LimitedProtocol
 from server.http.descriptors import Room, raise_descriptor_limit
 from server.live.state_file import before_its_place, check_state_file
-from server.operations.leaving import DrainLog, ExitBound, say_close, wind_down
+from server.operations.leaving import DrainLog, ExitBound, break_off, say_close, wind_down
 from server.operations.reloading import Reloader, hangups, ignore_hangups
 from server.operations.servers_behind import http_engine
 from server.runtime.garbage import give_back, settle
@@ -292,6 +292,7 @@ class _Server(uvicorn.Server):
         say_close(self)
         await wind_down(self, sockets or [])
         self._drain_log.end(self._gateway)
+        break_off(self)
         await super().shutdown(sockets)
         if self.force_exit:
             await self.lifespan.shutdown()

@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -32,9 +33,21 @@ LOOPS: list[Callable[[], asyncio.AbstractEventLoop]] = [
 ]
 
 
+held: set[asyncio.Future[None]] = set()  # calls to /held, in service until /release
+
+
 async def app(scope: Any, receive: Any, send: Any) -> None:
-    while (await receive()).get("more_body"):
+    while scope["path"] != "/early" and (message := await receive()).get("more_body"):
         pass
+    if scope["path"] != "/early" and message["type"] == "http.disconnect":
+        return
+    if scope["path"] == "/held":
+        call = asyncio.get_running_loop().create_future()
+        held.add(call)
+        await call
+    if scope["path"] == "/release":
+        while held:
+            held.pop().set_result(None)
     await send(
         {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]}
     )
@@ -80,6 +93,16 @@ def free_numbers(count: int) -> list[int]:
     return numbers
 
 
+def close_ended(clients: list[socket.socket]) -> None:
+    """Those that the server has closed: their descriptors count, too."""
+    for client in select.select(clients, [], [], 0)[0]:
+        with suppress(ConnectionError):
+            if client.recv(4096):
+                continue
+        client.close()
+        clients.remove(client)
+
+
 @pytest.mark.parametrize("make", LOOPS, ids=["asyncio", "uvloop"])
 def test_probes_are_answered_when_descriptors_run_out(
     make: Callable[[], asyncio.AbstractEventLoop],
@@ -99,7 +122,7 @@ def test_probes_are_answered_when_descriptors_run_out(
                 socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)
             )
 
-        statuses = []
+        statuses: list[int] = []
         while len(statuses) < 60 and 503 not in statuses:
             statuses.append(ask(connect(), "/v1/completions")[0])
         assert statuses[0] == 200
@@ -171,14 +194,12 @@ def test_silent_connections_take_the_room_of_nobody(
         ExitStack() as stack,
     ):
         address = ("127.0.0.1", port)
-        statuses = []
+        statuses: list[int] = []
         silent: list[socket.socket] = []
         for place in range(300):
             silent.append(stack.enter_context(socket.create_connection(address, timeout=PATIENCE)))
             time.sleep(0.005)
-            for closed in select.select(silent, [], [], 0)[0]:
-                closed.close()
-                silent.remove(closed)
+            close_ended(silent)
             if place % 10 == 9:
                 for path in ("/health", "/v1/completions"):
                     with socket.create_connection(address, timeout=PATIENCE) as client:
@@ -202,3 +223,119 @@ def test_a_connection_that_has_asked_is_not_closed_for_a_new_one(
                     assert ask(other, "/health")[0] == 200
             assert ask(first, "/health")[0] == 200
         assert refused(registry, "silent") == 0
+
+
+UNFINISHED = {
+    "body": b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{",
+    "chunked body": (
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n1\r\n{\r\n"
+    ),
+    "body of an answered call": b"POST /early HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{",
+    "second head": (
+        b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\nPOST /v1/completions HTTP/1.1\r\nhost: x\r\n"
+    ),
+    "second body": (
+        b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n"
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{"
+    ),
+}
+
+
+@pytest.mark.parametrize("unfinished", UNFINISHED.values(), ids=UNFINISHED.keys())
+@pytest.mark.parametrize("make", LOOPS, ids=["asyncio", "uvloop"])
+def test_unfinished_requests_take_the_room_of_nobody(
+    make: Callable[[], asyncio.AbstractEventLoop], unfinished: bytes
+) -> None:
+    """A whole head does not keep a connection whose body does not come, nor an answer one whose
+    next request does not.
+    """
+    with (
+        served(make, limit=free_numbers(200)[-1] + 1) as (port, registry),
+        ExitStack() as stack,
+    ):
+        address = ("127.0.0.1", port)
+        statuses: list[int] = []
+        clients: list[socket.socket] = []
+        for place in range(150):
+            clients.append(stack.enter_context(socket.create_connection(address, timeout=PATIENCE)))
+            clients[-1].sendall(unfinished)
+            time.sleep(0.005)
+            close_ended(clients)
+            if place % 10 == 9:
+                for path in ("/health", "/v1/completions"):
+                    with socket.create_connection(address, timeout=PATIENCE) as client:
+                        statuses.append(ask(client, path)[0])
+        assert statuses == [200] * 30
+        assert refused(registry, "silent") > 25
+        assert refused(registry, "descriptors") == 0
+
+
+@pytest.mark.parametrize("make", LOOPS, ids=["asyncio", "uvloop"])
+def test_a_body_that_goes_on_and_a_call_in_service_are_kept(
+    make: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    """The oldest connections, one of which sends a byte now and then; the others wait for an
+    answer, whatever they have sent behind their calls. Those that have sent nothing since are
+    closed in their place.
+    """
+    with (
+        served(make, limit=free_numbers(200)[-1] + 1) as (port, registry),
+        ExitStack() as stack,
+    ):
+
+        def connect(data: bytes) -> socket.socket:
+            client = stack.enter_context(
+                socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)
+            )
+            client.sendall(data)
+            return client
+
+        clients: list[socket.socket] = []
+        whole = b"POST /held HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\n\r\n{"
+        behind = (b"", b"POST / HTTP/1.1\r\nhost: x\r\n", UNFINISHED["body"])
+        in_service = [connect(whole + part) for part in behind]
+        sending = connect(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n")
+        for _ in range(99):
+            clients.append(connect(UNFINISHED["body"]))
+            sending.sendall(b"x")
+            time.sleep(0.005)
+            close_ended(clients)
+        assert refused(registry, "silent") > 25
+        sending.sendall(b"x")
+        assert answer(sending)[0] == 200
+        with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as client:
+            assert ask(client, "/release")[0] == 200
+        assert [answer(client)[0] for client in in_service] == [200, 200, 200]
+
+
+def test_a_burst_of_unfinished_requests_leaves_room_for_probes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All at one instant: none has been silent for long. Each takes the lowest free descriptor,
+    and a second one where it is served as usual.
+    """
+
+    monkeypatch.setattr(descriptors, "SILENT", PATIENCE)
+
+    async def main() -> None:
+        room = Room(CollectorRegistry(), limit=300)
+        taken: dict[int, list[int]] = {}
+
+        def connect(number: int) -> str:
+            free = iter(sorted(set(range(10, 300)).difference(*taken.values())))
+            held = [next(free, 300)]
+            place = room.enter(held[0], None, partial(close, number))
+            taken[number] = [*held, next(free, 300)] if place == "any" else held
+            return place
+
+        def close(number: int) -> None:
+            del taken[number]
+            room.leave(None)
+
+        places = {connect(number) for number in range(330)}
+        assert places <= {"any", "probes"}
+        assert 0 not in taken, "the oldest is closed first"
+        assert 329 in taken
+        assert len(taken) > 110, "no more than it takes"
+
+    asyncio.run(main())

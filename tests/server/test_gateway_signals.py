@@ -219,3 +219,40 @@ def test_a_client_that_does_not_read_is_cut_off_and_holds_nothing(tmp_path: Path
     assert outcomes["cancelled"] >= 1
     assert outcomes["completed"] >= 1
     assert sum(outcomes.values()) == 33
+
+
+def test_calls_whose_bodies_do_not_come_are_cancelled_at_the_end_of_a_drain(tmp_path: Path) -> None:
+    """As calls whose clients left: no error, no record; the call in service is told and has
+    one.
+    """
+
+    async def scene(running: GatewayProcess) -> None:
+        in_service = await SocketCall(running.url, body(2000)).send()
+        await arrived(running, 1)
+        unfinished = []
+        for path in ("/v1/completions", "/tokenize", "/v1/responses", "/admin/policy"):
+            reader, writer = await asyncio.open_connection(
+                *running.url.removeprefix("http://").split(":")
+            )
+            writer.write(
+                f"POST {path} HTTP/1.1\r\nhost: localhost\r\n"
+                "content-type: application/json\r\ncontent-length: 1000\r\n\r\n{".encode()
+            )
+            unfinished.append((reader, writer))
+        await running.ask("GET", "/admin/state")
+        os.kill(running.pid, signal.SIGTERM)
+        assert b"within 1 s" in (await in_service.answer())[1]
+        await ended(running)
+        for reader, writer in unfinished:
+            with contextlib.suppress(ConnectionError):
+                assert b"500" not in await reader.read()
+            writer.close()
+
+    records = with_gateway(
+        tmp_path, scene, "--latency", STEP, "--policy", "single", "--shutdown-timeout", "1"
+    )
+    assert [record.outcome for record in records] == ["failed"]
+    assert drain_lines(tmp_path)[1].endswith("0 sequences ended, 1 cut off")
+    said = (tmp_path / "gateway.log").read_text()
+    assert "Traceback" not in said, said
+    assert " ERROR " not in said, said
