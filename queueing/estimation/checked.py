@@ -22,6 +22,7 @@ import numpy.typing as npt
 from policies import Fixed, is_first_come
 from policies.ordered import counts, order_of
 from queueing.estimation.change import Vector
+from queueing.estimation.speed.batch_times import SLOT_ERROR
 from queueing.estimation.speed.speeds import Speeds
 from queueing.estimation.window.snapshot import FIELDS, Snapshot
 from queueing.latency.speed_path import SpeedPath, path_of_batches, path_of_slots
@@ -86,6 +87,8 @@ def check_window(seen: Snapshot, model: Model, speeds: Speeds, turnaround: float
     # parts of one path, as in overload, need not be independent: what was seen is one more draw
     within = _interval(observed - modelled, requests.batch[judged], joins=policy.joins_running)
     half_width = max(within, _of_one_more(every.mean(axis=1)))
+    if policy.joins_running:  # the speed of slots has an error of its own
+        half_width += SLOT_ERROR * float(modelled.mean())
     return Check(
         observed=float(observed.mean()),
         modelled=float(modelled.mean()),
