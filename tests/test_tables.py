@@ -200,6 +200,7 @@ def advice() -> list[dict[str, Any]]:
             "best": best,
             "gain": found,
             "says": says,
+            "change": target != "servers",
         }
 
     before = {
