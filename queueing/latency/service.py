@@ -374,6 +374,9 @@ class ServiceProcess:
         self._parts, self._unready = {}, set()
         waiting = [member for member in self._active.values() if member.prompt_left]
         left = room = max(0, self._step_tokens - (len(self._active) - len(waiting)))
+        # who left in the instant in which this step began is in it all the same
+        gone = [member for member in self._entered if member.id not in self._active]
+        left -= min(left, sum([member.prompt_left for member in gone]))
         for member in waiting:
             part = min(member.prompt_left, left)
             left -= part

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from policies.core import UNBOUNDED
@@ -97,6 +97,9 @@ def test_jumping_equals_stepping_where_prompts_take_several_steps(
     assert all(at == last for _, at, _, last in ends)
 
 
+@example(  # one leaves in the instant in which it entered, and another comes then
+    [Event(0.0, ((0, 1),)), Event(0.015625, ((1, 1),)), Event(0.0, (), 1), Event(0.0, ((0, 1),))]
+)
 @given(schedules)
 def test_a_step_with_room_for_all_prompts_is_as_one_without_a_bound(schedule: list[Event]) -> None:
     assert play(schedule, jump=True, joining=True, padded=False) == play(
