@@ -27,7 +27,7 @@ from queueing.prediction import predict_model
 from queueing.prediction.by_length import ByLength, durations_by_length
 from queueing.result import LEVELS, Quantiles
 from queueing.simulation import fast
-from queueing.simulation.experiment import run_trace
+from queueing.simulation.experiment import run_given
 
 REPLICATIONS = 20  # draws of the residuals; without a residual one is enough
 ONE_TOKEN = TokenDistribution(np.array([0.0, 1.0]))  # a replay draws no lengths
@@ -178,9 +178,8 @@ def replay_arrivals(
     )
     draws = REPLICATIONS if law.cv and not policy.joins_running else 1
     given, total = _trace_of(requests), np.zeros((len(requests), 2))
-    for child in np.random.SeedSequence(seed).spawn(draws):
-        residuals = [np.random.default_rng(one) for one in child.spawn(model.servers)]
-        run = run_trace(model, dataclasses.replace(given, residuals=residuals))
+    for stream in np.random.SeedSequence(seed).spawn(draws):
+        run = run_given(model, given, stream)
         total += np.column_stack([run.dispatched_at, run.released_at])
     return {
         request.id: (start, release)
@@ -196,10 +195,9 @@ def _trace_of(requests: Sequence[Served]) -> fast.Trace:
         np.array([r.arrived_at for r in requests], dtype=np.float64),
         np.array(outputs, dtype=np.int64),
         np.array([r.prompt_tokens for r in requests], dtype=np.int64),
-        [],
         predicted=np.array([math.nan if value is None else value for value in told]),
         limits=np.array(limits, dtype=np.int64),
-        flows=[r.flow or "" for r in requests],
+        flows=np.array([r.flow or "" for r in requests], dtype=np.str_),
     )
 
 

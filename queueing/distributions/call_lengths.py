@@ -121,7 +121,7 @@ class CallLengths:
         )
 
     def _beside_one(self, count: int) -> Vector:
-        """For every length x the chance that none of the others in a batch of `count` is longer:
+        """The probability, for each length x, that no other member of a batch of `count` is longer:
         E[F(x)^(D - 1)], D the number of independent draws in it.
         """
         below = self.lengths.cdf

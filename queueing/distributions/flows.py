@@ -46,9 +46,9 @@ class Flows:
         child = np.random.SeedSequence(stream.entropy, spawn_key=(*stream.spawn_key, _CHILD))
         return self.draw(np.random.default_rng(child), size)
 
-    def names_of_run(self, stream: np.random.SeedSequence, size: int) -> list[str]:
+    def names_of_run(self, stream: np.random.SeedSequence, size: int) -> npt.NDArray[np.str_]:
         """The flows of those requests."""
-        return [self.names[place] for place in self.of_run(stream, size).tolist()]
+        return np.array(self.names)[self.of_run(stream, size)]
 
 
 def parse_flows(text: str) -> Flows:

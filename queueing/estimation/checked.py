@@ -32,7 +32,7 @@ from queueing.measurement.statistics import WARM_UP
 from queueing.model import Model
 from queueing.models.soap.predictor_text import NO_PREDICTION
 from queueing.simulation import fast
-from queueing.simulation.experiment import run_trace
+from queueing.simulation.experiment import run_given
 
 DRAWS = 16  # of the residuals of batches
 DRIVEN = 1_000  # requests where the policy object is driven
@@ -223,15 +223,13 @@ def _replayed(
         enters,
         requests.outputs,
         requests.prompts,
-        [],
         predicted=told if not compiled or np.isfinite(told).all() else np.empty(0),
         limits=np.empty(0, dtype=np.int64) if compiled else requests.outputs,
     )
     draws = DRAWS if compiled and model.law.cv and not model.policy.joins_running else 1
     found = np.empty((draws, enters.size))
     for ends, stream in zip(found, np.random.SeedSequence(0).spawn(draws), strict=True):
-        residuals = [np.random.default_rng(each) for each in stream.spawn(model.servers)]
-        run = run_trace(model, dataclasses.replace(given, residuals=residuals))
+        run = run_given(model, given, stream)
         ends[:] = run.released_at if model.policy.joins_running else run.dispatched_at
     if path is None:
         return found

@@ -407,6 +407,12 @@ def run_trace(model: Model, trace: Trace, since: int = 0, *, generic: bool = Fal
     return driven_run(model, jobs_of(model, trace), trace.residuals, since)
 
 
+def run_given(model: Model, given: Trace, stream: np.random.SeedSequence) -> SimulatedRun:
+    """The same, with the residuals that `stream` draws."""
+    residuals = [np.random.default_rng(child) for child in stream.spawn(model.servers)]
+    return run_trace(model, dataclasses.replace(given, residuals=residuals))
+
+
 def driven_run(
     model: Model, jobs: Sequence[Job], residuals: Sequence[np.random.Generator], since: int = 0
 ) -> SimulatedRun:
@@ -461,7 +467,7 @@ def jobs_of(model: Model, trace: Trace) -> list[Job]:
     count = len(trace.arrived_at)
     limits = trace.limits.tolist() or [token_limit(model)] * count
     predicted = trace.predicted.tolist() or [math.nan] * count
-    flows = trace.flows or [""] * count
+    flows = trace.flows.tolist() or [""] * count
     reserved = or_unbounded(model.reserved_tokens)
     patience = math.inf if model.patience is None else model.patience
     rows = zip(

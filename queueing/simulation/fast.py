@@ -2,16 +2,15 @@
 `kendall simulate` runs.
 
 One seed gives the same arrivals, lengths and residuals under every policy and in either simulator
-(common random numbers). Random numbers are drawn in blocks
-that stay in the cache; where all members of a batch fare alike, one value a batch is kept and
-spread when read.
+(common random numbers). Random numbers are drawn in blocks that stay in the cache; where all
+members of a batch fare alike, one value a batch is kept and spread when read.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
@@ -72,7 +71,7 @@ class Trace:
     arrived_at: Vector
     output_tokens: Ints
     prompt_tokens: Ints
-    residuals: list[np.random.Generator]
+    residuals: list[np.random.Generator] = field(default_factory=list)
     call_ends: Ints = field(
         default_factory=lambda: np.empty(0, dtype=np.int64)
     )  # for each where its call ends; empty: one by one
@@ -80,7 +79,9 @@ class Trace:
     limits: Ints = field(
         default_factory=lambda: np.empty(0, dtype=np.int64)
     )  # max_output_tokens of each; empty: the model's
-    flows: Sequence[str] = ()  # of each; empty: one
+    flows: npt.NDArray[np.str_] = field(
+        default_factory=lambda: np.empty(0, dtype=np.str_)
+    )  # of each; empty: one
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,7 +200,9 @@ def draw_trace(
         num_requests = len(instants) if has_end(model.arrival_process) else num_requests
     outputs = sample_tokens(model.output_tokens, lengths, num_requests)
     outputs = within_calls(outputs, sizes, equal)
-    flows = () if model.flows is None else model.flows.names_of_run(stream, calls)
+    flows = np.empty(0, np.str_)
+    if model.flows is not None:
+        flows = model.flows.names_of_run(stream, calls)
     return Trace(
         instants if sizes is None else np.repeat(instants, sizes),
         outputs,
@@ -209,7 +212,7 @@ def draw_trace(
         residuals,
         np.empty(0, dtype=np.int64) if sizes is None else np.repeat(np.cumsum(sizes), sizes),
         draw_predictions(model, outputs, stream),
-        flows=flows if sizes is None or not flows else np.repeat(flows, sizes).tolist(),
+        flows=flows if sizes is None or not len(flows) else np.repeat(flows, sizes),
     )
 
 

@@ -31,7 +31,7 @@ from queueing.simulation.experiment import (
     by_flow,
     check_draws,
     delays_of_flows,
-    run_trace,
+    run_given,
     summary,
 )
 from queueing.simulation.simulated_means import MORE
@@ -138,18 +138,16 @@ def _load(model: Model, trace: Timetable) -> float:
 def _replayed(model: Model, trace: Timetable, stream: np.random.SeedSequence) -> SimulatedRun:
     from queueing.simulation import fast  # noqa: PLC0415 - numba is loaded only where something is simulated
 
-    residuals = [np.random.default_rng(child) for child in stream.spawn(model.servers)]
     outputs = np.minimum(trace.output_tokens, token_limit(model))
-    flows = () if trace.flow is None else trace.flow.tolist()
+    flows = np.empty(0, np.str_) if trace.flow is None else trace.flow
     given = fast.Trace(
         trace.intended_at,
         outputs,
         trace.prompt_tokens,
-        residuals,
         predicted=_predicted(model, trace, outputs, stream),
         flows=flows if model.flows is None else model.flows.names_of_run(stream, len(trace)),
     )
-    return run_trace(model, given)
+    return run_given(model, given, stream)
 
 
 def _predicted(

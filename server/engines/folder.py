@@ -151,15 +151,14 @@ def safetensors_header(path: Path) -> dict[str, Any]:
             header = json.loads(file.read(length)) if data >= 0 else None
     except (OSError, ValueError) as error:
         raise ValueError(f"got {path}, which cannot be read as safetensors ({error})") from None
-    found = {}
     if isinstance(header, dict):
         found = {name: entry for name, entry in header.items() if name != "__metadata__"}
-    if not isinstance(header, dict) or _ends_at(found) > data:
-        raise ValueError(
-            f"got {path}, which is no whole safetensors file (a download that broke off, or a "
-            "pointer of Git LFS)"
-        )
-    return found
+        if _ends_at(found) <= data:
+            return found
+    raise ValueError(
+        f"got {path}, which is no whole safetensors file (a download that broke off, or a "
+        "pointer of Git LFS)"
+    )
 
 
 def _ends_at(header: dict[str, Any]) -> int:

@@ -348,13 +348,11 @@ def ask_advice(parameters: Mapping[str, str]) -> list[Answer]:
     ):  # also before there is anything to be advised
         raise SpecError(f"got target {target!r}; expected one of {', '.join(TARGETS)}")
     routings_of(parameters)
-    factor = rate_factor_of(parameters)
+    rate_factor_of(parameters)
     question, estimates = _memory.question, _memory.estimates
     if question is None or estimates is None:
         return []
-    operating_point = _operating_point(
-        question, estimates.at_rate(factor), parameters.get("family")
-    )
+    operating_point = _asked_about(question, estimates, parameters)
     targets = TARGETS if target is None else (target,)
     until = time.process_time() + ADVICE_SECONDS
     found = advise(
@@ -374,8 +372,7 @@ def ask_load_balancer(parameters: Mapping[str, str]) -> Answer | None:
     question, estimates = _memory.question, _memory.estimates
     if question is None or estimates is None:
         return None
-    at_rate = estimates.at_rate(rate_factor_of(parameters))
-    operating_point = _operating_point(question, at_rate, parameters.get("family"))
+    operating_point = _asked_about(question, estimates, parameters)
     return behind_load_balancer(
         operating_point, canonical(question.setting), routings_of(parameters)
     )
@@ -414,6 +411,14 @@ def ask_servers(slo: str) -> int | None:
     except SpecError:
         return None
     return None if found.setting is None else found.setting.servers
+
+
+def _asked_about(
+    question: Question, estimates: Estimates, parameters: Mapping[str, str]
+) -> OperatingPoint:
+    """At the rate and the family of lengths that the query of an advice names."""
+    at_rate = estimates.at_rate(rate_factor_of(parameters))
+    return _operating_point(question, at_rate, parameters.get("family"))
 
 
 def _operating_point(

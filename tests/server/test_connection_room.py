@@ -182,6 +182,25 @@ def test_connections_of_one_address_are_bounded(
         eventually_here(admitted)  # the end of a connection is noticed
 
 
+def crowded(stack: ExitStack, port: int, count: int, sent: bytes = b"") -> list[int]:
+    """The statuses of a probe and a call after every ten of so many connections, which send this
+    and no more.
+    """
+    address = ("127.0.0.1", port)
+    statuses: list[int] = []
+    clients: list[socket.socket] = []
+    for place in range(count):
+        clients.append(stack.enter_context(socket.create_connection(address, timeout=PATIENCE)))
+        clients[-1].sendall(sent)
+        time.sleep(0.005)  # the server's turn: connections come one by one
+        close_ended(clients)
+        if place % 10 == 9:
+            for path in ("/health", "/v1/completions"):
+                with socket.create_connection(address, timeout=PATIENCE) as client:
+                    statuses.append(ask(client, path)[0])
+    return statuses
+
+
 @pytest.mark.parametrize("make", LOOPS, ids=["asyncio", "uvloop"])
 def test_silent_connections_take_the_room_of_nobody(
     make: Callable[[], asyncio.AbstractEventLoop],
@@ -193,18 +212,7 @@ def test_silent_connections_take_the_room_of_nobody(
         served(make, limit=free_numbers(350)[-1] + 1) as (port, registry),
         ExitStack() as stack,
     ):
-        address = ("127.0.0.1", port)
-        statuses: list[int] = []
-        silent: list[socket.socket] = []
-        for place in range(300):
-            silent.append(stack.enter_context(socket.create_connection(address, timeout=PATIENCE)))
-            time.sleep(0.005)
-            close_ended(silent)
-            if place % 10 == 9:
-                for path in ("/health", "/v1/completions"):
-                    with socket.create_connection(address, timeout=PATIENCE) as client:
-                        statuses.append(ask(client, path)[0])
-        assert statuses == [200] * 60
+        assert crowded(stack, port, 300) == [200] * 60
         assert refused(registry, "silent") > 50
         assert refused(registry, "descriptors") == 0
 
@@ -253,19 +261,7 @@ def test_unfinished_requests_take_the_room_of_nobody(
         served(make, limit=free_numbers(200)[-1] + 1) as (port, registry),
         ExitStack() as stack,
     ):
-        address = ("127.0.0.1", port)
-        statuses: list[int] = []
-        clients: list[socket.socket] = []
-        for place in range(150):
-            clients.append(stack.enter_context(socket.create_connection(address, timeout=PATIENCE)))
-            clients[-1].sendall(unfinished)
-            time.sleep(0.005)
-            close_ended(clients)
-            if place % 10 == 9:
-                for path in ("/health", "/v1/completions"):
-                    with socket.create_connection(address, timeout=PATIENCE) as client:
-                        statuses.append(ask(client, path)[0])
-        assert statuses == [200] * 30
+        assert crowded(stack, port, 150, unfinished) == [200] * 30
         assert refused(registry, "silent") > 25
         assert refused(registry, "descriptors") == 0
 

@@ -222,8 +222,8 @@ def test_a_client_that_does_not_read_is_cut_off_and_holds_nothing(tmp_path: Path
 
 
 def test_calls_whose_bodies_do_not_come_are_cancelled_at_the_end_of_a_drain(tmp_path: Path) -> None:
-    """As calls whose clients left: no error, no record; the call in service is told and has
-    one.
+    """They end like calls whose clients have left, without an error and without a record. The call
+    in service gets its answer and has a record.
     """
 
     async def scene(running: GatewayProcess) -> None:

@@ -4,19 +4,16 @@ largest rates that the setting in force can serve, at the window's lengths and s
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any
 
 from policies.text import SpecError, parse_number, short_number
 from queueing.errors import NoStableChoiceError, PredictionError
-from queueing.model import Model
 from queueing.optimization.forecast import Setting
 from queueing.optimization.gain.window_model import WindowModel
 from queueing.optimization.objective import Objective
 from queueing.optimization.rates import largest_rate
-from queueing.result import Prediction
 
 LARGEST = 1000.0  # times the observed rate
 PRECISION = 0.01  # of the largest rate that keeps an SLO
@@ -54,20 +51,12 @@ def rates(window: WindowModel, setting: Setting, objective: Objective) -> dict[s
     if model.patience is None and math.isfinite(stable):
         found["largest_stable"] = stable
     if objective.slo is not None:
-        found |= _within_slo(window, model, objective)
+        try:
+            best = largest_rate(model, objective, PRECISION, window.ranking(objective.slos)).best
+        except (NoStableChoiceError, PredictionError, SpecError) as error:
+            return found | {"reason": str(error)}
+        found["largest_within_slo"] = best["arrival_rate"]
     return found
-
-
-def _within_slo(window: WindowModel, model: Model, objective: Objective) -> dict[str, Any]:
-    def predicted(model: Model, rate: float) -> Prediction:
-        return window.ranking(objective.slos)(model, rate)
-
-    only = dataclasses.replace(objective, name="slo")
-    try:
-        best = largest_rate(model, only, PRECISION, predicted)
-    except (NoStableChoiceError, PredictionError, SpecError) as error:
-        return {"reason": str(error)}
-    return {"largest_within_slo": best.best["arrival_rate"]}
 
 
 def rate_sentences(found: Mapping[str, Any]) -> list[str]:

@@ -189,12 +189,10 @@ def _slots_at(
         for name in ("dispatched_at", "server_free_at", "output_tokens", "batch_size")
     )
     others = size - _together(start)  # in service when it came
-    wait = np.where(
-        others > 0, _until_step(start, end, law.k3 * others + law.k4, law.turnaround, pace), 0.0
-    )
+    step = law.k3 * others + law.k4
+    wait = np.where(others > 0, _until_step(start, end, step, law.turnaround, pace), 0.0)
     stops = law.k1 + law.kp * seen.column("prompt_tokens")
     ready = start + pace * law.turnaround
-    step = law.k3 * others + law.k4
     left = _stopped_then(ready, ready + pace * wait, pace * stops) / pace
     wait = np.where(left > 0, left + step, wait)
     enter = np.minimum(ready + pace * wait, end)

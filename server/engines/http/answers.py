@@ -137,9 +137,9 @@ GENERATING = frozenset(_WHOLE)  # routes whose answers are events where a client
 
 
 def fits(path: str, body: bytes) -> bool:
-    """Whether a whole answer of that route has what its clients read. May be called in a thread."""
-    if path not in _WHOLE:
-        return True
+    """Whether a whole answer of one of the GENERATING routes has what its clients read. May be
+    called in a thread.
+    """
     try:
         _WHOLE[path].decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

@@ -44,6 +44,11 @@ PER_BYTE = 32  # bytes of such an answer for each of the call: token ids and the
 NO_TOKENS = "the http engine reads no prompts; the servers behind it do"
 
 
+def _own_fault(status: int) -> bool:
+    """Whether another server may answer with another status."""
+    return status in OF_THE_SERVER or not (status == 200 or 400 <= status < 500)
+
+
 class _WithoutTokens:
     """What an engine with a tokenizer can."""
 
@@ -151,8 +156,7 @@ class HttpEngine(_WithoutTokens):
             except LOST as error:
                 last = ConnectionError(str(error))
             else:
-                answered = last.status == 200 or 400 <= last.status < 500
-                if answered and last.status not in OF_THE_SERVER:
+                if not _own_fault(last.status):
                     return last
         if isinstance(last, OSError):
             raise last
@@ -183,7 +187,7 @@ class HttpEngine(_WithoutTokens):
         """See Around. What most servers would answer is the client's at once."""
         if 400 <= status < 500:
             upstream.standing.refusals += 1
-        own = status >= 500 or status in OF_THE_SERVER or upstream.standing.refusals > REFUSALS
+        own = _own_fault(status) or upstream.standing.refusals > REFUSALS
         return own and self.elsewhere(upstream)
 
     def breaks_off(self, upstream: Upstream) -> bool:

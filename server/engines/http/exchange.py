@@ -241,7 +241,7 @@ class Exchange:
                 await self._judge(response, answer, held)
                 await self._begin_with(response, held, tokens)
             answer.close()
-            if not (answer.events or answer.error):
+            if not answer.events:
                 raise UnusableError("sent a stream without an event")
             if not (answer.ended or answer.error):
                 raise UnusableError("ended a stream without finish_reason and without [DONE]")
