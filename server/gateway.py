@@ -8,7 +8,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +26,7 @@ from server.live.arrivals_seen import ArrivalsSeen
 from server.queue import poison
 from server.queue.batcher import Batcher
 from server.queue.observers import Observer
+from server.runtime.background import going_on
 from server.runtime.clock import clock_of
 from server.runtime.errors import ApiError, not_started
 from server.runtime.ids import CallIds
@@ -125,10 +126,13 @@ class Gateway:
             from server.calibration.idle_probes import IdleProbes  # noqa: PLC0415 - it needs scipy
 
             self.probes = IdleProbes(self)
-            self._tasks.append(asyncio.create_task(self.probes.run()))
+            self._keep_up("idle probing", self.probes.run)
         if settings.prediction_interval > 0:
-            looking = self.live_model().run(settings.prediction_interval)
-            self._tasks.append(asyncio.create_task(looking))
+            run = partial(self.live_model().run, settings.prediction_interval)
+            self._keep_up("the live model", run)
+
+    def _keep_up(self, what: str, work: Callable[[], Awaitable[None]]) -> None:
+        self._tasks.append(asyncio.create_task(going_on(what, work), name=what))
 
     def _open_queue(self, capabilities: Capabilities) -> None:
         """The queue, and what observes it: metrics, records, the live model, admission."""
@@ -198,7 +202,7 @@ class Gateway:
                 partial(on_still, self.batcher),
                 form_time=form_time,
             )
-        self._tasks.append(asyncio.create_task(watch.run(), name="stuck-watch"))
+        self._keep_up("the check for a stuck engine", watch.run)
 
     async def stop(self) -> None:
         """Fail what is unanswered, let the engine go, close the files."""

@@ -152,6 +152,19 @@ def test_what_stops_a_container_waits_longer_than_the_drain() -> None:
 # the image
 
 
+DIGEST = r"[a-z0-9/.:-]+@sha256:[0-9a-f]{64}"
+
+
+def test_the_image_that_ours_begin_from_is_named_by_its_digest() -> None:
+    text = (DOCKER / "Dockerfile").read_text()
+    versions = dict(re.findall(r"^ARG (\w+)=(.+)$", text, re.MULTILINE))
+    own = set(bases())
+    others = {base for base in bases().values() if base not in own}
+    assert others
+    for base in others:
+        assert re.fullmatch(DIGEST, re.sub(r"\$\{(\w+)\}", lambda m: versions[m[1]], base)), base
+
+
 def test_hadolint_has_nothing_to_say() -> None:
     hadolint = shutil.which(
         "hadolint", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"

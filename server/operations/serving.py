@@ -41,6 +41,7 @@ from server.live.state_file import before_its_place, check_state_file
 from server.operations.leaving import DrainLog, ExitBound, break_off, say_close, wind_down
 from server.operations.reloading import Reloader, hangups, ignore_hangups
 from server.operations.servers_behind import http_engine
+from server.runtime.background import going_on
 from server.runtime.garbage import give_back, settle
 from server.security.admin_key import with_admin_key
 from server.security.exposure import uvicorn_tls, warn_of
@@ -437,8 +438,12 @@ async def _serve(
     room = Room(gateway.metrics.registry, gateway.settings.security.max_connections_per_address)
     config = _configuration(app, gateway.settings, room)
     server = _Server(config, gateway, hooks.exit_bound, hooks.on_signal)
+
+    def quiet() -> bool:
+        return not (gateway.lifecycle.started and gateway.batcher.unanswered)
+
     giving_back = asyncio.create_task(
-        give_back(lambda: not (gateway.lifecycle.started and gateway.batcher.unanswered))
+        going_on("giving memory back", lambda: give_back(quiet)), name="memory"
     )
     try:
         with _reloading(gateway, app, config, hooks.read_again):

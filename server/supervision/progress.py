@@ -142,10 +142,7 @@ class StuckWatch:
         now = clock_of(asyncio.get_running_loop())
         while True:
             await asyncio.sleep(EVERY)
-            try:
-                self.look(now())
-            except Exception:
-                log.exception("the check for a stuck engine failed; it is repeated")
+            self.look(now())
 
     def look(self, now: float) -> None:
         """One look."""

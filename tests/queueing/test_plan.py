@@ -71,6 +71,22 @@ def test_each_option_has_the_fewest_servers_that_keep_every_slo() -> None:
     assert not GOAL.kept(predict_model(above, 1.05 * found["largest_rate"]))
 
 
+def test_any_quantile_may_be_an_objective() -> None:
+    """p99.99 takes more servers than the median, and is what `predict` says there."""
+    needed = {}
+    for level in ("p50", "p99.99"):
+        slo = f"{level}_queueing_delay<=50ms"
+        found = json.loads(run(*LENGTHS, "--max-num-seqs", "4", "--slo", slo, "--json").stdout)
+        goal, needed[level] = Objective(name="slo", **parse_slos(slo)), found["best"]["servers"]
+        for servers, kept in ((needed[level], True), (needed[level] - 1, False)):
+            model = Model.read(
+                "continuous:max_batch_size=4", LENGTHS[1], LAW, servers=max(servers, 1)
+            )
+            stable = servers > 0 and model.load(12.0) < 1
+            assert (stable and goal.kept(predict_model(model, 12.0))) is kept, (level, servers)
+    assert needed["p99.99"] > needed["p50"]
+
+
 def test_the_frontier_is_what_no_other_option_beats() -> None:
     options = [
         option(2.0, 0.0, 0.5),

@@ -9,7 +9,7 @@ import math
 import numpy as np
 import pytest
 
-from queueing.distributions.token_distribution import Vector
+from queueing.distributions.token_distribution import TokenDistribution, Vector
 from queueing.model import Model
 from queueing.prediction import predict_model
 from queueing.simulation.drift_control import has_drifts, means_by_drifts
@@ -33,24 +33,38 @@ def at(load: float, policy: str, lengths: str = LENGTHS, law: str = LAW, **limit
     return model, load * model.largest_stable_rate
 
 
-def recursion(rate: float, law: tuple[float, ...], mean: int, start: int, batches: int) -> Vector:
-    """Sizes and durations of elastic batches of geometric lengths, one after the other."""
+def recursion(
+    rate: float, law: tuple[float, ...], drawn: TokenDistribution, start: int, batches: int
+) -> Vector:
+    """Sizes and durations of elastic batches, one after the other."""
     k1, k2, k3, k4 = law
     rng, size, found = np.random.default_rng(17), start, np.empty((batches, 2))
     for batch in range(batches):
-        lengths = rng.geometric(1 / mean, size)
+        lengths = drawn.sample(rng, size)
         seconds = k1 * size + k2 + k3 * lengths.sum() + k4 * lengths.max()
         found[batch] = size, seconds
         size = max(int(rng.poisson(rate * seconds)), 1)
     return found
 
 
-@pytest.mark.parametrize(("load", "batches"), [(0.95, 6000), (0.97, 4000)])
-def test_unbounded_batches_at_a_high_load_are_not_too_small(load: float, batches: int) -> None:
+HEAVY = "lognormal:mu=3.119162,sigma=1.442027"  # of mean 64 too
+
+
+@pytest.mark.parametrize(
+    ("lengths", "load", "start", "batches"),
+    [
+        ("geometric:mean=64", 0.95, 7700, 6000),
+        ("geometric:mean=64", 0.97, 14000, 4000),
+        (HEAVY, 0.95, 40000, 1500),
+    ],
+)
+def test_unbounded_batches_at_a_high_load_are_not_too_small(
+    lengths: str, load: float, start: int, batches: int
+) -> None:
     """Against a recursion of its own, from the fluid's batch on: E[Wq] = lam E[H^2] / (2 E[B])."""
-    model, rate = at(load, "elastic", "geometric:mean=64", LONG)
-    start = {0.95: 7700, 0.97: 14000}[load]
-    sizes, seconds = recursion(rate, (0.008, 0.03, 4e-4, 0.0225), 64, start, batches)[100:].T
+    model, rate = at(load, "elastic", lengths, LONG)
+    drawn = model.output_tokens
+    sizes, seconds = recursion(rate, (0.008, 0.03, 4e-4, 0.0225), drawn, start, batches)[100:].T
     parts = zip(np.array_split(seconds, 10), np.array_split(sizes, 10), strict=True)
     means = [rate * (h**2).mean() / (2 * b.mean()) for h, b in parts]
     mean, error = float(np.mean(means)), float(np.std(means, ddof=1)) / math.sqrt(10)

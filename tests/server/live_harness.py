@@ -177,14 +177,15 @@ async def sent(
     users: int | None = None,
     think: float = 0.0,
     longest: int = LONGEST,
+    n: int = 1,
 ) -> None:
     """Send it; in a closed loop, by so many users who think for `think` seconds on average, if
-    told. `longest`: the clients' limit.
+    told. `longest`: the clients' limit; `n`: sequences of a call, all of its length.
     """
     thinking = streams(seed).think_times.exponential(think, len(timetable))
     loop = None if users is None else ClosedLoop(users=users, think_times=thinking)
     await run_load(
-        Target(base_url=site.gateway.url, model="tiny", max_tokens=longest),
+        Target(base_url=site.gateway.url, model="tiny", max_tokens=longest, n=n),
         timetable,
         seed=seed,
         options=SendOptions(closed_loop=loop),

@@ -7,7 +7,10 @@ import contextlib
 import dataclasses
 import json
 import math
-from collections.abc import AsyncIterator, Callable
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -688,6 +691,61 @@ def test_a_serving_gateway_predicts_its_own_delay(tmp_path: Path, near: float | 
             await gateway.ask("PUT", "/admin/policy", {"policy": "single"})
             await asyncio.sleep(1.2)
             assert (await gateway.ask("GET", "/admin/prediction"))["prediction"] is None
+
+    asyncio.run(main())
+
+
+@contextlib.contextmanager
+def neighbours(count: int) -> Iterator[None]:
+    """Processes of ordinary priority that do nothing but compute."""
+    started = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for each in started:
+            each.kill()
+            each.wait()
+
+
+@pytest.mark.slow
+def test_a_starved_predicting_process_follows_a_change_of_the_rate(tmp_path: Path) -> None:
+    """Three busy neighbours a processor leave the niced process some thousandths of it: no answer
+    came within 125 s.
+    """
+    arguments = [
+        *("tiny", "--engine", "emulated", "--policy", "capped:max_batch_size=4"),
+        *("--prediction-interval", "2", "--what-if-interval", "5", "--allow-forced-lengths"),
+    ]
+
+    async def loaded(gateway: GatewayProcess, rate: float, seconds: float) -> None:
+        lengths, prompts = (
+            parse_distribution("uniform:low=4,high=20"),
+            parse_distribution("deterministic:value=8"),
+        )
+        timetable = draw(rate, int(rate * seconds), 3, prompts, lengths)
+        await run_load(Target(base_url=gateway.url, model="tiny"), timetable, seed=3)
+
+    async def main() -> None:
+        async with GatewayProcess(arguments, free_port(0), tmp_path / "log") as gateway:
+            await gateway.ready()
+            before = asyncio.create_task(loaded(gateway, 12, 30))
+            await answered(gateway, "/admin/prediction", "what_if")
+            await before
+            with neighbours(3 * len(os.sched_getaffinity(0))):
+                load = asyncio.create_task(loaded(gateway, 45, 125))
+                moved_at = math.inf
+                while not load.done():
+                    await asyncio.sleep(1)
+                    found = await gateway.ask("GET", "/admin/prediction")
+                    if found["prediction"]["arrival_rate"] > 25:
+                        moved_at = min(moved_at, found["prediction"]["at"])
+                    known = [each for each in found["what_if"] if not each.get("pending")]
+                    if known and found["what_if_at"] >= moved_at:
+                        break
+                assert not load.done(), f"what-ifs of {found['what_if_at']}, changed {moved_at}"
+                load.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await load
 
     asyncio.run(main())
 

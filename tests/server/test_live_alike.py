@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
 from policies import Request
+from queueing.arrivals.processes import Poisson
 from queueing.distributions.token_distribution import TokenDistribution
 from queueing.estimation.assess import Assessment
 from queueing.estimation.assumptions.verdict import judged
@@ -25,6 +27,8 @@ from queueing.simulation.experiment import draw_jobs
 from queueing.simulation.fast import draw_trace
 from queueing.simulation.fast import replay as rerun
 from tests.queueing.estimation_windows import snapshot_of_run
+from tests.server.live_harness import CAPPED, looked, real_site, records_of, sent
+from tests.server.live_machine import block_speeds, moved
 from tests.server.test_live_agreement import (
     FIRST,
     LENGTHS,
@@ -142,6 +146,27 @@ def test_a_gateways_own_window_of_equal_lengths_agrees(policy: str) -> None:
     assert found.compared.verdict == "agree", found.compared
     names = {each.name for each in found.compared.assumptions if each.holds is False}
     assert names == {"independent_lengths"}
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+def test_calls_of_four_equal_answers_are_predicted_on_the_real_engine(tmp_path: Path) -> None:
+    """Taken as independent they made the predicted delay three times the observed one, and the
+    engine's speed was blamed.
+    """
+    with real_site(tmp_path) as site:
+        now = site.now()
+        offered = now.timetable(Poisson(0.4 * now.capacity() / 4), 21)
+        found = now.run(looked(now, CAPPED, sent(now, offered, n=4)))
+        after = now.now()
+        blocks = block_speeds(now.run(records_of(now, found["epoch"])), CAPPED, now.law)
+    compared, names = found["comparison"], found["comparison"]["assumptions"]
+    assert names["independent_lengths"]["holds"] is False, compared
+    assert compared["verdict"] != "disagree" or moved(blocks, (now.speed, after.speed)), compared
+    observed, predicted = compared["observed"]["value"], compared["predicted"]
+    assert observed is not None
+    assert observed < 1.5 * predicted["high"], compared
+    assert predicted["value"] < 1.6 * observed, compared
 
 
 @pytest.mark.parametrize("policy", ["capped:max_batch_size=8", "elastic:max_batch_size=8"])

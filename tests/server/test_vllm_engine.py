@@ -30,6 +30,7 @@ from server.engines.base import (
     PromptTooLongError,
     Sampling,
     Step,
+    Structured,
     Token,
 )
 from server.engines.tiny import EOS, VOCABULARY, make_tiny
@@ -547,6 +548,51 @@ def test_what_the_template_itself_says_reaches_the_client() -> None:
 def test_a_text_longer_than_the_context_is_the_clients_fault(house: House) -> None:
     with pytest.raises(PromptTooLongError):
         house.run(house.engine.encode("word " * 4000))
+
+
+def test_a_text_that_cannot_fit_by_its_size_is_refused_before_it_is_tokenized(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = house.engine._core
+    assert core is not None
+    asked: list[object] = []
+    tokenize = core.llm.renderer._tokenize_prompt_async
+
+    def told(prompt: object, *given: object) -> object:
+        asked.append(prompt)
+        return tokenize(prompt, *given)
+
+    monkeypatch.setattr(core.llm.renderer, "_tokenize_prompt_async", told)
+    house.run(house.engine.encode("word"))
+    assert len(asked) == 1
+    huge = "word " * 400_000
+    for refused in (
+        house.engine.encode(huge),
+        house.engine.encode_chat([{"role": "user", "content": huge}], {}),
+    ):
+        with pytest.raises(PromptTooLongError):
+            house.run(refused)
+    assert len(asked) == 1, "neither was read token by token"
+
+
+def test_a_form_that_was_compiled_waits_for_nobody(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is looked up before the queue of those that are to be compiled."""
+    known = Sampling(max_tokens=3, structured=Structured("choice", ["yes", "no"]))
+    first = house.run(house.engine.check_sampling(known))
+    forms = house.engine._forms
+    assert forms is not None
+
+    async def never(_: Sampling) -> object:
+        raise AssertionError("it is compiled already")
+
+    monkeypatch.setattr(forms, "prepare", never)
+    assert house.run(house.engine.check_sampling(known)) == first
+    other = Structured("choice", ["yes", "no", "perhaps"])
+    asked = house.engine.check_sampling(Sampling(max_tokens=3, structured=other))
+    with pytest.raises(AssertionError):
+        house.run(asked)
 
 
 def test_a_refused_request_fails_alone(house: House) -> None:

@@ -33,6 +33,7 @@ from server.engines.http.prompts import Prompts, load_tokenizer
 from server.engines.http.stream import CountedStream, PassedStream
 from server.engines.http.upstream import LOST, Connect, Upstream, bounded, connector, status_of
 from server.engines.passing import PassedCall, Refused, Silence, in_trace
+from server.runtime.background import going_on
 
 log = logging.getLogger("kendall.engine")
 LOOK_EVERY = 1.0  # seconds between two looks at what is in service
@@ -103,7 +104,8 @@ class HttpEngine(_WithoutTokens):
         for upstream in self._pool.upstreams.values():
             self._tell_room(upstream)
         if self._looking is None:
-            self._looking = asyncio.create_task(self._look(), name="silent-calls")
+            looking = going_on("the check for silent calls", self._look)
+            self._looking = asyncio.create_task(looking, name="silent-calls")
         return capabilities
 
     async def stop(self) -> None:
@@ -274,14 +276,8 @@ class HttpEngine(_WithoutTokens):
         """At each call in service, until cancelled."""
         while True:
             await asyncio.sleep(LOOK_EVERY)
-            try:
-                self._look_at_each()
-            except Exception:
-                log.exception("the check for silent calls failed; it is repeated")
-
-    def _look_at_each(self) -> None:
-        for exchange in list(self._exchanges.values()):
-            exchange.look()
+            for exchange in list(self._exchanges.values()):
+                exchange.look()
 
     def _drop(self) -> None:
         exchanges, self._exchanges = list(self._exchanges.values()), {}

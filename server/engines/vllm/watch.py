@@ -14,8 +14,10 @@ import contextlib
 import os
 import signal
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import NamedTuple
 
+from server.runtime.background import going_on
 from server.runtime.pools import scheduled
 
 PING_EVERY = 2.0  # seconds, while work is in flight
@@ -66,7 +68,8 @@ class Watch:
         self._pidfd = _open(pid)
         if self._pidfd is not None:
             self._loop.add_reader(self._pidfd, self._gone)
-        self._task = asyncio.create_task(self._look(patience), name="vllm-watch")
+        looking = going_on("the watch of the engine process", partial(self._look, patience))
+        self._task = asyncio.create_task(looking, name="vllm-watch")
 
     def close(self) -> None:
         """Look no more."""
