@@ -31,8 +31,7 @@ from queueing.estimation.assumptions.engine_assumptions import (
     stable_queue,
 )
 from queueing.estimation.assumptions.memory_assumption import enough_memory
-from queueing.estimation.assumptions.own_arrivals import with_own_arrivals
-from queueing.estimation.assumptions.verdict import Compared, compare, judged
+from queueing.estimation.assumptions.verdict import Compared, compare, judged, with_check
 from queueing.estimation.band import (
     Ask,
     Sensitivity,
@@ -42,7 +41,7 @@ from queueing.estimation.band import (
     wander_band,
 )
 from queueing.estimation.cached_prediction import CachedPrediction
-from queueing.estimation.checked import check_window
+from queueing.estimation.checked import Pairs, check_window
 from queueing.estimation.estimates import Estimates, estimate, held_tokens
 from queueing.estimation.interval import UNKNOWN, Estimate
 from queueing.estimation.lengths.within_calls import significant
@@ -111,6 +110,7 @@ class Assessment:
     scatter: Scatter | None = None  # of a continuous engine about its law, where it is known
     # of each of several servers that has served enough: factor on the law's times
     server_speeds: Mapping[int, float] = field(default_factory=dict)
+    pairs: Pairs | None = None  # what `compared.check` rests on
 
     @property
     def known(self) -> Known:
@@ -163,16 +163,15 @@ def assess(
     load = load.scaled(forecast.overload)
     assumptions = _assumptions(seen, speeds, forecast, load, limits, waiting_before=waiting_before)
     assumptions = (*assumptions, _within_calls(model, estimates, forecast, limits))
+    pairs = check_window(seen, model, speeds, estimates.gateway_turnaround)
     return Assessment(
         estimates=estimates,
         load=load,
         prediction=forecast.prediction,
         sensitivity=forecast.sensitivity,
         wander=forecast.wander,
-        compared=dataclasses.replace(
-            _compared(seen, forecast, assumptions, model, estimates.gateway_turnaround),
-            check=check_window(seen, model, speeds, estimates.gateway_turnaround),
-        ),
+        compared=_compared(seen, forecast, assumptions, pairs, policy),
+        pairs=pairs,
         cached=forecast.cached,
         model=model,
         scatter=own.scatter,
@@ -201,12 +200,12 @@ def _compared(
     seen: Snapshot,
     forecast: _Forecast,
     assumptions: Sequence[Assumption],
-    model: Model,
-    turnaround: float,
+    pairs: Pairs | None,
+    policy: Policy,
 ) -> Compared:
-    policy = model.policy
-    found = compare(seen, forecast.interval, assumptions, sojourn=policy.joins_running)
-    return with_own_arrivals(found, model, seen, _simulated(policy), least=turnaround)
+    sojourn = policy.joins_running
+    found = compare(seen, forecast.interval, assumptions, sojourn=sojourn)
+    return found if pairs is None else with_check(found, pairs.check, sojourn=sojourn)
 
 
 def _forecast(

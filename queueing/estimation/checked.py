@@ -43,6 +43,44 @@ BLOCKS = 10  # of a window: the engine's speed is taken as constant in each
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
+class Pairs:
+    """The judged requests of a window, as they were and as the model has them; seconds."""
+
+    ended_at: Vector  # of what is judged: dispatch, or under continuous the release
+    observed: Vector
+    draws: npt.NDArray[np.float64]  # a row for each draw of the residuals, a column a request
+    check: Check
+
+    def by_second(self) -> dict[str, Any]:
+        """Means of the requests that ended within each second: its end, their number, the
+        observed one, the model's, and between which the means of nine in ten draws lie (none of a
+        single one).
+        """
+        seconds, place, counts = np.unique(
+            np.floor(self.ended_at), return_inverse=True, return_counts=True
+        )
+
+        def means(values: Vector) -> Vector:
+            return np.bincount(place, values, seconds.size) / counts
+
+        each = np.array([means(draw) for draw in self.draws])
+        low, high = np.quantile(each, (0.05, 0.95), axis=0) if len(each) > 1 else (None, None)
+        return {
+            "at": (seconds + 1).tolist(),
+            "n": counts.tolist(),
+            "observed": _short(means(self.observed)),
+            "modelled": _short(each.mean(axis=0)),
+            "low": _short(low),
+            "high": _short(high),
+        }
+
+
+def _short(values: Vector | None) -> list[float] | None:
+    """With the digits that a chart shows."""
+    return None if values is None else [float(f"{value:.4g}") for value in values]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
 class _Requests:
     """In the order in which they enter the model; seconds and tokens."""
 
@@ -63,7 +101,7 @@ class _Requests:
         return _Requests(**{name: getattr(self, name)[kept] for name in names})
 
 
-def check_window(seen: Snapshot, model: Model, speeds: Speeds, turnaround: float) -> Check | None:
+def check_window(seen: Snapshot, model: Model, speeds: Speeds, turnaround: float) -> Pairs | None:
     """`model`: the queue at the window's estimates; `turnaround`: seconds that the gateway needs at
     least. None where too few requests were served, or the order of service interrupts, or counts by
     flows, of which a window knows nothing.
@@ -89,13 +127,14 @@ def check_window(seen: Snapshot, model: Model, speeds: Speeds, turnaround: float
     half_width = max(within, _of_one_more(every.mean(axis=1)))
     if policy.joins_running:  # the speed of slots has an error of its own
         half_width += SLOT_ERROR * float(modelled.mean())
-    return Check(
+    check = Check(
         observed=float(observed.mean()),
         modelled=float(modelled.mean()),
         half_width=half_width,
         requests=int(observed.size),
         measured_services=_by_services(requests, model, judged),
     )
+    return Pairs(ended_at=requests.ends[judged], observed=observed, draws=every, check=check)
 
 
 def _interval(differences: Vector, batch: Vector, *, joins: bool) -> float:

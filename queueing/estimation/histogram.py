@@ -1,8 +1,6 @@
-"""Observed delays as a histogram, and what theory expects in the same classes.
-
-The predicted shares come from the compiled simulator at the window's estimates, the same for every
-policy, and so hold its noise: with `DRAWN` requests about 0.3 points of a share of 10 %. The mean
-and the quantiles of a prediction are not taken from here.
+"""Observed delays as a histogram, and what the model has in the same classes: of the same requests,
+or, where these cannot be driven through it, of the steady state at the window's estimates
+(`drawn`, by simulation: with `DRAWN` requests about 0.3 points of a share of 10 % are noise).
 """
 
 from __future__ import annotations
@@ -11,6 +9,7 @@ import math
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from queueing.distributions.token_distribution import Vector
 from queueing.model import Model
@@ -55,6 +54,13 @@ def beside(observed: Vector, predicted: Vector) -> dict[str, Any] | None:
         "n": int(observed.size),
         "drawn": int(predicted.size),
     }
+
+
+def quantiles(draws: npt.NDArray[np.float64]) -> dict[str, float]:
+    """Mean and quantiles of all draws together (a row each); seconds."""
+    levels = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
+    found = np.quantile(draws, list(levels.values()))
+    return {"mean": float(draws.mean()), **dict(zip(levels, map(float, found), strict=True))}
 
 
 def round_up(width: float) -> float:

@@ -381,10 +381,17 @@ class LiveModel(Observer):
             self._gauges.needed(needed)
 
     async def distribution(self) -> dict[str, Any] | None:
-        """The compared delays of the last assessment as a histogram, beside the predicted one; None
-        where theory has no answer.
+        """The compared delays of the last assessment as a histogram, beside the model's; None where
+        theory has no answer.
         """
         found: dict[str, Any] | None = await self._predictor.ask("ask_distribution")
+        return found
+
+    async def pairs(self) -> dict[str, Any] | None:
+        """The requests of the last assessment by the second: observed, and the model of the same
+        ones; None where there is no check.
+        """
+        found: dict[str, Any] | None = await self._predictor.ask("ask_pairs")
         return found
 
     async def advice(self, parameters: Mapping[str, str]) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from queueing.control.autopilot.controller import Autopilot, Mode
 from queueing.control.autopilot.decision import Decision
 from queueing.control.service_ahead import service_ahead
 from queueing.control.wait_ahead import BatchService, SlotService
+from queueing.distributions.token_distribution import Vector
 from queueing.errors import PredictionError
 from queueing.estimation.assess import Assessment, Limits, assess
 from queueing.estimation.assumptions.verdict import Compared, judged, observed_mean
@@ -313,30 +314,49 @@ def ask_what_ifs(anew: bool = True) -> list[Answer]:
 
 
 def ask_distribution() -> Answer | None:
-    """The delays that the last assessment compared, as a histogram, beside the predicted one. None
-    where theory has no answer.
+    """The delays that the last assessment compared, as a histogram beside that of the model of the
+    same requests, with its quantiles (`modelled`); without such a model, beside the forecast. None
+    where there is no forecast either.
     """
-    from queueing.estimation.histogram import beside, drawn  # noqa: PLC0415 - where a page is looked at
+    from queueing.estimation.histogram import beside, quantiles  # noqa: PLC0415 - where a page is looked at
 
-    question, seen, found = _memory.question, _memory.last_seen, _memory.last
-    if question is None or seen is None or found is None or found.prediction is None:
+    seen, found = _memory.last_seen, _memory.last
+    if seen is None or found is None:
         return None
-    if _grows(found):
+    sojourn = parse_policy(seen.policy).joins_running
+    about = {"compared": "sojourn_time" if sojourn else "queueing_delay", "epoch": seen.epoch}
+    if found.pairs is not None:
+        modelled = found.pairs.draws
+        plain = beside(found.pairs.observed, modelled.ravel())
+        return plain and plain | about | {"modelled": quantiles(modelled)}
+    forecast = _forecast_delays(found, sojourn=sojourn)
+    plain = None if forecast is None else beside(judged(seen, sojourn=sojourn), forecast)
+    return plain and plain | about | {"modelled": None}
+
+
+def _forecast_delays(found: Assessment, *, sojourn: bool) -> Vector | None:
+    from queueing.estimation.histogram import drawn  # noqa: PLC0415 - where a page is looked at
+
+    question = _memory.question
+    if question is None or found.prediction is None or _grows(found):
         return None
     operating_point = _operating_point(question, found.estimates)
     if operating_point.refusal(question.setting.max_output_tokens) is not None:
         return None
     model = operating_point.model(question.setting, law=found.estimates.law(question.shape))
-    sojourn = model.policy.joins_running
-    plain = beside(
-        judged(seen, sojourn=sojourn), drawn(model, operating_point.rate, sojourn=sojourn)
-    )
-    return (
-        plain
-        if plain is None
-        else plain
-        | {"compared": "sojourn_time" if sojourn else "queueing_delay", "epoch": seen.epoch}
-    )
+    return drawn(model, operating_point.rate, sojourn=sojourn)
+
+
+def ask_pairs() -> Answer | None:
+    """The requests of the last assessment by the second in which they were dispatched, or under
+    continuous ended: as they were and as the model has the same ones.
+    """
+    seen, found = _memory.last_seen, _memory.last
+    if seen is None or found is None or found.pairs is None:
+        return None
+    joins = parse_policy(seen.policy).joins_running
+    compared = "sojourn_time" if joins else "queueing_delay"
+    return found.pairs.by_second() | {"compared": compared, "epoch": seen.epoch}
 
 
 def ask_advice(parameters: Mapping[str, str]) -> list[Answer]:

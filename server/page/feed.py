@@ -58,6 +58,7 @@ class Feed:
         self._drawing: asyncio.Task[None] | None = None
         self._drawn_at: float | None = None  # the look whose distribution is known
         self._distribution: dict[str, Any] | None = None
+        self._pairs: dict[str, Any] | None = None
         self._zipped: tuple[int, bytes] | None = None  # of the history, and when
         self._minute = LastMinute(gateway)
         self._restarts = 0
@@ -124,6 +125,7 @@ class Feed:
             "hello": self._hello,
             "switches": list(self._switches),
             "distribution": self._distribution,
+            "pairs": self._pairs,
         }
         events = {name: _event(name, value) for name, value in found.items()}
         self._news = b"".join(
@@ -185,7 +187,7 @@ class Feed:
         restarted, self._restarts = restarts > self._restarts, restarts
         law = self._gateway.latency.law
         calibrated, self._law = not first and law is not self._law, law
-        self._distribution = self._drawn_at = None
+        self._distribution = self._pairs = self._drawn_at = None
         self._switches.append(
             {
                 "at": round(at, 1),
@@ -197,8 +199,8 @@ class Feed:
         )
 
     def _draw(self, look: dict[str, Any] | None) -> None:
-        """Have the distribution beside the histogram computed, where somebody looks and there is
-        a new look.
+        """Have the histogram and the pairs computed, where somebody looks and there is a new
+        look.
         """
         if (
             look is None
@@ -215,9 +217,15 @@ class Feed:
         with suppress(
             Exception
         ):  # the predicting process died or is late: the next look has another one
-            found = await self._gateway.live_model().distribution()
+            live = self._gateway.live_model()
+            found, pairs = await live.distribution(), await live.pairs()
             if epoch == self._epoch:
-                self._distribution = found
+                self._distribution, self._pairs = found, pairs and self._on_wall_clock(pairs)
+
+    def _on_wall_clock(self, pairs: dict[str, Any]) -> dict[str, Any]:
+        """With Unix time for instants of the gateway's clock."""
+        ahead = datetime.now(UTC).timestamp() - self._gateway.now()
+        return pairs | {"at": [round(each + ahead) for each in pairs["at"]]}
 
 
 def _event(name: str, value: Any) -> bytes:

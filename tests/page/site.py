@@ -35,7 +35,7 @@ READY = (
     "document.querySelector('#as-of').textContent"
 )
 DRAWN = "document.querySelectorAll('.plot[data-drawn=true]').length"
-CHARTS = 9  # over time
+CHARTS = 10  # over time
 TIMES = "[...document.querySelectorAll('.plot[data-start]')].filter(e => e.offsetParent)"
 SPANS = f"{TIMES}.map(e => e.dataset.start + '-' + e.dataset.end)"
 CAPPED = "capped:max_batch_size=8"

@@ -1,7 +1,10 @@
-"""The charts of the delays: mean, p95 and p99 beside each other, readable where they are narrow."""
+"""The charts of the delays: the requests that came beside the model of the same ones, and mean, p95
+and p99 beside them, readable where they are narrow.
+"""
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -36,25 +39,38 @@ def test_mean_p95_and_p99_are_drawn_beside_each_other_observed_and_predicted(
             for side in ("observed", "predicted")
         ):
             row[columns.index(name)] = 0.111 * (1 + place)
+        seconds = [round(row[0]) - 3 + each for each in range(3)]
+        topics["pairs"] = {
+            "at": seconds,
+            "n": [4, 5, 6],
+            "compared": quantity,
+            "epoch": 0,
+            "observed": [0.1, 0.2, 0.777],
+            "modelled": [0.1, 0.2, 0.888],
+            "low": [0.1, 0.1, 0.8],
+            "high": [0.2, 0.3, 0.9],
+        }
 
     async def main() -> list[dict[str, Any]]:
         async with staged(site.browser, site.gateway.url, known) as page:
-            await page.until(f"{PANELS}.length === 3 && {PANELS}.every(e => e.drawn === 'true')")
-            await page.until(f"{PANELS}[2].values[1] === '666\u202fms'")
+            await page.until(f"{PANELS}.length === 4 && {PANELS}.every(e => e.drawn === 'true')")
+            await page.until(f"{PANELS}[3].values[1] === '666\u202fms'")
             return list(await page.ask(PANELS))
 
     found = site.runner.run(main())
     assert [each["title"] for each in found] == [
+        "The requests that came",
         "Mean with its 95\u202f% interval",
         "95th percentile",
         "99th percentile",
     ]
     values = [[value.replace("\u202f", " ") for value in each["values"]] for each in found]
-    assert values == [["111 ms", "222 ms"], ["333 ms", "444 ms"], ["555 ms", "666 ms"]]
+    assert values[0] == ["777 ms", "888 ms"]
+    assert values[1:] == [["111 ms", "222 ms"], ["333 ms", "444 ms"], ["555 ms", "666 ms"]]
 
 
 @pytest.mark.parametrize(("width", "beside"), [(1280, True), (720, False), (390, False)])
-def test_the_quantiles_are_beside_the_mean_where_there_is_room_and_below_it_elsewhere(
+def test_the_window_is_beside_its_requests_where_there_is_room_and_below_them_elsewhere(
     site: Site, width: int, *, beside: bool
 ) -> None:
     async def look(page: Page) -> None:
@@ -62,13 +78,15 @@ def test_the_quantiles_are_beside_the_mean_where_there_is_room_and_below_it_else
         plots = (
             "[...document.querySelectorAll('#delays .plot')].map(e => e.getBoundingClientRect())"
         )
-        mean, p95, p99 = await page.ask(f"{plots}.map(b => [b.left, b.right, b.top, b.bottom])")
-        assert (p95[0] > mean[1]) is beside
-        assert (p95[2] > mean[3]) is not beside
-        assert p95[:2] == p99[:2]
-        assert p99[2] > p95[3]
-        assert min(right - left for left, right, *_ in (mean, p95, p99)) > 300
-        assert max(mean[1], p95[1]) <= width
+        same, *window = await page.ask(f"{plots}.map(b => [b.left, b.right, b.top, b.bottom])")
+        assert len(window) == 3
+        assert (window[0][0] > same[1]) is beside
+        assert (window[0][2] > same[3]) is not beside
+        for above, below in itertools.pairwise(window):
+            assert above[:2] == below[:2]
+            assert below[2] > above[3]
+        assert min(right - left for left, right, *_ in (same, *window)) > 300
+        assert max(same[1], window[0][1]) <= width
 
     site.run(look, width=width)
 

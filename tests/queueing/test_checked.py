@@ -11,6 +11,7 @@ import pytest
 
 from queueing.arrivals.processes import Recorded
 from queueing.estimation.assess import Assessment, Limits, assess
+from queueing.estimation.checked import Pairs
 from queueing.estimation.window.snapshot import COLUMN, Snapshot
 from queueing.latency.law import LatencyModel
 from queueing.measurement.check import Check
@@ -186,3 +187,40 @@ def test_it_speaks_json() -> None:
     assert found["modelled"] == compared.check.modelled
     assert found["ratio_low"] < found["ratio"] < found["ratio_high"]
     assert math.isfinite(found["measured_services"])
+
+
+@pytest.mark.parametrize("policy", ["capped:max_batch_size=8", "continuous:max_batch_size=8"])
+@pytest.mark.parametrize("window", WINDOWS)
+def test_by_the_second_both_lines_move_together_and_have_the_means_of_the_check(
+    policy: str, window: str
+) -> None:
+    model = model_of(policy)
+    pairs = looked(WINDOWS[window](model, 1), model.law).pairs
+    assert pairs is not None
+    found = pairs.by_second()
+    assert sorted(found["at"]) == found["at"]
+    counts, observed, modelled = (np.array(found[name]) for name in ("n", "observed", "modelled"))
+    assert counts.sum() == pairs.check.requests
+    assert np.average(observed, weights=counts) == pytest.approx(pairs.check.observed, rel=1e-3)
+    assert np.average(modelled, weights=counts) == pytest.approx(pairs.check.modelled, rel=1e-3)
+    assert np.corrcoef(observed, modelled)[0, 1] > 0.8
+    if model.policy.joins_running:  # of one draw
+        assert found["low"] is found["high"] is None
+        return
+    low, high = np.array(found["low"]), np.array(found["high"])
+    assert (low <= modelled).all()
+    assert (modelled <= high).all()
+
+
+def test_a_second_has_the_mean_of_its_requests() -> None:
+    check = Check(observed=2.0, modelled=3.0, half_width=1.0, requests=3)
+    pairs = Pairs(
+        ended_at=np.array([10.2, 12.5, 10.9]),
+        observed=np.array([1.0, 4.0, 2.0]),
+        draws=np.array([[1.0, 5.0, 3.0], [1.0, 7.0, 5.0]]),
+        check=check,
+    )
+    found = pairs.by_second()
+    assert (found["at"], found["n"]) == ([11.0, 13.0], [2, 1])
+    assert (found["observed"], found["modelled"]) == ([1.5, 4.0], [2.5, 6.0])
+    assert (found["low"], found["high"]) == ([2.05, 5.1], [2.95, 6.9])

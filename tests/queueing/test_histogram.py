@@ -9,7 +9,14 @@ import pytest
 
 from policies import parse_policy
 from queueing.distributions.token_distribution import parse_distribution
-from queueing.estimation.histogram import CLASSES, DRAWN, beside, drawn, round_up
+from queueing.estimation.histogram import (
+    CLASSES,
+    DRAWN,
+    beside,
+    drawn,
+    quantiles,
+    round_up,
+)
 from queueing.latency.law import parse_law
 from queueing.model import Model
 from queueing.prediction import predict_model
@@ -115,3 +122,15 @@ def test_those_whose_patience_ran_out_are_left_out() -> None:
     assert delays.size < 0.8 * DRAWN
     assert np.isfinite(delays).all()
     assert delays.max() <= 0.05 + 1e-12
+
+
+def test_quantiles_are_of_all_draws_together() -> None:
+    draws = np.arange(200.0).reshape(2, 100)
+    found = quantiles(draws)
+    assert found == {
+        "mean": 99.5,
+        "p50": 99.5,
+        "p90": pytest.approx(179.1),
+        "p95": pytest.approx(189.05),
+        "p99": pytest.approx(197.01),
+    }

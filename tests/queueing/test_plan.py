@@ -80,7 +80,11 @@ def test_any_quantile_may_be_an_objective() -> None:
         goal, needed[level] = Objective(name="slo", **parse_slos(slo)), found["best"]["servers"]
         for servers, kept in ((needed[level], True), (needed[level] - 1, False)):
             model = Model.read(
-                "continuous:max_batch_size=4", LENGTHS[1], LAW, servers=max(servers, 1)
+                "continuous:max_batch_size=4",
+                LENGTHS[1],
+                LAW,
+                servers=max(servers, 1),
+                quantiles=(level,),
             )
             stable = servers > 0 and model.load(12.0) < 1
             assert (stable and goal.kept(predict_model(model, 12.0))) is kept, (level, servers)

@@ -69,6 +69,33 @@ def test_only_the_token_limit_changes(
 
 
 @pytest.mark.parametrize(
+    ("endpoint", "given", "sent"),
+    [
+        (CHAT, {"n_predict": 400}, {"max_tokens": 400}),
+        (CHAT, {"n_predict": -1, "max_tokens": 9}, {"max_tokens": 9}),
+        (CHAT, {"n_predict": 400, "max_completion_tokens": 9}, {"max_completion_tokens": 9}),
+        (COMPLETIONS, {"n_predict": "400"}, {"max_tokens": 400}),
+        (COMPLETIONS, {"max_completion_tokens": 8, "n_predict": 9}, {"max_tokens": 9}),
+        (COMPLETIONS, {"max_completion_tokens": 800, "max_tokens": 9}, {"max_tokens": 9}),
+        (COMPLETIONS, {"n_cmpl": 64}, {"n": 64}),
+        (CHAT, {"n_cmpl": 64, "n": 2}, {"n": 2}),
+        (RESPONSES, {"n_predict": 400}, {"max_output_tokens": 400}),
+        (MESSAGES, {"n_predict": 400, "max_tokens": 9}, {"max_tokens": 9}),
+        (EMBEDDINGS, {"n_predict": 400, "n_cmpl": 3}, {"n_predict": 400, "n_cmpl": 3}),
+    ],
+)
+def test_a_limit_goes_on_under_its_own_name_alone(
+    endpoint: Endpoint, given: dict[str, Any], sent: dict[str, Any]
+) -> None:
+    """llama.cpp heeds `n_predict` before `max_tokens`: the limit in force would not be."""
+    body = json.dumps({"model": "m", **given}).encode()
+    made, fields = plain(endpoint, body, parse(body))
+    assert json.loads(made) == {"model": "m", **sent}
+    assert {name: json.loads(bytes(value)) for name, value in fields.items()} == json.loads(made)
+    assert (made is body) is (given == sent)
+
+
+@pytest.mark.parametrize(
     ("given", "sent"),
     [
         ({"max_tokens": 9, "max_completion_tokens": 3}, {"max_tokens": 5}),

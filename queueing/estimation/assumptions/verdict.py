@@ -23,6 +23,7 @@ epoch. Sojourns are compared for continuous, delays else.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from policies.text import short_number
 from queueing.estimation.assumptions.assumption import Assumption, Name
 from queueing.estimation.change import Vector
 from queueing.estimation.interval import UNKNOWN, Estimate, symmetric, without_interval
@@ -46,6 +48,7 @@ FLOOR = 1e-3  # seconds
 TOO_WIDE = 0.25
 BEYOND = 1.5
 ORDER: tuple[Name, ...] = get_args(Name)
+BURSTS: Name = "poisson_arrivals"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,9 +65,15 @@ class Compared:
     requests_missing: int | None = None
     observed_quantiles: Mapping[str, Estimate] = field(default_factory=dict)
     assumptions: tuple[Assumption, ...] = ()
-    # what the model has for the window's own arrivals, where they are not Poisson; seconds
-    own_arrivals: float | None = None
     check: Check | None = None  # the model beside the very requests that came
+
+    @property
+    def own_arrivals(self) -> float | None:
+        """What the model has for the requests that came, where their arrivals are not Poisson:
+        where that is the observed mean, the arrivals are the whole difference. Seconds.
+        """
+        bursts = any(each.name == BURSTS and each.holds is False for each in self.assumptions)
+        return self.check.modelled if bursts and self.check is not None else None
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON."""
@@ -110,6 +119,21 @@ def compare(
         observed_quantiles=observed_quantiles(values),
         assumptions=tuple(sorted(assumptions, key=lambda each: ORDER.index(each.name))),
     )
+
+
+def with_check(compared: Compared, check: Check, *, sojourn: bool) -> Compared:
+    """With the model of the same requests, also in the words of arrivals that are not Poisson."""
+    what = "sojourn time" if sojourn else "queueing delay"
+    told = (
+        f"; with these arrivals the model has a mean {what} of {short_number(check.modelled, 3)} s"
+    )
+    assumptions = tuple(
+        dataclasses.replace(each, says=each.says + told)
+        if each.name == BURSTS and each.holds is False
+        else each
+        for each in compared.assumptions
+    )
+    return dataclasses.replace(compared, check=check, assumptions=assumptions)
 
 
 def judged(seen: Snapshot, *, sojourn: bool = False) -> Vector:

@@ -4,7 +4,7 @@ token limit, where `--max-output-tokens` is below the client's, and the spelling
 Every value keeps its bytes; what is not read may be anything. A number that limits a call (`n`, a
 token limit) is read as vLLM's models read it, which take `"64"`, `64.0` and `true` for whole
 numbers: such a spelling is replaced by the number, so that every server reads what was read here,
-and what is none is refused.
+and what is none is refused. So are other names of such a number that some servers heed first.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from server.runtime.wording import excerpt
 
 Fields = Mapping[str, msgspec.Raw]
 LONGEST_NUMBER = 64  # bytes; what is longer is none
+# what llama.cpp reads before `max_tokens` and `n`, and what belongs to another route
+OTHER_LIMITS, OTHER_CHOICES = ("n_predict", "max_completion_tokens"), ("n_cmpl",)
 _PLAIN = re.compile(rb"-?(0|[1-9][0-9]{0,17})|null")
 _whole_number = TypeAdapter(int | None)
 _yes_or_no = TypeAdapter(bool | None)
@@ -44,7 +46,12 @@ class Endpoint:
     @property
     def numbers(self) -> tuple[str, ...]:
         """Fields that limit a call."""
-        return (*self.limits, "n") if self.choices else self.limits
+        return (*self.limits, *self.choice_names)
+
+    @property
+    def choice_names(self) -> tuple[str, ...]:
+        """The field of the number of choices, where it has one."""
+        return ("n",) if self.choices else ()
 
 
 PAIRS = ("text_1", "text_2", "data_1", "data_2", "queries", "documents", "items")
@@ -94,18 +101,33 @@ def parse(body: bytes) -> Fields:
 
 
 def plain(endpoint: Endpoint, body: bytes, fields: Fields) -> tuple[bytes, Fields]:
-    """The call with its numbers in the plain spelling; the same bytes where they are. Raises
-    ApiError 400.
+    """The call with its numbers under their own names alone and in the plain spelling; the same
+    bytes where they are. Raises ApiError 400.
     """
+    given, fields = fields, _under_own_names(endpoint, fields)
     other = {
         name: msgspec.Raw(json.dumps(_number(name, bytes(fields[name]))).encode())
         for name in endpoint.numbers
         if name in fields and not _PLAIN.fullmatch(bytes(fields[name]))
     }
-    if not other:
+    if not other and fields.keys() == given.keys():
         return body, fields
     changed = {**fields, **other}
     return msgspec.json.encode(changed), changed
+
+
+def _under_own_names(endpoint: Endpoint, fields: Fields) -> Fields:
+    """A server that heeds another name first would serve another number than the one that was read:
+    such a name is the own one where that is missing, and nothing beside it.
+    """
+    found = dict(fields)
+    for others, own in ((OTHER_LIMITS, endpoint.limits), (OTHER_CHOICES, endpoint.choice_names)):
+        for other in others if own else ():
+            if other in found and other not in own:
+                value = found.pop(other)
+                if not found.keys() & set(own):
+                    found[own[-1]] = value
+    return found
 
 
 def _number(name: str, raw: bytes) -> int | None:

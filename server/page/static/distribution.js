@@ -1,4 +1,4 @@
-// The last window's delays as a histogram, the predicted distribution as a line over it, and their quantiles as a table.
+// The last window's delays as a histogram, those of the model of the same requests (or of the forecast) as a line over it, and their quantiles as a table.
 
 import { FONT, colour } from "./charts.js";
 import { byId, fill, h, say } from "./dom.js";
@@ -7,6 +7,7 @@ import { QUANTITY } from "./words.js";
 
 /* global uPlot */
 const STATS = [["mean", "Mean"], ["p50", "p50"], ["p90", "p90"], ["p95", "p95"], ["p99", "p99"]];
+const MODEL = "Model, same requests";
 const CLIP = 2.5; // a first class so many times higher than the others is cut, and says how high it is
 
 export class Distribution {
@@ -15,7 +16,10 @@ export class Distribution {
     const key = (kind, text) => h("span", { class: kind }, h("i", { class: kind === "predicted" ? "swatch accent" : "swatch", "aria-hidden": "true" }), text);
     this.place = h("div", { class: "plot", role: "img" });
     this.nothing = h("p", { class: "nothing" });
-    host.append(h("div", { class: "legend" }, key("observed", "Observed"), key("predicted", "Predicted")), this.place, this.nothing);
+    this.line = h("b", {}, "");
+    const line = key("predicted", "");
+    line.append(this.line);
+    host.append(h("div", { class: "legend" }, key("observed", "Observed"), line), this.place, this.nothing);
     this.found = null;
     this.unit = "ms";
     this.plot = new uPlot(this.options(), [[], [], []], this.place);
@@ -81,7 +85,7 @@ export class Distribution {
     const prediction = look?.prediction ?? null;
     if (distribution !== this.found || unit !== this.unit) this.draw(distribution, unit);
     this.describe(prediction);
-    fill(byId("quantiles"), ...(prediction ? [quantiles(prediction, unit)] : []));
+    fill(byId("quantiles"), ...(prediction ? [quantiles(prediction, this.found?.modelled ?? null, unit)] : []));
   }
 
   draw(found, unit) {
@@ -96,21 +100,22 @@ export class Distribution {
     const { found } = this;
     say(byId("distribution-title"), `Distribution of the ${what}`);
     say(byId("distribution-note"), found ? `Share of requests by ${what}. ${whole(found.n)} observed; ${percent(found.beyond[0], 1)} are longer than the chart shows.` : `Share of requests by ${what}.`);
+    say(this.line, found && !found.modelled ? "Forecast" : MODEL);
     say(this.nothing, found ? "" : prediction ? "No distribution yet" : "No prediction yet");
-    const label = found ? `Histogram of the observed ${what} with the predicted distribution. Quantiles are in the table below.` : "Empty histogram";
+    const label = found ? `Histogram of the observed ${what} with that of ${found.modelled ? "the model of the same requests" : "the forecast"}. Quantiles are in the table below.` : "Empty histogram";
     this.place.setAttribute("aria-label", label);
   }
 }
 
-function quantiles(prediction, unit) {
+function quantiles(prediction, modelled, unit) {
   const theory = prediction[prediction.compared] ?? {};
   const { observed } = prediction.comparison;
   const rows = STATS.map(([name, label]) => {
     const seen = name === "mean" ? observed : observed[name];
     const low = seen?.low ?? null;
     return h("tr", {}, h("th", { scope: "row" }, label), h("td", { class: "n" }, duration(seen?.value, unit)),
-      h("td", { class: "n" }, h("small", {}, low === null ? NONE : interval(low, seen.high, unit))), h("td", { class: "n predicted" }, duration(theory[name], unit)));
+      h("td", { class: "n" }, h("small", {}, low === null ? NONE : interval(low, seen.high, unit))), ...(modelled ? [h("td", { class: "n predicted" }, duration(modelled[name], unit))] : []), h("td", { class: "n predicted" }, duration(theory[name], unit)));
   });
-  const head = ["Statistic", "Observed", "95\u202f% interval", "Predicted"].map((text, index) => h("th", { scope: "col", class: index ? "n" : null }, text));
+  const head = ["Statistic", "Observed", "95\u202f% interval", ...(modelled ? [MODEL] : []), "Forecast"].map((text, index) => h("th", { scope: "col", class: index ? "n" : null }, text));
   return h("table", {}, h("thead", {}, h("tr", {}, ...head)), h("tbody", {}, ...rows));
 }
