@@ -40,7 +40,7 @@ export class Batch {
     list.setAttribute("aria-label", `${size} in service, tokens so far`);
     [...list.children].forEach((row, index) => paintRow(row, members[index] ?? null, this.scale));
     say(host.querySelector(".more"), size > members.length ? `and ${whole(size - members.length)} more` : "");
-    say(host.querySelector(".most"), `${whole(Math.round(this.scale))} tokens`);
+    say(host.querySelector(".most"), `${whole(Math.round(this.scale))} token${Math.round(this.scale) === 1 ? "" : "s"}`);
   }
 }
 

@@ -109,12 +109,13 @@ export class Distribution {
 
 function quantiles(prediction, modelled, unit) {
   const theory = prediction[prediction.compared] ?? {};
-  const { observed } = prediction.comparison;
+  const { observed, check } = prediction.comparison;
+  const model = modelled && { ...modelled, mean: check?.modelled ?? modelled.mean }; // that of the headline, also where this drawing is of the assessment before
   const rows = STATS.map(([name, label]) => {
     const seen = name === "mean" ? observed : observed[name];
     const low = seen?.low ?? null;
     return h("tr", {}, h("th", { scope: "row" }, label), h("td", { class: "n" }, duration(seen?.value, unit)),
-      h("td", { class: "n" }, h("small", {}, low === null ? NONE : interval(low, seen.high, unit))), ...(modelled ? [h("td", { class: "n predicted" }, duration(modelled[name], unit))] : []), h("td", { class: "n predicted" }, duration(theory[name], unit)));
+      h("td", { class: "n" }, h("small", {}, low === null ? NONE : interval(low, seen.high, unit))), ...(model ? [h("td", { class: "n predicted" }, duration(model[name], unit))] : []), h("td", { class: "n predicted" }, duration(theory[name], unit)));
   });
   const head = ["Statistic", "Observed", "95\u202f% interval", ...(modelled ? [MODEL] : []), "Forecast"].map((text, index) => h("th", { scope: "col", class: index ? "n" : null }, text));
   return h("table", {}, h("thead", {}, h("tr", {}, ...head)), h("tbody", {}, ...rows));

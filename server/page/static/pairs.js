@@ -1,7 +1,6 @@
 // The requests by the second in which their delay ended: as they were, and as the model has the same ones. Kept for as long as the page is open.
 
-const STEPS = [1, 10, 60]; // seconds of a point: so many that most have requests
-const FINE = 900; // longer views begin with the second
+const SPANS = [1, 10, 60]; // seconds that a point is the mean of: so many that most points have requests
 const KEPT = 7200;
 
 export class Pairs {
@@ -14,35 +13,33 @@ export class Pairs {
     if (!found || found === this.newest) return;
     if (found.compared !== this.compared) this.rows = new Map(); // other times are compared now
     Object.assign(this, { newest: found, compared: found.compared });
-    found.at.forEach((at, row) => this.rows.set(at, { n: found.n[row], observed: found.observed[row], modelled: found.modelled[row], low: found.low?.[row] ?? null, high: found.high?.[row] ?? null }));
+    found.at.forEach((at, row) => this.rows.set(at, { at, n: found.n[row], observed: found.observed[row], modelled: found.modelled[row], low: found.low?.[row] ?? null, high: found.high?.[row] ?? null }));
     const oldest = found.at.at(-1) - KEPT;
     for (const at of this.rows.keys()) if (at < oldest) this.rows.delete(at);
   }
 
-  /** As `History.series`, up to `last`. */
-  series(names, { seconds, zoom }, last) {
-    const end = zoom?.end ?? last;
-    const start = zoom?.start ?? last - seconds;
-    const own = [...this.rows.keys()].filter((at) => at > start && at <= end + 1).sort((a, b) => a - b);
-    const step = STEPS.slice(end - start <= FINE ? 0 : 1).find((each) => dense(own, each)) ?? STEPS.at(-1);
-    const bins = new Map();
-    for (const at of own) {
-      const bin = Math.ceil(at / step) * step;
-      bins.set(bin, [...(bins.get(bin) ?? []), this.rows.get(at)]);
+  /** The columns at the instants of the other charts: means over the time before each. */
+  columns(names, instants) {
+    if (instants.length < 2) return names.map(() => instants.map(() => null));
+    const rows = [...this.rows.values()].filter(({ at }) => at >= instants[0] - SPANS.at(-1)).sort((a, b) => a.at - b.at);
+    const spacing = (instants.at(-1) - instants[0]) / (instants.length - 1);
+    const span = Math.max(SPANS.find((each) => dense(rows, each)) ?? SPANS.at(-1), Math.round(spacing));
+    const found = [];
+    let first = 0;
+    let last = 0;
+    for (const instant of instants) {
+      while (last < rows.length && rows[last].at <= instant + 0.5) last += 1;
+      while (first < last && rows[first].at <= instant + 0.5 - span) first += 1;
+      found.push(names.map((name) => mean(rows.slice(first, last), name)));
     }
-    const rows = [];
-    for (const [at, members] of bins) {
-      if (rows.length && at - rows.at(-1)[0] > 3 * step) rows.push([rows.at(-1)[0] + step, ...names.map(() => null)]);
-      rows.push([at, ...names.map((name) => mean(members, name))]);
-    }
-    return { end, data: [0, ...names.map((_, index) => index + 1)].map((column) => rows.map((row) => row[column])) };
+    return names.map((_, column) => found.map((row) => row[column]));
   }
 }
 
-const dense = (at, step) => at.length > 0 && 2 * new Set(at.map((each) => Math.ceil(each / step))).size * step >= at.at(-1) - at[0];
+const dense = (rows, span) => rows.length > 0 && 2 * new Set(rows.map(({ at }) => Math.ceil(at / span))).size * span >= rows.at(-1).at - rows[0].at;
 
-function mean(members, name) {
-  const known = members.filter((each) => each[name] !== null);
+function mean(rows, name) {
+  const known = rows.filter((each) => each[name] !== null);
   const n = known.reduce((sum, each) => sum + each.n, 0);
   return n ? known.reduce((sum, each) => sum + each.n * each[name], 0) / n : null;
 }
