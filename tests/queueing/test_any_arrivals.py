@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from queueing.estimation.arrivals import arrival_rate, dispersion
+from queueing.estimation.assumptions.assumption import factor
 from queueing.estimation.assumptions.client_assumptions import arrival_assumptions
 from queueing.estimation.change import changes
 from queueing.measurement.arrival_audit import audit_arrivals
@@ -83,3 +84,11 @@ def test_rate_and_assumptions_answer_for_every_stream(instants):
 def test_an_instant_that_is_none_is_refused(bad):
     with pytest.raises(ValueError, match=r"got 1 instants that are not finite; expected seconds"):
         audit_arrivals(np.array([0.0, bad, 2.0]))
+
+
+@pytest.mark.parametrize(
+    ("ratio", "says"), [(0.0, "inf"), (math.inf, "inf"), (0.5, "2"), (3.0, "3")]
+)
+def test_the_size_of_any_change_has_words(ratio, says):
+    """Many arrivals at one instant have an infinite rate: behind them it falls to nothing of it."""
+    assert factor(ratio) == says

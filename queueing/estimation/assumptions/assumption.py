@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -40,4 +41,4 @@ class Assumption:
 
 def factor(ratio: float) -> str:
     """The size of a change up or down, in three significant digits: `1.97`, `1,050`."""
-    return short_number(max(ratio, 1 / ratio), 3)
+    return short_number(max(ratio, 1 / ratio if ratio else math.inf), 3)

@@ -18,12 +18,16 @@ export class Pairs {
     for (const at of this.rows.keys()) if (at < oldest) this.rows.delete(at);
   }
 
+  /** The instant behind the last of them; none before there are any. */
+  get end() {
+    return this.newest ? this.newest.at.at(-1) + 0.5 : -Infinity;
+  }
+
   /** The columns at the instants of the other charts: means over the time before each. */
   columns(names, instants) {
     if (instants.length < 2) return names.map(() => instants.map(() => null));
     const rows = [...this.rows.values()].filter(({ at }) => at >= instants[0] - SPANS.at(-1)).sort((a, b) => a.at - b.at);
-    const spacing = (instants.at(-1) - instants[0]) / (instants.length - 1);
-    const span = Math.max(SPANS.find((each) => dense(rows, each)) ?? SPANS.at(-1), Math.round(spacing));
+    const span = Math.max(SPANS.find((each) => dense(rows, each)) ?? SPANS.at(-1), Math.round(instants[1] - instants[0]));
     const found = [];
     let first = 0;
     let last = 0;
