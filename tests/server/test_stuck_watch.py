@@ -12,6 +12,7 @@ import pytest
 from policies import Request, Running
 from queueing.latency.law import LatencyModel
 from server.queue.sequence import SequenceState
+from server.runtime.background import going_on
 from server.supervision.progress import StuckWatch
 from tests.virtual_time import run_virtual
 
@@ -168,7 +169,7 @@ def test_it_looks_every_second_until_it_is_cancelled_and_survives_its_own_errors
     async def main() -> None:
         batcher = FakeBatcher([running(3)])
         found, said = watch(batcher, 5.0)
-        task = asyncio.create_task(found.run())
+        task = asyncio.create_task(going_on("the check", found.run))
         await asyncio.sleep(2.5)
         batcher.servers = SimpleNamespace()  # type: ignore[assignment] # a look fails
         await asyncio.sleep(2.0)

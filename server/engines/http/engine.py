@@ -276,8 +276,11 @@ class HttpEngine(_WithoutTokens):
         """At each call in service, until cancelled."""
         while True:
             await asyncio.sleep(LOOK_EVERY)
-            for exchange in list(self._exchanges.values()):
-                exchange.look()
+            self._look_at_each()
+
+    def _look_at_each(self) -> None:  # a function: the task holds none of them meanwhile
+        for exchange in list(self._exchanges.values()):
+            exchange.look()
 
     def _drop(self) -> None:
         exchanges, self._exchanges = list(self._exchanges.values()), {}
