@@ -29,7 +29,7 @@ ASKED = {
     "a time to the first token": "optimize --target batch-size --policy continuous --latency {law} "
     "--output-tokens {long} --arrival-rate 15 --slo p99_ttft=1s",
     "servers for a sojourn time": "optimize --target servers --policy single --latency {law} "
-    "--output-tokens {long} --arrival-rate 5 --slo p99_sojourn_time=4.2",
+    "--output-tokens {long} --arrival-rate 5 --slo p99_sojourn_time=8",
     "the largest rate of servers in turn": "optimize --target arrival-rate --policy single "
     "--latency k1=0,k2=0,k3=0,k4=0.002 --servers 2 --output-tokens geometric:mean=500 "
     "--routing round_robin --slo p99_queueing_delay=5",
