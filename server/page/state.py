@@ -89,11 +89,12 @@ def topics(gateway: Host, at: float, minute: Sequence[float | None] = NOTHING) -
     def unix(instant: float | None) -> int | None:
         return None if instant is None else round(at - (now - instant))
 
+    pace = live.rate_factor  # once: it changes with every instant
     prediction = live.prediction
     looked_at = None if prediction is None else prediction["at"]
     return {
         "gateway": _life(gateway) | _about(gateway),
-        "now": {"row": row(gateway, at, minute), "servers": servers(gateway)},
+        "now": {"row": row(gateway, at, minute, pace), "servers": servers(gateway)},
         "look": {
             "prediction": _look(prediction),
             "reason": None if prediction else live.why_nothing(),
@@ -103,7 +104,7 @@ def topics(gateway: Host, at: float, minute: Sequence[float | None] = NOTHING) -
             "rate_seconds": live.rate_seconds,
         },
         "what_if": _what_ifs(gateway, live),
-        "what_if_in_force": _in_force(gateway, live),
+        "what_if_in_force": _in_force(gateway, live, pace),
         "what_if_state": {
             "at": unix(live.what_if_at),
             "left": live.what_if_left,
@@ -166,7 +167,7 @@ def _at_rate(gateway: Host, each: Mapping[str, Any], factor: float) -> Mapping[s
     return found
 
 
-def _in_force(gateway: Host, live: LiveModel) -> Mapping[str, Any] | None:
+def _in_force(gateway: Host, live: LiveModel, pace: float) -> Mapping[str, Any] | None:
     """The forecast of the setting in force, with the numbers of the last assessment: those that
     stand elsewhere on the page.
     """
@@ -179,7 +180,7 @@ def _in_force(gateway: Host, live: LiveModel) -> Mapping[str, Any] | None:
     same["notes"] = forecast["notes"] if prediction["stable"] or sound else [judged["says"]]
     interval = prediction["interval"] if prediction["compared"] == "sojourn_time" else None
     found = {**forecast, **same, "sojourn_interval": interval or forecast["sojourn_interval"]}
-    return _at_rate(gateway, found, live.rate_factor) if live.outdated else found
+    return found if pace == 1 else _at_rate(gateway, found, pace)
 
 
 def _servers(gateway: Host) -> list[dict[str, Any]]:
@@ -201,11 +202,17 @@ def _resizable(gateway: Host) -> str | None:
     return None if gateway.servers is None else "replicas"
 
 
-def row(gateway: Host, at: float, minute: Sequence[float | None] = NOTHING) -> list[float | None]:
+def row(
+    gateway: Host,
+    at: float,
+    minute: Sequence[float | None] = NOTHING,
+    pace: float | None = None,
+) -> list[float | None]:
     """The numbers of this instant, in the order of COLUMNS; `minute` are those of
-    MINUTE_COLUMNS.
+    MINUTE_COLUMNS, `pace` the rate factor of this instant.
     """
     live, batcher = gateway.live_model(), gateway.batcher
+    pace = live.rate_factor if pace is None else pace
     look = live.prediction or {}
     compared = look.get("compared")
     delays = [*_observed(look.get("observed_queueing_delay")), *_predicted(look, "queueing_delay")]
@@ -215,12 +222,12 @@ def row(gateway: Host, at: float, minute: Sequence[float | None] = NOTHING) -> l
             at,
             batcher.queue_length,
             batcher.in_service,
-            *_rates(live),
+            *_rates(live, pace),
             live.activity.utilisation(),
         ),
         *(
             None if live.outdated else look.get("utilisation"),
-            _load(live),
+            _load(live, pace),
             *delays,
             *_observed(sojourn),
             *_predicted(look, "sojourn_time"),
@@ -232,7 +239,7 @@ def row(gateway: Host, at: float, minute: Sequence[float | None] = NOTHING) -> l
     ]
 
 
-def _rates(live: LiveModel) -> tuple[float, float]:
+def _rates(live: LiveModel, pace: float) -> tuple[float, float]:
     """Calls and sequences per second: the rate that load and delays are predicted at, or that of
     the time since, where it has changed. Without a prediction, and where no requests come any more,
     those of the last minute.
@@ -241,14 +248,14 @@ def _rates(live: LiveModel) -> tuple[float, float]:
     prediction = live.prediction
     if prediction is None or live.stopped:
         return calls, sequences
-    rate: float = prediction["arrival_rate"] * live.rate_factor
+    rate: float = prediction["arrival_rate"] * pace
     return rate, rate * (sequences / calls if calls else 1.0)
 
 
-def _load(live: LiveModel) -> float | None:
+def _load(live: LiveModel, pace: float) -> float | None:
     """At the rate that is shown."""
     prediction = live.prediction
-    return None if prediction is None else prediction["load"] * live.rate_factor
+    return None if prediction is None else prediction["load"] * pace
 
 
 def _observed(found: Mapping[str, Any] | None) -> tuple[float | None, ...]:
