@@ -64,20 +64,16 @@ class Pairs:
             return np.bincount(place, values, seconds.size) / counts
 
         each = np.array([means(draw) for draw in self.draws])
-        low, high = np.quantile(each, (0.05, 0.95), axis=0) if len(each) > 1 else (None, None)
+        alone = len(each) == 1
+        low, high = (None, None) if alone else np.quantile(each, (0.05, 0.95), axis=0).tolist()
         return {
             "at": (seconds + 1).tolist(),
             "n": counts.tolist(),
-            "observed": _short(means(self.observed)),
-            "modelled": _short(each.mean(axis=0)),
-            "low": _short(low),
-            "high": _short(high),
+            "observed": means(self.observed).tolist(),
+            "modelled": each.mean(axis=0).tolist(),
+            "low": low,
+            "high": high,
         }
-
-
-def _short(values: Vector | None) -> list[float] | None:
-    """With the digits that a chart shows."""
-    return None if values is None else [float(f"{value:.4g}") for value in values]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from queueing.distributions.token_distribution import Vector
 from queueing.model import Model
+from queueing.result import LEVELS
 from queueing.simulation.experiment import begin_of, steady_run
 from queueing.simulation.fast import is_compiled
 
@@ -58,9 +59,8 @@ def beside(observed: Vector, predicted: Vector) -> dict[str, Any] | None:
 
 def quantiles(draws: npt.NDArray[np.float64]) -> dict[str, float]:
     """Mean and quantiles of all draws together (a row each); seconds."""
-    levels = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
-    found = np.quantile(draws, list(levels.values()))
-    return {"mean": float(draws.mean()), **dict(zip(levels, map(float, found), strict=True))}
+    found = np.quantile(draws, list(LEVELS.values()))
+    return {"mean": float(draws.mean()), **dict(zip(LEVELS, map(float, found), strict=True))}
 
 
 def round_up(width: float) -> float:

@@ -380,18 +380,9 @@ class LiveModel(Observer):
         if batcher.epoch == epoch:
             self._gauges.needed(needed)
 
-    async def distribution(self) -> dict[str, Any] | None:
-        """The compared delays of the last assessment as a histogram, beside the model's; None where
-        theory has no answer.
-        """
-        found: dict[str, Any] | None = await self._predictor.ask("ask_distribution")
-        return found
-
-    async def pairs(self) -> dict[str, Any] | None:
-        """The requests of the last assessment by the second: observed, and the model of the same
-        ones; None where there is no check.
-        """
-        found: dict[str, Any] | None = await self._predictor.ask("ask_pairs")
+    async def drawn(self) -> dict[str, dict[str, Any] | None]:
+        """`distribution` and `pairs` of the last assessment; None where theory has no answer."""
+        found: dict[str, dict[str, Any] | None] = await self._predictor.ask("ask_drawn")
         return found
 
     async def advice(self, parameters: Mapping[str, str]) -> dict[str, Any]:

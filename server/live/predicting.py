@@ -313,25 +313,26 @@ def ask_what_ifs(anew: bool = True) -> list[Answer]:
     ]
 
 
-def ask_distribution() -> Answer | None:
-    """The delays that the last assessment compared, as a histogram beside that of the model of the
-    same requests, with its quantiles (`modelled`); without such a model, beside the forecast. None
-    where there is no forecast either.
+def ask_drawn() -> dict[str, Answer | None]:
+    """What a page draws of the last assessment: its requests by the second as `pairs`, and as
+    `distribution` a histogram of their delays beside that of the model of the same requests, with
+    its quantiles (`modelled`). Where the requests cannot be driven through the model there are no
+    pairs, and the histogram is beside the forecast; None where there is no forecast either.
     """
     from queueing.estimation.histogram import beside, quantiles  # noqa: PLC0415 - where a page is looked at
 
     seen, found = _memory.last_seen, _memory.last
     if seen is None or found is None:
-        return None
+        return {"distribution": None, "pairs": None}
     sojourn = parse_policy(seen.policy).joins_running
     about = {"compared": "sojourn_time" if sojourn else "queueing_delay", "epoch": seen.epoch}
-    if found.pairs is not None:
-        modelled = found.pairs.draws
-        plain = beside(found.pairs.observed, modelled.ravel())
-        return plain and plain | about | {"modelled": quantiles(modelled)}
+    if (pairs := found.pairs) is not None:
+        plain = beside(pairs.observed, pairs.draws.ravel())
+        distribution = plain and plain | about | {"modelled": quantiles(pairs.draws)}
+        return {"distribution": distribution, "pairs": pairs.by_second() | about}
     forecast = _forecast_delays(found, sojourn=sojourn)
     plain = None if forecast is None else beside(judged(seen, sojourn=sojourn), forecast)
-    return plain and plain | about | {"modelled": None}
+    return {"distribution": plain and plain | about | {"modelled": None}, "pairs": None}
 
 
 def _forecast_delays(found: Assessment, *, sojourn: bool) -> Vector | None:
@@ -345,18 +346,6 @@ def _forecast_delays(found: Assessment, *, sojourn: bool) -> Vector | None:
         return None
     model = operating_point.model(question.setting, law=found.estimates.law(question.shape))
     return drawn(model, operating_point.rate, sojourn=sojourn)
-
-
-def ask_pairs() -> Answer | None:
-    """The requests of the last assessment by the second in which they were dispatched, or under
-    continuous ended: as they were and as the model has the same ones.
-    """
-    seen, found = _memory.last_seen, _memory.last
-    if seen is None or found is None or found.pairs is None:
-        return None
-    joins = parse_policy(seen.policy).joins_running
-    compared = "sojourn_time" if joins else "queueing_delay"
-    return found.pairs.by_second() | {"compared": compared, "epoch": seen.epoch}
 
 
 def ask_advice(parameters: Mapping[str, str]) -> list[Answer]:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from server.page.assets import load_assets
-from server.page.history import History
+from server.page.history import CHART, History, short
 from server.page.host import Host
 from server.page.minute import NOTHING, LastMinute
 from server.page.state import COLUMNS, topics
@@ -59,6 +59,7 @@ class Feed:
         self._drawn_at: float | None = None  # the look whose distribution is known
         self._distribution: dict[str, Any] | None = None
         self._pairs: dict[str, Any] | None = None
+        self._ahead: float | None = None  # seconds of Unix time before the gateway's clock
         self._zipped: tuple[int, bytes] | None = None  # of the history, and when
         self._minute = LastMinute(gateway)
         self._restarts = 0
@@ -217,15 +218,22 @@ class Feed:
         with suppress(
             Exception
         ):  # the predicting process died or is late: the next look has another one
-            live = self._gateway.live_model()
-            found, pairs = await live.distribution(), await live.pairs()
+            found = await self._gateway.live_model().drawn()
             if epoch == self._epoch:
-                self._distribution, self._pairs = found, pairs and self._on_wall_clock(pairs)
+                self._distribution, pairs = found["distribution"], found["pairs"]
+                self._pairs = pairs and self._shown(pairs)
 
-    def _on_wall_clock(self, pairs: dict[str, Any]) -> dict[str, Any]:
-        """With Unix time for instants of the gateway's clock."""
-        ahead = datetime.now(UTC).timestamp() - self._gateway.now()
-        return pairs | {"at": [round(each + ahead) for each in pairs["at"]]}
+    def _shown(self, pairs: dict[str, Any]) -> dict[str, Any]:
+        """With Unix time, and as many digits as a chart shows."""
+        if self._ahead is None:  # once: a second has one instant, whenever it is drawn
+            self._ahead = datetime.now(UTC).timestamp() - self._gateway.now()
+        ahead = self._ahead
+        values = {name: pairs[name] for name in ("observed", "modelled", "low", "high")}
+        rounded = {
+            name: known and [short(value, CHART) for value in known]
+            for name, known in values.items()
+        }
+        return pairs | rounded | {"at": [round(each + ahead, 1) for each in pairs["at"]]}
 
 
 def _event(name: str, value: Any) -> bytes:

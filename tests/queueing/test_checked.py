@@ -20,6 +20,8 @@ from queueing.simulation.experiment import simulate_run
 from tests.queueing.estimation_runs import modulated
 from tests.queueing.estimation_windows import snapshot_of_run, window_of
 
+SEED = np.random.SeedSequence(3)
+
 LAW = "k1=0.002,k2=0.004,k3=0.0003,k4=0.006,cv=0.2"
 POLICIES = (
     "single",
@@ -224,3 +226,22 @@ def test_a_second_has_the_mean_of_its_requests() -> None:
     assert (found["at"], found["n"]) == ([11.0, 13.0], [2, 1])
     assert (found["observed"], found["modelled"]) == ([1.5, 4.0], [2.5, 6.0])
     assert (found["low"], found["high"]) == ([2.05, 5.1], [2.95, 6.9])
+
+
+def test_one_server_with_equal_services_follows_lindley_to_the_last_digit() -> None:
+    """Whatever arrives: here gaps of which one in a few is long."""
+    model = Model.read("single", "deterministic:value=10", "k1=0,k2=0.01,k3=0,k4=0.009")
+    gaps = np.random.default_rng(3).gamma(0.4, 0.2 / 0.4, 2000)
+    instants = np.cumsum(gaps)
+    run = simulate_run(
+        dataclasses.replace(model, arrival_process=Recorded(instants)), 5.0, 2000, SEED
+    )
+    pairs = looked(snapshot_of_run(run, model), model.law).pairs
+    assert pairs is not None
+    waits = [0.0]
+    for gap in np.diff(run.arrived_at):
+        waits.append(max(0.0, waits[-1] + 0.1 - gap))
+    assert run.queueing_delay == pytest.approx(waits, abs=1e-9)
+    assert pairs.observed.size > 1500
+    for modelled in pairs.draws:
+        assert modelled == pytest.approx(pairs.observed, abs=1e-9)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from queueing.estimation.window.window import Window
 from tests.queueing.estimation_runs import Engine, Vector, gamma, modulated, serve
 from tests.queueing.test_estimation_verdict import N, capacity, clean, judge
 
@@ -61,3 +62,15 @@ def test_poisson_arrivals_have_no_price() -> None:
     compared = judge(clean(2)).compared
     assert compared.own_arrivals is None
     assert compared.to_dict()["own_arrivals"] is None
+
+
+def test_a_window_has_arrivals_in_order_whatever_the_order_of_reading() -> None:
+    instants = gamma(5.0, 500, 3, 0.4)
+    read, mixed = Window(seconds=math.inf), Window(seconds=math.inf)
+    for at in instants:
+        read.on_arrival(at)
+    for at in instants[::-1]:
+        mixed.on_arrival(at)
+    now = float(instants[-1])
+    windows = [each.snapshot("single", now) for each in (read, mixed)]
+    assert windows[0].arrivals.tolist() == windows[1].arrivals.tolist() == instants.tolist()

@@ -1,4 +1,4 @@
-"""What lasts as long as the gateway goes on after an error that nobody thought of, and says so."""
+"""Background tasks of the gateway: after an unexpected error they log it and start again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ from tests.virtual_time import run_virtual
 
 
 def failing(times: int, then: Callable[..., Any]) -> tuple[Callable[..., Any], list[int]]:
-    """Fails so many times, and goes on as `then`; the list counts its calls."""
+    """A method that raises LookupError in its first `times` calls and later calls `then`; a list
+    that holds the number of calls.
+    """
     calls = [0]
 
     def method(*given: Any, **options: Any) -> Any:

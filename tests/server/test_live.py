@@ -48,6 +48,10 @@ BATCHES, JOINING = (
     ("single", "capped:max_batch_size=8", "elastic:max_batch_size=8"),
     "continuous:max_batch_size=8",
 )
+SHORT, PROMPTS = (
+    parse_distribution("uniform:low=4,high=20"),
+    parse_distribution("deterministic:value=8"),
+)
 each_policy = pytest.mark.parametrize("policy", [*BATCHES, JOINING])
 
 
@@ -661,11 +665,7 @@ def test_a_serving_gateway_predicts_its_own_delay(tmp_path: Path, near: float | 
             [*arguments, "--allow-forced-lengths"], free_port(0), tmp_path / "log"
         ) as gateway:
             await gateway.ready()
-            lengths, prompts = (
-                parse_distribution("uniform:low=4,high=20"),
-                parse_distribution("deterministic:value=8"),
-            )
-            timetable = draw(rate, requests, 3, prompts, lengths)
+            timetable = draw(rate, requests, 3, PROMPTS, SHORT)
             load = asyncio.create_task(
                 run_load(Target(base_url=gateway.url, model="tiny"), timetable, seed=3)
             )
@@ -718,11 +718,7 @@ def test_a_starved_predicting_process_follows_a_change_of_the_rate(tmp_path: Pat
     ]
 
     async def loaded(gateway: GatewayProcess, rate: float, seconds: float) -> None:
-        lengths, prompts = (
-            parse_distribution("uniform:low=4,high=20"),
-            parse_distribution("deterministic:value=8"),
-        )
-        timetable = draw(rate, int(rate * seconds), 3, prompts, lengths)
+        timetable = draw(rate, int(rate * seconds), 3, PROMPTS, SHORT)
         await run_load(Target(base_url=gateway.url, model="tiny"), timetable, seed=3)
 
     async def main() -> None:
@@ -773,13 +769,9 @@ def test_what_is_known_survives_a_restart(tmp_path: Path) -> None:
         async with GatewayProcess(arguments, free_port(0), tmp_path / f"log{number}") as gateway:
             await gateway.ready()
             if requests:
-                lengths, prompts = (
-                    parse_distribution("uniform:low=4,high=20"),
-                    parse_distribution("deterministic:value=8"),
-                )
                 await run_load(
                     Target(base_url=gateway.url, model="tiny"),
-                    draw(100.0, requests, 3, prompts, lengths),
+                    draw(100.0, requests, 3, PROMPTS, SHORT),
                     seed=3,
                 )
             async with asyncio.timeout(60):

@@ -4,7 +4,8 @@ token limit, where `--max-output-tokens` is below the client's, and the spelling
 Every value keeps its bytes; what is not read may be anything. A number that limits a call (`n`, a
 token limit) is read as vLLM's models read it, which take `"64"`, `64.0` and `true` for whole
 numbers: such a spelling is replaced by the number, so that every server reads what was read here,
-and what is none is refused. So are other names of such a number that some servers heed first.
+and what is none is refused. Other names of such a number, which some servers heed first, are
+replaced by its own.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ Fields = Mapping[str, msgspec.Raw]
 LONGEST_NUMBER = 64  # bytes; what is longer is none
 # what llama.cpp reads before `max_tokens` and `n`, and what belongs to another route
 OTHER_LIMITS, OTHER_CHOICES = ("n_predict", "max_completion_tokens"), ("n_cmpl",)
+OTHER_NAMES = frozenset((*OTHER_LIMITS, *OTHER_CHOICES))
 _PLAIN = re.compile(rb"-?(0|[1-9][0-9]{0,17})|null")
 _whole_number = TypeAdapter(int | None)
 _yes_or_no = TypeAdapter(bool | None)
@@ -117,9 +119,11 @@ def plain(endpoint: Endpoint, body: bytes, fields: Fields) -> tuple[bytes, Field
 
 
 def _under_own_names(endpoint: Endpoint, fields: Fields) -> Fields:
-    """A server that heeds another name first would serve another number than the one that was read:
-    such a name is the own one where that is missing, and nothing beside it.
+    """The fields without other names of the same numbers, which a server might heed first. The
+    value moves to the number's own name where the call lacks that.
     """
+    if OTHER_NAMES.isdisjoint(fields):
+        return fields
     found = dict(fields)
     for others, own in ((OTHER_LIMITS, endpoint.limits), (OTHER_CHOICES, endpoint.choice_names)):
         for other in others if own else ():

@@ -14,9 +14,10 @@ addEventListener("themechange", () => charts.forEach((chart) => chart.repaint())
 
 /** `series`: {column, label, side: "observed"|"predicted", dash?, hue?, low?, high?, step?}; `format(value, unit)` gives text with its unit. */
 export class TimeChart {
-  constructor(host, { name, series, format, tick = format, labelled = false, most = null, sparse = false }) {
+  constructor(host, { name, series, format, tick = format, labelled = false, most = null, sparse = false, latest = false }) {
     this.name = name;
     this.sparse = sparse; // only what was ever above 0 in the time shown
+    this.latest = latest; // the legend has the last known values, where those of this moment come later
     this.series = series;
     this.format = format;
     this.tick = tick;
@@ -128,7 +129,8 @@ export class TimeChart {
   readOut() {
     const data = this.plot?.data;
     if (!data || !data[0].length) return;
-    const at = this.plot.cursor.idx ?? data[0].length - 1;
+    const known = this.latest ? data[1].findLastIndex((value) => value !== null && value !== undefined) : -1;
+    const at = this.plot.cursor.idx ?? (known < 0 ? data[0].length - 1 : known);
     let index = 1;
     this.series.forEach((each, number) => {
       const value = data[index][at];

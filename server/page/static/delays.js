@@ -26,9 +26,7 @@ export class Delays {
     say(byId("delays-note"), `By the second in which the requests were ${ENDED[this.compared]}; mean, p95 and p99 are those of ${window ? `the last ${span(window)} at most` : "the window"}, beside the forecast of a steady state.`);
     const { same, window: others } = this.shown(this.compared);
     const { end, data: [instants] } = state.history.series([], state.view);
-    const until = instants.filter((at) => at < this.pairs.end); // the legend has the newest of them
-    const known = until.length ? until : instants;
-    const history = { series: (names) => ({ end, data: [known, ...this.pairs.columns(names, known)] }) };
+    const history = { series: (names) => ({ end, data: [instants, ...this.pairs.columns(names, instants)] }) };
     same.update({ ...state, history }, state.look?.prediction && !state.look.prediction.comparison.check ? "These requests cannot be set beside the model" : "No requests in this time");
     for (const chart of others) chart.update(state, "No comparison in this time");
   }
@@ -45,7 +43,7 @@ function group(compared) {
   const place = h("div", { class: "stats" });
   byId("delays").append(place);
   const series = [{ column: "observed", side: "observed", label: "Observed" }, BAND];
-  const same = made(place, "main", "The requests that came", { name: `${TITLES[compared]} of the same requests`, series, labelled: true });
+  const same = made(place, "main", "The requests that came", { name: `${TITLES[compared]} of the same requests`, series, labelled: true, latest: true });
   return { place, same, window: Object.keys(STATS).map((stat) => beside(place, compared, stat)) };
 }
 

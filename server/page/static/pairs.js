@@ -18,11 +18,6 @@ export class Pairs {
     for (const at of this.rows.keys()) if (at < oldest) this.rows.delete(at);
   }
 
-  /** The instant behind the last of them; none before there are any. */
-  get end() {
-    return this.newest ? this.newest.at.at(-1) + 0.5 : -Infinity;
-  }
-
   /** The columns at the instants of the other charts: means over the time before each. */
   columns(names, instants) {
     if (instants.length < 2) return names.map(() => instants.map(() => null));
