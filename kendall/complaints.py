@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 from policies.text import CommaList, suggest
 
@@ -168,7 +168,8 @@ def _expected(parameter: Any, message: str) -> str:
     _, ours, expected = message.partition("; expected ")
     if ours:
         return expected
-    kind = KINDS.get(parameter.type_descriptor.annotation)
+    annotation = parameter.type_descriptor.annotation
+    kind = KINDS.get(next(iter(get_args(annotation)), annotation))  # of each of a list
     bounds = parameter.type_descriptor.parameter_info
     least, most = bounds.min, bounds.max
     if kind is None:

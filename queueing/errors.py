@@ -118,13 +118,14 @@ class InfiniteMeanError(NotConvergedError):
 
 
 class NoStableChoiceError(PredictionError):
-    """An optimisation found nothing to choose; `load` is the smallest load among what it tried."""
+    """An optimisation found nothing to choose; `load` is the smallest load among what it tried.
+    `idle`: at a load where hardly anybody waits, so that less of it changes nothing.
+    """
 
-    def __init__(self, tried: str, why: str, load: float) -> None:
-        super().__init__(
-            f"tried {tried}: {why} (smallest load {short_number(load)}); lower the arrival rate, "
-            "or relax the constraint"
-        )
+    def __init__(self, tried: str, why: str, load: float, *, idle: bool = False) -> None:
+        less = "" if idle else "lower the arrival rate, or "
+        found = f"tried {tried}: {why} (smallest load {short_number(load)})"
+        super().__init__(f"{found}; {less}relax the constraint")
         self.load = load
 
 

@@ -50,6 +50,7 @@ from queueing.simulation.recorded import recorded_model
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 NONE_KEEPS = 3  # exit status
+LIMITS = "--max-output-tokens"
 PICTURES = (".png", ".svg", ".pdf")
 
 
@@ -149,16 +150,16 @@ def _whole(flag: str, text: str) -> int:
     try:
         return whole_number(flag, int(text))
     except ValueError:
+        without = " or none" if flag == LIMITS else ""
         raise SpecError(
-            f"got {flag} with {text!r}; expected whole numbers of at least 1 with commas, for "
-            "example 16,32,64"
+            f"got {flag} with {text!r}; expected whole numbers of at least 1{without} with commas, "
+            "for example 16,32,64"
         ) from None
 
 
 def _limits(text: str | None) -> list[int | None]:
-    flag = "--max-output-tokens"
     texts = ["none"] if text is None else [each.strip() for each in text.split(",")]
-    return list(dict.fromkeys(None if each == "none" else _whole(flag, each) for each in texts))
+    return list(dict.fromkeys(None if each == "none" else _whole(LIMITS, each) for each in texts))
 
 
 def _kinds(latencies: list[str], costs: list[float]) -> list[Kind]:

@@ -149,12 +149,15 @@ class Grid:
         )
 
     def quantiles(
-        self, masses: Vector, atom: float = 0.0, levels: Levels = LEVELS
+        self, masses: Vector, atom: float = 0.0, levels: Levels = LEVELS, *, end: bool = False
     ) -> tuple[float | None, ...]:
         """At the levels, of a law with `atom` at 0 and lattice masses for the rest; None beyond the
-        horizon.
+        horizon. `end`: what the masses have too much or too little lies at their beginning; counted
+        from there, where nothing is beyond the horizon.
         """
         cumulative = atom + np.cumsum(masses)
+        if end:
+            cumulative += 1 - cumulative[-1]
         middle = cumulative - masses / 2  # mass at a point lies half on either side of it
         return tuple(self._quantile(level, atom, cumulative, middle) for level in levels.values())
 

@@ -40,6 +40,8 @@ FORM = "mean_QUANTITY=TIME or pNN_QUANTITY=TIME, for example p99_queueing_delay=
 _STATISTIC = r"mean|median|p\d{1,2}(?:\.\d{1,2})?"
 _NAME = rf"({_STATISTIC})_([a-z_\d]+?)|([a-z_\d]+?)_({_STATISTIC})"
 _TEXT = re.compile(rf"(?:{_NAME}){SIGN}(.+)", re.ASCII)
+_ABOVE = re.compile(rf"(?:{_NAME})\s*>.*", re.ASCII)
+_QUANTILE = re.compile(r"(?:.*_)?p[\d.]+(?:_.*)?", re.ASCII)
 _BETWEEN = re.compile(r"[,\s]+(?=[a-z][\w.]*\s*[<=])")
 
 
@@ -56,15 +58,35 @@ class SloText:
 
 
 def split_slos(text: str) -> list[str]:
-    """The single objectives of a text with several."""
-    return _BETWEEN.split(text.strip(", \t\n"))
+    """The single objectives of a text with several, each once. Raises SpecError where two bound
+    the same differently.
+    """
+    inner = text.strip(", \t\n")
+    texts: dict[str, str] = {}
+    for each in _BETWEEN.split(inner) if inner else [text]:
+        match = _TEXT.fullmatch(each.strip())
+        first = texts.setdefault(each if match is None else _label(match), each)
+        if match is not None and read_slo(first).seconds != read_slo(each).seconds:
+            raise SpecError(
+                f"got --slo {first!r} and {each!r}; expected one bound of the {_label(match)}"
+            )
+    return list(texts.values())
+
+
+def _label(match: re.Match[str]) -> str:
+    """Statistic and duration, by their full names."""
+    statistic, quantity = match[1] or match[4], full_name(match[2] or match[3])
+    canonical = (
+        statistic if statistic == "mean" or not _percent(statistic) else _level(statistic)[0]
+    )
+    return f"{canonical} {quantity.replace('_', ' ')}"
 
 
 def read_slo(text: str, name: str = "--slo ") -> SloText:
     """One objective. `name`: of the option or the argument, as errors say it. Raises SpecError."""
     match = _TEXT.fullmatch(text.strip())
     if match is None:
-        raise SpecError(f"got {name}{text!r}; expected {FORM}")
+        raise SpecError(f"got {name}{text!r}; expected {_form(text.strip())}")
     statistic, quantity = match[1] or match[4], full_name(match[2] or match[3])
     if quantity not in RECORDED:
         raise SpecError(
@@ -82,6 +104,15 @@ def read_slo(text: str, name: str = "--slo ") -> SloText:
     if statistic == "mean":
         return SloText("mean", None, quantity, seconds)
     return SloText(*_level(statistic), quantity, seconds)
+
+
+def _form(text: str) -> str:
+    """What is expected of a text that is none."""
+    if _ABOVE.fullmatch(text):
+        return f"an upper bound, {FORM}"
+    if _QUANTILE.fullmatch(re.split(SIGN, text)[0]):
+        return f"{FORM}, a quantile above p0 and at most p99.99"
+    return FORM
 
 
 def level_of(name: str) -> tuple[str, float]:

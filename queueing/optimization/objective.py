@@ -157,7 +157,7 @@ def parse_slos(text: str) -> dict[str, Any]:
     """The SLOs of an `Objective`, `slo` and `also`, of a text with one or several. Raises
     SpecError.
     """
-    first, *others = dict.fromkeys(map(parse_slo, split_slos(text)))
+    first, *others = map(parse_slo, split_slos(text))
     return {"slo": first, "also": tuple(others)}
 
 

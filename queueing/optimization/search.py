@@ -96,6 +96,7 @@ def choose(
             counted(len(curve), f"choice of {target}", f"choices of {target}"),
             why,
             min(point["load"] for point in curve),
+            idle=target == "arrival-rate" and bool(stable),
         )
     best = min(allowed, key=lambda point: float(point["score"]))  # of equal scores the first
     if by_sojourn:

@@ -118,7 +118,8 @@ def predict_durations(
     missing = [name for name in wanted if _lacks_quantiles(getattr(found, name), model.levels)]
     if not missing or found.method == "simulation":
         return found
-    simulated = _simulated(model, arrival_rate, _count(model, arrival_rate, of))
+    count = _count(model, arrival_rate, of)
+    simulated = _simulated(model, arrival_rate, count, delay=_known_delay(found, model))
     note = f"quantiles of the {' and the '.join(missing).replace('_', ' ')} from a simulation"
     noted = dataclasses.replace(found, assumptions=(*found.assumptions, note))
     return with_quantiles_of(simulated, noted, missing)
@@ -202,8 +203,19 @@ def _with_quantiles(
     if is_ordered(model):
         simulated = simulate_steady_state(model, arrival_rate, count)
         return with_quantiles_of(simulated, noted, (*_DURATIONS, *_OTHER_TIMES))
-    simulated = simulate_model(model, arrival_rate, num_requests=count)
+    delay = _known_delay(found, model)
+    simulated = (
+        simulate_model(model, arrival_rate, num_requests=count)
+        if delay is None
+        else simulate_steady_state(model, arrival_rate, count, delay)
+    )
     return with_quantiles_of(simulated, noted, missing)
+
+
+def _known_delay(found: Prediction, model: Model) -> Quantiles | None:
+    """Its law, where a formula has it and every request is served."""
+    known = model.patience is None and model.sequences is None and not model.disaggregated
+    return found.queueing_delay if known and found.queueing_delay.p50 is not None else None
 
 
 def _with_simulated_quantiles(
@@ -273,11 +285,13 @@ def _without(model: Model, missing: list[str], simulated: int) -> str:
     return f"{PARTIAL}{what}: {why}"
 
 
-def _simulated(model: Model, arrival_rate: float, count: int, *notes: str) -> Prediction:
+def _simulated(
+    model: Model, arrival_rate: float, count: int, *notes: str, delay: Quantiles | None = None
+) -> Prediction:
     from queueing.simulation.budget import enough_slots  # noqa: PLC0415 - loads numba
 
     simulated = checked_answer(
-        lambda: simulate_steady_state(enough_slots(model, arrival_rate), arrival_rate, count)
+        lambda: simulate_steady_state(enough_slots(model, arrival_rate), arrival_rate, count, delay)
     )
     short = [
         text.replace(MORE, "`kendall simulate --num-requests` follows more")

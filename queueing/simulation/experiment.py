@@ -114,15 +114,18 @@ def simulate_model(
     return without_unsettled(dataclasses.replace(answer, flows=flows), model)
 
 
-def simulate_steady_state(model: Model, arrival_rate: float, num_requests: int) -> Prediction:
+def simulate_steady_state(
+    model: Model, arrival_rate: float, num_requests: int, delay: Quantiles | None = None
+) -> Prediction:
     """`simulate_model`, its noise less: with a control variate where there is one, of bursts over
-    several seeds. No sample's own means.
+    several seeds. No sample's own means. `delay`: the law of the queueing delay, where that is
+    known, and of the other durations only what follows the delay is left to chance.
     """
     if one_of_several(model) is not None:
         one, own_rate = seen_by_a_request(model, arrival_rate)
-        return of_several(model, simulate_steady_state(one, own_rate, num_requests))
-    companion = companion_of(model, arrival_rate)
-    if companion is None and not has_drifts(model):
+        return of_several(model, simulate_steady_state(one, own_rate, num_requests, delay))
+    companion = companion_of(model, arrival_rate) if delay is None else None
+    if companion is None and delay is None and not has_drifts(model):
         seeds = SEEDS if kind_of_runs(model) == "bursty" else 1
         each = max(num_requests // seeds, 2 * BATCH_MEANS)
         return simulate_model(model, arrival_rate, num_requests=each, replications=seeds)
@@ -135,7 +138,9 @@ def simulate_steady_state(model: Model, arrival_rate: float, num_requests: int) 
     run = whole.after(begin.warm_up)
     check_kept_up(model, [run])
     control, means = None, None
-    if companion is not None:
+    if delay is not None:
+        control = Controlled(run.queueing_delay, delay, model.levels)
+    elif companion is not None:
         beside = companion.delays(whole.arrived_at, whole.output_tokens)[begin.warm_up :]
         control = Controlled(beside, companion.exact, model.levels)
     elif (means := means_by_drifts(run, model, arrival_rate)) is not None:

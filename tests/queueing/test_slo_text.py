@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from loadgen.compare.assertions import parse_assertions
@@ -43,7 +45,11 @@ def test_a_text_is_a_statistic_a_quantity_and_a_time(text: str, read: SloText) -
     [
         ("99_queueing_delay=2s", "expected mean_QUANTITY=TIME or pNN_QUANTITY=TIME"),
         ("p99_queueing_delay", "expected mean_QUANTITY=TIME"),
-        ("p100_queueing_delay=2s", "expected mean_QUANTITY=TIME"),
+        ("p100_queueing_delay=2s", "a quantile above p0 and at most p99.99"),
+        ("p99.999_ttft=2s", "a quantile above p0 and at most p99.99"),
+        ("p99_queueing_delay>=2s", "an upper bound, mean_QUANTITY=TIME"),
+        ("p99_ttft 2s", "expected mean_QUANTITY=TIME or pNN_QUANTITY=TIME"),
+        (",", "expected mean_QUANTITY=TIME or pNN_QUANTITY=TIME"),
         ("p0_queueing_delay=2s", "a quantile above p0"),
         ("p99_queueing_delay=0s", "finite seconds > 0"),
         ("p99_queueing_delay=inf", "finite seconds > 0"),
@@ -60,6 +66,21 @@ def test_every_command_refuses_a_text_in_the_same_words(text: str, says: str) ->
     (message,) = messages
     assert message.startswith(f"got --slo {text!r}; ")
     assert says in message
+
+
+@pytest.mark.parametrize(
+    "read", [delay_targets, split_slos, lambda text: _goal("slo", {"slo": text})]
+)
+def test_one_bound_of_a_quantile(read: Callable[[str], object]) -> None:
+    with pytest.raises(
+        SpecError, match="'ttft_p99=2s'; expected one bound of the p99 time to first"
+    ):
+        read("p99_ttft=1s, p90_ttft=1s, ttft_p99=2s")
+
+
+def test_the_same_objective_twice_is_one() -> None:
+    assert split_slos("p99_ttft=1s,p99_ttft=1s") == ["p99_ttft=1s"]
+    assert split_slos(",") == [","]
 
 
 def by_serve(text: str) -> list[tuple[float | None, str, float]]:

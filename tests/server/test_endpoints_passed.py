@@ -45,7 +45,6 @@ def read(**values: Any) -> Any:
         (CHAT, b'{"max_tokens":  9}', None, None),
         (CHAT, b'{"max_tokens":  9}', 9, None),
         (CHAT, b'{"max_tokens":  9}', 10, None),
-        (COMPLETIONS, b"{}", 16, None),
         (EMBEDDINGS, b'{"max_tokens":  9}', 5, None),
         # lowered, every other byte as it was
         (CHAT, b'{ "a":[1, 2.0],"max_tokens":9 , "b":"\\u0061"}', 5, (b"[1, 2.0]", b'"\\u0061"')),
@@ -68,6 +67,37 @@ def test_only_the_token_limit_changes(
     assert all(part in made for part in sent)
 
 
+@pytest.mark.parametrize(("limit", "sent"), [(None, None), (15, 15), (16, 16), (500, 16)])
+def test_a_completion_without_a_limit_has_openais(limit: int | None, sent: int | None) -> None:
+    """Where one is in force: the default of a server behind may be another, or none."""
+    made = json.loads(clipped(b"{}", COMPLETIONS, {}, limit))
+    assert made == ({} if sent is None else {"max_tokens": sent})
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"max_tokens":1000,"prompt":"a","max_tokens":8}',
+        b'{"max_\\u0074okens":1000,"prompt":"a","max_tokens":8}',
+        b'{"n":64,"prompt":"a","n":1,"max_tokens":8}',
+        b'{"prompt":["a","b","c"],"max_tokens":8,"prompt":"a"}',
+        b'{"max_tokens":1000, "prompt": "a", "max_tokens": 8}',
+    ],
+)
+def test_of_a_name_that_is_there_twice_the_value_that_was_read_goes_on(body: bytes) -> None:
+    """A server that takes the first of them would read what nobody has checked."""
+    made, fields = plain(COMPLETIONS, body, parse(body))
+    pairs = json.loads(made, object_pairs_hook=list)
+    assert len(pairs) == len(fields) == len(dict(pairs))
+    assert dict(pairs) == json.loads(body)
+    assert sequences(COMPLETIONS, fields) == 1
+
+
+def compact(values: dict[str, Any]) -> bytes:
+    """Bytes that go on as they are."""
+    return json.dumps(values, separators=(",", ":")).encode()
+
+
 @pytest.mark.parametrize(
     ("endpoint", "given", "sent"),
     [
@@ -88,7 +118,7 @@ def test_a_limit_goes_on_under_its_own_name_alone(
     endpoint: Endpoint, given: dict[str, Any], sent: dict[str, Any]
 ) -> None:
     """llama.cpp heeds `n_predict` before `max_tokens`: the limit in force would not be."""
-    body = json.dumps({"model": "m", **given}).encode()
+    body = compact({"model": "m", **given})
     made, fields = plain(endpoint, body, parse(body))
     assert json.loads(made) == {"model": "m", **sent}
     assert {name: json.loads(bytes(value)) for name, value in fields.items()} == json.loads(made)
@@ -139,7 +169,7 @@ def test_of_the_two_fields_of_a_chat_those_that_are_there(
 def test_a_number_is_sent_as_it_was_read(given: bytes, sent: bytes) -> None:
     """Whatever its spelling; one that is plain keeps its bytes."""
     for endpoint, name in ((CHAT, "n"), (CHAT, "max_tokens"), (RESPONSES, "max_output_tokens")):
-        body = b'{"%b": %b, "x":  1.0}' % (name.encode(), given)
+        body = b'{"%b":%b,"x":1.0}' % (name.encode(), given)
         made, fields = plain(endpoint, body, parse(body))
         assert bytes(fields[name]) == sent
         assert (made is body) == (given == sent)
@@ -152,7 +182,7 @@ def test_a_number_is_sent_as_it_was_read(given: bytes, sent: bytes) -> None:
 )
 def test_what_is_no_number_is_refused(given: bytes) -> None:
     for endpoint in (CHAT, COMPLETIONS, MESSAGES):
-        body = b'{"max_tokens": %b}' % given
+        body = b'{"max_tokens":%b}' % given
         with pytest.raises(ApiError) as caught:
             plain(endpoint, body, parse(body))
         assert (caught.value.status, caught.value.param) == (400, "max_tokens")
@@ -330,6 +360,11 @@ def test_the_clients_own_limit(endpoint: Any, fields: dict[str, Any], own: int |
         (CHAT, {"n": 3}, 3),
         (CHAT, {"n": None}, 1),
         (CHAT, {"n": 0}, 1),
+        (CHAT, {"n": 2, "best_of": 7}, 7),
+        (COMPLETIONS, {"prompt": ["a", "b"], "best_of": 3}, 6),
+        (COMPLETIONS, {"n": 2, "best_of": None}, 2),
+        (RESPONSES, {"n": 5}, 5),
+        (MESSAGES, {"n": 5}, 5),
         (CHAT, {"prompt": ["a", "b"]}, 1),
         (COMPLETIONS, {"prompt": ["a", "b"], "prompt_embeds": ["x", "y", "z"]}, 5),
         (COMPLETIONS, {"prompt": None, "prompt_embeds": "x"}, 1),

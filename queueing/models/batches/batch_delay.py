@@ -44,6 +44,7 @@ _LONG_POINTS = (
     # where heavy-tailed lengths leave too much beyond the first lattice; each is four times as long
     # as the one before
 )
+_EIGHTH = 7.0  # P(T > t) / P(7 t / 8 < T <= t) where P falls as 1 / t
 _MISSED, _LOST = 1e-3, 5e-3  # of the mean and the mass of a law on such a lattice
 _MOST_NUMBERS = 2**24  # of the transforms of all batch sizes on the finer lattice: 270 MB
 
@@ -115,19 +116,24 @@ def _finest(level: float, tried: list[tuple[Grid, Vector, float]]) -> float | No
 def checked(
     mean: float, masses: Vector, grid: Grid, atom: float = 0.0, levels: Levels = LEVELS
 ) -> Quantiles:
-    """The exact mean with the quantiles of the law, if that law has this mean and all its mass; a
-    quantile only where what is missing is a tenth of what lies beyond it at most.
+    """The exact mean with the quantiles of the law, if that law has this mean and all its mass.
+    What it has too much or too little lies next to 0, where the law is steepest, but for what is
+    beyond the horizon: of a tail that has a mean, `_EIGHTH` times what is in the last eighth before
+    it at most. A high quantile is counted from the end, and is there where a tenth of what lies
+    behind it is beyond the horizon at most.
     """
     missed = abs(mean_of(masses, grid) - mean)
     lost = abs(float(masses.sum()) + atom - 1)
     if missed > 3e-3 * mean + grid.width or lost > 1e-3:
         return Quantiles(mean)
-    found = zip(levels.values(), grid.quantiles(masses, atom, levels), strict=True)
-    kept = (
-        value if lost <= max(1e-3 * (level <= LEVELS["p99"]), (1 - level) / 10) else None
-        for level, value in found
-    )
-    return Quantiles.of(levels, mean, kept)
+    beyond = _EIGHTH * abs(float(masses[-(grid.points // 8) :].sum()))
+
+    def quantile(level: float) -> float | None:
+        end = lost > (1 - level) / 100 and level > LEVELS["p99"]
+        kept = not end or beyond <= (1 - level) / 10
+        return grid.quantiles(masses, atom, {"": level}, end=end)[0] if kept else None
+
+    return Quantiles.of(levels, mean, map(quantile, levels.values()))
 
 
 def _delay_transform(

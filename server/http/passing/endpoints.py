@@ -1,7 +1,8 @@
 """What the gateway reads of a call that it passes on, route by route, and what it changes: the
 token limit, where `--max-output-tokens` is below the client's, and the spelling of numbers.
 
-Every value keeps its bytes; what is not read may be anything. A number that limits a call (`n`, a
+Every value keeps its bytes; what is not read may be anything. Of a name that is there twice the
+last value counts, and alone goes on. A number that limits a call (`n`, a
 token limit) is read as vLLM's models read it, which take `"64"`, `64.0` and `true` for whole
 numbers: such a spelling is replaced by the number, so that every server reads what was read here,
 and what is none is refused. Other names of such a number, which some servers heed first, are
@@ -41,21 +42,17 @@ class Endpoint:
     prompt: tuple[str, ...]  # fields that make the prompt
     # fields that may hold several prompts: of each group the one with most counts
     several: tuple[tuple[str, ...], ...] = ()
-    choices: bool = False  # it has `n`
+    choices: tuple[str, ...] = ()  # fields of the number of choices: the largest counts
     limits: tuple[str, ...] = ()  # fields of the token limit, the one that counts most first
     default: int | None = None  # OpenAI's limit where the client gives none
 
     @property
     def numbers(self) -> tuple[str, ...]:
         """Fields that limit a call."""
-        return (*self.limits, *self.choice_names)
-
-    @property
-    def choice_names(self) -> tuple[str, ...]:
-        """The field of the number of choices, where it has one."""
-        return ("n",) if self.choices else ()
+        return (*self.limits, *self.choices)
 
 
+CHOICES = ("best_of", "n")  # also where the API has none, for servers that read them all the same
 PAIRS = ("text_1", "text_2", "data_1", "data_2", "queries", "documents", "items")
 ENDPOINTS = {
     each.path: each
@@ -63,24 +60,28 @@ ENDPOINTS = {
         Endpoint(
             path="/v1/chat/completions",
             prompt=("messages", "tools"),
-            choices=True,
+            choices=CHOICES,
             limits=("max_completion_tokens", "max_tokens"),
         ),
         Endpoint(
             path="/v1/completions",
             prompt=("prompt",),
             several=(("prompt",), ("prompt_embeds",)),
-            choices=True,
+            choices=CHOICES,
             limits=("max_tokens",),
             default=16,
         ),
         Endpoint(
             path="/v1/responses",
             prompt=("instructions", "input", "tools"),
+            choices=CHOICES,
             limits=("max_output_tokens",),
         ),
         Endpoint(
-            path="/v1/messages", prompt=("system", "messages", "tools"), limits=("max_tokens",)
+            path="/v1/messages",
+            prompt=("system", "messages", "tools"),
+            choices=CHOICES,
+            limits=("max_tokens",),
         ),
         Endpoint(
             path="/v1/embeddings", prompt=("input", "messages"), several=(("input", "messages"),)
@@ -103,8 +104,8 @@ def parse(body: bytes) -> Fields:
 
 
 def plain(endpoint: Endpoint, body: bytes, fields: Fields) -> tuple[bytes, Fields]:
-    """The call with its numbers under their own names alone and in the plain spelling; the same
-    bytes where they are. Raises ApiError 400.
+    """The call with its numbers under their own names alone and in the plain spelling, each name
+    once; the same bytes where they are. Raises ApiError 400.
     """
     given, fields = fields, _under_own_names(endpoint, fields)
     other = {
@@ -112,10 +113,10 @@ def plain(endpoint: Endpoint, body: bytes, fields: Fields) -> tuple[bytes, Field
         for name in endpoint.numbers
         if name in fields and not _PLAIN.fullmatch(bytes(fields[name]))
     }
-    if not other and fields.keys() == given.keys():
-        return body, fields
     changed = {**fields, **other}
-    return msgspec.json.encode(changed), changed
+    once = msgspec.json.encode(changed)  # shorter than a body that has a name twice
+    same = not other and fields.keys() == given.keys() and len(once) == len(body)
+    return body if same else once, changed
 
 
 def _under_own_names(endpoint: Endpoint, fields: Fields) -> Fields:
@@ -125,7 +126,7 @@ def _under_own_names(endpoint: Endpoint, fields: Fields) -> Fields:
     if OTHER_NAMES.isdisjoint(fields):
         return fields
     found = dict(fields)
-    for others, own in ((OTHER_LIMITS, endpoint.limits), (OTHER_CHOICES, endpoint.choice_names)):
+    for others, own in ((OTHER_LIMITS, endpoint.limits), (OTHER_CHOICES, endpoint.choices)):
         for other in others if own else ():
             if other in found and other not in own:
                 value = found.pop(other)
@@ -183,8 +184,8 @@ def sequences(endpoint: Endpoint, fields: Fields) -> int:
         max(_prompts(fields[name]) if name in fields else 0 for name in names)
         for names in endpoint.several
     )
-    choices = whole(fields, "n") if endpoint.choices else None
-    return max(1, prompts) * max(1, 1 if choices is None else choices)
+    choices = (whole(fields, name) or 1 for name in endpoint.choices)
+    return max(1, prompts) * max(1, *choices) if endpoint.choices else max(1, prompts)
 
 
 def prompt_of(endpoint: Endpoint, fields: Fields) -> bytes:
@@ -203,8 +204,9 @@ def own_limit(endpoint: Endpoint, fields: Fields) -> int | None:
 
 
 def clipped(body: bytes, endpoint: Endpoint, fields: Fields, limit: int | None) -> bytes:
-    """The body with `limit` in each field that has more, or where there is none; the same bytes
-    where nothing changes.
+    """The body with `limit` in each field that has more, or where there is none, and there OpenAI's
+    own where that is less: the default of the server may be another. The same bytes where nothing
+    changes.
     """
     if limit is None or not endpoint.limits:
         return body
@@ -212,10 +214,8 @@ def clipped(body: bytes, endpoint: Endpoint, fields: Fields, limit: int | None) 
     high = [name for name, own in given.items() if own is not None and not 0 <= own <= limit]
     if not high and any(own is not None for own in given.values()):
         return body
-    own = own_limit(endpoint, fields)
-    if not high and own is not None and own <= limit:
-        return body
-    value = msgspec.Raw(str(limit).encode())
+    own = None if high else own_limit(endpoint, fields)
+    value = msgspec.Raw(str(limit if own is None else min(own, limit)).encode())
     return msgspec.json.encode({**fields, **dict.fromkeys(high or endpoint.limits[-1:], value)})
 
 
