@@ -24,7 +24,7 @@ from queueing.optimization.forecast import Setting
 from server.engines.emulated import EmulatedEngine
 from server.queue.batcher import Batcher
 from server.queue.sequence import Batch, SequenceState
-from tests.server.harness import Collector, Immediate, engine_request_of
+from tests.server.harness import Collector, engine_request_of, submitted
 from tests.virtual_time import run_virtual
 
 LONGEST = 2048  # tokens: the engine's context
@@ -177,9 +177,6 @@ def steered(
     def arrive(driver: Driver, name: str, tokens: int, now: float) -> None:
         limit = LONGEST if driver.limit is None else driver.limit
         request = Request(id=name, arrived_at=now, prompt_tokens=8, max_output_tokens=limit)
-        consumer = Immediate()
-        (consumer.sequence,) = driver.batcher.submit(
-            [engine_request_of(request, tokens)], [consumer], LONGEST
-        )
+        submitted(driver.batcher, [engine_request_of(request, tokens)])
 
     return run_virtual(main())

@@ -281,12 +281,12 @@ def _grouped(each: BatchTimes) -> BatchTimes:
     return _added_up(each, OVERLAP * _company(each))
 
 
-def fine_groups(each: BatchTimes) -> BatchTimes:
+def fine_groups(each: BatchTimes, fewest: int = FEWEST) -> BatchTimes:
     """The slots of one server in groups of one to four times the number in service, as large as
-    leaves FEWEST of them: for the mean alone, because neighbours are alike.
+    leaves `fewest` of them: for the mean alone, because neighbours are alike.
     """
     company = _company(each)
-    return _added_up(each, max(company, min(OVERLAP * company, each.count // FEWEST)))
+    return _added_up(each, max(company, min(OVERLAP * company, each.count // fewest)))
 
 
 def last_of_groups(each: BatchTimes) -> float:

@@ -24,7 +24,7 @@ from queueing.estimation.speed.batch_times import (
     slot_times,
     times_by_server,
 )
-from queueing.estimation.speed.server_speeds import ServerSpeed, factors, speeds_of
+from queueing.estimation.speed.server_speeds import LEAST, ServerSpeed, factors, speeds_of
 from queueing.estimation.speed.slot_stalls import slot_stalls
 from queueing.estimation.speed.speed_change import SpeedChange, speed_change
 from queueing.estimation.speed.speed_process import (
@@ -58,7 +58,8 @@ class Speeds:
         if seen.servers == 1:
             return cls(batch_times(policy, seen.mine, shape, slots), tuple(slots))
         by_server = times_by_server(policy, seen.mine, shape, slots)
-        servers = speeds_of(by_server)
+        groups = (fine_groups(each, LEAST) for each in slots)
+        servers = speeds_of(dict(zip(by_server, groups, strict=True)) if slots else by_server)
         own = factors(servers, by_server)
         given = [own.get(server, 1.0) for server in by_server]  # in the order of the slots
         times = joined(list(map(at_factor, by_server.values(), given)))
