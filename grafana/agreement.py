@@ -31,6 +31,14 @@ def predicted(stat: str = "mean") -> str:
     return _either(sojourn, delay)
 
 
+def modelled() -> str:
+    """The model of the very requests that came, seconds, with the label `quantity`."""
+    chosen = _label("stat", "modelled")
+    return _either(
+        *(by_policy(f"kendall_checked_{name}_seconds", chosen) + " >= 0" for name in QUANTITIES)
+    )
+
+
 def _either(*expressions: str) -> str:
     """In the order of QUANTITIES; a gateway has one of them."""
     return " or ".join(
@@ -39,13 +47,10 @@ def _either(*expressions: str) -> str:
     )
 
 
-def verdict_code() -> str:
+def verdict_code(of: str) -> str:
     """0, 1 or 2, as VERDICTS names them; no value before the first assessment of an epoch."""
     parts = (
-        (
-            f"max by (instance) ({code} * "
-            f"({gauge('kendall_prediction_verdict', _label('verdict', word))} == 1))"
-        )
+        f"max by (instance) ({code} * ({gauge(of, _label('verdict', word))} == 1))"
         for code, (word, _) in VERDICTS.items()
     )
     return " or ".join(parts)

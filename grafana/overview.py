@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from grafana.agreement import VERDICTS, observed, predicted, verdict_code
+from grafana.agreement import VERDICTS, modelled, observed, predicted, verdict_code
 from grafana.frame import Section, dashboard
 from grafana.panels import (
     ATTENTION,
@@ -38,51 +38,61 @@ def build() -> Dashboard:
 
 def _agreement() -> Section:
     legend = "{{quantity}} {{instance}}"
-    return "Observed, predicted, verdict", [
+    return "Observed, model, forecast, verdict", [
         number(
             "Observed",
             "Mean queueing delay over the prediction window (for continuous: mean sojourn time).",
             SECONDS,
             Series(observed(), legend),
-            width=8,
+            width=6,
             empty="nothing observed yet",
         ),
         number(
-            "Predicted",
-            "The mean of the same quantity by the model, from the window's arrival rate, output "
-            "lengths and engine speed. No observed delay enters it. It needs a calibrated law and "
-            "some 50 answers in the present epoch.",
+            "Model, same requests",
+            "The mean of the same quantity by the model of the very requests that came: their "
+            "arrivals and lengths at the engine's speed. No observed delay enters it.",
+            SECONDS,
+            Series(modelled(), legend),
+            width=6,
+            empty="no check yet",
+        ),
+        number(
+            "Forecast",
+            "The mean that the same quantity has in the long run if the traffic goes on like this. "
+            "It needs a calibrated law and some 50 answers in the present epoch.",
             SECONDS,
             Series(predicted(), legend),
-            width=8,
-            empty="no prediction yet",
+            width=6,
+            empty="no forecast yet",
         ),
         number(
             "Verdict",
-            "Whether they agree within their intervals. Not enough data: the intervals are too "
-            "wide to tell. The dashboard Queueing theory shows which assumption fails where they "
-            "disagree.",
+            "Whether observation and model of the same requests agree, within 10 % or the interval "
+            "of their difference. Not enough data: the interval is too wide to tell. The dashboard "
+            "Queueing theory shows which assumption fails.",
             STATE,
-            Series(verdict_code(), "{{instance}}"),
-            width=8,
+            Series(verdict_code("kendall_check_verdict"), "{{instance}}"),
+            width=6,
             names=VERDICTS,
             empty="not judged yet",
         ),
         dashed(
             lines(
-                "Observed and predicted",
-                "The two means over time, with the 95 % interval of the prediction (dashed).",
+                "Observed, model and forecast",
+                "The three means over time. The forecast (dashed, with its 95 % interval) is of "
+                "the long run: in a burst only the model of the same requests follows.",
                 SECONDS,
                 [
                     Series(observed(), f"observed {legend}"),
-                    Series(predicted(), f"predicted {legend}"),
-                    Series(predicted("mean_low"), f"predicted, low end {legend}"),
-                    Series(predicted("mean_high"), f"predicted, high end {legend}"),
+                    Series(modelled(), f"model {legend}"),
+                    Series(predicted(), f"forecast {legend}"),
+                    Series(predicted("mean_low"), f"forecast, low end {legend}"),
+                    Series(predicted("mean_high"), f"forecast, high end {legend}"),
                 ],
                 limits=ATTENTION,
                 width=24,
             ),
-            "^predicted.*",
+            "^forecast.*",
         ),
     ]
 

@@ -163,7 +163,7 @@ def _verdict() -> Section:
         states(
             "Verdict",
             "Result of the last assessment: agree, disagree, or not enough data.",
-            [Series(verdict_code(), "{{instance}}")],
+            [Series(verdict_code("kendall_prediction_verdict"), "{{instance}}")],
             VERDICTS,
         ),
         states(

@@ -51,17 +51,18 @@ class Pairs:
     draws: npt.NDArray[np.float64]  # a row for each draw of the residuals, a column a request
     check: Check
 
-    def by_second(self) -> dict[str, Any]:
-        """Means of the requests that ended within each second: its end, their number, the
-        observed one, the model's, and between which the means of nine in ten draws lie (none of a
-        single one).
+    def by_second(self, until: float = math.inf) -> dict[str, Any]:
+        """Means of the requests that ended within each second that was over `until` then: its end,
+        their number, the observed one, the model's, and between which the means of nine in ten
+        draws lie (none of a single one).
         """
+        over = np.floor(self.ended_at) + 1 <= until
         seconds, place, counts = np.unique(
-            np.floor(self.ended_at), return_inverse=True, return_counts=True
+            np.floor(self.ended_at[over]), return_inverse=True, return_counts=True
         )
 
         def means(values: Vector) -> Vector:
-            return np.bincount(place, values, seconds.size) / counts
+            return np.bincount(place, values[over], seconds.size) / counts
 
         each = np.array([means(draw) for draw in self.draws])
         alone = len(each) == 1

@@ -51,7 +51,7 @@ def beside(observed: Vector, predicted: Vector) -> dict[str, Any] | None:
         "width": width,
         "observed": [round(float(share), 5) for share in shares[0]],
         "predicted": [round(float(share), 5) for share in shares[1]],
-        "beyond": [round(1 - float(each.sum()), 5) for each in shares],
+        "beyond": [max(0.0, round(1 - float(each.sum()), 5)) for each in shares],
         "n": int(observed.size),
         "drawn": int(predicted.size),
     }

@@ -11,6 +11,7 @@ the law, and the gateway.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,6 +34,10 @@ class Check:
     requests: int
     # the recursion on the measured service times; None under an order of service
     measured_services: float | None = None
+    # what fails of that which the model takes for granted of the engine, in sentences
+    suspects: tuple[str, ...] = ()
+    # what overlapping windows have shown before; None: this one alone decides
+    settled: CheckVerdict | None = None
 
     @property
     def difference(self) -> float:
@@ -58,8 +63,14 @@ class Check:
     @property
     def verdict(self) -> CheckVerdict:
         """disagree: the difference is beyond both 10 % and its interval; too_few: it is not, but
-        the interval reaches further than half of the mean.
+        the interval reaches further than half of the mean. Of overlapping windows: what two in a
+        row have shown.
         """
+        return self.settled or self.own_verdict
+
+    @property
+    def own_verdict(self) -> CheckVerdict:
+        """Of these requests alone."""
         if not self.modelled or not math.isfinite(self.half_width):
             return "too_few"
         allowed = max(AGREE * self.modelled, self.half_width)
@@ -75,7 +86,15 @@ class Check:
         share = self.gateway_share or 0.0
         if abs(share) > GATEWAY and share * self.difference > 0:
             return (f"the gateway: {abs(share) * 100:.0f} % of the delay",)
-        return (ENGINE,)
+        return self.suspects or (ENGINE,)
+
+    def after(self, before: Check | None) -> Check:
+        """With the verdict that stands: another one than before takes two in a row."""
+        if before is None or self.own_verdict in (before.verdict, before.own_verdict):
+            return self
+        if before.verdict == "too_few":
+            return self
+        return dataclasses.replace(self, settled=before.verdict)
 
     def as_object(self) -> dict[str, Any]:
         """As JSON has it; null where there is no interval."""

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from queueing.estimation.assumptions.checks import Check
     from server.telemetry.energy.meter import EnergyMeter
 
+CHECKED = {"agree": "agree", "disagree": "disagree", "too_few": "not enough data"}
 VERDICTS = ("agree", "disagree", "not enough data")
 STATS = ("mean", "p50", "p90", "p95", "p99")
 
@@ -31,6 +32,7 @@ class LiveGauges:
         metrics = self._metrics
         for gauge in (
             metrics.verdicts.verdict,
+            metrics.verdicts.check_verdict,
             metrics.what_ifs.queueing_delay,
             metrics.what_ifs.sojourn_time,
             metrics.what_ifs.first_token,
@@ -51,7 +53,8 @@ class LiveGauges:
             metrics.delays.predicted_sojourn,
             metrics.delays.observed_sojourn,
             *metrics.delays.checked.values(),
-            metrics.delays.check_ratio,
+            *metrics.delays.forecast.values(),
+            *metrics.delays.check_ratio.values(),
             metrics.load.error,
         ):
             gauge.clear()
@@ -91,8 +94,11 @@ class LiveGauges:
         delays = self._metrics.delays
         for stat in ("observed", "modelled"):
             delays.checked[compared].labels(policy, stat).set(check[stat])
-        for stat, name in (("value", "ratio"), ("low", "ratio_low"), ("high", "ratio_high")):
-            delays.check_ratio.labels(policy, stat).set(_number(check[name]))
+        for name, gauge in delays.check_ratio.items():
+            gauge.labels(policy).set(_number(check[name]))
+        for verdict, words in CHECKED.items():
+            shown = float(check["verdict"] == verdict)
+            self._metrics.verdicts.check_verdict.labels(words).set(shown)
 
     def _predicted(self, found: Mapping[str, Any], policy: str) -> None:
         """The interval is that of the quantity that is compared."""
@@ -104,6 +110,7 @@ class LiveGauges:
             ends = _ends(found["interval"]) if field == found["compared"] else {}
             for stat, value in (found[field] | ends).items():
                 gauge.labels(policy, found["method"], stat).set(_number(value))
+                self._metrics.delays.forecast[field].labels(policy, stat).set(_number(value))
 
     def what_if(self, forecasts: Sequence[Mapping[str, Any]], limit: int | None) -> None:
         """The first `MAX_POLICIES` other policies under the limit in force; all, and other limits,

@@ -31,7 +31,7 @@ from queueing.control.wait_ahead import BatchService, SlotService
 from queueing.distributions.token_distribution import Vector
 from queueing.errors import PredictionError
 from queueing.estimation.assess import Assessment, Limits, assess
-from queueing.estimation.assumptions.verdict import Compared, judged, observed_mean
+from queueing.estimation.assumptions.verdict import ENGINE, Compared, judged, observed_mean
 from queueing.estimation.estimates import Estimates
 from queueing.estimation.identifiability import beyond
 from queueing.estimation.interval import UNKNOWN, Estimate
@@ -39,6 +39,7 @@ from queueing.estimation.speed.speed_history import SpeedHistory
 from queueing.estimation.window.replica import WindowReplica
 from queueing.estimation.window.snapshot import Snapshot
 from queueing.latency.law import LatencyModel
+from queueing.measurement.check import Check
 from queueing.optimization.candidates import canonical
 from queueing.optimization.gain.operating_point import OperatingPoint
 from queueing.optimization.quantity import compared_by
@@ -47,6 +48,17 @@ from server.live.question import ENOUGH, Question
 Answer = dict[str, Any]
 WHAT_IF_SECONDS = 45.0  # of a processor, for all what-ifs: what is left then is left out
 WHAT_IF_SLICE = 0.5  # of a processor, after which what there is of them is answered
+_FORECAST = (  # of a prediction
+    "method",
+    "stable",
+    "load",
+    "utilisation",
+    "queueing_delay",
+    "sojourn_time",
+    "time_to_first_token",
+    "inter_token_latency",
+    "service_time",
+)
 ADVICE_SECONDS = 45.0  # of a processor, after which no search for another target begins
 
 
@@ -71,6 +83,7 @@ class _Memory:
     estimated_at: float | None = None  # the end of their window; None: of an earlier life
     pilot: Autopilot = field(default_factory=Autopilot)  # off until it is told otherwise
     last: Assessment | None = None  # what the next may build on
+    check: Check | None = None  # of the last assessment of this epoch
     last_shape: LatencyModel | None = None
     last_seen: Snapshot | None = None
     what_ifs: _Round | None = None
@@ -169,6 +182,12 @@ def _assessed(question: Question, seen: Snapshot) -> Assessment:
         waiting_before=question.waiting_before,
         history=_memory.history,
     )
+    same_epoch = _memory.last_seen is not None and _memory.last_seen.epoch == seen.epoch
+    if (check := found.compared.check) is not None:
+        check = check.after(_memory.check if same_epoch else None)
+        compared = dataclasses.replace(found.compared, check=check)
+        found = dataclasses.replace(found, compared=compared)
+    _memory.check = check
     _memory.last, _memory.last_shape, _memory.last_seen = found, question.shape, seen
     return found
 
@@ -210,8 +229,13 @@ def described(question: Question, seen: Snapshot, found: Assessment) -> Answer:
     """As `/admin/prediction` shows it. An unstable queue has null delays."""
     law, compared = found.estimates.law(question.shape), _compared(found)
     joins = parse_policy(seen.policy).joins_running
+    predicted, check = _predicted(seen, found), compared.check
+    interval = compared.predicted.of_duration().to_dict()
     return {
-        **_predicted(seen, found),
+        **predicted,
+        "check": None if check is None else check.as_object() | {"at": seen.now},
+        "forecast": {name: predicted[name] for name in _FORECAST if name in predicted}
+        | {"interval": interval, "conditions": _conditions(compared), "at": seen.now},
         "epoch": seen.epoch,
         "at": seen.now,
         "window": {"start": seen.start, "end": seen.now, "seconds": seen.now - seen.start},
@@ -223,13 +247,24 @@ def described(question: Question, seen: Snapshot, found: Assessment) -> Answer:
         "cv": law.cv,
         "law": law.to_dict(),
         "compared": "sojourn_time" if joins else "queueing_delay",
-        "interval": compared.predicted.of_duration().to_dict(),
+        "interval": interval,
         "gateway_turnaround": found.estimates.gateway_turnaround,
         "load_interval": found.load.to_dict(),
         "wander_band": None if found.wander is None else _finite(dataclasses.asdict(found.wander)),
         "doubts": list(_doubts(question, seen)),
         "estimates": found.estimates.summary(),
         "comparison": compared.to_dict(),
+    }
+
+
+def _conditions(compared: Compared) -> Answer:
+    """What the forecast takes for granted of those who send, and of the queue: the check takes
+    nothing of it.
+    """
+    return {
+        each.name: {"holds": each.holds, "says": each.says}
+        for each in compared.assumptions
+        if each.name not in ENGINE
     }
 
 
@@ -325,11 +360,12 @@ def ask_drawn() -> dict[str, Answer | None]:
     if seen is None or found is None:
         return {"distribution": None, "pairs": None}
     sojourn = parse_policy(seen.policy).joins_running
-    about = {"compared": "sojourn_time" if sojourn else "queueing_delay", "epoch": seen.epoch}
+    compared = "sojourn_time" if sojourn else "queueing_delay"
+    about = {"compared": compared, "epoch": seen.epoch, "assessed_at": seen.now}
     if (pairs := found.pairs) is not None:
         plain = beside(pairs.observed, pairs.draws.ravel())
         distribution = plain and plain | about | {"modelled": quantiles(pairs.draws)}
-        return {"distribution": distribution, "pairs": pairs.by_second() | about}
+        return {"distribution": distribution, "pairs": pairs.by_second(seen.now) | about}
     forecast = _forecast_delays(found, sojourn=sojourn)
     plain = None if forecast is None else beside(judged(seen, sojourn=sojourn), forecast)
     return {"distribution": plain and plain | about | {"modelled": None}, "pairs": None}

@@ -9,6 +9,8 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from server.telemetry.cost.instruments import Counter
 
+QUANTITIES = {"queueing_delay": "queueing delay", "sojourn_time": "sojourn time"}
+
 
 def gauge(
     registry: CollectorRegistry, name: str, help_text: str, labels: Sequence[str] = ()
@@ -24,7 +26,7 @@ class DelayGauges:
         gauge_of = partial(gauge, registry)
         self.predicted = gauge_of(
             "predicted_queueing_delay_seconds",
-            "Predicted queueing delay, by method and statistic",
+            "Predicted queueing delay (the forecast), by method and statistic",
             ["policy", "method", "stat"],
         )
         self.observed = gauge_of(
@@ -34,7 +36,7 @@ class DelayGauges:
         )
         self.predicted_sojourn = gauge_of(
             "predicted_sojourn_time_seconds",
-            "Predicted sojourn time, by method and statistic",
+            "Predicted sojourn time (the forecast), by method and statistic",
             ["policy", "method", "stat"],
         )
         self.observed_sojourn = gauge_of(
@@ -51,19 +53,24 @@ class DelayGauges:
                 ),
                 ["policy", "stat"],
             )
-            for quantity, words in (
-                ("queueing_delay", "queueing delay"),
-                ("sojourn_time", "sojourn time"),
+            for quantity, words in QUANTITIES.items()
+        }
+        self.forecast = {
+            quantity: gauge_of(
+                f"forecast_{quantity}_seconds",
+                f"The steady state of the {words} if the traffic goes on like this, by statistic",
+                ["policy", "stat"],
+            )
+            for quantity, words in QUANTITIES.items()
+        }
+        self.check_ratio = {
+            name: gauge_of(f"check_{name}", f"{what} of the same requests: the check", ["policy"])
+            for name, what in (
+                ("ratio", "Observed over modelled mean"),
+                ("ratio_low", "Low end (95 %) of observed over modelled mean"),
+                ("ratio_high", "High end (95 %) of observed over modelled mean"),
             )
         }
-        self.check_ratio = gauge_of(
-            "check_ratio",
-            (
-                "Observed over modelled mean of the same requests, with the ends of its 95 % "
-                "interval: the check of the model, where predicted_... are forecasts"
-            ),
-            ["policy", "stat"],
-        )
 
 
 class WhatIfGauges:
@@ -106,7 +113,12 @@ class VerdictSeries:
         )
         self.verdict = gauge_of(
             "prediction_verdict",
-            "Verdict on the prediction (1: the current one, 0: the others)",
+            "Verdict on the forecast (1: the current one, 0: the others)",
+            ["verdict"],
+        )
+        self.check_verdict = gauge_of(
+            "check_verdict",
+            ("Verdict on the model by the requests that came (1: the current one, 0: the others)"),
             ["verdict"],
         )
         self.check_holds = gauge_of(

@@ -140,21 +140,22 @@ def test_the_variables_the_marks_and_the_links_are_there(path: Path) -> None:
     assert link["tags"] == dashboard["tags"] == ["kendall"]
 
 
-def test_the_overview_begins_with_observed_predicted_and_verdict() -> None:
+def test_the_overview_begins_with_observed_model_forecast_and_verdict() -> None:
     """Side by side, before anything else; what is not known yet is said in words, in no colour of
     its own.
     """
-    row, *first = read(FOLDER / "kendall.json")["panels"][:4]
+    row, *first = read(FOLDER / "kendall.json")["panels"][:5]
     assert row["type"] == "row"
     assert [panel["gridPos"] | {"h": 0} for panel in first] == [
-        {"x": x, "y": 1, "w": 8, "h": 0} for x in (0, 8, 16)
+        {"x": x, "y": 1, "w": 6, "h": 0} for x in (0, 6, 12, 18)
     ]
     for panel, metrics in zip(
         first,
         (
             {"kendall_observed_queueing_delay_seconds", "kendall_observed_sojourn_time_seconds"},
+            {"kendall_checked_queueing_delay_seconds", "kendall_checked_sojourn_time_seconds"},
             {"kendall_predicted_queueing_delay_seconds", "kendall_predicted_sojourn_time_seconds"},
-            {"kendall_prediction_verdict"},
+            {"kendall_check_verdict"},
         ),
         strict=True,
     ):
@@ -163,7 +164,7 @@ def test_the_overview_begins_with_observed_predicted_and_verdict() -> None:
         assert target["instant"] is True
         assert panel["fieldConfig"]["defaults"]["noValue"].endswith(" yet")
         assert panel["fieldConfig"]["defaults"]["thresholds"]["steps"][0]["color"] == "text"
-    (words,) = first[2]["fieldConfig"]["defaults"]["mappings"]
+    (words,) = first[3]["fieldConfig"]["defaults"]["mappings"]
     assert {result["text"] for result in words["options"].values()} == set(VERDICTS)
 
 

@@ -79,6 +79,10 @@ CHECK = {
         ({}, "The model agrees with the requests that came"),
         ({"ratio_low": 0.7, "ratio_high": 1.38}, "Too early to judge"),
         ({"verdict": "too_few"}, "Too early to judge"),
+        (
+            {"verdict": "disagree", "causes": ["the engine: its speed changed"]},
+            "The model disagrees with the requests that came: ",
+        ),
     ],
 )
 def test_the_model_beside_the_same_requests_is_said_before_a_forecast_can_be_judged(
@@ -96,6 +100,7 @@ def test_the_model_beside_the_same_requests_is_said_before_a_forecast_can_be_jud
 
     why, pair = site.runner.run(main())
     assert "Model, same requests" in pair
+    assert ("The engine: its speed changed." in why) == ("causes" in changed)
     if not changed:
         assert "1,204 requests, 4.0\u202f% above the model of the same ones (95" in why
         assert "+1.0\u202f% to +7.0\u202f%)" in why

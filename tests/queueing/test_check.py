@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -54,6 +55,24 @@ def test_a_disagreement_is_named_after_the_gateway_or_the_engine(
 ) -> None:
     (cause,) = check(off, 0.01, share=share).causes
     assert cause.startswith(said)
+
+
+def test_what_fails_of_the_engine_is_the_cause() -> None:
+    found = dataclasses.replace(check(0.3, 0.01), suspects=("the engine: its speed changed",))
+    assert found.causes == ("the engine: its speed changed",)
+    assert dataclasses.replace(found, observed=0.2).causes == ()
+
+
+def test_of_overlapping_windows_the_verdict_changes_when_two_in_a_row_say_so() -> None:
+    shown, before = [], None
+    for off in (0.0, 0.3, 0.0, 0.3, 0.3, 0.0, 0.0, 0.3):
+        before = check(off, 0.01).after(before)
+        shown.append(before.verdict)
+    assert shown == ["agree"] * 4 + ["disagree"] * 2 + ["agree"] * 2
+
+
+def test_the_first_verdict_is_shown_at_once() -> None:
+    assert check(0.3, 0.01).after(check(0.0, 0.9)).verdict == "disagree"
 
 
 def test_what_agrees_has_no_cause() -> None:

@@ -226,6 +226,8 @@ def test_a_second_has_the_mean_of_its_requests() -> None:
     assert (found["at"], found["n"]) == ([11.0, 13.0], [2, 1])
     assert (found["observed"], found["modelled"]) == ([1.5, 4.0], [2.5, 6.0])
     assert (found["low"], found["high"]) == ([2.05, 5.1], [2.95, 6.9])
+    assert pairs.by_second(12.9)["at"] == [11.0], "the second that is not over comes with the next"
+    assert pairs.by_second(10.0)["at"] == pairs.by_second(10.0)["modelled"] == []
 
 
 def test_one_server_with_equal_services_follows_lindley_to_the_last_digit() -> None:

@@ -172,8 +172,17 @@ def test_the_gauges_show_the_live_prediction_in_order(policy: str) -> None:
         "observed": check["observed"],
         "modelled": check["modelled"],
     }
-    ends = {"value": check["ratio"], "low": check["ratio_low"], "high": check["ratio_high"]}
-    assert shown["check_ratio"] == ends
+    for name in ("ratio", "ratio_low", "ratio_high"):
+        assert shown[f"check_{name}"] == {"": check[name]}
+    assert shown["check_verdict"] == {verdict: float(verdict == "agree") for verdict in VERDICTS}
+    assert found["check"] == check | {"at": found["at"]}
+    forecast = found["forecast"]
+    assert shown[f"forecast_{compared}_seconds"] == shown[f"predicted_{compared}_seconds"]
+    assert forecast[compared] == found[compared]
+    assert (forecast["interval"], forecast["at"]) == (found["interval"], found["at"])
+    assert forecast["conditions"].items() <= comparison["assumptions"].items()
+    assert "poisson_arrivals" in forecast["conditions"]
+    assert "constant_speed" not in forecast["conditions"]
     assert (shown["load"][""], shown["engine_speed_ratio"][""]) == (found["load"], found["speed"])
     assert shown["assumption_holds"].keys() == comparison["assumptions"].keys()
     assert shown["prediction_verdict"] == {
@@ -605,6 +614,7 @@ def test_a_new_epoch_shows_nothing_of_the_one_before() -> None:
     begun = gauges_of(found, LiveGauges.begin_epoch)
     gone = {
         "prediction_verdict",
+        "check_verdict",
         "assumption_holds",
         "prediction_error_ratio",
         "what_if_queueing_delay_seconds",

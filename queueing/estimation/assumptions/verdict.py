@@ -49,6 +49,13 @@ TOO_WIDE = 0.25
 BEYOND = 1.5
 ORDER: tuple[Name, ...] = get_args(Name)
 BURSTS: Name = "poisson_arrivals"
+ENGINE: tuple[Name, ...] = (
+    "equal_servers",
+    "no_stalls",
+    "constant_speed",
+    "law_shape",
+    "enough_memory",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +140,14 @@ def with_check(compared: Compared, check: Check, *, sojourn: bool) -> Compared:
         else each
         for each in compared.assumptions
     )
+    suspects = tuple(f"the engine: {each.says}" for each in assumptions if _of_engine(each))
+    check = dataclasses.replace(check, suspects=suspects)
     return dataclasses.replace(compared, check=check, assumptions=assumptions)
+
+
+def _of_engine(each: Assumption) -> bool:
+    """Whether the model of the same requests lacks it too."""
+    return each.name in ENGINE and each.holds is False
 
 
 def judged(seen: Snapshot, *, sojourn: bool = False) -> Vector:
