@@ -93,9 +93,16 @@ def test_of_a_name_that_is_there_twice_the_value_that_was_read_goes_on(body: byt
     assert sequences(COMPLETIONS, fields) == 1
 
 
-def compact(values: dict[str, Any]) -> bytes:
-    """Bytes that go on as they are."""
-    return json.dumps(values, separators=(",", ":")).encode()
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{ "prompt" :"a b",\n "max_tokens": 8 ,"stop":[ " ", "\\n" ]}',
+        b'{"a b":1,"max_tokens":8}',
+        b"{ }",
+    ],
+)
+def test_white_space_is_no_name_twice(body: bytes) -> None:
+    assert plain(COMPLETIONS, body, parse(body))[0] is body
 
 
 @pytest.mark.parametrize(
@@ -118,7 +125,7 @@ def test_a_limit_goes_on_under_its_own_name_alone(
     endpoint: Endpoint, given: dict[str, Any], sent: dict[str, Any]
 ) -> None:
     """llama.cpp heeds `n_predict` before `max_tokens`: the limit in force would not be."""
-    body = compact({"model": "m", **given})
+    body = json.dumps({"model": "m", **given}).encode()
     made, fields = plain(endpoint, body, parse(body))
     assert json.loads(made) == {"model": "m", **sent}
     assert {name: json.loads(bytes(value)) for name, value in fields.items()} == json.loads(made)
@@ -169,7 +176,7 @@ def test_of_the_two_fields_of_a_chat_those_that_are_there(
 def test_a_number_is_sent_as_it_was_read(given: bytes, sent: bytes) -> None:
     """Whatever its spelling; one that is plain keeps its bytes."""
     for endpoint, name in ((CHAT, "n"), (CHAT, "max_tokens"), (RESPONSES, "max_output_tokens")):
-        body = b'{"%b":%b,"x":1.0}' % (name.encode(), given)
+        body = b'{"%b": %b, "x":  1.0}' % (name.encode(), given)
         made, fields = plain(endpoint, body, parse(body))
         assert bytes(fields[name]) == sent
         assert (made is body) == (given == sent)
@@ -182,7 +189,7 @@ def test_a_number_is_sent_as_it_was_read(given: bytes, sent: bytes) -> None:
 )
 def test_what_is_no_number_is_refused(given: bytes) -> None:
     for endpoint in (CHAT, COMPLETIONS, MESSAGES):
-        body = b'{"max_tokens":%b}' % given
+        body = b'{"max_tokens": %b}' % given
         with pytest.raises(ApiError) as caught:
             plain(endpoint, body, parse(body))
         assert (caught.value.status, caught.value.param) == (400, "max_tokens")

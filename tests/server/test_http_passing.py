@@ -179,7 +179,7 @@ def test_a_whole_answer_that_breaks_off_is_an_error() -> None:
     ],
 )
 def test_every_route_is_passed_on_as_bytes(path: str) -> None:
-    raw = b'{ "model" : "m","odd":{"a":[1, 2.50]}, "\\u0061":null,"max_tokens":10}'
+    raw = b'{ "model" : "m","odd":{"\\u0061":[1, 2.50]}, "a":"\\u0061","max_tokens":10}'
 
     async def test(stub: Stub) -> None:
         stub.behave = answers()

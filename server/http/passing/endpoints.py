@@ -2,11 +2,11 @@
 token limit, where `--max-output-tokens` is below the client's, and the spelling of numbers.
 
 Every value keeps its bytes; what is not read may be anything. Of a name that is there twice the
-last value counts, and alone goes on. A number that limits a call (`n`, a
-token limit) is read as vLLM's models read it, which take `"64"`, `64.0` and `true` for whole
-numbers: such a spelling is replaced by the number, so that every server reads what was read here,
-and what is none is refused. Other names of such a number, which some servers heed first, are
-replaced by its own.
+last value counts, and alone goes on; names that are spelled with escapes are spelled out. A number
+that limits a call (`n`, a token limit) is read as vLLM's models read it, which take `"64"`, `64.0`
+and `true` for whole numbers: such a spelling is replaced by the number, so that every server reads
+what was read here, and what is none is refused. Other names of such a number, which some servers
+heed first, are replaced by its own.
 """
 
 from __future__ import annotations
@@ -114,9 +114,16 @@ def plain(endpoint: Endpoint, body: bytes, fields: Fields) -> tuple[bytes, Field
         if name in fields and not _PLAIN.fullmatch(bytes(fields[name]))
     }
     changed = {**fields, **other}
-    once = msgspec.json.encode(changed)  # shorter than a body that has a name twice
-    same = not other and fields.keys() == given.keys() and len(once) == len(body)
+    once = msgspec.json.encode(changed)
+    same = not other and fields.keys() == given.keys() and _bare(once) == _bare(body)
     return body if same else once, changed
+
+
+def _bare(body: bytes) -> int:
+    """Bytes without white space: more of them than there are of its fields where a name is there
+    twice.
+    """
+    return len(body.translate(None, b" \t\r\n"))
 
 
 def _under_own_names(endpoint: Endpoint, fields: Fields) -> Fields:
