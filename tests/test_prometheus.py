@@ -204,16 +204,23 @@ def test_what_prometheus_computes_is_what_happened(watched: Watched) -> None:
     assert tokens == value(f"kendall_output_tokens_sum{mine}")
 
 
+OVERVIEW = {
+    "Observed": ("observed", "mean"),
+    "Model, same requests": ("checked", "modelled"),
+    "Forecast": ("predicted", "mean"),
+}
+
+
 def test_the_first_row_of_the_overview_shows_what_the_gateway_compared(watched: Watched) -> None:
     """The queueing delay of the one policy, the sojourn time of the other; the gateway's verdict;
     nothing where Prometheus knows nothing yet.
     """
     (path,) = (path for path in FILES if path.stem == "kendall")
     panels = {asked.panel: asked for asked in queries_of(path) if asked.reference == "A"}
-    for side in ("Observed", "Predicted"):
+    for side, (metric, stat) in OVERVIEW.items():
         (now,) = watched.answer(panels[side])
         assert now["metric"]["quantity"] == "sojourn time", POLICIES[1]
-        gauge = f'kendall_{side.lower()}_sojourn_time_seconds{{stat="mean"}}'
+        gauge = f'kendall_{metric}_sojourn_time_seconds{{stat="{stat}"}}'
         (same,) = watched.prometheus.at(gauge, watched.end)
         assert now["values"] == same["values"]
         over = watched.answer(dataclasses.replace(panels[side], instant=False))
@@ -221,9 +228,9 @@ def test_the_first_row_of_the_overview_shows_what_the_gateway_compared(watched: 
         assert seen == {"queueing delay", "sojourn time"}, "one policy each"
     (verdict,) = watched.answer(panels["Verdict"])
     word, _ = VERDICTS[verdict["values"][0][1]]
-    (shown,) = watched.prometheus.at("kendall_prediction_verdict == 1", watched.end)
+    (shown,) = watched.prometheus.at("kendall_check_verdict == 1", watched.end)
     assert word == shown["metric"]["verdict"]
-    for panel in ("Observed", "Predicted", "Verdict"):
+    for panel in (*OVERVIEW, "Verdict"):
         expr = filled(panels[panel].expr, window="5s", shown="60s")
         assert watched.prometheus.at(expr, watched.start - 3600) == []
 
