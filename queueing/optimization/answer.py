@@ -35,7 +35,7 @@ from queueing.prediction import (
     without_means,
 )
 from queueing.prediction.solutions import IN_DOUBT
-from queueing.prediction.steady_state import with_quantiles_of
+from queueing.prediction.steady_state import known_delay, with_quantiles_of
 from queueing.result import LEVELS, Levels, Prediction, Quantiles, Quantity
 from queueing.simulation.experiment import (
     mean_gaps,
@@ -140,7 +140,8 @@ class Prices:
         if trusted and all(slo.value(found) is not None for slo in bounded):
             return found
         names = tuple(dict.fromkeys(slo.field for slo in bounded))
-        return with_quantiles_of(self._simulated(model, arrival_rate), found, names)
+        simulated = self._simulated(model, arrival_rate, known_delay(found, model))
+        return with_quantiles_of(simulated, found, names)
 
     def full(self, model: Model, arrival_rate: float) -> Prediction:
         """As `kendall predict --slo` says it. Raises UnstableQueueError."""
@@ -154,13 +155,15 @@ class Prices:
         """Those of a quantile: a mean that a formula lacks is not finite."""
         return [slo for slo in self.slos if slo.level is not None]
 
-    def _simulated(self, model: Model, arrival_rate: float) -> Prediction:
+    def _simulated(
+        self, model: Model, arrival_rate: float, delay: Quantiles | None = None
+    ) -> Prediction:
         from queueing.simulation.budget import affordable_requests, enough_slots  # noqa: PLC0415 - loads numba
 
         of = _MANY if self.many else _FEW
         count = affordable_requests(model, arrival_rate, SIMULATED, of=of, fewest=1)
         roomy = enough_slots(model, arrival_rate)
-        found = simulate_steady_state(roomy, arrival_rate, max(count, SHORTEST))
+        found = simulate_steady_state(roomy, arrival_rate, max(count, SHORTEST), delay)
         return without_means(found) if infinite_mean(model, model.load(arrival_rate)) else found
 
     def _by_formula(self, model: Model, arrival_rate: float) -> Prediction | None:

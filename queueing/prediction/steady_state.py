@@ -115,11 +115,15 @@ def predict_durations(
     gives them. Raises as `predict_model`.
     """
     found = predict_model(model, arrival_rate, quantiles=True, of=of)
-    missing = [name for name in wanted if _lacks_quantiles(getattr(found, name), model.levels)]
+    missing = [
+        name
+        for name in dict.fromkeys(wanted)
+        if _lacks_quantiles(getattr(found, name), model.levels)
+    ]
     if not missing or found.method == "simulation":
         return found
     count = _count(model, arrival_rate, of)
-    simulated = _simulated(model, arrival_rate, count, delay=_known_delay(found, model))
+    simulated = _simulated(model, arrival_rate, count, delay=known_delay(found, model))
     note = f"quantiles of the {' and the '.join(missing).replace('_', ' ')} from a simulation"
     noted = dataclasses.replace(found, assumptions=(*found.assumptions, note))
     return with_quantiles_of(simulated, noted, missing)
@@ -203,7 +207,7 @@ def _with_quantiles(
     if is_ordered(model):
         simulated = simulate_steady_state(model, arrival_rate, count)
         return with_quantiles_of(simulated, noted, (*_DURATIONS, *_OTHER_TIMES))
-    delay = _known_delay(found, model)
+    delay = known_delay(found, model)
     simulated = (
         simulate_model(model, arrival_rate, num_requests=count)
         if delay is None
@@ -212,7 +216,7 @@ def _with_quantiles(
     return with_quantiles_of(simulated, noted, missing)
 
 
-def _known_delay(found: Prediction, model: Model) -> Quantiles | None:
+def known_delay(found: Prediction, model: Model) -> Quantiles | None:
     """Its law, where a formula has it and every request is served."""
     known = model.patience is None and model.sequences is None and not model.disaggregated
     return found.queueing_delay if known and found.queueing_delay.p50 is not None else None
@@ -239,18 +243,24 @@ def _with_simulated_quantiles(
 
 def with_quantiles_of(simulated: Prediction, found: Prediction, names: Sequence[str]) -> Prediction:
     """`found` with its own means, and the simulated quantiles of these durations, which
-    `methods` says. A mean that no formula has is simulated too.
+    `methods` says, where it has none. A mean that no formula has is simulated too.
     """
     quantiles: dict[str, Any] = {
-        name: getattr(simulated, name)
-        if getattr(found, name).mean is None
-        else dataclasses.replace(
-            getattr(simulated, name), mean=getattr(found, name).mean, standard_error=None
-        )
-        for name in names
+        name: _filled(getattr(found, name), getattr(simulated, name)) for name in names
     }
     by_field = {**found.methods, **dict.fromkeys(names, simulated.method)}
     return dataclasses.replace(found, methods=by_field, **quantiles)
+
+
+def _filled(found: Quantiles, simulated: Quantiles) -> Quantiles:
+    """With what is simulated of it where it is not known."""
+    if found.mean is None:
+        return simulated
+    known = {name for name, value in found.numbers().items() if value is not None}
+    errors = {name: error for name, error in simulated.errors.items() if name not in known}
+    numbers = simulated.numbers() | {name: found.value(name) for name in known}
+    mean = numbers.pop("mean")
+    return Quantiles.of(dict.fromkeys(numbers, 0.0), mean, numbers.values(), errors=errors)
 
 
 def _lacks_quantiles(duration: Quantiles, levels: Levels) -> bool:

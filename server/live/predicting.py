@@ -30,7 +30,7 @@ from queueing.control.service_ahead import service_ahead
 from queueing.control.wait_ahead import BatchService, SlotService
 from queueing.distributions.token_distribution import Vector
 from queueing.errors import PredictionError
-from queueing.estimation.assess import Assessment, Limits, assess
+from queueing.estimation.assess import Assessment, Limits, assess, while_requests_came
 from queueing.estimation.assumptions.verdict import ENGINE, Compared, judged, observed_mean
 from queueing.estimation.estimates import Estimates
 from queueing.estimation.identifiability import beyond
@@ -239,7 +239,7 @@ def described(question: Question, seen: Snapshot, found: Assessment) -> Answer:
         "epoch": seen.epoch,
         "at": seen.now,
         "window": {"start": seen.start, "end": seen.now, "seconds": seen.now - seen.start},
-        **_observed(seen, found, joins=joins),
+        **_observed(while_requests_came(seen), found, joins=joins),
         "arrival_rate": found.estimates.arrival_rate.value,
         "rate_seconds": seen.now - _rate_since(found.estimates),
         "speed": law.speed,

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import math
 from dataclasses import replace
 
 import pytest
 from scipy.optimize import brentq
+from typer.testing import CliRunner
 
 from policies.text import parse_policy
+from queueing.commands.optimize_cli import app
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.latency.law import LatencyModel
 from queueing.model import Model, with_quantiles
 from queueing.optimization.objective import levels_of, parse_slos
 from queueing.prediction import predict_durations, predict_model
+from queueing.prediction.steady_state import with_quantiles_of
 from queueing.result import LEVELS, Quantiles
 
 SIZE, SECONDS = 8, 0.032
@@ -80,3 +85,37 @@ def test_the_largest_rate_with_a_far_quantile_is_below_that_with_a_nearer_one() 
     }
     assert values[0.98] < 2.3 < values[0.999]
     assert sorted(values.values()) == list(values.values())
+
+
+@pytest.mark.parametrize("policy", ["capped:max_batch_size=8", "elastic:max_batch_size=8"])
+def test_a_search_for_a_rate_by_a_far_quantile_of_the_sojourn_follows_a_smooth_curve(
+    policy: str,
+) -> None:
+    """It fell and rose by 20 % from one rate to the next, and rates that keep the SLO were left."""
+    found = CliRunner().invoke(
+        app,
+        [
+            *("--json", "--target", "arrival-rate", "--policy", policy),
+            *("--latency", "k1=0.0003,k2=0.0014,k3=0.0001,k4=0.0012"),
+            *("--output-tokens", "uniform:low=8,high=24"),
+            *("--slo", "p99.99_sojourn_time=200ms"),
+        ],
+    )
+    said = json.loads(found.stdout)
+    curve = [(each["arrival_rate"], each["p99.99_sojourn_time"]) for each in said["curve"]]
+    values = [value for _, value in curve]
+    assert all(after > 0.99 * before for before, after in itertools.pairwise(values))
+    kept = max(rate for rate, value in curve if value <= 0.2)
+    assert said["best"]["arrival_rate"] == pytest.approx(kept, rel=0.005)
+
+
+def test_a_quantile_that_is_exact_stays_where_a_farther_one_is_simulated() -> None:
+    """And has no error."""
+    exact = Quantiles(1.0, 0.5, 2.0, 3.0, 4.0, others={"p99.99": None})
+    drawn = Quantiles(1.1, 0.6, 2.1, 3.1, 4.1, 0.1, others={"p99.99": 9.0}, errors={"p99.99": 0.2})
+    model, rate = constant_batches(0.5)
+    found = replace(predict_model(model, rate), queueing_delay=exact)
+    simulated = replace(found, queueing_delay=drawn, method="simulation")
+    merged = with_quantiles_of(simulated, found, ["queueing_delay"]).queueing_delay
+    assert merged.numbers() == exact.numbers() | {"p99.99": 9.0}
+    assert merged.errors == {"p99.99": 0.2}

@@ -118,15 +118,16 @@ def checked(
 ) -> Quantiles:
     """The exact mean with the quantiles of the law, if that law has this mean and all its mass.
     What it has too much or too little lies next to 0, where the law is steepest, but for what is
-    beyond the horizon: of a tail that has a mean, `_EIGHTH` times what is in the last eighth before
-    it at most. A high quantile is counted from the end, and is there where a tenth of what lies
-    behind it is beyond the horizon at most.
+    beyond the horizon: that is a horizon each in the mean, and of a tail that has a mean, `_EIGHTH`
+    times what is in the last eighth before it at most. A high quantile is counted from the end, and
+    is there where a tenth of what lies behind it is beyond the horizon at most.
     """
     missed = abs(mean_of(masses, grid) - mean)
     lost = abs(float(masses.sum()) + atom - 1)
     if missed > 3e-3 * mean + grid.width or lost > 1e-3:
         return Quantiles(mean)
-    beyond = _EIGHTH * abs(float(masses[-(grid.points // 8) :].sum()))
+    last = abs(float(masses[-(grid.points // 8) :].sum()))
+    beyond = min(_EIGHTH * last, missed / (grid.points * grid.width))
 
     def quantile(level: float) -> float | None:
         end = lost > (1 - level) / 100 and level > LEVELS["p99"]
