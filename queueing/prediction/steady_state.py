@@ -213,7 +213,7 @@ def _with_quantiles(
         if delay is None
         else simulate_steady_state(model, arrival_rate, count, delay)
     )
-    return with_quantiles_of(simulated, noted, missing)
+    return _with_missing(simulated, noted, missing)
 
 
 def known_delay(found: Prediction, model: Model) -> Quantiles | None:
@@ -243,24 +243,37 @@ def _with_simulated_quantiles(
 
 def with_quantiles_of(simulated: Prediction, found: Prediction, names: Sequence[str]) -> Prediction:
     """`found` with its own means, and the simulated quantiles of these durations, which
-    `methods` says, where it has none. A mean that no formula has is simulated too.
+    `methods` says. A mean that no formula has is simulated too.
     """
     quantiles: dict[str, Any] = {
-        name: _filled(getattr(found, name), getattr(simulated, name)) for name in names
+        name: getattr(simulated, name)
+        if getattr(found, name).mean is None
+        else dataclasses.replace(
+            getattr(simulated, name), mean=getattr(found, name).mean, standard_error=None
+        )
+        for name in names
     }
     by_field = {**found.methods, **dict.fromkeys(names, simulated.method)}
     return dataclasses.replace(found, methods=by_field, **quantiles)
 
 
+def _with_missing(simulated: Prediction, found: Prediction, names: Sequence[str]) -> Prediction:
+    """`with_quantiles_of`, of which those that `found` has are kept."""
+    drawn = with_quantiles_of(simulated, found, names)
+    kept: dict[str, Any] = {
+        name: _filled(getattr(found, name), getattr(drawn, name)) for name in names
+    }
+    return dataclasses.replace(drawn, **kept)
+
+
 def _filled(found: Quantiles, simulated: Quantiles) -> Quantiles:
     """With what is simulated of it where it is not known."""
-    if found.mean is None:
-        return simulated
     known = {name for name, value in found.numbers().items() if value is not None}
     errors = {name: error for name, error in simulated.errors.items() if name not in known}
     numbers = simulated.numbers() | {name: found.value(name) for name in known}
     mean = numbers.pop("mean")
-    return Quantiles.of(dict.fromkeys(numbers, 0.0), mean, numbers.values(), errors=errors)
+    levels = dict.fromkeys(numbers, 0.0)
+    return Quantiles.of(levels, mean, numbers.values(), simulated.standard_error, errors)
 
 
 def _lacks_quantiles(duration: Quantiles, levels: Levels) -> bool:
