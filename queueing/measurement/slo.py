@@ -64,22 +64,16 @@ def split_slos(text: str) -> list[str]:
     inner = text.strip(", \t\n")
     texts: dict[str, str] = {}
     for each in _BETWEEN.split(inner) if inner else [text]:
-        match = _TEXT.fullmatch(each.strip())
-        first = texts.setdefault(each if match is None else _label(match), each)
-        if match is not None and read_slo(first).seconds != read_slo(each).seconds:
-            raise SpecError(
-                f"got --slo {first!r} and {each!r}; expected one bound of the {_label(match)}"
-            )
+        try:
+            read = read_slo(each)
+        except SpecError:
+            texts[each] = each  # its reader says what is wrong with it
+            continue
+        name = f"{read.statistic} {read.quantity.replace('_', ' ')}"
+        first = texts.setdefault(name, each)
+        if read_slo(first).seconds != read.seconds:
+            raise SpecError(f"got --slo {first!r} and {each!r}; expected one bound of the {name}")
     return list(texts.values())
-
-
-def _label(match: re.Match[str]) -> str:
-    """Statistic and duration, by their full names."""
-    statistic, quantity = match[1] or match[4], full_name(match[2] or match[3])
-    canonical = (
-        statistic if statistic == "mean" or not _percent(statistic) else _level(statistic)[0]
-    )
-    return f"{canonical} {quantity.replace('_', ' ')}"
 
 
 def read_slo(text: str, name: str = "--slo ") -> SloText:

@@ -48,6 +48,7 @@ from server.live.question import ENOUGH, Question
 Answer = dict[str, Any]
 WHAT_IF_SECONDS = 45.0  # of a processor, for all what-ifs: what is left then is left out
 WHAT_IF_SLICE = 0.5  # of a processor, after which what there is of them is answered
+ADVICE_SECONDS = 45.0  # of a processor, after which no search for another target begins
 _FORECAST = (  # of a prediction
     "method",
     "stable",
@@ -59,7 +60,6 @@ _FORECAST = (  # of a prediction
     "inter_token_latency",
     "service_time",
 )
-ADVICE_SECONDS = 45.0  # of a processor, after which no search for another target begins
 
 
 @dataclass(slots=True)
@@ -83,7 +83,6 @@ class _Memory:
     estimated_at: float | None = None  # the end of their window; None: of an earlier life
     pilot: Autopilot = field(default_factory=Autopilot)  # off until it is told otherwise
     last: Assessment | None = None  # what the next may build on
-    check: Check | None = None  # of the last assessment of this epoch
     last_shape: LatencyModel | None = None
     last_seen: Snapshot | None = None
     what_ifs: _Round | None = None
@@ -182,14 +181,19 @@ def _assessed(question: Question, seen: Snapshot) -> Assessment:
         waiting_before=question.waiting_before,
         history=_memory.history,
     )
-    same_epoch = _memory.last_seen is not None and _memory.last_seen.epoch == seen.epoch
     if (check := found.compared.check) is not None:
-        check = check.after(_memory.check if same_epoch else None)
+        check = check.after(_check_before(seen))
         compared = dataclasses.replace(found.compared, check=check)
         found = dataclasses.replace(found, compared=compared)
-    _memory.check = check
     _memory.last, _memory.last_shape, _memory.last_seen = found, question.shape, seen
     return found
+
+
+def _check_before(seen: Snapshot) -> Check | None:
+    """Of the last assessment, if that is of this epoch."""
+    last, last_seen = _memory.last, _memory.last_seen
+    same = last is not None and last_seen is not None and last_seen.epoch == seen.epoch
+    return last.compared.check if last is not None and same else None
 
 
 def _answer(question: Question, seen: Snapshot, found: Assessment) -> Answer:
@@ -229,13 +233,13 @@ def described(question: Question, seen: Snapshot, found: Assessment) -> Answer:
     """As `/admin/prediction` shows it. An unstable queue has null delays."""
     law, compared = found.estimates.law(question.shape), _compared(found)
     joins = parse_policy(seen.policy).joins_running
-    predicted, check = _predicted(seen, found), compared.check
+    predicted, comparison = _predicted(seen, found), compared.to_dict()
     interval = compared.predicted.of_duration().to_dict()
     return {
         **predicted,
-        "check": None if check is None else check.as_object() | {"at": seen.now},
+        "check": comparison["check"] and comparison["check"] | {"at": seen.now},
         "forecast": {name: predicted[name] for name in _FORECAST if name in predicted}
-        | {"interval": interval, "conditions": _conditions(compared), "at": seen.now},
+        | {"interval": interval, "conditions": _conditions(comparison), "at": seen.now},
         "epoch": seen.epoch,
         "at": seen.now,
         "window": {"start": seen.start, "end": seen.now, "seconds": seen.now - seen.start},
@@ -253,19 +257,16 @@ def described(question: Question, seen: Snapshot, found: Assessment) -> Answer:
         "wander_band": None if found.wander is None else _finite(dataclasses.asdict(found.wander)),
         "doubts": list(_doubts(question, seen)),
         "estimates": found.estimates.summary(),
-        "comparison": compared.to_dict(),
+        "comparison": comparison,
     }
 
 
-def _conditions(compared: Compared) -> Answer:
+def _conditions(comparison: Answer) -> Answer:
     """What the forecast takes for granted of those who send, and of the queue: the check takes
     nothing of it.
     """
-    return {
-        each.name: {"holds": each.holds, "says": each.says}
-        for each in compared.assumptions
-        if each.name not in ENGINE
-    }
+    every = comparison["assumptions"]
+    return {name: every[name] for name in every if name not in ENGINE}
 
 
 def _predicted(seen: Snapshot, found: Assessment) -> Answer:

@@ -118,7 +118,7 @@ class VerdictSeries:
         )
         self.check_verdict = gauge_of(
             "check_verdict",
-            ("Verdict on the model by the requests that came (1: the current one, 0: the others)"),
+            "Verdict on the model by the requests that came (1: the current one, 0: the others)",
             ["verdict"],
         )
         self.check_holds = gauge_of(

@@ -15,29 +15,26 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import dataclasses
 import math
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from policies import Request, parse_policy
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.estimation.assess import Assessment, Limits, assess
-from queueing.estimation.change import Vector
 from queueing.estimation.window.window import Snapshot
 from queueing.latency.law import LatencyModel
 from queueing.model import Model
-from queueing.simulation.fast import SimulatedRun, Trace, draw_trace
-from queueing.simulation.fast import replay as rerun
+from queueing.simulation.fast import draw_trace
 from server.engines.emulated import EmulatedEngine
 from server.queue.batcher import Batcher
 from tests.queueing.estimation_windows import snapshot_of_run, window_of
 from tests.server.autopiloted import Fed
 from tests.server.harness import Immediate, engine_request_of, submitted
-from tests.server.stalled_runs import clocks
+from tests.server.stalled_runs import clocks, on_clock
 from tests.virtual_time import run_virtual
 
 POLICIES = (
@@ -99,13 +96,10 @@ class Gateway:
     fed: Fed
     rng: np.random.Generator
     number: int = 0
-    refused: int = 0
-    answers: set[asyncio.Task[None]] = field(default_factory=set)
 
     def arrive(self) -> Immediate | None:
         """A call now; None where it is not admitted."""
         if self.window.kind == "admitted" and self.batcher.queue_length >= QUEUED:
-            self.refused += 1
             return None
         self.number += 1
         request = Request(
@@ -178,12 +172,12 @@ class Gateway:
         self.fed.window.begin_epoch(epoch, asyncio.get_running_loop().time())
 
 
-def seen(window: Window, law: LatencyModel = LAW) -> Snapshot:
+def seen(window: Window) -> Snapshot:
     """The window as the live model has it."""
 
     async def main() -> Snapshot:
         engine = EmulatedEngine(
-            law, seed=window.seed, max_num_seqs=MOST, max_model_len=LONGEST + 16
+            LAW, seed=window.seed, max_num_seqs=MOST, max_model_len=LONGEST + 16
         )
         fed = Fed()
         first = "dynamic" if window.kind == "switched" else window.policy
@@ -200,25 +194,20 @@ def seen(window: Window, law: LatencyModel = LAW) -> Snapshot:
     return run_virtual(main())
 
 
-def assessed(window: Window, law: LatencyModel = LAW) -> Assessment:
-    """With the law as calibrated."""
-    return assess(seen(window, law), LAW, Limits(max_output_tokens=LONGEST, max_num_seqs=MOST))
-
-
 def stepped(policy: str, seed: int) -> Assessment:
     """From the middle of the window on 15 % slower."""
     model = Model.read(policy, LENGTHS, LAW, max_num_seqs=MOST)
     trace = draw_trace(model, 0.6 * model.largest_stable_rate, WRONG, np.random.SeedSequence(seed))
     half = float(np.median(trace.arrived_at))
     wall, machine = np.array([0.0, half, half + 1e6]), np.array([0.0, half, half + 1e6 / SLOWER])
-    return _assessed(_on_clock(model, trace, wall, machine), policy)
+    return _assessed(snapshot_of_run(on_clock(model, trace, wall, machine), model))
 
 
 def of_another_shape(policy: str, seed: int) -> Assessment:
     """Each sequence more takes as long as the first, where the law has it nearly for nothing."""
     other = LatencyModel(k1=0.02, k2=0.001, k3=0.003, k4=0.0001, cv=LAW.cv)
     model = Model.read(policy, LENGTHS, other, max_num_seqs=MOST)
-    return _assessed(window_of(model, 0.7, WRONG, seed), policy)
+    return _assessed(window_of(model, 0.7, WRONG, seed))
 
 
 def stalling(policy: str, seed: int) -> Assessment:
@@ -227,7 +216,7 @@ def stalling(policy: str, seed: int) -> Assessment:
     trace = draw_trace(model, 0.6 * model.largest_stable_rate, WRONG, np.random.SeedSequence(seed))
     until, rng = float(trace.arrived_at[-1]), np.random.default_rng(seed)
     wall, machine = clocks(until, rng, 0.04, 1.0)
-    return _assessed(_on_clock(model, trace, wall, machine), policy)
+    return _assessed(snapshot_of_run(on_clock(model, trace, wall, machine), model))
 
 
 def short_of_memory(policy: str, seed: int) -> Assessment:
@@ -240,29 +229,19 @@ def short_of_memory(policy: str, seed: int) -> Assessment:
         prompt_tokens="deterministic:value=8",
         max_context_tokens=4 * (LONGEST + 8),
     )
-    return _assessed(window_of(model, 0.8, WRONG, seed), policy)
+    return _assessed(window_of(model, 0.8, WRONG, seed))
 
 
 def of_unequal_servers(policy: str, seed: int) -> Assessment:
     """One of two is 1.4 times as slow."""
-    law, speeds = LAW, (1.0, 1.4)
-    model = Model.read(policy, LENGTHS, law, max_num_seqs=MOST, servers=2, server_speeds=speeds)
-    return _assessed(window_of(model, 0.6, WRONG, seed), policy, servers=2)
+    speeds = (1.0, 1.4)
+    model = Model.read(policy, LENGTHS, LAW, max_num_seqs=MOST, servers=2, server_speeds=speeds)
+    return _assessed(window_of(model, 0.6, WRONG, seed))
 
 
-def _on_clock(model: Model, trace: Trace, wall: Vector, machine: Vector) -> Snapshot:
-    """Served by a machine whose clock has gone to `machine` at the instants `wall`."""
-    moved = dataclasses.replace(trace, arrived_at=np.interp(trace.arrived_at, wall, machine))
-    run = rerun(model, moved)
-    columns = {name: getattr(run, name) for name in ("batch_id", "batch_size", "server_id")}
-    instants = ("dispatched_at", "released_at", "first_token_at", "server_free_at")
-    columns |= {name: np.interp(getattr(run, name), machine, wall) for name in instants}
-    return snapshot_of_run(SimulatedRun(trace.arrived_at, trace.output_tokens, columns), model)
-
-
-def _assessed(seen: Snapshot, policy: str, servers: int = 1) -> Assessment:
-    assert seen.policy == policy
-    limits = Limits(max_output_tokens=LONGEST, max_num_seqs=MOST, servers=servers)
+def _assessed(seen: Snapshot) -> Assessment:
+    """With the law as calibrated."""
+    limits = Limits(max_output_tokens=LONGEST, max_num_seqs=MOST, servers=seen.servers)
     return assess(seen, LAW, limits)
 
 
@@ -303,7 +282,6 @@ class Found:
     off: float  # difference over the modelled mean
     half: float  # half width, likewise
     verdict: str
-    modelled: float
 
     @property
     def covers(self) -> bool:
@@ -313,10 +291,10 @@ class Found:
 
 def found_of(window: Window) -> Found | None:
     """None where the check gives no interval: too few batches."""
-    check = assessed(window).compared.check
+    check = _assessed(seen(window)).compared.check
     if check is None or not math.isfinite(check.half_width) or not check.modelled:
         return None
-    return Found(window, check.ratio - 1, check.relative_half_width, check.verdict, check.modelled)
+    return Found(window, check.ratio - 1, check.relative_half_width, check.verdict)
 
 
 def share(found: Sequence[Found]) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 
 from queueing.estimation.change import Vector
 from queueing.model import Model
-from queueing.simulation.fast import SimulatedRun, draw_trace, replay
+from queueing.simulation.fast import SimulatedRun, Trace, draw_trace, replay
 
 SHARE, STALL = 0.02, 0.1  # of the time; seconds each
 SLOWED = 1e-6  # speed of a machine that stalls: it keeps the order of what arrives meanwhile
@@ -24,6 +24,11 @@ def stalled_run(
     wall, machine = clocks(
         float(trace.arrived_at[-1]), np.random.default_rng((seed, 1)), share, stall
     )
+    return on_clock(model, trace, wall, machine)
+
+
+def on_clock(model: Model, trace: Trace, wall: Vector, machine: Vector) -> SimulatedRun:
+    """Served by a machine whose clock has gone to `machine` at the instants `wall`."""
     run = replay(model, replace(trace, arrived_at=np.interp(trace.arrived_at, wall, machine)))
     columns = {name: getattr(run, name) for name in ("batch_id", "batch_size", "server_id")}
     instants = ("dispatched_at", "released_at", "first_token_at", "server_free_at")

@@ -126,15 +126,19 @@ def checked(
     lost = abs(float(masses.sum()) + atom - 1)
     if missed > 3e-3 * mean + grid.width or lost > 1e-3:
         return Quantiles(mean)
-    last = abs(float(masses[-(grid.points // 8) :].sum()))
-    beyond = min(_EIGHTH * last, missed / (grid.points * grid.width))
-
-    def quantile(level: float) -> float | None:
-        end = lost > (1 - level) / 100 and level > LEVELS["p99"]
-        kept = not end or beyond <= (1 - level) / 10
-        return grid.quantiles(masses, atom, {"": level}, end=end)[0] if kept else None
-
-    return Quantiles.of(levels, mean, map(quantile, levels.values()))
+    found = dict(zip(levels, grid.quantiles(masses, atom, levels), strict=True))
+    far = {
+        name: level
+        for name, level in levels.items()
+        if level > LEVELS["p99"] and lost > (1 - level) / 100
+    }
+    if far:
+        last = abs(float(masses[-(grid.points // 8) :].sum()))
+        beyond = min(_EIGHTH * last, missed / (grid.points * grid.width))
+        counted = grid.quantiles(masses, atom, far, end=True)
+        for (name, level), value in zip(far.items(), counted, strict=True):
+            found[name] = value if beyond <= (1 - level) / 10 else None
+    return Quantiles.of(levels, mean, found.values())
 
 
 def _delay_transform(

@@ -81,10 +81,10 @@ function compared(prediction, { gateway, look, unit, now, columns }) {
   const both = [h("span", { class: "observed" }, duration(observed.value, unit)), " observed, ", h("span", { class: "predicted" }, duration(predicted.value, unit)), " predicted"];
   const with_ = (words) => (observed.value !== null && predicted.value !== null ? [`${words}: `, ...both] : [words]);
   const of = `Mean ${what} under ${policyWords(prediction.policy)}${look.stopped ? ", of the requests that came; none come now" : ""}`;
-  const modelled = comparison.check && ["observed", "modelled"].map((side, at) => [h("span", { class: at ? "predicted" : "observed" }, duration(comparison.check[side], unit)), ` ${side}`]);
+  const pair = comparison.check && [h("span", { class: "observed" }, duration(comparison.check.observed, unit)), " observed, ", h("span", { class: "predicted" }, duration(comparison.check.modelled, unit)), " modelled"];
   if (comparison.check?.verdict === "disagree" && comparison.verdict !== "disagree") {
     const [because] = comparison.check.causes;
-    return { says: ["The model disagrees with the requests that came: ", ...modelled[0], ", ", ...modelled[1]], why: `${sentences(comparison.check.causes)} ${of}: ${checked(comparison.check)}.`, aloud: `The model disagrees with the requests that came: ${because}`, short: "Disagree", alarm: true, title: "Disagree" };
+    return { says: ["The model disagrees with the requests that came: ", ...pair], why: `${sentences(comparison.check.causes)} ${of}: ${checked(comparison.check)}.`, aloud: `The model disagrees with the requests that came: ${because}`, short: "Disagree", alarm: true, title: "Disagree" };
   }
   if (comparison.verdict === "agree") return { says: with_("Theory and observation agree"), why: `${of}.`, aloud: "Theory and observation agree", short: "Agree", title: "Agree" };
   const fits = comparison.check?.verdict === "agree" && comparison.check.ratio_high - comparison.check.ratio <= NARROW;
@@ -96,7 +96,7 @@ function compared(prediction, { gateway, look, unit, now, columns }) {
   if (fits) {
     const steady = predicted.value === null ? "" : `, a steady state of ${duration(predicted.value, unit)},`;
     const forecast = comparison.verdict === "disagree" ? `${steady} does not hold: ${cause(comparison.reasons, comparison.assumptions)}. ${sentences(comparison.reasons.map((name) => comparison.assumptions[name]?.says).filter(Boolean))}` : `${steady} cannot be judged yet.`;
-    return { says: ["The model agrees with the requests that came: ", ...modelled[0], ", ", ...modelled[1]], why: `${of}: ${checked(comparison.check)}. The forecast${forecast}`, aloud: "The model agrees with the requests that came", short: "Agree", title: "Agree" };
+    return { says: ["The model agrees with the requests that came: ", ...pair], why: `${of}: ${checked(comparison.check)}. The forecast${forecast}`, aloud: "The model agrees with the requests that came", short: "Agree", title: "Agree" };
   }
   const rate = now?.row[columns.indexOf("sequence_rate")] ?? null;
   return { says: with_("Too early to judge"), why: `${of}. ${missing(comparison, rate, gateway.prediction_window, prediction.window?.seconds)}`, aloud: "Too early to judge", short: "Too early to judge", title: gateway.model };
