@@ -152,9 +152,8 @@ class Room:
         """A connection has sent a part of a request, and no call of it is in service. Bytes of a
         body end its silence; bytes of a head do not, which clients send at once.
         """
-        if close not in self._unfinished:
+        if in_body or close not in self._unfinished:
             self._unfinished[close] = asyncio.get_running_loop().time()
-        elif in_body:
             self._unfinished.move_to_end(close)
 
     def whole(self, close: Callable[[], None]) -> None:

@@ -58,6 +58,7 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
 def served(
     make: Callable[[], asyncio.AbstractEventLoop], **limits: Any
 ) -> Iterator[tuple[int, CollectorRegistry]]:
+    held.clear()  # of a test that failed before its release
     registry = CollectorRegistry()
     room = Room(registry, **limits)
     room.longest_probe = 60.0
@@ -302,6 +303,28 @@ def test_a_body_that_goes_on_and_a_call_in_service_are_kept(
         with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as client:
             assert ask(client, "/release")[0] == 200
         assert [answer(client)[0] for client in in_service] == [200, 200, 200]
+
+
+def test_a_byte_of_a_body_ends_the_silence_of_its_connection() -> None:
+    """However long it has been open: where all others are older, they alone are closed."""
+
+    async def main() -> None:
+        now = 0.0
+        asyncio.get_running_loop().time = lambda: now  # type: ignore[method-assign]
+        room = Room(CollectorRegistry(), limit=100 + KEPT)
+        closed: list[str] = []
+        sending, silent, *others = (partial(closed.append, name) for name in "abcd")
+        room.enter(10, None, sending)
+        room.enter(12, None, silent)
+        now = 1.0
+        room.unfinished(sending, in_body=True)
+        for close in others:
+            now += 0.01
+            room.enter(80, None, close)
+        del asyncio.get_running_loop().time
+        assert closed == ["b"]
+
+    asyncio.run(main())
 
 
 def test_a_burst_of_unfinished_requests_leaves_room_for_probes(
