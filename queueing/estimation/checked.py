@@ -28,6 +28,7 @@ from queueing.estimation.window.snapshot import FIELDS, Snapshot
 from queueing.latency.speed_path import SpeedPath, path_of_batches, path_of_slots
 from queueing.measurement.batch_means import BATCHES, batch_means_interval, student
 from queueing.measurement.check import Check
+from queueing.measurement.recursion import batch_starts
 from queueing.measurement.statistics import WARM_UP
 from queueing.model import Model
 from queueing.models.soap.predictor_text import NO_PREDICTION
@@ -280,17 +281,6 @@ def _by_services(requests: _Requests, model: Model, judged: npt.NDArray[np.bool_
     policy = model.policy
     if policy.joins_running or model.servers > 1 or not is_first_come(policy):
         return None
-    order = np.argsort(requests.batch, kind="stable")
-    first = np.flatnonzero(np.diff(requests.batch[order], prepend=np.nan) != 0)
-    sizes = np.diff(np.append(first, order.size))
-    oldest = np.minimum.reduceat(requests.enters[order], first)
-    ready = oldest
-    if isinstance(policy, Fixed):
-        youngest = np.maximum.reduceat(requests.enters[order], first)
-        ready = np.where(sizes < policy.batch_size, oldest + policy.max_wait, youngest)
-        ready = np.minimum(ready, np.maximum.reduceat(requests.dispatched[order], first))
-    ends = np.maximum.reduceat(requests.freed[order], first)
-    before = np.concatenate([[-math.inf], np.maximum.accumulate(ends)[:-1]])
-    starts = np.empty(order.size)
-    starts[order] = np.repeat(np.maximum(before, ready), sizes)
+    rows = (requests.enters, requests.dispatched, requests.freed, requests.batch)
+    starts = batch_starts(policy, np.stack([*rows, np.zeros(requests.batch.size)]))
     return float((starts[judged] - requests.arrived[judged]).mean())

@@ -19,13 +19,20 @@ import heapq
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
+import numpy as np
+import numpy.typing as npt
+
 from policies import Policy, is_first_come, parse_policy
 from policies.fixed import Fixed
+from queueing.measurement.batch_means import FloatArray
 from queueing.measurement.record import Record
+
+IntArray = npt.NDArray[np.int64]
+NOTHING: Mapping[int, float] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,38 +138,53 @@ def _starts(
 def _batch_starts(
     policy: Policy, run: Sequence[list[Served]], free: dict[int, float]
 ) -> dict[str, float]:
-    ends = dict(free)
-    starts: dict[str, float] = {}
-    full = _full_size(policy, run)
-    for members in run:
-        server = members[0].server_id
-        start = max(ends.get(server, -math.inf), _trigger(policy, members, full))
-        starts |= {member.id: start for member in members}
-        ends[server] = max(member.server_free_at for member in members)
-    return starts
+    requests = list(itertools.chain.from_iterable(run))
+    table = np.array(
+        [
+            (r.arrived_at, r.dispatched_at, r.server_free_at, r.batch_id, r.server_id)
+            for r in requests
+        ]
+    )
+    starts = batch_starts(policy, table.T, free)
+    return {request.id: at for request, at in zip(requests, starts.tolist(), strict=True)}
 
 
-def _full_size(policy: Policy, run: Sequence[list[Served]]) -> int:
-    """Members that fixed waits for: without max_wait the largest batch seen, as the engine's
-    bound may be below its own.
+def batch_starts(
+    policy: Policy, requests: FloatArray, free: Mapping[int, float] = NOTHING
+) -> FloatArray:
+    """Start of every request of batches in the order of arrival. Five rows: arrival, dispatch, the
+    server's end, batch and server of each; instants in seconds. `free`: until when the servers had
+    served others.
+    """
+    arrived, dispatched, freed, batch, server = requests
+    order = np.argsort(batch, kind="stable")
+    first = np.flatnonzero(np.diff(batch[order], prepend=np.nan) != 0)
+    sizes = np.diff(np.append(first, order.size))
+    at, oldest = (np.minimum.reduceat(each[order], first) for each in (dispatched, arrived))
+    ends, youngest = (np.maximum.reduceat(each[order], first) for each in (freed, arrived))
+    starts = _ready(policy, sizes, oldest, youngest, at)
+    for one in np.unique(server):
+        own = np.flatnonzero(server[order][first] == one)
+        own = own[np.lexsort((batch[order][first][own], at[own]))]
+        before = np.append(free.get(int(one), -math.inf), ends[own][:-1])
+        starts[own] = np.maximum(np.maximum.accumulate(before), starts[own])
+    found = np.empty(order.size)
+    found[order] = np.repeat(starts, sizes)
+    return found
+
+
+def _ready(
+    policy: Policy, sizes: IntArray, oldest: FloatArray, youngest: FloatArray, at: FloatArray
+) -> FloatArray:
+    """When the policy may dispatch each batch. Without max_wait fixed waits for as many as the
+    largest has, as the engine's bound may be below its own; fewer left when the oldest had waited
+    max_wait, or (before that) the queue was closing.
     """
     if not isinstance(policy, Fixed):
-        return 1
-    return (
-        policy.batch_size
-        if math.isfinite(policy.max_wait)
-        else min(policy.batch_size, max(map(len, run)))
-    )
-
-
-def _trigger(policy: Policy, members: Sequence[Served], full: int) -> float:
-    first = members[0]
-    if not isinstance(policy, Fixed):
-        return first.arrived_at
-    if len(members) >= full:
-        return members[-1].arrived_at
-    # fewer: the oldest had waited max_wait, or (before that) the queue was closing
-    return min(first.arrived_at + policy.max_wait, first.dispatched_at)
+        return oldest
+    bounded = math.isfinite(policy.max_wait)
+    full = policy.batch_size if bounded else min(policy.batch_size, int(sizes.max()))
+    return np.where(sizes >= full, youngest, np.minimum(oldest + policy.max_wait, at))
 
 
 def _slot_starts(run: Iterable[list[Served]], free: dict[int, float]) -> dict[str, float]:
