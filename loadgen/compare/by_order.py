@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from loadgen.compare.comparison import (
     Comparison,
+    Instants,
     LengthGroup,
     LongestTenth,
     OrderResult,
@@ -31,7 +32,7 @@ from loadgen.compare.comparison import (
     Theory,
     VersusFirstCome,
 )
-from loadgen.compare.epoch_sample import EpochSample, Instants
+from loadgen.compare.epoch_sample import EpochSample
 from policies import format_policy
 from policies.orders import FIRST_COME
 from policies.text import first_come_form, order_text

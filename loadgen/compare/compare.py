@@ -33,6 +33,7 @@ from loadgen.compare.comparison import (
     Compared,
     Comparison,
     Estimate,
+    Instants,
     PaperKind,
     Part,
     Predicted,
@@ -44,7 +45,6 @@ from loadgen.compare.comparison import (
 )
 from loadgen.compare.epoch_sample import (
     EpochSample,
-    Instants,
     epoch_samples,
     first_dispatches,
     of_others,
@@ -54,8 +54,12 @@ from loadgen.compare.epoch_sample import (
 from loadgen.compare.residual import sampling_error_of, split
 from policies import is_first_come
 from policies.ordered import order_of
+from queueing.estimation.checked import CheckedRun
+from queueing.estimation.speed.batch_times import batch_times
+from queueing.estimation.window.of_run import window_of_run
+from queueing.latency.law import LatencyModel
 from queueing.latency.speed import Speed, measured_speed
-from queueing.latency.speed_path import replay_at_pace
+from queueing.measurement.check import Check
 from queueing.measurement.delay_variance import AsymptoticVariance, single_server_variance
 from queueing.measurement.record import Record
 from queueing.measurement.recursion import measured_starts, served
@@ -116,8 +120,10 @@ def compare_samples(
         timetable_of(records, sent),
         of_others(records, sent),
     )
+    pads = theory is None or theory.pads
+    shortest = min(request.dispatched_at - request.arrived_at for request in everyone)
     found = [
-        _compare(EpochSample(requests, starts, intended, theory is None or theory.pads), theory)
+        _compare(EpochSample(requests, starts, intended, pads, shortest), theory)
         for requests in epoch_samples(everyone, first_dispatches(records, began_idle=began_idle))
     ]
     return [
@@ -139,7 +145,7 @@ class _Answers:
     a_priori: Predicted | None = None
     predicted: Predicted | None = None
     live: Predicted | None = None
-    replayed: Instants | None = None
+    checked: CheckedRun | None = None
     published: tuple[float, PaperKind] | None = None
 
     def means(self, name: Compared) -> dict[str, float | None]:
@@ -178,6 +184,7 @@ def _compare(sample: EpochSample, theory: Theory | None) -> ComparedSample:
         load=a_priori.load if a_priori else None,
         batch_size=sample.batch_size,
         speed=answers.speed,
+        check=_check(sample, answers.checked),
         calibrated=Speed(theory.law.speed, theory.law.cv, 0) if theory else None,
         queueing_delay=_quantity(sample, "queueing_delay", answers, known.get("queueing_delay")),
         sojourn_time=_quantity(sample, "sojourn_time", answers, known.get("sojourn_time")),
@@ -200,12 +207,31 @@ def _compare(sample: EpochSample, theory: Theory | None) -> ComparedSample:
             predictor=None if asked is None else str(asked),
             predictor_measured=str(predictor_of(sample.requests)),
         )
-    return ComparedSample(comparison, sample, theory, answers.replayed)
+    return ComparedSample(comparison, sample, theory, _instants(sample, answers.checked))
+
+
+def _check(sample: EpochSample, checked: CheckedRun | None) -> Check | None:
+    """Of the compared quantity; of continuous slots with their recursion."""
+    if checked is None:
+        return None
+    found: Check = getattr(checked, sample.compared)
+    if not sample.policy.joins_running or not is_first_come(sample.policy):
+        return found
+    services = float(sample.by_recursion(sample.compared).mean())
+    return dataclasses.replace(found, measured_services=services)
+
+
+def _instants(sample: EpochSample, checked: CheckedRun | None) -> Instants | None:
+    if checked is None:
+        return None
+    instants = zip(checked.dispatched.tolist(), checked.released.tolist(), strict=True)
+    return {request.id: each for request, each in zip(sample.requests, instants, strict=True)}
 
 
 def _answers(sample: EpochSample, theory: Theory) -> _Answers:
     policy, requests, law = sample.policy, sample.requests, theory.law
-    speed = measured_speed(policy, requests, law, theory.replay)
+    checked = theory.check(policy, requests, sample.shortest_delay) if theory.check else None
+    speed = _speed_of_batches(sample, law) if checked is None else checked.speed
     at_speed = law if speed is None else speed.law(law)
     given = (policy, sample.rate, requests)
     a_priori = theory.predict(*given, law) if theory.predict else None
@@ -216,11 +242,17 @@ def _answers(sample: EpochSample, theory: Theory) -> _Answers:
         if speed is None or theory.predict is None
         else theory.predict(*given, at_speed),
         live=theory.live(*given, at_speed) if theory.live else None,
-        replayed=None
-        if theory.replay is None or speed is None
-        else replay_at_pace(policy, requests, law, speed, theory.replay),
+        checked=checked,
         published=theory.published(*given, at_speed) if theory.published else None,
     )
+
+
+def _speed_of_batches(sample: EpochSample, law: LatencyModel) -> Speed | None:
+    """What a law alone says; None of a continuous engine."""
+    if sample.policy.joins_running:
+        return None
+    times = batch_times(sample.policy, window_of_run(sample.requests), law)
+    return measured_speed(times.measured, times.fitted)
 
 
 def _by_service_times(sample: EpochSample) -> dict[Compared, AsymptoticVariance]:
@@ -275,11 +307,7 @@ def _quantity(
 ) -> Quantity:
     observed = sample.observed(name)
     interval = mean_interval(observed, theory=variance)
-    replayed = None if answers.replayed is None else sample.replayed(name, answers.replayed)
-    # over draws: means only
-    averaged = (
-        answers.speed is not None and answers.speed.cv > 0 and not sample.policy.joins_running
-    )
+    check: Check | None = None if answers.checked is None else getattr(answers.checked, name)
     beside = {
         key: None if mean is None else _estimate(interval.mean, mean, interval.half_width)
         for key, mean in answers.means(name).items()
@@ -289,10 +317,11 @@ def _quantity(
         measured_service=_paired(observed, sample.by_recursion(name))
         if is_first_come(sample.policy)
         else None,
-        same_arrivals=None if replayed is None else _paired(observed, replayed),
+        same_arrivals=None
+        if check is None
+        else _estimate(check.observed, check.modelled, check.half_width),
         quantiles=_quantiles(observed),
-        theory_quantiles=answers.quantiles(name)
-        | ({} if replayed is None or averaged else {"same_arrivals": _quantiles(replayed)}),
+        theory_quantiles=answers.quantiles(name),
         **beside,
     )
 

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from policies import Policy
+from queueing.estimation.checked import CheckedRun
 from queueing.latency.law import LatencyModel
-from queueing.latency.speed import Replay, Speed
+from queueing.latency.speed import Speed
 from queueing.measurement.batch_means import LEAST_EFFECTIVE
 from queueing.measurement.check import Check
 from queueing.measurement.recursion import Served
@@ -222,6 +223,7 @@ class Comparison:
     speed: Speed | None
     queueing_delay: Quantity
     sojourn_time: Quantity
+    check: Check | None = None  # the model beside the requests that were measured
     # speed and residual of the law that the prediction a priori uses
     calibrated: Speed | None = None
     utilisation: float | None = None  # fraction of time that a server was busy, observed
@@ -246,21 +248,6 @@ class Comparison:
         return self.sojourn_time if self.compared == "sojourn_time" else self.queueing_delay
 
     @property
-    def check(self) -> Check | None:
-        """The model beside the requests that were measured; None without a law."""
-        observed, replayed = self.quantity.observed, self.quantity.same_arrivals
-        if replayed is None or not math.isfinite(replayed.mean):
-            return None
-        recursion = self.quantity.measured_service
-        return Check(
-            observed=observed.mean,
-            modelled=replayed.mean,
-            half_width=replayed.half_width * abs(replayed.mean),
-            requests=observed.n,
-            measured_services=None if recursion is None else recursion.mean,
-        )
-
-    @property
     def prediction_error(self) -> float | None:
         """Observed / predicted - 1."""
         predicted = self.quantity.predicted
@@ -272,6 +259,10 @@ class Comparison:
         return self.quantity.observed.too_short
 
 
+Instants = Mapping[str, tuple[float, float]]  # start and release by id, seconds
+Replay = Callable[[Policy, Sequence[Served], LatencyModel], Instants]  # at the law's speed
+# the run beside the model at its speed; seconds that the gateway needs at least
+CheckOf = Callable[[Policy, Sequence[Served], float], CheckedRun | None]
 Predict = Callable[
     [Policy, float, Sequence[Served], LatencyModel], Predicted
 ]  # policy, measured rate, the run, the law
@@ -293,6 +284,7 @@ class Theory:
 
     law: LatencyModel
     replay: Replay | None = None
+    check: CheckOf | None = None
     predict: Predict | None = None  # with the asked rate and lengths
     live: Predict | None = None  # with the run's own
     published: Published | None = None

@@ -10,7 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
-from loadgen.compare.comparison import Compared
+from loadgen.compare.comparison import Compared, Instants
 from policies import Fixed, Policy, is_first_come, parse_policy, served_as
 from policies.ordered import order_of
 from queueing.arrivals.timetable import delivered_rate
@@ -19,8 +19,6 @@ from queueing.measurement.record import Record
 from queueing.measurement.recursion import Served, batches
 from queueing.measurement.statistics import FloatArray, WarmUp, find_warm_up
 from queueing.models.soap.predictor_text import NO_PREDICTION, PredictorText, parse_predictor
-
-Instants = Mapping[str, tuple[float, float]]  # start and release by id, seconds
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +30,7 @@ class EpochSample:
     # the timetable's instant by id, where the load generator's records are at hand
     intended: Mapping[str, float] | None = None
     pads: bool = True  # the engine could pad a batch
+    shortest_delay: float = math.inf  # of all of the file, seconds
 
     @cached_property
     def policy(self) -> Policy:

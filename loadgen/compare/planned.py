@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from loadgen.compare.comparison import Ratio, Theory
-from loadgen.compare.epoch_sample import EpochSample, Instants
+from loadgen.compare.comparison import Instants, Ratio, Theory
+from loadgen.compare.epoch_sample import EpochSample
 from policies.ordered import order_of
 from queueing.measurement.batch_means import student
 from queueing.measurement.recursion import Served

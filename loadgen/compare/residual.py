@@ -55,9 +55,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
-
-import numpy as np
+from collections.abc import Iterable
 
 from loadgen.compare.comparison import (
     Comparison,
@@ -73,9 +71,8 @@ from loadgen.compare.epoch_sample import EpochSample
 from loadgen.compare.planned import as_planned, may_err_otherwise, with_asked_predictions
 from policies import is_first_come
 from policies.text import counted
-from queueing.latency.speed import Speed, service_time
+from queueing.latency.speed import Speed
 from queueing.measurement.check import AGREE
-from queueing.measurement.recursion import Served, batches
 from queueing.measurement.statistics import TOO_WIDE, FloatArray, Interval, batch_means_interval
 
 PARTS = (
@@ -140,7 +137,7 @@ def split(
         *_asked_parts(predicted, as_asked.value, sampling),
         Part("predictor", float(planned.mean()) - as_asked.value, as_asked.half_width),
         dataclasses.replace(_difference("sender", planned, delivered), note=note),
-        _speed_part(sample, theory, speed, delivered, at_speed),
+        _speed_part(theory, speed, delivered, at_speed),
         _difference("scatter", at_speed, scattered),
         dataclasses.replace(_difference("shape", scattered, at_once), note=ORDERED * ordered),
         _difference("gateway", at_once, observed),
@@ -273,48 +270,10 @@ def _difference(name: str, before: FloatArray, after: FloatArray) -> Part:
     )
 
 
-def _speed_part(
-    sample: EpochSample, theory: Theory, speed: Speed, before: FloatArray, after: FloatArray
-) -> Part:
+def _speed_part(theory: Theory, speed: Speed, before: FloatArray, after: FloatArray) -> Part:
     """The half width is that of the factor, carried over by the part's own slope."""
     part = _difference("speed", before, after)
     off = speed.factor / theory.law.speed - 1
     if not off:
         return part
-    return dataclasses.replace(
-        part, half_width=abs(part.seconds / off) * _speed_half_width(sample, theory, speed)
-    )
-
-
-def _speed_half_width(sample: EpochSample, theory: Theory, speed: Speed) -> float:
-    """Of the factor, relative: batch means of measured - fitted service times over the mean
-    fitted one (a ratio estimate).
-    """
-    pairs = _service_times(sample, theory, speed)
-    measured, fitted = np.array(pairs).T
-    return batch_means_interval(measured - fitted).half_width / float(fitted.mean())
-
-
-def _service_times(sample: EpochSample, theory: Theory, speed: Speed) -> list[tuple[float, float]]:
-    """Measured and the law's at the run's speed, by batch."""
-    law = theory.law.at_speed(speed.factor)
-    if (
-        sample.policy.joins_running
-    ):  # no batches: the slots' holding times, against those of the simulation
-        assert theory.replay is not None
-        held = theory.replay(sample.policy, sample.requests, law)
-        return [
-            (r.server_free_at - r.dispatched_at, held[r.id][1] - held[r.id][0])
-            for r in sample.requests
-            if r.completed
-        ]
-    return [
-        (_span(members), service_time(sample.policy, members, law))
-        for members in batches(sample.requests)
-        if len(members) == members[0].batch_size
-        and all(member.completed and member.output_tokens for member in members)
-    ]
-
-
-def _span(members: Sequence[Served]) -> float:
-    return max(member.server_free_at for member in members) - members[0].dispatched_at
+    return dataclasses.replace(part, half_width=abs(part.seconds / off) * speed.half_width)

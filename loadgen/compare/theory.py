@@ -19,6 +19,9 @@ from queueing.arrivals.notation import gap_scv
 from queueing.arrivals.text import Process
 from queueing.distributions.token_distribution import TokenDistribution
 from queueing.errors import PredictionError, UnstableQueueError
+from queueing.estimation.checked import CheckedRun, check_run
+from queueing.estimation.replayed import replayed
+from queueing.estimation.window.of_run import window_of_run
 from queueing.latency.law import LatencyModel
 from queueing.measurement.recursion import Served
 from queueing.model import Model, step_bound
@@ -27,9 +30,7 @@ from queueing.prediction import predict_model
 from queueing.prediction.by_length import ByLength, durations_by_length
 from queueing.result import LEVELS, Quantiles
 from queueing.simulation import fast
-from queueing.simulation.experiment import run_given
 
-REPLICATIONS = 20  # draws of the residuals; without a residual one is enough
 ONE_TOKEN = TokenDistribution(np.array([0.0, 1.0]))  # a replay draws no lengths
 
 
@@ -51,6 +52,7 @@ def theory_of(
     return Theory(
         law=law,
         replay=asked.replay,
+        check=asked.check,
         predict=asked.predict,
         live=asked.live,
         published=asked.published,
@@ -80,6 +82,13 @@ class _Asked:
         return replay_arrivals(
             policy, requests, at, self.max_num_seqs, step_tokens=self.step_tokens
         )
+
+    def check(
+        self, policy: Policy, requests: Sequence[Served], shortest_delay: float
+    ) -> CheckedRun | None:
+        flows = np.array([r.flow or "" for r in requests], dtype=np.str_)
+        seen, model = window_of_run(requests, shortest_delay), self.calibrated(policy, requests)
+        return check_run(seen, model, flows)
 
     def predict(
         self, policy: Policy, rate: float, requests: Sequence[Served], at: LatencyModel
@@ -176,14 +185,11 @@ def replay_arrivals(
         step_tokens=step_bound(policy, max_num_seqs, step_tokens),
         servers=servers_of(requests),
     )
-    draws = REPLICATIONS if law.cv and not policy.joins_running else 1
-    given, total = _trace_of(requests), np.zeros((len(requests), 2))
-    for stream in np.random.SeedSequence(seed).spawn(draws):
-        run = run_given(model, given, stream)
-        total += np.column_stack([run.dispatched_at, run.released_at])
+    found = replayed(model, _trace_of(requests), seed=seed)
+    instants = zip(found.dispatched.mean(axis=0), found.released.mean(axis=0), strict=True)
     return {
-        request.id: (start, release)
-        for request, (start, release) in zip(requests, (total / draws).tolist(), strict=True)
+        request.id: (float(start), float(release))
+        for request, (start, release) in zip(requests, instants, strict=True)
     }
 
 

@@ -31,7 +31,7 @@ from queueing.estimation.assumptions.engine_assumptions import (
     stable_queue,
 )
 from queueing.estimation.assumptions.memory_assumption import enough_memory
-from queueing.estimation.assumptions.verdict import Compared, compare, judged, with_check
+from queueing.estimation.assumptions.verdict import Compared, compare, with_check
 from queueing.estimation.band import (
     Ask,
     Sensitivity,
@@ -41,7 +41,7 @@ from queueing.estimation.band import (
     wander_band,
 )
 from queueing.estimation.cached_prediction import CachedPrediction
-from queueing.estimation.checked import Pairs, check_window
+from queueing.estimation.checked import Pairs, at_their_speeds, check_window
 from queueing.estimation.estimates import Estimates, estimate, held_tokens
 from queueing.estimation.interval import UNKNOWN, Estimate
 from queueing.estimation.lengths.within_calls import significant
@@ -157,7 +157,7 @@ def assess(
         return _nothing(seen, estimates, policy)
     lengths = estimates.output_tokens.law(limits.max_output_tokens)
     model = model_of(policy, lengths, estimates.law(shape), limits, estimates)
-    model = _at_their_speeds(model, speeds.factors)
+    model = at_their_speeds(model, speeds.factors)
     load = _load(model, estimates, shape)
     forecast = _forecast(model, load.value, estimates, limits, known or Known())
     load = load.scaled(forecast.overload)
@@ -270,7 +270,7 @@ def _assumptions(
         ),
         *several,
         enough_memory(seen, policy, min(bounds, default=None)),
-        stable_queue(load, judged(seen), kept_finite=_kept_finite(clients, limits)),
+        stable_queue(load, seen.judged(), kept_finite=_kept_finite(clients, limits)),
         _settled(seen, clients, forecast.relaxation, waiting_before, forecast.free_rate),
     )
 
@@ -431,15 +431,6 @@ def _in_memory(model: Model, limits: Limits, estimates: Estimates) -> Model:
     except SpecError:  # not even the largest one fits
         return model
     return limited if memory_limited(limited) else model
-
-
-def _at_their_speeds(model: Model, factors: Mapping[int, float]) -> Model:
-    """In the order of the servers' ids; of one that has served nobody nothing is known."""
-    if not factors or model.servers == 1:
-        return model
-    known = [factors[server] for server in sorted(factors)][: model.servers]
-    speeds = (*known, *[1.0] * (model.servers - len(known)))
-    return dataclasses.replace(model, server_speeds=speeds)
 
 
 def _load(model: Model, estimates: Estimates, shape: LatencyModel) -> Estimate:

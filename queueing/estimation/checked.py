@@ -1,18 +1,18 @@
-"""The check of the live model: the window's own requests, as observed and as the model serves the
-same ones at the speed that the engine had (queueing.measurement.check), in blocks of a tenth of the
-window: slow changes of the speed are followed, a law of another shape than the engine's is not.
+"""The check: the requests of a window or a run, as observed and as the model serves the same ones
+at the speed that the engine had at each moment (queueing.measurement.check).
 
 What waited or ran when the window began stands at its beginning: a request that was dispatched
 before then enters the model at its dispatch, one that waited at the begin of the window. Those
-that arrived since are judged, in pairs; no Poisson arrivals and no steady state are assumed. The
-speed is taken from service times, never from delays; of a policy from outside, and of an order
-that only the policy object itself knows, the last `DRIVEN` requests are driven through it.
+that arrived since are judged, in pairs; no Poisson arrivals and no steady state are assumed. Of a
+policy from outside, and of an order that only the policy object itself knows, the last `DRIVEN`
+requests of a window are driven through it.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,25 +22,23 @@ import numpy.typing as npt
 from policies import Fixed, is_first_come
 from policies.ordered import counts, order_of
 from queueing.estimation.change import Vector
-from queueing.estimation.speed.batch_times import SLOT_ERROR
+from queueing.estimation.replayed import ENOUGH, Holding, Replayed, replayed
+from queueing.estimation.speed.batch_times import BatchTimes
 from queueing.estimation.speed.speeds import Speeds
-from queueing.estimation.window.snapshot import FIELDS, Snapshot
+from queueing.estimation.window.snapshot import CENSORED, FIELDS, Snapshot
+from queueing.latency.speed import Speed, measured_speed
 from queueing.latency.speed_path import SpeedPath, path_of_batches, path_of_slots
 from queueing.measurement.batch_means import BATCHES, batch_means_interval, student
 from queueing.measurement.check import Check
 from queueing.measurement.recursion import batch_starts
-from queueing.measurement.statistics import WARM_UP
 from queueing.model import Model
 from queueing.models.soap.predictor_text import NO_PREDICTION
 from queueing.simulation import fast
-from queueing.simulation.experiment import run_given
 
-DRAWS = 16  # of the residuals of batches
 DRIVEN = 1_000  # requests where the policy object is driven
 FEWEST = 20  # requests
-SPAN = 50  # batches of one speed, at least: their own residual is a part of it
+NO_FLOWS = np.empty(0, dtype=np.str_)
 TOGETHER, FEWEST_PARTS = 4, 10  # batches in a part of the interval, and such parts
-BLOCKS = 10  # of a window: the engine's speed is taken as constant in each
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -79,24 +77,28 @@ class Pairs:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class _Requests:
+class Requests:
     """In the order in which they enter the model; seconds and tokens."""
 
     enters: Vector
     arrived: Vector
     dispatched: Vector
     freed: Vector  # when the engine was done with it
-    ends: Vector  # of what is judged
+    released: Vector
+    held: Vector  # how long it was served; unknown where it was cut short
     prompts: npt.NDArray[np.int64]
     outputs: npt.NDArray[np.int64]
     predicted: Vector
+    limits: Vector
     batch: Vector
+    server: Vector
     judged: npt.NDArray[np.bool_]
+    row: npt.NDArray[np.intp]  # of the snapshot; none of those that are still in service
 
-    def part(self, kept: Any) -> _Requests:
+    def part(self, kept: Any) -> Requests:
         """Some of them: a mask, indices or a slice."""
         names = (each.name for each in dataclasses.fields(self))
-        return _Requests(**{name: getattr(self, name)[kept] for name in names})
+        return Requests(**{name: getattr(self, name)[kept] for name in names})
 
 
 def check_window(seen: Snapshot, model: Model, speeds: Speeds, turnaround: float) -> Pairs | None:
@@ -113,26 +115,92 @@ def check_window(seen: Snapshot, model: Model, speeds: Speeds, turnaround: float
         requests = requests.part(slice(-DRIVEN, None))
     if np.count_nonzero(requests.judged) < FEWEST:
         return None
-    draws = _replayed(requests, model, _path(model, speeds), compiled=compiled)
-    judged = requests.judged & np.isfinite(draws).all(axis=0)
+    found = _replayed(requests, model, speeds)
+    return _pairs(requests, model, found, sojourn=policy.joins_running, turnaround=turnaround)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class CheckedRun:
+    """A run beside the model at its speed; `dispatched` and `released` are means over draws, in the
+    order of the rows; seconds.
+    """
+
+    speed: Speed
+    queueing_delay: Check
+    sojourn_time: Check
+    dispatched: Vector
+    released: Vector
+
+
+def check_run(
+    seen: Snapshot, model: Model, flows: npt.NDArray[np.str_] = NO_FLOWS
+) -> CheckedRun | None:
+    """`model`: under the calibrated law; `seen`: the whole run (`window_of_run`), with the flow of
+    each of its rows. None where no batch was served whole.
+    """
+    model = _plain(model)
+    joins = model.policy.joins_running
+    speeds = Speeds.of(model.policy, seen, model.law, model.step_tokens)
+    times = BatchTimes.chained(speeds.slots) if joins else speeds.times
+    speed = measured_speed(times.measured, times.fitted)
+    if speed is None:
+        return None
+    model = dataclasses.replace(model, law=speed.law(model.law))
+    requests = _requests(seen, model)
+    if joins:
+        found = _replayed(requests, model, None, flows)
+        speed = dataclasses.replace(speed, factor=found.speed, cv=0.0)
+        model = dataclasses.replace(model, law=speed.law(model.law))
+    found = _replayed(requests, at_their_speeds(model, speeds.factors), speeds, flows)
+    instants = np.empty((2, requests.row.size))
+    instants[:, requests.row] = found.dispatched.mean(axis=0), found.released.mean(axis=0)
+    least = max(0.0, seen.shortest_delay) if math.isfinite(seen.shortest_delay) else 0.0
+    delay, sojourn = (
+        _pairs(requests, model, found, sojourn=each, turnaround=least).check
+        for each in (False, True)
+    )
+    return CheckedRun(
+        speed=speed,
+        queueing_delay=delay,
+        sojourn_time=sojourn,
+        dispatched=instants[0],
+        released=instants[1],
+    )
+
+
+def at_their_speeds(model: Model, factors: Mapping[int, float]) -> Model:
+    """Servers in the order of their ids; of one that has served nobody nothing is known."""
+    if not factors or model.servers == 1:
+        return model
+    known = [factors[server] for server in sorted(factors)][: model.servers]
+    speeds = (*known, *[1.0] * (model.servers - len(known)))
+    return dataclasses.replace(model, server_speeds=speeds)
+
+
+def _pairs(
+    requests: Requests, model: Model, found: Replayed, *, sojourn: bool, turnaround: float = 0.0
+) -> Pairs:
+    """Of the judged ones."""
+    ends = requests.released if sojourn else requests.dispatched
+    draws = found.released if sojourn else found.dispatched
+    judged = requests.judged & np.isfinite(ends) & np.isfinite(draws).all(axis=0)
     arrived = requests.arrived[judged]
-    observed, every = requests.ends[judged] - arrived, np.maximum(draws[:, judged] - arrived, 0.0)
-    if not policy.joins_running:
+    observed, every = ends[judged] - arrived, np.maximum(draws[:, judged] - arrived, 0.0)
+    if not sojourn:
         every = np.maximum(every, turnaround)
     modelled = every.mean(axis=0)
     # parts of one path, as in overload, need not be independent: what was seen is one more draw
-    within = _interval(observed - modelled, requests.batch[judged], joins=policy.joins_running)
-    half_width = max(within, _of_one_more(every.mean(axis=1)))
-    if policy.joins_running:  # the speed of slots has an error of its own
-        half_width += SLOT_ERROR * float(modelled.mean())
+    joins = model.policy.joins_running
+    within = _interval(observed - modelled, requests.batch[judged], joins=joins)
+    held = ENOUGH if joins else 0.0  # what the holding times are right within
     check = Check(
         observed=float(observed.mean()),
         modelled=float(modelled.mean()),
-        half_width=half_width,
+        half_width=max(within, _of_one_more(every.mean(axis=1))) + held * float(modelled.mean()),
         requests=int(observed.size),
-        measured_services=_by_services(requests, model, judged),
+        measured_services=None if sojourn else _by_services(requests, model, judged),
     )
-    return Pairs(ended_at=requests.ends[judged], observed=observed, draws=every, check=check)
+    return Pairs(ended_at=ends[judged], observed=observed, draws=every, check=check)
 
 
 def _interval(differences: Vector, batch: Vector, *, joins: bool) -> float:
@@ -166,7 +234,7 @@ def _plain(model: Model) -> Model:
     )
 
 
-def _requests(seen: Snapshot, model: Model) -> _Requests:
+def _requests(seen: Snapshot, model: Model) -> Requests:
     """Those of this epoch that were dispatched, with what ran when it began."""
     joins = model.policy.joins_running
     dispatched, freed = seen.column("dispatched_at"), seen.column("server_free_at")
@@ -176,59 +244,45 @@ def _requests(seen: Snapshot, model: Model) -> _Requests:
     before = known & ~own
     busy = float(freed[before].max(initial=-math.inf)) if seen.servers == 1 else -math.inf
     column = {name: seen.column(name)[own] for name in FIELDS}
-    arrived, started = column["arrived_at"], column["dispatched_at"]
+    arrived, started, ended = (
+        column[name] for name in ("arrived_at", "dispatched_at", "server_free_at")
+    )
     enters = np.where(started < seen.start, started, np.maximum(arrived, seen.start))
-    ends = column["released_at" if joins else "dispatched_at"]
-    found = _Requests(
+    outputs = np.nan_to_num(column["output_tokens"])
+    whole = (column["ending"] <= CENSORED) & (outputs >= 1)
+    found = Requests(
         enters=np.maximum(enters, busy),
         arrived=arrived,
         dispatched=started,
-        freed=column["server_free_at"],
-        ends=ends,
+        freed=ended,
+        released=column["released_at"],
+        held=np.where(whole, ended - started, math.nan),
         prompts=np.nan_to_num(column["prompt_tokens"]).astype(np.int64),
-        outputs=np.maximum(np.nan_to_num(column["output_tokens"]), 1).astype(np.int64),
+        outputs=np.maximum(outputs, 1).astype(np.int64),
         predicted=column["predicted_tokens"],
+        limits=column["max_output_tokens"],
         batch=column["batch_id"],
-        judged=_judged(seen, arrived, ends),
+        server=column["server_id"],
+        judged=seen.judged_rows(sojourn=joins)[own],
+        row=np.flatnonzero(own),
     )
     found = _with_running(found, seen) if joins else found
     return found.part(np.lexsort((found.dispatched, found.arrived, found.enters)))
 
 
-def _judged(seen: Snapshot, arrived: Vector, ends: Vector) -> npt.NDArray[np.bool_]:
-    """The same requests as the forecast is judged by (queueing.estimation.assumptions.verdict)."""
-    own = np.flatnonzero(arrived >= seen.start)
-    own = own[np.argsort(arrived[own], kind="stable")]
-    own = own[int(WARM_UP * own.size) :] if seen.start <= seen.epoch_at else own
-    judged = np.zeros(arrived.size, dtype=bool)
-    judged[own] = True
-    judged &= np.isfinite(ends)
-    return judged
-
-
-def _with_running(found: _Requests, seen: Snapshot) -> _Requests:
+def _with_running(found: Requests, seen: Snapshot) -> Requests:
     """And those that share the engine now, with the tokens that they have."""
     if not seen.in_service:
         return found
     at = np.array([each[0] for each in seen.in_service])
     tokens = np.array([max(1, each[1]) for each in seen.in_service], dtype=np.int64)
-    unknown, none = np.full(at.size, math.nan), np.zeros(at.size, dtype=bool)
     prompt = int(found.prompts.mean()) if found.prompts.size else 0
-    running = _Requests(
-        enters=at,
-        arrived=at,
-        dispatched=at,
-        freed=unknown,
-        ends=unknown,
-        prompts=np.full(at.size, prompt, dtype=np.int64),
-        outputs=tokens,
-        predicted=unknown,
-        batch=unknown,
-        judged=none,
-    )
-    names = [each.name for each in dataclasses.fields(_Requests)]
-    return _Requests(
-        **{name: np.concatenate([getattr(found, name), getattr(running, name)]) for name in names}
+    running = {each.name: np.full(at.size, math.nan) for each in dataclasses.fields(Requests)}
+    running |= dict.fromkeys(("enters", "arrived", "dispatched"), at)
+    running |= {"outputs": tokens, "prompts": np.full(at.size, prompt, dtype=np.int64)}
+    running |= {"judged": np.zeros(at.size, dtype=bool), "row": np.full(at.size, -1)}
+    return Requests(
+        **{name: np.concatenate([getattr(found, name), more]) for name, more in running.items()}
     )
 
 
@@ -236,51 +290,42 @@ def _path(model: Model, speeds: Speeds) -> SpeedPath | None:
     """How fast the engine was at each moment; None where it is taken as constant."""
     policy, times = model.policy, speeds.times
     waits = isinstance(policy, Fixed) and math.isfinite(policy.max_wait)
-    if model.servers > 1 or waits or times.count < 2:
+    if model.servers > 1 or waits or order_of(policy).preemptive or times.count < 2:
         return None
-    speed, span = model.law.speed, max(SPAN, times.count // BLOCKS)
     if policy.joins_running:
-        span = max(2, times.count // BLOCKS)  # of groups, each of several requests
-        return path_of_slots(times.at, times.measured, times.fitted, speed, span)
+        return path_of_slots(times.at, times.measured, times.fitted, model.law.speed)
     ended = times.at + times.measured
-    return path_of_batches(times.at, ended, times.fitted, speed, span)
+    about = times.size, times.longest
+    return path_of_batches(times.at, ended, times.fitted, model.law.speed, about)
 
 
 def _replayed(
-    requests: _Requests, model: Model, path: SpeedPath | None, *, compiled: bool
-) -> npt.NDArray[np.float64]:
-    """Where each ends, as what is judged of it, of every draw; seconds."""
-    enters = requests.enters
-    if path is not None:
-        enters = path.to_clock(enters)
-        cv = model.law.cv if model.policy.joins_running else path.cv
-        model = dataclasses.replace(model, law=dataclasses.replace(model.law, speed=1.0, cv=cv))
-    told = requests.predicted
+    requests: Requests,
+    model: Model,
+    speeds: Speeds | None,
+    flows: npt.NDArray[np.str_] = NO_FLOWS,
+) -> Replayed:
+    limits = np.where(np.isnan(requests.limits), requests.outputs, requests.limits)
     given = fast.Trace(
-        enters,
+        requests.enters,
         requests.outputs,
         requests.prompts,
-        predicted=told if not compiled or np.isfinite(told).all() else np.empty(0),
-        limits=np.empty(0, dtype=np.int64) if compiled else requests.outputs,
+        predicted=requests.predicted,
+        limits=np.maximum(limits, 1).astype(np.int64),
+        flows=flows[requests.row] if flows.size else flows,
     )
-    draws = DRAWS if compiled and model.law.cv and not model.policy.joins_running else 1
-    found = np.empty((draws, enters.size))
-    for ends, stream in zip(found, np.random.SeedSequence(0).spawn(draws), strict=True):
-        run = run_given(model, given, stream)
-        ends[:] = run.released_at if model.policy.joins_running else run.dispatched_at
-    if path is None:
-        return found
-    at_once = found == enters  # the way there and back must not make a delay of these
-    return np.where(at_once, requests.enters, path.to_run(found.ravel()).reshape(found.shape))
+    holding = Holding(requests.dispatched, requests.held) if model.policy.joins_running else None
+    path = None if speeds is None else _path(model, speeds)
+    return replayed(model, given, path, holding)
 
 
-def _by_services(requests: _Requests, model: Model, judged: npt.NDArray[np.bool_]) -> float | None:
+def _by_services(requests: Requests, model: Model, judged: npt.NDArray[np.bool_]) -> float | None:
     """The mean delay by the recursion on batches and service times as measured
-    (queueing.measurement.recursion); None where it is not one server's in order of arrival.
+    (queueing.measurement.recursion); None where it is not of batches in order of arrival.
     """
     policy = model.policy
-    if policy.joins_running or model.servers > 1 or not is_first_come(policy):
+    if policy.joins_running or not is_first_come(policy):
         return None
-    rows = (requests.enters, requests.dispatched, requests.freed, requests.batch)
-    starts = batch_starts(policy, np.stack([*rows, np.zeros(requests.batch.size)]))
+    instants = (requests.enters, requests.dispatched, requests.freed)
+    starts = batch_starts(policy, np.stack([*instants, requests.batch, requests.server]))
     return float((starts[judged] - requests.arrived[judged]).mean())

@@ -6,33 +6,18 @@
 
 The shape k1..k4 is never fitted here: slow periods grow batches, so a run's own batches give
 nonsense constants.
-
-A continuous engine has no batches: a slot is held longer the more share the engine. Its speed is
-the one at which the law's simulation of the run's own arrivals and lengths has the measured mean
-holding time, found by secant in the logarithm; its steps carry no residual (cv 0). It uses measured
-service times, never delays.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from policies import Policy
 from queueing.latency.law import LatencyModel
-from queueing.measurement.batch_means import FloatArray
-from queueing.measurement.recursion import Served, batches
-
-TOLERANCE = 0.002  # of the logarithm of the holding time
-ROUNDS = 5
-
-Replay = Callable[
-    [Policy, Sequence[Served], LatencyModel], dict[str, tuple[float, float]]
-]  # id -> start and release, seconds
+from queueing.measurement.batch_means import FloatArray, batch_means_interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,40 +29,11 @@ class Speed:
     factor: float
     cv: float
     n: int  # batches (continuous: requests) it was taken from
+    half_width: float = math.inf  # of the factor, relative (95 %)
 
     def law(self, law: LatencyModel) -> LatencyModel:
         """The law as the run had it."""
         return dataclasses.replace(law, speed=self.factor, cv=self.cv)
-
-
-def measured_speed(
-    policy: Policy, group: Sequence[Served], law: LatencyModel, replay: Replay | None = None
-) -> Speed | None:
-    """Speed of a run; None where no batch was served whole, or for continuous without a
-    simulator.
-    """
-    if policy.joins_running:
-        return None if replay is None else _slot_speed(policy, group, law, replay)
-    whole = [
-        members
-        for members in batches(group)
-        if len(members) == members[0].batch_size
-        and all(member.completed and member.output_tokens for member in members)
-    ]
-    # an interruption wastes a part of a step, which no record tells
-    whole = [each for each in whole if not any(member.preemptions for member in each)] or whole
-    if not whole:
-        return None
-    pairs = [
-        (
-            max(member.server_free_at for member in members) - members[0].dispatched_at,
-            service_time(policy, members, law.at_speed(1.0)),
-        )
-        for members in whole
-    ]
-    measured, fitted = np.array(pairs).T
-    factor = float(measured.sum() / fitted.sum())
-    return Speed(factor, residual_cv(measured, factor * fitted), measured.size)
 
 
 def residual_cv(measured: FloatArray, fitted: FloatArray) -> float:
@@ -96,56 +52,11 @@ def residual_cv(measured: FloatArray, fitted: FloatArray) -> float:
     )
 
 
-def service_time(policy: Policy, members: Sequence[Served], law: LatencyModel) -> float:
-    """The law's mean service time of this very batch, seconds. A resume is charged as an admission
-    of the prompt and `kr`: what it recomputes of the answer is not known.
-    """
-    lengths = [member.output_tokens for member in members]
-    prompts = sum(member.prompt_tokens for member in members)
-    resumes = sum(
-        member.preemptions * law.setup(1, member.prompt_tokens, 1)
-        for member in members
-        if member.preemptions
-    )
-    if policy.padded:
-        return law.padded(len(members), max(lengths), prompts) + resumes
-    return law.unpadded(len(members), sum(lengths), max(lengths), prompts) + resumes
-
-
-def _slot_speed(
-    policy: Policy, group: Sequence[Served], law: LatencyModel, replay: Replay
-) -> Speed | None:
-    finished = [
-        request
-        for request in group
-        if request.completed and request.output_tokens and request.released_at is not None
-    ]
-    if not finished:
+def measured_speed(measured: FloatArray, fitted: FloatArray) -> Speed | None:
+    """From measured service times and the law's, seconds; None where there are none."""
+    if not measured.size:
         return None
-    measured = math.log(
-        math.fsum(request.server_free_at - request.dispatched_at for request in finished)
-    )
-
-    def excess(log_speed: float) -> float:
-        replayed = replay(
-            policy, group, dataclasses.replace(law, speed=math.exp(log_speed), cv=0.0)
-        )
-        return (
-            math.log(math.fsum(replayed[r.id][1] - replayed[r.id][0] for r in finished)) - measured
-        )
-
-    return Speed(math.exp(_secant(excess)), 0.0, len(finished))
-
-
-def _secant(excess: Callable[[float], float]) -> float:
-    """A zero near 0 of an increasing function with a slope of about one."""
-    at, value = 0.0, excess(0.0)
-    slope = 1.0
-    for _ in range(ROUNDS):
-        if abs(value) < TOLERANCE:
-            break
-        following = at - value / slope
-        new = excess(following)
-        slope = max(1.0, (new - value) / (following - at))
-        at, value = following, new
-    return at
+    factor = float(measured.sum() / fitted.sum())
+    lawful = factor * fitted
+    half_width = batch_means_interval(measured - lawful).half_width / float(lawful.mean())
+    return Speed(factor, residual_cv(measured, lawful), measured.size, half_width)

@@ -1,14 +1,17 @@
-"""How fast the machine was at each moment of a run, and the run's requests served at that pace.
+"""How fast the machine was at each moment of a run.
 
 Where every duration is s(t) times the law's, the law's own clock is
 
     tau(t) = integral of dt / s(t)
 
 in which the machine has a constant speed of 1. So the arrivals are moved to that clock, the law
-serves them there, and starts and ends are moved back. s(t) is a step function: over 8 consecutive
-batches (continuous: requests; fewer where there are few) it is their measured service time over the
-law's, as `queueing.latency.speed` has it for the whole run; between batches it is that of the whole
-run. It is taken from service times, never from delays.
+serves them there, and starts and ends are moved back. s(t) is a step function: over a block of
+batches it is their measured service time over the law's, between batches that of the whole run. It
+is taken from service times, never from delays. Blocks are tenths of the run, of 8 batches at least
+(fewer where there are few): slow changes of the speed are followed, a law of another shape than the
+engine's is not. They are halved as long as parts of 8 batches differ within them by more than their
+own scatter explains (F test): a machine that changes faster is followed, too. What depends on sizes
+and lengths is taken out before: that is the law's shape, not the machine.
 
 One server only; a `max_wait` does not scale with the machine, so `fixed` with one keeps a constant
 speed, as policies do that take requests out of service.
@@ -20,77 +23,64 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
+from scipy.special import fdtri
 
-from policies import Fixed, Policy
-from policies.ordered import order_of
-from queueing.latency.law import LatencyModel
-from queueing.latency.speed import Replay, Speed, service_time
+from queueing.distributions.token_distribution import Vector
 from queueing.measurement.batch_means import FloatArray
-from queueing.measurement.recursion import Served, batches
 
-SPAN = 8  # batches or requests of one value of s; fewer where there are few
-SPANS = 5  # at least, of two batches or more
-PASSES = 2  # over a continuous run, whose holding times depend on the speed of their neighbours
-
-Instants = dict[str, tuple[float, float]]  # start and release by id, seconds
+IntArray = npt.NDArray[np.intp]
+BLOCKS = 10  # of a run, each of one speed
+LEAST = 8  # batches in a block; fewer where there are few
+FEW = 5  # blocks at least, of two batches or more
+SURE = 0.999
 
 
 @dataclass(frozen=True, eq=False)
 class SpeedPath:
-    """Instants of the run and of the law's clock at its knots, both increasing; seconds."""
+    """Instants of the run at its knots, increasing, seconds; between each two the speed, and the
+    block.
+    """
 
     at: FloatArray
-    clock: FloatArray
+    speed: FloatArray
+    block: IntArray
     outside: float  # speed before the first and after the last knot
     cv: float  # of the residual about the path
 
-    def to_clock(self, instants: FloatArray) -> FloatArray:
+    @cached_property
+    def clock(self) -> FloatArray:
+        """The law's clock at the knots, seconds."""
+        return np.concatenate([[0.0], np.cumsum(np.diff(self.at) / self.speed)])
+
+    def to_clock(self, instants: Vector) -> FloatArray:
         """The law's clock at instants of the run."""
         return _along(self.at, self.clock, 1 / self.outside, instants)
 
-    def to_run(self, clock: FloatArray) -> FloatArray:
+    def to_run(self, clock: Vector) -> FloatArray:
         """The other way."""
         return _along(self.clock, self.at, self.outside, clock)
 
+    def corrected(self, at: Vector, measured: Vector, modelled: Vector) -> SpeedPath:
+        """With each speed so many times as large as what began then took longer, in sum, than in
+        the model.
+        """
+        place = np.clip(np.searchsorted(self.at, at, "right") - 1, 0, self.block.size - 1)
+        blocks, count = self.block[place], int(self.block[-1]) + 1
+        took, model = (np.bincount(blocks, each, count) for each in (measured, modelled))
+        known = (took > 0) & (model > 0)
+        ratio = np.where(known, took / np.where(known, model, 1.0), 1.0)
+        return dataclasses.replace(self, speed=self.speed * ratio[self.block])
 
-def _along(known: FloatArray, wanted: FloatArray, slope: float, values: FloatArray) -> FloatArray:
+
+def _along(known: FloatArray, wanted: FloatArray, slope: float, values: Vector) -> FloatArray:
     inner = np.interp(values, known, wanted)
     before, after = np.minimum(values - known[0], 0.0), np.maximum(values - known[-1], 0.0)
     result: FloatArray = inner + slope * (before + after)
     return result
-
-
-def replay_at_pace(
-    policy: Policy, requests: Sequence[Served], law: LatencyModel, speed: Speed, replay: Replay
-) -> Instants:
-    """Start and release of every request had the law served it at the speed that the machine had at
-    each moment; at the run's constant speed where no path is known.
-    """
-    constant = speed.law(law)
-    fixed_wait = isinstance(policy, Fixed) and math.isfinite(policy.max_wait)
-    if fixed_wait or order_of(policy).preemptive or len({r.server_id for r in requests}) > 1:
-        return replay(policy, requests, constant)
-    if not policy.joins_running:
-        path = _path_of_batches(policy, requests, law, speed)
-        return _replayed(path, policy, requests, law, replay)
-    return _slots_at_pace(policy, requests, law, speed, replay)
-
-
-def _path_of_batches(
-    policy: Policy, requests: Sequence[Served], law: LatencyModel, speed: Speed
-) -> SpeedPath:
-    whole = [
-        members
-        for members in batches(requests)
-        if len(members) == members[0].batch_size
-        and all(member.completed and member.output_tokens for member in members)
-    ]
-    begun = np.array([members[0].dispatched_at for members in whole])
-    ended = np.array([max(m.server_free_at for m in members) for members in whole])
-    fitted = np.array([service_time(policy, members, law.at_speed(1.0)) for members in whole])
-    return path_of_batches(begun, ended, fitted, speed.factor)
 
 
 def path_of_batches(
@@ -98,86 +88,66 @@ def path_of_batches(
     ended: FloatArray,
     fitted: FloatArray,
     outside: float,
-    span: int | None = None,
+    about: Sequence[FloatArray] = (),
 ) -> SpeedPath:
     """Of one server's batches in order, seconds; `fitted`: by the law at speed 1, `outside`: the
-    speed between them, `span`: batches of one speed.
+    speed between them, `about`: what may depend on the law's shape, sizes and lengths.
     """
     count = begun.size
     begun = begun.copy()
     begun[1:] = np.maximum(begun[1:], np.maximum.accumulate(ended)[:-1])
     lasted = np.maximum(ended - begun, 0.0)
-    spans = _spans(count, span)
+    spans = _blocks(count, _span(lasted / fitted, about))
     pace = np.add.reduceat(lasted, spans) / np.add.reduceat(fitted, spans)
-    pace = np.repeat(pace, np.diff([*spans, count]))
+    block = np.repeat(np.arange(pace.size), np.diff([*spans, count]))
+    pace = pace[block]
     # at the beginning and at the end of every batch; idle between
-    slowness = np.column_stack([np.full(count, outside), pace]).ravel()[1:]
+    speed = np.column_stack([np.full(count, outside), pace]).ravel()[1:]
     at = np.column_stack([begun, begun + lasted]).ravel()
     scatter = np.sum((lasted - pace * fitted) ** 2) / np.sum((pace * fitted) ** 2)
     freedom = count - len(spans)
     cv = math.sqrt(scatter * count / freedom) if freedom else 0.0
-    return _path(at, slowness, outside, cv)
+    kept = np.append(True, np.diff(at) > 0)
+    parts = speed[kept[1:]], np.repeat(block, 2)[1:][kept[1:]]
+    return SpeedPath(at[kept], *parts, outside, cv)
 
 
 def path_of_slots(
-    at: FloatArray, measured: FloatArray, fitted: FloatArray, outside: float, span: int
+    at: FloatArray, measured: FloatArray, fitted: FloatArray, outside: float
 ) -> SpeedPath:
-    """Of a continuous server's groups of requests, `span` of one speed; else as of batches."""
-    spans = _spans(at.size, span)
+    """Of a continuous server's groups of requests; else as of batches."""
+    spans = _blocks(at.size, max(2, at.size // BLOCKS))
     pace = np.add.reduceat(measured, spans) / np.add.reduceat(fitted, spans)
-    return _path(np.append(at[spans], at[-1] + measured[-1]), pace, outside, 0.0)
+    knots = np.append(at[spans], at[-1] + measured[-1])
+    return SpeedPath(knots, pace, np.arange(pace.size), outside, 0.0)
 
 
-def _slots_at_pace(
-    policy: Policy, requests: Sequence[Served], law: LatencyModel, speed: Speed, replay: Replay
-) -> Instants:
-    """Neighbours share the engine: what a slot is held depends on all of them. Each pass corrects
-    the path by the ratio of the holding times.
-    """
-    order = sorted(requests, key=lambda r: r.dispatched_at)
-    order = [r for r in order if r.completed and r.output_tokens]
-    spans = _spans(len(order))
-    held = np.add.reduceat([r.server_free_at - r.dispatched_at for r in order], spans)
-    at = np.array([order[index].dispatched_at for index in spans] + [order[-1].server_free_at])
-    pace = np.full(len(spans), speed.factor)
-    found = replay(policy, requests, speed.law(law))
-    for _ in range(PASSES):
-        replayed = np.add.reduceat([found[r.id][1] - found[r.id][0] for r in order], spans)
-        pace = pace * held / replayed
-        path = _path(at, pace, speed.factor, 0.0)
-        found = _replayed(path, policy, requests, law, replay)
-    return found
+def _span(ratio: FloatArray, about: Sequence[FloatArray]) -> int:
+    """Batches in a block."""
+    count = ratio.size
+    if count < LEAST * FEW:
+        return max(2, count // FEW)
+    given = np.stack([np.ones(count), *about], axis=1)
+    rest = ratio - given @ np.linalg.lstsq(given, ratio, rcond=None)[0]
+    parts, within = _sums(rest, LEAST)
+    span = max(LEAST, count // BLOCKS // LEAST * LEAST)
+    while span > LEAST:
+        blocks, between = _sums(rest, span)
+        freedom = parts - blocks, count - parts
+        if between - within <= within * freedom[0] / freedom[1] * float(fdtri(*freedom, SURE)):
+            break
+        span = max(LEAST, span // 2 // LEAST * LEAST)
+    return span
 
 
-def _spans(count: int, span: int | None = None) -> list[int]:
+def _sums(values: FloatArray, span: int) -> tuple[int, float]:
+    """How many blocks there are, and the squares about their means."""
+    begins = _blocks(values.size, span)
+    sizes = np.diff([*begins, values.size])
+    means = np.add.reduceat(values, begins) / sizes
+    return len(begins), float(np.sum((values - np.repeat(means, sizes)) ** 2))
+
+
+def _blocks(count: int, span: int) -> list[int]:
     """Where each begins; the last has up to twice as many."""
-    span = span or min(SPAN, max(2, count // SPANS))
     return list(range(0, max(1, count - span + 1), span))
-
-
-def _path(at: FloatArray, slowness: FloatArray, outside: float, cv: float) -> SpeedPath:
-    """From the knots and the speed between each two."""
-    steps = np.diff(at)
-    clock = np.concatenate([[0.0], np.cumsum(steps / slowness)])
-    kept = np.concatenate([[True], steps > 0])
-    return SpeedPath(at[kept], clock[kept], outside, cv)
-
-
-def _replayed(
-    path: SpeedPath,
-    policy: Policy,
-    requests: Sequence[Served],
-    law: LatencyModel,
-    replay: Replay,
-) -> Instants:
-    arrivals = path.to_clock(np.array([r.arrived_at for r in requests]))
-    moved = [
-        dataclasses.replace(r, arrived_at=at)
-        for r, at in zip(requests, arrivals.tolist(), strict=True)
-    ]
-    found = replay(policy, moved, dataclasses.replace(law, speed=1.0, cv=path.cv))
-    clock = np.array([found[r.id] for r in requests])
-    instants = path.to_run(clock.ravel()).reshape(-1, 2)
-    at_once = clock[:, 0] == arrivals  # the way there and back must not make a delay of these
-    instants[at_once, 0] = np.array([r.arrived_at for r in requests])[at_once]
-    return {r.id: (start, end) for r, (start, end) in zip(requests, instants.tolist(), strict=True)}

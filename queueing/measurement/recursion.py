@@ -22,6 +22,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -157,8 +158,7 @@ def batch_starts(
     served others.
     """
     arrived, dispatched, freed, batch, server = requests
-    order = np.argsort(batch, kind="stable")
-    first = np.flatnonzero(np.diff(batch[order], prepend=np.nan) != 0)
+    order, first = by_batch(batch)
     sizes = np.diff(np.append(first, order.size))
     at, oldest = (np.minimum.reduceat(each[order], first) for each in (dispatched, arrived))
     ends, youngest = (np.maximum.reduceat(each[order], first) for each in (freed, arrived))
@@ -171,6 +171,12 @@ def batch_starts(
     found = np.empty(order.size)
     found[order] = np.repeat(starts, sizes)
     return found
+
+
+def by_batch(batch: npt.NDArray[Any]) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+    """Places of the members in the order of their batches, and where each batch begins there."""
+    order = np.argsort(batch, kind="stable")
+    return order, np.flatnonzero(np.diff(batch[order], prepend=-math.inf) != 0)
 
 
 def _ready(

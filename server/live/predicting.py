@@ -31,7 +31,7 @@ from queueing.control.wait_ahead import BatchService, SlotService
 from queueing.distributions.token_distribution import Vector
 from queueing.errors import PredictionError
 from queueing.estimation.assess import Assessment, Limits, assess, while_requests_came
-from queueing.estimation.assumptions.verdict import ENGINE, Compared, judged, observed_mean
+from queueing.estimation.assumptions.verdict import ENGINE, Compared, observed_mean
 from queueing.estimation.estimates import Estimates
 from queueing.estimation.identifiability import beyond
 from queueing.estimation.interval import UNKNOWN, Estimate
@@ -310,7 +310,7 @@ def _compared(found: Assessment) -> Compared:
 
 
 def _observed(seen: Snapshot, found: Assessment, *, joins: bool) -> Answer:
-    delays = judged(seen)
+    delays = seen.judged()
     observed = observed_mean(seen) if delays.size else None
     return {
         "n": int(delays.size),
@@ -368,7 +368,7 @@ def ask_drawn() -> dict[str, Answer | None]:
         distribution = plain and plain | about | {"modelled": quantiles(pairs.draws)}
         return {"distribution": distribution, "pairs": pairs.by_second(seen.now) | about}
     forecast = _forecast_delays(found, sojourn=sojourn)
-    plain = None if forecast is None else beside(judged(seen, sojourn=sojourn), forecast)
+    plain = None if forecast is None else beside(seen.judged(sojourn=sojourn), forecast)
     return {"distribution": plain and plain | about | {"modelled": None}, "pairs": None}
 
 

@@ -11,7 +11,6 @@ import pytest
 
 from loadgen.compare.compare import compare
 from loadgen.compare.theory import (
-    REPLICATIONS,
     predict_means,
     published_delay,
     replay_arrivals,
@@ -19,10 +18,13 @@ from loadgen.compare.theory import (
 )
 from policies import parse_policy
 from queueing.distributions.token_distribution import TokenDistribution, parse_distribution
+from queueing.estimation.replayed import DRAWS
 from queueing.latency.law import LatencyModel
 from queueing.measurement.recursion import served
 from queueing.model import Model
 from queueing.prediction import predict_model
+from queueing.simulation import fast
+from queueing.simulation.experiment import run_given
 from tests.loadgen.driver import LAW, LENGTHS, drive
 from tests.loadgen.policy_cases import CASES, each_policy
 
@@ -99,7 +101,7 @@ def test_pollaczek_khinchine_is_what_single_is_predicted() -> None:
     ("policy", "cv", "draws"),
     [
         ("capped:max_batch_size=4", 0.0, 1),
-        ("capped:max_batch_size=4", 0.3, REPLICATIONS),
+        ("capped:max_batch_size=4", 0.3, DRAWS),
         ("continuous:max_batch_size=4", 0.3, 1),
     ],
 )
@@ -107,16 +109,15 @@ def test_what_is_random_is_replayed_more_than_once(
     policy: str, cv: float, draws: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     group = served(drive(parse_policy(policy), 16.0, n=50))
-    spawned: list[int] = []
+    drawn: list[object] = []
 
-    class Seeds(np.random.SeedSequence):
-        def spawn(self, n_children: int) -> list[np.random.SeedSequence]:
-            spawned.append(n_children)
-            return super().spawn(n_children)
+    def run(*given: object) -> fast.SimulatedRun:
+        drawn.append(given)
+        return run_given(*given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(np.random, "SeedSequence", Seeds)
+    monkeypatch.setattr("queueing.estimation.replayed.run_given", run)
     replay_arrivals(parse_policy(policy), group, dataclasses.replace(LAW, cv=cv))
-    assert spawned[0] == draws
+    assert len(drawn) == draws
 
 
 @pytest.mark.parametrize("policy", ["dynamic", "elastic", "fixed:batch_size=4"])

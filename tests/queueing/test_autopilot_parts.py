@@ -34,7 +34,7 @@ from queueing.control.autopilot.knowledge import Knowledge, _unseen, learn, pred
 from queueing.control.autopilot.state import Carried, Failure, State, Trial
 from queueing.estimation.assess import Limits
 from queueing.estimation.assumptions.assumption import Assumption
-from queueing.estimation.assumptions.verdict import judged, observed_mean
+from queueing.estimation.assumptions.verdict import observed_mean
 from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
 from queueing.estimation.lengths.lengths import lengths
 from queueing.estimation.speed.speed_process import Stalls
@@ -128,12 +128,12 @@ def test_a_look_at_a_window_without_an_assessment_has_no_assumptions() -> None:
         (),
         7,
         99,
-        judged(window).size,
+        window.judged().size,
     )
-    delays = batch_means_interval(judged(window))
+    delays = batch_means_interval(window.judged())
     assert (found.observed.value, found.observed.high) == pytest.approx((delays.mean, delays.high))
     assert found.observed.value == pytest.approx(observed_mean(window).value)
-    assert found.observed_sojourn.value == pytest.approx(judged(window, sojourn=True).mean())
+    assert found.observed_sojourn.value == pytest.approx(window.judged(sojourn=True).mean())
     assert (
         assessed_window(window.having(window.rows[:0]), LAW, ELASTIC, Limits(), None).observed
         == UNKNOWN

@@ -17,7 +17,7 @@ from queueing.distributions.token_distribution import parse_distribution
 from queueing.estimation.assess import Limits, assess, while_requests_came
 from queueing.estimation.assumptions.checks import conservation, little_law, utilisation_law
 from queueing.estimation.assumptions.engine_assumptions import settled, stable_queue
-from queueing.estimation.assumptions.verdict import judged, observed_mean
+from queueing.estimation.assumptions.verdict import observed_mean
 from queueing.estimation.energy_fit import energy_estimate
 from queueing.estimation.estimates import Estimates, estimate, output_lengths
 from queueing.estimation.identifiability import _trades, _vague, beyond, of_cells, of_window
@@ -30,6 +30,7 @@ from queueing.latency.fit import Measured, fit_law
 from queueing.latency.law import LatencyModel
 from queueing.measurement.delay_variance import single_server_variance
 from queueing.measurement.statistics import mean_interval
+from queueing.measurement.warm_up import find_warm_up
 from queueing.model import Model
 from tests.queueing.estimation_runs import LAW, Engine, poisson, seen, serve
 from tests.queueing.estimation_windows import record, window_of
@@ -303,15 +304,17 @@ def test_a_pause_that_such_arrivals_make_ends_nothing() -> None:
 
 def test_the_window_is_judged_without_its_beginning_where_that_is_the_epochs() -> None:
     snapshot = seen(serve(poisson(50.0, 600, 1), Engine(most=8), 1), POLICY)
-    every = snapshot.mine.queueing_delay
-    assert judged(snapshot).tolist() == every[int(0.05 * every.size) :].tolist()
-    assert judged(replace(snapshot, epoch_at=0.5)).size == judged(snapshot).size, (
+    _, delays, _ = snapshot.mine.served_in_order()
+    dropped = find_warm_up(delays).dropped
+    assert dropped > 0
+    assert snapshot.judged().tolist() == delays[dropped:].tolist()
+    assert replace(snapshot, epoch_at=0.5).judged().size == snapshot.judged().size, (
         "a window cannot begin before its epoch"
     )
     later = replace(snapshot, epoch_at=-5.0)
-    assert judged(later).tolist() == later.mine.queueing_delay.tolist()
-    assert judged(later, sojourn=True).tolist() == later.mine.sojourn_time.tolist()
-    assert observed_mean(later).value == pytest.approx(every.mean())
+    assert later.judged().tolist() == delays.tolist()
+    assert later.judged(sojourn=True).size == delays.size
+    assert observed_mean(later).value == pytest.approx(delays.mean())
     assert observed_mean(replace(later, rows=later.rows[:0])).effective_n == 0.0
 
 
@@ -567,7 +570,7 @@ def test_the_gateways_turnaround_is_its_shortest_delay_if_it_had_one(
 
 def test_a_mean_delay_of_requests_one_by_one_has_the_interval_that_theory_gives_it() -> None:
     window = seen(serve(poisson(25.0, 2000, 1), Engine(most=1), 1), "single")
-    values, sojourns = judged(window), judged(window, sojourn=True)
+    values, sojourns = window.judged(), window.judged(sojourn=True)
     theory = single_server_variance(*window.mine.served_in_order())
     with_it, without = mean_interval(values, theory=theory), mean_interval(values)
     assert with_it.half_width != without.half_width

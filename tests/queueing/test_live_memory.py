@@ -11,7 +11,6 @@ import pytest
 from policies import parse_policy
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.estimation.assess import Assessment, Limits, assess
-from queueing.estimation.assumptions.verdict import judged
 from queueing.estimation.estimates import Estimates
 from queueing.estimation.window.snapshot import COLUMN, Snapshot
 from queueing.latency.law import LatencyModel
@@ -26,7 +25,7 @@ from tests.queueing.estimation_windows import snapshot_of_run
 LAW = LatencyModel(k1=0.3e-3, k3=25e-6, k4=0.92e-3, kp=5e-6, turnaround=0.5e-3)
 LIMIT, SLOTS = 128, 16
 MEMORY = 3000
-COUNT = 150_000
+COUNT = 180_000
 WITHIN = 0.05
 
 
@@ -62,7 +61,7 @@ def assessed(
 @pytest.mark.parametrize(("load", "reserved"), [(0.5, None), (0.8, None), (0.8, 60)])
 def test_it_is_predicted_where_the_memory_binds(load: float, reserved: int | None) -> None:
     seen = window(queue(reserved=reserved), load)
-    assert mean_interval(judged(seen, sojourn=True)).relative < WITHIN / 2
+    assert mean_interval(seen.judged(sojourn=True)).relative < WITHIN / 2
     found = assessed(seen, reserved=reserved)
     assert abs(found.compared.error) <= WITHIN, found.compared
     assert found.model is not None

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 
-from loadgen.compare.theory import replay_arrivals
-from policies import Policy, parse_policy
+from policies import Policy, format_policy, parse_policy
+from queueing.distributions.token_distribution import TokenDistribution
+from queueing.estimation.checked import CheckedRun, check_run
+from queueing.estimation.window.of_run import window_of_run
 from queueing.latency.law import LatencyModel
-from queueing.latency.speed import measured_speed
-from queueing.latency.speed_path import replay_at_pace
 from queueing.measurement.recursion import Served
+from queueing.model import Model
 
+ONE_TOKEN = TokenDistribution(np.array([0.0, 1.0]))
 LAW = LatencyModel(k1=0.002, k2=0.004, k3=0.0002, k4=0.001)
 Speed = Callable[[float], float]
 
@@ -56,7 +59,7 @@ def run(policy: Policy, rate: float, speed: Speed, n: int = 1500) -> list[Served
         found += [
             Served(
                 id=str(i),
-                policy=str(policy),
+                policy=format_policy(policy),
                 epoch=0,
                 server_id=0,
                 batch_id=number,
@@ -76,68 +79,62 @@ def run(policy: Policy, rate: float, speed: Speed, n: int = 1500) -> list[Served
     return found
 
 
-def mean_delay(instants: dict[str, tuple[float, float]], requests: list[Served]) -> float:
-    return float(np.mean([instants[r.id][0] - r.arrived_at for r in requests]))
+def checked(requests: list[Served], law: LatencyModel = LAW) -> CheckedRun:
+    policy = parse_policy(requests[0].policy)
+    model = Model(policy=policy, output_tokens=ONE_TOKEN, law=law)
+    found = check_run(window_of_run(requests), model)
+    assert found is not None
+    return found
 
 
 @pytest.mark.parametrize("speed", [slow_spell, wandering])
 @pytest.mark.parametrize(("text", "rate"), [("single", 28.0), ("capped:max_batch_size=4", 60.0)])
 def test_the_model_follows_a_machine_whose_speed_changes(
-    text: str, rate: float, speed: Speed
+    text: str, rate: float, speed: Speed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One speed for the run misses the delays of the slow moments."""
-    policy = parse_policy(text)
-    requests = run(policy, rate, speed)
-    observed = float(np.mean([r.dispatched_at - r.arrived_at for r in requests]))
-    one = measured_speed(policy, requests, LAW, replay_arrivals)
-    assert one is not None
-    constant = mean_delay(replay_arrivals(policy, requests, one.law(LAW)), requests)
-    followed = mean_delay(replay_at_pace(policy, requests, LAW, one, replay_arrivals), requests)
-    assert abs(observed / followed - 1) < 0.06
-    assert abs(observed / followed - 1) < abs(observed / constant - 1)
+    requests = run(parse_policy(text), rate, speed)
+    followed = checked(requests)
+    monkeypatch.setattr("queueing.estimation.checked._path", lambda *_: None)
+    constant = checked(requests)
+    assert abs(followed.queueing_delay.ratio - 1) < 0.06
+    off = abs(constant.queueing_delay.ratio - 1)
+    assert abs(followed.queueing_delay.ratio - 1) < off
 
 
 @pytest.mark.parametrize("text", ["single", "capped:max_batch_size=4"])
-def test_a_machine_of_constant_speed_is_served_as_by_its_one_speed(text: str) -> None:
-    policy = parse_policy(text)
-    requests = run(policy, 20.0, lambda _: 1.4)
-    speed = measured_speed(policy, requests, LAW, replay_arrivals)
-    assert speed is not None
-    assert speed.factor == pytest.approx(1.4, rel=0.03)
-    followed = replay_at_pace(policy, requests, LAW, speed, replay_arrivals)
-    constant = replay_arrivals(policy, requests, speed.law(LAW))
-    assert mean_delay(followed, requests) == pytest.approx(
-        mean_delay(constant, requests), rel=0.02, abs=1e-4
+def test_a_machine_of_constant_speed_is_served_as_by_its_one_speed(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = run(parse_policy(text), 20.0, lambda _: 1.4)
+    followed = checked(requests)
+    assert followed.speed.factor == pytest.approx(1.4, rel=0.03)
+    monkeypatch.setattr("queueing.estimation.checked._path", lambda *_: None)
+    assert followed.queueing_delay.modelled == pytest.approx(
+        checked(requests).queueing_delay.modelled, rel=0.02, abs=1e-4
     )
 
 
 def test_a_law_of_the_wrong_shape_still_differs() -> None:
-    """The pace explains the machine, not the law: batches of different sizes share a span."""
-    policy = parse_policy("capped:max_batch_size=4")
-    requests = run(policy, 60.0, lambda _: 1.0)
-    wrong = LatencyModel(k1=0.02, k4=1e-6)
-    speed = measured_speed(policy, requests, wrong, replay_arrivals)
-    assert speed is not None
-    observed = float(np.mean([r.dispatched_at - r.arrived_at for r in requests]))
-    followed = mean_delay(replay_at_pace(policy, requests, wrong, speed, replay_arrivals), requests)
-    assert abs(observed / followed - 1) > 0.1
+    """The pace explains the machine, not the law: batches of different sizes share a block."""
+    requests = run(parse_policy("capped:max_batch_size=4"), 60.0, lambda _: 1.0)
+    found = checked(requests, LatencyModel(k1=0.02, k4=1e-6)).queueing_delay
+    assert abs(found.ratio - 1) > 0.1
 
 
-def test_fixed_with_a_wait_of_its_own_keeps_one_speed() -> None:
-    policy = parse_policy("fixed:batch_size=4,max_wait=0.05")
-    requests = run(parse_policy("capped:max_batch_size=4"), 40.0, wandering, n=300)
-    speed = measured_speed(policy, requests, LAW, replay_arrivals)
-    assert speed is not None
-    assert replay_at_pace(policy, requests, LAW, speed, replay_arrivals) == replay_arrivals(
-        policy, requests, speed.law(LAW)
-    )
+def test_fixed_with_a_wait_of_its_own_keeps_one_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = [
+        dataclasses.replace(each, policy="fixed:batch_size=4,max_wait=0.05")
+        for each in run(parse_policy("capped:max_batch_size=4"), 40.0, wandering, n=300)
+    ]
+    found = checked(requests)
+    monkeypatch.setattr("queueing.estimation.checked._path", lambda *_: None)
+    assert (found.dispatched == checked(requests).dispatched).all()
 
 
 def test_a_run_of_one_batch_is_served() -> None:
-    policy = parse_policy("single")
-    requests = run(policy, 20.0, lambda _: 1.0, n=1)
-    speed = measured_speed(policy, requests, LAW, replay_arrivals)
-    assert speed is not None
-    ((start, end),) = replay_at_pace(policy, requests, LAW, speed, replay_arrivals).values()
-    assert start == pytest.approx(requests[0].arrived_at)
-    assert end - start == pytest.approx(requests[0].server_free_at - requests[0].dispatched_at)
+    requests = run(parse_policy("single"), 20.0, lambda _: 1.0, n=1)
+    found = checked(requests)
+    assert found.dispatched == pytest.approx([requests[0].arrived_at])
+    held = requests[0].server_free_at - requests[0].dispatched_at
+    assert found.released - found.dispatched == pytest.approx([held])

@@ -19,7 +19,6 @@ import pytest
 from policies import Request, parse_policy
 from queueing.distributions.token_distribution import TokenDistribution, parse_distribution
 from queueing.estimation.assess import Assessment, Limits, assess
-from queueing.estimation.assumptions.verdict import judged
 from queueing.estimation.speed.batch_times import SLOT_ERROR
 from queueing.estimation.window.window import Snapshot, Window
 from queueing.latency.law import LatencyModel, parse_law
@@ -88,7 +87,7 @@ def long_enough(policy: str, load: float, seed: int, sequences: str | None = Non
     count, known = FIRST, KNOWN if sequences is None else KNOWN_OF_CALLS
     while True:
         seen = window_of(model_of(policy, sequences), load, count, seed)
-        values = judged(seen, sojourn=parse_policy(policy).joins_running)
+        values = seen.judged(sojourn=parse_policy(policy).joins_running)
         if mean_interval(values).relative <= known:
             return seen
         count *= 2
@@ -171,7 +170,7 @@ def assert_these_agree(model: Model, load: float, seed: int) -> Assessment:
     count = FIRST
     while True:
         seen = window_of(model, load, count, seed)
-        if mean_interval(judged(seen, sojourn=model.policy.joins_running)).relative <= KNOWN:
+        if mean_interval(seen.judged(sojourn=model.policy.joins_running)).relative <= KNOWN:
             break
         count *= 2
         assert count <= MOST
@@ -252,7 +251,7 @@ def prompted_window(policy: str, load: float, seed: int) -> Snapshot:
         )
         seen = snapshot_of_run(rerun(model, trace), model, trace.prompt_tokens)
         if (
-            mean_interval(judged(seen, sojourn=model.policy.joins_running)).relative
+            mean_interval(seen.judged(sojourn=model.policy.joins_running)).relative
             <= KNOWN_OF_CALLS
         ):
             return seen

@@ -20,7 +20,6 @@ from policies import Request
 from queueing.arrivals.processes import Poisson
 from queueing.distributions.token_distribution import TokenDistribution
 from queueing.estimation.assess import Assessment
-from queueing.estimation.assumptions.verdict import judged
 from queueing.measurement.record import call_of
 from queueing.measurement.statistics import mean_interval
 from queueing.simulation.experiment import draw_jobs
@@ -74,7 +73,7 @@ def alike_window(policy: str, load: float, share: float, seed: int, sequences: s
         lengths = alike(np.asarray(trace.output_tokens), np.asarray(trace.call_ends), share, seed)
         run = rerun(model, dataclasses.replace(trace, output_tokens=lengths))
         seen = snapshot_of_run(run, model)
-        if mean_interval(judged(seen, sojourn=model.policy.joins_running)).relative <= KNOWN:
+        if mean_interval(seen.judged(sojourn=model.policy.joins_running)).relative <= KNOWN:
             return seen
         count *= 2
         assert count <= MOST

@@ -15,7 +15,6 @@ import pytest
 from policies import parse_policy
 from queueing.distributions.token_distribution import TokenDistribution, parse_distribution
 from queueing.estimation.assess import Assessment, Limits, assess
-from queueing.estimation.assumptions.verdict import judged
 from queueing.estimation.window.window import Snapshot
 from queueing.latency.law import parse_law
 from queueing.measurement.statistics import mean_interval
@@ -87,7 +86,7 @@ def window(
             else simulate_run(model, rate, count, np.random.SeedSequence(seed))
         )
         seen = snapshot_of_run(run, model)
-        if mean_interval(judged(seen, sojourn=model.policy.joins_running)).relative <= KNOWN:
+        if mean_interval(seen.judged(sojourn=model.policy.joins_running)).relative <= KNOWN:
             return seen
         count *= 2
         assert count <= MOST

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from policies import parse_policy, served_as
 from queueing.estimation.assess import Assessment, Limits
 from queueing.estimation.assumptions.assumption import Assumption
-from queueing.estimation.assumptions.verdict import ENOUGH, judged
+from queueing.estimation.assumptions.verdict import ENOUGH
 from queueing.estimation.estimates import Estimates, estimate
 from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
 from queueing.estimation.speed.speeds import Speeds
@@ -77,7 +77,7 @@ def assessed_window(
     """From a window. `found` is None where it could not be assessed (a limit beyond what the
     lengths are known for).
     """
-    delays, sojourns = judged(seen), judged(seen, sojourn=True)
+    delays, sojourns = seen.judged(), seen.judged(sojourn=True)
     if found is None:
         policy = served_as(parse_policy(seen.policy), pads=limits.pads)
         speeds = Speeds.of(policy, seen, shape, limits.step_tokens)

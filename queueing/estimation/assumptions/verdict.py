@@ -39,7 +39,7 @@ from queueing.estimation.window.snapshot import Snapshot
 from queueing.measurement.check import AGREE, Check
 from queueing.measurement.delay_variance import single_server_variance
 from queueing.measurement.quantile_interval import quantile_intervals
-from queueing.measurement.statistics import WARM_UP, mean_interval
+from queueing.measurement.statistics import mean_interval
 from queueing.result import LEVELS
 
 Verdict = Literal["agree", "disagree", "not enough data"]
@@ -105,7 +105,7 @@ def compare(
     seen: Snapshot, predicted: Estimate, assumptions: Sequence[Assumption], *, sojourn: bool = False
 ) -> Compared:
     """The snapshot's own rows against the predicted mean (`UNKNOWN` without a steady state)."""
-    values = judged(seen, sojourn=sojourn)
+    values = seen.judged(sojourn=sojourn)
     observed = observed_mean(seen, sojourn=sojourn)
     verdict = _verdict(
         observed,
@@ -150,20 +150,11 @@ def _of_engine(each: Assumption) -> bool:
     return each.name in ENGINE and each.holds is False
 
 
-def judged(seen: Snapshot, *, sojourn: bool = False) -> Vector:
-    """Delays or sojourns of the window's own requests in order of arrival, warm-up dropped where
-    the queue began empty.
-    """
-    mine = seen.mine
-    values = mine.sojourn_time if sojourn else mine.queueing_delay
-    return values[int(WARM_UP * values.size) :] if seen.start <= seen.epoch_at else values
-
-
 def observed_mean(seen: Snapshot, *, sojourn: bool = False) -> Estimate:
     """Of the judged delays or sojourns. Served one by one, arrivals and service times say how
     far a lucky window may lie off.
     """
-    values, mine = judged(seen, sojourn=sojourn), seen.mine
+    values, mine = seen.judged(sojourn=sojourn), seen.mine
     if not values.size:
         return UNKNOWN
     alone = not sojourn and seen.sequences is None  # arrivals one by one

@@ -28,6 +28,7 @@ from policies import Policy
 from queueing.estimation.change import Vector
 from queueing.estimation.window.snapshot import CENSORED, Snapshot, picked
 from queueing.latency.law import LatencyModel
+from queueing.measurement.recursion import by_batch
 
 # of the speed of a continuous engine, against the step-by-step simulator: 2 to 16 slots, loads 0.3
 # to 0.9, one by one; 1.3 % with calls of several prompts
@@ -112,9 +113,8 @@ def times_by_server(
 
 
 def _batches(seen: Snapshot, law: LatencyModel, *, padded: bool) -> BatchTimes:
-    order = np.argsort(seen.column("batch_id"), kind="stable")
+    order, first = by_batch(seen.column("batch_id"))
     ids = seen.column("batch_id")[order]
-    first = np.flatnonzero(np.diff(ids, prepend=np.nan) != 0)
     if not first.size:
         return BatchTimes(*np.empty((6, 0)))
 
@@ -123,11 +123,9 @@ def _batches(seen: Snapshot, law: LatencyModel, *, padded: bool) -> BatchTimes:
 
     size, at = over("batch_size", np.maximum), over("dispatched_at", np.minimum)
     total, longest = over("output_tokens", np.add), over("output_tokens", np.maximum)
-    setup = law.k1 * size + law.k2 + law.kp * over("prompt_tokens", np.add)
-    interrupted = over("preemptions", np.add)
-    setup = setup + (law.k1 + law.k2 + law.kr) * interrupted
-    decoding = (law.k3 * size + law.k4) * longest if padded else law.k3 * total + law.k4 * longest
-    fitted = setup + decoding
+    prompts, interrupted = over("prompt_tokens", np.add), over("preemptions", np.add)
+    setup, decoding = lawful_times(law, (size, total, longest, prompts), padded=padded)
+    fitted = setup + (law.k1 + law.k2 + law.kr) * interrupted + decoding
     times = BatchTimes(
         at,
         over("server_free_at", np.maximum) - at,
@@ -146,6 +144,19 @@ def _batches(seen: Snapshot, law: LatencyModel, *, padded: bool) -> BatchTimes:
     whole &= np.isfinite(over("released_at", np.maximum))  # who was cancelled has no release
     whole &= ~np.isnan(times.measured)
     return times.part(_uninterrupted(whole, interrupted))
+
+
+def lawful_times(
+    law: LatencyModel, batches: tuple[Any, Any, Any, Any], *, padded: bool
+) -> tuple[Vector, Vector]:
+    """Of batches their setup and decoding at speed 1, seconds, from four arrays: sizes, sums of
+    output tokens, longest outputs, sums of prompt tokens.
+    """
+    size, total, longest, prompts = batches
+    setup = law.k1 * size + law.k2 + law.kp * prompts
+    return setup, (
+        law.k3 * size + law.k4
+    ) * longest if padded else law.k3 * total + law.k4 * longest
 
 
 def _uninterrupted(whole: npt.NDArray[np.bool_], interrupted: Vector) -> npt.NDArray[np.bool_]:

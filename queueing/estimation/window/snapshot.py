@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from queueing.estimation.change import Vector
+from queueing.measurement.warm_up import find_warm_up
 
 FIELDS = (
     "arrived_at",
@@ -128,12 +129,6 @@ class Snapshot:
     def _order(self) -> npt.NDArray[np.intp]:
         return np.argsort(self.column("arrived_at"), kind="stable")
 
-    @property
-    def queueing_delay(self) -> Vector:
-        """Of the rows, in order of arrival."""
-        delays: Vector = (self.column("dispatched_at") - self.column("arrived_at"))[self._order]
-        return delays
-
     def served_in_order(self) -> tuple[Vector, Vector, Vector]:
         """Arrivals, delays and times in service of the rows, in order of arrival."""
         arrived_at, dispatched_at, free_at = (
@@ -142,12 +137,28 @@ class Snapshot:
         )
         return arrived_at, dispatched_at - arrived_at, free_at - dispatched_at
 
-    @property
-    def sojourn_time(self) -> Vector:
-        """Of the rows that were released, in order of arrival."""
-        sojourns = (self.column("released_at") - self.column("arrived_at"))[self._order]
-        kept: Vector = sojourns[np.isfinite(sojourns)]
+    def judged_rows(self, *, sojourn: bool = False) -> npt.NDArray[np.bool_]:
+        """Of this epoch, arrived in the window, without the warm-up where the queue began empty
+        (queueing.measurement.warm_up), which is that of the delays or of the sojourns.
+        """
+        arrived = self.column("arrived_at")
+        kept: npt.NDArray[np.bool_] = self.column("epoch") == self.epoch
+        kept &= arrived >= self.start
+        if self.start <= self.epoch_at:
+            own = np.flatnonzero(kept)
+            own = own[np.argsort(arrived[own], kind="stable")]
+            ended = self.column("server_free_at" if sojourn else "dispatched_at")
+            delays = (ended - arrived)[own]
+            kept[own[: find_warm_up(delays[np.isfinite(delays)]).dropped]] = False
         return kept
+
+    def judged(self, *, sojourn: bool = False) -> Vector:
+        """Delays of these, or sojourns where they were released, in order of arrival; seconds."""
+        kept = self._order[self.judged_rows(sojourn=sojourn)[self._order]]
+        ended = self.column("released_at" if sojourn else "dispatched_at")
+        values = (ended - self.column("arrived_at"))[kept]
+        known: Vector = values[np.isfinite(values)]
+        return known
 
 
 def picked(rows: npt.NDArray[np.float64], kept: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
