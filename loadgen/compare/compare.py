@@ -184,7 +184,6 @@ def _compare(sample: EpochSample, theory: Theory | None) -> ComparedSample:
         load=a_priori.load if a_priori else None,
         batch_size=sample.batch_size,
         speed=answers.speed,
-        check=_check(sample, answers.checked),
         calibrated=Speed(theory.law.speed, theory.law.cv, 0) if theory else None,
         queueing_delay=_quantity(sample, "queueing_delay", answers, known.get("queueing_delay")),
         sojourn_time=_quantity(sample, "sojourn_time", answers, known.get("sojourn_time")),
@@ -208,17 +207,6 @@ def _compare(sample: EpochSample, theory: Theory | None) -> ComparedSample:
             predictor_measured=str(predictor_of(sample.requests)),
         )
     return ComparedSample(comparison, sample, theory, _instants(sample, answers.checked))
-
-
-def _check(sample: EpochSample, checked: CheckedRun | None) -> Check | None:
-    """Of the compared quantity; of continuous slots with their recursion."""
-    if checked is None:
-        return None
-    found: Check = getattr(checked, sample.compared)
-    if not sample.policy.joins_running or not is_first_come(sample.policy):
-        return found
-    services = float(sample.by_recursion(sample.compared).mean())
-    return dataclasses.replace(found, measured_services=services)
 
 
 def _instants(sample: EpochSample, checked: CheckedRun | None) -> Instants | None:

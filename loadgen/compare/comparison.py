@@ -223,7 +223,6 @@ class Comparison:
     speed: Speed | None
     queueing_delay: Quantity
     sojourn_time: Quantity
-    check: Check | None = None  # the model beside the requests that were measured
     # speed and residual of the law that the prediction a priori uses
     calibrated: Speed | None = None
     utilisation: float | None = None  # fraction of time that a server was busy, observed
@@ -246,6 +245,21 @@ class Comparison:
     def quantity(self) -> Quantity:
         """The one that is compared."""
         return self.sojourn_time if self.compared == "sojourn_time" else self.queueing_delay
+
+    @property
+    def check(self) -> Check | None:
+        """The model beside the requests that were measured; None without a law."""
+        observed, replayed = self.quantity.observed, self.quantity.same_arrivals
+        if replayed is None or not math.isfinite(replayed.mean):
+            return None
+        recursion = self.quantity.measured_service
+        return Check(
+            observed=observed.mean,
+            modelled=replayed.mean,
+            half_width=replayed.half_width * abs(replayed.mean),
+            requests=observed.n,
+            measured_services=None if recursion is None else recursion.mean,
+        )
 
     @property
     def prediction_error(self) -> float | None:
