@@ -163,7 +163,7 @@ def assess(
     load = load.scaled(forecast.overload)
     assumptions = _assumptions(seen, speeds, forecast, load, limits, waiting_before=waiting_before)
     assumptions = (*assumptions, _within_calls(model, estimates, forecast, limits))
-    pairs = check_window(seen, model, speeds, estimates.gateway_turnaround)
+    pairs = check_window(seen, model, speeds)
     return Assessment(
         estimates=estimates,
         load=load,

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from policies import Fixed, is_first_come
+from policies import Fixed, Policy, is_first_come
 from policies.ordered import counts, order_of
 from queueing.estimation.change import Vector
 from queueing.estimation.replayed import ENOUGH, Holding, Replayed, replayed
@@ -101,22 +101,23 @@ class Requests:
         return Requests(**{name: getattr(self, name)[kept] for name in names})
 
 
-def check_window(seen: Snapshot, model: Model, speeds: Speeds, turnaround: float) -> Pairs | None:
-    """`model`: the queue at the window's estimates; `turnaround`: seconds that the gateway needs at
-    least. None where too few requests were served, or the order of service interrupts, or counts by
-    flows, of which a window knows nothing.
+def check_window(seen: Snapshot, model: Model, speeds: Speeds) -> Pairs | None:
+    """`model`: the queue at the window's estimates, of which the law's shape, the limits and the
+    servers' own speeds count. None where too few requests were served, or the order of service
+    interrupts, or counts by flows, of which a window knows nothing.
     """
     model = _plain(model)
-    policy, compiled = model.policy, fast.is_compiled(model)
+    policy = model.policy
     if counts(policy) or order_of(policy).preemptive:
         return None
     requests = _requests(seen, model)
-    if not compiled:
+    if not fast.is_compiled(model):
         requests = requests.part(slice(-DRIVEN, None))
     if np.count_nonzero(requests.judged) < FEWEST:
         return None
+    model = _at_speed(model, _speed(policy, speeds))
     found = _replayed(requests, model, speeds)
-    return _pairs(requests, model, found, sojourn=policy.joins_running, turnaround=turnaround)
+    return _pairs(seen, requests, model, found, sojourn=policy.joins_running)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -139,25 +140,21 @@ def check_run(
     each of its rows. None where no batch was served whole.
     """
     model = _plain(model)
-    joins = model.policy.joins_running
     speeds = Speeds.of(model.policy, seen, model.law, model.step_tokens)
-    times = BatchTimes.chained(speeds.slots) if joins else speeds.times
-    speed = measured_speed(times.measured, times.fitted)
+    speed = _speed(model.policy, speeds)
     if speed is None:
         return None
-    model = dataclasses.replace(model, law=speed.law(model.law))
-    requests = _requests(seen, model)
-    if joins:
+    model, requests = _at_speed(model, speed), _requests(seen, model)
+    if model.policy.joins_running:
         found = _replayed(requests, model, None, flows)
         speed = dataclasses.replace(speed, factor=found.speed, cv=0.0)
-        model = dataclasses.replace(model, law=speed.law(model.law))
-    found = _replayed(requests, at_their_speeds(model, speeds.factors), speeds, flows)
+        model = _at_speed(model, speed)
+    model = at_their_speeds(model, speeds.factors)
+    found = _replayed(requests, model, speeds, flows)
     instants = np.empty((2, requests.row.size))
     instants[:, requests.row] = found.dispatched.mean(axis=0), found.released.mean(axis=0)
-    least = max(0.0, seen.shortest_delay) if math.isfinite(seen.shortest_delay) else 0.0
     delay, sojourn = (
-        _pairs(requests, model, found, sojourn=each, turnaround=least).check
-        for each in (False, True)
+        _pairs(seen, requests, model, found, sojourn=each).check for each in (False, True)
     )
     return CheckedRun(
         speed=speed,
@@ -166,6 +163,15 @@ def check_run(
         dispatched=instants[0],
         released=instants[1],
     )
+
+
+def _speed(policy: Policy, speeds: Speeds) -> Speed | None:
+    times = BatchTimes.chained(speeds.slots) if policy.joins_running else speeds.times
+    return measured_speed(times.measured, times.fitted)
+
+
+def _at_speed(model: Model, speed: Speed | None) -> Model:
+    return model if speed is None else dataclasses.replace(model, law=speed.law(model.law))
 
 
 def at_their_speeds(model: Model, factors: Mapping[int, float]) -> Model:
@@ -178,7 +184,7 @@ def at_their_speeds(model: Model, factors: Mapping[int, float]) -> Model:
 
 
 def _pairs(
-    requests: Requests, model: Model, found: Replayed, *, sojourn: bool, turnaround: float = 0.0
+    seen: Snapshot, requests: Requests, model: Model, found: Replayed, *, sojourn: bool
 ) -> Pairs:
     """Of the judged ones."""
     ends = requests.released if sojourn else requests.dispatched
@@ -186,8 +192,8 @@ def _pairs(
     judged = requests.judged & np.isfinite(ends) & np.isfinite(draws).all(axis=0)
     arrived = requests.arrived[judged]
     observed, every = ends[judged] - arrived, np.maximum(draws[:, judged] - arrived, 0.0)
-    if not sojourn:
-        every = np.maximum(every, turnaround)
+    if not sojourn and math.isfinite(seen.shortest_delay):  # what the gateway needs at least
+        every = np.maximum(every, seen.shortest_delay)
     modelled = every.mean(axis=0)
     # parts of one path, as in overload, need not be independent: what was seen is one more draw
     joins = model.policy.joins_running
@@ -292,11 +298,11 @@ def _path(model: Model, speeds: Speeds) -> SpeedPath | None:
     waits = isinstance(policy, Fixed) and math.isfinite(policy.max_wait)
     if model.servers > 1 or waits or order_of(policy).preemptive or times.count < 2:
         return None
+    outside = float(times.measured.sum() / times.fitted.sum())
     if policy.joins_running:
-        return path_of_slots(times.at, times.measured, times.fitted, model.law.speed)
-    ended = times.at + times.measured
-    about = times.size, times.longest
-    return path_of_batches(times.at, ended, times.fitted, model.law.speed, about)
+        return path_of_slots(times.at, times.measured, times.fitted, outside)
+    ended, about = times.at + times.measured, (times.size, times.longest)
+    return path_of_batches(times.at, ended, times.fitted, outside, about)
 
 
 def _replayed(
