@@ -31,6 +31,7 @@ from queueing.latency.speed_path import SpeedPath, path_of_batches, path_of_slot
 from queueing.measurement.batch_means import BATCHES, batch_means_interval, student
 from queueing.measurement.check import Check
 from queueing.measurement.recursion import batch_starts
+from queueing.measurement.warm_up import warm_up
 from queueing.model import Model
 from queueing.models.soap.predictor_text import NO_PREDICTION
 from queueing.simulation import fast
@@ -104,15 +105,17 @@ class Requests:
 def check_window(seen: Snapshot, model: Model, speeds: Speeds) -> Pairs | None:
     """`model`: the queue at the window's estimates, of which the law's shape, the limits and the
     servers' own speeds count. None where too few requests were served, or the order of service
-    interrupts, or counts by flows, of which a window knows nothing.
+    counts by flows, of which a window knows nothing, or interrupts batches: what an interruption
+    wastes no record tells.
     """
     model = _plain(model)
     policy = model.policy
-    if counts(policy) or order_of(policy).preemptive:
+    if counts(policy) or (order_of(policy).preemptive and not policy.joins_running):
         return None
     requests = _requests(seen, model)
-    if not fast.is_compiled(model):
+    if not fast.is_compiled(model) and requests.row.size > DRIVEN:
         requests = requests.part(slice(-DRIVEN, None))
+        requests.judged[: warm_up(DRIVEN)] = False  # who ran before is no part of it
     if np.count_nonzero(requests.judged) < FEWEST:
         return None
     model = _at_speed(model, _speed(policy, speeds))

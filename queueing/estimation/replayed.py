@@ -63,6 +63,7 @@ def replayed(
     engine's speed is corrected by. One seed draws the same residuals for every law with the same
     cv; a policy from outside has one draw.
     """
+    given = _together(given)
     if not model.policy.joins_running:
         several = model.law.cv and fast.is_compiled(model)
         return _drawn(model, given, path, DRAWS if several else 1, seed)
@@ -87,6 +88,14 @@ def replayed(
         if path is not None and abs(ratio - 1) < ENOUGH:
             return found
     return found
+
+
+def _together(given: fast.Trace) -> fast.Trace:
+    """Who comes at one instant is there when the policy decides, as the sequences of a call are."""
+    at = given.arrived_at
+    if not np.any(at[1:] == at[:-1]):
+        return given
+    return dataclasses.replace(given, call_ends=np.searchsorted(at, at, "right"))
 
 
 def _slower(law: LatencyModel, factor: float) -> LatencyModel:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -22,6 +22,11 @@ TELLING = 0.50  # half width over the modelled mean beyond which an agreement sa
 GATEWAY = 0.02  # share of the delay that the gateway may lose before it is named
 ENGINE = "the engine: its service times do not follow the law, or it stalled"
 CheckVerdict = Literal["agree", "disagree", "too_few"]
+SAID: Mapping[CheckVerdict, str] = {
+    "agree": "agree",
+    "disagree": "disagree",
+    "too_few": "not enough data",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

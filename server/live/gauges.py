@@ -6,14 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from queueing.measurement.check import SAID
 from server.telemetry.metrics import MAX_POLICIES, Metrics
 
 if TYPE_CHECKING:
     from queueing.estimation.assumptions.checks import Check
     from server.telemetry.energy.meter import EnergyMeter
 
-CHECKED = {"agree": "agree", "disagree": "disagree", "too_few": "not enough data"}
-VERDICTS = ("agree", "disagree", "not enough data")
 STATS = ("mean", "p50", "p90", "p95", "p99")
 
 
@@ -86,7 +85,7 @@ class LiveGauges:
         metrics.load.speed.set(_number(found["speed"]))
         for name, assumption in comparison["assumptions"].items():
             metrics.verdicts.assumption_holds.labels(name).set(_number(assumption["holds"]))
-        for verdict in VERDICTS:
+        for verdict in SAID.values():
             metrics.verdicts.verdict.labels(verdict).set(float(comparison["verdict"] == verdict))
 
     def _checked(self, check: Mapping[str, Any], policy: str, compared: str) -> None:
@@ -96,7 +95,7 @@ class LiveGauges:
             delays.checked[compared].labels(policy, stat).set(check[stat])
         for name, gauge in delays.check_ratio.items():
             gauge.labels(policy).set(_number(check[name]))
-        for verdict, words in CHECKED.items():
+        for verdict, words in SAID.items():
             shown = float(check["verdict"] == verdict)
             self._metrics.verdicts.check_verdict.labels(words).set(shown)
 

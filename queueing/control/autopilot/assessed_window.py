@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from policies import parse_policy, served_as
 from queueing.estimation.assess import Assessment, Limits
 from queueing.estimation.assumptions.assumption import Assumption
-from queueing.estimation.assumptions.verdict import ENOUGH
 from queueing.estimation.estimates import Estimates, estimate
 from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
 from queueing.estimation.speed.speeds import Speeds
@@ -20,6 +19,7 @@ from queueing.optimization.forecast import Setting
 from queueing.result import Quantity
 
 LONGEST = 32_768  # tokens
+ENOUGH = 200  # requests
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -1,24 +1,11 @@
-"""Observed beside predicted over one window of one epoch, and what is wrong where they part.
+"""One window of one epoch: what was observed, the check of the model by the very requests that came
+(queueing.measurement.check), the forecast of the steady state, and the assumptions.
 
-    d = observed - predicted mean
-    h = sqrt(observed half width^2 + predicted half width^2),   both at 95 %
-
-not enough data   fewer than `ENOUGH` judged requests; or none of the below
-disagree          the queue is unstable, or theory has no answer and an assumption fails;
-                  or |d| > tolerance and an assumption fails;
-                  or |d| > max(tolerance, `BEYOND` h) though none does
-agree             |d| <= max(tolerance, h) and h <= `TOO_WIDE` of the predicted mean
-
-tolerance = max(10 % of the predicted mean, 1 ms).
-
-The observation and the estimates come from the same window, so they share most of the luck of its
-arrivals and lengths: h overstates the error of d, and clean runs disagree seldom. A failing
-assumption is evidence of its own, beyond chance by its own rule, so with it d need not be.
-One that the prediction takes as it is (`counted`) is none, and comes behind the others.
-`reasons` of a disagreement are the assumptions that fail, causes before what they cause;
-"unexplained" where none does. Where rate or speed changed within the window the prediction is that
-of the time after the change. The first `WARM_UP` of the window is left out where it begins with the
-epoch. Sojourns are compared for continuous, delays else.
+The verdict is that of the check, which takes nothing for granted of those who send: what can fail
+is the engine (`ENGINE`) or the gateway, and `reasons` of a disagreement are the assumptions of the
+engine that fail; "unexplained" where none does. The forecast has conditions of its own, all other
+assumptions, and is not judged by a short window. Where rate or speed changed within the window it
+is that of the time after the change. Sojourns are compared for continuous, delays else.
 """
 
 from __future__ import annotations
@@ -27,7 +14,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 
@@ -36,17 +23,12 @@ from queueing.estimation.assumptions.assumption import Assumption, Name
 from queueing.estimation.change import Vector
 from queueing.estimation.interval import UNKNOWN, Estimate, symmetric, without_interval
 from queueing.estimation.window.snapshot import Snapshot
-from queueing.measurement.check import AGREE, Check
+from queueing.measurement.check import SAID, Check
 from queueing.measurement.delay_variance import single_server_variance
 from queueing.measurement.quantile_interval import quantile_intervals
 from queueing.measurement.statistics import mean_interval
 from queueing.result import LEVELS
 
-Verdict = Literal["agree", "disagree", "not enough data"]
-ENOUGH = 200  # requests
-FLOOR = 1e-3  # seconds
-TOO_WIDE = 0.25
-BEYOND = 1.5
 ORDER: tuple[Name, ...] = get_args(Name)
 BURSTS: Name = "poisson_arrivals"
 ENGINE: tuple[Name, ...] = (
@@ -62,25 +44,25 @@ ENGINE: tuple[Name, ...] = (
 class Compared:
     """Seconds. `error` = observed / predicted - 1, not a number without a prediction."""
 
-    verdict: Verdict
-    reasons: tuple[str, ...]  # names of assumptions, or "unexplained"; empty unless they disagree
     n: int
     observed: Estimate
-    predicted: Estimate
+    predicted: Estimate  # by the forecast
     error: float
-    # about how many more a verdict needs; None where there is one or it cannot be told
-    requests_missing: int | None = None
     observed_quantiles: Mapping[str, Estimate] = field(default_factory=dict)
     assumptions: tuple[Assumption, ...] = ()
     check: Check | None = None  # the model beside the very requests that came
 
     @property
-    def own_arrivals(self) -> float | None:
-        """What the model has for the requests that came, where their arrivals are not Poisson:
-        where that is the observed mean, the arrivals are the whole difference. Seconds.
-        """
-        bursts = any(each.name == BURSTS and each.holds is False for each in self.assumptions)
-        return self.check.modelled if bursts and self.check is not None else None
+    def verdict(self) -> str:
+        """Of the check; without one nothing is judged."""
+        return "not enough data" if self.check is None else SAID[self.check.verdict]
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Of a disagreement: names of the engine's assumptions that fail, or "unexplained"."""
+        if self.verdict != "disagree":
+            return ()
+        return tuple(each.name for each in self.assumptions if _of_engine(each)) or ("unexplained",)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON."""
@@ -88,11 +70,9 @@ class Compared:
             "verdict": self.verdict,
             "reasons": list(self.reasons),
             "n": self.n,
-            "requests_missing": self.requests_missing,
             "observed": self.observed.of_duration().to_dict()
             | {name: each.to_dict() for name, each in self.observed_quantiles.items()},
             "predicted": self.predicted.of_duration().to_dict(),
-            "own_arrivals": self.own_arrivals,
             "check": None if self.check is None else self.check.as_object(),
             "error": self.error if math.isfinite(self.error) else None,
             "assumptions": {
@@ -104,25 +84,14 @@ class Compared:
 def compare(
     seen: Snapshot, predicted: Estimate, assumptions: Sequence[Assumption], *, sojourn: bool = False
 ) -> Compared:
-    """The snapshot's own rows against the predicted mean (`UNKNOWN` without a steady state)."""
+    """The snapshot's own rows and the forecast's mean (`UNKNOWN` without a steady state)."""
     values = seen.judged(sojourn=sojourn)
     observed = observed_mean(seen, sojourn=sojourn)
-    verdict = _verdict(
-        observed,
-        predicted,
-        values.size,
-        {each.name: each.holds for each in assumptions if not each.counted},
-    )
     return Compared(
-        verdict=verdict,
-        reasons=_reasons(assumptions) if verdict == "disagree" else (),
         n=values.size,
         observed=observed,
         predicted=predicted,
         error=observed.value / predicted.value - 1 if predicted.value else math.nan,
-        requests_missing=requests_missing(observed, predicted, values.size)
-        if verdict == "not enough data"
-        else None,
         observed_quantiles=observed_quantiles(values),
         assumptions=tuple(sorted(assumptions, key=lambda each: ORDER.index(each.name))),
     )
@@ -175,49 +144,3 @@ def observed_quantiles(values: Vector) -> dict[str, Estimate]:
         for name, one in given.items()
         if values.size
     }
-
-
-def _verdict(
-    observed: Estimate, predicted: Estimate, n: int, holds: Mapping[str, bool | None]
-) -> Verdict:
-    if n < ENOUGH:
-        return "not enough data"
-    if holds.get("stable_queue") is False:
-        return "disagree"
-    fails = False in holds.values()
-    if not predicted.known or not observed.known:
-        return "disagree" if fails and observed.known else "not enough data"
-    apart = abs(observed.value - predicted.value)
-    tolerance = max(AGREE * predicted.value, FLOOR)
-    half = _half(observed, predicted)
-    if apart > tolerance and (fails or apart > BEYOND * half):
-        return "disagree"
-    return (
-        "agree"
-        if apart <= max(tolerance, half) and half <= max(TOO_WIDE * predicted.value, FLOOR)
-        else "not enough data"
-    )
-
-
-def requests_missing(observed: Estimate, predicted: Estimate, n: int) -> int | None:
-    """About how many more requests a verdict needs: `ENOUGH` in all, and a narrow interval, if both
-    means stay where they are and h shrinks as 1 / sqrt(n).
-    """
-    if not predicted.known or not observed.known:
-        return ENOUGH - n if n < ENOUGH else None
-    half = _half(observed, predicted)
-    widths = [half / max(TOO_WIDE * predicted.value, FLOOR)]
-    apart = abs(observed.value - predicted.value)
-    if apart > max(AGREE * predicted.value, FLOOR, half):
-        widths.append(BEYOND * half / apart)
-    return max(1, ENOUGH - n, math.ceil(n * (max(widths) ** 2 - 1)))
-
-
-def _half(observed: Estimate, predicted: Estimate) -> float:
-    return math.hypot((observed.high - observed.low) / 2, (predicted.high - predicted.low) / 2)
-
-
-def _reasons(assumptions: Sequence[Assumption]) -> tuple[str, ...]:
-    failing = [each for each in assumptions if each.holds is False]
-    failing.sort(key=lambda each: (each.counted, ORDER.index(each.name)))
-    return tuple(each.name for each in failing) or ("unexplained",)

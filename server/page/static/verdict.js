@@ -1,7 +1,7 @@
 // One sentence that says whether theory and observation agree, and the numbers behind it.
 
 import { byId, fill, h, prose, say } from "./dom.js";
-import { NONE, about, ago, digits, duration, interval, percent, signed, span, whole } from "./format.js";
+import { NONE, ago, digits, duration, interval, percent, signed, span, whole } from "./format.js";
 import { QUANTITY, cause, parsePolicy, policyWords } from "./words.js";
 
 export function updateVerdict(state, actions) {
@@ -21,9 +21,8 @@ export function updateVerdict(state, actions) {
   document.title = found.title ? `${found.title} · Kendall` : "Kendall";
 }
 
-const FULL = 0.95; // of the longest window
-const OF_THE_FORECAST = new Set(["all_admitted", "no_retries", "open_loop", "settled", "constant_rate", "poisson_arrivals"]); // of its conditions, not of the model's
-const NARROW = 0.25; // half width of a check, over the modelled mean, that is worth a headline
+// Of its conditions, not of the model's.
+const OF_THE_FORECAST = new Set(["all_admitted", "no_retries", "open_loop", "settled", "constant_rate", "poisson_arrivals"]);
 
 const text = (parts) => parts.map((part) => part.textContent ?? part).join("");
 
@@ -78,28 +77,31 @@ function compared(prediction, { gateway, look, unit, now, columns }) {
     return { says: [`No steady state: requests arrive faster than ${name} can serve them`], short: "Overloaded", alarm: true, why: look.stopped ? "No requests come now; the queue is of those that came." : `${prediction.load !== null && prediction.load < 1 ? sentences([comparison.assumptions.stable_queue.says]) : `${excess(prediction.load)}, and the queue grows until the rate falls.`} “What if” lists the load of other settings.`, title: "Unstable" };
   }
   if (predicted.value === null && prediction.load >= 1) return { says: ["Too early to say whether the queue has a steady state"], short: "Too early to judge", why: `${sentences([comparison.assumptions.stable_queue.says])}` };
-  const both = [h("span", { class: "observed" }, duration(observed.value, unit)), " observed, ", h("span", { class: "predicted" }, duration(predicted.value, unit)), " predicted"];
-  const with_ = (words) => (observed.value !== null && predicted.value !== null ? [`${words}: `, ...both] : [words]);
   const of = `Mean ${what} under ${policyWords(prediction.policy)}${look.stopped ? ", of the requests that came; none come now" : ""}`;
-  const pair = comparison.check && [h("span", { class: "observed" }, duration(comparison.check.observed, unit)), " observed, ", h("span", { class: "predicted" }, duration(comparison.check.modelled, unit)), " modelled"];
-  if (comparison.check?.verdict === "disagree" && comparison.verdict !== "disagree") {
-    const [because] = comparison.check.causes;
-    return { says: ["The model disagrees with the requests that came: ", ...pair], why: `${sentences(comparison.check.causes)} ${of}: ${checked(comparison.check)}.`, aloud: `The model disagrees with the requests that came: ${because}`, short: "Disagree", alarm: true, title: "Disagree" };
+  const { check } = comparison;
+  const pair = check ? [": ", h("span", { class: "observed" }, duration(check.observed, unit)), " observed, ", h("span", { class: "predicted" }, duration(check.modelled, unit)), " modelled"] : [];
+  if (check?.verdict === "disagree") {
+    const says = "The model disagrees with the requests that came";
+    return { says: [says, ...pair], why: `${sentences(check.causes)} ${of}: ${checked(check)}.`, aloud: `${says}: ${check.causes[0]}`, short: "Disagree", alarm: true, title: "Disagree" };
   }
-  if (comparison.verdict === "agree") return { says: with_("Theory and observation agree"), why: `${of}.`, aloud: "Theory and observation agree", short: "Agree", title: "Agree" };
-  const fits = comparison.check?.verdict === "agree" && comparison.check.ratio_high - comparison.check.ratio <= NARROW;
-  if (comparison.verdict === "disagree" && !(fits && comparison.reasons.length && comparison.reasons.every((name) => OF_THE_FORECAST.has(name)))) {
-    const why = cause(comparison.reasons, comparison.assumptions);
-    const details = comparison.reasons.map((name) => comparison.assumptions[name]?.says).filter(Boolean);
-    return { says: [`Theory and observation disagree: ${why}`], why: details.length ? `${sentences(details)} ${of}.` : `${of}.`, aloud: `Theory and observation disagree: ${why}`, short: "Disagree", alarm: true, title: "Disagree" };
+  const forecast = forecasted(prediction, unit);
+  if (check?.verdict === "agree") {
+    const says = "The model agrees with the requests that came";
+    return { says: [says, ...pair], why: `${of}: ${checked(check)}. ${forecast}`, aloud: says, short: "Agree", title: "Agree" };
   }
-  if (fits) {
-    const steady = predicted.value === null ? "" : `, a steady state of ${duration(predicted.value, unit)},`;
-    const forecast = comparison.verdict === "disagree" ? `${steady} does not hold: ${cause(comparison.reasons, comparison.assumptions)}. ${sentences(comparison.reasons.map((name) => comparison.assumptions[name]?.says).filter(Boolean))}` : `${steady} cannot be judged yet.`;
-    return { says: ["The model agrees with the requests that came: ", ...pair], why: `${of}: ${checked(comparison.check)}. The forecast${forecast}`, aloud: "The model agrees with the requests that came", short: "Agree", title: "Agree" };
-  }
-  const rate = now?.row[columns.indexOf("sequence_rate")] ?? null;
-  return { says: with_("Too early to judge"), why: `${of}. ${missing(comparison, rate, gateway.prediction_window, prediction.window?.seconds)}`, aloud: "Too early to judge", short: "Too early to judge", title: gateway.model };
+  const early = check ? `${of}: ${checked(check)}: too wide to tell.` : `${of}: the requests that came cannot be set beside the model${comparison.n < FEWEST ? " before more of them have ended" : " under this order of service"}.`;
+  return { says: ["Too early to judge", ...pair], why: `${early} ${forecast}`, aloud: "Too early to judge", short: "Too early to judge", title: gateway.model };
+}
+
+const FEWEST = 20; // requests of a check
+
+/** The steady state, if traffic goes on like this, and which of its conditions fails. */
+function forecasted({ comparison }, unit) {
+  const { value, low, high } = comparison.predicted;
+  const failing = Object.keys(comparison.assumptions).filter((name) => OF_THE_FORECAST.has(name) && comparison.assumptions[name].holds === false);
+  const steady = value === null ? "" : `, ${duration(value, unit)} (${interval(low, high, unit)}) in the long run,`;
+  if (failing.length) return `The forecast${steady} does not hold: ${cause(failing, comparison.assumptions)}. ${sentences(failing.map((name) => comparison.assumptions[name].says))}`;
+  return value === null ? "There is no forecast yet." : `If traffic goes on like this: ${duration(value, unit)} (${interval(low, high, unit)}) in the long run.`;
 }
 
 /** More or fewer requests came since the last assessment than before it: the load is in proportion, the rest has to wait. */
@@ -113,19 +115,11 @@ function changed(prediction, look, row, columns) {
 
 const excess = (load) => (load > 1 ? `The arrival rate is ${percent(load - 1, load < 1.995 ? 1 : 0)} above the largest stable rate` : "The arrival rate is not below the largest stable rate");
 
-/** How many more requests a verdict needs, and whether the window can hold so many: a full one says that, a young one guesses too much. */
-function missing({ requests_missing: more, n }, rate, window, seconds) {
-  if (more === null || more === undefined) return "The interval of the mean is not known yet.";
-  const asked = `The interval is still too wide. A verdict needs about ${about(more)} more request${more === 1 ? "" : "s"}`;
-  if (!rate || !window) return `${asked}.`;
-  if (n + more > rate * window) return seconds < FULL * window ? `${asked}.` : `${asked} in one window; the window of ${span(window)} holds about ${about(rate * window)} at this rate. Start the gateway with a longer --prediction-window.`;
-  return `${asked}, about ${span(Math.max(1, more / rate))} at this rate.`;
-}
-
 const sentences = (parts) => parts.map((part) => `${part[0].toUpperCase()}${part.slice(1).replace(/\.$/, "")}.`).join(" ");
 
 /** How far these requests are from the model of the same ones. */
 function checked(check) {
+  if (check.ratio_low === null) return `${whole(check.requests)} requests in too few batches`;
   const apart = Math.abs(check.ratio - 1);
   const side = check.ratio < 1 ? "below" : "above";
   return `${whole(check.requests)} requests, ${percent(apart, 1)} ${side} the model of the same ones (95 %: ${signed(check.ratio_low - 1)} to ${signed(check.ratio_high - 1)})`;
