@@ -19,18 +19,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from policies import Fixed, Policy, is_first_come
+from policies import Policy, is_first_come
 from policies.ordered import counts, order_of
 from queueing.estimation.change import Vector
 from queueing.estimation.replayed import ENOUGH, Holding, Replayed, replayed
-from queueing.estimation.speed.batch_times import BatchTimes
+from queueing.estimation.speed.batch_factors import BatchFactors
+from queueing.estimation.speed.batch_times import BatchTimes, lawful_times
 from queueing.estimation.speed.speeds import Speeds
 from queueing.estimation.window.snapshot import CENSORED, FIELDS, Snapshot
 from queueing.latency.speed import Speed, measured_speed
-from queueing.latency.speed_path import SpeedPath, path_of_batches, path_of_slots
+from queueing.latency.speed_path import SpeedPath, path_of_slots
 from queueing.measurement.batch_means import BATCHES, batch_means_interval, student
 from queueing.measurement.check import Check
-from queueing.measurement.recursion import batch_starts
+from queueing.measurement.recursion import batch_starts, by_batch
 from queueing.measurement.warm_up import warm_up
 from queueing.model import Model
 from queueing.models.soap.predictor_text import NO_PREDICTION
@@ -92,6 +93,7 @@ class Requests:
     predicted: Vector
     limits: Vector
     batch: Vector
+    size: Vector  # of its batch
     server: Vector
     judged: npt.NDArray[np.bool_]
     row: npt.NDArray[np.intp]  # of the snapshot; none of those that are still in service
@@ -271,6 +273,7 @@ def _requests(seen: Snapshot, model: Model) -> Requests:
         predicted=column["predicted_tokens"],
         limits=column["max_output_tokens"],
         batch=column["batch_id"],
+        size=column["batch_size"],
         server=column["server_id"],
         judged=seen.judged_rows(sojourn=joins)[own],
         row=np.flatnonzero(own),
@@ -296,16 +299,38 @@ def _with_running(found: Requests, seen: Snapshot) -> Requests:
 
 
 def _path(model: Model, speeds: Speeds) -> SpeedPath | None:
-    """How fast the engine was at each moment; None where it is taken as constant."""
-    policy, times = model.policy, speeds.times
-    waits = isinstance(policy, Fixed) and math.isfinite(policy.max_wait)
-    if model.servers > 1 or waits or order_of(policy).preemptive or times.count < 2:
+    """How fast a continuous engine was at each moment; None where it is taken as constant."""
+    times = speeds.times
+    if model.servers > 1 or times.count < 2:
         return None
     outside = float(times.measured.sum() / times.fitted.sum())
-    if policy.joins_running:
-        return path_of_slots(times.at, times.measured, times.fitted, outside)
-    ended, about = times.at + times.measured, (times.size, times.longest)
-    return path_of_batches(times.at, ended, times.fitted, outside, about)
+    return path_of_slots(times.at, times.measured, times.fitted, outside)
+
+
+def _factors(requests: Requests, model: Model) -> BatchFactors | None:
+    """Of the batches that a policy forms; none of one that interrupts them, as no record tells what
+    an interruption wastes.
+    """
+    if order_of(model.policy).preemptive:
+        return None
+    order, first = by_batch(requests.batch)
+
+    def over(values: npt.NDArray[Any], how: np.ufunc) -> Vector:
+        return np.asarray(how.reduceat(values[order], first), dtype=np.float64)
+
+    size, server = (
+        over(requests.size, np.maximum),
+        over(requests.server, np.maximum).astype(np.intp),
+    )
+    at, ends = over(requests.dispatched, np.minimum), over(requests.freed, np.maximum)
+    total, longest = over(requests.outputs, np.add), over(requests.outputs, np.maximum)
+    sums = size, total, longest, over(requests.prompts, np.add)
+    lawful = np.add(*lawful_times(model.law, sums, padded=model.policy.padded))
+    whole = np.isfinite(over(requests.held, np.add))  # not a number of one makes it of the sum
+    whole &= np.diff(np.append(first, order.size)) == size
+    return BatchFactors.of(
+        server, at, np.where(whole, ends - at, math.nan), lawful, (size, longest)
+    )
 
 
 def _replayed(
@@ -314,6 +339,7 @@ def _replayed(
     speeds: Speeds | None,
     flows: npt.NDArray[np.str_] = NO_FLOWS,
 ) -> Replayed:
+    """Without `speeds` at the law's."""
     limits = np.where(np.isnan(requests.limits), requests.outputs, requests.limits)
     given = fast.Trace(
         requests.enters,
@@ -323,9 +349,11 @@ def _replayed(
         limits=np.maximum(limits, 1).astype(np.int64),
         flows=flows[requests.row] if flows.size else flows,
     )
-    holding = Holding(requests.dispatched, requests.held) if model.policy.joins_running else None
+    if not model.policy.joins_running:
+        return replayed(model, given, factors=_factors(requests, model))
     path = None if speeds is None else _path(model, speeds)
-    return replayed(model, given, path, holding)
+    holding = Holding(requests.dispatched, requests.held)
+    return replayed(model, given, path=path, holding=holding)
 
 
 def _by_services(requests: Requests, model: Model, judged: npt.NDArray[np.bool_]) -> float | None:

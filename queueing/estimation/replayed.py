@@ -1,17 +1,17 @@
-"""Given requests, served by the model at the speed that the machine had at each moment
-(queueing.latency.speed_path).
+"""Given requests, served by the model at the speed that the machine had.
 
-Batches carry residuals: there are several draws of them. The steps of a continuous engine carry
-none, but there neighbours share the engine, so that how long a slot is held depends on all of them:
-each pass corrects the speed by the ratio of the measured holding times to the model's. Speeds are
-taken from service times, never from delays.
+Batches take as long as measured but for what the law has to say
+(queueing.estimation.speed.batch_factors), which has an error: there are several draws of it. The
+steps of a continuous engine have no measured times; there neighbours share the engine, so that how
+long a slot is held depends on all of them: each pass corrects the speed of a moment
+(queueing.latency.speed_path) by the ratio of the measured holding times to the model's. Nothing is
+taken from delays.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,16 +19,14 @@ import numpy.typing as npt
 from policies.ordered import in_arrival_order, order_of
 from policies.orders.by_length import Binned
 from queueing.distributions.token_distribution import Vector
-from queueing.estimation.speed.batch_times import lawful_times
-from queueing.latency.law import LatencyModel
+from queueing.estimation.speed.batch_factors import BatchFactors
 from queueing.latency.speed_path import SpeedPath
-from queueing.measurement.recursion import by_batch
 from queueing.model import Model, token_limit
 from queueing.simulation import fast
 from queueing.simulation.experiment import run_given
 
 DRAWS = 16  # of the residuals of batches
-PASSES = 8  # over a continuous run, at most
+PASSES, DRIVEN_PASSES = 8, 2  # over a continuous run, at most
 ENOUGH = 0.0005  # relative error of the holding times
 
 
@@ -54,25 +52,45 @@ class Replayed:
 def replayed(
     model: Model,
     given: fast.Trace,
+    *,
+    factors: BatchFactors | None = None,
     path: SpeedPath | None = None,
     holding: Holding | None = None,
-    *,
     seed: int = 0,
 ) -> Replayed:
-    """`path`: the speed at each moment, or that of the model's law. `holding`: what a continuous
-    engine's speed is corrected by. One seed draws the same residuals for every law with the same
-    cv; a policy from outside has one draw.
+    """At the law's speed and with residuals drawn by its cv, or with `factors`; of a continuous
+    engine at the speeds of `path`, corrected by `holding`. One seed draws the same for every law
+    with the same cv; a policy from outside has one draw.
     """
     given = _together(given)
-    if not model.policy.joins_running:
-        several = model.law.cv and fast.is_compiled(model)
-        return _drawn(model, given, path, DRAWS if several else 1, seed)
-    found = _drawn(model, given, path, 1, seed)
+    if model.policy.joins_running:
+        return _of_slots(model, given, path, holding)
+    model, given = _as_kernels_have_it(model, given)
+    compiled = fast.is_compiled(model) and not given.limits.size
+    draws = DRAWS if compiled and (model.law.cv or factors) else 1
+    if compiled and factors is not None:
+        model = dataclasses.replace(model, server_speeds=(), law=model.law.at_speed(1.0))
+    found = np.empty((2, draws, given.arrived_at.size))
+    for number in range(draws):
+        stream = np.random.SeedSequence(seed, spawn_key=(number,))
+        if compiled and factors is not None:
+            rows = factors.drawn(np.random.default_rng(stream))
+            given = dataclasses.replace(given, given_residuals=rows)
+        run = run_given(model, given, stream)
+        found[:, number] = run.dispatched_at, run.released_at
+    return Replayed(dispatched=found[0], released=found[1], speed=model.law.speed)
+
+
+def _of_slots(
+    model: Model, given: fast.Trace, path: SpeedPath | None, holding: Holding | None
+) -> Replayed:
+    model, given = _as_kernels_have_it(model, given)
+    found = _at_pace(model, given, path)
     if holding is None:
         return found
     known = np.isfinite(holding.held) & (holding.held > 0)
     at, held = holding.dispatched[known], holding.held[known]
-    for _ in range(PASSES):
+    for _ in range(PASSES if fast.is_compiled(model) else DRIVEN_PASSES):
         again = (found.released - found.dispatched)[0][known]
         total = float(again.sum())
         if not total > 0:
@@ -81,13 +99,28 @@ def replayed(
         if path is None:
             if abs(ratio - 1) < ENOUGH:
                 return found
-            model = dataclasses.replace(model, law=_slower(model.law, ratio))
+            model = dataclasses.replace(model, law=model.law.at_speed(ratio * model.law.speed))
         else:
             path = path.corrected(at, held, again)
-        found = _drawn(model, given, path, 1, seed)
+        found = _at_pace(model, given, path)
         if path is not None and abs(ratio - 1) < ENOUGH:
             return found
     return found
+
+
+def _at_pace(model: Model, given: fast.Trace, path: SpeedPath | None) -> Replayed:
+    speed, stream = model.law.speed, np.random.SeedSequence(0)
+    if path is None:
+        run = run_given(model, given, stream)
+        found = np.stack([run.dispatched_at, run.released_at])[:, None]
+    else:
+        model = dataclasses.replace(model, law=model.law.at_speed(1.0))
+        moved = dataclasses.replace(given, arrived_at=path.to_clock(given.arrived_at))
+        run = run_given(model, moved, stream)
+        at_once = run.dispatched_at == moved.arrived_at  # the way there and back is no delay
+        dispatched = np.where(at_once, given.arrived_at, path.to_run(run.dispatched_at))
+        found = np.stack([dispatched, path.to_run(run.released_at)])[:, None]
+    return Replayed(dispatched=found[0], released=found[1], speed=speed)
 
 
 def _together(given: fast.Trace) -> fast.Trace:
@@ -96,66 +129,6 @@ def _together(given: fast.Trace) -> fast.Trace:
     if not np.any(at[1:] == at[:-1]):
         return given
     return dataclasses.replace(given, call_ends=np.searchsorted(at, at, "right"))
-
-
-def _slower(law: LatencyModel, factor: float) -> LatencyModel:
-    return dataclasses.replace(law, speed=law.speed * factor)
-
-
-def _drawn(
-    model: Model, given: fast.Trace, path: SpeedPath | None, draws: int, seed: int
-) -> Replayed:
-    speed = model.law.speed
-    model, given = _as_kernels_have_it(model, given)
-    if path is not None:
-        cv = model.law.cv if model.policy.joins_running else path.cv
-        model = dataclasses.replace(model, law=dataclasses.replace(model.law, speed=1.0, cv=cv))
-    found = np.empty((2, draws, given.arrived_at.size))
-    for number in range(draws):
-        stream = np.random.SeedSequence(seed, spawn_key=(number,))
-        found[:, number] = _run(model, given, path, stream, measured=draws > 1)
-    return Replayed(dispatched=found[0], released=found[1], speed=speed)
-
-
-def _run(
-    model: Model,
-    given: fast.Trace,
-    path: SpeedPath | None,
-    stream: np.random.SeedSequence,
-    *,
-    measured: bool,
-) -> tuple[Vector, Vector]:
-    """Dispatches and releases of one draw. The speeds of the path are measured ones: where they are
-    those of batches (`measured`), each block of the draw takes, in sum, as long as they say.
-    """
-    if path is None:
-        run = run_given(model, given, stream)
-        return run.dispatched_at, run.released_at
-    moved = dataclasses.replace(given, arrived_at=path.to_clock(given.arrived_at))
-    run = run_given(model, moved, stream)
-    if measured:
-        again = np.random.SeedSequence(stream.entropy, spawn_key=stream.spawn_key)
-        path = path.corrected(*_lawful_and_drawn(model, given, run, path))
-        return _run(model, given, path, again, measured=False)
-    at_once = run.dispatched_at == moved.arrived_at  # the way there and back is no delay
-    dispatched = np.where(at_once, given.arrived_at, path.to_run(run.dispatched_at))
-    return dispatched, path.to_run(run.released_at)
-
-
-def _lawful_and_drawn(
-    model: Model, given: fast.Trace, run: fast.SimulatedRun, path: SpeedPath
-) -> tuple[Vector, Vector, Vector]:
-    """Of the batches of a draw: start, the law's mean service time, and the one that was drawn."""
-    order, first = by_batch(run.batch_id)
-
-    def over(values: npt.NDArray[Any], how: np.ufunc) -> npt.NDArray[Any]:
-        return np.asarray(how.reduceat(values[order], first))
-
-    size, tokens = np.diff(np.append(first, order.size)), given.output_tokens
-    sums = over(tokens, np.add), over(tokens, np.maximum), over(given.prompt_tokens, np.add)
-    lawful = np.add(*lawful_times(model.law, (size, *sums), padded=model.policy.padded))
-    begun = over(run.dispatched_at, np.minimum)
-    return path.to_run(begun), lawful, over(run.server_free_at, np.maximum) - begun
 
 
 def _as_kernels_have_it(model: Model, given: fast.Trace) -> tuple[Model, fast.Trace]:

@@ -20,14 +20,11 @@ speed, as policies do that take requests out of service.
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import fdtri
 
 from queueing.distributions.token_distribution import Vector
 from queueing.measurement.batch_means import FloatArray
@@ -83,35 +80,6 @@ def _along(known: FloatArray, wanted: FloatArray, slope: float, values: Vector) 
     return result
 
 
-def path_of_batches(
-    begun: FloatArray,
-    ended: FloatArray,
-    fitted: FloatArray,
-    outside: float,
-    about: Sequence[FloatArray] = (),
-) -> SpeedPath:
-    """Of one server's batches in order, seconds; `fitted`: by the law at speed 1, `outside`: the
-    speed between them, `about`: what may depend on the law's shape, sizes and lengths.
-    """
-    count = begun.size
-    begun = begun.copy()
-    begun[1:] = np.maximum(begun[1:], np.maximum.accumulate(ended)[:-1])
-    lasted = np.maximum(ended - begun, 0.0)
-    spans = _blocks(count, _span(lasted / fitted, about))
-    pace = np.add.reduceat(lasted, spans) / np.add.reduceat(fitted, spans)
-    block = np.repeat(np.arange(pace.size), np.diff([*spans, count]))
-    pace = pace[block]
-    # at the beginning and at the end of every batch; idle between
-    speed = np.column_stack([np.full(count, outside), pace]).ravel()[1:]
-    at = np.column_stack([begun, begun + lasted]).ravel()
-    scatter = np.sum((lasted - pace * fitted) ** 2) / np.sum((pace * fitted) ** 2)
-    freedom = count - len(spans)
-    cv = math.sqrt(scatter * count / freedom) if freedom else 0.0
-    kept = np.append(True, np.diff(at) > 0)
-    parts = speed[kept[1:]], np.repeat(block, 2)[1:][kept[1:]]
-    return SpeedPath(at[kept], *parts, outside, cv)
-
-
 def path_of_slots(
     at: FloatArray, measured: FloatArray, fitted: FloatArray, outside: float
 ) -> SpeedPath:
@@ -120,32 +88,6 @@ def path_of_slots(
     pace = np.add.reduceat(measured, spans) / np.add.reduceat(fitted, spans)
     knots = np.append(at[spans], at[-1] + measured[-1])
     return SpeedPath(knots, pace, np.arange(pace.size), outside, 0.0)
-
-
-def _span(ratio: FloatArray, about: Sequence[FloatArray]) -> int:
-    """Batches in a block."""
-    count = ratio.size
-    if count < LEAST * FEW:
-        return max(2, count // FEW)
-    given = np.stack([np.ones(count), *about], axis=1)
-    rest = ratio - given @ np.linalg.lstsq(given, ratio, rcond=None)[0]
-    parts, within = _sums(rest, LEAST)
-    span = max(LEAST, count // BLOCKS // LEAST * LEAST)
-    while span > LEAST:
-        blocks, between = _sums(rest, span)
-        freedom = parts - blocks, count - parts
-        if between - within <= within * freedom[0] / freedom[1] * float(fdtri(*freedom, SURE)):
-            break
-        span = max(LEAST, span // 2 // LEAST * LEAST)
-    return span
-
-
-def _sums(values: FloatArray, span: int) -> tuple[int, float]:
-    """How many blocks there are, and the squares about their means."""
-    begins = _blocks(values.size, span)
-    sizes = np.diff([*begins, values.size])
-    means = np.add.reduceat(values, begins) / sizes
-    return len(begins), float(np.sum((values - np.repeat(means, sizes)) ** 2))
 
 
 def _blocks(count: int, span: int) -> list[int]:

@@ -82,6 +82,8 @@ class Trace:
     flows: npt.NDArray[np.str_] = field(
         default_factory=lambda: np.empty(0, dtype=np.str_)
     )  # of each; empty: one
+    # of each server's batches, in their order, instead of the generators' (then 1); empty: none
+    given_residuals: npt.NDArray[np.float64] = field(default_factory=lambda: np.empty((0, 0)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -439,6 +441,8 @@ def _residuals(law: LatencyModel, trace: Trace) -> Vector:
     """One draw per batch that there can be at most, for each server: the numbers that
     `LatencyModel.residual` draws one by one.
     """
+    if trace.given_residuals.size:
+        return _given(trace)
     if law.cv == 0:
         return np.empty((len(trace.residuals), 0))
     shape = law.cv**-2
@@ -447,6 +451,13 @@ def _residuals(law: LatencyModel, trace: Trace) -> Vector:
         rng.standard_gamma(shape, out=row)
     drawn *= 1 / shape
     return drawn
+
+
+def _given(trace: Trace) -> Vector:
+    given, rows = trace.given_residuals, np.ones((len(trace.residuals), len(trace.arrived_at)))
+    servers, most = min(len(given), len(rows)), min(given.shape[1], rows.shape[1])
+    rows[:servers, :most] = given[:servers, :most]
+    return rows
 
 
 def _instants(mean_gap: float, scv: float, rng: np.random.Generator, count: int) -> Vector:

@@ -145,7 +145,7 @@ def test_an_engine_that_computes_long_prompts_in_parts_is_compared_as_one(
     )
     if said:
         assert found == pytest.approx((1.0, 0.0, 0.0), abs=0.05)
-        assert found[:2] == pytest.approx((1.0, 0.0), abs=0.003)
+        assert found[:2] == pytest.approx((1.0, 0.0), abs=0.01)
     else:
         assert found[0] > 1.1
 

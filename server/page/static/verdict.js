@@ -72,13 +72,16 @@ function compared(prediction, { gateway, look, unit, now, columns }) {
   if (predicted.value === null && admitted?.holds === false) { // the queue is bounded by what is refused
     return { says: ["The gateway refuses a part of the calls"], why: `${sentences([admitted.says])} “What if” counts the admitted ones only.`, short: "Refusing calls", alarm: true, title: "Refusing calls" };
   }
+  const { check } = comparison;
+  const beside = check && check.verdict !== "too_few" ? ` The model of the requests that came: ${duration(check.modelled, unit)}, observed ${duration(check.observed, unit)}.` : "";
   if (prediction.stable === false) {
     const { name } = parsePolicy(prediction.policy);
-    return { says: [`No steady state: requests arrive faster than ${name} can serve them`], short: "Overloaded", alarm: true, why: look.stopped ? "No requests come now; the queue is of those that came." : `${prediction.load !== null && prediction.load < 1 ? sentences([comparison.assumptions.stable_queue.says]) : `${excess(prediction.load)}, and the queue grows until the rate falls.`} “What if” lists the load of other settings.`, title: "Unstable" };
+    const grows = prediction.load !== null && prediction.load < 1 ? sentences([comparison.assumptions.stable_queue.says]) : `${excess(prediction.load)}, and the queue grows until the rate falls.`;
+    const why = look.stopped ? "No requests come now; the queue is of those that came." : `${grows} “What if” lists the load of other settings.`;
+    return { says: [`No steady state: requests arrive faster than ${name} can serve them`], short: "Overloaded", alarm: true, why: `${why}${beside}`, title: "Unstable" };
   }
   if (predicted.value === null && prediction.load >= 1) return { says: ["Too early to say whether the queue has a steady state"], short: "Too early to judge", why: `${sentences([comparison.assumptions.stable_queue.says])}` };
   const of = `Mean ${what} under ${policyWords(prediction.policy)}${look.stopped ? ", of the requests that came; none come now" : ""}`;
-  const { check } = comparison;
   const pair = check ? [": ", h("span", { class: "observed" }, duration(check.observed, unit)), " observed, ", h("span", { class: "predicted" }, duration(check.modelled, unit)), " modelled"] : [];
   if (check?.verdict === "disagree") {
     const says = "The model disagrees with the requests that came";

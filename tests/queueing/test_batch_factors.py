@@ -1,8 +1,9 @@
-"""The requests of a run, served at the speed that the machine had at each moment."""
+"""The requests of a run, served at the speed that the machine had at each moment: batches take as
+long as measured, but for what the law says of their sizes and lengths.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 
@@ -95,7 +96,7 @@ def test_the_model_follows_a_machine_whose_speed_changes(
     """One speed for the run misses the delays of the slow moments."""
     requests = run(parse_policy(text), rate, speed)
     followed = checked(requests)
-    monkeypatch.setattr("queueing.estimation.checked._path", lambda *_: None)
+    monkeypatch.setattr("queueing.estimation.checked._factors", lambda *_: None)
     constant = checked(requests)
     assert abs(followed.queueing_delay.ratio - 1) < 0.06
     off = abs(constant.queueing_delay.ratio - 1)
@@ -109,7 +110,7 @@ def test_a_machine_of_constant_speed_is_served_as_by_its_one_speed(
     requests = run(parse_policy(text), 20.0, lambda _: 1.4)
     followed = checked(requests)
     assert followed.speed.factor == pytest.approx(1.4, rel=0.03)
-    monkeypatch.setattr("queueing.estimation.checked._path", lambda *_: None)
+    monkeypatch.setattr("queueing.estimation.checked._factors", lambda *_: None)
     assert followed.queueing_delay.modelled == pytest.approx(
         checked(requests).queueing_delay.modelled, rel=0.02, abs=1e-4
     )
@@ -122,14 +123,12 @@ def test_a_law_of_the_wrong_shape_still_differs() -> None:
     assert abs(found.ratio - 1) > 0.1
 
 
-def test_fixed_with_a_wait_of_its_own_keeps_one_speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    requests = [
-        dataclasses.replace(each, policy="fixed:batch_size=4,max_wait=0.05")
-        for each in run(parse_policy("capped:max_batch_size=4"), 40.0, wandering, n=300)
-    ]
-    found = checked(requests)
-    monkeypatch.setattr("queueing.estimation.checked._path", lambda *_: None)
-    assert (found.dispatched == checked(requests).dispatched).all()
+def test_a_slow_spell_is_not_taken_for_a_cost_of_large_batches() -> None:
+    """The queue grows in it, and the batches with it: what they cost is seen among neighbours."""
+    requests = run(parse_policy("capped:max_batch_size=4"), 60.0, slow_spell)
+    check = checked(requests).queueing_delay
+    assert abs(check.ratio - 1) < 0.05
+    assert check.relative_half_width < 0.1
 
 
 def test_a_run_of_one_batch_is_served() -> None:
