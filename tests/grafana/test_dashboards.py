@@ -13,7 +13,7 @@ import pytest
 from grafana_foundation_sdk.models import units
 
 from grafana import generate
-from server.live.gauges import VERDICTS
+from queueing.measurement.check import SAID
 from tests.grafana import schema
 from tests.grafana.asked import BOUNDS, FILES, FOLDER, queries_of
 
@@ -165,7 +165,7 @@ def test_the_overview_begins_with_observed_model_forecast_and_verdict() -> None:
         assert panel["fieldConfig"]["defaults"]["noValue"].endswith(" yet")
         assert panel["fieldConfig"]["defaults"]["thresholds"]["steps"][0]["color"] == "text"
     (words,) = first[3]["fieldConfig"]["defaults"]["mappings"]
-    assert {result["text"] for result in words["options"].values()} == set(VERDICTS)
+    assert {result["text"] for result in words["options"].values()} == set(SAID.values())
 
 
 def under(tree: Any, key: str) -> Iterator[Any]:

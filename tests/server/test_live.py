@@ -28,13 +28,14 @@ from queueing.arrivals.timetable import draw
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.estimation.assess import Limits, assess
 from queueing.estimation.window.producer import WindowProducer
+from queueing.measurement.check import SAID
 from queueing.model import Model
 from queueing.optimization.forecast import Setting
 from queueing.prediction import predict_model
 from queueing.result import LEVELS
 from server.admission.limits import OverloadSettings
 from server.live import predicting
-from server.live.gauges import VERDICTS, LiveGauges
+from server.live.gauges import LiveGauges
 from server.live.predicting import described
 from server.live.question import Question
 from server.telemetry.metrics import Metrics
@@ -174,7 +175,9 @@ def test_the_gauges_show_the_live_prediction_in_order(policy: str) -> None:
     }
     for name in ("ratio", "ratio_low", "ratio_high"):
         assert shown[f"check_{name}"] == {"": check[name]}
-    assert shown["check_verdict"] == {verdict: float(verdict == "agree") for verdict in VERDICTS}
+    assert shown["check_verdict"] == {
+        verdict: float(verdict == "agree") for verdict in SAID.values()
+    }
     assert found["check"] == check | {"at": found["at"]}
     forecast = found["forecast"]
     assert shown[f"forecast_{compared}_seconds"] == shown[f"predicted_{compared}_seconds"]
@@ -186,7 +189,7 @@ def test_the_gauges_show_the_live_prediction_in_order(policy: str) -> None:
     assert (shown["load"][""], shown["engine_speed_ratio"][""]) == (found["load"], found["speed"])
     assert shown["assumption_holds"].keys() == comparison["assumptions"].keys()
     assert shown["prediction_verdict"] == {
-        verdict: float(verdict == "agree") for verdict in VERDICTS
+        verdict: float(verdict == "agree") for verdict in SAID.values()
     }
 
 
