@@ -110,11 +110,11 @@ def check_window(seen: Snapshot, model: Model, speeds: Speeds) -> Pairs | None:
     counts by flows, of which a window knows nothing, or interrupts batches: what an interruption
     wastes no record tells.
     """
-    model = _plain(model)
+    model = plain(model)
     policy = model.policy
     if counts(policy) or (order_of(policy).preemptive and not policy.joins_running):
         return None
-    requests = _requests(seen, model)
+    requests = requests_of(seen, model)
     if not fast.is_compiled(model) and requests.row.size > DRIVEN:
         requests = requests.part(slice(-DRIVEN, None))
         requests.judged[: warm_up(DRIVEN)] = False  # who ran before is no part of it
@@ -144,12 +144,12 @@ def check_run(
     """`model`: under the calibrated law; `seen`: the whole run (`window_of_run`), with the flow of
     each of its rows. None where no batch was served whole.
     """
-    model = _plain(model)
+    model = plain(model)
     speeds = Speeds.of(model.policy, seen, model.law, model.step_tokens)
     speed = _speed(model.policy, speeds)
     if speed is None:
         return None
-    model, requests = _at_speed(model, speed), _requests(seen, model)
+    model, requests = _at_speed(model, speed), requests_of(seen, model)
     if model.policy.joins_running:
         found = _replayed(requests, model, None, flows)
         speed = dataclasses.replace(speed, factor=found.speed, cv=0.0)
@@ -232,7 +232,7 @@ def _of_one_more(means: Vector) -> float:
     return student(means.size - 1, 0.95) * spread
 
 
-def _plain(model: Model) -> Model:
+def plain(model: Model) -> Model:
     """Of sequences that came one by one; whoever left or was kept out is no part of them."""
     return dataclasses.replace(
         model,
@@ -245,7 +245,7 @@ def _plain(model: Model) -> Model:
     )
 
 
-def _requests(seen: Snapshot, model: Model) -> Requests:
+def requests_of(seen: Snapshot, model: Model) -> Requests:
     """Those of this epoch that were dispatched, with what ran when it began."""
     joins = model.policy.joins_running
     dispatched, freed = seen.column("dispatched_at"), seen.column("server_free_at")
@@ -333,15 +333,10 @@ def _factors(requests: Requests, model: Model) -> BatchFactors | None:
     )
 
 
-def _replayed(
-    requests: Requests,
-    model: Model,
-    speeds: Speeds | None,
-    flows: npt.NDArray[np.str_] = NO_FLOWS,
-) -> Replayed:
-    """Without `speeds` at the law's."""
+def trace_of(requests: Requests, flows: npt.NDArray[np.str_] = NO_FLOWS) -> fast.Trace:
+    """As they enter the model; `flows` of the snapshot's rows."""
     limits = np.where(np.isnan(requests.limits), requests.outputs, requests.limits)
-    given = fast.Trace(
+    return fast.Trace(
         requests.enters,
         requests.outputs,
         requests.prompts,
@@ -349,6 +344,16 @@ def _replayed(
         limits=np.maximum(limits, 1).astype(np.int64),
         flows=flows[requests.row] if flows.size else flows,
     )
+
+
+def _replayed(
+    requests: Requests,
+    model: Model,
+    speeds: Speeds | None,
+    flows: npt.NDArray[np.str_] = NO_FLOWS,
+) -> Replayed:
+    """Without `speeds` at the law's."""
+    given = trace_of(requests, flows)
     if not model.policy.joins_running:
         return replayed(model, given, factors=_factors(requests, model))
     path = None if speeds is None else _path(model, speeds)

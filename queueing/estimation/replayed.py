@@ -56,6 +56,7 @@ def replayed(
     factors: BatchFactors | None = None,
     path: SpeedPath | None = None,
     holding: Holding | None = None,
+    draws: int = DRAWS,
     seed: int = 0,
 ) -> Replayed:
     """At the law's speed and with residuals drawn by its cv, or with `factors`; of a continuous
@@ -67,7 +68,7 @@ def replayed(
         return _of_slots(model, given, path, holding)
     model, given = _as_kernels_have_it(model, given)
     compiled = fast.is_compiled(model) and not given.limits.size
-    draws = DRAWS if compiled and (model.law.cv or factors) else 1
+    draws = draws if compiled and (model.law.cv or factors) else 1
     if compiled and factors is not None:
         model = dataclasses.replace(model, server_speeds=(), law=model.law.at_speed(1.0))
     found = np.empty((2, draws, given.arrived_at.size))

@@ -41,8 +41,11 @@ from queueing.estimation.window.snapshot import Snapshot
 from queueing.latency.law import LatencyModel
 from queueing.measurement.check import Check
 from queueing.optimization.candidates import canonical
+from queueing.optimization.forecast import Setting
 from queueing.optimization.gain.operating_point import OperatingPoint
+from queueing.optimization.gain.same_requests import SameRequests
 from queueing.optimization.quantity import compared_by
+from queueing.result import Quantity
 from server.live.question import ENOUGH, Question
 
 Answer = dict[str, Any]
@@ -70,6 +73,7 @@ class _Round:
 
     what_ifs: WhatIfs
     at: float | None
+    same: SameRequests | None  # None: none are known
     seconds: float = 0.0  # of a processor
 
 
@@ -327,26 +331,42 @@ def ask_what_ifs(anew: bool = True) -> list[Answer]:
     the load is known are `pending`: the next question has more. `anew`: at the estimates of the
     last assessment.
 
-    `compared`: the duration by which a setting is compared with the one in force; `at`: the end of
-    the window that they rest on, null where that is of an earlier life of the gateway.
+    `compared`: the duration by which a setting is compared with the one in force, of which
+    `same_requests` is the mean that the model has for the window's own requests and `gain` the
+    share that it takes off there, `gain_low` to `gain_high` for as many to come; null where these
+    requests cannot be driven through it. `at`: the end of the window that they rest on, null where
+    that is of an earlier life of the gateway.
     """
     question, estimates = _memory.question, _memory.estimates
     if question is None or estimates is None:
         return []
     began, round_ = time.process_time(), None if anew else _memory.what_ifs
     if round_ is None:
-        what_ifs = WhatIfs(_operating_point(question, estimates), question.setting)
-        round_ = _memory.what_ifs = _Round(what_ifs, _memory.estimated_at)
+        point, seen = _operating_point(question, estimates), _memory.last_seen
+        known = seen is not None and seen.now == _memory.estimated_at
+        same = SameRequests(seen, point, canonical(question.setting)) if seen and known else None
+        what_ifs = WhatIfs(point, question.setting)
+        round_ = _memory.what_ifs = _Round(what_ifs, _memory.estimated_at, same)
     most = min(WHAT_IF_SLICE, WHAT_IF_SECONDS - round_.seconds)
     round_.what_ifs.advance(lambda: time.process_time() - began >= most)
     round_.seconds += time.process_time() - began
     late = round_.seconds >= WHAT_IF_SECONDS
     found = [each for each in round_.what_ifs.forecasts() if not (late and each.pending)]
     policies = [parse_policy(each.setting.policy) for each in found]
+    compared = [compared_by((policies[0], own)) for own in policies]
     return [
-        each.to_dict() | {"compared": compared_by((policies[0], own)), "at": round_.at}
-        for each, own in zip(found, policies, strict=True)
+        each.to_dict()
+        | _gain(round_.same, each.setting, quantity)
+        | {"compared": quantity, "at": round_.at}
+        for each, quantity in zip(found, compared, strict=True)
     ]
+
+
+def _gain(same: SameRequests | None, setting: Setting, quantity: Quantity) -> Answer:
+    """Over the setting in force, on the same requests."""
+    if same is None:
+        return dict.fromkeys(("same_requests", "gain", "gain_low", "gain_high"))
+    return same.to_dict(setting, quantity)
 
 
 def ask_drawn() -> dict[str, Answer | None]:

@@ -5,7 +5,7 @@ import { NONE, ago, clock, duration, interval, percent, span } from "./format.js
 import { QUANTITY, ROUTINGS, parsePolicy, policyDetail, policyText, tokenLimit } from "./words.js";
 
 const GROUPS = [["policy", "Other policies"], ["limit", "Other token limits"], ["size", "Other batch sizes"]];
-const COLUMNS = [["Setting"], ["Load", "n"], ["Delay", "n"], ["Sojourn", "n"], ["95\u202f% of sojourn", "plot-cell optional"], ["First token", "n wide"], ["p99 delay", "n wide"], ["Clipped", "n wide"], ["Use", "use"]];
+const COLUMNS = [["Setting"], ["Load", "n"], ["Delay", "n"], ["Sojourn", "n"], ["95\u202f% of sojourn", "plot-cell optional"], ["First token", "n wide"], ["p99 delay", "n wide"], ["Clipped", "n wide"], ["Gain, same requests", "n wide"], ["Use", "use"]];
 
 export function updateWhatIf(state, use) {
   const { what_if: rows, what_if_in_force: mine, what_if_state: about, gateway, look, unit, now: shown } = state;
@@ -67,7 +67,13 @@ function row(each, { scale, current, use, unit }) {
     h("th", { scope: "row" }, setting(each, current), remark(each, delay)), h("td", { class: "n" }, percent(each.load)), number(delay?.mean, "n"), number(delay && each.sojourn_time?.mean, "n mean-cell"),
     h("td", { class: "plot-cell optional" }, ...(delay ? [dots(each, scale), h("span", { class: "hidden" }, interval(each.sojourn_interval?.low, each.sojourn_interval?.high, unit))] : [])),
     number(delay && each.time_to_first_token?.mean, "n wide"), number(delay?.p99, "n wide"),
-    h("td", { class: "n wide" }, each.clipped_fraction === null ? NONE : percent(each.clipped_fraction, 1)), h("td", { class: "use" }, button));
+    h("td", { class: "n wide" }, each.clipped_fraction === null ? NONE : percent(each.clipped_fraction, 1)), h("td", { class: "n wide" }, ...(current ? [NONE] : gain(each))), h("td", { class: "use" }, button));
+}
+
+/** What it takes off the mean of the requests that came, by the model, and between what for as many to come. */
+function gain({ gain: share, gain_low: low, gain_high: high }) {
+  if (share === null || share === undefined) return [NONE];
+  return [percent(share), h("small", {}, ` ${percent(low)} to ${percent(high)}`)];
 }
 
 function setting(each, current) {
