@@ -62,7 +62,7 @@ def same_requests(seen: Snapshot, policy: str) -> SameRequests:
 def test_the_gain_on_the_same_requests_covers_the_one_in_the_long_run(
     before: str, after: str, limit: int | None, quantity: Quantity
 ) -> None:
-    """Of Poisson arrivals, where theory knows it: in 150 of 160 windows, with 20 for each change."""
+    """Of Poisson arrivals, where theory knows it: in 150 of 160 windows (20 a change)."""
     rate = 0.75 * min(
         model_of(each, own).largest_stable_rate for each, own in ((before, None), (after, limit))
     )

@@ -1,0 +1,283 @@
+"""Does the live check hold on a real engine, and does a gain come that was foretold?
+
+    .venv/bin/python bench/live_check.py cells       24 cells: six policies at four loads, 60 s each
+    .venv/bin/python bench/live_check.py overload    load 1.3 for 60 s, two policies
+    .venv/bin/python bench/live_check.py switches    ten changes of policy, batch size and limit at
+                                                     one arrival rate
+
+Starts a gateway with the tiny model, calibrates it, and sends Poisson load. A cell holds where the
+verdict of `/admin/prediction`'s check is not "disagree" and the observed mean lies in its interval
+or within 10 % of the model's; it is read 30 s after the switch to the cell, and at its end. A
+change holds where the interval of the gain on the same requests, read before it, covers the gain
+that is measured after it: 1 - observed mean / the model's mean of the same requests under the
+setting before. One line a cell on standard output, all answers in runs/live-check/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+LENGTHS, PROMPTS, LIMIT, MOST = "geometric:mean=16", "deterministic:value=32", 96, 16
+POLICIES = (
+    "single",
+    "dynamic",
+    "fixed:batch_size=4",
+    "capped:max_batch_size=8",
+    "elastic:max_batch_size=8",
+    "continuous:max_batch_size=4",
+)
+LOADS = (0.3, 0.5, 0.6, 0.75)
+OVERLOADED = ("capped:max_batch_size=8", "continuous:max_batch_size=4")
+CHANGES: tuple[tuple[str, int], ...] = (  # settings in turn, each one knob or several away
+    ("capped:max_batch_size=4", LIMIT),
+    ("capped:max_batch_size=8", LIMIT),
+    ("elastic:max_batch_size=8", LIMIT),
+    ("continuous:max_batch_size=8", LIMIT),
+    ("continuous:max_batch_size=4", LIMIT),
+    ("dynamic", LIMIT),
+    ("capped:max_batch_size=4", LIMIT),
+    ("capped:max_batch_size=4", 24),
+    ("elastic:max_batch_size=4", 24),
+    ("capped:max_batch_size=8", 24),
+    ("capped:max_batch_size=2", 24),
+)
+EARLY, SECONDS, BETWEEN = 30.0, 60.0, 6.0
+
+
+@dataclass
+class Bench:
+    """A gateway under load."""
+
+    gateway: Any
+    law: Any
+    folder: Path
+    seed: int = 1
+    answers: list[dict[str, Any]] = field(default_factory=list)
+
+    def rate(self, policy: str, load: float, limit: int = LIMIT) -> float:
+        """Calls per second."""
+        from policies import parse_policy
+        from queueing.distributions.token_distribution import parse_distribution
+        from queueing.prediction.steady_state import largest_stable_rate
+
+        return load * largest_stable_rate(
+            parse_policy(policy),
+            parse_distribution(LENGTHS, limit),
+            self.law,
+            max_num_seqs=MOST,
+            prompt_tokens=parse_distribution(PROMPTS),
+        )
+
+    async def load(self, rate: float, seconds: float) -> None:
+        """Poisson arrivals for so long."""
+        from loadgen.sending.client.target import Target
+        from loadgen.sending.run import run_load
+        from queueing.arrivals.timetable import draw
+        from queueing.distributions.token_distribution import parse_distribution
+
+        self.seed += 1
+        count = max(20, round(rate * seconds))
+        lengths = parse_distribution(PROMPTS), parse_distribution(LENGTHS, LIMIT)
+        target = Target(base_url=self.gateway.url, model="tiny", max_tokens=LIMIT)
+        await run_load(target, draw(rate, count, self.seed, *lengths), seed=self.seed)
+
+    async def looked(self) -> dict[str, Any]:
+        """The last assessment."""
+        return dict(await self.gateway.ask("GET", "/admin/prediction"))
+
+    async def put(self, policy: str, limit: int = LIMIT) -> None:
+        """Another setting."""
+        await self.gateway.ask(
+            "PUT", "/admin/policy", {"policy": policy, "max_output_tokens": limit}
+        )
+
+    async def cell(self, policy: str, load: float) -> bool:
+        """Whether both looks hold."""
+        await self.put(policy)
+        sending = asyncio.create_task(self.load(self.rate(policy, load), SECONDS))
+        await asyncio.sleep(EARLY)
+        looks = [await self.looked()]
+        await sending
+        await asyncio.sleep(BETWEEN)
+        looks.append(await self.looked())
+        held = []
+        for name, look in zip(("30 s", "60 s"), looks, strict=True):
+            check = (look.get("prediction") or {}).get("check")
+            held.append(holds(check))
+            self.keep(f"{policy} {load} {name}", check=check, holds=held[-1])
+            print(f"{policy:28} {load:5.2f}  {name}  {said(check)}", flush=True)
+        return held[-1]
+
+    async def changes(self) -> bool:
+        """Whether nine in ten gains came."""
+        rate = self.rate(CHANGES[0][0], 0.7)
+        await self.put(*CHANGES[0])
+        sending = asyncio.create_task(self.load(rate, 1.2 * (SECONDS + BETWEEN) * len(CHANGES)))
+        for setting in CHANGES[1:]:
+            await asyncio.sleep(SECONDS + BETWEEN)
+            await self.put(*setting)
+        await asyncio.sleep(SECONDS + BETWEEN)
+        sending.cancel()
+        await asyncio.wait([sending])
+        await asyncio.sleep(BETWEEN)
+        came = list(gains(self.folder / "gateway.jsonl", self.law))
+        for line, told in came:
+            print(line, flush=True)
+            self.keep(line, holds=told)
+        print(f"{sum(told for _, told in came)} of {len(came)} gains came")
+        return sum(told for _, told in came) >= 0.9 * len(came) - 1e-9
+
+    def keep(self, name: str, **about: Any) -> None:
+        """For later looks."""
+        self.answers.append({"name": name, **about})
+        self.folder.joinpath("answers.json").write_text(json.dumps(self.answers, indent=1))
+
+
+def holds(check: dict[str, Any] | None) -> bool:
+    """Whether the model agrees, by its interval or within 10 %."""
+    if check is None or check["verdict"] == "disagree":
+        return False
+    within = abs(check["ratio"] - 1) <= 0.1
+    return within or bool(check["ratio_low"] <= 1 <= check["ratio_high"])
+
+
+def said(check: dict[str, Any] | None) -> str:
+    """In one line."""
+    if check is None:
+        return "no check"
+    if check["ratio_low"] is None:
+        return f"{check['requests']} requests, no interval"
+    half = 100 * (check["ratio_high"] - check["ratio"])
+    return (
+        f"{check['requests']:5} requests  observed {1e3 * check['observed']:8.1f} ms  model "
+        f"{1e3 * check['modelled']:8.1f} ms  {100 * (check['ratio'] - 1):+6.1f} +- {half:.1f} %  "
+        f"{check['verdict']}{'' if holds(check) else '  DOES NOT HOLD'}"
+    )
+
+
+def gains(path: Path, law: Any) -> Iterator[tuple[str, bool]]:
+    """Of every change a line, and whether the gain that was foretold covers the measured one."""
+    from queueing.measurement.record import read_run
+    from queueing.measurement.recursion import served
+
+    everyone = served(read_run(path)[1])
+    numbers = sorted({each.epoch for each in everyone})[-len(CHANGES) :]
+    epochs = [
+        (setting, [each for each in everyone if each.epoch == epoch])
+        for setting, epoch in zip(CHANGES, numbers, strict=True)
+    ]
+    for (before, first), (after, second) in itertools.pairwise(epochs):
+        quantity = compared(before[0], after[0])
+        told = same_requests(first, before, law).gain(setting_of(after), quantity)
+        back = same_requests(second, after, law)
+        here = back.mean(setting_of(before), quantity)
+        observed = mean_of(second, quantity)
+        if here is None:
+            continue
+        gain = 1 - observed / here
+        held = told.low <= gain <= told.high
+        yield (
+            f"{text(before):32} -> {text(after):32} {quantity:14} foretold {100 * told.value:+7.1f}"
+            f" % ({100 * told.low:+.1f} to {100 * told.high:+.1f})  came {100 * gain:+7.1f} %"
+            f"{'' if held else '  DID NOT'}",
+            held,
+        )
+
+
+def compared(before: str, after: str) -> Any:
+    """The duration by which the two are compared."""
+    from policies import parse_policy
+    from queueing.optimization.quantity import compared_by
+
+    return compared_by((parse_policy(before), parse_policy(after)))
+
+
+def setting_of(asked: tuple[str, int]) -> Any:
+    """As a what-if has it."""
+    from queueing.optimization.forecast import Setting
+
+    return Setting(policy=asked[0], max_output_tokens=asked[1])
+
+
+def same_requests(requests: Sequence[Any], asked: tuple[str, int], law: Any) -> Any:
+    """What settings would have done with them."""
+    from queueing.estimation.assess import Limits, assess
+    from queueing.estimation.window.of_run import window_of_run
+    from queueing.optimization.gain.operating_point import OperatingPoint
+    from queueing.optimization.gain.same_requests import SameRequests
+
+    limits = Limits(max_output_tokens=asked[1], max_num_seqs=MOST)
+    seen = window_of_run(requests, min(r.dispatched_at - r.arrived_at for r in requests))
+    estimates = assess(seen, law, limits).estimates
+    point = OperatingPoint(estimates=estimates, shape=law, limits=limits)
+    return SameRequests(seen, point, setting_of(asked))
+
+
+def mean_of(requests: Sequence[Any], quantity: str) -> float:
+    """Observed, seconds, without the warm-up."""
+    from queueing.estimation.window.of_run import window_of_run
+
+    return float(window_of_run(requests).judged(sojourn=quantity == "sojourn_time").mean())
+
+
+def text(asked: tuple[str, int]) -> str:
+    """A setting, short."""
+    return f"{asked[0].replace('max_batch_size=', '')}, {asked[1]} tokens"
+
+
+async def measure(asked: str, folder: Path, port: int) -> int:
+    """All that was asked for; 0 where it holds."""
+    from loadgen.gateway.gateway_process import GatewayProcess, free_port
+    from queueing.latency.profile import Profile
+
+    arguments = [
+        "tiny",
+        *("--allow-forced-lengths", "--served-model-name", "tiny"),
+        *("--max-output-tokens", str(LIMIT), "--max-num-seqs", str(MOST)),
+        *("--max-num-queued-reqs", "0", "--prediction-window", f"{SECONDS + BETWEEN:g}"),
+        *("--record-file", str(folder / "gateway.jsonl")),
+    ]
+    async with GatewayProcess(arguments, free_port(port), folder / "gateway.log") as gateway:
+        await gateway.ready()
+        body = {"max_output_tokens": 32, "prompt_tokens": 32, "repeats": 12}
+        profile = Profile.from_dict(await gateway.ask("POST", "/admin/calibrate", body))
+        print(f"law: {profile.law}, cells within {profile.mape:.1%}", flush=True)
+        bench = Bench(gateway, profile.law.at_speed(1.0), folder)
+        if asked == "switches":
+            return 0 if await bench.changes() else 1
+        cells = [(policy, load) for load in LOADS for policy in POLICIES]
+        if asked == "overload":
+            cells = [(policy, 1.3) for policy in OVERLOADED]
+        held = [await bench.cell(*each) for each in cells]
+        print(f"{sum(held)} of {len(held)} cells hold")
+        return 0 if sum(held) >= 11 / 12 * len(held) else 1
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=("cells", "overload", "switches"))
+    parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "live-check")
+    parser.add_argument("--port", type=int, default=8094)
+    asked = parser.parse_args()
+    folder = asked.folder / asked.what
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.joinpath("gateway.jsonl").unlink(missing_ok=True)
+    return asyncio.run(measure(asked.what, folder, asked.port))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
