@@ -97,7 +97,7 @@ def test_histograms_are_as_kept() -> None:
     def histogram(*, sojourn: bool) -> Any:
         observed, model = WINDOWS["clean"](), assessed("clean").model
         assert model is not None
-        values = observed.sojourn_time if sojourn else observed.queueing_delay
+        values = observed.judged(sojourn=sojourn)
         return beside(values, drawn(model, 40.0, sojourn=sojourn))
 
     assert (
