@@ -45,6 +45,7 @@ from server.http.front.others import add_others
 from server.http.headers import stamped
 from server.http.passing.routes import add_passing
 from server.http.unqueued import Unqueued
+from server.live.model import LiveModel
 from server.live.servers_seen import servers_seen
 from server.page import Feed, add_page
 from server.runtime.errors import ApiError
@@ -340,10 +341,34 @@ def _poison(gateway: Gateway) -> dict[str, Any]:
     return gateway.batcher.recovery.statistics() | refused
 
 
+async def _at_another_rate(live: LiveModel, request: Request, factor: str) -> dict[str, Any]:
+    """What-ifs where so many times as many requests come."""
+    asked = {"rate_factor": factor}
+    try:
+        found = await live.questions.ask(
+            ("what_if", factor),
+            lambda: live.what_ifs_at(asked),
+            partial(watch_client, request.scope, request.receive),
+        )
+    except SpecError as error:
+        raise ApiError(400, "invalid_parameter", str(error), param="rate_factor") from None
+    in_force, *others = found or [None]
+    return {
+        "rate_factor": float(factor),
+        "what_if": others,
+        "what_if_in_force": in_force,
+        "reason": live.why_nothing() if in_force is None else None,
+    }
+
+
 def _add_live(app: FastAPI, gateway: Gateway) -> None:
     @app.get("/admin/prediction", responses=errors(400, 401, 403, 500, 503, 504))
-    async def prediction(request: Request, *, what_if: bool = False) -> dict[str, Any]:
+    async def prediction(
+        request: Request, *, what_if: bool = False, rate_factor: str | None = None
+    ) -> dict[str, Any]:
         live = gateway.live_model()
+        if rate_factor is not None:
+            return await _at_another_rate(live, request, rate_factor)
         if what_if:
             await live.questions.ask(
                 "what_if",

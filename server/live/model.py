@@ -398,6 +398,13 @@ class LiveModel(Observer):
         rate = await self._predictor.ask("ask_rates", dict(parameters)) if found else None
         return {"advice": found, "load_balancer": balanced, "rate": rate}
 
+    async def what_ifs_at(self, parameters: Mapping[str, str]) -> list[dict[str, Any]]:
+        """The setting in force and the usual others where another number of requests comes; raises
+        SpecError. None before there are estimates.
+        """
+        found: list[dict[str, Any]] = await self._predictor.ask("ask_what_ifs_at", dict(parameters))
+        return found
+
     async def _asked(self) -> Question | None:
         """The question of an assessment, to a process that is up: one that comes up begins the
         window anew.

@@ -11,7 +11,7 @@ import dataclasses
 import math
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,7 +41,7 @@ from queueing.estimation.window.snapshot import Snapshot
 from queueing.latency.law import LatencyModel
 from queueing.measurement.check import Check
 from queueing.optimization.candidates import canonical
-from queueing.optimization.forecast import Setting
+from queueing.optimization.forecast import Forecast, Setting
 from queueing.optimization.gain.operating_point import OperatingPoint
 from queueing.optimization.gain.same_requests import SameRequests
 from queueing.optimization.quantity import compared_by
@@ -352,12 +352,30 @@ def ask_what_ifs(anew: bool = True) -> list[Answer]:
     round_.seconds += time.process_time() - began
     late = round_.seconds >= WHAT_IF_SECONDS
     found = [each for each in round_.what_ifs.forecasts() if not (late and each.pending)]
+    return _rows(found, round_.at, round_.same)
+
+
+def ask_what_ifs_at(parameters: Mapping[str, str]) -> list[Answer]:
+    """The same, all at once and with the steady states alone, where so many times as many requests
+    come (`rate_factor`). Raises SpecError; none before there are estimates.
+    """
+    rate_factor_of(parameters)
+    question, estimates = _memory.question, _memory.estimates
+    if question is None or estimates is None:
+        return []
+    began = time.process_time()
+    what_ifs = WhatIfs(_asked_about(question, estimates, parameters), question.setting)
+    what_ifs.advance(lambda: time.process_time() - began >= WHAT_IF_SECONDS)
+    found = [each for each in what_ifs.forecasts() if not each.pending]
+    return _rows(found, _memory.estimated_at, None)
+
+
+def _rows(found: Sequence[Forecast], at: float | None, same: SameRequests | None) -> list[Answer]:
+    """The setting in force first."""
     policies = [parse_policy(each.setting.policy) for each in found]
     compared = [compared_by((policies[0], own)) for own in policies]
     return [
-        each.to_dict()
-        | _gain(round_.same, each.setting, quantity)
-        | {"compared": quantity, "at": round_.at}
+        each.to_dict() | _gain(same, each.setting, quantity) | {"compared": quantity, "at": at}
         for each, quantity in zip(found, compared, strict=True)
     ]
 

@@ -69,6 +69,28 @@ def test_it_is_in_the_prediction_and_on_the_page_with_the_what_ifs() -> None:
     serving(2, work)
 
 
+def test_what_ifs_at_another_rate_are_steady_states_of_that_rate() -> None:
+    async def work(app: FastAPI, gateway: Gateway) -> None:
+        now = await asked(app, "/admin/prediction", b"what_if=true")
+        more = await asked(app, "/admin/prediction", b"rate_factor=1.25")
+        assert more["rate_factor"] == 1.25
+        here, there = now["what_if_in_force"], more["what_if_in_force"]
+        assert there["load"] == pytest.approx(1.25 * here["load"], rel=1e-6)
+        assert there["queueing_delay"]["mean"] > here["queueing_delay"]["mean"]
+        assert here["gain"] == 0.0
+        assert there["gain"] is None, "other requests would come"
+        assert {each["policy"] for each in more["what_if"]} >= {"dynamic", "single"}
+        again = await asked(app, "/admin/prediction")
+        assert again["what_if_in_force"] == here, "they stay as they are"
+        for bad in (b"0", b"nan", b"x", b"-1"):
+            made = Call(app, "GET", "/admin/prediction", query=b"rate_factor=" + bad)
+            await made.task
+            assert made.status == 400
+            assert "expected a" in made.json()["error"]["message"]
+
+    serving(2, work)
+
+
 def test_an_advice_has_it_for_the_routing_that_is_asked_for() -> None:
     async def work(app: FastAPI, gateway: Gateway) -> None:
         target = b"target=batch-size"
