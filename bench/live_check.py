@@ -108,9 +108,11 @@ class Bench:
         sending = asyncio.create_task(self.load(self.rate(policy, load), SECONDS))
         await asyncio.sleep(EARLY)
         looks = [await self.looked()]
-        await sending
+        await asyncio.wait([sending], timeout=SECONDS - EARLY)
         await asyncio.sleep(BETWEEN)
         looks.append(await self.looked())
+        await self.put("dynamic")  # fixed would keep the last batch, which is not full
+        await sending
         held = []
         for name, look in zip(("30 s", "60 s"), looks, strict=True):
             check = (look.get("prediction") or {}).get("check")
@@ -236,7 +238,7 @@ def text(asked: tuple[str, int]) -> str:
     return f"{asked[0].replace('max_batch_size=', '')}, {asked[1]} tokens"
 
 
-async def measure(asked: str, folder: Path, port: int) -> int:
+async def measure(asked: str, folder: Path, port: int, loads: Sequence[float]) -> int:
     """All that was asked for; 0 where it holds."""
     from loadgen.gateway.gateway_process import GatewayProcess, free_port
     from queueing.latency.profile import Profile
@@ -256,7 +258,7 @@ async def measure(asked: str, folder: Path, port: int) -> int:
         bench = Bench(gateway, profile.law.at_speed(1.0), folder)
         if asked == "switches":
             return 0 if await bench.changes() else 1
-        cells = [(policy, load) for load in LOADS for policy in POLICIES]
+        cells = [(policy, load) for load in loads for policy in POLICIES]
         if asked == "overload":
             cells = [(policy, 1.3) for policy in OVERLOADED]
         held = [await bench.cell(*each) for each in cells]
@@ -271,12 +273,13 @@ def main() -> int:
     )
     parser.add_argument("what", choices=("cells", "overload", "switches"))
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "live-check")
+    parser.add_argument("--loads", type=float, nargs="+", default=LOADS)
     parser.add_argument("--port", type=int, default=8094)
     asked = parser.parse_args()
     folder = asked.folder / asked.what
     folder.mkdir(parents=True, exist_ok=True)
     folder.joinpath("gateway.jsonl").unlink(missing_ok=True)
-    return asyncio.run(measure(asked.what, folder, asked.port))
+    return asyncio.run(measure(asked.what, folder, asked.port, asked.loads))
 
 
 if __name__ == "__main__":

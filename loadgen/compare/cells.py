@@ -71,10 +71,8 @@ class ReportCell:
 
     @property
     def counts(self) -> bool:
-        """Whether its mean may be judged: the run is the one that was asked for, and long
-        enough.
-        """
-        return not (self.invalid or self.comparison.of_others or self.comparison.too_short)
+        """Whether its mean may be judged: the run is the one that was asked for."""
+        return not (self.invalid or self.comparison.of_others)
 
     @property
     def verdict(self) -> Verdict:

@@ -17,7 +17,6 @@ from policies import Policy
 from queueing.estimation.checked import CheckedRun
 from queueing.latency.law import LatencyModel
 from queueing.latency.speed import Speed
-from queueing.measurement.batch_means import LEAST_EFFECTIVE
 from queueing.measurement.check import Check
 from queueing.measurement.recursion import Served
 from queueing.measurement.statistics import TOO_WIDE as TOO_WIDE  # noqa: PLC0414 - handed on to the reports
@@ -145,7 +144,7 @@ class Split:
 class Verdict:
     """One cell in words."""
 
-    kind: str  # agree | disturbed | too short | sampling noise | none | a part's name
+    kind: str  # agree | disturbed | sampling noise | none | a part's name
     text: str
 
 
@@ -311,8 +310,4 @@ class Theory:
     pads: bool = True  # the engine could pad a batch: else a padded policy ran as elastic
 
 
-TOO_SHORT = (  # the rule of Interval.too_short, as every table, picture and report states it
-    f"the 95 % half width exceeds {100 * TOO_WIDE:.0f} % of the mean, or the run is worth fewer "
-    f"than {LEAST_EFFECTIVE} independent samples"
-)
 DISTRIBUTION_LEVELS = (*(step / 100 for step in range(100)), 0.995, 0.999, 1.0)

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 OBSERVED, PREDICTED, A_PRIORI = "#0b5fb0", "#16191d", "#8a939e"
 FARTHEST = 0.5  # deviation at the end of the axis of differences
 UNBOUNDED = 100.0  # half width of an interval that is drawn across the axis
-FADED = 0.35  # of a cell that is too short to say anything
 TITLE = "Observed beside predicted"
 
 
@@ -41,9 +40,8 @@ def draw_picture(comparisons: Sequence[Comparison], path: Path, title: str = TIT
         layout="constrained",
         height_ratios=[3, 2] if paired else [1],
     )
-    all_pale = all(comparison.too_short for comparison in comparisons)
     for column, (heading, group) in enumerate(panels):
-        _panel(axes[0][column], group, paired=paired, all_pale=all_pale)
+        _panel(axes[0][column], group, paired=paired)
         axes[0][column].set_title(heading, fontsize=11)
         if paired:
             _differences(axes[1][column], group)
@@ -93,13 +91,12 @@ def _panels(comparisons: Sequence[Comparison]) -> list[tuple[str, list[Compariso
     ]
 
 
-def _panel(axis: Axes, group: Sequence[Comparison], *, paired: bool, all_pale: bool) -> None:
+def _panel(axis: Axes, group: Sequence[Comparison], *, paired: bool) -> None:
     for index, comparison in enumerate(group):
         if paired:
             _draw_pair(axis, index, comparison)
         else:
-            # the legend shows full colours
-            _draw_marks(axis, index, comparison, named=all_pale or not comparison.too_short)
+            _draw_marks(axis, index, comparison)
     _name_policies(axis, group)
     axis.set_yscale("log")
     axis.grid(axis="y", which="major", alpha=0.25)
@@ -160,9 +157,9 @@ def _differences(axis: Axes, group: Sequence[Comparison]) -> None:
     axis.grid(axis="y", alpha=0.25)
 
 
-def _draw_marks(axis: Axes, index: int, comparison: Comparison, *, named: bool) -> None:
-    """The marks of one policy, left to right; without a name they are not in the legend."""
-    quantity, alpha = comparison.quantity, FADED if comparison.too_short else 1.0
+def _draw_marks(axis: Axes, index: int, comparison: Comparison) -> None:
+    """The marks of one policy, left to right."""
+    quantity = comparison.quantity
     mean, half = quantity.observed.mean * 1e3, quantity.observed.half_width * 1e3
     axis.errorbar(
         index - 0.15,
@@ -170,9 +167,8 @@ def _draw_marks(axis: Axes, index: int, comparison: Comparison, *, named: bool) 
         min(half, mean * 0.95),
         fmt="o",
         color=OBSERVED,
-        alpha=alpha,
         capsize=4,
-        label="observed, 95 % interval (pale: too short)" if named else None,
+        label="observed, 95 % interval",
     )
     if quantity.predicted is not None:
         axis.plot(
@@ -180,9 +176,8 @@ def _draw_marks(axis: Axes, index: int, comparison: Comparison, *, named: bool) 
             quantity.predicted.mean * 1e3,
             "D",
             color=PREDICTED,
-            alpha=alpha,
             markersize=5,
-            label="predicted at the run's speed" if named else None,
+            label="predicted at the run's speed",
         )
     if quantity.a_priori is not None:
         axis.plot(
@@ -190,8 +185,7 @@ def _draw_marks(axis: Axes, index: int, comparison: Comparison, *, named: bool) 
             quantity.a_priori.mean * 1e3,
             "D",
             color=A_PRIORI,
-            alpha=alpha,
             mfc="none",
             markersize=6,
-            label="predicted before the run" if named else None,
+            label="predicted before the run",
         )

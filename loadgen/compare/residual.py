@@ -43,9 +43,8 @@ The verdict, first rule that holds:
     no prediction   there is no prediction a priori (no law, no steady state)
     disturbed       requests of other clients were in the queue: the run is not the one that was
                     asked for
-    too short       the run is too short for its mean to be stated
-                    (queueing.measurement.batch_means): nothing is judged
-    agree           the prediction lies in the observed interval, or within 10 % of the observation
+    agree           the prediction lies within 10 % of the observation, or in its interval where the
+                    run is long enough to have one (queueing.measurement.batch_means)
     a part's name   the largest part beyond its chance, of the difference's sign and at least a
                     quarter of it
     sampling noise  otherwise: no part is beyond chance
@@ -73,7 +72,7 @@ from policies import is_first_come
 from policies.text import counted
 from queueing.latency.speed import Speed
 from queueing.measurement.check import AGREE
-from queueing.measurement.statistics import TOO_WIDE, FloatArray, Interval, batch_means_interval
+from queueing.measurement.statistics import FloatArray, batch_means_interval
 
 PARTS = (
     "theory",
@@ -186,13 +185,12 @@ def _verdict(comparison: Comparison, predicted: Estimate | None, found: Split | 
         )
     if comparison.of_others:
         return Verdict("disturbed", disturbance(comparison))
-    if comparison.too_short:
-        return Verdict("too short", _how_short(observed))
-    if observed.covers(predicted.mean) or abs(predicted.deviation) <= AGREE:
+    within = not comparison.too_short and observed.covers(predicted.mean)
+    if within or abs(predicted.deviation) <= AGREE:
         return Verdict("agree", "agree")
-    if found is None:
+    if found is None and not comparison.too_short:
         return Verdict("differ", f"differ by {_percent(predicted.deviation)}")
-    cause = cause_of(found)
+    cause = None if found is None else cause_of(found)
     return (
         Verdict("sampling noise", "sampling noise")
         if cause is None
@@ -203,17 +201,6 @@ def _verdict(comparison: Comparison, predicted: Estimate | None, found: Split | 
 def disturbance(comparison: Comparison) -> str:
     """How many requests of other clients were measured along."""
     return f"{counted(comparison.of_others, 'request')} of other clients in its queue"
-
-
-def _how_short(observed: Interval) -> str:
-    if not math.isfinite(observed.relative):
-        return "too short"
-    wide = observed.relative > TOO_WIDE
-    return (
-        f"too short: ± {_percent(observed.relative)}"
-        if wide
-        else f"too short: worth {observed.effective_n:.0f} independent samples"
-    )
 
 
 def cause_of(found: Split) -> Part | None:

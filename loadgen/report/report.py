@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from loadgen.compare.comparison import TOO_SHORT, Comparison, Estimate, Part
+from loadgen.compare.comparison import Comparison, Estimate, Part
 from loadgen.compare.residual import disturbance, parts_of, verdict
 from loadgen.report.orders import show_orders
 from policies.text import counted, short_form
@@ -24,7 +24,7 @@ HEADINGS = (
     "observed\n(ms)",
     *(CHECK_HEADINGS := ("model\n(ms)", "difference", "gateway's\nshare")),
     "steady\nstate (ms)",
-    "deviation",
+    "arrivals'\nshare",
     "batch\nsize",
     "speed",
 )
@@ -82,7 +82,7 @@ ORDER_NOTES = (
     "- under gateway: within shape; no recursion tells it apart under an order of service",
 )
 NUMERALS = {2: "two", 3: "three", 4: "four", 5: "five", 6: "six"}
-SHORT = {"too short": "short", "sampling noise": "chance", "no prediction": "-"}
+SHORT = {"sampling noise": "chance", "no prediction": "-"}
 PART_ENDS = ("observed\n(ms)", "verdict")
 
 
@@ -131,8 +131,9 @@ def notes(comparisons: Sequence[Comparison]) -> list[str]:
         "observed: mean queueing delay ± 95 % half width",
         *(CHECK_NOTES if any(c.check for c in comparisons) else CHECK_NOTES[2:]),
         (
-            "steady state: for the requested rate and lengths, at the engine's speed in the run; "
-            "deviation: observed / steady state - 1"
+            "steady state: the forecast for the requested rate and lengths, at the engine's speed "
+            "in the run; arrivals' share: what these very requests make of it (model / steady "
+            "state - 1), in a short run mostly by chance"
         ),
         "speed: measured service times over the calibrated law's (> 1: slower)",
     ]
@@ -149,8 +150,6 @@ def notes(comparisons: Sequence[Comparison]) -> list[str]:
         if c.of_others
     ]:
         lines.append(f"disturbed, and not judged: {', '.join(disturbed)}")
-    if any(c.too_short for c in comparisons):
-        lines.append(f"too short for a steady state: {TOO_SHORT}")
     correlated = [
         c.policy for c in comparisons if c.quantity.observed.correlated and not c.too_short
     ]
@@ -311,19 +310,19 @@ def _row(comparison: Comparison) -> tuple[str, ...]:
         f"{_ms(observed.mean)} ± {_ms(observed.half_width):>5}",
         *check_columns(comparison),
         "-" if quantity.predicted is None else _ms(quantity.predicted.mean),
-        _deviation(comparison),
+        _by_arrivals(comparison),
         f"{comparison.batch_size:.2f}",
         _plain(comparison.speed.factor if comparison.speed else None, ".3f"),
     )
 
 
-def _deviation(comparison: Comparison) -> str:
+def _by_arrivals(comparison: Comparison) -> str:
     if comparison.of_others:
         return "disturbed"
-    if comparison.too_short:
-        return "too short"
-    error = comparison.prediction_error
-    return "-" if error is None else _percent(error)
+    check, predicted = comparison.check, comparison.quantity.predicted
+    if check is None or predicted is None or not predicted.mean > 0:
+        return "-"
+    return _percent(check.modelled / predicted.mean - 1)
 
 
 def _with_deviation(estimate: Estimate | None) -> str:

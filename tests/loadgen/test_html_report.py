@@ -21,7 +21,7 @@ import pytest
 
 import loadgen.report.html.page
 from loadgen.compare.cells import Asked, MissingCell, ReportCell, RunFile, audit_of
-from loadgen.compare.comparison import TOO_SHORT, Part, Split
+from loadgen.compare.comparison import Part, Split
 from loadgen.compare.epoch_sample import EpochSample
 from loadgen.compare.residual import cause_of
 from loadgen.report.html import ReportData, of_files, of_folder, write_report
@@ -42,7 +42,6 @@ from loadgen.report.html.words import (
     steady_state,
     title,
 )
-from loadgen.report.report import notes
 from loadgen.sweep.report.report_data import _missing
 from policies import parse_policy
 from policies.text import SpecError
@@ -407,9 +406,8 @@ def test_runs_without_a_law_are_shown_without_predictions(data: ReportData, tmp_
 
 def test_the_headline_counts(data: ReportData) -> None:
     cells = list(data.cells)
-    judged = [cell for cell in cells if not cell.comparison.too_short]
-    agree = sum(cell.verdict.kind == "agree" for cell in judged)
-    assert f"agrees with {agree} of {len(judged)} cells" in steady_state(cells)
+    agree = sum(cell.verdict.kind == "agree" for cell in cells)
+    assert f"agrees with {agree} of {len(cells)} cells" in steady_state(cells)
     requests = sum(cell.comparison.n for cell in cells)
     assert headline(cells).startswith(f"{requests:,} requests under three policies: observed")
     assert headline([]) == steady_state([]) == "Nothing was measured."
@@ -442,26 +440,28 @@ def widened(cell: ReportCell) -> ReportCell:
     )
 
 
-def test_a_cell_that_is_too_short_or_invalid_is_judged_nowhere(data: ReportData) -> None:
+def test_a_short_cell_differs_by_a_part_beyond_chance_and_an_invalid_one_is_judged_nowhere(
+    data: ReportData,
+) -> None:
     slow = next(cell for cell in data.cells if cell.verdict.kind == "speed")
     agreeing = next(cell for cell in data.cells if cell.verdict.kind == "agree")
     assert slow.comparison.split is not None
     assert cause_of(slow.comparison.split) is not None
     short, invalid = widened(slow), dataclasses.replace(slow, audit=SimpleNamespace(valid=False))  # type: ignore[arg-type]
     cells = [agreeing, short, invalid]
-    assert short.verdict.text == "too short: ± 26 %"
+    assert short.verdict.kind == "speed"
     assert steady_state(cells) == (
-        "The steady state predicted before the run agrees with 1 of 1 cell long enough to be "
-        "judged by it. 2 of 3 cannot be judged: 1 too short, 1 invalid."
+        "The steady state predicted before the run agrees with 1 of 2 cells; 1 differs for an "
+        "identified cause: machine\u2019s speed (1). 1 of 3 cannot be judged: 1 invalid."
     )
-    assert causes(cells) == []
+    assert len(causes(cells)) == 1
     assert {name: count for name, _, count in accuracy(cells)} == {
         "model, same requests": 3,  # needs neither a long run nor the requested arrivals
         "recursion on measured services": 3,
-        "steady state at the run’s speed": 1,
-        "steady state a priori": 1,
+        "steady state at the run’s speed": 2,
+        "steady state a priori": 2,
     }
-    assert "too short: ±" in matrix([unchecked(short)])
+    assert "machine slower" in matrix([unchecked(short)])
     for shown in (matrix([unchecked(invalid)]), hover(invalid)):
         assert "INVALID" in shown
         assert "machine slower" not in shown
@@ -482,7 +482,7 @@ def test_every_figure_draws_a_cell_that_is_not_judged_pale(
     agreeing = next(cell for cell in data.cells if cell.verdict.kind == "agree")
     short, invalid = widened(slow), dataclasses.replace(slow, audit=SimpleNamespace(valid=False))  # type: ignore[arg-type]
     figure = draw([agreeing, short, invalid])
-    for group, count in (("observed", 1), ("short", 2)):
+    for group, count in (("observed", 2), ("short", 1)):
         drawn = [trace for trace in traces(figure, group) if trace["x"]]
         assert sum(1 if trace["mode"] == "lines" else len(trace["x"]) for trace in drawn) == count
         looks = [
@@ -495,8 +495,8 @@ def test_every_figure_draws_a_cell_that_is_not_judged_pale(
         assert {look["color"] for look in looks} <= COLOUR_OF[group]
     assert figure is not None
     for bar in (trace for trace in figure["data"] if trace["type"] == "bar"):
-        assert bar["marker"]["opacity"][1:] == [PALE, PALE]
-        assert ["not judged" in text for text in bar["text"]] == [False, True, True]
+        assert bar["marker"]["opacity"][2:] == [PALE]
+        assert ["not judged" in text for text in bar["text"]] == [False, False, True]
 
 
 @pytest.mark.parametrize(("other", "said"), [(0.3049, "at 1 load "), (0.3151, "at 2 loads ")])
@@ -518,8 +518,6 @@ def test_the_medians_say_over_how_many_cells_and_the_rule_is_one_sentence(data: 
     judged = sum(cell.counts for cell in data.cells)
     text = page(data)
     assert f"over {judged} cells<br>steady state a priori" in text
-    assert f"if {TOO_SHORT}" in text
-    assert any(TOO_SHORT in line for line in notes([widened(data.cells[0]).comparison]))
 
 
 def test_a_folder_of_runs_with_a_profile_is_a_report(tmp_path: Path) -> None:
@@ -814,24 +812,23 @@ def test_panels_are_laid_out_from_left_to_right_and_from_top_to_bottom() -> None
 
 
 def test_a_cell_that_cannot_be_judged_is_counted_under_one_reason() -> None:
-    def cell(*, short: bool, others: int, invalid: bool, bare: bool = False) -> SimpleNamespace:
+    def cell(*, others: int, invalid: bool, bare: bool = False) -> SimpleNamespace:
         return SimpleNamespace(
-            comparison=SimpleNamespace(too_short=short, of_others=others),
+            comparison=SimpleNamespace(of_others=others),
             invalid=invalid,
             counts=bare,
             verdict=SimpleNamespace(kind="no prediction" if bare else "agree"),
         )
 
     every = [
-        cell(short=short, others=others, invalid=invalid)
-        for short in (False, True)
+        cell(others=others, invalid=invalid)
         for others in (0, 3)
         for invalid in (False, True)
-        if short or others or invalid
+        if others or invalid
     ]
-    bare = cell(short=False, others=0, invalid=False, bare=True)
+    bare = cell(others=0, invalid=False, bare=True)
     said = _not_judged([*every, bare])  # type: ignore[list-item]
-    assert said == ": 1 too short, 2 disturbed, 4 invalid, 1 without a prediction"
+    assert said == ": 1 disturbed, 2 invalid, 1 without a prediction"
 
 
 @pytest.mark.parametrize(("loads", "panels"), [(1, 1), (6, 6), (7, 0)])

@@ -44,12 +44,12 @@ class Look(NamedTuple):
 
 
 JUDGED = Look("observed, 95 % interval", "observed", "$observed", 1, "observed")
-_PALE = "observed, too short, disturbed or invalid: not judged"
+_PALE = "observed, disturbed or invalid: not judged"
 NOT_JUDGED = Look(_PALE, "short", "$pale", 2, _PALE)
 
 
 def look_of(cell: ReportCell) -> Look:
-    """Pale where the cell is too short or invalid."""
+    """Pale where the cell is disturbed or invalid."""
     return JUDGED if cell.counts else NOT_JUDGED
 
 
@@ -101,7 +101,7 @@ def observed_marks(
     """Observed means with their intervals, in milliseconds along one axis; `others` are the places
     along the other.
 
-    Two traces: those that can be judged, and, pale, those of runs too short or invalid. On a
+    Two traces: those that can be judged, and, pale, those of runs disturbed or invalid. On a
     logarithmic axis an interval does not reach 0.
     """
     placed = list(zip(cells, others, strict=True))

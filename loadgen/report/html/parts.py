@@ -121,7 +121,7 @@ def _bars(part: str, cells: Sequence[ReportCell], names: Sequence[str]) -> Trace
         f"{ms(split.part(part).half_width)} ms = {percent(split.share(part))} of the "
         "prediction<br>"
         + ("beyond chance" if split.part(part).significant else "within chance")
-        + ("" if cell.counts else "<br>not judged: the run is too short, disturbed or invalid")
+        + ("" if cell.counts else "<br>not judged: the run is disturbed or invalid")
         + (f"<br>{split.part(part).note}" if split.part(part).note else "")
         for cell, split, name in found
     ]

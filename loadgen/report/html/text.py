@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from loadgen.compare.cells import ReportCell
-from loadgen.compare.comparison import TOO_SHORT
 from loadgen.compare.planned import JOINED
 from loadgen.compare.residual import SHARE
 from queueing.measurement.check import AGREE, TELLING
@@ -91,9 +90,9 @@ LIMITS = f"""
 and for runs without a long busy period, which underestimate mean and variance. The first requests
 of a run are dropped as warm-up. The check <strong>agrees</strong> if the difference is within its
 interval or within {100 * AGREE:.0f} %; it has <strong>too few requests</strong> if the interval
-reaches further than {100 * TELLING:.0f} % of the model’s mean. A cell is <strong>too short</strong>
-for the steady state if {TOO_SHORT}; such cells and <strong>INVALID</strong> ones are not judged by
-it. The medians and the list of causes leave both out; all plots draw their observations pale.</p>
+reaches further than {100 * TELLING:.0f} % of the model’s mean. Disturbed cells and
+<strong>INVALID</strong> ones are not judged. The medians and the list of causes leave them out; all
+plots draw their observations pale.</p>
 <p>The steady state <strong>agrees</strong> if it lies in the observed interval, or within
 {100 * AGREE:.0f} %. Otherwise its verdict is the largest part of the difference that is larger than
 its sampling error, has the sign of the difference and is at least {100 * SHARE:.0f} % of it; if

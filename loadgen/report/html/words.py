@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Sequence
 
 from loadgen.compare.cells import ReportCell
-from loadgen.compare.comparison import TOO_SHORT
 from loadgen.report.html.data import ReportData
 from loadgen.report.html.numbers import label, load_text
 from loadgen.report.report import check_sentence
@@ -19,7 +18,6 @@ from queueing.measurement.record import Header
 GROUPS = {
     "agree": "agree",
     "disturbed": "short",
-    "too short": "short",
     "sampling noise": "noise",
     "no prediction": "short",
 }  # kind -> class of the chip; others "off"
@@ -30,7 +28,6 @@ KINDS = {
         "they differ, but by no more than sampling error allows in a run of this length",
     ),
     "disturbed": ("disturbed", "requests of other clients were in the queue: not judged"),
-    "too short": ("too short", f"{TOO_SHORT}: not judged"),
     "predictor": (
         "predicted lengths",
         "predicted lengths were better or worse than the predictor that was asked for",
@@ -93,7 +90,7 @@ def steady_state(cells: Sequence[ReportCell]) -> str:
     others = judged - within
     text = (
         f"The steady state predicted before the run agrees with {kinds['agree']} of "
-        f"{_count(judged, 'cell', 'cells')} long enough to be judged by it"
+        f"{_count(judged, 'cell', 'cells')}"
     )
     if kinds["sampling noise"]:
         text += (
@@ -121,13 +118,8 @@ def _not_judged(cells: Sequence[ReportCell]) -> str:
     """Why, each cell once."""
     invalid = sum(cell.invalid for cell in cells)
     disturbed = sum(cell.comparison.of_others > 0 and not cell.invalid for cell in cells)
-    short = sum(
-        cell.comparison.too_short and not (cell.invalid or cell.comparison.of_others)
-        for cell in cells
-    )
     bare = sum(cell.counts and cell.verdict.kind == "no prediction" for cell in cells)
     reasons = (
-        (short, "too short"),
         (disturbed, "disturbed"),
         (invalid, "invalid"),
         (bare, "without a prediction"),
