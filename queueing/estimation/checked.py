@@ -328,9 +328,8 @@ def _factors(requests: Requests, model: Model) -> BatchFactors | None:
     lawful = np.add(*lawful_times(model.law, sums, padded=model.policy.padded))
     whole = np.isfinite(over(requests.held, np.add))  # not a number of one makes it of the sum
     whole &= np.diff(np.append(first, order.size)) == size
-    return BatchFactors.of(
-        server, at, np.where(whole, ends - at, math.nan), lawful, (size, longest)
-    )
+    measured, about = np.where(whole, ends - at, math.nan), (size, longest, sums[3])
+    return BatchFactors.of(server.astype(np.intp), at, measured, lawful, about)
 
 
 def trace_of(requests: Requests, flows: npt.NDArray[np.str_] = NO_FLOWS) -> fast.Trace:

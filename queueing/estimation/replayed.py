@@ -11,11 +11,13 @@ taken from delays.
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from policies import Fixed
 from policies.ordered import in_arrival_order, order_of
 from policies.orders.by_length import Binned
 from queueing.distributions.token_distribution import Vector
@@ -70,16 +72,27 @@ def replayed(
     compiled = fast.is_compiled(model) and not given.limits.size
     draws = draws if compiled and (model.law.cv or factors) else 1
     if compiled and factors is not None:
-        model = dataclasses.replace(model, server_speeds=(), law=model.law.at_speed(1.0))
+        law = dataclasses.replace(model.law, speed=1.0, cv=0.0)
+        model = dataclasses.replace(model, server_speeds=(), law=law)
+    # a clock for all servers, or for a wait that does not follow the machine, there is none
+    alone = model.servers == 1 and not _waits(model)
     found = np.empty((2, draws, given.arrived_at.size))
     for number in range(draws):
         stream = np.random.SeedSequence(seed, spawn_key=(number,))
         if compiled and factors is not None:
-            rows = factors.drawn(np.random.default_rng(stream))
-            given = dataclasses.replace(given, given_residuals=rows)
+            rng = np.random.default_rng(stream)
+            if alone:
+                again = _at_pace(model, given, factors.path(rng))
+                found[:, number] = again.dispatched[0], again.released[0]
+                continue
+            given = dataclasses.replace(given, given_residuals=factors.drawn(rng))
         run = run_given(model, given, stream)
         found[:, number] = run.dispatched_at, run.released_at
     return Replayed(dispatched=found[0], released=found[1], speed=model.law.speed)
+
+
+def _waits(model: Model) -> bool:
+    return isinstance(model.policy, Fixed) and math.isfinite(model.policy.max_wait)
 
 
 def _of_slots(

@@ -80,6 +80,18 @@ def _along(known: FloatArray, wanted: FloatArray, slope: float, values: Vector) 
     return result
 
 
+def path_of_batches(
+    begun: FloatArray, ended: FloatArray, speed: FloatArray, outside: float
+) -> SpeedPath:
+    """Of one server's batches in order, seconds, each with its speed; `outside`: between them."""
+    begun = np.maximum(begun, np.append(-np.inf, np.maximum.accumulate(ended)[:-1]))
+    at = np.column_stack([begun, np.maximum(ended, begun)]).ravel()
+    speeds = np.column_stack([np.full(begun.size, outside), speed]).ravel()[1:]
+    block = np.repeat(np.arange(begun.size), 2)[1:]
+    kept = np.append(True, np.diff(at) > 0)
+    return SpeedPath(at[kept], speeds[kept[1:]], block[kept[1:]], outside, 0.0)
+
+
 def path_of_slots(
     at: FloatArray, measured: FloatArray, fitted: FloatArray, outside: float
 ) -> SpeedPath:

@@ -41,6 +41,8 @@ class Check:
     measured_services: float | None = None
     # what fails of that which the model takes for granted of the engine, in sentences
     suspects: tuple[str, ...] = ()
+    # clients wait for their answers: when they come hangs on the very services
+    closed_loop: bool = False
     # what overlapping windows have shown before; None: this one alone decides
     settled: CheckVerdict | None = None
 
@@ -80,17 +82,28 @@ class Check:
             return "too_few"
         allowed = max(AGREE * self.modelled, self.half_width)
         if abs(self.difference) > allowed:
-            return "disagree"
+            return "disagree" if self._founded else "too_few"
         return "agree" if self.relative_half_width <= TELLING else "too_few"
+
+    @property
+    def _founded(self) -> bool:
+        """A closed loop that is always full does not take the same instants twice: there a
+        difference alone is none, without a fault of the engine or time that the gateway lost.
+        """
+        return not self.closed_loop or bool(self.suspects) or self._of_gateway
+
+    @property
+    def _of_gateway(self) -> bool:
+        share = self.gateway_share or 0.0
+        return abs(share) > GATEWAY and share * self.difference > 0
 
     @property
     def causes(self) -> tuple[str, ...]:
         """What a disagreement is named after; none where there is none."""
         if self.verdict != "disagree":
             return ()
-        share = self.gateway_share or 0.0
-        if abs(share) > GATEWAY and share * self.difference > 0:
-            return (f"the gateway: {abs(share) * 100:.0f} % of the delay",)
+        if self._of_gateway:
+            return (f"the gateway: {abs(self.gateway_share or 0.0) * 100:.0f} % of the delay",)
         return self.suspects or (ENGINE,)
 
     def after(self, before: Check | None) -> Check:

@@ -110,7 +110,8 @@ def with_check(compared: Compared, check: Check, *, sojourn: bool) -> Compared:
         for each in compared.assumptions
     )
     suspects = tuple(f"the engine: {each.says}" for each in assumptions if _of_engine(each))
-    check = dataclasses.replace(check, suspects=suspects)
+    closed = any(each.name == "open_loop" and each.holds is False for each in assumptions)
+    check = dataclasses.replace(check, suspects=suspects, closed_loop=closed)
     return dataclasses.replace(compared, check=check, assumptions=assumptions)
 
 

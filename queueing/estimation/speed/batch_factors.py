@@ -1,13 +1,16 @@
-"""How many times as long as the law says each batch took, by server and in the order of dispatch,
-for the model to serve its own batches with: the machine's slow moments come when they came.
+"""How many times as long as the law says each batch took, for the model to serve its own batches
+with: the machine's slow moments come when they came. Of one server that is a speed at each moment
+(queueing.latency.speed_path); of several, and where a policy waits by the clock, the factors of the
+batches of each server in the order of dispatch.
 
     measured    factor = speed of the server * (1 + what depends on size and lengths + the rest)
     drawn       factor = speed of the server * (1 + error of that dependence + the rest)
 
-What depends on the size and the lengths of the batch is the law's affair, so it is taken out: a law
-of another shape than the engine's keeps its own times, and parts from what is observed. It is found
-by least squares over the window's batches, and so has an error: each draw has another one. The rest
-is the machine's: it stays as it was, and in sum the batches take as long as they did.
+What depends on the size, the lengths and the prompts of the batch is the law's affair, so it is
+taken out: a law of another shape than the engine's keeps its own times, and parts from what is
+observed. It is found by least squares over the window's batches, and so has an error: each draw has
+another one. The rest is the machine's: it stays as it was, and in sum the batches take as long as
+they did.
 
 A machine that is slow for a while grows its batches in that time, which looks as if large ones were
 slow. So the dependence is that within blocks of neighbours, of as many batches as show no change of
@@ -24,10 +27,12 @@ import numpy.typing as npt
 from scipy.special import fdtri
 
 from queueing.estimation.change import Vector
+from queueing.latency.speed_path import SpeedPath, path_of_batches
 
 EACH = 10  # batches for each coefficient, at least
 SMALL = 1e-6  # of a column that others make up
 LEAST = 8  # batches in a block
+SHORTEST = 0.05  # factor
 SURE = 0.999
 Matrix = npt.NDArray[np.float64]
 
@@ -38,6 +43,8 @@ class BatchFactors:
 
     server: npt.NDArray[np.intp]
     place: npt.NDArray[np.intp]  # among those of its server
+    begun: Vector  # seconds
+    ended: Vector
     speed: Vector  # of its server
     weight: Vector  # seconds by the law
     rest: Vector
@@ -51,13 +58,14 @@ class BatchFactors:
         at: Vector,
         measured: Vector,
         lawful: Vector,
-        about: tuple[Vector, Vector],
+        about: tuple[Vector, Vector, Vector],
     ) -> BatchFactors | None:
-        """`measured`: seconds, not a number where a batch was not served whole; `about`: sizes and
-        longest outputs. None where no batch was.
+        """`measured`: seconds, not a number where a batch was not served whole; `about`: sizes,
+        longest outputs and sums of prompt tokens. None where no batch was.
         """
         order = np.lexsort((at, server))
         server, measured, lawful = server[order], measured[order], lawful[order]
+        begun = at[order]
         known = np.isfinite(measured) & (measured > 0) & (lawful > 0)
         if not known.any():
             return None
@@ -67,7 +75,8 @@ class BatchFactors:
         speeds = np.where(each > 0, np.bincount(server, took) / np.maximum(each, 1e-300), mean)
         speed = speeds[server]
         rest = np.where(known, took / np.where(known, speed * lawful, 1.0) - 1, 0.0)
-        columns = _columns(about[0][order], about[1][order], weight)
+        size, longest, prompts = (each[order] for each in about)
+        columns = _columns(size, longest, prompts, weight)
         span = _span(rest[known], columns[known], weight[known])
         found, errors = _within(rest, columns, weight, span)
         begins = np.flatnonzero(np.diff(server, prepend=-1) != 0)
@@ -75,6 +84,8 @@ class BatchFactors:
         return cls(
             server=server,
             place=place,
+            begun=begun,
+            ended=begun + np.nan_to_num(measured),
             speed=speed,
             weight=weight,
             rest=np.where(known, rest - columns @ found, 0.0),
@@ -82,23 +93,34 @@ class BatchFactors:
             errors=errors,
         )
 
+    def path(self, rng: np.random.Generator) -> SpeedPath:
+        """The same of one server as its speed at each moment: that of the batch that was served
+        then, and the mean one between batches.
+        """
+        return path_of_batches(self.begun, self.ended, self._drawn(rng), float(self.speed[0]))
+
     def drawn(self, rng: np.random.Generator) -> Matrix:
         """Rows of servers; 1 where there was no batch."""
-        errors = self.errors @ rng.standard_normal(self.errors.shape[1])
-        factors = np.maximum(1 + self.rest + self.dependence @ errors, 0.0)
-        mean = float(np.average(factors, weights=self.weight))
         rows = np.ones((int(self.server[-1]) + 1, int(self.place.max()) + 1))
-        rows[self.server, self.place] = self.speed * factors / mean
+        rows[self.server, self.place] = self._drawn(rng)
         return rows
 
+    def _drawn(self, rng: np.random.Generator) -> Vector:
+        errors = self.errors @ rng.standard_normal(self.errors.shape[1])
+        factors = np.maximum(1 + self.rest + self.dependence @ errors, SHORTEST)
+        mean = float(np.average(factors, weights=self.weight))
+        drawn: Vector = self.speed * factors / mean
+        return drawn
 
-def _columns(size: Vector, longest: Vector, weight: Vector) -> Matrix:
+
+def _columns(size: Vector, longest: Vector, prompts: Vector, weight: Vector) -> Matrix:
     """What a time may depend on, centred, orthogonal and of one scale under the weights; those that
     others make up are left out.
     """
     most = np.count_nonzero(weight) // EACH
+    given = (size, longest, size * longest, prompts, size**2, np.log(longest), 1 / size)
     found: list[Vector] = []
-    for column in (size, longest, size * longest, size**2, np.log(longest), 1 / size)[:most]:
+    for column in given[:most]:
         centred = column - np.average(column, weights=weight)
         for other in found:
             centred = centred - other * np.average(centred * other, weights=weight)
