@@ -10,7 +10,8 @@ verdict of `/admin/prediction`'s check is not "disagree" and the observed mean l
 or within 10 % of the model's; it is read 30 s after the switch to the cell, and at its end. A
 change holds where the interval of the gain on the same requests, read before it, covers the gain
 that is measured after it: 1 - observed mean / the model's mean of the same requests under the
-setting before. One line a cell on standard output, all answers in runs/live-check/.
+setting before, at the ratio of observed to model that its own check had. One line a cell on
+standard output, all answers in runs/live-check/.
 """
 
 from __future__ import annotations
@@ -187,7 +188,7 @@ def gains(path: Path, law: Any) -> Iterator[tuple[str, bool]]:
         observed = mean_of(second, quantity)
         if here is None:
             continue
-        gain = 1 - observed / here
+        gain = 1 - observed / (here * ratio(first, before, law, quantity))
         held = told.low <= gain <= told.high
         yield (
             f"{text(before):32} -> {text(after):32} {quantity:14} foretold {100 * told.value:+7.1f}"
@@ -224,6 +225,16 @@ def same_requests(requests: Sequence[Any], asked: tuple[str, int], law: Any) -> 
     estimates = assess(seen, law, limits).estimates
     point = OperatingPoint(estimates=estimates, shape=law, limits=limits)
     return SameRequests(seen, point, setting_of(asked))
+
+
+def ratio(requests: Sequence[Any], asked: tuple[str, int], law: Any, quantity: str) -> float:
+    """Observed over modelled, by the check: what both sides of a gain have in common."""
+    from queueing.estimation.checked import check_run
+    from queueing.estimation.window.of_run import window_of_run
+
+    model = same_requests(requests, asked, law).point.model(setting_of(asked))
+    found = check_run(window_of_run(requests), model)
+    return 1.0 if found is None else float(getattr(found, quantity).ratio)
 
 
 def mean_of(requests: Sequence[Any], quantity: str) -> float:

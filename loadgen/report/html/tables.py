@@ -113,7 +113,7 @@ def full_table(cells: Sequence[ReportCell]) -> str:
 def _data(cell: ReportCell, column: Column) -> str:
     value = column.value(cell)
     sort = (
-        f' data-value="{value:.9g}"'
+        f' data-value="{round(value, 9) + 0.0:.9g}"'
         if isinstance(value, int | float) and math.isfinite(value)
         else ""
     )

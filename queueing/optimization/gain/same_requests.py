@@ -6,7 +6,9 @@ the one in force.
 Both sides have the requests, their lengths and the draws of the residuals in common, so that the
 gain is known far better than either mean (queueing.measurement.check), in bursts and overload too.
 Its interval is for as many requests of the same traffic to come: batch means of the paired
-differences over time, once for these and once for those, and one draw among the others.
+differences over time, once for these and once for those, one draw among the others, and beyond
+that what the gain is at the ends of the speeds that the window allows, and its slow changes: near
+saturation a machine that is a tenth slower changes a gain by several times that.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from queueing.simulation import fast
 
 MOST, DRIVEN = 5_000, 500  # requests; where the policy object is driven
 DRAWS = 4
+NORMAL = 1.96
 Matrix = npt.NDArray[np.float64]
 
 
@@ -45,8 +48,16 @@ class SameRequests:
     current: Setting
 
     @cached_property
-    def _found(self) -> dict[Setting, Matrix | None]:
+    def _found(self) -> dict[tuple[Setting, float], Matrix | None]:
         return {}
+
+    @cached_property
+    def _apart(self) -> float:
+        """Relative, of the speed in the minutes to come from that of the window."""
+        known = self.point.estimates
+        slow = known.wander.sigma.value if known.wander.significant else 0.0
+        own = known.speed.relative if known.speed.known else 0.0
+        return min(0.5, math.hypot(NORMAL * slow, own))
 
     @cached_property
     def _requests(self) -> Requests:
@@ -60,13 +71,22 @@ class SameRequests:
         before, after = (self._durations(each, quantity) for each in (self.current, setting))
         if before is None or after is None or not before.sum() > 0:
             return UNKNOWN
+        gains = (
+            [0.0]
+            if setting == self.current
+            else [
+                1 - self._mean(setting, quantity, speed) / self._mean(self.current, quantity, speed)
+                for speed in (1 - self._apart, 1 + self._apart)
+            ]
+        )
         ratio = float(after.mean() / before.mean())
         apart = after.mean(axis=0) - ratio * before.mean(axis=0)
         within = batch_means_interval(apart).half_width / float(before.mean())
         each = after.mean(axis=1) / before.mean(axis=1)  # steps of a continuous engine: one draw
         draw = student(DRAWS - 1, 0.95) * float(each.std(ddof=1)) if each.size > 1 else 0.0
         half = math.hypot(math.sqrt(2) * within, draw)
-        return Estimate(1 - ratio, 1 - ratio - half, 1 - ratio + half, float(before.shape[1]))
+        low, high = min(*gains, 1 - ratio) - half, max(*gains, 1 - ratio) + half
+        return Estimate(1 - ratio, low, high, float(before.shape[1]))
 
     def mean(self, setting: Setting, quantity: Quantity) -> float | None:
         """The model's, seconds."""
@@ -84,14 +104,18 @@ class SameRequests:
             "gain_high": gain.high if known else None,
         }
 
-    def _durations(self, setting: Setting, quantity: Quantity) -> Matrix | None:
-        """A row for each draw, a column for each request; seconds."""
-        if setting not in self._found:
-            self._found[setting] = self._replayed(setting)
-        both = self._found[setting]
+    def _mean(self, setting: Setting, quantity: Quantity, speed: float) -> float:
+        found = self._durations(setting, quantity, speed)
+        return math.nan if found is None else float(found.mean())
+
+    def _durations(self, setting: Setting, quantity: Quantity, speed: float = 1.0) -> Matrix | None:
+        """A row for each draw, a column for each request; seconds. `speed`: over the window's."""
+        if (setting, speed) not in self._found:
+            self._found[setting, speed] = self._replayed(setting, speed)
+        both = self._found[setting, speed]
         return None if both is None else both[0 if quantity == "queueing_delay" else 1]
 
-    def _replayed(self, setting: Setting) -> Matrix | None:
+    def _replayed(self, setting: Setting, speed: float) -> Matrix | None:
         limit = setting.max_output_tokens
         if self.point.refusal(limit) is not None or self._unknown(limit):
             return None
@@ -105,6 +129,7 @@ class SameRequests:
                 outputs=np.minimum(requests.outputs, limit),
                 limits=np.fmin(requests.limits, limit),
             )
+        model = dataclasses.replace(model, law=model.law.at_speed(speed * model.law.speed))
         found = replayed(model, trace_of(requests), draws=DRAWS)
         judged = requests.judged & np.isfinite(found.released).all(axis=0)
         arrived = requests.arrived[judged]
