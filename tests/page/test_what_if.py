@@ -132,6 +132,13 @@ def _use(label: str) -> tuple[str, int | None]:
     return policy, None if limit == "no token limit" else int(limit.removeprefix("token limit "))
 
 
+def _half_a_digit(shown: str) -> float:
+    """Of the last one that is shown, seconds."""
+    number, _, unit = shown.partition("\u202f")
+    digits = len(number.partition(".")[2])
+    return 0.51 * 10**-digits * (1e-3 if unit == "ms" else 1.0)
+
+
 def _seconds(shown: str) -> float | None:
     if shown == "–":
         return None

@@ -5,7 +5,7 @@ import { NONE, ago, clock, duration, interval, percent, span } from "./format.js
 import { QUANTITY, ROUTINGS, parsePolicy, policyDetail, policyText, tokenLimit } from "./words.js";
 
 const GROUPS = [["policy", "Other policies"], ["limit", "Other token limits"], ["size", "Other batch sizes"]];
-const COLUMNS = [["Setting"], ["Load", "n"], ["Delay", "n"], ["Sojourn", "n"], ["95\u202f% of sojourn", "plot-cell optional"], ["First token", "n wide"], ["p99 delay", "n wide"], ["Clipped", "n wide"], ["Gain, same requests", "n wide"], ["Use", "use"]];
+const COLUMNS = [["Setting"], ["Load", "n"], ["Delay", "n"], ["Sojourn", "n"], ["95\u202f% of sojourn", "plot-cell optional"], ["First token", "n wide"], ["p99 delay", "n wide"], ["Clipped", "n wide"], ["Gain", "n wide"], ["Use", "use"]];
 
 export function updateWhatIf(state, use) {
   const { what_if: rows, what_if_in_force: mine, what_if_state: about, gateway, look, unit, now: shown } = state;
@@ -73,7 +73,7 @@ function row(each, { scale, current, use, unit }) {
 /** What it takes off the mean of the requests that came, by the model, and between what for as many to come. */
 function gain({ gain: share, gain_low: low, gain_high: high }) {
   if (share === null || share === undefined) return [NONE];
-  return [percent(share), h("small", {}, ` ${percent(low)} to ${percent(high)}`)];
+  return [percent(share), h("small", { class: "remark" }, `${percent(low)} to ${percent(high)}`)];
 }
 
 function setting(each, current) {
