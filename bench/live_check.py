@@ -29,16 +29,10 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-LENGTHS, PROMPTS, LIMIT, MOST = "geometric:mean=16", "deterministic:value=32", 96, 16
-POLICIES = (
-    "single",
-    "dynamic",
-    "fixed:batch_size=4",
-    "capped:max_batch_size=8",
-    "elastic:max_batch_size=8",
-    "continuous:max_batch_size=4",
-)
-LOADS = (0.3, 0.5, 0.6, 0.75)
+from bench.live.design import KINDS, TABLE  # noqa: E402 - behind the path
+
+PROMPTS, LIMIT, MOST = TABLE.prompt_tokens, TABLE.longest, TABLE.max_num_seqs
+LENGTHS = KINDS["g"][1]
 OVERLOADED = ("capped:max_batch_size=8", "continuous:max_batch_size=4")
 CHANGES: tuple[tuple[str, int], ...] = (  # settings in turn, each one knob or several away
     ("capped:max_batch_size=4", LIMIT),
@@ -269,7 +263,7 @@ async def measure(asked: str, folder: Path, port: int, loads: Sequence[float]) -
         bench = Bench(gateway, profile.law.at_speed(1.0), folder)
         if asked == "switches":
             return 0 if await bench.changes() else 1
-        cells = [(policy, load) for load in loads for policy in POLICIES]
+        cells = [(policy, load) for load in loads for policy in TABLE.policies]
         if asked == "overload":
             cells = [(policy, 1.3) for policy in OVERLOADED]
         held = [await bench.cell(*each) for each in cells]
@@ -284,7 +278,7 @@ def main() -> int:
     )
     parser.add_argument("what", choices=("cells", "overload", "switches"))
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "live-check")
-    parser.add_argument("--loads", type=float, nargs="+", default=LOADS)
+    parser.add_argument("--loads", type=float, nargs="+", default=TABLE.loads)
     parser.add_argument("--port", type=int, default=8094)
     asked = parser.parse_args()
     folder = asked.folder / asked.what

@@ -29,7 +29,6 @@ import numpy as np
 from loadgen.compare.by_order import ComparedSample
 from loadgen.compare.comparison import (
     DISTRIBUTION_LEVELS,
-    TOO_WIDE,
     Compared,
     Comparison,
     Estimate,
@@ -67,7 +66,6 @@ from queueing.measurement.statistics import FloatArray, batch_means_interval, me
 from queueing.result import LEVELS
 
 __all__ = [
-    "TOO_WIDE",
     "Comparison",
     "Estimate",
     "Part",

@@ -19,7 +19,6 @@ from queueing.latency.law import LatencyModel
 from queueing.latency.speed import Speed
 from queueing.measurement.check import Check
 from queueing.measurement.recursion import Served
-from queueing.measurement.statistics import TOO_WIDE as TOO_WIDE  # noqa: PLC0414 - handed on to the reports
 from queueing.measurement.statistics import Interval
 from queueing.model import Model
 from queueing.models.soap.predictor_text import PredictorText

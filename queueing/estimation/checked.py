@@ -318,17 +318,15 @@ def _factors(requests: Requests, model: Model) -> BatchFactors | None:
     def over(values: npt.NDArray[Any], how: np.ufunc) -> Vector:
         return np.asarray(how.reduceat(values[order], first), dtype=np.float64)
 
-    size, server = (
-        over(requests.size, np.maximum),
-        over(requests.server, np.maximum).astype(np.intp),
-    )
+    size, server = over(requests.size, np.maximum), over(requests.server, np.maximum)
     at, ends = over(requests.dispatched, np.minimum), over(requests.freed, np.maximum)
     total, longest = over(requests.outputs, np.add), over(requests.outputs, np.maximum)
-    sums = size, total, longest, over(requests.prompts, np.add)
+    prompts = over(requests.prompts, np.add)
+    sums = size, total, longest, prompts
     lawful = np.add(*lawful_times(model.law, sums, padded=model.policy.padded))
     whole = np.isfinite(over(requests.held, np.add))  # not a number of one makes it of the sum
     whole &= np.diff(np.append(first, order.size)) == size
-    measured, about = np.where(whole, ends - at, math.nan), (size, longest, sums[3])
+    measured, about = np.where(whole, ends - at, math.nan), (size, longest, prompts)
     return BatchFactors.of(server.astype(np.intp), at, measured, lawful, about)
 
 

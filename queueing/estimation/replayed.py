@@ -65,13 +65,13 @@ def replayed(
     engine at the speeds of `path`, corrected by `holding`. One seed draws the same for every law
     with the same cv; a policy from outside has one draw.
     """
-    given = _together(given)
+    model, given = _as_kernels_have_it(model, _together(given))
     if model.policy.joins_running:
         return _of_slots(model, given, path, holding)
-    model, given = _as_kernels_have_it(model, given)
     compiled = fast.is_compiled(model) and not given.limits.size
+    factors = factors if compiled else None
     draws = draws if compiled and (model.law.cv or factors) else 1
-    if compiled and factors is not None:
+    if factors is not None:
         law = dataclasses.replace(model.law, speed=1.0, cv=0.0)
         model = dataclasses.replace(model, server_speeds=(), law=law)
     # a clock for all servers, or for a wait that does not follow the machine, there is none
@@ -79,7 +79,7 @@ def replayed(
     found = np.empty((2, draws, given.arrived_at.size))
     for number in range(draws):
         stream = np.random.SeedSequence(seed, spawn_key=(number,))
-        if compiled and factors is not None:
+        if factors is not None:
             rng = np.random.default_rng(stream)
             if alone:
                 again = _at_pace(model, given, factors.path(rng))
@@ -98,7 +98,6 @@ def _waits(model: Model) -> bool:
 def _of_slots(
     model: Model, given: fast.Trace, path: SpeedPath | None, holding: Holding | None
 ) -> Replayed:
-    model, given = _as_kernels_have_it(model, given)
     found = _at_pace(model, given, path)
     if holding is None:
         return found

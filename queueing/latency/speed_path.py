@@ -5,13 +5,9 @@ Where every duration is s(t) times the law's, the law's own clock is
     tau(t) = integral of dt / s(t)
 
 in which the machine has a constant speed of 1. So the arrivals are moved to that clock, the law
-serves them there, and starts and ends are moved back. s(t) is a step function: over a block of
-batches it is their measured service time over the law's, between batches that of the whole run. It
-is taken from service times, never from delays. Blocks are tenths of the run, of 8 batches at least
-(fewer where there are few): slow changes of the speed are followed, a law of another shape than the
-engine's is not. They are halved as long as parts of 8 batches differ within them by more than their
-own scatter explains (F test): a machine that changes faster is followed, too. What depends on sizes
-and lengths is taken out before: that is the law's shape, not the machine.
+serves them there, and starts and ends are moved back. s(t) is a step function: of batches one value
+each, between them that of the whole run (queueing.estimation.speed.batch_factors); of slots one
+value for each tenth of the run. It is taken from service times, never from delays.
 
 One server only; a `max_wait` does not scale with the machine, so `fixed` with one keeps a constant
 speed, as policies do that take requests out of service.
@@ -24,29 +20,20 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
 from queueing.distributions.token_distribution import Vector
 from queueing.measurement.batch_means import FloatArray
 
-IntArray = npt.NDArray[np.intp]
-BLOCKS = 10  # of a run, each of one speed
-LEAST = 8  # batches in a block; fewer where there are few
-FEW = 5  # blocks at least, of two batches or more
-SURE = 0.999
+BLOCKS = 10  # of a run of slots, each of one speed
 
 
 @dataclass(frozen=True, eq=False)
 class SpeedPath:
-    """Instants of the run at its knots, increasing, seconds; between each two the speed, and the
-    block.
-    """
+    """Instants of the run at its knots, increasing, seconds; between each two the speed."""
 
     at: FloatArray
     speed: FloatArray
-    block: IntArray
     outside: float  # speed before the first and after the last knot
-    cv: float  # of the residual about the path
 
     @cached_property
     def clock(self) -> FloatArray:
@@ -65,12 +52,12 @@ class SpeedPath:
         """With each speed so many times as large as what began then took longer, in sum, than in
         the model.
         """
-        place = np.clip(np.searchsorted(self.at, at, "right") - 1, 0, self.block.size - 1)
-        blocks, count = self.block[place], int(self.block[-1]) + 1
-        took, model = (np.bincount(blocks, each, count) for each in (measured, modelled))
+        count = self.speed.size
+        place = np.clip(np.searchsorted(self.at, at, "right") - 1, 0, count - 1)
+        took, model = (np.bincount(place, each, count) for each in (measured, modelled))
         known = (took > 0) & (model > 0)
         ratio = np.where(known, took / np.where(known, model, 1.0), 1.0)
-        return dataclasses.replace(self, speed=self.speed * ratio[self.block])
+        return dataclasses.replace(self, speed=self.speed * ratio)
 
 
 def _along(known: FloatArray, wanted: FloatArray, slope: float, values: Vector) -> FloatArray:
@@ -87,21 +74,20 @@ def path_of_batches(
     begun = np.maximum(begun, np.append(-np.inf, np.maximum.accumulate(ended)[:-1]))
     at = np.column_stack([begun, np.maximum(ended, begun)]).ravel()
     speeds = np.column_stack([np.full(begun.size, outside), speed]).ravel()[1:]
-    block = np.repeat(np.arange(begun.size), 2)[1:]
     kept = np.append(True, np.diff(at) > 0)
-    return SpeedPath(at[kept], speeds[kept[1:]], block[kept[1:]], outside, 0.0)
+    return SpeedPath(at[kept], speeds[kept[1:]], outside)
 
 
 def path_of_slots(
     at: FloatArray, measured: FloatArray, fitted: FloatArray, outside: float
 ) -> SpeedPath:
     """Of a continuous server's groups of requests; else as of batches."""
-    spans = _blocks(at.size, max(2, at.size // BLOCKS))
+    spans = block_begins(at.size, max(2, at.size // BLOCKS))
     pace = np.add.reduceat(measured, spans) / np.add.reduceat(fitted, spans)
     knots = np.append(at[spans], at[-1] + measured[-1])
-    return SpeedPath(knots, pace, np.arange(pace.size), outside, 0.0)
+    return SpeedPath(knots, pace, outside)
 
 
-def _blocks(count: int, span: int) -> list[int]:
-    """Where each begins; the last has up to twice as many."""
+def block_begins(count: int, span: int) -> list[int]:
+    """Where each block of so many begins; the last has up to twice as many."""
     return list(range(0, max(1, count - span + 1), span))

@@ -54,6 +54,7 @@ CHECK = {
 )
 def test_the_headline_is_the_check(site: Site, changed: dict[str, object], headline: str) -> None:
     def early(topics: Topics) -> None:
+        calm(topics)
         comparison = topics["look"]["prediction"]["comparison"]
         comparison["check"] = CHECK | changed
 
@@ -70,8 +71,18 @@ def test_the_headline_is_the_check(site: Site, changed: dict[str, object], headl
         assert "+1.0\u202f% to +7.0\u202f%)" in why
 
 
+def calm(topics: Topics) -> None:
+    """Whatever the gateway's clients did lately: a steady state whose conditions hold."""
+    slow_queue(topics)
+    prediction = topics["look"]["prediction"]
+    prediction |= {"stable": True, "load": 0.5}
+    for each in prediction["comparison"]["assumptions"].values():
+        each["holds"] = True
+
+
 def test_without_a_check_it_is_too_early_and_the_forecast_stands_alone(site: Site) -> None:
     def early(topics: Topics) -> None:
+        calm(topics)
         topics["look"]["prediction"]["comparison"] |= {"check": None, "n": 12}
 
     async def main() -> tuple[str, str]:
@@ -90,6 +101,7 @@ def test_a_condition_of_the_forecast_that_fails_is_said_beside_a_model_that_agre
     site: Site, name: str
 ) -> None:
     def bursts(topics: Topics) -> None:
+        calm(topics)
         comparison = topics["look"]["prediction"]["comparison"]
         comparison["check"] = CHECK
         comparison["assumptions"][name] = {"holds": False, "says": f"{name} fails"}

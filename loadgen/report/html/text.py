@@ -93,10 +93,10 @@ interval or within {100 * AGREE:.0f} %; it has <strong>too few requests</strong>
 reaches further than {100 * TELLING:.0f} % of the model’s mean. Disturbed cells and
 <strong>INVALID</strong> ones are not judged. The medians and the list of causes leave them out; all
 plots draw their observations pale.</p>
-<p>The steady state <strong>agrees</strong> if it lies in the observed interval, or within
-{100 * AGREE:.0f} %. Otherwise its verdict is the largest part of the difference that is larger than
-its sampling error, has the sign of the difference and is at least {100 * SHARE:.0f} % of it; if
-there is none, it is sampling noise.</p>
+<p>The steady state <strong>agrees</strong> if it lies within {100 * AGREE:.0f} %, or in the
+observed interval of a run that is long enough to have one. Otherwise its verdict is the largest
+part of the difference that is larger than its sampling error, has the sign of the difference and is
+at least {100 * SHARE:.0f} % of it; if there is none, it is sampling noise.</p>
 <p>The <strong>sampling error</strong> of the arrivals’ part is the spread of simulated runs of
 the same length under the requested process; that of the other parts comes from batch means of
 paired differences. The gateway’s part includes the time lost before dispatches and the waiting

@@ -27,7 +27,7 @@ import numpy.typing as npt
 from scipy.special import fdtri
 
 from queueing.estimation.change import Vector
-from queueing.latency.speed_path import SpeedPath, path_of_batches
+from queueing.latency.speed_path import SpeedPath, block_begins, path_of_batches
 
 EACH = 10  # batches for each coefficient, at least
 SMALL = 1e-6  # of a column that others make up
@@ -171,17 +171,12 @@ def _span(rest: Vector, columns: Matrix, weight: Vector) -> int:
 def _squares(values: Vector, weight: Vector, span: int) -> tuple[int, float]:
     """How many blocks there are, and the squares about their means."""
     about = values - _block_means(values[:, None], weight, span)[:, 0]
-    return len(_begins(values.size, span)), float(weight @ about**2)
+    return len(block_begins(values.size, span)), float(weight @ about**2)
 
 
 def _block_means(values: Matrix, weight: Vector, span: int) -> Matrix:
-    begins = _begins(weight.size, span)
+    begins = block_begins(weight.size, span)
     sizes = np.diff([*begins, weight.size])
     sums = np.add.reduceat(values * weight[:, None], begins)
     means = sums / np.maximum(np.add.reduceat(weight, begins), 1e-300)[:, None]
     return np.repeat(means, sizes, axis=0)
-
-
-def _begins(count: int, span: int) -> list[int]:
-    """The last block has up to twice as many."""
-    return list(range(0, max(1, count - span + 1), span))

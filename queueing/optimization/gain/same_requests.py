@@ -71,14 +71,10 @@ class SameRequests:
         before, after = (self._durations(each, quantity) for each in (self.current, setting))
         if before is None or after is None or not before.sum() > 0:
             return UNKNOWN
-        gains = (
-            [0.0]
-            if setting == self.current
-            else [
-                1 - self._mean(setting, quantity, speed) / self._mean(self.current, quantity, speed)
-                for speed in (1 - self._apart, 1 + self._apart)
-            ]
-        )
+        gains = [
+            1 - self._mean(setting, quantity, speed) / self._mean(self.current, quantity, speed)
+            for speed in (1 - self._apart, 1 + self._apart)
+        ]
         ratio = float(after.mean() / before.mean())
         apart = after.mean(axis=0) - ratio * before.mean(axis=0)
         within = batch_means_interval(apart).half_width / float(before.mean())

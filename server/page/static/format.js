@@ -50,9 +50,6 @@ export function signed(share) {
   return `${share < 0 ? "−" : "+"}${size >= 99.5 ? grouped.format(size) : size.toFixed(1)}${THIN}%`;
 }
 
-/** A rough count: two digits that matter. */
-export const about = (count) => grouped.format(Number(count.toPrecision(2)));
-
 const two = (number) => String(number).padStart(2, "0");
 
 /** Of the reader's own clock. */

@@ -66,7 +66,7 @@ function unknown({ gateway, look, switches }, coming) {
 function compared(prediction, { gateway, look, unit, now, columns }) {
   if (look.outdated) return changed(prediction, look, now.row, columns);
   const { comparison } = prediction;
-  const { observed, predicted } = comparison;
+  const { predicted } = comparison;
   const what = QUANTITY[prediction.compared];
   const admitted = comparison.assumptions.all_admitted;
   if (predicted.value === null && admitted?.holds === false) { // the queue is bounded by what is refused
