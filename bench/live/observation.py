@@ -216,7 +216,7 @@ def _offline(found: Assessment) -> Plain:
 
 
 def _waiting(policy: Policy, seen: Snapshot, cell: Cell, estimates: Estimates) -> Plain:
-    delays = seen.mine.queueing_delay
+    delays = seen.judged()
     observed = float(np.mean(delays > WAITED)) if delays.size else None
     lengths, law = (
         estimates.output_tokens.law(cell.limits.max_output_tokens),
