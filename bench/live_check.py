@@ -4,6 +4,8 @@
     .venv/bin/python bench/live_check.py overload    load 1.3 for 60 s, two policies
     .venv/bin/python bench/live_check.py switches    ten changes of policy, batch size and limit at
                                                      one arrival rate
+    .venv/bin/python bench/live_check.py traces --trace FILE ...    loads 0.5 and 0.8, each for 20
+                                                     minutes
 
 Starts a gateway with the tiny model, calibrates it, and sends Poisson load. A cell holds where the
 verdict of `/admin/prediction`'s check is not "disagree" and the observed mean lies in its interval
@@ -26,10 +28,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from bench.live.design import KINDS, TABLE  # noqa: E402 - behind the path
+from bench.live.thinned import thinned  # noqa: E402
 
 PROMPTS, LIMIT, MOST = TABLE.prompt_tokens, TABLE.longest, TABLE.max_num_seqs
 LENGTHS = KINDS["g"][1]
@@ -48,6 +53,9 @@ CHANGES: tuple[tuple[str, int], ...] = (  # settings in turn, each one knob or s
     ("capped:max_batch_size=2", 24),
 )
 EARLY, SECONDS, BETWEEN = 30.0, 60.0, 6.0
+# recorded traffic, the first file under the first policy and so on: seconds, windows, tokens
+RECORDED = ("dynamic", "continuous:max_batch_size=8", "capped:max_batch_size=8")
+WINDOW, WINDOWS, LONGEST, CONTEXT = 300.0, 4, 256, 2_048
 
 
 @dataclass
@@ -115,6 +123,31 @@ class Bench:
             self.keep(f"{policy} {load} {name}", check=check, holds=held[-1])
             print(f"{policy:28} {load:5.2f}  {name}  {said(check)}", flush=True)
         return held[-1]
+
+    async def recorded(self, path: Path, policy: str, load: float) -> bool:
+        """Whether nine in ten windows hold of 20 minutes of a trace's traffic."""
+        from loadgen.sending.client.target import Target
+        from loadgen.sending.run import run_load
+        from queueing.arrivals.traces import read_trace
+
+        given = {"most": MOST, "longest": LONGEST, "context": CONTEXT}
+        table = thinned(read_trace(path), policy, load, self.law, **given)
+        table = table.rows(np.flatnonzero(table.intended_at < WINDOW * WINDOWS))
+        await self.put(policy, LONGEST)
+        target = Target(base_url=self.gateway.url, model="tiny", max_tokens=LONGEST)
+        sending = asyncio.create_task(run_load(target, table, seed=self.seed))
+        held = []
+        for number in range(WINDOWS):
+            await asyncio.sleep(WINDOW)
+            look = await self.looked()
+            check = (look.get("prediction") or {}).get("check")
+            held.append(holds(check))
+            name = f"{path.stem} {load}"
+            self.keep(f"{policy} {name} {number + 1}", look=look, holds=held[-1])
+            print(f"{policy:28} {name}  window {number + 1}  {said(check)}", flush=True)
+        await sending
+        await self.put("dynamic", LONGEST)
+        return sum(held) >= 0.9 * len(held)
 
     async def changes(self) -> bool:
         """Whether nine in ten gains came."""
@@ -243,26 +276,35 @@ def text(asked: tuple[str, int]) -> str:
     return f"{asked[0].replace('max_batch_size=', '')}, {asked[1]} tokens"
 
 
-async def measure(asked: str, folder: Path, port: int, loads: Sequence[float]) -> int:
+async def measure(
+    asked: str, folder: Path, port: int, loads: Sequence[float], traces: Sequence[Path]
+) -> int:
     """All that was asked for; 0 where it holds."""
     from loadgen.gateway.gateway_process import GatewayProcess, free_port
     from queueing.latency.profile import Profile
 
+    window = WINDOW if asked == "traces" else SECONDS + BETWEEN
     arguments = [
         "tiny",
         *("--allow-forced-lengths", "--served-model-name", "tiny"),
         *("--max-output-tokens", str(LIMIT), "--max-num-seqs", str(MOST)),
-        *("--max-num-queued-reqs", "0", "--prediction-window", f"{SECONDS + BETWEEN:g}"),
+        *("--max-num-queued-reqs", "0", "--prediction-window", f"{window:g}"),
         *("--record-file", str(folder / "gateway.jsonl")),
     ]
     async with GatewayProcess(arguments, free_port(port), folder / "gateway.log") as gateway:
         await gateway.ready()
         body = {"max_output_tokens": 32, "prompt_tokens": 32, "repeats": 12}
+        if asked == "traces":
+            body = {"max_output_tokens": 64, "prompt_tokens": 512, "repeats": 6}
         profile = Profile.from_dict(await gateway.ask("POST", "/admin/calibrate", body))
         print(f"law: {profile.law}, cells within {profile.mape:.1%}", flush=True)
         bench = Bench(gateway, profile.law.at_speed(1.0), folder)
         if asked == "switches":
             return 0 if await bench.changes() else 1
+        if asked == "traces":
+            each = list(zip(traces, itertools.cycle(RECORDED), strict=False))
+            runs = [await bench.recorded(*one, load) for load in (0.5, 0.8) for one in each]
+            return 0 if all(runs) else 1
         cells = [(policy, load) for load in loads for policy in TABLE.policies]
         if asked == "overload":
             cells = [(policy, 1.3) for policy in OVERLOADED]
@@ -276,15 +318,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("cells", "overload", "switches"))
+    parser.add_argument("what", choices=("cells", "overload", "switches", "traces"))
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "live-check")
     parser.add_argument("--loads", type=float, nargs="+", default=TABLE.loads)
+    parser.add_argument("--trace", type=Path, action="append", default=[], metavar="FILE")
     parser.add_argument("--port", type=int, default=8094)
     asked = parser.parse_args()
     folder = asked.folder / asked.what
     folder.mkdir(parents=True, exist_ok=True)
     folder.joinpath("gateway.jsonl").unlink(missing_ok=True)
-    return asyncio.run(measure(asked.what, folder, asked.port, asked.loads))
+    return asyncio.run(measure(asked.what, folder, asked.port, asked.loads, asked.trace))
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ from queueing.arrivals.text import Process, at_rate, format_arrivals
 from queueing.distributions.call_lengths import CallLengths
 from queueing.distributions.flows import Flows, parse_flows
 from queueing.distributions.heavy_tail import LARGEST_COUNT
-from queueing.distributions.packing import Reservations
+from queueing.distributions.packing import Reservations, batch_sizes
 from queueing.distributions.token_distribution import (
     SET_LIMIT,
     SHORTER,
@@ -105,9 +105,10 @@ class Limits(TypedDict, total=False):
                         "continuous" (it never binds)
     reserved_tokens     of an answer, for which that memory is kept free in place of a larger token
                         limit (its limit)
-    step_tokens         tokens that an engine computes in one step: one for each sequence that makes
-                        tokens, the rest for prompts, which take several steps where they are longer
-                        (chunked prefill); policy "continuous" (it never binds)
+    step_tokens         tokens that an engine computes in one step: of a batch all its prompts, so
+                        that it takes no more requests than these allow; under "continuous" one for
+                        each sequence that makes tokens, the rest for prompts, which take several
+                        steps where they are longer (chunked prefill) (it never binds)
     quantiles           of every duration besides p50, p90, p95 and p99: "p75,p99.9" (no others)
     """
 
@@ -165,7 +166,7 @@ class Model:
     # KV memory of a server: those in service hold their prompts and token limits; None: enough
     max_context_tokens: int | None = None
     reserved_tokens: int | None = None  # held in place of a larger token limit
-    # that a step of a continuous engine computes, at most; None: as many as there are
+    # that a step computes, at most: of a batch all its prompts; None: as many as there are
     step_tokens: int | None = None
     levels: Levels = field(default_factory=lambda: LEVELS)  # of the quantiles of every duration
 
@@ -329,7 +330,7 @@ class Model:
                 "max_context_tokens", limits.get("max_context_tokens")
             ),
             reserved_tokens=_optional_whole("reserved_tokens", limits.get("reserved_tokens")),
-            step_tokens=_step_tokens(parsed, limits.get("step_tokens")),
+            step_tokens=_optional_whole("step_tokens", limits.get("step_tokens")),
             levels=read_levels(limits.get("quantiles", ())),
         )
 
@@ -540,11 +541,15 @@ def or_unbounded(tokens: int | None) -> int:
     return UNBOUNDED if tokens is None else tokens
 
 
-def step_bound(policy: Policy, max_num_seqs: int | None, tokens: int | None) -> int | None:
-    """The bound of an engine's step as `Model.step_tokens`: None where the model has none, of a
-    policy that forms batches, or of fewer tokens than slots.
+def step_bound(
+    policy: Policy, max_num_seqs: int | None, tokens: int | None, batch_tokens: int | None = None
+) -> int | None:
+    """The bound of an engine's step as `Model.step_tokens`: of a policy that forms batches
+    `batch_tokens`, of a continuous one `tokens`; None where those are fewer than its slots.
     """
-    if tokens is None or max_num_seqs is None or not policy.joins_running:
+    if not policy.joins_running:
+        return batch_tokens
+    if tokens is None or max_num_seqs is None:
         return None
     slots = min(max_num_seqs, policy_batch_size(policy) or max_num_seqs)
     return tokens if tokens >= slots else None
@@ -556,6 +561,15 @@ def memory_limited(model: Model) -> bool:
     if memory is None:
         return False
     return model.bound is None or model.bound * memory.largest > memory.memory
+
+
+def prompt_limited(model: Model) -> bool:
+    """Whether a batch may take fewer than wait, because of their prompts."""
+    if model.step_tokens is None or model.policy.joins_running or model.prompt_tokens is None:
+        return False
+    return model.bound is None or (
+        model.bound > 1 and model.bound * model.prompt_tokens.longest > model.step_tokens
+    )
 
 
 @lru_cache(maxsize=8)
@@ -620,13 +634,12 @@ def _check_memory(model: Model) -> None:
 
 
 def _check_step(model: Model) -> None:
-    """A batch computes all its prompts in one step: there the bound changes nothing."""
-    if model.step_tokens is None or not model.policy.joins_running:
+    if model.step_tokens is None:
         return
     given = f"step_tokens={model.step_tokens}"
     if model.step_tokens > LARGEST_COUNT:
         raise SpecError(f"got {given}; expected at most {int(LARGEST_COUNT):,}, or no limit")
-    if model.bound is None or model.step_tokens < model.bound:
+    if model.policy.joins_running and (model.bound is None or model.step_tokens < model.bound):
         slots = "slots without a bound" if model.bound is None else f"{model.bound} slots"
         raise SpecError(
             f"got {given} for {slots}; expected at least as many tokens as slots, one for each: "
@@ -634,21 +647,18 @@ def _check_step(model: Model) -> None:
         )
 
 
-def _step_tokens(policy: Policy, given: int | None) -> int | None:
-    tokens = _optional_whole("step_tokens", given)
-    if tokens is not None and not policy.joins_running:
-        raise SpecError(
-            f"got step_tokens={tokens} for policy {format_policy(policy)}; expected policy "
-            "continuous: a batch computes all its prompts in one step"
-        )
-    return tokens
-
-
 def _bound_of_a_step(model: Model) -> str:
-    if model.step_tokens is None or not model.policy.joins_running:
+    if model.step_tokens is None:
         return _TOKEN_BOUNDS
     if model.prompt_tokens is None:
         return f"{_TOKEN_BOUNDS}: no prompts are given"
+    if prompt_limited(model):
+        return (
+            f"the prompts of a batch have {model.step_tokens:,} tokens at most, or it has one "
+            "request: the next in the queue waits for another"
+        )
+    if not model.policy.joins_running:
+        return f"{_TOKEN_BOUNDS}: {model.bound or 1} prompts are fewer than {model.step_tokens:,}"
     return (
         f"an engine step computes at most {model.step_tokens:,} tokens: longer prompts take "
         "several steps"
@@ -845,7 +855,21 @@ def _batch_rate(model: Model) -> float:
     if isinstance(order, Binned) and not model.endless:
         limit = token_limit(model)
         return binned_rate(model.batch_time, order, model.predictor, model.bound, limit)
+    if prompt_limited(model):
+        return _cut_rate(model)
     return model.batch_time.largest_stable_rate(model.bound)
+
+
+@lru_cache(maxsize=8)
+def _cut_rate(model: Model) -> float:
+    """Requests/s of batches that a saturated queue fills until the prompts of the next one are too
+    many; prompts are taken as independent of the answers.
+    """
+    assert model.prompt_tokens is not None
+    assert model.step_tokens is not None
+    chances = batch_sizes(model.prompt_tokens, model.step_tokens, model.bound)
+    each = sum(size * chance for size, chance in chances.items())
+    return each / sum(chance * model.batch_time.mean(size) for size, chance in chances.items())
 
 
 def _optional_whole(name: str, given: int | None) -> int | None:

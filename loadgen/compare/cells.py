@@ -208,6 +208,7 @@ def theory_for(law: LatencyModel, configured: Mapping[str, Any], asked: Asked) -
         predictor,
         process=_process(configured.get("arrivals")),
         step_tokens=configured.get("step_tokens"),
+        batch_tokens=configured.get("max_num_batched_tokens"),
     )
     return dataclasses.replace(theory, pads=configured.get("pads") is not False)
 

@@ -19,11 +19,12 @@ from queueing.arrivals.notation import gap_scv
 from queueing.arrivals.text import Process
 from queueing.distributions.token_distribution import TokenDistribution
 from queueing.errors import PredictionError, UnstableQueueError
-from queueing.estimation.checked import CheckedRun, check_run
+from queueing.estimation.assess import RARELY_CUT
+from queueing.estimation.checked import CheckedRun, check_run, cut_at
 from queueing.estimation.replayed import replayed
 from queueing.estimation.window.of_run import window_of_run
 from queueing.latency.law import LatencyModel
-from queueing.measurement.recursion import Served
+from queueing.measurement.recursion import Served, prompts_cut
 from queueing.model import Model, step_bound
 from queueing.models.soap.predictor_text import PredictorText
 from queueing.prediction import predict_model
@@ -43,12 +44,23 @@ def theory_of(
     *,
     process: Process | None = None,
     step_tokens: int | None = None,
+    batch_tokens: int | None = None,
 ) -> Theory:
     """Everything a law can say about a run. Lengths, rate and predictor default to the run's
     own. Predictions are those of Poisson arrivals; `process`: what was asked for instead.
-    `step_tokens`: of an engine that computes long prompts in parts.
+    `step_tokens`: of an engine that computes long prompts in parts; `batch_tokens`: of all prompts
+    of a batch.
     """
-    asked = _Asked(law, output_tokens, asked_rate, max_num_seqs, predictor, process, step_tokens)
+    asked = _Asked(
+        law,
+        output_tokens,
+        asked_rate,
+        max_num_seqs,
+        predictor,
+        process,
+        step_tokens,
+        batch_tokens,
+    )
     return Theory(
         law=law,
         replay=asked.replay,
@@ -75,12 +87,17 @@ class _Asked:
     predictor: PredictorText | None
     process: Process | None = None
     step_tokens: int | None = None
+    batch_tokens: int | None = None
 
     def replay(
         self, policy: Policy, requests: Sequence[Served], at: LatencyModel
     ) -> dict[str, tuple[float, float]]:
         return replay_arrivals(
-            policy, requests, at, self.max_num_seqs, step_tokens=self.step_tokens
+            policy,
+            requests,
+            at,
+            self.max_num_seqs,
+            step_tokens=step_bound(policy, self.max_num_seqs, self.step_tokens, self.batch_tokens),
         )
 
     def check(
@@ -88,7 +105,7 @@ class _Asked:
     ) -> CheckedRun | None:
         flows = np.array([r.flow or "" for r in requests], dtype=np.str_)
         seen, model = window_of_run(requests, shortest_delay), self.calibrated(policy, requests)
-        return check_run(seen, model, flows)
+        return check_run(seen, cut_at(model, self.batch_tokens), flows)
 
     def predict(
         self, policy: Policy, rate: float, requests: Sequence[Served], at: LatencyModel
@@ -134,7 +151,13 @@ class _Asked:
         return self._model(policy, requests, self.law)
 
     def _model(self, policy: Policy, requests: Sequence[Served], at: LatencyModel) -> Model:
-        step = step_bound(policy, self.max_num_seqs, self.step_tokens)
+        batches, prompts = (
+            np.array([getattr(r, name) for r in requests]) for name in ("batch_id", "prompt_tokens")
+        )
+        cut = self.batch_tokens
+        if cut is not None and prompts_cut(batches, prompts, cut) <= RARELY_CUT:
+            cut = None
+        step = step_bound(policy, self.max_num_seqs, self.step_tokens, cut)
         return Model(
             policy=policy,
             output_tokens=self.output_tokens or lengths_of(requests),
@@ -182,7 +205,7 @@ def replay_arrivals(
         output_tokens=ONE_TOKEN,
         law=law,
         max_num_seqs=max_num_seqs,
-        step_tokens=step_bound(policy, max_num_seqs, step_tokens),
+        step_tokens=step_tokens,
         servers=servers_of(requests),
     )
     found = replayed(model, _trace_of(requests), seed=seed)

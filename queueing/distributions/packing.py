@@ -32,6 +32,7 @@ from queueing.distributions.lattice import spread
 from queueing.distributions.token_distribution import TokenDistribution, Vector
 
 POINTS = 2**13  # of the lattice
+DRAWN = 2**15  # prompts of a saturated queue of batches
 NEGLIGIBLE = 1e-10  # probability
 
 
@@ -108,3 +109,19 @@ class Reservations:
     def _within(self, sums: Vector) -> float:
         """P(at most the memory); half of what a coarse lattice has at its last point."""
         return float(sums.sum() - (0.0 if self._exact else sums[-1] / 2))
+
+
+def batch_sizes(prompts: TokenDistribution, tokens: int, most: int | None) -> dict[int, float]:
+    """How many of a queue that never ends a batch takes, by chance: until the prompts of the next
+    one are too many together, one at least; of prompts at even levels, in an order drawn once.
+    """
+    drawn = np.searchsorted(prompts.cdf, (np.arange(DRAWN) + 0.5) / DRAWN, "right")
+    drawn = np.random.default_rng(0).permutation(drawn)
+    total, first, sizes = np.concatenate([[0], np.cumsum(drawn)]), 0, list[int]()
+    ends = np.searchsorted(total, total + tokens, "right") - 1
+    while first < DRAWN:
+        fits = min(max(1, int(ends[first]) - first), DRAWN - first)
+        sizes.append(fits if most is None else min(fits, most))
+        first += sizes[-1]
+    size, count = np.unique(sizes, return_counts=True)
+    return dict(zip(size.tolist(), (count / len(sizes)).tolist(), strict=True))

@@ -41,7 +41,7 @@ from queueing.estimation.band import (
     wander_band,
 )
 from queueing.estimation.cached_prediction import CachedPrediction
-from queueing.estimation.checked import Pairs, at_their_speeds, check_window
+from queueing.estimation.checked import Pairs, at_their_speeds, check_window, cut_at
 from queueing.estimation.estimates import Estimates, estimate, held_tokens
 from queueing.estimation.interval import UNKNOWN, Estimate
 from queueing.estimation.lengths.within_calls import significant
@@ -52,6 +52,7 @@ from queueing.estimation.speed.speeds import Speeds
 from queueing.estimation.stall_backlog import behind_stalls, stall_backlog
 from queueing.estimation.window.snapshot import Snapshot
 from queueing.latency.law import LatencyModel
+from queueing.measurement.recursion import prompts_cut
 from queueing.model import Model, memory_limited, step_bound
 from queueing.models.soap.predictor_text import parse_predictor
 from queueing.prediction import predict_model
@@ -62,6 +63,7 @@ SIMULATED = 30_000  # requests per simulation of the sensitivity
 # of a policy from outside: without a compiled simulation, and a look asks some twenty times
 SIMULATED_OUTSIDE = 4000
 FEWEST_ARRIVALS = 10
+RARELY_CUT = 0.01  # of the batches, by their prompts: a forecast does not heed it
 SILENCE, BEYOND_LARGEST = 20.0, 3.0  # mean gaps (one Poisson gap in 5e8 is longer), largest gaps
 
 
@@ -74,8 +76,10 @@ class Limits:
     patience: float | None = None
     servers: int = 1
     pads: bool = True  # the engine can pad a batch; else a padded policy is served as elastic
-    # that the engine computes in one step, where it computes long prompts in parts
+    # that the engine computes in one step, where it computes long prompts in parts; and of a batch,
+    # which computes all its prompts in one
     step_tokens: int | None = None
+    batch_tokens: int | None = None
     # KV memory of a server, and of that what is kept free for an answer; None: enough, its limit
     max_context_tokens: int | None = None
     reserved_tokens: int | None = None
@@ -163,7 +167,7 @@ def assess(
     load = load.scaled(forecast.overload)
     assumptions = _assumptions(seen, speeds, forecast, load, limits, waiting_before=waiting_before)
     assumptions = (*assumptions, _within_calls(model, estimates, forecast, limits))
-    pairs = check_window(seen, model, speeds)
+    pairs = check_window(seen, cut_at(model, limits.batch_tokens), speeds)
     return Assessment(
         estimates=estimates,
         load=load,
@@ -193,7 +197,14 @@ def _estimated(
     found = estimate(seen, policy, shape, speeds=speeds, slow=slow)
     found = found.with_shape(own, shape)
     held = held_tokens(seen.mine, limits.reserved_tokens)
-    return dataclasses.replace(found, held_tokens=held), speeds
+    return dataclasses.replace(found, held_tokens=held, prompts_cut=_cut(seen, limits)), speeds
+
+
+def _cut(seen: Snapshot, limits: Limits) -> float:
+    if limits.batch_tokens is None:
+        return 0.0
+    batches, prompts = seen.mine.column("batch_id"), seen.mine.column("prompt_tokens")
+    return prompts_cut(batches, np.nan_to_num(prompts), limits.batch_tokens)
 
 
 def _compared(
@@ -377,7 +388,8 @@ def model_of(
     estimates: Estimates,
 ) -> Model:
     """The queue of the estimates under this policy, with these lengths and this law."""
-    step = step_bound(policy, limits.max_num_seqs, limits.step_tokens)
+    cut = limits.batch_tokens if estimates.prompts_cut > RARELY_CUT else None
+    step = step_bound(policy, limits.max_num_seqs, limits.step_tokens, cut)
     matter = (law.kp or step is not None) and estimates.prompt_tokens.counts.size
     model = Model(
         policy=policy,

@@ -245,6 +245,13 @@ def plain(model: Model) -> Model:
     )
 
 
+def cut_at(model: Model, batch_tokens: int | None) -> Model:
+    """With the prompts that the engine takes in one batch, which a replay always heeds."""
+    if model.policy.joins_running:
+        return model
+    return dataclasses.replace(model, step_tokens=batch_tokens)
+
+
 def requests_of(seen: Snapshot, model: Model) -> Requests:
     """Those of this epoch that were dispatched, with what ran when it began."""
     joins = model.policy.joins_running

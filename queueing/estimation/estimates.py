@@ -75,6 +75,8 @@ class Estimates:
     # tokens of KV memory that a request holds beside the prompt that was computed, on average; not
     # a number where nothing says it
     held_tokens: float = math.nan
+    # batches whose prompts take all that the engine computes in one step
+    prompts_cut: float = 0.0
     # a continuous engine's own: factor on the shape's kp, and seconds on its turnaround, beside the
     # speed
     prefill: float = 1.0
@@ -146,6 +148,7 @@ class Estimates:
             | counts
             | {"within_calls": self.within_calls.to_dict()}
             | {"held_tokens": _number(self.held_tokens), "prefill": self.prefill}
+            | {"prompts_cut": self.prompts_cut}
             | {"admission": self.admission}
             | {"wander": slow, "stalls": dataclasses.asdict(self.stalls), "notes": list(self.notes)}
         )
@@ -179,6 +182,7 @@ class Estimates:
             fields["within_calls"] = WithinCalls.from_dict(plain["within_calls"])
         held = plain.get("held_tokens")
         fields["held_tokens"] = math.nan if held is None else float(held)
+        fields["prompts_cut"] = float(plain.get("prompts_cut", 0.0))
         fields["prefill"] = float(plain.get("prefill", 1.0))
         fields["admission"] = float(plain.get("admission", 0.0))
         return cls(

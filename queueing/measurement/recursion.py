@@ -179,6 +179,17 @@ def by_batch(batch: npt.NDArray[Any]) -> tuple[npt.NDArray[np.intp], npt.NDArray
     return order, np.flatnonzero(np.diff(batch[order], prepend=-math.inf) != 0)
 
 
+def prompts_cut(batch: npt.NDArray[Any], prompts: npt.NDArray[Any], tokens: int) -> float:
+    """The share of batches whose prompts leave less room in one step than a mean one takes: these
+    may have been cut; `batch` and `prompts` of each request.
+    """
+    if not len(batch):
+        return 0.0
+    order, first = by_batch(batch)
+    sums = np.add.reduceat(prompts[order], first)
+    return float(np.mean(sums + prompts.mean() > tokens))
+
+
 def _ready(
     policy: Policy, sizes: IntArray, oldest: FloatArray, youngest: FloatArray, at: FloatArray
 ) -> FloatArray:

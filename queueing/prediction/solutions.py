@@ -41,7 +41,14 @@ from policies.immediate import Capped, Continuous, Dynamic, Elastic, Single
 from policies.unpadded import UnpaddedFixed
 from queueing.errors import NotConvergedError
 from queueing.latency.service_time import ServiceTime
-from queueing.model import Model, has_queues, load_bound, memory_limited, one_of_several
+from queueing.model import (
+    Model,
+    has_queues,
+    load_bound,
+    memory_limited,
+    one_of_several,
+    prompt_limited,
+)
 from queueing.models.batches.batch_chain import solve_batch_chain
 from queueing.models.batches.batch_delay import batch_quantiles
 from queueing.models.batches.call_chain import solve_call_chain
@@ -81,7 +88,8 @@ def methods(model: Model) -> tuple[str, ...]:
     """What this queue can be answered by, the best first."""
     if (one := one_of_several(model)) is not None:
         return methods(one)
-    if has_queues(model) or memory_limited(model) or model.server_speeds:
+    limited = memory_limited(model) or prompt_limited(model)
+    if has_queues(model) or limited or model.server_speeds:
         return ("simulation",)
     if type(model.policy) not in SOLVED or (
         model.arrival_process is not None and not is_renewal(model)

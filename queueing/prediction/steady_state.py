@@ -28,6 +28,7 @@ from queueing.model import (
     load_bound,
     memory_limited,
     one_of_several,
+    prompt_limited,
     seen_by_a_request,
 )
 from queueing.prediction.answer_check import checked_answer
@@ -432,6 +433,8 @@ def _described(model: Model) -> str:
         parts.append(f"lengths beyond {model.output_tokens.longest:,} tokens")
     if memory_limited(model):
         parts.append(f"KV memory of {model.max_context_tokens:,} tokens")
+    if prompt_limited(model):
+        parts.append(f"{model.step_tokens:,} tokens of prompts in a batch")
     if resumes_cost(model):
         parts.append(f"{model.law.setup(1, 0.0, 1.0):.3g} s for each resume (k1 + k2 + kr)")
     return ", ".join(parts if model.patience is None else [*parts, f"patience {model.patience} s"])

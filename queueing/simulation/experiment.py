@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from policies.arguments import whole_number
-from policies.core import Request
+from policies.core import UNBOUNDED, Request
 from policies.ordered import counts, in_arrival_order, order_of
 from policies.text import SpecError, counted
 from queueing.arrivals.notation import Ending, has_end, span
@@ -426,11 +426,13 @@ def driven_run(
 
     gaps = None if model.policy.padded else GapCounter({job.request.id for job in jobs[since:]})
     bound = 2**31 if model.max_num_seqs is None else model.max_num_seqs
+    tokens = or_unbounded(model.step_tokens)
     engine = SimulatedEngine(
         model.law,
         max_batch_size=bound,
         max_context_tokens=or_unbounded(model.max_context_tokens),
-        step_tokens=or_unbounded(model.step_tokens),
+        step_tokens=tokens if model.policy.joins_running else UNBOUNDED,
+        max_prompt_tokens=UNBOUNDED if model.policy.joins_running else tokens,
         pad_prompts=model.pads_prompts,
         speeds=model.server_speeds,
         gaps=gaps,

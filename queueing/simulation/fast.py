@@ -251,7 +251,8 @@ def replay(model: Model, trace: Trace, since: int = 0) -> SimulatedRun:
     wait_for, max_wait = (
         (bound, model.policy.max_wait) if isinstance(model.policy, Fixed) else (1, math.inf)
     )
-    bounds = kernels.Bounds(model.servers, bound, wait_for, max_wait, model.policy.padded)
+    tokens = or_unbounded(model.step_tokens)
+    bounds = kernels.Bounds(model.servers, bound, wait_for, max_wait, model.policy.padded, tokens)
     continuous = isinstance(model.policy, Continuous)
     if order_of(model.policy).preemptive:
         return _interrupting(model, trace, since)

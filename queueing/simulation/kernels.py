@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
+from policies.core import UNBOUNDED
 from queueing.latency.slots.token_gaps import GapCounts, bin_of, no_gaps
 
 Floats = npt.NDArray[np.floating[Any]]
@@ -69,7 +70,7 @@ class Drawn(NamedTuple):
 
 class Bounds(NamedTuple):
     """Of the servers and the policy: a batch waits until it has `wait_for` requests, the oldest
-    `max_wait` seconds at most.
+    `max_wait` seconds at most; of several requests it has `prompt_tokens` at most.
     """
 
     servers: int
@@ -77,6 +78,7 @@ class Bounds(NamedTuple):
     wait_for: int
     max_wait: float
     padded: bool
+    prompt_tokens: int = UNBOUNDED
 
 
 class BatchPath(NamedTuple):
@@ -363,27 +365,45 @@ def run_single(requests, law, drawn, path):  # type: ignore[no-untyped-def]
 
 
 @inner
+def cut(first, last, requests, bounds):  # type: ignore[no-untyped-def]
+    """One behind the last of these whose prompts the engine takes together with the first."""
+    if bounds.prompt_tokens == UNBOUNDED or last <= first:
+        return last
+    total = requests.prompt_tokens[first]
+    for i in range(first + 1, last):
+        total += requests.prompt_tokens[i]
+        if total > bounds.prompt_tokens:
+            return i
+    return last
+
+
+@inner
 def next_padded(head, free, requests, bounds, dispatched_at):  # type: ignore[no-untyped-def]
     """The next batch of one server: one behind its last member, its longest output, its start."""
     arrived_at, lengths, _, call_ends, _ = requests
-    _, size_bound, wait_for, _, _ = bounds
+    size_bound, wait_for = bounds.batch_size, bounds.wait_for
     n = len(arrived_at)
     last, longest, start = head + 1, lengths[head], arrived_at[head]
     if wait_for > 1:
-        last = min(head + wait_for, n)
-        start = max(free, arrived_at[last - 1])
+        wanted = min(head + wait_for, n)
+        last = cut(head, wanted, requests, bounds)
+        start = max(free, arrived_at[min(last, wanted - 1)])  # full, or the next one has no room
         for i in range(head + 1, last):
             longest = max(longest, lengths[i])
             dispatched_at[i] = start
     elif start >= free:  # an idle server
         room = min(call_ends[head], head + size_bound) if len(call_ends) > 0 else last
+        room = cut(head, room, requests, bounds)
         while last < room:
             longest = max(longest, lengths[last])
             dispatched_at[last] = start
             last += 1
     else:  # a completion comes before an arrival at the same instant
-        start, room = free, min(n, head + size_bound)
+        start, room, total = free, min(n, head + size_bound), requests.prompt_tokens[head]
         while last < room and arrived_at[last] < free:
+            total += requests.prompt_tokens[last]
+            if total > bounds.prompt_tokens:
+                break
             longest = max(longest, lengths[last])
             dispatched_at[last] = start
             last += 1
@@ -460,7 +480,7 @@ def idle(busy):  # type: ignore[no-untyped-def]
 @inner
 def _run_batches(requests, law, drawn, bounds, servers, path):  # type: ignore[no-untyped-def]
     arrived_at, _, _, call_ends, deadlines = requests
-    _, size_bound, wait_for, max_wait, _ = bounds
+    size_bound, wait_for, max_wait = bounds.batch_size, bounds.wait_for, bounds.max_wait
     ends, busy = servers[0], servers[1]
     n, timer = len(arrived_at), np.inf
     head = tail = batches = 0
@@ -484,10 +504,13 @@ def _run_batches(requests, law, drawn, bounds, servers, path):  # type: ignore[n
             if free < 0:
                 break
             size = min(tail - head, size_bound)
-            if size < wait_for and tail < n and now < arrived_at[head] + max_wait:
+            fits = cut(head, head + size, requests, bounds) - head
+            full = size >= wait_for or fits < size
+            if not full and tail < n and now < arrived_at[head] + max_wait:
                 timer = arrived_at[head] + max_wait
                 break
-            place = free, batches, bounds[4]
+            size = fits
+            place = free, batches, bounds.padded
             _start_batch(now, (head, head + size), place, requests, (law, drawn, servers), path)
             batches += 1
             head += size

@@ -9,6 +9,8 @@ from typing import Any
 
 from policies.core import UNBOUNDED
 
+UNKNOWN_TOKENS = 2**31  # a bound that does not bind
+
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
@@ -47,6 +49,13 @@ class Capabilities:
     def step_tokens(self) -> int | None:
         """That one step computes at most, where long prompts take several."""
         return self.max_num_batched_tokens if self.chunked_prefill else None
+
+    @property
+    def batch_tokens(self) -> int | None:
+        """Of all prompts of a batch, which are computed in one step."""
+        return (
+            None if self.max_num_batched_tokens >= UNKNOWN_TOKENS else self.max_num_batched_tokens
+        )
 
     @cached_property
     def largest_context(self) -> int:

@@ -537,6 +537,7 @@ def _limits(question: Question) -> Limits:
         servers=setting.servers,
         pads=question.pads,
         step_tokens=question.step_tokens,
+        batch_tokens=question.batch_tokens,
         max_context_tokens=question.max_context_tokens,
         reserved_tokens=question.reserved_tokens,
     )

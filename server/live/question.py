@@ -29,6 +29,7 @@ class Question:
     longest: int  # answer that the engine can give, tokens
     pads: bool = True  # the engine can pad a batch
     step_tokens: int | None = None  # of one step, where long prompts are computed in parts
+    batch_tokens: int | None = None  # of all prompts of a batch
     # KV memory of a server, and what of it is kept free for an answer; None: no bound, its limit
     max_context_tokens: int | None = None
     reserved_tokens: int | None = None
@@ -91,6 +92,7 @@ class Window:
             longest=capabilities.max_model_len,
             pads=capabilities.pads,
             step_tokens=capabilities.step_tokens,
+            batch_tokens=capabilities.batch_tokens,
             max_context_tokens=_bound(capabilities.kv_cache_tokens),
             reserved_tokens=_bound(gateway.limits.reserved_tokens),
             patience=gateway.limits.patience,

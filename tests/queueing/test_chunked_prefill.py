@@ -88,18 +88,9 @@ def test_a_bound_of_the_step_is_refused_where_it_cannot_be_kept() -> None:
             model(**({"step_tokens": 64} | given), policy=policy)
     model(8)
     model(4, max_num_seqs=4)
-    for policy, given in ((SLOTS, 1.5), (SLOTS, 2**70), ("single", 64)):
+    for policy, given in ((SLOTS, 1.5), (SLOTS, 2**70), ("single", 0)):
         with pytest.raises(SpecError, match="got step_tokens="):
             kendall.predict(policy, 1.0, "geometric:mean=16", "a=0.001,c=0", step_tokens=given)
-
-
-def test_of_batches_a_bound_of_the_step_changes_nothing() -> None:
-    """They compute their prompts in one step: candidates beside a continuous engine."""
-    bounded, free = (model(tokens, "capped:max_batch_size=8") for tokens in (16, None))
-    assert bounded.largest_stable_rate == free.largest_stable_rate
-    assert "token and memory bounds of the engine do not bind" in free.assumptions
-    for generic in (False, True):
-        assert_same(run(bounded, 0.7, generic=generic), run(free, 0.7, generic=generic))
 
 
 LONG = parse_distribution("lognormal:mu=4,sigma=0.8", 600)

@@ -15,17 +15,14 @@ import math
 import sys
 from pathlib import Path
 
-import numpy as np
-
+from bench.live.thinned import thinned
 from policies import Request, parse_policy
 from queueing.arrivals.timetable import Timetable
 from queueing.arrivals.traces import read_trace
-from queueing.distributions.token_distribution import TokenDistribution
 from queueing.estimation.assess import Limits, assess
 from queueing.estimation.window.snapshot import Snapshot
 from queueing.latency.law import LatencyModel
 from queueing.measurement.check import Check
-from queueing.model import Model
 from server.engines.emulated import EmulatedEngine
 from server.queue.batcher import Batcher
 from tests.server.autopiloted import Fed
@@ -35,29 +32,17 @@ from tests.virtual_time import run_virtual
 LAW = LatencyModel(k1=0.002, k2=0.004, k3=0.0003, k4=0.006, kp=2e-6, cv=0.15)
 POLICIES = ("dynamic", "capped:max_batch_size=8", "continuous:max_batch_size=16")
 MOST, LONGEST, CONTEXT = 16, 1_024, 16_384  # requests at once, tokens
-HOUR, WINDOW = 3_600.0, 300.0  # seconds
+BATCH = 32_768  # tokens of the prompts of a batch
+BOUNDS = {"max_num_seqs": MOST, "max_model_len": CONTEXT, "max_num_batched_tokens": BATCH}
+WINDOW = 300.0  # seconds
 WITHIN = 0.10
-
-
-def thinned(whole: Timetable, policy: str, load: float, seed: int = 0) -> Timetable:
-    """As many of the hour's requests as make the load."""
-    hour = whole.intended_at < HOUR
-    at = whole.intended_at[hour]
-    outputs = np.minimum(whole.output_tokens[hour], LONGEST)
-    prompts = np.minimum(whole.prompt_tokens[hour], CONTEXT - LONGEST)
-    lengths = TokenDistribution.from_counts(outputs)
-    asked = TokenDistribution.from_counts(prompts)
-    model = Model.read(parse_policy(policy), lengths, LAW, max_num_seqs=MOST, prompt_tokens=asked)
-    share = load * model.largest_stable_rate / (at.size / HOUR)
-    kept = np.random.default_rng(seed).random(at.size) < share
-    return Timetable(at[kept], prompts[kept], outputs[kept])
 
 
 def windows(table: Timetable, policy: str) -> list[Snapshot]:
     """Of five minutes each."""
 
     async def main() -> list[Snapshot]:
-        engine = EmulatedEngine(LAW, seed=1, max_num_seqs=MOST, max_model_len=CONTEXT)
+        engine = EmulatedEngine(LAW, seed=1, **BOUNDS)
         fed = Fed()
         batcher = Batcher(engine, await engine.start(), parse_policy(policy), [fed])
         loop, found, due = asyncio.get_running_loop(), list[Snapshot](), WINDOW
@@ -93,11 +78,10 @@ def windows(table: Timetable, policy: str) -> list[Snapshot]:
 
 def checks(path: Path, policy: str, load: float) -> list[Check]:
     """Of the windows that have one."""
-    limits = Limits(max_output_tokens=LONGEST, max_num_seqs=MOST)
-    found = [
-        assess(seen, LAW, limits).compared.check
-        for seen in windows(thinned(read_trace(path), policy, load), policy)
-    ]
+    limits = Limits(max_output_tokens=LONGEST, max_num_seqs=MOST, batch_tokens=BATCH)
+    given = {"most": MOST, "longest": LONGEST, "context": CONTEXT}
+    table = thinned(read_trace(path), policy, load, LAW, **given)
+    found = [assess(seen, LAW, limits).compared.check for seen in windows(table, policy)]
     return [each for each in found if each is not None and math.isfinite(each.half_width)]
 
 

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from policies.ordered import counts
-from queueing.estimation.checked import FEWEST, Requests, plain, requests_of, trace_of
+from queueing.estimation.checked import FEWEST, Requests, cut_at, plain, requests_of, trace_of
 from queueing.estimation.interval import UNKNOWN, Estimate
 from queueing.estimation.replayed import replayed
 from queueing.estimation.window.snapshot import Snapshot
@@ -115,7 +115,8 @@ class SameRequests:
         limit = setting.max_output_tokens
         if self.point.refusal(limit) is not None or self._unknown(limit):
             return None
-        model, requests = plain(self.point.model(setting)), self._requests
+        model = cut_at(plain(self.point.model(setting)), self.point.limits.batch_tokens)
+        requests = self._requests
         alone = not fast.is_compiled(model) and requests.row.size > DRIVEN
         if counts(model.policy) or alone or np.count_nonzero(requests.judged) < FEWEST:
             return None

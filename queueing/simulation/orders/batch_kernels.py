@@ -206,7 +206,7 @@ def _ask(at, requests, engine, bounds, system, path):  # type: ignore[no-untyped
         size, group, lanes.timers[lane] = ready(bounds, lane, now, closing, requests, queue)
         if size == 0:
             return batches
-        size = take(size, lane, group, now, requests, queue)
+        size = take(size, lane, group, now, (requests, bounds), queue)
         place = server, batches, bounds.padded
         _start_batch(now, queue.chosen[:size], place, requests, engine, path)
         dispatched(lane, queue.chosen[:size], bounds.padded, queue, lanes)

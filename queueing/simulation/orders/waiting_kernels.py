@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from policies.core import UNBOUNDED
 from queueing.simulation.kernels import Floats, Ints, inner
 
 FIRST_IN, RANKED, RATIO, GROUPS = range(4)
@@ -205,14 +206,17 @@ def serve(job, queue):  # type: ignore[no-untyped-def]
 
 
 @inner
-def take(size, lane, group, now, requests, queue):  # type: ignore[no-untyped-def]
+def take(size, lane, group, now, given, queue):  # type: ignore[no-untyped-def]
     """Put up to `size` requests in the order of service into `chosen`, of that group where there
-    are groups; how many.
+    are groups, until the prompts of the next one are too many; how many.
     """
-    taken = 0
+    (requests, bounds), taken, total = given, 0, 0
     while taken < size:
         job = next_of(lane, group, now, requests, queue)
         if job < 0:
+            break
+        total += requests.prompt_tokens[job]
+        if taken > 0 and total > bounds.prompt_tokens:
             break
         serve(job, queue)
         queue.chosen[taken] = job
@@ -221,11 +225,26 @@ def take(size, lane, group, now, requests, queue):  # type: ignore[no-untyped-de
 
 
 @inner
-def _full_group(size, first, last, ends):  # type: ignore[no-untyped-def]
-    """Of the groups of `size` at least the one whose oldest request arrived first; -1: none."""
-    best = -1
+def _is_full(own, bounds, requests, queue):  # type: ignore[no-untyped-def]
+    """Whether a list has a batch that waits for nobody: enough requests, or prompts enough."""
+    if queue.ends[COUNT, own] >= bounds.wait_for:
+        return True
+    if bounds.prompt_tokens == UNBOUNDED or queue.ends[COUNT, own] < 2:
+        return False
+    job, total = queue.ends[FIRST, own], 0
+    while job >= 0:
+        total += requests.prompt_tokens[job]
+        job = queue.following[job]
+    return total > bounds.prompt_tokens
+
+
+@inner
+def _full_group(first, last, bounds, requests, queue):  # type: ignore[no-untyped-def]
+    """Of the full groups the one whose oldest request arrived first; -1: none."""
+    best, ends = -1, queue.ends
     for own in range(first, last):
-        if ends[COUNT, own] >= size and (best < 0 or ends[FIRST, own] < ends[FIRST, best]):
+        sooner = best < 0 or ends[FIRST, own] < ends[FIRST, best]
+        if sooner and _is_full(own, bounds, requests, queue):
             best = own
     return best if best < 0 else best - first
 
@@ -242,9 +261,9 @@ def ready(bounds, lane, now, closing, requests, queue):  # type: ignore[no-untyp
     first = _oldest_in(begin, end, queue.ends)
     group = queue.group[first]
     if bounds.wait_for > 1:
-        full = _full_group(bounds.wait_for, begin, end, queue.ends) if kind == GROUPS else -1
+        full = _full_group(begin, end, bounds, requests, queue)
         if full >= 0:
-            return bounds.wait_for, full, np.inf
+            return min(bounds.batch_size, waiting), full, np.inf
         if kind == GROUPS or waiting < bounds.wait_for:
             deadline = requests.arrived_at[first] + bounds.max_wait
             if now < deadline and not closing:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from server.engines.base import Capabilities, EngineStartError
+from server.engines.capabilities import UNKNOWN_TOKENS
 from server.engines.http.discovery import Description, StartingError, described, named, refusal
 from server.engines.http.standing import share_of
 from server.engines.http.upstream import LOST, SILENT, Connect, Upstream, connector, reason_of
@@ -23,7 +24,6 @@ AGAIN = 1.0  # seconds between two looks at servers that do not serve yet
 SAY_AGAIN = 30.0  # seconds between two lines that say so
 ASSUMED_SEQUENCES = 64  # of a server that says nothing; vLLM serves 128 at least
 ASSUMED_CONTEXT = 131_072  # tokens
-UNKNOWN_TOKENS = 2**31  # a bound that does not bind
 TOKEN_IDS = 256  # every vocabulary has so many
 
 
