@@ -130,7 +130,9 @@ class Bench:
         from loadgen.sending.run import run_load
         from queueing.arrivals.traces import read_trace
 
-        given = {"most": MOST, "longest": LONGEST, "context": CONTEXT}
+        engine = (await self.gateway.ask("GET", "/v1/models"))["data"][0]
+        tokens = engine["max_num_batched_tokens"]
+        given = {"most": MOST, "longest": LONGEST, "context": CONTEXT, "batch_tokens": tokens}
         table = thinned(read_trace(path), policy, load, self.law, **given)
         table = table.rows(np.flatnonzero(table.intended_at < WINDOW * WINDOWS))
         await self.put(policy, LONGEST)

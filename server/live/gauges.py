@@ -71,6 +71,7 @@ class LiveGauges:
         metrics, comparison = self._metrics, found["comparison"]
         policy = metrics.label(found["policy"])
         self._predicted(found, policy)
+        self._next(found["forecast"]["next"], policy, found["compared"])
         if found["observed_queueing_delay"] is not None:
             self._observe(metrics.delays.observed, policy, found["observed_queueing_delay"])
         if found["compared"] == "sojourn_time":
@@ -110,6 +111,14 @@ class LiveGauges:
             for stat, value in (found[field] | ends).items():
                 gauge.labels(policy, found["method"], stat).set(_number(value))
                 self._metrics.delays.forecast[field].labels(policy, stat).set(_number(value))
+
+    def _next(self, found: Mapping[str, Any] | None, policy: str, compared: str) -> None:
+        """What the next minutes may bring."""
+        if found is None:
+            return
+        for stat in ("mean", "low", "high"):
+            gauge = self._metrics.delays.forecast[compared].labels(policy, f"next_{stat}")
+            gauge.set(found[stat])
 
     def what_if(self, forecasts: Sequence[Mapping[str, Any]], limit: int | None) -> None:
         """The first `MAX_POLICIES` other policies under the limit in force; all, and other limits,

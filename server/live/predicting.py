@@ -32,18 +32,20 @@ from queueing.distributions.token_distribution import Vector
 from queueing.errors import PredictionError
 from queueing.estimation.assess import Assessment, Limits, assess, while_requests_came
 from queueing.estimation.assumptions.verdict import ENGINE, Compared, observed_mean
+from queueing.estimation.checked import cut_at
 from queueing.estimation.estimates import Estimates
 from queueing.estimation.identifiability import beyond
 from queueing.estimation.interval import UNKNOWN, Estimate
+from queueing.estimation.outlook import Outlook, RecentArrivals, band, forecast_error, outlook
 from queueing.estimation.speed.speed_history import SpeedHistory
 from queueing.estimation.window.replica import WindowReplica
 from queueing.estimation.window.snapshot import Snapshot
 from queueing.latency.law import LatencyModel
 from queueing.measurement.check import Check
 from queueing.optimization.candidates import canonical
-from queueing.optimization.forecast import Forecast, Setting
+from queueing.optimization.forecast import Advice, Forecast, Setting
 from queueing.optimization.gain.operating_point import OperatingPoint
-from queueing.optimization.gain.same_requests import SameRequests
+from queueing.optimization.gain.same_requests import GAINS, SameRequests
 from queueing.optimization.quantity import compared_by
 from queueing.result import Quantity
 from server.live.question import ENOUGH, Question
@@ -51,6 +53,7 @@ from server.live.question import ENOUGH, Question
 Answer = dict[str, Any]
 WHAT_IF_SECONDS = 45.0  # of a processor, for all what-ifs: what is left then is left out
 WHAT_IF_SLICE = 0.5  # of a processor, after which what there is of them is answered
+AHEAD_KEPT = 30.0  # seconds
 ADVICE_SECONDS = 45.0  # of a processor, after which no search for another target begins
 _FORECAST = (  # of a prediction
     "method",
@@ -94,6 +97,8 @@ class _Memory:
     history: SpeedHistory = field(
         default_factory=SpeedHistory
     )  # of the engine under this law, whatever the epoch
+    recent: RecentArrivals = field(default_factory=RecentArrivals)  # whatever the epoch
+    ahead: Outlook | None = None  # of the epoch
 
 
 _memory = _Memory()
@@ -175,6 +180,7 @@ def _decided(
 
 def _assessed(question: Question, seen: Snapshot) -> Assessment:
     same = question.shape == _memory.last_shape
+    _memory.recent.add(seen)
     if not same:
         _memory.history = SpeedHistory()
     found = assess(
@@ -189,8 +195,45 @@ def _assessed(question: Question, seen: Snapshot) -> Assessment:
         check = check.after(_check_before(seen))
         compared = dataclasses.replace(found.compared, check=check)
         found = dataclasses.replace(found, compared=compared)
+    if _memory.last_seen is None or _memory.last_seen.epoch != seen.epoch:
+        _memory.ahead = None
     _memory.last, _memory.last_shape, _memory.last_seen = found, question.shape, seen
     return found
+
+
+def _outlook(question: Question, seen: Snapshot, found: Assessment) -> Outlook | None:
+    """The next minutes; the last one stands for a while."""
+    last = _memory.ahead
+    if last is not None and seen.now - last.at < AHEAD_KEPT:
+        return last
+    if found.model is not None:
+        _memory.ahead = outlook(
+            seen,
+            cut_at(found.model, question.batch_tokens),
+            _memory.recent,
+            forecast_error(found.estimates, _memory.history),
+            least=found.estimates.gateway_turnaround,
+        )
+    return _memory.ahead
+
+
+def _next(question: Question, seen: Snapshot, found: Assessment, *, joins: bool) -> Answer | None:
+    """The mean of the next minutes, and between what nine in ten of their like have it."""
+    ahead = _outlook(question, seen, found)
+    if ahead is None or found.model is None:
+        return None
+    means = ahead.means(cut_at(found.model, question.batch_tokens))
+    if means is None:
+        return None
+    told = band(means[1 if joins else 0])
+    return {
+        "seconds": ahead.seconds,
+        "mean": told.value,
+        "low": told.low,
+        "high": told.high,
+        "history": ahead.history,
+        "at": ahead.at,
+    }
 
 
 def _check_before(seen: Snapshot) -> Check | None:
@@ -243,7 +286,8 @@ def described(question: Question, seen: Snapshot, found: Assessment) -> Answer:
         **predicted,
         "check": comparison["check"] and comparison["check"] | {"at": seen.now},
         "forecast": {name: predicted[name] for name in _FORECAST if name in predicted}
-        | {"interval": interval, "conditions": _conditions(comparison), "at": seen.now},
+        | {"interval": interval, "conditions": _conditions(comparison), "at": seen.now}
+        | {"next": _next(question, seen, found, joins=joins)},
         "epoch": seen.epoch,
         "at": seen.now,
         "window": {"start": seen.start, "end": seen.now, "seconds": seen.now - seen.start},
@@ -333,8 +377,9 @@ def ask_what_ifs(anew: bool = True) -> list[Answer]:
 
     `compared`: the duration by which a setting is compared with the one in force, of which
     `same_requests` is the mean that the model has for the window's own requests and `gain` the
-    share that it takes off there, `gain_low` to `gain_high` for as many to come; null where these
-    requests cannot be driven through it. `at`: the end of the window that they rest on, null where
+    share that it takes off there (95 %: `gain_low` to `gain_high`), and `next_gain_low` to
+    `next_gain_high` where nine in ten gains of the next minutes lie; null where these requests
+    cannot be driven through it. `at`: the end of the window that they rest on, null where
     that is of an earlier life of the gateway.
     """
     question, estimates = _memory.question, _memory.estimates
@@ -342,10 +387,8 @@ def ask_what_ifs(anew: bool = True) -> list[Answer]:
         return []
     began, round_ = time.process_time(), None if anew else _memory.what_ifs
     if round_ is None:
-        point, seen = _operating_point(question, estimates), _memory.last_seen
-        known = seen is not None and seen.now == _memory.estimated_at
-        same = SameRequests(seen, point, canonical(question.setting)) if seen and known else None
-        what_ifs = WhatIfs(point, question.setting)
+        point = _operating_point(question, estimates)
+        same, what_ifs = _same_requests(question, point), WhatIfs(point, question.setting)
         round_ = _memory.what_ifs = _Round(what_ifs, _memory.estimated_at, same)
     most = min(WHAT_IF_SLICE, WHAT_IF_SECONDS - round_.seconds)
     round_.what_ifs.advance(lambda: time.process_time() - began >= most)
@@ -353,6 +396,14 @@ def ask_what_ifs(anew: bool = True) -> list[Answer]:
     late = round_.seconds >= WHAT_IF_SECONDS
     found = [each for each in round_.what_ifs.forecasts() if not (late and each.pending)]
     return _rows(found, round_.at, round_.same)
+
+
+def _same_requests(question: Question, point: OperatingPoint) -> SameRequests | None:
+    """The window that the estimates are of, if that is still known."""
+    seen = _memory.last_seen
+    if seen is None or seen.now != _memory.estimated_at:
+        return None
+    return SameRequests(seen, point, canonical(question.setting), _memory.ahead)
 
 
 def ask_what_ifs_at(parameters: Mapping[str, str]) -> list[Answer]:
@@ -383,7 +434,7 @@ def _rows(found: Sequence[Forecast], at: float | None, same: SameRequests | None
 def _gain(same: SameRequests | None, setting: Setting, quantity: Quantity) -> Answer:
     """Over the setting in force, on the same requests."""
     if same is None:
-        return dict.fromkeys(("same_requests", "gain", "gain_low", "gain_high"))
+        return dict.fromkeys(GAINS)
     return same.to_dict(setting, quantity)
 
 
@@ -446,7 +497,27 @@ def ask_advice(parameters: Mapping[str, str]) -> list[Answer]:
         targets,
         over=lambda: time.process_time() >= until,
     )
-    return [each.to_dict() for each in found]
+    at_this_rate = rate_factor_of(parameters) == 1
+    same = _same_requests(question, operating_point) if at_this_rate else None
+    return [each.to_dict() | _next_gain(same, each) for each in found]
+
+
+def _next_gain(same: SameRequests | None, advice: Advice) -> Answer:
+    """Of what is advised over the setting in force, where nine in ten of the next minutes' gains
+    lie.
+    """
+    names = ("next_gain_low", "next_gain_high")
+    if (
+        same is None
+        or advice.best is None
+        or advice.compared not in ("queueing_delay", "sojourn_time")
+    ):
+        return dict.fromkeys(names)
+    told = same.next_gain(advice.best.setting, advice.compared)
+    return {
+        name: value if math.isfinite(value) else None
+        for name, value in zip(names, (told.low, told.high), strict=True)
+    }
 
 
 def ask_load_balancer(parameters: Mapping[str, str]) -> Answer | None:

@@ -92,7 +92,7 @@ def test_without_a_check_it_is_too_early_and_the_forecast_stands_alone(site: Sit
 
     why, pair = site.runner.run(main())
     assert "before more of them have ended" in why
-    assert "If traffic goes on like this:" in why
+    assert "In the long run:" in why
     assert "Model, same requests" not in pair
 
 
@@ -117,7 +117,7 @@ def test_a_condition_of_the_forecast_that_fails_is_said_beside_a_model_that_agre
     of_the_forecast = name == "poisson_arrivals"
     assert ("in the long run, does not hold: " in why) is of_the_forecast
     assert ("Poisson_arrivals fails." in why) is of_the_forecast
-    assert ("If traffic goes on like this: " in why) is not of_the_forecast
+    assert ("In the long run: " in why) is not of_the_forecast
 
 
 def test_calls_of_several_sequences_are_arrivals_of_one_call_each(site: Site) -> None:

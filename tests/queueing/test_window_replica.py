@@ -75,6 +75,7 @@ class Everything:
             each
             for each in self.rows[-self.most :]
             if each[COLUMN["dispatched_at"]] >= now - self.seconds
+            or each[COLUMN["server_free_at"]] > start
         ]
         np.testing.assert_array_equal(seen.rows, np.reshape(kept, (-1, len(COLUMN))))
         assert seen.carried_from == max(self.carried_from, now - self.seconds)
@@ -330,3 +331,16 @@ def test_what_was_refused_is_counted_by_its_limit_in_the_window_and_in_no_other_
     assert (seen.start, seen.refused) == (113.0, {"slo": 3, "rate_limit": 0})
     window.begin_epoch(2, 115.0)
     assert window.snapshot(POLICY, 116.0).refused == {}
+
+
+def test_who_was_in_service_as_the_window_began_is_in_it() -> None:
+    """The server was busy then: whoever came first in the window waited for that."""
+    window = Window(seconds=60.0, epoch=0, epoch_at=0.0)
+    for number in range(10):  # one after the other, 20 s each
+        window.on_arrival(10.0 * number)
+        served = {"dispatched_at": 20.0 * number, "server_free_at": 20.0 * (number + 1)}
+        released = {"released_at": 20.0 * (number + 1)}
+        window.on_record(record(number, 10.0 * number, **served, **released))
+    seen = window.snapshot("single", 130.0)  # since 70: the fourth is served until 80
+    assert seen.column("dispatched_at").min() == 60.0
+    assert seen.mine.column("arrived_at").min() == 70.0

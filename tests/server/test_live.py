@@ -77,6 +77,8 @@ def said(policy: str) -> str:
     model = Model(policy=parse_policy(policy), output_tokens=LENGTHS, law=LAW, max_num_seqs=16)
     seen = window_of(model, 0.6, 6000, 1)
     question = question_at(seen.now, policy)
+    predicting._memory = predicting._Memory()
+    predicting._memory.recent.add(seen)
     return json.dumps(
         described(question, seen, assess(seen, LAW, Limits(max_num_seqs=16))), allow_nan=False
     )
@@ -180,7 +182,11 @@ def test_the_gauges_show_the_live_prediction_in_order(policy: str) -> None:
     }
     assert found["check"] == check | {"at": found["at"]}
     forecast = found["forecast"]
-    assert shown[f"forecast_{compared}_seconds"] == shown[f"predicted_{compared}_seconds"]
+    told = shown[f"forecast_{compared}_seconds"]
+    ahead = {name: told.pop(f"next_{name}") for name in ("mean", "low", "high")}
+    assert told == shown[f"predicted_{compared}_seconds"]
+    assert ahead.items() <= forecast["next"].items()
+    assert ahead["low"] <= ahead["mean"] <= ahead["high"]
     assert forecast[compared] == found[compared]
     assert (forecast["interval"], forecast["at"]) == (found["interval"], found["at"])
     assert forecast["conditions"].items() <= comparison["assumptions"].items()

@@ -29,6 +29,8 @@ from queueing.estimation.speed.wander import (
 
 HOUR = 3600.0
 STRETCH, BLOCK = 240.0, 2.0  # seconds
+# of shared machines from minute to minute: 5 to 22 % were seen (docs/agreement.md), as if so often
+USUAL_APART, USUAL_STRETCHES = 0.05, 2.0
 TAUS = np.geomspace(BLOCK / 2, STRETCH / 2, 12)
 
 
@@ -40,6 +42,7 @@ class _Stretch:
     likelihood: TauLikelihoods
     fast: float  # variance of what is not slow, times the number of batches
     count: int  # batches
+    level: float = 0.0  # mean logarithm of measured over lawful times
 
 
 @dataclass(slots=True)
@@ -75,6 +78,16 @@ class SpeedHistory:
             self._over.popleft()
         return _process([*self._over, *([] if now is None else [now])])
 
+    @property
+    def apart(self) -> float:
+        """Standard deviation of the log speed of one stretch about that of the one before: what is
+        usual where there were few.
+        """
+        levels = np.array([each.level for each in self._over])
+        steps = np.diff(levels)
+        sure = USUAL_STRETCHES * USUAL_APART**2 + float(steps @ steps)
+        return math.sqrt(sure / (USUAL_STRETCHES + steps.size))
+
     def _close(self) -> None:
         found = _stretch(self._open)
         if found is not None:
@@ -100,5 +113,9 @@ def _stretch(parts: list[BatchTimes]) -> _Stretch | None:
     if blocks is None or blocks.fast_cv == 0:
         return None
     return _Stretch(
-        float(times.at[-1]), blocks.likelihoods(TAUS), times.count * blocks.fast_cv**2, times.count
+        float(times.at[-1]),
+        blocks.likelihoods(TAUS),
+        times.count * blocks.fast_cv**2,
+        times.count,
+        float(np.log(times.measured.sum() / times.fitted.sum())),
     )

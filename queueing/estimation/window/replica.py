@@ -126,7 +126,7 @@ class WindowReplica:
             now=now,
             arrivals=arrivals,
             sequences=sequences if (sequences > 1).any() else None,
-            rows=picked(rows, rows[:, COLUMN["dispatched_at"]] >= now - self.seconds),
+            rows=picked(rows, _within(rows, start, now - self.seconds)),
             in_service=in_service,
             ended=ended,
             waiting=waiting,
@@ -170,3 +170,10 @@ def _shortest_delay(numbers: array[float]) -> float:
     )
     delays = rows[:, COLUMN["dispatched_at"]] - rows[:, COLUMN["arrived_at"]]
     return float(np.min(delays, initial=math.inf, where=np.isfinite(delays)))
+
+
+def _within(rows: npt.NDArray[np.float64], start: float, since: float) -> npt.NDArray[np.bool_]:
+    """Dispatched since then, or in service as the window began."""
+    dispatched, freed = rows[:, COLUMN["dispatched_at"]], rows[:, COLUMN["server_free_at"]]
+    kept: npt.NDArray[np.bool_] = (dispatched >= since) | (freed > start)
+    return kept

@@ -5,15 +5,14 @@ the one in force.
 
 Both sides have the requests, their lengths and the draws of the residuals in common, so that the
 gain is known far better than either mean (queueing.measurement.check), in bursts and overload too.
-Its interval is for as many requests of the same traffic to come: batch means of the paired
-differences over time, once for these and once for those, one draw among the others, and beyond
-that what the gain is at the ends of the speeds that the window allows, and its slow changes: near
-saturation a machine that is a tenth slower changes a gain by several times that.
+Its interval is that of other requests of the same traffic at the same speed: batch means of the
+paired differences over time, and one draw among the others. What the next minutes bring is less
+sure (queueing.estimation.outlook): near saturation a machine that is a tenth slower changes a gain
+by several times that.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,11 +22,14 @@ import numpy as np
 import numpy.typing as npt
 
 from policies.ordered import counts
+from queueing.estimation.change import Vector
 from queueing.estimation.checked import FEWEST, Requests, cut_at, plain, requests_of, trace_of
-from queueing.estimation.interval import UNKNOWN, Estimate
+from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
+from queueing.estimation.outlook import Outlook, band, limited
 from queueing.estimation.replayed import replayed
 from queueing.estimation.window.snapshot import Snapshot
 from queueing.measurement.batch_means import batch_means_interval, student
+from queueing.model import Model
 from queueing.optimization.forecast import Setting
 from queueing.optimization.gain.window_model import WindowModel
 from queueing.result import Quantity
@@ -35,7 +37,7 @@ from queueing.simulation import fast
 
 MOST, DRIVEN = 5_000, 500  # requests; where the policy object is driven
 DRAWS = 4
-NORMAL = 1.96
+GAINS = ("same_requests", "gain", "gain_low", "gain_high", "next_gain_low", "next_gain_high")
 Matrix = npt.NDArray[np.float64]
 
 
@@ -46,18 +48,15 @@ class SameRequests:
     seen: Snapshot
     point: WindowModel
     current: Setting
+    ahead: Outlook | None = None
 
     @cached_property
-    def _found(self) -> dict[tuple[Setting, float], Matrix | None]:
+    def _found(self) -> dict[Setting, Matrix | None]:
         return {}
 
     @cached_property
-    def _apart(self) -> float:
-        """Relative, of the speed in the minutes to come from that of the window."""
-        known = self.point.estimates
-        slow = known.wander.sigma.value if known.wander.significant else 0.0
-        own = known.speed.relative if known.speed.known else 0.0
-        return min(0.5, math.hypot(NORMAL * slow, own))
+    def _next(self) -> dict[Setting, Matrix | None]:
+        return {}
 
     @cached_property
     def _requests(self) -> Requests:
@@ -71,18 +70,19 @@ class SameRequests:
         before, after = (self._durations(each, quantity) for each in (self.current, setting))
         if before is None or after is None or not before.sum() > 0:
             return UNKNOWN
-        gains = [
-            1 - self._mean(setting, quantity, speed) / self._mean(self.current, quantity, speed)
-            for speed in (1 - self._apart, 1 + self._apart)
-        ]
         ratio = float(after.mean() / before.mean())
         apart = after.mean(axis=0) - ratio * before.mean(axis=0)
         within = batch_means_interval(apart).half_width / float(before.mean())
         each = after.mean(axis=1) / before.mean(axis=1)  # steps of a continuous engine: one draw
         draw = student(DRAWS - 1, 0.95) * float(each.std(ddof=1)) if each.size > 1 else 0.0
-        half = math.hypot(math.sqrt(2) * within, draw)
-        low, high = min(*gains, 1 - ratio) - half, max(*gains, 1 - ratio) + half
-        return Estimate(1 - ratio, low, high, float(before.shape[1]))
+        return symmetric(1 - ratio, math.hypot(within, draw), float(before.shape[1]))
+
+    def next_gain(self, setting: Setting, quantity: Quantity) -> Estimate:
+        """The same over the next minutes: where nine in ten of their like have it."""
+        before, after = (self._ahead(each, quantity) for each in (self.current, setting))
+        if before is None or after is None or not np.all(before > 0):
+            return UNKNOWN
+        return band(1 - after / before)
 
     def mean(self, setting: Setting, quantity: Quantity) -> float | None:
         """The model's, seconds."""
@@ -92,41 +92,40 @@ class SameRequests:
     def to_dict(self, setting: Setting, quantity: Quantity) -> dict[str, Any]:
         """As JSON, beside the forecast of a setting."""
         gain = self.gain(setting, quantity)
-        known = math.isfinite(gain.low) and math.isfinite(gain.high)
-        return {
-            "same_requests": self.mean(setting, quantity),
-            "gain": gain.value if known else None,
-            "gain_low": gain.low if known else None,
-            "gain_high": gain.high if known else None,
-        }
+        after = self.next_gain(setting, quantity)
+        each = (gain.value, gain.low, gain.high, after.low, after.high)
+        known = (value if math.isfinite(value) else None for value in each)
+        return dict(zip(GAINS, (self.mean(setting, quantity), *known), strict=True))
 
-    def _mean(self, setting: Setting, quantity: Quantity, speed: float) -> float:
-        found = self._durations(setting, quantity, speed)
-        return math.nan if found is None else float(found.mean())
-
-    def _durations(self, setting: Setting, quantity: Quantity, speed: float = 1.0) -> Matrix | None:
-        """A row for each draw, a column for each request; seconds. `speed`: over the window's."""
-        if (setting, speed) not in self._found:
-            self._found[setting, speed] = self._replayed(setting, speed)
-        both = self._found[setting, speed]
+    def _ahead(self, setting: Setting, quantity: Quantity) -> Vector | None:
+        """The mean of each stretch of the next minutes, seconds."""
+        limit = setting.max_output_tokens
+        if self.ahead is None or self.point.refusal(limit) is not None or self._unknown(limit):
+            return None
+        if setting not in self._next:
+            self._next[setting] = self.ahead.means(self._model(setting), limit)
+        both = self._next[setting]
         return None if both is None else both[0 if quantity == "queueing_delay" else 1]
 
-    def _replayed(self, setting: Setting, speed: float) -> Matrix | None:
+    def _durations(self, setting: Setting, quantity: Quantity) -> Matrix | None:
+        """A row for each draw, a column for each request; seconds."""
+        if setting not in self._found:
+            self._found[setting] = self._replayed(setting)
+        both = self._found[setting]
+        return None if both is None else both[0 if quantity == "queueing_delay" else 1]
+
+    def _model(self, setting: Setting) -> Model:
+        return cut_at(self.point.model(setting), self.point.limits.batch_tokens)
+
+    def _replayed(self, setting: Setting) -> Matrix | None:
         limit = setting.max_output_tokens
         if self.point.refusal(limit) is not None or self._unknown(limit):
             return None
-        model = cut_at(plain(self.point.model(setting)), self.point.limits.batch_tokens)
-        requests = self._requests
+        model, requests = plain(self._model(setting)), self._requests
         alone = not fast.is_compiled(model) and requests.row.size > DRIVEN
         if counts(model.policy) or alone or np.count_nonzero(requests.judged) < FEWEST:
             return None
-        if limit is not None:
-            requests = dataclasses.replace(
-                requests,
-                outputs=np.minimum(requests.outputs, limit),
-                limits=np.fmin(requests.limits, limit),
-            )
-        model = dataclasses.replace(model, law=model.law.at_speed(speed * model.law.speed))
+        requests = limited(requests, limit)
         found = replayed(model, trace_of(requests), draws=DRAWS)
         judged = requests.judged & np.isfinite(found.released).all(axis=0)
         arrived = requests.arrived[judged]

@@ -59,10 +59,18 @@ const rates = (rate) => (rate?.says ?? []).map((words, index) => h("p", { class:
 
 const LESS = { queueing_delay: "less delay", sojourn_time: "less sojourn time", time_to_first_token: "less time to first token" };
 
-function item({ target, gain, says, current, best, compared, change }, use) {
+/** What the advice would bring in the next minutes: traffic and machine move, so it may not show. */
+function ahead({ change, next_gain_low: low, next_gain_high: high }) {
+  if (!change || low === null || low === undefined) return "";
+  const range = `${percent(low)} to ${percent(high)}`;
+  return low <= 0 ? ` It cannot be seen here: over the next five minutes the gain may be ${range}.` : ` Over the next five minutes: ${range}.`;
+}
+
+function item(advice, use) {
+  const { target, gain, says, current, best, compared, change } = advice;
   const sure = current.stable && gain.value !== null && gain.low !== null && gain.low >= 0.005;
   const share = gain.value < 0.995 ? percent(gain.value) : "over 99\u202f%";
-  return h("li", {}, h("p", { class: "what" }, h("span", {}, TARGETS[target] ?? target), sure ? h("span", { class: "predicted" }, `${share} ${LESS[compared] ?? "better"}`) : null), h("p", {}, `${sentence(says)}.`), change ? button(target, best, use) : null);
+  return h("li", {}, h("p", { class: "what" }, h("span", {}, TARGETS[target] ?? target), sure ? h("span", { class: "predicted" }, `${share} ${LESS[compared] ?? "better"}`) : null), h("p", {}, `${sentence(says)}.${ahead(advice)}`), change ? button(target, best, use) : null);
 }
 
 /** Where the page has a form for what is advised. */

@@ -98,13 +98,22 @@ function compared(prediction, { gateway, look, unit, now, columns }) {
 
 const FEWEST = 20; // requests of a check
 
-/** The steady state, if traffic goes on like this, and which of its conditions fails. */
-function forecasted({ comparison }, unit) {
+/** The next minutes and the steady state, if traffic goes on like this, and which condition of the latter fails. */
+function forecasted(prediction, unit) {
+  return [ahead(prediction.forecast?.next, unit), steadyState(prediction, unit)].filter(Boolean).join(" ");
+}
+
+function ahead(next, unit) {
+  if (!next) return "";
+  return `The next ${span(next.seconds)}, if traffic goes on as in the last ${span(next.history)}: ${duration(next.mean, unit)} (nine in ten: ${interval(next.low, next.high, unit)}).`;
+}
+
+function steadyState({ comparison }, unit) {
   const { value, low, high } = comparison.predicted;
   const failing = Object.keys(comparison.assumptions).filter((name) => OF_THE_FORECAST.has(name) && comparison.assumptions[name].holds === false);
   const steady = value === null ? "" : `, ${duration(value, unit)} (${interval(low, high, unit)}) in the long run,`;
   if (failing.length) return `The forecast${steady} does not hold: ${cause(failing, comparison.assumptions)}. ${sentences(failing.map((name) => comparison.assumptions[name].says))}`;
-  return value === null ? "There is no forecast yet." : `If traffic goes on like this: ${duration(value, unit)} (${interval(low, high, unit)}) in the long run.`;
+  return value === null ? "There is no forecast of the long run yet." : `In the long run: ${duration(value, unit)} (${interval(low, high, unit)}).`;
 }
 
 /** More or fewer requests came since the last assessment than before it: the load is in proportion, the rest has to wait. */

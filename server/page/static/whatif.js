@@ -70,9 +70,10 @@ function row(each, { scale, current, use, unit }) {
     h("td", { class: "n wide" }, each.clipped_fraction === null ? NONE : percent(each.clipped_fraction, 1)), h("td", { class: "n wide" }, ...(current ? [NONE] : gain(each))), h("td", { class: "use" }, button));
 }
 
-/** What it takes off the mean of the requests that came, by the model, and between what for as many to come. */
-function gain({ gain: share, gain_low: low, gain_high: high }) {
+/** What it takes off the mean of the requests that came, by the model, and between what it may be over the next minutes. */
+function gain({ gain: share, next_gain_low: low, next_gain_high: high }) {
   if (share === null || share === undefined) return [NONE];
+  if (low === null || low === undefined) return [percent(share)];
   return [percent(share), h("small", { class: "remark" }, `${percent(low)} to ${percent(high)}`)];
 }
 

@@ -1,0 +1,210 @@
+"""The next minutes: what the queue will do if traffic and machine go on as in the last hour.
+
+The steady state is where a queue tends to; the next five minutes may be far from it, in bursts most
+of all. They are simulated, from what waits now, many times over. Each stretch of them draws
+
+    arrivals  pieces of the hour's own, of random length (stationary bootstrap, Politis and Romano
+              1994), about a second, a minute or several long, so that bursts and levels both stay;
+              which part of the hour they are from is drawn by weights that are random themselves
+              (Bayesian bootstrap, Rubin 1981), as its rate is not known for sure
+    requests  runs of the window's own: prompts, answers, limits, predictions
+    speed     lognormal about the window's: its own error, and how far one stretch of minutes was
+              from the next in the last hour
+
+One stretch is the same for every setting: a gain is known better than either side.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from policies.ordered import counts
+from queueing.estimation.change import Vector
+from queueing.estimation.checked import FEWEST, Requests, plain, requests_of, trace_of
+from queueing.estimation.estimates import Estimates
+from queueing.estimation.interval import NORMAL, Estimate
+from queueing.estimation.replayed import replayed
+from queueing.estimation.speed.speed_history import SpeedHistory
+from queueing.estimation.window.snapshot import Snapshot
+from queueing.model import Model
+from queueing.simulation import fast
+
+HOUR, HORIZON = 3_600.0, 300.0  # seconds
+STRETCHES, FEWEST_STRETCHES, DRIVEN_STRETCHES = 48, 12, 6
+MOST, DRIVEN = 60_000, 3_000  # requests of all stretches; where the policy object is driven
+PIECES = (2.0, 20.0, 120.0)  # seconds, on average
+PARTS, RUN = 10, 20  # of what is known; requests
+# of rates and speeds from stretch to stretch, as if so many had been seen
+USUAL_DRIFT, USUAL_STRETCHES = 0.1, 1.0
+LEVEL = 0.9  # of the band
+MOST_ERROR = 0.5  # of the speed, relative
+
+
+@dataclass(slots=True)
+class RecentArrivals:
+    """Calls of the last hour, on a clock that stands still while nobody looked."""
+
+    at: Vector = field(default_factory=lambda: np.empty(0))
+    sizes: Vector = field(default_factory=lambda: np.empty(0))
+    clock: float = 0.0
+    _until: float = -math.inf
+
+    def add(self, seen: Snapshot) -> None:
+        """What is new in a window; windows may overlap."""
+        since = max(seen.start, self._until)
+        if seen.now <= since:
+            return
+        new = seen.arrivals > since
+        at = np.concatenate([self.at, self.clock + seen.arrivals[new] - since])
+        sizes = np.concatenate([self.sizes, seen.call_sizes[new]])
+        self.clock, self._until = self.clock + seen.now - since, seen.now
+        kept = at > self.clock - HOUR
+        self.at, self.sizes = at[kept], sizes[kept]
+
+    @property
+    def seconds(self) -> float:
+        """Of what is known."""
+        return min(self.clock, HOUR)
+
+    def drift(self, seconds: float) -> float:
+        """Standard deviation of the log rate of such a stretch about that of the one before, beyond
+        what their counts would differ by at one rate; what is usual where there were few.
+        """
+        number = int(self.seconds / seconds)
+        edges = self.clock - seconds * np.arange(number, -1, -1)
+        counts = np.maximum(np.histogram(self.at, edges)[0], 1) if number else np.empty(0)
+        steps = np.diff(np.log(counts)) ** 2 - 1 / counts[1:] - 1 / counts[:-1]
+        sure = USUAL_STRETCHES * USUAL_DRIFT**2 + float(np.maximum(steps, 0.0).sum())
+        return math.sqrt(sure / (USUAL_STRETCHES + steps.size))
+
+    def drawn(self, seconds: float, rng: np.random.Generator) -> tuple[Vector, Vector]:
+        """Instants and sizes of the calls of such a stretch."""
+        begin, span = self.clock - self.seconds, self.seconds
+        weights = rng.dirichlet(np.ones(PARTS))
+        length = min(float(rng.choice(PIECES)), span / 2)
+        instants, sizes, at = [np.empty(0)], [np.empty(0)], 0.0
+        while at < seconds:
+            part = (rng.choice(PARTS, p=weights) + rng.random()) / PARTS
+            piece = min(float(rng.exponential(length)), seconds - at, span)
+            since = begin + part * span
+            for low, shift in ((since, at), (begin, at + begin + span - since)):
+                high = min(since + piece, begin + span) if low == since else since + piece - span
+                first, last = np.searchsorted(self.at, (low, high))
+                instants.append(self.at[first:last] - low + shift)
+                sizes.append(self.sizes[first:last])
+            at += piece
+        return np.concatenate(instants), np.concatenate(sizes)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Outlook:
+    """Stretches of the next `seconds`, with the speed of each over the window's; `history`:
+    seconds whose traffic they are drawn from.
+    """
+
+    stretches: tuple[Requests, ...]
+    speeds: Vector
+    seconds: float
+    history: float
+    at: float  # the end of the window that it rests on
+    least: float = 0.0  # delay, seconds: the gateway's own
+
+    def means(self, model: Model, limit: int | None = None) -> npt.NDArray[np.float64] | None:
+        """Mean queueing delay and sojourn of each stretch, in seconds, under a token limit; None
+        of an order that counts the service of flows, which are not known.
+        """
+        model = plain(model)
+        if counts(model.policy):
+            return None
+        compiled = fast.is_compiled(model)
+        most = STRETCHES if compiled else DRIVEN_STRETCHES
+        found = []
+        for number, (each, speed) in enumerate(zip(self.stretches, self.speeds, strict=True)):
+            if number == most:
+                break
+            part = each if compiled else each.part(slice(DRIVEN // DRIVEN_STRETCHES))
+            own = dataclasses.replace(model, law=model.law.at_speed(speed * model.law.speed))
+            run = replayed(own, trace_of(limited(part, limit)), draws=1, seed=number)
+            ends = np.stack([run.dispatched[0], run.released[0]])
+            judged = part.judged & np.isfinite(ends).all(axis=0)
+            if judged.any():
+                found.append(np.maximum(ends - part.arrived, self.least)[:, judged].mean(axis=1))
+        return np.array(found).T if len(found) > 1 else None
+
+
+def limited(requests: Requests, limit: int | None) -> Requests:
+    """Under a token limit that none of their own exceeds."""
+    if limit is None:
+        return requests
+    return dataclasses.replace(
+        requests,
+        outputs=np.minimum(requests.outputs, limit),
+        limits=np.fmin(requests.limits, limit),
+    )
+
+
+def outlook(
+    seen: Snapshot,
+    model: Model,
+    recent: RecentArrivals,
+    speed_error: float,
+    *,
+    least: float = 0.0,
+    seconds: float = HORIZON,
+    seed: int = 0,
+) -> Outlook | None:
+    """From the end of the window `seen` on; `speed_error`: relative standard error of the speed
+    in the minutes to come. None where too little came.
+    """
+    told = requests_of(seen, plain(model))
+    told = told.part(told.row >= 0)
+    rate = float(recent.sizes.sum()) / recent.seconds if recent.seconds else 0.0
+    if told.row.size < FEWEST or not rate > 0:
+        return None
+    seconds = min(seconds, MOST / FEWEST_STRETCHES / rate)
+    number = int(np.clip(MOST / (rate * seconds), FEWEST_STRETCHES, STRETCHES))
+    stretches, speeds, drift = [], np.empty(number), recent.drift(seconds)
+    present = seen.waiting + (len(seen.in_service) if model.policy.joins_running else 0)
+    for index in range(number):
+        rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(index,)))
+        speeds[index] = math.exp(speed_error * rng.standard_normal())
+        faster = math.exp(drift * rng.standard_normal())
+        at, sizes = recent.drawn(seconds * faster, rng)
+        at /= faster
+        at = np.concatenate([np.zeros(present), np.repeat(at, sizes.astype(int))])
+        rows = _runs(told.row.size, at.size, rng)
+        judged = np.arange(at.size) >= present
+        stretches.append(dataclasses.replace(told.part(rows), enters=at, arrived=at, judged=judged))
+    return Outlook(
+        stretches=tuple(stretches),
+        speeds=speeds,
+        seconds=seconds,
+        history=recent.seconds,
+        at=seen.now,
+        least=least,
+    )
+
+
+def _runs(count: int, wanted: int, rng: np.random.Generator) -> npt.NDArray[np.intp]:
+    """So many of `count` rows, in runs of neighbours, from parts of random weights."""
+    weights = rng.dirichlet(np.ones(PARTS))
+    parts = rng.choice(PARTS, size=wanted // RUN + 1, p=weights) + rng.random(wanted // RUN + 1)
+    starts = (parts / PARTS * count).astype(np.intp)
+    return ((starts[:, None] + np.arange(RUN)).ravel() % count)[:wanted]
+
+
+def band(means: Vector) -> Estimate:
+    """Where the mean of the next stretch lies, nine times in ten."""
+    low, high = np.quantile(means, ((1 - LEVEL) / 2, (1 + LEVEL) / 2))
+    return Estimate(float(means.mean()), float(low), float(high), float(means.size))
+
+
+def forecast_error(estimates: Estimates, speeds: SpeedHistory) -> float:
+    """Relative standard error of the speed in the minutes to come."""
+    own = estimates.speed.relative / NORMAL if estimates.speed.known else 0.0
+    return min(MOST_ERROR, math.hypot(own, speeds.apart))
