@@ -200,15 +200,9 @@ def at_its_speeds(found: Assessment, shape: LatencyModel, path: Sequence[float])
 
 
 def _offline(found: Assessment) -> Plain:
-    band = (
-        None
-        if found.wander is None
-        else {name: _finite(value) for name, value in dataclasses.asdict(found.wander).items()}
-    )
     return {
         "prediction": None if found.prediction is None else found.prediction.as_dict(),
         "interval": found.compared.predicted.to_dict(),
-        "wander_band": band,
         "load_interval": found.load.to_dict(),
         "estimates": found.estimates.summary(),
         "comparison": found.compared.to_dict(),

@@ -35,10 +35,8 @@ from queueing.estimation.assumptions.verdict import Compared, compare, with_chec
 from queueing.estimation.band import (
     Ask,
     Sensitivity,
-    WanderBand,
     relaxation_time,
     sensitivity,
-    wander_band,
 )
 from queueing.estimation.cached_prediction import CachedPrediction
 from queueing.estimation.checked import Pairs, at_their_speeds, check_window, cut_at
@@ -46,7 +44,6 @@ from queueing.estimation.estimates import Estimates, estimate, held_tokens
 from queueing.estimation.interval import UNKNOWN, Estimate
 from queueing.estimation.lengths.within_calls import significant
 from queueing.estimation.speed.own_shape import Scatter, own_shape
-from queueing.estimation.speed.speed_curve import SpeedCurve
 from queueing.estimation.speed.speed_history import SpeedHistory
 from queueing.estimation.speed.speeds import Speeds
 from queueing.estimation.stall_backlog import behind_stalls, stall_backlog
@@ -105,7 +102,6 @@ class Assessment:
     load: Estimate
     prediction: Prediction | None
     sensitivity: Sensitivity | None
-    wander: WanderBand | None
     compared: Compared
     cached: CachedPrediction | None = (
         None  # the exact prediction that `prediction` is, or was moved from
@@ -132,8 +128,8 @@ class _Forecast:
     mean: float | None  # of the quantity that is compared
     interval: Estimate  # of that mean
     relaxation: float
+    moves: float | None  # the mean, as a share, by the slow wander of the speed
     free_rate: float  # requests/s that the engine could serve beyond those that arrive
-    wander: WanderBand | None
     stalled: StalledDelay | None
     overload: float  # the load over that of the requests alone, where interruptions are too many
 
@@ -173,7 +169,6 @@ def assess(
         load=load,
         prediction=forecast.prediction,
         sensitivity=forecast.sensitivity,
-        wander=forecast.wander,
         compared=_compared(seen, forecast, assumptions, pairs, policy),
         pairs=pairs,
         cached=forecast.cached,
@@ -231,17 +226,17 @@ def _forecast(
     backlog = 0.0
     if policy.joins_running:
         backlog = stall_backlog(estimates.stalls, model, load)
-    slope, compared = None, None
+    slope, compared, moves = None, None, None
     if prediction is not None:
         slope = _renewed(known.sensitivity, model, load, estimates, limits)
         prediction = behind_stalls(prediction, backlog)
         compared = prediction.with_turnaround(estimates.gateway_turnaround)
     mean = _mean(compared, policy)
     relaxation = _relaxation(model, load, prediction)
-    band, interval = None, UNKNOWN
+    interval = UNKNOWN
     stalled = _stalled(cached, mean, policy, backlog)
     if slope is not None and mean and estimates.wander.significant:
-        band = _band(slope.curve, model, estimates, relaxation, mean)
+        moves = slope.wander_effect(estimates, relaxation)
     if slope is not None and mean is not None:
         effect = 0.0 if stalled is None else stalled.effect
         interval = slope.interval(mean, estimates, effect).at_least(estimates.gateway_turnaround)
@@ -252,8 +247,8 @@ def _forecast(
         mean=mean,
         interval=interval,
         relaxation=relaxation,
+        moves=moves,
         free_rate=(model.largest_stable_rate - estimates.arrival_rate.value) * model.call_size,
-        wander=band,
         stalled=stalled,
         overload=overload,
     )
@@ -276,7 +271,7 @@ def _assumptions(
         *engine_assumptions(
             speeds,
             continuous=policy.joins_running,
-            wander_effect=_effect(forecast.wander, forecast.mean),
+            wander_effect=forecast.moves,
             stalled=forecast.stalled,
         ),
         *several,
@@ -375,7 +370,6 @@ def _nothing(seen: Snapshot, estimates: Estimates, policy: Policy) -> Assessment
         load=UNKNOWN,
         prediction=None,
         sensitivity=None,
-        wander=None,
         compared=compared,
     )
 
@@ -564,24 +558,3 @@ def _renewed(
         pole=model.patience is None,
         alike=estimates.alike(model.policy, limits.max_num_seqs),
     )
-
-
-def _band(
-    curve: SpeedCurve, model: Model, estimates: Estimates, relaxation: float, mean: float
-) -> WanderBand:
-    slow, speed = estimates.wander, model.law.speed
-    load = model.load(estimates.arrival_rate.value) if model.patience is None else 0.0
-    return wander_band(
-        lambda factor: mean * curve.ratio(math.log(factor / speed), load),
-        speed,
-        slow.sigma.value,
-        slow.tau,
-        relaxation=relaxation,
-        window=estimates.now - estimates.start,
-    )
-
-
-def _effect(band: WanderBand | None, mean: float | None) -> float | None:
-    if band is None or not mean:
-        return None
-    return max(band.mean / mean - 1, (band.high - band.low) / 2 / mean)

@@ -7,13 +7,12 @@ e: by predictions a step to either side; lengths, and sequences of a call where 
 delete-a-group jackknife over the sampled requests; cv, and the correlation of lengths in a call:
 the predictions at both ends of its interval; n stalls, each as likely as any other moment: what
 they add to W has the relative error 1 / sqrt(n). The interval is W e^(+-1.96 s). Slow wander is
-quasi-static: at each of its values the queue has that value's steady state,
+quasi-static,
 
-    W' = E W(f e^(s Z - s^2 / 2)),  s^2 = sigma^2 tau / (tau + relaxation)
+    d ln W = e_speed s Z,  s^2 = sigma^2 tau / (tau + relaxation)
 
-as what is fast against the queue's relaxation time averages out in it. Over a window of T seconds
-the observed mean is W' within 1.96 sd(W) sqrt(2 tau / T) of it. At a speed without a steady state W
-is infinite: the band is open there.
+as what is fast against the queue's relaxation time averages out in it; over a window of T seconds
+the mean moves by 1.96 e_speed s sqrt(2 tau / T).
 """
 
 from __future__ import annotations
@@ -25,21 +24,18 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from numpy.polynomial.hermite_e import hermegauss
 from scipy.special import stdtrit
 
 from queueing.distributions.token_distribution import TokenDistribution
 from queueing.estimation.estimates import Estimates
 from queueing.estimation.interval import NORMAL, Estimate, without_interval
 from queueing.estimation.lengths.within_calls import significant
-from queueing.estimation.speed.speed_curve import SpeedCurve, speed_curve
 from queueing.latency.law import LatencyModel
 
 # relative, to either side: what the sample path's luck adds to an elasticity falls with it
 STEP = 0.05
 FREE = 0.25  # of what is free at this load, at most
 GROUPS = 5
-NODES = 9
 KEPT = 60.0  # seconds
 MOVED = 0.2
 
@@ -62,8 +58,8 @@ class Ask(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sensitivity:
-    """Elasticities of the mean delay, the relative standard errors that lengths and cv leave, the
-    delay against the speed, and what it were with `independent` lengths, as a share of it.
+    """Elasticities of the mean delay, the relative standard errors that lengths and cv leave, and
+    what it were with `independent` lengths, as a share of it.
 
     May be kept for a while: see `fresh`.
     """
@@ -72,7 +68,6 @@ class Sensitivity:
     speed: float
     lengths_error: float
     cv_error: float
-    curve: SpeedCurve
     epoch: int
     at: float  # seconds, of the window that it was found for
     load: float
@@ -86,6 +81,13 @@ class Sensitivity:
         """
         near = abs(load - self.load) <= MOVED * max(1 - load, 0.02)
         return epoch == self.epoch and 0 <= now - self.at < KEPT and near
+
+    def wander_effect(self, estimates: Estimates, relaxation: float) -> float:
+        """By what share the slow wander of the speed moves the mean of a window, at most (95 %)."""
+        slow, window = estimates.wander, estimates.now - estimates.start
+        kept = slow.tau / (slow.tau + relaxation)
+        spread = slow.sigma.value * math.sqrt(kept * min(1.0, 2 * slow.tau / window))
+        return NORMAL * abs(self.speed) * spread
 
     def interval(self, mean: float, estimates: Estimates, stalls_effect: float = 0.0) -> Estimate:
         """The predicted mean with its 95 % interval; `stalls_effect`: the share of it that
@@ -144,7 +146,6 @@ def sensitivity(
         speed=_elasticity(at_speed, step),
         lengths_error=_jackknife(np.array(_without_lengths(ask, estimates, law, limit))),
         cv_error=_cv_error(ask, estimates, law, lengths),
-        curve=speed_curve(at_speed, load if pole else 0.0),
         epoch=estimates.epoch,
         at=estimates.now,
         load=load,
@@ -233,48 +234,6 @@ def _jackknife(means: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
 def _error(estimate: Estimate) -> float:
     """Relative standard error."""
     return estimate.relative / NORMAL if estimate.known else math.inf
-
-
-@dataclass(frozen=True, slots=True)
-class WanderBand:
-    """Mean over the wander, and where the mean of a window lies (95 %), seconds."""
-
-    mean: float
-    low: float
-    high: float
-
-
-def wander_band(
-    at_speed: Callable[[float], float],
-    factor: float,
-    sigma: float,
-    tau: float,
-    *,
-    relaxation: float,
-    window: float,
-) -> WanderBand:
-    """`at_speed(f)`: mean delay at speed f, infinite where unstable; sigma, tau as in
-    `queueing.estimation.speed.wander`; seconds.
-    """
-    slow = sigma * math.sqrt(tau / (tau + relaxation)) if sigma else 0.0
-    plain = at_speed(factor)
-    if not slow:
-        return WanderBand(plain, plain, plain)
-    nodes, weights = hermegauss(NODES)
-    weights = weights / weights.sum()
-    means = np.array(
-        [at_speed(factor * math.exp(slow * float(node) - slow**2 / 2)) for node in nodes]
-    )
-    stable = np.isfinite(means)
-    if not stable.any():
-        return WanderBand(math.inf, 0.0, math.inf)
-    kept = weights[stable] / weights[stable].sum()
-    mean = float(kept @ means[stable])
-    half = NORMAL * math.sqrt(
-        float(kept @ (means[stable] - mean) ** 2) * min(1.0, 2 * tau / window)
-    )
-    open_above = float(weights[~stable].sum()) > 0.01
-    return WanderBand(mean, max(0.0, mean - half), math.inf if open_above else mean + half)
 
 
 def relaxation_time(

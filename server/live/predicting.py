@@ -302,7 +302,6 @@ def described(question: Question, seen: Snapshot, found: Assessment) -> Answer:
         "interval": interval,
         "gateway_turnaround": found.estimates.gateway_turnaround,
         "load_interval": found.load.to_dict(),
-        "wander_band": None if found.wander is None else _finite(dataclasses.asdict(found.wander)),
         "doubts": list(_doubts(question, seen)),
         "estimates": found.estimates.summary(),
         "comparison": comparison,

@@ -47,7 +47,6 @@ def result(**changed: Any) -> dict[str, Any]:
     quantiles = {"p99": 0.09}
     live = {
         "interval": interval,
-        "wander_band": None,
         "load_interval": {"value": 0.51},
         "served_queueing_delay": quantiles,
         "comparison": {
@@ -82,7 +81,6 @@ def result(**changed: Any) -> dict[str, Any]:
         "live": live,
         "offline": {
             "interval": interval,
-            "wander_band": None,
             "load_interval": {"value": 0.5},
             "prediction": {},
             "comparison": live["comparison"],
@@ -133,8 +131,7 @@ def test_one_rule_at_every_load(load: float, value: float, half: float, says: st
         observed=observed(value, half),
         stated_band={"mean": 0.02, "low": 0.0, "high": 1.0},
     )
-    wide = cell["live"] | {"wander_band": {"mean": 0.02, "low": 0.0, "high": None}}
-    assert judge(cell).says == judge(cell | {"live": wide}).says == says
+    assert judge(cell).says == says
     assert judge(cell).holds is {"holds": True, "does not hold": False, "too short": None}[says]
 
 

@@ -15,8 +15,6 @@ from policies import parse_policy
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.estimation.assess import (
     Limits,
-    _band,
-    _effect,
     _load,
     _mean,
     _relaxation,
@@ -28,14 +26,11 @@ from queueing.estimation.assess import (
 )
 from queueing.estimation.assumptions.assumption import Assumption
 from queueing.estimation.assumptions.engine_assumptions import StalledDelay
-from queueing.estimation.band import WanderBand
 from queueing.estimation.cached_prediction import CachedPrediction
 from queueing.estimation.estimates import Estimates
 from queueing.estimation.interval import UNKNOWN, symmetric
 from queueing.estimation.lengths.lengths import lengths
-from queueing.estimation.speed.speed_curve import SpeedCurve
 from queueing.estimation.speed.speed_process import Stalls
-from queueing.estimation.speed.wander import Wander
 from queueing.estimation.stall_backlog import behind_stalls, stall_backlog, utilisation_of
 from queueing.estimation.window.snapshot import Snapshot
 from queueing.latency.law import LatencyModel
@@ -129,54 +124,6 @@ def test_continuous_batching_relaxes_in_the_sojourn_over_those_in_service() -> N
     )
     assert _relaxation(queue, 0.64, predicted(batch_size=Mean(0.5))) == pytest.approx(1.2 / 0.04)
     assert _relaxation(queue, 0.64, predicted(sojourn_time=Quantiles())) == 0.0
-
-
-def test_the_band_of_the_wander_follows_the_curve_through_the_predicted_mean() -> None:
-    """W ~ f^2 has the mean W e^(s^2) and the second moment W^2 e^(6 s^2), s^2 = sigma^2 tau /
-    (tau + relaxation), window 50 s.
-    """
-    slow = Wander(symmetric(0.1, 0.02, 50.0), 30.0, 0.1, significant=True)
-    for speed in (1.0, 1.5):
-        queue = replace(model("single"), law=LAW.at_speed(speed))
-        found = _band(SpeedCurve(2.0, 0.0, 0.0), queue, estimates(wander=slow), 10.0, 0.4)
-        variance = 0.01 * 30 / 40
-        assert found.mean == pytest.approx(0.4 * math.exp(variance), rel=1e-6)
-        spread = 0.4 * math.sqrt((math.exp(6 * variance) - math.exp(2 * variance)) * 1.0)
-        assert found.high - found.mean == pytest.approx(1.959964 * spread, rel=1e-4), (
-            "60 s of correlation in a window of 50"
-        )
-    late = _band(
-        SpeedCurve(2.0, 0.0, 0.0), model("single"), estimates(wander=slow, start=-550.0), 10.0, 0.4
-    )
-    assert late.high - late.mean == pytest.approx(1.959964 * spread * math.sqrt(60 / 600), rel=1e-4)
-
-
-def test_with_patience_a_band_knows_no_capacity() -> None:
-    slow = Wander(symmetric(0.3, 0.02, 50.0), 1e9, 0.1, significant=True)
-    near = estimates(
-        wander=slow, arrival_rate=symmetric(0.9 * model("single").largest_stable_rate, 0.1, 100.0)
-    )
-    pole = SpeedCurve(0.0, 0.0, 1.0)
-    assert math.isinf(_band(pole, model("single"), near, 0.0, 0.4).high)
-    assert _band(pole, model("single", patience=1.0), near, 0.0, 0.4) == WanderBand(
-        *(pytest.approx(0.4),) * 3
-    )
-
-
-@pytest.mark.parametrize(
-    ("band", "mean", "effect"),
-    [
-        (None, 1.0, None),
-        (WanderBand(1.0, 0.9, 1.1), None, None),
-        (WanderBand(1.0, 0.9, 1.1), 0.0, None),
-        (WanderBand(1.1, 0.8, 1.4), 1.0, 0.3),
-        (WanderBand(2.8, 2.6, 3.0), 2.0, 0.4),
-    ],
-)
-def test_the_effect_of_the_wander_is_its_shift_or_half_its_width(
-    band: WanderBand | None, mean: float | None, effect: float | None
-) -> None:
-    assert _effect(band, mean) == (None if effect is None else pytest.approx(effect))
 
 
 def test_the_sojourn_of_continuous_is_compared_and_elsewhere_the_delay_of_the_dispatched() -> None:
@@ -382,7 +329,6 @@ def test_a_slow_machine_with_less_than_a_request_a_second_is_predicted_too() -> 
     assert found.prediction is not None
     assert found.load.value == pytest.approx(0.5, rel=0.15)
     assert found.load.low < found.load.value < found.load.high
-    assert found.wander is None, "a steady machine has no band"
     assert found.model is not None
     (said,) = (each for each in found.compared.assumptions if each.name == "settled")
     assert said.holds

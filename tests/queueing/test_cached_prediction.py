@@ -12,7 +12,6 @@ import pytest
 from policies import parse_policy
 from queueing.estimation.band import Sensitivity
 from queueing.estimation.cached_prediction import CachedPrediction
-from queueing.estimation.speed.speed_curve import SpeedCurve
 from queueing.latency.law import LatencyModel
 from queueing.model import Model
 from queueing.prediction.bounds import delay_bound
@@ -56,7 +55,7 @@ RATE = 0.6 * MODEL.largest_stable_rate
 
 
 def slope(rate: float = 0.0, speed: float = 0.0) -> Sensitivity:
-    return Sensitivity(rate, speed, 0.0, 0.0, SpeedCurve(0.0, 0.0, 1.0), 0, 0.0, 0.0)
+    return Sensitivity(rate, speed, 0.0, 0.0, 0, 0.0, 0.0)
 
 
 def moved(

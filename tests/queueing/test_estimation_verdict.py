@@ -18,11 +18,10 @@ from queueing.estimation.assess import Assessment, Known, Limits, assess
 from queueing.estimation.assumptions.assumption import Assumption
 from queueing.estimation.assumptions.client_assumptions import open_loop
 from queueing.estimation.assumptions.verdict import ENGINE, compare, with_check
-from queueing.estimation.band import Sensitivity, relaxation_time, wander_band
+from queueing.estimation.band import Sensitivity, relaxation_time
 from queueing.estimation.cached_prediction import CachedPrediction
 from queueing.estimation.estimates import estimate
 from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
-from queueing.estimation.speed.speed_curve import SpeedCurve, speed_curve
 from queueing.estimation.window.snapshot import WIDTH
 from queueing.estimation.window.window import COLUMN, Snapshot
 from queueing.latency.law import LatencyModel
@@ -369,61 +368,6 @@ def test_the_elasticities_are_those_of_the_exact_delay() -> None:
     )  # scaling time scales the delay
 
 
-def test_the_band_of_the_wander_is_a_quasi_static_mixture() -> None:
-    """M/M/1-like delays f / (1 - 0.5 f): the mean over a lognormal f, by Monte Carlo; beyond
-    capacity the band is open.
-    """
-
-    def delay(factor: float) -> float:
-        return factor / (1 - 0.5 * factor) if factor < 2 else math.inf
-
-    band = wander_band(delay, 1.0, 0.1, 1e6, relaxation=1.0, window=1e9)
-    drawn = np.exp(0.1 * np.random.default_rng(0).normal(size=400_000) - 0.005)
-    assert band.mean == pytest.approx(float(np.mean(drawn / (1 - 0.5 * drawn))), rel=0.005)
-    assert band.low < band.mean < band.high
-    fast = wander_band(delay, 1.0, 0.1, 0.01, relaxation=100.0, window=1e9)
-    assert fast.mean == pytest.approx(
-        delay(1.0), rel=1e-3
-    )  # averages out within the queue's memory
-    assert math.isinf(wander_band(delay, 1.7, 0.2, 1e6, relaxation=1.0, window=1e9).high)
-    assert wander_band(delay, 1.0, 0.0, 1.0, relaxation=1.0, window=10.0).high == delay(1.0)
-
-
-@pytest.mark.parametrize(
-    ("policy", "load"),
-    [
-        (POLICY, 0.3),
-        (POLICY, 0.75),
-        ("single", 0.75),
-        ("dynamic", 0.75),
-        ("fixed:batch_size=4", 0.75),
-        ("continuous:max_batch_size=8", 0.75),
-    ],
-)
-def test_the_curve_of_the_delay_against_the_speed_is_that_of_theory(
-    policy: str, load: float
-) -> None:
-    """Between and somewhat beyond the points that it was drawn through, within 3 %; beyond
-    capacity infinite.
-    """
-    parsed, rate = parse_policy(policy), load * capacity(policy)
-
-    def at(factor: float) -> float:
-        found = predict(parsed, rate, LENGTHS, LAW.at_speed(factor), max_num_seqs=64)
-        return (
-            found.sojourn_time if parsed.joins_running else found.queueing_delay
-        ).mean or math.nan
-
-    curve, here = speed_curve(at, load), at(1.0)
-    assert curve.ratio(0.0, load) == 1.0
-    for log_factor in (-0.25, -0.1, 0.1, 0.2):
-        if load * math.exp(log_factor) < 0.95:
-            assert curve.ratio(log_factor, load) == pytest.approx(
-                at(math.exp(log_factor)) / here, rel=0.03
-            ), log_factor
-    assert math.isinf(curve.ratio(-math.log(load) + 0.01, load))
-
-
 def test_a_sensitivity_stands_for_a_minute_of_its_epoch_near_its_load() -> None:
     first = judge(clean(1))
     found = first.sensitivity
@@ -522,7 +466,7 @@ def _exact_slopes(model: Model, rate: float) -> Sensitivity:
 
     by_rate = (log_mean(1.01, 1.0) - log_mean(0.99, 1.0)) / math.log(1.01 / 0.99)
     by_speed = (log_mean(1.0, 1.01) - log_mean(1.0, 0.99)) / math.log(1.01 / 0.99)
-    return Sensitivity(by_rate, by_speed, 0.0, 0.0, SpeedCurve(0.0, 0.0, 1.0), 0, 0.0, 0.0)
+    return Sensitivity(by_rate, by_speed, 0.0, 0.0, 0, 0.0, 0.0)
 
 
 def test_a_prediction_is_solved_anew_when_it_is_old_or_far() -> None:
@@ -576,7 +520,7 @@ def test_a_prediction_stands_within_its_steps(
     there = replace(
         model, law=replace(LAW.at_speed(math.exp(speed)), cv=math.sqrt(LAW.cv**2 + scatter))
     )
-    moves = Sensitivity(slope, 0.0, 0.0, 0.0, SpeedCurve(0.0, 0.0, 1.0), 0, 0.0, 0.0)
+    moves = Sensitivity(slope, 0.0, 0.0, 0.0, 0, 0.0, 0.0)
     assert (cached.moved(there, at * math.exp(rate), moves, 1.0) is not None) == stands
 
 
@@ -627,11 +571,6 @@ def test_an_interval_of_a_delay_is_shown_without_what_lies_below_zero() -> None:
     assert wide["observed"]["high"] == 0.397
     assert wide["predicted"]["low"] == 0.0
     assert replace(found, observed=UNKNOWN).to_dict()["observed"]["low"] is None, "nothing is known"
-
-
-@pytest.mark.parametrize("here", [0.0, math.inf, math.nan])
-def test_the_curve_of_a_delay_that_is_none_is_flat_without_a_warning(here: float) -> None:
-    assert speed_curve(lambda _: here, 0.0) == SpeedCurve(0.0, 0.0, 1.0)
 
 
 def test_a_change_is_told_by_how_long_before_the_end_it_was() -> None:

@@ -67,7 +67,6 @@ def numbers(name: str) -> list[Any]:
         found.estimates.summary(),
         found.load,
         found.prediction,
-        found.wander,
         found.compared.to_dict(),
         found.compared.assumptions,
     ]

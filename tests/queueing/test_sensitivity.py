@@ -14,25 +14,22 @@ from scipy import stats
 from queueing.distributions.token_distribution import TokenDistribution
 from queueing.estimation.band import (
     Sensitivity,
-    WanderBand,
     _elasticity,
     _jackknife,
     _log_ratio,
     _shorter,
     sensitivity,
-    wander_band,
 )
 from queueing.estimation.estimates import Estimates
 from queueing.estimation.interval import NORMAL, UNKNOWN, symmetric, without_interval
 from queueing.estimation.lengths.lengths import lengths
-from queueing.estimation.speed.speed_curve import SpeedCurve, speed_curve
 from queueing.estimation.speed.speed_process import Stalls
+from queueing.estimation.speed.wander import Wander
 from queueing.latency.law import LatencyModel
 from queueing.optimization.forecast import Setting
 from tests.queueing.assessed_windows import LAW, seen
 
 RATE = 10.0
-FLAT = SpeedCurve(0.0, 0.0, 1.0)
 
 
 def window(**about: object) -> Estimates:
@@ -85,9 +82,6 @@ def test_a_sensitivity_to_powers_is_their_exponents() -> None:
     parts = [found.output_tokens.without(group, 5).law().mean for group in range(5)]
     assert slope.lengths_error == pytest.approx(jackknife(parts))
     assert slope.sequences_error == 0.0
-    assert (slope.curve.slope, slope.curve.curvature, slope.curve.pole) == pytest.approx(
-        (3.0, 0.0, 0.0), abs=1e-9
-    )
     assert (slope.epoch, slope.at, slope.load) == (3, 50.0, 0.6)
     assert all((law.stall_share, law.stall) == (0.0, 0.0) for law in ask.laws), (
         "stalls have their own error"
@@ -165,7 +159,7 @@ def test_a_part_without_a_steady_state_leaves_the_error_open_and_delays_of_nobod
     )
 
 
-KNOWN = Sensitivity(2.0, 3.0, 0.01, 0.02, FLAT, 3, 50.0, 0.5, sequences_error=0.03)
+KNOWN = Sensitivity(2.0, 3.0, 0.01, 0.02, 3, 50.0, 0.5, sequences_error=0.03)
 
 
 def test_the_interval_of_a_prediction_adds_all_errors_as_squares() -> None:
@@ -225,86 +219,6 @@ def test_near_saturation_two_hundredths_count_as_free() -> None:
 SIGMA, TAU = 0.1, 300.0
 
 
-def squares(factor: float) -> float:
-    return 5 * factor**2
-
-
-@pytest.mark.parametrize(
-    ("relaxation", "window_seconds"), [(0.0, 1e9), (300.0, 1e9), (100.0, 6000.0), (100.0, 100.0)]
-)
-def test_the_band_of_a_square_is_that_of_a_lognormal_speed(
-    relaxation: float, window_seconds: float
-) -> None:
-    """E f^2 = e^(s^2) and E f^4 = e^(6 s^2) of the mean speed's powers; s^2 = sigma^2 tau / (tau
-    + relaxation).
-    """
-    variance = SIGMA**2 * TAU / (TAU + relaxation)
-    found = wander_band(squares, 2.0, SIGMA, TAU, relaxation=relaxation, window=window_seconds)
-    mean = 20 * math.exp(variance)
-    spread = (
-        20
-        * math.sqrt(math.exp(6 * variance) - math.exp(2 * variance))
-        * math.sqrt(min(1.0, 2 * TAU / window_seconds))
-    )
-    assert found.mean == pytest.approx(mean, rel=1e-6)
-    assert found.high - found.mean == pytest.approx(NORMAL * spread, rel=1e-4)
-    assert found.mean - found.low == pytest.approx(NORMAL * spread, rel=1e-4)
-
-
-def test_a_band_does_not_go_below_zero_and_is_open_where_more_than_a_hundredth_is_unstable() -> (
-    None
-):
-    wide = wander_band(lambda factor: factor**9, 1.0, 0.5, TAU, relaxation=0.0, window=1.0)
-    assert wide.low == 0.0
-    assert wide.high > wide.mean > 1.0
-    # the nodes of nine: 0, +-1.02 (weights 0.41, 0.24), +-2.08 (0.05), +-3.2 (0.003) standard
-    # deviations
-    for limit, open_above in ((1.0, True), (1.5, True), (2.5, False), (4.0, False)):
-        found = wander_band(
-            lambda factor, limit=limit: 1.0 if factor < math.exp(0.1 * limit - 0.005) else math.inf,
-            1.0,
-            0.1,
-            TAU,
-            relaxation=0.0,
-            window=1.0,
-        )
-        assert (found.mean, math.isinf(found.high)) == (pytest.approx(1.0), open_above), limit
-    assert wander_band(lambda _: math.inf, 1.0, 0.1, TAU, relaxation=0.0, window=1.0) == WanderBand(
-        math.inf, 0.0, math.inf
-    )
-    assert wander_band(squares, 2.0, 0.0, math.nan, relaxation=0.0, window=1.0) == WanderBand(
-        20.0, 20.0, 20.0
-    )
-
-
-def test_the_curve_of_a_single_server_queue_is_its_formula() -> None:
-    """W = f^2 / (1 - 0.5 f): a slope of two and a whole pole."""
-    curve = speed_curve(lambda factor: factor**2 / (1 - 0.5 * factor), 0.5)
-    assert (curve.slope, curve.curvature, curve.pole) == pytest.approx((2.0, 0.0, 1.0), abs=1e-6)
-    assert curve.ratio(0.3, 0.5) == pytest.approx(math.exp(0.6) * 0.5 / (1 - 0.5 * math.exp(0.3)))
-    assert curve.ratio(math.log(2.0), 0.5) == math.inf
-    assert SpeedCurve(1.0, 2.0, 0.5).ratio(0.2, 0.4) == pytest.approx(
-        math.exp(0.2 + 0.08) * (0.6 / (1 - 0.4 * math.exp(0.2))) ** 0.5
-    )
-
-
-def test_with_patience_a_curve_has_no_pole() -> None:
-    curve = speed_curve(
-        lambda factor: math.exp(1.5 * math.log(factor) + 0.7 * math.log(factor) ** 2), 0.0
-    )
-    assert (curve.slope, curve.curvature, curve.pole) == pytest.approx((1.5, 0.7, 0.0), abs=1e-9)
-
-
-@pytest.mark.parametrize(("finite", "known"), [(4, True), (3, True), (2, False)])
-def test_a_curve_needs_three_points_beside_the_one_here(finite: int, known: bool) -> None:
-    """Four are asked: at +-0.3 and half of it, of the log speed."""
-    highest = {4: 0.31, 3: 0.2, 2: 0.1}[finite]
-    curve = speed_curve(lambda factor: factor**2 if math.log(factor) < highest else math.inf, 0.0)
-    assert curve == (
-        SpeedCurve(pytest.approx(2.0), pytest.approx(0.0, abs=1e-9), 0.0) if known else FLAT
-    )  # type: ignore[arg-type]
-
-
 def test_an_estimate_in_other_units_and_with_a_floor() -> None:
     found = symmetric(2.0, 0.5, 9.0)
     assert (found.relative, found.scaled(10.0)) == (0.25, symmetric(20.0, 5.0, 9.0))
@@ -318,3 +232,11 @@ def test_an_estimate_in_other_units_and_with_a_floor() -> None:
     below = symmetric(0.1, 0.3, 9.0).of_duration()
     assert (below.value, below.low, below.high) == (0.1, 0.0, 0.4)
     assert UNKNOWN.of_duration() is UNKNOWN
+
+
+def test_the_wander_moves_the_mean_by_what_neither_the_queue_nor_the_window_averages() -> None:
+    slow = Wander(symmetric(0.1, 0.02, 50.0), 30.0, 0.1, significant=True)
+    estimates = window(start=0.0, now=600.0, wander=slow)
+    found = KNOWN.wander_effect(estimates, 10.0)
+    assert found == pytest.approx(NORMAL * 3.0 * 0.1 * math.sqrt(30 / 40 * 60 / 600))
+    assert KNOWN.wander_effect(estimates, math.inf) == 0.0
