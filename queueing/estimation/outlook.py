@@ -36,7 +36,7 @@ from queueing.simulation import fast
 
 HOUR, HORIZON = 3_600.0, 300.0  # seconds
 STRETCHES, FEWEST_STRETCHES, DRIVEN_STRETCHES = 48, 12, 6
-MOST, DRIVEN = 60_000, 3_000  # requests of all stretches; where the policy object is driven
+MOST, DRIVEN = 120_000, 3_000  # requests of all stretches; where the policy object is driven
 PIECES = (2.0, 20.0, 120.0)  # seconds, on average
 PARTS, RUN = 10, 20  # of what is known; requests
 # of rates and speeds from stretch to stretch, as if so many had been seen

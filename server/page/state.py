@@ -296,4 +296,7 @@ def _member(sequence: SequenceState) -> list[int]:
 
 
 def _look(prediction: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    return None if prediction is None else {name: prediction.get(name) for name in _LOOK}
+    if prediction is None:
+        return None
+    ahead = (prediction.get("forecast") or {}).get("next")
+    return {name: prediction.get(name) for name in _LOOK} | {"next": ahead}

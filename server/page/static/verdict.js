@@ -78,7 +78,7 @@ function compared(prediction, { gateway, look, unit, now, columns }) {
     const { name } = parsePolicy(prediction.policy);
     const grows = prediction.load !== null && prediction.load < 1 ? sentences([comparison.assumptions.stable_queue.says]) : `${excess(prediction.load)}, and the queue grows until the rate falls.`;
     const why = look.stopped ? "No requests come now; the queue is of those that came." : `${grows} “What if” lists the load of other settings.`;
-    return { says: [`No steady state: requests arrive faster than ${name} can serve them`], short: "Overloaded", alarm: true, why: `${why}${beside}`, title: "Unstable" };
+    return { says: [`No steady state: requests arrive faster than ${name} can serve them`], short: "Overloaded", alarm: true, why: `${why}${beside} ${look.stopped ? "" : ahead(prediction.next, unit)}`, title: "Unstable" };
   }
   if (predicted.value === null && prediction.load >= 1) return { says: ["Too early to say whether the queue has a steady state"], short: "Too early to judge", why: `${sentences([comparison.assumptions.stable_queue.says])}` };
   const of = `Mean ${what} under ${policyWords(prediction.policy)}${look.stopped ? ", of the requests that came; none come now" : ""}`;
@@ -100,7 +100,7 @@ const FEWEST = 20; // requests of a check
 
 /** The next minutes and the steady state, if traffic goes on like this, and which condition of the latter fails. */
 function forecasted(prediction, unit) {
-  return [ahead(prediction.forecast?.next, unit), steadyState(prediction, unit)].filter(Boolean).join(" ");
+  return [ahead(prediction.next, unit), steadyState(prediction, unit)].filter(Boolean).join(" ");
 }
 
 function ahead(next, unit) {
@@ -138,13 +138,14 @@ function checked(check) {
 }
 
 function numbers(prediction, { unit, look, now }) {
-  const { observed, predicted, error, n, check } = prediction.comparison;
+  const { observed, predicted, n, check } = prediction.comparison;
+  const { next } = prediction;
   const range = (each) => (each.value === null ? "" : interval(each.low, each.high, unit));
   return [
     item(["observed", "Observed mean"], duration(observed.value, unit), range(observed)),
-    item(["predicted", "Predicted mean"], duration(predicted.value, unit), range(predicted), prediction.method ?? ""),
-    item(["", "Difference"], signed(error), "relative to the prediction"),
-    ...(check && check.ratio_low !== null ? [item(["", "Model, same requests"], duration(check.modelled, unit), `observed ${signed(check.ratio - 1)}`, `95 %: ${signed(check.ratio_low - 1)} to ${signed(check.ratio_high - 1)}`)] : []),
+    ...(check ? [item(["predicted", "Model, same requests"], duration(check.modelled, unit), `observed ${signed(check.ratio - 1)}`, check.ratio_low === null ? "" : `95 %: ${signed(check.ratio_low - 1)} to ${signed(check.ratio_high - 1)}`)] : []),
+    ...(next ? [item(["", `Next ${span(next.seconds)}`], duration(next.mean, unit), interval(next.low, next.high, unit), "nine in ten")] : []),
+    item(["", "In the long run"], duration(predicted.value, unit), range(predicted), prediction.method ?? ""),
     item(["", "Sample"], whole(n), `requests in ${span(prediction.window?.seconds ?? 0)}`, look.at === null ? "" : `until ${ago(look.at, now?.row[0] ?? look.at)}`),
   ];
 }

@@ -73,8 +73,14 @@ function row(each, { scale, current, use, unit }) {
 /** What it takes off the mean of the requests that came, by the model, and between what it may be over the next minutes. */
 function gain({ gain: share, next_gain_low: low, next_gain_high: high }) {
   if (share === null || share === undefined) return [NONE];
-  if (low === null || low === undefined) return [percent(share)];
-  return [percent(share), h("small", { class: "remark" }, `${percent(low)} to ${percent(high)}`)];
+  if (low === null || low === undefined) return [taken(share)];
+  return [taken(share), h("small", { class: "remark close" }, `${taken(low, "")} to ${taken(high)}`)];
+}
+
+/** A share that is taken off; what is added may be many times as much. */
+function taken(share, unit = "\u202f%") {
+  const size = Math.round(100 * Math.abs(share));
+  return `${share < 0 && size ? "−" : ""}${size > 999 ? "999+" : size}${unit}`;
 }
 
 function setting(each, current) {
