@@ -118,7 +118,7 @@ class Outlook:
         """Mean queueing delay and sojourn of each stretch, in seconds, under a token limit; None
         of an order that counts the service of flows, which are not known.
         """
-        model = plain(model)
+        model = dataclasses.replace(plain(model), law=model.law)  # with its stalls
         if counts(model.policy):
             return None
         compiled = fast.is_compiled(model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -143,3 +144,19 @@ def test_without_traffic_there_is_no_outlook() -> None:
     recent.add(empty)
     assert outlook(empty, model("dynamic"), recent, 0.0) is None
     assert math.isnan(RecentArrivals().drift(300.0)) is False
+
+
+def test_stalls_may_come_in_the_next_minutes_too() -> None:
+    run = served("dynamic", "poisson:rate=3", 900.0, 1)
+    before, recent = window(run, "dynamic", 0.0, 900.0), RecentArrivals()
+    recent.add(before)
+    smooth = model("dynamic")
+    stalling = dataclasses.replace(
+        smooth, law=dataclasses.replace(LAW, stall_share=0.05, stall=5.0)
+    )
+    ahead = outlook(before, smooth, recent, 0.0)
+    assert ahead is not None
+    means, longer = ahead.means(smooth), ahead.means(stalling)
+    assert means is not None
+    assert longer is not None
+    assert longer[0].mean() > 1.5 * means[0].mean()
