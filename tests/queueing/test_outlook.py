@@ -132,9 +132,10 @@ def test_a_constant_rate_drifts_less_than_one_that_moves() -> None:
             for k, rate in enumerate(rates)
         ]
         each.at, each.clock = np.concatenate(parts), 300.0 * len(rates)
-        each.sizes = np.ones(each.at.size)
-    assert steady.drift(300.0) < 0.05
-    assert short.drift(300.0) == pytest.approx(0.1), "nothing was seen to say otherwise"
+        each.sizes = each.tokens = np.ones(each.at.size)
+        each.ended_at = each.at
+    assert steady.drift(300.0) < 0.08
+    assert short.drift(300.0) == pytest.approx(0.2), "nothing was seen to say otherwise"
     assert moving.drift(300.0) > 0.8
 
 
