@@ -220,9 +220,10 @@ StepTokens = Annotated[
     _option(
         "--step-tokens",
         (
-            "Tokens that an engine computes in one step, at most (vLLM: max_num_batched_tokens): "
-            "one for each sequence that makes tokens, the rest for prompts; longer prompts take "
-            "several steps (chunked prefill). Policy continuous. Default: it never binds."
+            "Tokens that an engine computes in one step, at most (vLLM: max_num_batched_tokens). "
+            "Of a batch all its prompts: it takes no more requests than these allow. Policy "
+            "continuous: one for each sequence that makes tokens, the rest for prompts; longer "
+            "prompts take several steps (chunked prefill). Default: it never binds."
         ),
     ),
 ]
