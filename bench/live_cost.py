@@ -12,11 +12,11 @@ process's):
     s total = share + what-ifs / 60 s
 
 Each look hands its assessment to the next; the sensitivity and the exact prediction that are
-renewed every minute, or when the estimates have moved, are within the looks with their true
-frequency: the looks cover two minutes. Compilation of the simulator is over before (it is kept on
-disk). Pauses of the event loop: feeding by request, in wall seconds; take and pickle by look, in
-CPU seconds and in wall seconds, which on a busy machine hold what others did meanwhile. OpenBLAS
-has one thread, as in the predicting process. A look includes the plain values that
+renewed every minute, or when the estimates have moved, and the simulation of the next minutes are
+within the looks with their true frequency: the looks cover two minutes. Compilation of the
+simulator is over before (it is kept on disk). Pauses of the event loop: feeding by request, in wall
+seconds; take and pickle by look, in CPU seconds and in wall seconds, which on a busy machine hold
+what others did meanwhile. OpenBLAS has one thread, as in the predicting process. A look includes the plain values that
 `/admin/prediction` shows; not in here are the autopilot (off by default), what the interpreter and
 the pool's pipe do besides, and starting the process (seconds, once).
 
@@ -46,8 +46,11 @@ from queueing.control.advice.what_if import what_ifs
 from queueing.control.answer_quantiles import AnswerQuantiles
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.estimation.assess import Assessment, Limits, assess
+from queueing.estimation.outlook import Outlook, RecentArrivals, forecast_error, outlook
+from queueing.estimation.speed.speed_history import SpeedHistory
 from queueing.estimation.window.producer import MOST, WindowDelta, WindowProducer
 from queueing.estimation.window.replica import WindowReplica
+from queueing.estimation.window.snapshot import Snapshot
 from queueing.latency.law import LatencyModel
 from queueing.measurement.machine import hardware
 from queueing.measurement.record import Record
@@ -56,6 +59,7 @@ from queueing.optimization.forecast import Setting
 from queueing.optimization.gain.operating_point import OperatingPoint
 from queueing.prediction import predict_model
 from queueing.simulation.experiment import simulate_run
+from server.live.predicting import AHEAD_KEPT
 
 RATE = 500.0  # requests/s
 LOAD = 0.6
@@ -216,6 +220,10 @@ class Predicting:
     replica: WindowReplica = field(default_factory=WindowReplica)
     last: Assessment | None = None
     quantiles: AnswerQuantiles | None = None
+    recent: RecentArrivals = field(default_factory=RecentArrivals)
+    history: SpeedHistory = field(default_factory=SpeedHistory)
+    ahead: Outlook | None = None
+    means: Any = None
 
     def look(self, delta: WindowDelta, now: float, costs: Costs) -> Assessment:
         """One look, timed."""
@@ -225,13 +233,25 @@ class Predicting:
         costs.reading.append(time.process_time() - began)
         began = time.process_time()
         known = None if self.last is None else self.last.known
-        self.last = assess(seen, self.shape, LIMITS, known=known)
+        self.recent.add(seen)
+        self.last = assess(seen, self.shape, LIMITS, known=known, history=self.history)
+        self._look_ahead(seen)
         self.quantiles = AnswerQuantiles.of(self.last, self.quantiles)
         if self.quantiles is not None and self.last.prediction is not None:
             self.quantiles.added_to(self.last.prediction)
         self.last.estimates.summary(), self.last.compared.to_dict()
         costs.assessing.append(time.process_time() - began)
         return self.last
+
+    def _look_ahead(self, seen: Snapshot) -> None:
+        """The next minutes, from time to time."""
+        assert self.last is not None
+        if self.last.model is None:
+            return
+        if self.ahead is None or seen.now - self.ahead.at >= AHEAD_KEPT:
+            error = forecast_error(self.last.estimates, self.history)
+            self.ahead = outlook(seen, self.last.model, self.recent, error)
+            self.means = self.ahead and self.ahead.means(self.last.model)
 
 
 def measure(policy: str) -> dict[str, Any]:

@@ -53,7 +53,7 @@ from server.live.question import ENOUGH, Question
 Answer = dict[str, Any]
 WHAT_IF_SECONDS = 45.0  # of a processor, for all what-ifs: what is left then is left out
 WHAT_IF_SLICE = 0.5  # of a processor, after which what there is of them is answered
-AHEAD_KEPT = 30.0  # seconds
+AHEAD_KEPT = 60.0  # seconds
 ADVICE_SECONDS = 45.0  # of a processor, after which no search for another target begins
 _FORECAST = (  # of a prediction
     "method",
@@ -99,6 +99,7 @@ class _Memory:
     )  # of the engine under this law, whatever the epoch
     recent: RecentArrivals = field(default_factory=RecentArrivals)  # whatever the epoch
     ahead: Outlook | None = None  # of the epoch
+    next: Answer | None = None  # what it says of the setting in force
 
 
 _memory = _Memory()
@@ -196,37 +197,28 @@ def _assessed(question: Question, seen: Snapshot) -> Assessment:
         compared = dataclasses.replace(found.compared, check=check)
         found = dataclasses.replace(found, compared=compared)
     if _memory.last_seen is None or _memory.last_seen.epoch != seen.epoch:
-        _memory.ahead = None
+        _memory.ahead = _memory.next = None
     _memory.last, _memory.last_shape, _memory.last_seen = found, question.shape, seen
     return found
 
 
-def _outlook(question: Question, seen: Snapshot, found: Assessment) -> Outlook | None:
-    """The next minutes; the last one stands for a while."""
-    last = _memory.ahead
-    if last is not None and seen.now - last.at < AHEAD_KEPT:
-        return last
-    if found.model is not None:
-        _memory.ahead = outlook(
-            seen,
-            cut_at(found.model, question.batch_tokens),
-            _memory.recent,
-            forecast_error(found.estimates, _memory.history),
-            least=found.estimates.gateway_turnaround,
-        )
-    return _memory.ahead
-
-
 def _next(question: Question, seen: Snapshot, found: Assessment, *, joins: bool) -> Answer | None:
-    """The mean of the next minutes, and between what nine in ten of their like have it."""
-    ahead = _outlook(question, seen, found)
-    if ahead is None or found.model is None:
-        return None
-    means = ahead.means(cut_at(found.model, question.batch_tokens))
-    if means is None:
+    """The mean of the next minutes, and between what nine in ten of their like have it; what was
+    said of them stands for a while.
+    """
+    last = _memory.ahead
+    if found.model is None or (last is not None and seen.now - last.at < AHEAD_KEPT):
+        return _memory.next
+    model = cut_at(found.model, question.batch_tokens)
+    error = forecast_error(found.estimates, _memory.history)
+    least = found.estimates.gateway_turnaround
+    ahead = outlook(seen, model, _memory.recent, error, least=least)
+    _memory.ahead, _memory.next = ahead, None
+    means = None if ahead is None else ahead.means(model)
+    if ahead is None or means is None:
         return None
     told = band(means[1 if joins else 0])
-    return {
+    _memory.next = {
         "seconds": ahead.seconds,
         "mean": told.value,
         "low": told.low,
@@ -234,6 +226,7 @@ def _next(question: Question, seen: Snapshot, found: Assessment, *, joins: bool)
         "history": ahead.history,
         "at": ahead.at,
     }
+    return _memory.next
 
 
 def _check_before(seen: Snapshot) -> Check | None:
