@@ -16,9 +16,9 @@ renewed every minute, or when the estimates have moved, and the simulation of th
 within the looks with their true frequency: the looks cover two minutes. Compilation of the
 simulator is over before (it is kept on disk). Pauses of the event loop: feeding by request, in wall
 seconds; take and pickle by look, in CPU seconds and in wall seconds, which on a busy machine hold
-what others did meanwhile. OpenBLAS has one thread, as in the predicting process. A look includes the plain values that
-`/admin/prediction` shows; not in here are the autopilot (off by default), what the interpreter and
-the pool's pipe do besides, and starting the process (seconds, once).
+what others did meanwhile. OpenBLAS has one thread, as in the predicting process. A look includes
+the plain values that `/admin/prediction` shows; not in here are the autopilot (off by default),
+what the interpreter and the pool's pipe do besides, and starting the process (seconds, once).
 
     .venv/bin/python bench/live_cost.py [--json FILE] [--policy TEXT ...]
 """
