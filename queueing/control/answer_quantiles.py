@@ -30,7 +30,7 @@ from queueing.simulation.experiment import begin_of, steady_run, summary
 from queueing.simulation.fast import COLUMNS, SimulatedRun, is_compiled
 
 DRAWN = 300_000  # requests: a p95 to 1 or 3 %
-KEPT = 20.0  # seconds
+KEPT = 60.0  # seconds
 STEP = 0.03  # of rate and capacity
 SERVED = "served_queueing_delay"
 

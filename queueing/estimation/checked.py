@@ -22,7 +22,7 @@ import numpy.typing as npt
 from policies import Policy, is_first_come
 from policies.ordered import counts, order_of
 from queueing.estimation.change import Vector
-from queueing.estimation.replayed import ENOUGH, Holding, Replayed, replayed
+from queueing.estimation.replayed import DRAWS, ENOUGH, Holding, Replayed, replayed
 from queueing.estimation.speed.batch_factors import BatchFactors
 from queueing.estimation.speed.batch_times import BatchTimes, lawful_times
 from queueing.estimation.speed.speeds import Speeds
@@ -38,6 +38,7 @@ from queueing.models.soap.predictor_text import NO_PREDICTION
 from queueing.simulation import fast
 
 DRIVEN = 1_000  # requests where the policy object is driven
+MANY = 5_000  # requests, of which half of the draws tell enough
 FEWEST = 20  # requests
 NO_FLOWS = np.empty(0, dtype=np.str_)
 TOGETHER, FEWEST_PARTS = 4, 10  # batches in a part of the interval, and such parts
@@ -359,7 +360,8 @@ def _replayed(
     """Without `speeds` at the law's."""
     given = trace_of(requests, flows)
     if not model.policy.joins_running:
-        return replayed(model, given, factors=_factors(requests, model))
+        draws = DRAWS if requests.row.size < MANY else DRAWS // 2
+        return replayed(model, given, factors=_factors(requests, model), draws=draws)
     path = None if speeds is None else _path(model, speeds)
     holding = Holding(requests.dispatched, requests.held)
     return replayed(model, given, path=path, holding=holding)
