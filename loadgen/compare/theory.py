@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from loadgen.compare.comparison import Compared, PaperKind, Predicted, SamplingError, Theory
 from loadgen.compare.epoch_sample import predictor_of
@@ -20,7 +21,7 @@ from queueing.arrivals.text import Process
 from queueing.distributions.token_distribution import TokenDistribution
 from queueing.errors import PredictionError, UnstableQueueError
 from queueing.estimation.assess import RARELY_CUT
-from queueing.estimation.checked import CheckedRun, check_run, cut_at
+from queueing.estimation.checked import CheckedRun, check_run, cut_at, requests_of, trace_of
 from queueing.estimation.replayed import replayed
 from queueing.estimation.window.of_run import window_of_run
 from queueing.latency.law import LatencyModel
@@ -30,7 +31,6 @@ from queueing.models.soap.predictor_text import PredictorText
 from queueing.prediction import predict_model
 from queueing.prediction.by_length import ByLength, durations_by_length
 from queueing.result import LEVELS, Quantiles
-from queueing.simulation import fast
 
 ONE_TOKEN = TokenDistribution(np.array([0.0, 1.0]))  # a replay draws no lengths
 
@@ -103,9 +103,8 @@ class _Asked:
     def check(
         self, policy: Policy, requests: Sequence[Served], shortest_delay: float
     ) -> CheckedRun | None:
-        flows = np.array([r.flow or "" for r in requests], dtype=np.str_)
         seen, model = window_of_run(requests, shortest_delay), self.calibrated(policy, requests)
-        return check_run(seen, cut_at(model, self.batch_tokens), flows)
+        return check_run(seen, cut_at(model, self.batch_tokens), flows_of(requests))
 
     def predict(
         self, policy: Policy, rate: float, requests: Sequence[Served], at: LatencyModel
@@ -208,26 +207,16 @@ def replay_arrivals(
         step_tokens=step_tokens,
         servers=servers_of(requests),
     )
-    found = replayed(model, _trace_of(requests), seed=seed)
-    instants = zip(found.dispatched.mean(axis=0), found.released.mean(axis=0), strict=True)
-    return {
-        request.id: (float(start), float(release))
-        for request, (start, release) in zip(requests, instants, strict=True)
-    }
+    told, flows = requests_of(window_of_run(requests), model), flows_of(requests)
+    found = replayed(model, trace_of(told, flows), seed=seed)
+    starts, releases = found.dispatched.mean(axis=0).tolist(), found.released.mean(axis=0).tolist()
+    ids = [requests[row].id for row in told.row.tolist()]
+    return dict(zip(ids, zip(starts, releases, strict=True), strict=True))
 
 
-def _trace_of(requests: Sequence[Served]) -> fast.Trace:
-    outputs = [max(1, r.output_tokens) for r in requests]
-    limits = [max(1, r.max_output_tokens or r.output_tokens) for r in requests]
-    told = [r.predicted_output_tokens for r in requests]
-    return fast.Trace(
-        np.array([r.arrived_at for r in requests], dtype=np.float64),
-        np.array(outputs, dtype=np.int64),
-        np.array([r.prompt_tokens for r in requests], dtype=np.int64),
-        predicted=np.array([math.nan if value is None else value for value in told]),
-        limits=np.array(limits, dtype=np.int64),
-        flows=np.array([r.flow or "" for r in requests], dtype=np.str_),
-    )
+def flows_of(requests: Sequence[Served]) -> npt.NDArray[np.str_]:
+    """Of each, in their order."""
+    return np.array([request.flow or "" for request in requests], dtype=np.str_)
 
 
 def predict_means(model: Model, rate: float, method: str = "auto") -> Predicted:
