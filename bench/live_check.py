@@ -257,14 +257,11 @@ def same_requests(
     """
     from queueing.estimation.assess import Limits, assess
     from queueing.estimation.outlook import forecast_error, outlook
-    from queueing.estimation.window.of_run import window_of_run
     from queueing.optimization.gain.operating_point import OperatingPoint
     from queueing.optimization.gain.same_requests import SameRequests
 
     limits = Limits(max_output_tokens=asked[1], max_num_seqs=MOST)
-    seen = window_of_run(requests, min(r.dispatched_at - r.arrived_at for r in requests))
-    began = float(seen.arrivals[0]) - 1e-9
-    seen = dataclasses.replace(seen, start=began, epoch_at=began)
+    seen = window_of_epoch(requests)
     recent, speeds = known or (None, None)
     found = assess(seen, law, limits, history=speeds)
     point = OperatingPoint(estimates=found.estimates, shape=law, limits=limits)
@@ -279,18 +276,24 @@ def same_requests(
 def ratio(requests: Sequence[Any], asked: tuple[str, int], law: Any, quantity: str) -> float:
     """Observed over modelled, by the check: what both sides of a gain have in common."""
     from queueing.estimation.checked import check_run
-    from queueing.estimation.window.of_run import window_of_run
 
     model = same_requests(requests, asked, law).point.model(setting_of(asked))
-    found = check_run(window_of_run(requests), model)
+    found = check_run(window_of_epoch(requests), model)
     return 1.0 if found is None else float(getattr(found, quantity).ratio)
 
 
 def mean_of(requests: Sequence[Any], quantity: str) -> float:
     """Observed, seconds, without the warm-up."""
+    return float(window_of_epoch(requests).judged(sojourn=quantity == "sojourn_time").mean())
+
+
+def window_of_epoch(requests: Sequence[Any]) -> Any:
+    """Which begins with its first dispatch: who waited then stands at its beginning."""
     from queueing.estimation.window.of_run import window_of_run
 
-    return float(window_of_run(requests).judged(sojourn=quantity == "sojourn_time").mean())
+    seen = window_of_run(requests, min(r.dispatched_at - r.arrived_at for r in requests))
+    began = min(r.dispatched_at for r in requests)
+    return dataclasses.replace(seen, start=began, epoch_at=began)
 
 
 def text(asked: tuple[str, int]) -> str:

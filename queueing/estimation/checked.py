@@ -22,7 +22,7 @@ import numpy.typing as npt
 from policies import Policy, is_first_come
 from policies.ordered import counts, order_of
 from queueing.estimation.change import Vector
-from queueing.estimation.replayed import DRAWS, ENOUGH, Holding, Replayed, replayed
+from queueing.estimation.replayed import DRAWS, ENOUGH, Holding, Replayed, keeps_pace, replayed
 from queueing.estimation.speed.batch_factors import BatchFactors
 from queueing.estimation.speed.batch_times import BatchTimes, lawful_times
 from queueing.estimation.speed.speeds import Speeds
@@ -306,7 +306,7 @@ def _with_running(found: Requests, seen: Snapshot) -> Requests:
     )
 
 
-def _path(model: Model, speeds: Speeds) -> SpeedPath | None:
+def path_of(model: Model, speeds: Speeds) -> SpeedPath | None:
     """How fast a continuous engine was at each moment; None where it is taken as constant."""
     times = speeds.times
     if model.servers > 1 or times.count < 2:
@@ -315,7 +315,16 @@ def _path(model: Model, speeds: Speeds) -> SpeedPath | None:
     return path_of_slots(times.at, times.measured, times.fitted, outside)
 
 
-def _factors(requests: Requests, model: Model) -> BatchFactors | None:
+def machine_of(seen: Snapshot, requests: Requests, model: Model) -> BatchFactors | SpeedPath | None:
+    """How fast the one server of a window was at each moment, for whatever it is to serve."""
+    if not keeps_pace(model):
+        return None
+    if not model.policy.joins_running:
+        return factors_of(requests, model)
+    return path_of(model, Speeds.of(model.policy, seen, model.law, model.step_tokens))
+
+
+def factors_of(requests: Requests, model: Model) -> BatchFactors | None:
     """Of the batches that a policy forms; none of one that interrupts them, as no record tells what
     an interruption wastes.
     """
@@ -361,8 +370,8 @@ def _replayed(
     given = trace_of(requests, flows)
     if not model.policy.joins_running:
         draws = DRAWS if requests.row.size < MANY else DRAWS // 2
-        return replayed(model, given, factors=_factors(requests, model), draws=draws)
-    path = None if speeds is None else _path(model, speeds)
+        return replayed(model, given, factors=factors_of(requests, model), draws=draws)
+    path = None if speeds is None else path_of(model, speeds)
     holding = Holding(requests.dispatched, requests.held)
     return replayed(model, given, path=path, holding=holding)
 

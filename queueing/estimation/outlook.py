@@ -9,7 +9,8 @@ of all. They are simulated, from what waits now, many times over. Each stretch o
               (Bayesian bootstrap, Rubin 1981), as its rate is not known for sure; faster or slower
               by as much as the work that came moved from one stretch to the next
     requests  runs of the window's own: prompts, answers, limits, predictions
-    speed     lognormal about the window's: its own error, and how far one stretch of minutes was
+    speed     of one server pieces of what it was in the window, moment by moment; on the whole
+              lognormal about the window's: its own error, and how far one stretch of minutes was
               from the next in the last hour
 
 One stretch is the same for every setting: a gain is known better than either side.
@@ -26,12 +27,14 @@ import numpy.typing as npt
 
 from policies.ordered import counts
 from queueing.estimation.change import Vector
-from queueing.estimation.checked import FEWEST, Requests, plain, requests_of, trace_of
+from queueing.estimation.checked import FEWEST, Requests, machine_of, plain, requests_of, trace_of
 from queueing.estimation.estimates import Estimates
 from queueing.estimation.interval import NORMAL, Estimate
-from queueing.estimation.replayed import replayed
+from queueing.estimation.replayed import keeps_pace, replayed
+from queueing.estimation.speed.batch_factors import BatchFactors
 from queueing.estimation.speed.speed_history import SpeedHistory
 from queueing.estimation.window.snapshot import Snapshot
+from queueing.latency.speed_path import SpeedPath
 from queueing.model import Model
 from queueing.simulation import fast
 
@@ -128,6 +131,7 @@ class Outlook:
 
     stretches: tuple[Requests, ...]
     speeds: Vector
+    paths: tuple[SpeedPath | None, ...]  # of one server, with its speed on the whole
     seconds: float
     history: float
     at: float  # the end of the window that it rests on
@@ -137,18 +141,19 @@ class Outlook:
         """Mean queueing delay and sojourn of each stretch, in seconds, under a token limit; None
         of an order that counts the service of flows, which are not known.
         """
-        model = dataclasses.replace(plain(model), law=model.law)  # with its stalls
+        law, model = model.law, plain(model)
         if counts(model.policy):
             return None
         compiled = fast.is_compiled(model)
         most = STRETCHES if compiled else DRIVEN_STRETCHES
         found = []
-        for number, (each, speed) in enumerate(zip(self.stretches, self.speeds, strict=True)):
-            if number == most:
-                break
+        for number, each in enumerate(self.stretches[:most]):
             part = each if compiled else each.part(slice(DRIVEN // DRIVEN_STRETCHES))
-            own = dataclasses.replace(model, law=model.law.at_speed(speed * model.law.speed))
-            run = replayed(own, trace_of(limited(part, limit)), draws=1, seed=number)
+            path, own = self.paths[number] if keeps_pace(model) else None, model
+            if path is None:  # stalls are in a path
+                own = dataclasses.replace(model, law=law.at_speed(self.speeds[number] * law.speed))
+            given = trace_of(limited(part, limit))
+            run = replayed(own, given, path=path, draws=1, seed=number)
             ends = np.stack([run.dispatched[0], run.released[0]])
             judged = part.judged & np.isfinite(ends).all(axis=0)
             if judged.any():
@@ -181,6 +186,7 @@ def outlook(
     in the minutes to come. None where too little came.
     """
     told = requests_of(seen, plain(model))
+    machine = machine_of(seen, told, plain(model))
     told = told.part(told.row >= 0)
     rate = float(recent.sizes.sum()) / recent.seconds if recent.seconds else 0.0
     if told.row.size < FEWEST or not rate > 0:
@@ -188,10 +194,12 @@ def outlook(
     seconds = min(seconds, MOST / FEWEST_STRETCHES / rate)
     number = int(np.clip(MOST / (rate * seconds), FEWEST_STRETCHES, STRETCHES))
     stretches, speeds, drift = [], np.empty(number), recent.drift(seconds)
+    paths: list[SpeedPath | None] = []
     present = seen.waiting + (len(seen.in_service) if model.policy.joins_running else 0)
     for index in range(number):
         rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(index,)))
         speeds[index] = math.exp(speed_error * rng.standard_normal())
+        paths.append(_resampled(machine, seconds, float(speeds[index]), rng))
         faster = math.exp(drift * rng.standard_normal())
         at, sizes = recent.drawn(seconds * faster, rng)
         at /= faster
@@ -202,11 +210,34 @@ def outlook(
     return Outlook(
         stretches=tuple(stretches),
         speeds=speeds,
+        paths=tuple(paths),
         seconds=seconds,
         history=recent.seconds,
         at=seen.now,
         least=least,
     )
+
+
+def _resampled(
+    machine: BatchFactors | SpeedPath | None, seconds: float, scale: float, rng: np.random.Generator
+) -> SpeedPath | None:
+    """Pieces of how fast it was, one after the other."""
+    if machine is None:
+        return None
+    path = machine.path(rng) if isinstance(machine, BatchFactors) else machine
+    span, at, knots, speeds = float(path.at[-1] - path.at[0]), 0.0, [np.zeros(1)], []
+    length = min(float(rng.choice(PIECES)), span / 2)
+    while at < seconds and span > 0:
+        piece = min(float(rng.exponential(length)), seconds - at, span)
+        since = path.at[0] + rng.random() * (span - piece)
+        first = int(np.searchsorted(path.at, since, "right")) - 1
+        last = max(first + 1, int(np.searchsorted(path.at, since + piece, "left")))
+        knots.append(np.append(path.at[first + 1 : last], since + piece) - since + at)
+        speeds.append(path.speed[first:last])
+        at += piece
+    if not speeds:
+        return None
+    return SpeedPath(np.concatenate(knots), scale * np.concatenate(speeds), scale * path.outside)
 
 
 def _runs(count: int, wanted: int, rng: np.random.Generator) -> npt.NDArray[np.intp]:

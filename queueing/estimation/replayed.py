@@ -22,6 +22,7 @@ from policies.ordered import in_arrival_order, order_of
 from policies.orders.by_length import Binned
 from queueing.distributions.token_distribution import Vector
 from queueing.estimation.speed.batch_factors import BatchFactors
+from queueing.latency.law import LatencyModel
 from queueing.latency.speed_path import SpeedPath
 from queueing.model import Model, token_limit
 from queueing.simulation import fast
@@ -61,21 +62,21 @@ def replayed(
     draws: int = DRAWS,
     seed: int = 0,
 ) -> Replayed:
-    """At the law's speed and with residuals drawn by its cv, or with `factors`; of a continuous
-    engine at the speeds of `path`, corrected by `holding`. One seed draws the same for every law
+    """At the law's speed and with residuals drawn by its cv, or with `factors`, or at the speeds of
+    `path`; of a continuous engine corrected by `holding`. One seed draws the same for every law
     with the same cv; a policy from outside has one draw.
     """
     model, given = _as_kernels_have_it(model, _together(given))
     if model.policy.joins_running:
         return _of_slots(model, given, path, holding)
     compiled = fast.is_compiled(model) and not given.limits.size
+    if path is not None and keeps_pace(model):
+        return _at_pace(dataclasses.replace(model, law=_plain(model.law)), given, path)
     factors = factors if compiled else None
     draws = draws if compiled and (model.law.cv or factors) else 1
     if factors is not None:
-        law = dataclasses.replace(model.law, speed=1.0, cv=0.0)
-        model = dataclasses.replace(model, server_speeds=(), law=law)
-    # a clock for all servers, or for a wait that does not follow the machine, there is none
-    alone = model.servers == 1 and not _waits(model)
+        model = dataclasses.replace(model, server_speeds=(), law=_plain(model.law))
+    alone = keeps_pace(model)
     found = np.empty((2, draws, given.arrived_at.size))
     for number in range(draws):
         stream = np.random.SeedSequence(seed, spawn_key=(number,))
@@ -91,8 +92,17 @@ def replayed(
     return Replayed(dispatched=found[0], released=found[1], speed=model.law.speed)
 
 
-def _waits(model: Model) -> bool:
-    return isinstance(model.policy, Fixed) and math.isfinite(model.policy.max_wait)
+def keeps_pace(model: Model) -> bool:
+    """Whether one clock serves: there is none for several servers, nor for a wait that does not
+    follow the machine.
+    """
+    waits = isinstance(model.policy, Fixed) and math.isfinite(model.policy.max_wait)
+    return model.servers == 1 and not waits
+
+
+def _plain(law: LatencyModel) -> LatencyModel:
+    """At speed 1, without a residual."""
+    return dataclasses.replace(law, speed=1.0, cv=0.0)
 
 
 def _of_slots(

@@ -5,10 +5,11 @@ the one in force.
 
 Both sides have the requests, their lengths and the draws of the residuals in common, so that the
 gain is known far better than either mean (queueing.measurement.check), in bursts and overload too.
-Its interval is that of other requests of the same traffic at the same speed: batch means of the
-paired differences over time, and one draw among the others. What the next minutes bring is less
-sure (queueing.estimation.outlook): near saturation a machine that is a tenth slower changes a gain
-by several times that.
+The one server of a window is as fast for every setting as it was at each moment. The interval is
+for as many requests of the same traffic on the same machine: batch means of the paired differences
+over time, once for these and once for those, and one draw among the others. What the next minutes
+bring is less sure (queueing.estimation.outlook): near saturation a machine that is a tenth slower
+changes a gain by several times that.
 """
 
 from __future__ import annotations
@@ -23,11 +24,21 @@ import numpy.typing as npt
 
 from policies.ordered import counts
 from queueing.estimation.change import Vector
-from queueing.estimation.checked import FEWEST, Requests, cut_at, plain, requests_of, trace_of
+from queueing.estimation.checked import (
+    FEWEST,
+    Requests,
+    cut_at,
+    machine_of,
+    plain,
+    requests_of,
+    trace_of,
+)
 from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
 from queueing.estimation.outlook import Outlook, band, limited
-from queueing.estimation.replayed import replayed
+from queueing.estimation.replayed import keeps_pace, replayed
+from queueing.estimation.speed.batch_factors import BatchFactors
 from queueing.estimation.window.snapshot import Snapshot
+from queueing.latency.speed_path import SpeedPath
 from queueing.measurement.batch_means import batch_means_interval, student
 from queueing.model import Model
 from queueing.optimization.forecast import Setting
@@ -75,7 +86,8 @@ class SameRequests:
         within = batch_means_interval(apart).half_width / float(before.mean())
         each = after.mean(axis=1) / before.mean(axis=1)  # steps of a continuous engine: one draw
         draw = student(DRAWS - 1, 0.95) * float(each.std(ddof=1)) if each.size > 1 else 0.0
-        return symmetric(1 - ratio, math.hypot(within, draw), float(before.shape[1]))
+        half = math.hypot(math.sqrt(2) * within, draw)
+        return symmetric(1 - ratio, half, float(before.shape[1]))
 
     def next_gain(self, setting: Setting, quantity: Quantity) -> Estimate:
         """The same over the next minutes: where nine in ten of their like have it."""
@@ -126,11 +138,25 @@ class SameRequests:
         if counts(model.policy) or alone or np.count_nonzero(requests.judged) < FEWEST:
             return None
         requests = limited(requests, limit)
-        found = replayed(model, trace_of(requests), draws=DRAWS)
+        found = replayed(model, trace_of(requests), draws=DRAWS, **self._pace(model))
         judged = requests.judged & np.isfinite(found.released).all(axis=0)
         arrived = requests.arrived[judged]
         both = np.stack([found.dispatched[:, judged], found.released[:, judged]]) - arrived
         return np.maximum(both, 0.0)
+
+    def _pace(self, model: Model) -> dict[str, Any]:
+        """How fast the machine was at each moment, where one clock says it for any setting."""
+        if not keeps_pace(model):
+            return {}
+        if isinstance(self._machine, BatchFactors) and model.policy.joins_running:
+            return {"path": self._machine.path(np.random.default_rng(0))}
+        if isinstance(self._machine, BatchFactors):
+            return {"factors": self._machine}
+        return {"path": self._machine}
+
+    @cached_property
+    def _machine(self) -> BatchFactors | SpeedPath | None:
+        return machine_of(self.seen, self._requests, plain(self._model(self.current)))
 
     def _unknown(self, limit: int | None) -> bool:
         """Whether answers that the limit in force cuts would be longer."""
