@@ -199,7 +199,7 @@ def outlook(
     for index in range(number):
         rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(index,)))
         speeds[index] = math.exp(speed_error * rng.standard_normal())
-        paths.append(_resampled(machine, seconds, float(speeds[index]), rng))
+        paths.append(_resampled(machine, seconds, float(speeds[index]), rng.spawn(1)[0]))
         faster = math.exp(drift * rng.standard_normal())
         at, sizes = recent.drawn(seconds * faster, rng)
         at /= faster
@@ -226,7 +226,7 @@ def _resampled(
         return None
     path = machine.path(rng) if isinstance(machine, BatchFactors) else machine
     span, at, knots, speeds = float(path.at[-1] - path.at[0]), 0.0, [np.zeros(1)], []
-    length = min(float(rng.choice(PIECES)), span / 2)
+    length = min(float(rng.choice(PIECES[1:])), span / 2)  # no shorter than what slows it
     while at < seconds and span > 0:
         piece = min(float(rng.exponential(length)), seconds - at, span)
         since = path.at[0] + rng.random() * (span - piece)
@@ -250,7 +250,8 @@ def _runs(count: int, wanted: int, rng: np.random.Generator) -> npt.NDArray[np.i
 
 def band(means: Vector) -> Estimate:
     """Where the mean of the next stretch lies, nine times in ten."""
-    low, high = np.quantile(means, ((1 - LEVEL) / 2, (1 + LEVEL) / 2))
+    ends = (1 - LEVEL) / 2, (1 + LEVEL) / 2
+    low, high = np.quantile(means, ends, method="weibull")  # of one more beside these
     return Estimate(float(means.mean()), float(low), float(high), float(means.size))
 
 
