@@ -43,8 +43,8 @@ def test_the_stub_answers_whole_and_streamed_one_after_the_other(stub: Server) -
 
 
 def test_the_gateway_passes_every_call_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside another stub that stands for a proxy."""
-    for name, short in {"WARM_UP": 0.0, "SECONDS": 0.05, "SLICES": 1, "MODERATE": 0.2}.items():
+    """Beside another stub that stands for a proxy; at most 300 calls are under way."""
+    for name, short in {"WARM_UP": 0.0, "SECONDS": 0.05, "SLICES": 1, "MODERATE": 0.1}.items():
         monkeypatch.setattr(rates, name, short)
 
     def another(folder: Path, _: int) -> AbstractContextManager[Server]:
