@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from policies.ordered import counts
+from queueing.estimation.assess import while_requests_came
 from queueing.estimation.change import Vector
 from queueing.estimation.checked import FEWEST, Requests, machine_of, plain, requests_of, trace_of
 from queueing.estimation.estimates import Estimates
@@ -53,7 +54,7 @@ MOST_ERROR = 0.5  # of the speed, relative
 @dataclass(slots=True)
 class RecentArrivals:
     """Calls of the last hour, and output tokens of those that ended, on a clock that stands still
-    while nobody looked.
+    while nobody looked, or came.
     """
 
     at: Vector = field(default_factory=lambda: np.empty(0))
@@ -64,9 +65,12 @@ class RecentArrivals:
     _until: float = -math.inf
 
     def add(self, seen: Snapshot) -> None:
-        """What is new in a window; windows may overlap."""
+        """What is new in a window; windows may overlap. Silence before the first calls and after
+        the last is not of their traffic.
+        """
+        seen = while_requests_came(seen)
         since = max(seen.start, self._until)
-        if seen.now <= since:
+        if seen.now <= since or seen.arrivals.size < FEWEST:
             return
         new = seen.arrivals > since
         at = np.concatenate([self.at, self.clock + seen.arrivals[new] - since])

@@ -165,3 +165,13 @@ def test_what_slowed_the_machine_may_come_in_the_next_minutes_too() -> None:
     (smooth, _), (stalling, observed) = means
     assert stalling > 1.2 * smooth
     assert stalling == pytest.approx(observed, rel=0.25)
+
+
+def test_silence_before_the_first_call_is_not_of_the_traffic() -> None:
+    at, recent = np.arange(500.0, 560.0, 0.5), RecentArrivals()
+    recent.add(_of(np.empty(0), 0.0, 400.0))
+    recent.add(_of(at[:3], 380.0, 502.0))
+    recent.add(_of(at[at <= 530.0], 410.0, 530.0))
+    recent.add(_of(at, 440.0, 560.0))
+    assert recent.seconds == pytest.approx(60.0, abs=1.0)
+    assert recent.at.size in (at.size - 1, at.size)
