@@ -207,8 +207,10 @@ def _next(question: Question, seen: Snapshot, found: Assessment, *, joins: bool)
     said of them stands for a while.
     """
     last = _memory.ahead
-    if found.model is None or (last is not None and seen.now - last.at < AHEAD_KEPT):
+    if found.model is None:
         return _memory.next
+    if last is not None and seen.now - last.at < min(AHEAD_KEPT, last.history / 2):
+        return _memory.next  # of little traffic it soon knows more
     model = cut_at(found.model, question.batch_tokens)
     error = forecast_error(found.estimates, _memory.history)
     least = found.estimates.gateway_turnaround

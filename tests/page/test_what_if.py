@@ -205,6 +205,8 @@ def test_the_what_if_table_and_the_bar_fit_with_long_durations_and_a_patience(
         topics["gateway"]["in_force"] |= {"patience": 45.0}
         topics["look"]["prediction"]["comparison"]["verdict"] = "not enough data"
         topics["what_if"][0]["queueing_delay"] |= {"mean": 44.975, "p99": 45.0}
+        for each in topics["what_if"]:
+            each |= {"gain": -99.9, "next_gain_low": -99.9, "next_gain_high": -0.42}
 
     async def main() -> None:
         async with staged(site.browser, site.gateway.url, patient, width=width) as page:

@@ -74,7 +74,8 @@ function row(each, { scale, current, use, unit }) {
 function gain({ gain: share, next_gain_low: low, next_gain_high: high }) {
   if (share === null || share === undefined) return [NONE];
   if (low === null || low === undefined) return [taken(share)];
-  return [taken(share), h("small", { class: "remark close" }, `${taken(low, "")} to ${taken(high)}`)];
+  const ends = [...new Set([taken(low, ""), taken(high, "")])].join(" to ");
+  return [taken(share), h("small", { class: "remark close" }, `${ends}\u202f%`)];
 }
 
 /** A share that is taken off; what is added may be many times as much. */
