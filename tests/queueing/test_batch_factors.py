@@ -4,6 +4,7 @@ long as measured, but for what the law says of their sizes and lengths.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 
@@ -12,11 +13,15 @@ import pytest
 
 from policies import Policy, format_policy, parse_policy
 from queueing.distributions.token_distribution import TokenDistribution
+from queueing.estimation.assess import Limits, assess
 from queueing.estimation.checked import CheckedRun, check_run
 from queueing.estimation.window.of_run import window_of_run
 from queueing.latency.law import LatencyModel
 from queueing.measurement.recursion import Served
 from queueing.model import Model
+from queueing.optimization.forecast import Setting
+from queueing.optimization.gain.operating_point import OperatingPoint
+from queueing.optimization.gain.same_requests import SameRequests
 
 ONE_TOKEN = TokenDistribution(np.array([0.0, 1.0]))
 LAW = LatencyModel(k1=0.002, k2=0.004, k3=0.0002, k4=0.001)
@@ -137,3 +142,18 @@ def test_a_run_of_one_batch_is_served() -> None:
     assert found.dispatched == pytest.approx([requests[0].arrived_at])
     held = requests[0].server_free_at - requests[0].dispatched_at
     assert found.released - found.dispatched == pytest.approx([held])
+
+
+@pytest.mark.parametrize("speed", [slow_spell, wandering])
+def test_a_what_if_meets_the_machine_as_it_was_at_each_moment(speed: Speed) -> None:
+    """At its mean speed the setting in force itself would have waited a third as long, or less."""
+    text, rate = "capped:max_batch_size=4", 60.0
+    requests = run(parse_policy(text), rate, speed)
+    seen = window_of_run(requests)
+    began = requests[0].arrived_at - 1e-6
+    seen = dataclasses.replace(seen, start=began, epoch_at=began)
+    limits = Limits(max_output_tokens=32, max_num_seqs=4)
+    point = OperatingPoint(estimates=assess(seen, LAW, limits).estimates, shape=LAW, limits=limits)
+    current = Setting(policy=text, max_output_tokens=32)
+    found = SameRequests(seen, point, current).mean(current, "queueing_delay")
+    assert found == pytest.approx(float(seen.judged().mean()), rel=0.05)
