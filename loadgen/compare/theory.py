@@ -150,13 +150,7 @@ class _Asked:
         return self._model(policy, requests, self.law)
 
     def _model(self, policy: Policy, requests: Sequence[Served], at: LatencyModel) -> Model:
-        batches, prompts = (
-            np.array([getattr(r, name) for r in requests]) for name in ("batch_id", "prompt_tokens")
-        )
-        cut = self.batch_tokens
-        if cut is not None and prompts_cut(batches, prompts, cut) <= RARELY_CUT:
-            cut = None
-        step = step_bound(policy, self.max_num_seqs, self.step_tokens, cut)
+        step = step_bound(policy, self.max_num_seqs, self.step_tokens, self._cut(requests))
         return Model(
             policy=policy,
             output_tokens=self.output_tokens or lengths_of(requests),
@@ -167,6 +161,16 @@ class _Asked:
             servers=servers_of(requests),
             predictor=self.predictor or predictor_of(requests),
         )
+
+    def _cut(self, requests: Sequence[Served]) -> int | None:
+        """The bound on the prompts of a batch, where it mattered in the run."""
+        if self.batch_tokens is None:
+            return None
+        batches, prompts = (
+            np.array([getattr(r, name) for r in requests]) for name in ("batch_id", "prompt_tokens")
+        )
+        cut = prompts_cut(batches, prompts, self.batch_tokens)
+        return self.batch_tokens if cut > RARELY_CUT else None
 
 
 def lengths_of(requests: Sequence[Served]) -> TokenDistribution:

@@ -110,7 +110,7 @@ class RecentArrivals:
 
     def drawn(self, seconds: float, rng: np.random.Generator) -> tuple[Vector, Vector]:
         """Instants and sizes of the calls of such a stretch."""
-        begin, span = self.clock - self.seconds, self.seconds
+        begin, end, span = self.clock - self.seconds, self.clock, self.seconds
         weights = rng.dirichlet(np.ones(PARTS))
         length = min(float(rng.choice(PIECES)), span / 2)
         instants, sizes, at = [np.empty(0)], [np.empty(0)], 0.0
@@ -118,8 +118,11 @@ class RecentArrivals:
             part = (rng.choice(PARTS, p=weights) + rng.random()) / PARTS
             piece = min(float(rng.exponential(length)), seconds - at, span)
             since = begin + part * span
-            for low, shift in ((since, at), (begin, at + begin + span - since)):
-                high = min(since + piece, begin + span) if low == since else since + piece - span
+            over = since + piece - span  # at the end of what is known it goes on at the begin
+            for low, high, shift in (
+                (since, min(since + piece, end), at),
+                (begin, over, at + end - since),
+            ):
                 first, last = np.searchsorted(self.at, (low, high))
                 instants.append(self.at[first:last] - low + shift)
                 sizes.append(self.sizes[first:last])

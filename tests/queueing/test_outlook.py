@@ -6,6 +6,7 @@ import dataclasses
 import math
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from policies import parse_policy
@@ -18,10 +19,11 @@ from queueing.latency.law import LatencyModel
 from queueing.model import Model
 from queueing.simulation.experiment import run_given
 from queueing.simulation.fast import SimulatedRun, Trace
-from tests.queueing.estimation_runs import record_of, seen
+from tests.queueing.estimation_windows import snapshot_of_run
 
 LAW = LatencyModel(k1=2e-3, k2=4e-3, k3=3e-4, k4=6e-3, cv=0.1)
 LENGTHS = parse_distribution("geometric:mean=40", 200)
+Matrix = npt.NDArray[np.float64]
 LIMITS = Limits(max_num_seqs=32)
 
 
@@ -39,24 +41,29 @@ def served(
     return run_given(queue, given, np.random.SeedSequence(seed))
 
 
-def window(run: SimulatedRun, policy: str, low: float, high: float) -> Snapshot:
-    """Of who arrived and was served by then."""
-    ids, first = np.unique(run.batch_id, return_index=True)
-    sizes = dict(zip(ids.tolist(), run.batch_size[first].tolist(), strict=True))
-    kept = np.flatnonzero((run.arrived_at > low) & (run.server_free_at <= high))
-    records = [
-        record_of(
-            int(i),
-            int(run.batch_id[i]),
-            sizes[int(run.batch_id[i])],
-            float(run.arrived_at[i]),
-            float(run.dispatched_at[i]),
-            float(run.server_free_at[i]),
-            int(run.output_tokens[i]),
-        )
-        for i in kept
-    ]
-    return seen(records, policy).since(low).ending(high)
+def window(run: SimulatedRun, policy: str, high: float) -> Snapshot:
+    """From the begin on, of who arrived and was served by then."""
+    whole = snapshot_of_run(run, model(policy))
+    return dataclasses.replace(
+        whole,
+        now=high,
+        arrivals=whole.arrivals[whole.arrivals <= high],
+        rows=whole.rows[whole.column("server_free_at") <= high],
+    )
+
+
+def ahead_of(before: Snapshot, speed_error: float) -> Matrix:
+    """Means of the stretches that follow a window."""
+    recent = RecentArrivals()
+    recent.add(before)
+    assert recent.seconds == pytest.approx(before.now, rel=0.02)
+    found = assess(before, LAW, LIMITS)
+    assert found.model is not None
+    ahead = outlook(before, found.model, recent, speed_error)
+    assert ahead is not None
+    means = ahead.means(found.model)
+    assert means is not None
+    return means
 
 
 @pytest.mark.parametrize(
@@ -71,17 +78,7 @@ def test_the_mean_of_the_next_minutes_is_where_it_was_said(policy: str, arrivals
     inside = 0
     for seed in range(20):
         run = served(policy, arrivals, 1_200.0, seed)
-        before = window(run, policy, 0.0, 900.0)
-        recent = RecentArrivals()
-        recent.add(before)
-        assert recent.seconds == pytest.approx(900.0, rel=0.02)
-        found = assess(before, LAW, LIMITS)
-        assert found.model is not None
-        ahead = outlook(before, found.model, recent, 0.02)
-        assert ahead is not None
-        means = ahead.means(found.model)
-        assert means is not None
-        told = band(means[0])
+        told = band(ahead_of(window(run, policy, 900.0), 0.02)[0])
         after = (run.arrived_at > 900.0) & (run.arrived_at <= 1_200.0)
         inside += told.low <= run.queueing_delay[after].mean() <= told.high
     assert inside >= 15, "a binomial of 20 at 0.9 is below that once in 90,000 times"
@@ -153,14 +150,7 @@ def test_what_slowed_the_machine_may_come_in_the_next_minutes_too() -> None:
     means = []
     for law in (LAW, dataclasses.replace(LAW, stall_share=0.1, stall=3.0)):
         run = served("dynamic", "poisson:rate=3", 900.0, 1, law)
-        before, recent = window(run, "dynamic", 0.0, 900.0), RecentArrivals()
-        recent.add(before)
-        found = assess(before, LAW, LIMITS)
-        assert found.model is not None
-        ahead = outlook(before, found.model, recent, 0.0)
-        assert ahead is not None
-        told = ahead.means(found.model)
-        assert told is not None
+        told = ahead_of(window(run, "dynamic", 880.0), 0.0)
         means.append((told[0].mean(), run.queueing_delay.mean()))
     (smooth, _), (stalling, observed) = means
     assert stalling > 1.2 * smooth

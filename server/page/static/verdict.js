@@ -78,7 +78,7 @@ function compared(prediction, { gateway, look, unit, now, columns }) {
     const { name } = parsePolicy(prediction.policy);
     const grows = prediction.load !== null && prediction.load < 1 ? sentences([comparison.assumptions.stable_queue.says]) : `${excess(prediction.load)}, and the queue grows until the rate falls.`;
     const why = look.stopped ? "No requests come now; the queue is of those that came." : `${grows} “What if” lists the load of other settings.`;
-    return { says: [`No steady state: requests arrive faster than ${name} can serve them`], short: "Overloaded", alarm: true, why: `${why}${beside} ${look.stopped ? "" : ahead(prediction.next, unit)}`, title: "Unstable" };
+    return { says: [`No steady state: requests arrive faster than ${name} can serve them`], short: "Overloaded", alarm: true, why: [`${why}${beside}`, look.stopped ? "" : ahead(prediction.next, unit)].filter(Boolean).join(" "), title: "Unstable" };
   }
   if (predicted.value === null && prediction.load >= 1) return { says: ["Too early to say whether the queue has a steady state"], short: "Too early to judge", why: `${sentences([comparison.assumptions.stable_queue.says])}` };
   const of = `Mean ${what} under ${policyWords(prediction.policy)}${look.stopped ? ", of the requests that came; none come now" : ""}`;
