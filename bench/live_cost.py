@@ -8,17 +8,17 @@ last assessment handed on. Looks are counted once the window has reached its ful
 CPU seconds are `process_time`, all in one process (the gateway's part and the predicting
 process's):
 
-    share = (on_arrival + on_record) x rate + (take, pickle, unpickle, add + snapshot + assess) / 5
-    s total = share + what-ifs / 60 s
+    share = (on_arrival + on_record) x rate + (take, pickle, unpickle, assess_window) / 5 s
+    total = share + ask_what_ifs, until none is pending, with their gains / 60 s
 
-Each look hands its assessment to the next; the sensitivity and the exact prediction that are
-renewed every minute, or when the estimates have moved, and the simulation of the next minutes are
-within the looks with their true frequency: the looks cover two minutes. Compilation of the
+What is asked is the predicting process's own functions (server.live.predicting), which keep what
+they keep: the long run and the simulation of the next minutes are within the looks with their true
+frequency, as the looks cover two minutes. Compilation of the
 simulator is over before (it is kept on disk). Pauses of the event loop: feeding by request, in wall
 seconds; take and pickle by look, in CPU seconds and in wall seconds, which on a busy machine hold
-what others did meanwhile. OpenBLAS has one thread, as in the predicting process. A look includes
-the plain values that `/admin/prediction` shows; not in here are the autopilot (off by default),
-what the interpreter and the pool's pipe do besides, and starting the process (seconds, once).
+what others did meanwhile. OpenBLAS has one thread, as in the predicting process. Not
+in here are the autopilot (off by default), what the interpreter and the pool's pipe do besides, and
+starting the process (seconds, once).
 
     .venv/bin/python bench/live_cost.py [--json FILE] [--policy TEXT ...]
 """
@@ -42,28 +42,23 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import numpy as np
 
 from policies import parse_policy
-from queueing.control.advice.what_if import what_ifs
-from queueing.control.answer_quantiles import AnswerQuantiles
+from queueing.control.assess import Assessment, assess
 from queueing.distributions.token_distribution import parse_distribution
-from queueing.estimation.assess import Assessment, Limits, assess
-from queueing.estimation.outlook import Outlook, RecentArrivals, forecast_error, outlook
-from queueing.estimation.speed.speed_history import SpeedHistory
 from queueing.estimation.window.producer import MOST, WindowDelta, WindowProducer
-from queueing.estimation.window.replica import WindowReplica
-from queueing.estimation.window.snapshot import Snapshot
+from queueing.estimation.window_queue import Limits
 from queueing.latency.law import LatencyModel
 from queueing.measurement.machine import hardware
 from queueing.measurement.record import Record
 from queueing.model import Model
 from queueing.optimization.forecast import Setting
-from queueing.optimization.gain.operating_point import OperatingPoint
 from queueing.prediction import predict_model
 from queueing.simulation.experiment import simulate_run
-from server.live.predicting import AHEAD_KEPT
+from server.live import predicting
+from server.live.question import Question
 
 RATE = 500.0  # requests/s
 LOAD = 0.6
-EVERY = 5.0  # seconds between looks
+EVERY, SECONDS = 5.0, 300.0  # between looks, and of a window
 WHAT_IF_EVERY = 60.0  # seconds
 LOOKS = 24  # two minutes of them
 ALLOWED = 0.03  # of one core
@@ -90,8 +85,8 @@ class Costs:
     feeding: float = 0.0
     fed: int = 0
     handing: list[float] = field(default_factory=list)
-    reading: list[float] = field(default_factory=list)
     assessing: list[float] = field(default_factory=list)
+    wondering: list[float] = field(default_factory=list)
     feeding_pauses: list[float] = field(default_factory=list)
     handing_pauses: list[float] = field(default_factory=list)
     taking: list[float] = field(default_factory=list)
@@ -104,9 +99,7 @@ class Costs:
 
     def share(self, rate: float) -> float:
         """Of one core."""
-        per_look = [
-            sum(parts) for parts in zip(self.handing, self.reading, self.assessing, strict=True)
-        ]
+        per_look = [sum(parts) for parts in zip(self.handing, self.assessing, strict=True)]
         return self.per_request * rate + float(np.mean(per_look)) / EVERY
 
 
@@ -211,75 +204,56 @@ def hand_over(producer: WindowProducer, costs: Costs) -> WindowDelta:
     return delta
 
 
-@dataclass
-class Predicting:
-    """The predicting process: its replica, and what it keeps from look to look."""
+def question(policy: str, law: LatencyModel, delta: WindowDelta, now: float) -> Question:
+    """What the gateway asks at a look."""
+    return Question(
+        delta=delta,
+        at=now,
+        window=SECONDS,
+        shape=law,
+        setting=Setting(policy=policy, max_output_tokens=LIMITS.max_output_tokens),
+        max_num_seqs=LIMITS.max_num_seqs or 0,
+        longest=LIMITS.max_output_tokens or 0,
+        decides=False,
+    )
 
-    policy: str
-    shape: LatencyModel
-    replica: WindowReplica = field(default_factory=WindowReplica)
-    last: Assessment | None = None
-    quantiles: AnswerQuantiles | None = None
-    recent: RecentArrivals = field(default_factory=RecentArrivals)
-    history: SpeedHistory = field(default_factory=SpeedHistory)
-    ahead: Outlook | None = None
-    means: Any = None
 
-    def look(self, delta: WindowDelta, now: float, costs: Costs) -> Assessment:
-        """One look, timed."""
-        began = time.process_time()
-        self.replica.add(delta)
-        seen = self.replica.snapshot(self.policy, now)
-        costs.reading.append(time.process_time() - began)
-        began = time.process_time()
-        known = None if self.last is None else self.last.known
-        self.recent.add(seen)
-        self.last = assess(seen, self.shape, LIMITS, known=known, history=self.history)
-        self._look_ahead(seen)
-        self.quantiles = AnswerQuantiles.of(self.last, self.quantiles)
-        if self.quantiles is not None and self.last.prediction is not None:
-            self.quantiles.added_to(self.last.prediction)
-        self.last.estimates.summary(), self.last.compared.to_dict()
-        costs.assessing.append(time.process_time() - began)
-        return self.last
-
-    def _look_ahead(self, seen: Snapshot) -> None:
-        """The next minutes, from time to time."""
-        assert self.last is not None
-        if self.last.model is None:
-            return
-        if self.ahead is None or seen.now - self.ahead.at >= AHEAD_KEPT:
-            error = forecast_error(self.last.estimates, self.history)
-            self.ahead = outlook(seen, self.last.model, self.recent, error)
-            self.means = self.ahead and self.ahead.means(self.last.model)
+def look(policy: str, law: LatencyModel, delta: WindowDelta, now: float, costs: Costs) -> None:
+    """One, timed, in a predicting process that is this one; from time to time the what-ifs."""
+    began = time.process_time()
+    predicting.assess_window(question(policy, law, delta, now))
+    costs.assessing.append(time.process_time() - began)
+    if len(costs.assessing) % (WHAT_IF_EVERY / EVERY) == 1:
+        began, found = time.process_time(), predicting.ask_what_ifs()
+        while any(each.get("pending") for each in found):
+            found = predicting.ask_what_ifs(anew=False)
+        costs.wondering.append(time.process_time() - began)
 
 
 def measure(policy: str) -> dict[str, Any]:
     """One policy: costs and the last assessment's verdict."""
     model = scaled(policy)
     filling = int(np.ceil(MOST / RATE / EVERY)) + 1
-    producer, costs, predicting = (
-        WindowProducer(epoch_at=0.0),
-        Costs(),
-        Predicting(policy, model.law),
-    )
+    producer, costs = WindowProducer(epoch_at=0.0), Costs()
+    predicting._memory = predicting._Memory()  # as a process that has just begun
     for number, part in enumerate(slices(model, filling + LOOKS), start=1):
         feed_all(producer, part, costs, timed=number % 2 == 0)
-        delta = hand_over(producer, costs)
-        found = predicting.look(delta, number * EVERY, costs)
+        look(policy, model.law, hand_over(producer, costs), number * EVERY, costs)
         if number == filling:
-            costs.handing, costs.reading, costs.assessing = [], [], []
+            costs.handing, costs.assessing, costs.wondering = [], [], []
         if number == filling + LOOKS:
             break
-    return summary(policy, model, costs, found) | {
-        "look_bytes": _allocated(predicting, number * EVERY)
-    }
+    found = predicting._memory.last
+    assert found is not None
+    return summary(policy, model, costs, found) | {"look_bytes": _allocated(model.law)}
 
 
-def _allocated(predicting: Predicting, now: float) -> int:
+def _allocated(law: LatencyModel) -> int:
     """Largest memory taken at any moment of one look that has nothing to build on."""
+    seen = predicting._memory.last_seen
+    assert seen is not None
     tracemalloc.start()
-    assess(predicting.replica.snapshot(predicting.policy, now), predicting.shape, LIMITS)
+    assess(seen, law, LIMITS)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     return peak
@@ -298,11 +272,8 @@ def summary(policy: str, model: Model, costs: Costs, found: Assessment) -> dict[
         ),
         RATE,
     )
-    predicting = time.process_time() - began
-    began = time.process_time()
-    point = OperatingPoint(estimates=found.estimates, shape=model.law, limits=LIMITS)
-    list(what_ifs(point, Setting(policy=policy, max_output_tokens=LIMITS.max_output_tokens)))
-    wondering = time.process_time() - began
+    predicted = time.process_time() - began
+    wondering = float(np.mean(costs.wondering))
     return {
         "policy": policy,
         "verdict": found.compared.verdict,
@@ -310,10 +281,9 @@ def summary(policy: str, model: Model, costs: Costs, found: Assessment) -> dict[
         "rows": found.estimates.count,
         "feed_us": costs.per_request * 1e6,
         "hand_over_ms": float(np.mean(costs.handing)) * 1e3,
-        "read_ms": float(np.mean(costs.reading)) * 1e3,
         "assess_ms": float(np.mean(costs.assessing)) * 1e3,
         "assess_max_ms": max(costs.assessing) * 1e3,
-        "predict_ms": predicting * 1e3,
+        "predict_ms": predicted * 1e3,
         "what_if_ms": wondering * 1e3,
         "share": costs.share(RATE),
         "total": costs.share(RATE) + wondering / WHAT_IF_EVERY,
@@ -330,7 +300,6 @@ def summary(policy: str, model: Model, costs: Costs, found: Assessment) -> dict[
 COLUMNS = (
     "feed_us",
     "hand_over_ms",
-    "read_ms",
     "assess_ms",
     "assess_max_ms",
     "predict_ms",

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from queueing.control.assess import Assessment
 from queueing.errors import PredictionError
-from queueing.estimation.assess import Assessment
 from queueing.measurement.batch_means import TOO_WIDE, FloatArray
 from queueing.measurement.record import Record
 from queueing.measurement.statistics import mean_interval, quantile_interval

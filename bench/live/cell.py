@@ -31,8 +31,8 @@ from loadgen.sweep.rig import Rig
 from policies import parse_policy
 from queueing.arrivals.timetable import draw
 from queueing.distributions.token_distribution import parse_distribution
-from queueing.estimation.assess import Limits
 from queueing.estimation.speed.batch_times import batch_times
+from queueing.estimation.window_queue import Limits
 from queueing.measurement.machine import hardware
 from queueing.model import Model
 

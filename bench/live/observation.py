@@ -32,11 +32,12 @@ from bench.live.answers import DURATIONS, answers, predicted_again, whole_by
 from bench.live.speed_path import LoadedQueue, speed_path
 from loadgen.compare.compare import compare
 from policies import Policy, parse_policy
+from queueing.control.assess import Assessment, assess
 from queueing.errors import PredictionError
-from queueing.estimation.assess import Assessment, Limits, assess
 from queueing.estimation.estimates import Estimates
 from queueing.estimation.speed.batch_times import BatchTimes, batch_times
 from queueing.estimation.window.window import Snapshot, snapshot_of
+from queueing.estimation.window_queue import Limits
 from queueing.latency.law import LatencyModel
 from queueing.measurement.record import Record, call_of
 from queueing.model import Model

@@ -22,9 +22,10 @@ import numpy as np
 from bench.live.judgement import verdict
 from bench.live.observation import at_its_speeds
 from bench.live.speed_path import Band, LoadedQueue, Vector, speed_path
-from queueing.estimation.assess import Assessment, Limits, assess
+from queueing.control.assess import Assessment, assess
 from queueing.estimation.speed.batch_times import batch_times
 from queueing.estimation.window.snapshot import FIELDS, Snapshot
+from queueing.estimation.window_queue import Limits
 from queueing.latency.law import LatencyModel, parse_law
 from queueing.measurement.batch_means import TOO_WIDE
 from queueing.model import Model

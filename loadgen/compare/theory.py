@@ -20,10 +20,10 @@ from queueing.arrivals.notation import gap_scv
 from queueing.arrivals.text import Process
 from queueing.distributions.token_distribution import TokenDistribution
 from queueing.errors import PredictionError, UnstableQueueError
-from queueing.estimation.assess import RARELY_CUT
 from queueing.estimation.checked import CheckedRun, check_run, cut_at, requests_of, trace_of
 from queueing.estimation.replayed import replayed
 from queueing.estimation.window.of_run import window_of_run
+from queueing.estimation.window_queue import RARELY_CUT
 from queueing.latency.law import LatencyModel
 from queueing.measurement.recursion import Served, prompts_cut
 from queueing.model import Model, step_bound

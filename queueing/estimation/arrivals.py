@@ -18,9 +18,27 @@ from scipy.special import chdtri, gammaincinv, stdtrit
 
 from queueing.estimation.change import Vector
 from queueing.estimation.interval import NORMAL, UNKNOWN, Estimate
+from queueing.estimation.window.snapshot import Snapshot
 
 BLOCKS = 20
 FEWEST_PER_BLOCK = 5  # arrivals, else fewer blocks
+FEWEST_ARRIVALS = 10
+SILENCE, BEYOND_LARGEST = 20.0, 3.0  # mean gaps (one Poisson gap in 5e8 is longer), largest gaps
+
+
+def while_requests_came(seen: Snapshot) -> Snapshot:
+    """The window from its first arrival to its last one, where so long a silence as before the
+    first, or the present one, is no gap of these arrivals: they have begun, or stopped.
+
+    A rate that falls with the silence would be compared with the delays of the requests beside it.
+    """
+    if seen.arrivals.size < FEWEST_ARRIVALS:
+        return seen
+    gaps = np.diff(seen.arrivals)
+    longest = max(SILENCE * float(gaps.mean()), BEYOND_LARGEST * float(gaps.max()))
+    first, last = float(seen.arrivals[0]), float(seen.arrivals[-1])
+    seen = seen.since(first) if first - seen.start > longest else seen
+    return seen.ending(last) if seen.now - last > longest else seen
 
 
 def arrival_rate(

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from policies.ordered import counts
-from queueing.estimation.assess import while_requests_came
+from queueing.estimation.arrivals import while_requests_came
 from queueing.estimation.change import Vector
 from queueing.estimation.checked import FEWEST, Requests, machine_of, plain, requests_of, trace_of
 from queueing.estimation.estimates import Estimates

@@ -2,7 +2,7 @@
 values out.
 
 The process keeps the last assessment, so that what-ifs and advice need not be sent what it already
-has, and the next one can build on its sensitivity and exact prediction, which cost most.
+has, and the next one can build on its long run, which costs most.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from queueing.control.advice.load_balancer import behind_load_balancer, routings
 from queueing.control.advice.rates import rate_factor_of, rate_sentences, rates
 from queueing.control.advice.searches import search
 from queueing.control.advice.what_if import WhatIfs
-from queueing.control.answer_quantiles import AnswerQuantiles
+from queueing.control.assess import Assessment, assess
 from queueing.control.autopilot.assessed_window import assessed_window
 from queueing.control.autopilot.controller import Autopilot, Mode
 from queueing.control.autopilot.decision import Decision
@@ -30,7 +30,7 @@ from queueing.control.service_ahead import service_ahead
 from queueing.control.wait_ahead import BatchService, SlotService
 from queueing.distributions.token_distribution import Vector
 from queueing.errors import PredictionError
-from queueing.estimation.assess import Assessment, Limits, assess, while_requests_came
+from queueing.estimation.arrivals import while_requests_came
 from queueing.estimation.assumptions.verdict import ENGINE, Compared, observed_mean
 from queueing.estimation.checked import cut_at
 from queueing.estimation.estimates import Estimates
@@ -40,6 +40,7 @@ from queueing.estimation.outlook import Outlook, RecentArrivals, band, forecast_
 from queueing.estimation.speed.speed_history import SpeedHistory
 from queueing.estimation.window.replica import WindowReplica
 from queueing.estimation.window.snapshot import Snapshot
+from queueing.estimation.window_queue import Limits
 from queueing.latency.law import LatencyModel
 from queueing.measurement.check import Check
 from queueing.optimization.candidates import canonical
@@ -93,7 +94,6 @@ class _Memory:
     last_shape: LatencyModel | None = None
     last_seen: Snapshot | None = None
     what_ifs: _Round | None = None
-    quantiles: AnswerQuantiles | None = None  # of a continuous engine's answers
     history: SpeedHistory = field(
         default_factory=SpeedHistory
     )  # of the engine under this law, whatever the epoch
@@ -188,7 +188,7 @@ def _assessed(question: Question, seen: Snapshot) -> Assessment:
         seen,
         question.shape,
         _limits(question),
-        known=_memory.last.known if same and _memory.last is not None else None,
+        known=_memory.last.long_run if same and _memory.last is not None else None,
         waiting_before=question.waiting_before,
         history=_memory.history,
     )
@@ -281,7 +281,8 @@ def described(question: Question, seen: Snapshot, found: Assessment) -> Answer:
         **predicted,
         "check": comparison["check"] and comparison["check"] | {"at": seen.now},
         "forecast": {name: predicted[name] for name in _FORECAST if name in predicted}
-        | {"interval": interval, "conditions": _conditions(comparison), "at": seen.now}
+        | {"interval": interval, "conditions": _conditions(comparison)}
+        | _rests_on(question, found)
         | {"next": _next(question, seen, found, joins=joins)},
         "epoch": seen.epoch,
         "at": seen.now,
@@ -303,6 +304,13 @@ def described(question: Question, seen: Snapshot, found: Assessment) -> Answer:
     }
 
 
+def _rests_on(question: Question, found: Assessment) -> Answer:
+    """What the long run is computed from, and of which instant."""
+    known = found.estimates if found.long_run is None else found.long_run.estimates
+    law = known.law(question.shape).to_dict()
+    return {"at": known.now, "arrival_rate": known.arrival_rate.value, "law": law}
+
+
 def _conditions(comparison: Answer) -> Answer:
     """What the forecast takes for granted of those who send, and of the queue: the check takes
     nothing of it.
@@ -313,12 +321,9 @@ def _conditions(comparison: Answer) -> Answer:
 
 def _predicted(seen: Snapshot, found: Assessment) -> Answer:
     """The prediction, or what is known of it where the queue has none."""
-    if found.prediction is not None and not _grows(found):
-        _memory.quantiles = AnswerQuantiles.of(found, _memory.quantiles)
-        told = found.prediction
-        told = told if _memory.quantiles is None else _memory.quantiles.added_to(told)
-        measured = told.with_turnaround(found.estimates.gateway_turnaround)
-        return measured.as_dict() | {"policy": seen.policy}  # as asked, however it is served
+    told = None if found.long_run is None or _grows(found) else found.long_run.answered
+    if told is not None:
+        return told.as_dict() | {"policy": seen.policy}  # as asked, however it is served
     return {
         "policy": seen.policy,
         "method": None,
@@ -573,6 +578,15 @@ def _asked_about(
 def _operating_point(
     question: Question, estimates: Estimates, family: str | None = None
 ) -> OperatingPoint:
+    """That of the long run, with what was found out there, if it is of these estimates."""
+    found = None if _memory.last is None else _memory.last.long_run
+    if (
+        found is not None
+        and found.estimates is estimates
+        and family is None
+        and (found.point.shape, found.point.limits) == (question.shape, _limits(question))
+    ):
+        return found.point
     return OperatingPoint(
         estimates=estimates, shape=question.shape, limits=_limits(question), family=family
     )
@@ -625,7 +639,3 @@ def _quantiles(found: Assessment, delays: Any, *, joins: bool) -> Answer:
         observed_quantiles(delays) if joins else found.compared.observed_quantiles
     )
     return {name: each.to_dict() for name, each in given.items()}
-
-
-def _finite(numbers: Mapping[str, float]) -> dict[str, float | None]:
-    return {name: number if math.isfinite(number) else None for name, number in numbers.items()}

@@ -29,8 +29,8 @@ from loadgen.gateway.gateway_process import free_port
 from loadgen.sweep.grid import Basis, Bounds
 from policies import parse_policy
 from queueing.distributions.token_distribution import parse_distribution
-from queueing.estimation.assess import Limits
 from queueing.estimation.speed.batch_times import BatchTimes
+from queueing.estimation.window_queue import Limits
 from queueing.latency.law import parse_law
 from queueing.measurement.record import Record, to_line
 from queueing.measurement.statistics import Interval, mean_interval

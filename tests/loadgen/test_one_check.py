@@ -11,9 +11,10 @@ import pytest
 from loadgen.compare.compare import compare
 from loadgen.compare.theory import theory_of
 from policies import parse_policy
-from queueing.estimation.assess import Limits, assess
+from queueing.control.assess import assess
 from queueing.estimation.window.snapshot import Snapshot
 from queueing.estimation.window.window import Window
+from queueing.estimation.window_queue import Limits
 from queueing.measurement.check import Check
 from queueing.measurement.record import Record
 from tests.loadgen.driver import LAW, drive

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -9,6 +10,9 @@ import pytest
 from tests.page.browser import Page
 from tests.page.site import Site, at_rest
 from tests.page.staged import Topics, slow_queue, staged
+from tests.page.test_servers import ANSWERED
+
+NL = "\n"
 
 # of every row of the what-if table: the cells that are shown, each with its edges, the right edge
 # of its text and its first baseline
@@ -217,6 +221,64 @@ def test_the_what_if_table_and_the_bar_fit_with_long_durations_and_a_patience(
                 await page.ask("document.querySelector('.bar').getBoundingClientRect().height")
                 <= 125
             )
+
+    site.runner.run(main())
+
+
+AGE = "document.querySelector('#whatif-age').textContent"
+REST = "document.querySelector('#whatif-rate').dispatchEvent(new Event('change'))"
+
+
+async def _move(page: Page, times: str) -> None:
+    await page.type("#whatif-rate", times)
+    await page.ask(REST)
+
+
+def test_what_if_more_requests_came(site: Site) -> None:
+    """The slider asks the gateway, and goes back to what the page follows."""
+
+    async def look(page: Page) -> None:
+        await site.gateway.ask("GET", "/admin/prediction?what_if=true")
+        await page.until("document.querySelector('table.whatif .in-force')")
+        await _move(page, "0.5")
+        assert "0.5 times as many as now" in await page.text("#whatif-rate-of")
+        await page.until(f"{AGE}.startsWith('For 0.5 times as many requests as at ')", 60)
+        table = await page.ask(TABLE)
+        assert "in force" in table[1][0]
+        assert {row[table[0].index("Gain")] for row in table[1:]} == {"–"}
+        await _move(page, "1")
+        await page.until(f"{AGE}.startsWith('As of')")
+
+    site.run(look)
+
+
+def test_what_was_asked_at_another_rate_is_grey_after_a_change_and_a_failure_is_told(
+    site: Site,
+) -> None:
+    async def main() -> None:
+        kept: list[Topics] = []
+        async with staged(site.browser, site.gateway.url, kept.append) as page:
+            rows = kept[0]["what_if"]
+            (first,) = rows[:1]
+            asked = {
+                "what_if": [first | {"load": 0.4321}],
+                "what_if_in_force": None,
+                "reason": None,
+            }
+            answers = {"admin/prediction?rate_factor=2": asked}
+            await page.ask(ANSWERED % json.dumps(answers))
+            await _move(page, "2")
+            await page.until(f"{AGE}.startsWith('For 2 times')")
+            assert "43\u202f%" in {cell for row in await page.ask(TABLE) for cell in row}
+            assert await page.ask("!!document.querySelector('#whatif button')")
+            gateway = kept[0]["gateway"]
+            moved = gateway | {"in_force": gateway["in_force"] | {"epoch": 99}}
+            event = f"event: gateway{NL}data: {json.dumps(moved)}{NL * 2}"
+            await page.ask(f"tell({json.dumps(event)})")
+            await page.until(f"{AGE}.includes('before the last change')")
+            assert not await page.ask("document.querySelector('#whatif button')")
+            await _move(page, "3")  # of which the gateway has no answer
+            await page.until(f"{AGE}.startsWith('No forecast: ')")
 
     site.runner.run(main())
 

@@ -8,8 +8,8 @@ from policies import parse_policy
 from queueing.control.advice import advise as advice
 from queueing.control.advice import what_if
 from queueing.distributions.token_distribution import TokenDistribution
-from queueing.estimation.assess import Limits
 from queueing.estimation.estimates import Estimates
+from queueing.estimation.window_queue import Limits
 from queueing.latency.law import LatencyModel
 from queueing.model import Model
 from queueing.optimization.forecast import Advice, Forecast, Setting

@@ -7,13 +7,13 @@ import numpy as np
 from queueing.control.autopilot.assessed_window import AssessedWindow
 from queueing.control.autopilot.bounds import Bounds
 from queueing.distributions.token_distribution import parse_distribution
-from queueing.estimation.assess import Limits
 from queueing.estimation.assumptions.assumption import Assumption
 from queueing.estimation.estimates import Estimates
 from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
 from queueing.estimation.lengths.lengths import Lengths, lengths
 from queueing.estimation.speed.speed_process import Stalls
 from queueing.estimation.speed.wander import NO_WANDER
+from queueing.estimation.window_queue import Limits
 from queueing.latency.law import LatencyModel
 from queueing.model import Model
 from queueing.optimization.forecast import Setting

@@ -23,9 +23,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from policies import Request, parse_policy
+from queueing.control.assess import Assessment, assess
 from queueing.distributions.token_distribution import parse_distribution
-from queueing.estimation.assess import Assessment, Limits, assess
 from queueing.estimation.window.window import Snapshot
+from queueing.estimation.window_queue import Limits
 from queueing.latency.law import LatencyModel
 from queueing.model import Model
 from queueing.simulation.fast import draw_trace

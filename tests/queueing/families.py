@@ -8,10 +8,10 @@ from functools import cache
 from policies import parse_policy
 from queueing.control.autopilot.assessed_window import AssessedWindow
 from queueing.distributions.token_distribution import parse_distribution
-from queueing.estimation.assess import Limits
 from queueing.estimation.assumptions.assumption import Assumption
 from queueing.estimation.estimates import Estimates, estimate
 from queueing.estimation.interval import symmetric
+from queueing.estimation.window_queue import Limits
 from queueing.latency.law import parse_law
 from queueing.model import Model
 from queueing.optimization.forecast import Setting

@@ -20,10 +20,10 @@ from queueing.control.advice.advise import TARGETS, parse_objective
 from queueing.control.advice.sentence import sentence
 from queueing.control.words import HALF_A_PERCENT
 from queueing.distributions.token_distribution import parse_distribution
-from queueing.estimation.assess import Limits
 from queueing.estimation.estimates import Estimates, estimate
 from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
 from queueing.estimation.lengths.lengths import lengths
+from queueing.estimation.window_queue import Limits
 from queueing.measurement.record import Record
 from queueing.measurement.statistics import mean_interval
 from queueing.model import Model

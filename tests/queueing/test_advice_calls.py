@@ -15,9 +15,9 @@ from queueing.control.advice.advise import parse_objective
 from queueing.control.autopilot.bounds import Bounds
 from queueing.control.autopilot.controller import Autopilot
 from queueing.distributions.token_distribution import parse_distribution
-from queueing.estimation.assess import Limits
 from queueing.estimation.estimates import Estimates, estimate
 from queueing.estimation.lengths.lengths import lengths
+from queueing.estimation.window_queue import Limits
 from queueing.model import Model
 from queueing.optimization.forecast import Setting
 from queueing.optimization.gain.operating_point import OperatingPoint

@@ -13,9 +13,9 @@ from policies import parse_policy
 from queueing.control.advice.advise import TARGETS, parse_objective
 from queueing.control.advice.sentence import sentence
 from queueing.distributions.token_distribution import parse_distribution
-from queueing.estimation.assess import Limits
 from queueing.estimation.estimates import Estimates, estimate
 from queueing.estimation.interval import Estimate
+from queueing.estimation.window_queue import Limits
 from queueing.latency.law import parse_law
 from queueing.optimization import answer
 from queueing.optimization.forecast import Advice, Setting

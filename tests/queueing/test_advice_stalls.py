@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from policies import parse_policy
-from queueing.estimation.assess import Limits
 from queueing.estimation.estimates import Estimates, estimate
 from queueing.estimation.speed.speed_process import Stalls
 from queueing.estimation.stall_backlog import stall_backlog, utilisation_of
+from queueing.estimation.window_queue import Limits
 from queueing.optimization.forecast import Setting
 from queueing.optimization.gain.operating_point import OperatingPoint
 from queueing.optimization.objective import Objective

@@ -12,27 +12,17 @@ import numpy as np
 import pytest
 
 from policies import parse_policy
+from queueing.control.assess import _load, _relaxation, _settled, assess
 from queueing.distributions.token_distribution import parse_distribution
-from queueing.estimation.assess import (
-    Limits,
-    _load,
-    _mean,
-    _relaxation,
-    _settled,
-    _stalled,
-    assess,
-    model_of,
-    while_requests_came,
-)
+from queueing.estimation.arrivals import while_requests_came
 from queueing.estimation.assumptions.assumption import Assumption
-from queueing.estimation.assumptions.engine_assumptions import StalledDelay
-from queueing.estimation.cached_prediction import CachedPrediction
 from queueing.estimation.estimates import Estimates
 from queueing.estimation.interval import UNKNOWN, symmetric
 from queueing.estimation.lengths.lengths import lengths
 from queueing.estimation.speed.speed_process import Stalls
 from queueing.estimation.stall_backlog import behind_stalls, stall_backlog, utilisation_of
 from queueing.estimation.window.snapshot import Snapshot
+from queueing.estimation.window_queue import Limits, model_of
 from queueing.latency.law import LatencyModel
 from queueing.model import Model
 from queueing.optimization.forecast import Setting
@@ -126,12 +116,6 @@ def test_continuous_batching_relaxes_in_the_sojourn_over_those_in_service() -> N
     assert _relaxation(queue, 0.64, predicted(sojourn_time=Quantiles())) == 0.0
 
 
-def test_the_sojourn_of_continuous_is_compared_and_elsewhere_the_delay_of_the_dispatched() -> None:
-    assert _mean(predicted(), parse_policy("continuous")) == 1.2
-    assert _mean(predicted(), parse_policy("single")) == 0.4
-    assert _mean(None, parse_policy("single")) is None
-
-
 def arriving(gaps: list[float], silence: float) -> Snapshot:
     instants = np.concatenate([[0.0], np.cumsum(gaps)])
     now = float(instants[-1]) + silence
@@ -199,27 +183,6 @@ def test_a_transient_is_judged_of_an_open_loop_with_what_waited_before() -> None
     assert _settled(window, (CLOSED,), 6.0, 100, 20.0).holds is None
     assert _settled(dataclasses.replace(window, start=20.0), (OPEN,), 6.0, 0, 20.0).measure == 0.0
     assert _settled(window, (OPEN,), 6.0, 1, -5.0).holds is False, "what waits is never served"
-
-
-def test_stalls_cost_their_backlog_or_what_the_anchor_says() -> None:
-    queue, batches, slots = model("single"), parse_policy("single"), parse_policy("continuous")
-    assert _stalled(None, 1.0, slots, 0.25) == StalledDelay(1.0, 0.75)
-    smooth = predicted(served_queueing_delay=Quantiles(0.3))
-    cached = CachedPrediction.of(predicted(), queue, RATE, 0, 0.0, smooth=smooth)
-    assert _stalled(cached, 0.8, batches, 0.0) == StalledDelay(0.8, pytest.approx(0.6))  # type: ignore[arg-type]
-    assert (
-        _stalled(CachedPrediction.of(predicted(), queue, RATE, 0, 0.0), 0.8, batches, 0.0) is None
-    )
-    assert _stalled(None, 0.8, batches, 0.0) is None
-    assert _stalled(cached, None, batches, 0.0) is None
-    nobody = CachedPrediction.of(
-        predicted(served_queueing_delay=Quantiles(0.0)), queue, RATE, 0, 0.0, smooth=smooth
-    )
-    assert _stalled(nobody, 0.8, batches, 0.0) is None
-    nothing = CachedPrediction.of(
-        predicted(), queue, RATE, 0, 0.0, smooth=predicted(served_queueing_delay=Quantiles())
-    )
-    assert _stalled(nothing, 0.8, batches, 0.0) is None
 
 
 STALLS = Stalls(3, 0.02, 1.0, None, 0.5)

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from queueing.estimation.assess import while_requests_came
+from queueing.estimation.arrivals import while_requests_came
 from queueing.estimation.assumptions import client_assumptions, engine_assumptions
 from queueing.estimation.assumptions.checks import conservation, little_law, utilisation_law
 from queueing.estimation.assumptions.client_assumptions import (

@@ -18,10 +18,10 @@ from queueing.control.autopilot.controller import Autopilot
 from queueing.control.autopilot.decision import Decision
 from queueing.control.autopilot.judging import measured_gain
 from queueing.control.autopilot.state import State
-from queueing.estimation.assess import Limits
 from queueing.estimation.assumptions.assumption import Assumption
 from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
 from queueing.estimation.lengths.lengths import lengths
+from queueing.estimation.window_queue import Limits
 from queueing.optimization.candidates import batch_sizes, preferred
 from queueing.optimization.forecast import Setting
 from queueing.optimization.gain.gain import gain_of

@@ -24,10 +24,10 @@ from queueing.control.autopilot.judging import (
 )
 from queueing.control.autopilot.knowledge import Knowledge, _sharper, learn
 from queueing.control.autopilot.state import Carried, State, Trial
-from queueing.estimation.assess import Limits
 from queueing.estimation.assumptions.assumption import Assumption
 from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
 from queueing.estimation.lengths.lengths import lengths
+from queueing.estimation.window_queue import Limits
 from queueing.optimization.forecast import Setting
 from tests.queueing.assessed_windows import seen
 

@@ -32,13 +32,13 @@ from queueing.control.autopilot.controller import Autopilot
 from queueing.control.autopilot.decision import Decision
 from queueing.control.autopilot.knowledge import Knowledge, _unseen, learn, predicted_of
 from queueing.control.autopilot.state import Carried, Failure, State, Trial
-from queueing.estimation.assess import Limits
 from queueing.estimation.assumptions.assumption import Assumption
 from queueing.estimation.assumptions.verdict import observed_mean
 from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
 from queueing.estimation.lengths.lengths import lengths
 from queueing.estimation.speed.speed_process import Stalls
 from queueing.estimation.stall_backlog import stall_backlog, utilisation_of
+from queueing.estimation.window_queue import Limits
 from queueing.measurement.batch_means import batch_means_interval
 from queueing.optimization.answer import SIMULATED
 from queueing.optimization.candidates import preferred, sized

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from policies import Policy, format_policy, parse_policy
+from queueing.control.assess import assess
 from queueing.distributions.token_distribution import TokenDistribution
-from queueing.estimation.assess import Limits, assess
 from queueing.estimation.checked import CheckedRun, check_run
 from queueing.estimation.window.of_run import window_of_run
+from queueing.estimation.window_queue import Limits
 from queueing.latency.law import LatencyModel
 from queueing.measurement.recursion import Served
 from queueing.model import Model

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from queueing.arrivals.processes import Recorded
-from queueing.estimation.assess import Assessment, Limits, assess
+from queueing.control.assess import Assessment, assess
 from queueing.estimation.checked import Pairs
 from queueing.estimation.window.snapshot import COLUMN, Snapshot
+from queueing.estimation.window_queue import Limits
 from queueing.latency.law import LatencyModel
 from queueing.measurement.check import Check
 from queueing.model import Model

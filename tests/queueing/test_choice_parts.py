@@ -25,9 +25,9 @@ from queueing.control.advice.sentence import sentence, setting_text
 from queueing.control.advice.what_if import usual_token_limits
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.errors import NoStableChoiceError, UnstableQueueError
-from queueing.estimation.assess import Limits
 from queueing.estimation.interval import UNKNOWN, Estimate
 from queueing.estimation.lengths.lengths import lengths
+from queueing.estimation.window_queue import Limits
 from queueing.latency.law import LatencyModel
 from queueing.model import Model
 from queueing.optimization.candidates import (

@@ -17,8 +17,9 @@ from policies import parse_policy
 from policies.text import SpecError
 from queueing.commands.optimize_cli import app as optimize
 from queueing.commands.plan_cli import app as plan
+from queueing.control.assess import Assessment, assess
 from queueing.distributions.token_distribution import parse_distribution
-from queueing.estimation.assess import Assessment, Limits, assess
+from queueing.estimation.window_queue import Limits
 from queueing.latency.law import LatencyModel
 from queueing.latency.slots.prompt_parts import PromptParts
 from queueing.model import Model

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from policies import parse_policy
+from queueing.control.assess import assess
 from queueing.distributions.token_distribution import parse_distribution
-from queueing.estimation.assess import Limits, assess
+from queueing.estimation.window_queue import Limits
 from queueing.latency.law import LatencyModel
 from queueing.model import Model
 from queueing.prediction import best_method, predict_model

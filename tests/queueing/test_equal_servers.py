@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 
 from policies import parse_policy
+from queueing.control.assess import Assessment, assess
 from queueing.distributions.token_distribution import parse_distribution
-from queueing.estimation.assess import Assessment, Limits, assess
 from queueing.estimation.assumptions.engine_assumptions import equal_servers
 from queueing.estimation.speed.batch_times import BatchTimes, slot_times, times_by_server
 from queueing.estimation.speed.server_speeds import LEAST, speeds_of
 from queueing.estimation.speed.speeds import Speeds
 from queueing.estimation.window.snapshot import Snapshot
+from queueing.estimation.window_queue import Limits
 from queueing.latency.law import parse_law
 from queueing.measurement.record import Record
 from queueing.model import Model

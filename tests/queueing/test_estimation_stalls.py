@@ -22,15 +22,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies import parse_policy
+from queueing.control.assess import Assessment, assess
 from queueing.distributions.token_distribution import parse_distribution
-from queueing.estimation.assess import Assessment, Known, Limits, assess
 from queueing.estimation.assumptions.engine_assumptions import StalledDelay, no_stalls
-from queueing.estimation.band import Sensitivity
 from queueing.estimation.estimates import Estimates, estimate
 from queueing.estimation.speed.batch_times import BatchTimes, batch_times
 from queueing.estimation.speed.slot_stalls import slot_stalls
 from queueing.estimation.speed.speed_process import residual_cv, stalled, stalls
 from queueing.estimation.window.window import Snapshot, snapshot_of
+from queueing.estimation.window_queue import Limits
 from queueing.latency.fit import Measured, fit_law
 from queueing.latency.law import LatencyModel
 from queueing.latency.speed import residual_cv as run_cv
@@ -156,8 +156,8 @@ def hiccupping(seed: int, *, calm: bool = False) -> Snapshot:
     return seen(run.records({} if calm else dict.fromkeys(alone[:HICCUPS], HICCUP)), POLICY)
 
 
-def live(window: Snapshot, known: Sensitivity | None = None) -> Assessment:
-    return assess(window, QUICK, LIMITS, known=Known(known))
+def live(window: Snapshot) -> Assessment:
+    return assess(window, QUICK, LIMITS)
 
 
 def predicted_over_observed(seed: int) -> float:
@@ -168,7 +168,7 @@ def predicted_over_observed(seed: int) -> float:
     times = batch_times(parse_policy(POLICY), window.mine, QUICK)
     plain = float(times.ratio.std() / times.ratio.mean())
     assert plain == pytest.approx(2.37, abs=0.05)
-    found = live(window, live(hiccupping(0)).sensitivity)
+    found = live(window)
     predicted, observed = found.compared.predicted.value, found.compared.observed.value
     assert (
         mean_delay(replace(found.estimates.law(QUICK).without_stalls(), cv=plain), found.estimates)
@@ -199,7 +199,8 @@ def test_no_batch_moves_the_prediction_by_more_than_its_own_share(every: int) ->
     the squares, which E[H^2] is made of.
     """
     base = live(hiccupping(0, calm=True))
-    assert base.sensitivity is not None
+    assert base.long_run is not None
+    speed = base.long_run.speed_elasticity
     times = batch_times(parse_policy(POLICY), hiccupping(0, calm=True).mine, QUICK)
     run = Run(0, QUICK)
     records = run.records({})
@@ -207,15 +208,13 @@ def test_no_batch_moves_the_prediction_by_more_than_its_own_share(every: int) ->
     for batch in list(first)[5::every]:
         took = (first[batch].server_free_at or 0.0) - (first[batch].dispatched_at or 0.0)
         for lost in (took / 2, 2 * took, HICCUP):
-            found = live(
-                seen(run.records({int(first[batch].request_id): lost}), POLICY), base.sensitivity
-            )
+            found = live(seen(run.records({int(first[batch].request_id): lost}), POLICY))
             moved = found.compared.predicted.value / base.compared.predicted.value - 1
             time, squares = (
                 lost / times.measured.sum(),
                 ((took + lost) ** 2 - took**2) / (times.measured**2).sum(),
             )
-            assert abs(moved) <= 1.1 * ((1 + base.sensitivity.speed) * time + squares) + SLACK, (
+            assert abs(moved) <= 1.1 * ((1 + speed) * time + squares) + SLACK, (
                 batch,
                 took,
                 lost,
@@ -358,12 +357,9 @@ def test_elasticities_of_a_window_with_stalls_are_those_of_theory(policy: str) -
     ]
     exact = math.log(steps[1] / steps[0]) / math.log(1.01 / 0.99)
     for seed in range(3):
-        found = assess(
-            window_of(model, 0.5, 10_000, seed), LAW, Limits(max_num_seqs=16)
-        ).sensitivity
+        found = assess(window_of(model, 0.5, 10_000, seed), LAW, Limits(max_num_seqs=16)).long_run
         assert found is not None
-        assert found.rate == pytest.approx(exact, abs=0.6)
-        assert found.speed == pytest.approx(1 + exact, abs=0.6)
+        assert found.speed_elasticity == pytest.approx(1 + exact, abs=0.6)
 
 
 def test_what_if_and_advice_read_the_law_with_its_stalls() -> None:

@@ -13,23 +13,21 @@ import numpy as np
 import pytest
 
 from policies import parse_policy
+from queueing.control.assess import Assessment, assess, relaxation_time
 from queueing.distributions.token_distribution import TokenDistribution
-from queueing.estimation.assess import Assessment, Known, Limits, assess
 from queueing.estimation.assumptions.assumption import Assumption
 from queueing.estimation.assumptions.client_assumptions import open_loop
 from queueing.estimation.assumptions.verdict import ENGINE, compare, with_check
-from queueing.estimation.band import Sensitivity, relaxation_time
-from queueing.estimation.cached_prediction import CachedPrediction
 from queueing.estimation.estimates import estimate
 from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
 from queueing.estimation.window.snapshot import WIDTH
 from queueing.estimation.window.window import COLUMN, Snapshot
+from queueing.estimation.window_queue import Limits
 from queueing.latency.law import LatencyModel
 from queueing.measurement.check import Check
 from queueing.measurement.record import Record
 from queueing.model import Model
-from queueing.prediction import predict, predict_model
-from queueing.result import LEVELS, Quantiles
+from queueing.prediction import predict
 from tests.queueing.estimation_runs import (
     LAW,
     LENGTHS,
@@ -350,37 +348,19 @@ def _clipped(record: Record, limit: int) -> Record:
     return msgspec.structs.replace(record, clipped=record.output_tokens == limit)
 
 
-def test_the_elasticities_are_those_of_the_exact_delay() -> None:
+def test_the_elasticity_is_that_of_the_exact_delay() -> None:
     found = judge(serve(poisson(0.6 * capacity("single"), N, 1), Engine(most=1), 1), "single")
-    assert found.sensitivity is not None
+    assert found.long_run is not None
     rate, law = found.estimates.arrival_rate.value, found.estimates.law(LAW)
     lengths = found.estimates.output_tokens.law(32)
 
-    def exact(factor: float) -> float:
-        return math.log(
-            predict(parse_policy("single"), rate * factor, lengths, law).queueing_delay.mean
-            or math.nan
-        )
+    def exact(speed: float) -> float:
+        law_there = law.at_speed(law.speed * speed)
+        mean = predict(parse_policy("single"), rate, lengths, law_there).queueing_delay.mean
+        return math.log(mean or math.nan)
 
-    assert found.sensitivity.rate == pytest.approx((exact(1.01) - exact(0.99)) / 0.02, rel=0.1)
-    assert found.sensitivity.speed == pytest.approx(
-        found.sensitivity.rate + 1, rel=0.01
-    )  # scaling time scales the delay
-
-
-def test_a_sensitivity_stands_for_a_minute_of_its_epoch_near_its_load() -> None:
-    first = judge(clean(1))
-    found = first.sensitivity
-    assert found is not None
-    epoch, at, load = found.epoch, found.at, found.load
-    assert found.fresh(epoch, at + 59, load + 0.06)  # a fifth of the 0.4 that is free
-    assert not found.fresh(epoch, at + 61, load)
-    assert not found.fresh(epoch + 1, at, load)
-    assert not found.fresh(epoch, at, load + 0.12)
-    assert assess(seen(clean(1), POLICY), LAW, LIMITS, known=Known(found)).sensitivity is found
-    renewed = assess(seen(clean(1, 0.8), POLICY), LAW, LIMITS, known=Known(found)).sensitivity
-    assert renewed is not None
-    assert renewed.load == pytest.approx(0.8, abs=0.05)
+    expected = (exact(1.0) - exact(0.95)) / -math.log(0.95)
+    assert found.long_run.speed_elasticity == pytest.approx(expected, rel=0.1)
 
 
 def test_relaxation_grows_with_the_load() -> None:
@@ -419,143 +399,18 @@ def test_an_empty_window_has_no_verdict() -> None:
     assert found.prediction is None
 
 
-MOVES = [POLICY, "dynamic", "fixed:batch_size=4", "elastic:max_batch_size=8"]
-
-
-@pytest.mark.parametrize("policy", MOVES)
-def test_a_prediction_moved_a_little_is_the_exact_one(policy: str) -> None:
-    """Rate, speed and lengths each up to 2 % elsewhere: means within 1 %, p90 and p99 within 1.5
-    %, the rest of the answer too.
-    """
-    parsed, rate = parse_policy(policy), 0.6 * capacity(policy)
-    model = Model(policy=parsed, output_tokens=LENGTHS, law=LAW, max_num_seqs=64)
-    slope = _exact_slopes(model, rate)
-    cached = CachedPrediction.of(predict_model(model, rate), model, rate, 0, 0.0)
-    longer = TokenDistribution(
-        np.append(LENGTHS.pmf[:-1] * 0.99, 1 - 0.99 * LENGTHS.pmf[:-1].sum())
-    )
-    for other, law, lengths in (
-        (1.02, LAW, LENGTHS),
-        (0.98, LAW, LENGTHS),
-        (1.0, LAW.at_speed(1.015), LENGTHS),
-        (0.99, LAW, longer),
-    ):
-        there = Model(policy=parsed, output_tokens=lengths, law=law, max_num_seqs=64)
-        moved, exact = (
-            cached.moved(there, rate * other, slope, 10.0),
-            predict_model(there, rate * other),
-        )
-        assert moved is not None
-        for name in ("queueing_delay", "served_queueing_delay", "sojourn_time"):
-            for level, error in (("mean", 0.01), ("p90", 0.015), ("p99", 0.015)):
-                assert getattr(getattr(moved, name), level) == pytest.approx(
-                    getattr(getattr(exact, name), level), rel=error
-                ), (name, level)
-        assert moved.time_to_first_token.mean == pytest.approx(
-            exact.time_to_first_token.mean, rel=0.01
-        )
-        assert moved.load == exact.load
-        assert moved.utilisation == pytest.approx(exact.utilisation, rel=0.02)
-        assert moved.assumptions[-1] == "moved to first order from 10 s before"
-
-
-def _exact_slopes(model: Model, rate: float) -> Sensitivity:
-    def log_mean(rate_factor: float, speed: float) -> float:
-        other = replace(model, law=model.law.at_speed(speed))
-        return math.log(predict_model(other, rate * rate_factor).queueing_delay.mean or math.nan)
-
-    by_rate = (log_mean(1.01, 1.0) - log_mean(0.99, 1.0)) / math.log(1.01 / 0.99)
-    by_speed = (log_mean(1.0, 1.01) - log_mean(1.0, 0.99)) / math.log(1.01 / 0.99)
-    return Sensitivity(by_rate, by_speed, 0.0, 0.0, 0, 0.0, 0.0)
-
-
-def test_a_prediction_is_solved_anew_when_it_is_old_or_far() -> None:
-    model = Model(policy=parse_policy(POLICY), output_tokens=LENGTHS, law=LAW, max_num_seqs=64)
-    rate = 0.6 * capacity()
-    cached, slope = (
-        CachedPrediction.of(predict_model(model, rate), model, rate, 0, 0.0),
-        _exact_slopes(model, rate),
-    )
-    assert cached.moved(model, rate, slope, 59.0) is not None
-    assert cached.moved(model, rate, slope, 60.0) is None
-    assert cached.moved(model, 1.04 * rate, slope, 1.0) is None
-    assert cached.moved(replace(model, law=LAW.at_speed(1.04)), rate, slope, 1.0) is None
-    assert cached.moved(replace(model, law=replace(LAW, cv=0.2)), rate, slope, 1.0) is None
-    assert cached.moved(model, rate, replace(slope, rate=20.0), 1.0) is not None
-    assert (
-        cached.moved(model, 1.02 * rate, replace(slope, rate=20.0), 1.0) is None
-    )  # the delay would move by 40 %
-
-
-@pytest.mark.parametrize(
-    ("rate", "speed", "slope", "scatter", "stands"),
-    [
-        # 3 % of the rate or of the largest stable one
-        (0.0299, 0.0, 0.0, 0.0, True),
-        (0.0301, 0.0, 0.0, 0.0, False),
-        (-0.0299, 0.0, 0.0, 0.0, True),
-        (-0.0301, 0.0, 0.0, 0.0, False),
-        (0.0, 0.0299, 0.0, 0.0, True),
-        (0.0, 0.0301, 0.0, 0.0, False),
-        (0.0, -0.0301, 0.0, 0.0, False),
-        # a tenth of the delay
-        (0.0249, 0.0, 4.0, 0.0, True),
-        (0.0251, 0.0, 4.0, 0.0, False),
-        (-0.0251, 0.0, 4.0, 0.0, False),
-        # 0.004 of the residual's variance
-        (0.0, 0.0, 0.0, 0.0039, True),
-        (0.0, 0.0, 0.0, 0.0041, False),
-        (0.0, 0.0, 0.0, -0.0041, False),
-    ],
-)
-def test_a_prediction_stands_within_its_steps(
-    rate: float, speed: float, slope: float, scatter: float, stands: bool
-) -> None:
-    """`rate` and `speed`: logarithms of what they changed by."""
-    model, at = (
-        Model(policy=parse_policy(POLICY), output_tokens=LENGTHS, law=LAW, max_num_seqs=64),
-        0.6 * capacity(),
-    )
-    cached = CachedPrediction.of(predict_model(model, at), model, at, 0, 0.0)
-    there = replace(
-        model, law=replace(LAW.at_speed(math.exp(speed)), cv=math.sqrt(LAW.cv**2 + scatter))
-    )
-    moves = Sensitivity(slope, 0.0, 0.0, 0.0, 0, 0.0, 0.0)
-    assert (cached.moved(there, at * math.exp(rate), moves, 1.0) is not None) == stands
-
-
-def test_quantiles_of_a_simulated_first_token_move_with_their_mean() -> None:
-    model, at = (
-        Model(policy=parse_policy(POLICY), output_tokens=LENGTHS, law=LAW, max_num_seqs=64),
-        0.6 * capacity(),
-    )
-    simulated = Quantiles(mean=0.1, p50=0.08, p90=0.2, p95=0.25, p99=0.4)
-    found = replace(predict_model(model, at), time_to_first_token=simulated)
-    moved = CachedPrediction.of(found, model, at, 0, 0.0).moved(
-        model, 1.02 * at, _exact_slopes(model, at), 1.0
-    )
-    assert moved is not None
-    first = moved.time_to_first_token
-    assert first.mean is not None
-    assert first.mean > 0.1
-    for level in LEVELS:
-        assert getattr(first, level) == pytest.approx(getattr(simulated, level) * first.mean / 0.1)
-
-
 def test_the_next_look_takes_over_what_stands() -> None:
     """The same window 10 s later is not solved anew, and says the same; another epoch is."""
     snapshot = seen(clean(1), POLICY)
     first = assess(snapshot, LAW, LIMITS)
-    again = assess(replace(snapshot, now=snapshot.now + 0.1), LAW, LIMITS, known=first.known)
-    assert again.cached is first.cached
-    assert again.sensitivity is first.sensitivity
-    assert again.compared.predicted.value == pytest.approx(first.compared.predicted.value, rel=0.01)
+    again = assess(replace(snapshot, now=snapshot.now + 0.1), LAW, LIMITS, known=first.long_run)
+    assert again.long_run is first.long_run is not None
+    assert again.compared.predicted == first.compared.predicted
     assert again.compared.verdict == first.compared.verdict
     other = assess(
-        replace(snapshot, epoch=1, rows=_of_epoch(snapshot, 1)), LAW, LIMITS, known=first.known
+        replace(snapshot, epoch=1, rows=_of_epoch(snapshot, 1)), LAW, LIMITS, known=first.long_run
     )
-    assert other.cached is not first.cached
-    assert other.sensitivity is not first.sensitivity
+    assert other.long_run is not first.long_run
 
 
 def _of_epoch(snapshot: Snapshot, epoch: int) -> np.ndarray:

@@ -13,8 +13,9 @@ import pytest
 from scipy import stats
 
 from policies import parse_policy
+from queueing.control.assess import assess
 from queueing.distributions.token_distribution import parse_distribution
-from queueing.estimation.assess import Limits, assess, while_requests_came
+from queueing.estimation.arrivals import while_requests_came
 from queueing.estimation.assumptions.checks import conservation, little_law, utilisation_law
 from queueing.estimation.assumptions.engine_assumptions import settled, stable_queue
 from queueing.estimation.assumptions.verdict import observed_mean
@@ -26,6 +27,7 @@ from queueing.estimation.lengths.lengths import lengths as lengths_of
 from queueing.estimation.speed.batch_times import batch_times
 from queueing.estimation.speed.speed_process import Stalls
 from queueing.estimation.window.window import Snapshot, Window
+from queueing.estimation.window_queue import Limits
 from queueing.latency.fit import Measured, fit_law
 from queueing.latency.law import LatencyModel
 from queueing.measurement.delay_variance import single_server_variance

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from policies import parse_policy
+from queueing.control.assess import Assessment, assess
 from queueing.distributions.token_distribution import parse_distribution
-from queueing.estimation.assess import Assessment, Limits, assess
 from queueing.estimation.estimates import Estimates
 from queueing.estimation.window.snapshot import COLUMN, Snapshot
+from queueing.estimation.window_queue import Limits
 from queueing.latency.law import LatencyModel
 from queueing.measurement.statistics import mean_interval
 from queueing.model import Model

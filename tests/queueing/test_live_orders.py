@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from policies import Request, parse_policy
-from queueing.estimation.assess import Limits, assess
+from queueing.control.assess import assess
 from queueing.estimation.window.window import Window
+from queueing.estimation.window_queue import Limits
 from queueing.latency.law import LatencyModel
 from queueing.measurement.record import Record
 from queueing.simulation.reference import Job, SimulatedEngine, simulate_trace

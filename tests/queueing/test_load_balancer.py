@@ -14,8 +14,9 @@ from policies import parse_policy
 from policies.text import SpecError
 from queueing.control.advice import load_balancer
 from queueing.control.advice.load_balancer import USUAL, behind_load_balancer, routings_of
-from queueing.estimation.assess import Limits, assess
+from queueing.control.assess import assess
 from queueing.estimation.estimates import Estimates
+from queueing.estimation.window_queue import Limits
 from queueing.model import Model
 from queueing.optimization.forecast import Setting
 from queueing.optimization.gain.operating_point import OperatingPoint

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from policies import parse_policy
+from queueing.control.assess import assess
 from queueing.distributions.token_distribution import parse_distribution
-from queueing.estimation.assess import Limits, assess
 from queueing.estimation.assumptions.assumption import Assumption
 from queueing.estimation.assumptions.memory_assumption import (
     NEGLIGIBLE,
@@ -13,6 +13,7 @@ from queueing.estimation.assumptions.memory_assumption import (
     waits_beside_free_slots,
 )
 from queueing.estimation.window.snapshot import COLUMN, WIDTH, Snapshot
+from queueing.estimation.window_queue import Limits
 from queueing.latency.law import LatencyModel
 from queueing.model import Model
 from queueing.simulation.experiment import simulate_run

@@ -17,11 +17,11 @@ from policies import parse_policy
 from policies.text import SpecError
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.errors import UnstableQueueError
-from queueing.estimation.assess import Limits
 from queueing.estimation.interval import NORMAL, UNKNOWN, symmetric
 from queueing.estimation.lengths.lengths import lengths
 from queueing.estimation.speed.speed_process import Stalls
 from queueing.estimation.stall_backlog import utilisation_of
+from queueing.estimation.window_queue import Limits
 from queueing.model import Model
 from queueing.optimization import answer
 from queueing.optimization.answer import (
@@ -300,7 +300,7 @@ def test_a_response_has_the_directions_of_every_estimate() -> None:
     base, rate = of.sensitivity._ask(FOUR, DELAY), of.sensitivity._ask(FOUR, DELAY, rate=1 - STEP)
     found = of.sensitivity.response(FOUR, DELAY)
     assert (found.load, found.pole, found.needs_stability) == (base.load, True, True)
-    assert found.loads[:4].tolist() == pytest.approx([0.01, 0.005, 0.0, 0.0])
+    assert found.loads[:5].tolist() == pytest.approx([0.01, 0.005, 0.0, 0.0, 0.0])
     per_rate = math.log(base.value * (1 - base.load) / (rate.value * (1 - rate.load))) / -math.log(
         0.95
     )
@@ -310,14 +310,14 @@ def test_a_response_has_the_directions_of_every_estimate() -> None:
         base.value * (1 - base.load) / (speed.value * (1 - speed.load))
     ) / -math.log(0.95)
     assert found.smooth[1] == pytest.approx(0.005 * per_speed, rel=1e-4)
-    wider = of.sensitivity._ask(FOUR, DELAY, cv=0.16)
+    wider = of.sensitivity._ask(FOUR, DELAY, law=replace(of.law, cv=0.16))
     assert found.smooth[2] == pytest.approx(math.log(wider.value / base.value), rel=1e-4)
-    assert found.smooth[3] == 0.0
+    assert found.smooth[3:5].tolist() == [0.0, 0.0]
     assert of.lengths is not None
     heavier = [of.model(FOUR, part).load(of.rate) / base.load for part in of.lengths.parts]
     scale = stats.t.ppf(0.975, 4) * 5**-0.5 / 2
     logs = np.log(heavier)
-    assert found.loads[4:] == pytest.approx(scale * (logs - logs.mean()))
+    assert found.loads[5:] == pytest.approx(scale * (logs - logs.mean()))
     parts = [
         of.sensitivity._ask(FOUR, DELAY, rate=1 / each, whole=part)
         for each, part in zip(heavier, of.lengths.parts, strict=True)
@@ -328,7 +328,7 @@ def test_a_response_has_the_directions_of_every_estimate() -> None:
             for each, log in zip(parts, logs, strict=True)
         ]
     )
-    assert found.smooth[4:] == pytest.approx(scale * (smooth - smooth.mean()), rel=1e-3, abs=1e-6)
+    assert found.smooth[5:] == pytest.approx(scale * (smooth - smooth.mean()), rel=1e-3, abs=1e-6)
     assert of.sensitivity.response(FOUR, DELAY) is found
     assert (
         operating_point(limits=Limits(max_num_seqs=8, patience=9.0))
@@ -358,7 +358,8 @@ def test_the_residual_counts_where_it_may_be_larger() -> None:
     base = of.sensitivity._ask(FOUR, DELAY)
     vague = but(of, cv=symmetric(0.15, 0.3, 9.0))
     assert vague.sensitivity._by_residual(FOUR, DELAY, base) == pytest.approx(
-        math.log(of.sensitivity._ask(FOUR, DELAY, cv=0.45).value / base.value), rel=1e-4
+        math.log(of.sensitivity._ask(FOUR, DELAY, law=replace(of.law, cv=0.45)).value / base.value),
+        rel=1e-4,
     )
     assert vague.sensitivity._by_residual(FOUR, DELAY, base) > 0
     assert of.sensitivity._by_residual(SLOTS, DELAY, base) == 0.0
@@ -368,15 +369,13 @@ def test_the_residual_counts_where_it_may_be_larger() -> None:
 @pytest.mark.parametrize("count", [1, 4, 100])
 def test_what_stalls_add_is_known_by_the_root_of_their_number(count: int) -> None:
     of = but(operating_point(0.4), stalls=Stalls(count, 0.05, 1.0, None, 0.5))
-    base = of.sensitivity._ask(FOUR, DELAY)
-    calm = of.sensitivity._asked(
-        FOUR, DELAY, of.law.without_stalls(), of.lengths.whole, 1.0, stalling=False
-    )  # type: ignore[union-attr]
+    base = of.sensitivity._ask(FOUR, DELAY, law=of.law)
+    calm = of.sensitivity._ask(FOUR, DELAY, stalling=False)
     assert calm.value < 0.8 * base.value
-    assert of.sensitivity._by_stalls(FOUR, DELAY, base) == pytest.approx(
+    assert of.sensitivity._by_stalls(FOUR, DELAY) == pytest.approx(
         NORMAL * (1 - calm.value / base.value) / math.sqrt(count)
     )
-    assert operating_point(0.4).sensitivity._by_stalls(FOUR, DELAY, base) == 0.0
+    assert operating_point(0.4).sensitivity._by_stalls(FOUR, DELAY) == 0.0
 
 
 @pytest.mark.parametrize(("share", "named"), [(0.0098, False), (0.0103, True)])

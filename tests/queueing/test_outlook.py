@@ -11,10 +11,11 @@ import pytest
 
 from policies import parse_policy
 from queueing.arrivals.text import parse_arrivals
+from queueing.control.assess import assess
 from queueing.distributions.token_distribution import parse_distribution
-from queueing.estimation.assess import Limits, assess
 from queueing.estimation.outlook import RecentArrivals, band, outlook
 from queueing.estimation.window.window import Snapshot
+from queueing.estimation.window_queue import Limits
 from queueing.latency.law import LatencyModel
 from queueing.model import Model
 from queueing.simulation.experiment import run_given

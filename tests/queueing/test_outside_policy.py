@@ -27,7 +27,6 @@ from policies.registry import use_modules
 from queueing.control.autopilot.bounds import Bounds
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.errors import PredictionError
-from queueing.estimation.cached_prediction import _cheap
 from queueing.latency.law import LatencyModel
 from queueing.measurement.recursion import measured_starts, served
 from queueing.model import Model
@@ -138,8 +137,6 @@ def test_slots_are_counted_where_requests_join() -> None:
     """By `joins_running`, not by the class."""
     joining, continuous = model(Joining()), model("continuous:max_batch_size=4")
     assert joining.largest_stable_rate == continuous.largest_stable_rate
-    assert not _cheap(joining)
-    assert _cheap(continuous)
 
 
 @pytest.mark.parametrize(

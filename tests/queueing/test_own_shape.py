@@ -6,18 +6,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
 
 import numpy as np
 import pytest
 
 from policies import parse_policy
-from queueing.control.answer_quantiles import KEPT, AnswerQuantiles
+from queueing.control.assess import Assessment, assess
 from queueing.distributions.token_distribution import parse_distribution
-from queueing.estimation.assess import Assessment, Limits, assess
 from queueing.estimation.estimates import Estimates
 from queueing.estimation.speed.own_shape import own_shape
 from queueing.estimation.window.snapshot import COLUMN, Snapshot
+from queueing.estimation.window_queue import Limits
 from queueing.latency.law import LatencyModel
 from queueing.model import Model
 from queueing.prediction import predict_model
@@ -163,82 +162,33 @@ def test_steps_that_scatter_are_in_the_quantiles() -> None:
         rows[:, COLUMN[name]] += later
     found = look(seen.having(rows))
     observed_times = rows[:, COLUMN["first_token_at"]] - rows[:, COLUMN["arrived_at"]]
-    assert found.prediction is not None
-    kept = AnswerQuantiles.of(found)
-    assert kept is not None
-    told = kept.added_to(found.prediction).time_to_first_token
+    assert found.long_run is not None
+    assert found.long_run.answered is not None
+    told = found.long_run.answered.time_to_first_token
     assert told.mean == pytest.approx(float(observed_times.mean()), rel=0.04)
     for level, value in ((0.5, told.p50), (0.95, told.p95), (0.99, told.p99)):
         assert value == pytest.approx(float(np.quantile(observed_times, level)), rel=0.06)
     assert first_token(found)[1] < 0.93 * float(np.quantile(observed_times, 0.95))
 
 
-def test_quantiles_are_kept_while_little_moves() -> None:
-    found = look(window(queue(slower()))[0])
-    kept = AnswerQuantiles.of(found)
-    assert kept is not None
-    assert AnswerQuantiles.of(found, kept) is kept
-
-    def at(**changes: Any) -> AnswerQuantiles | None:
-        estimates = dataclasses.replace(found.estimates, **changes)
-        return AnswerQuantiles.of(dataclasses.replace(found, estimates=estimates), kept)
-
-    now, rate = found.estimates.now, found.estimates.arrival_rate
-    assert at(now=now + KEPT - 1) is kept
-    assert at(now=now + KEPT) is not kept
-    assert at(arrival_rate=rate.scaled(1.02)) is kept
-    assert at(arrival_rate=rate.scaled(1.04)) is not kept
-    assert at(epoch=found.estimates.epoch + 1) is not kept
-
-
-@pytest.mark.parametrize("delay", [0.5, 1.0, 3.0])
-@pytest.mark.parametrize("served", [0.9, 1.0, 1.1])
-def test_kept_quantiles_move_with_their_means_in_order(delay: float, served: float) -> None:
-    found = look(window(queue(slower()), 0.9)[0])
-    kept, told = AnswerQuantiles.of(found), found.prediction
-    assert kept is not None
-    assert told is not None
-    waited = told.queueing_delay.mean or 0.0
-    changes: dict[str, Any] = {
-        name: dataclasses.replace(
-            getattr(told, name), mean=delay * waited + served * (getattr(told, name).mean - waited)
-        )
-        for name in ("sojourn_time", "time_to_first_token")
-    }
-    for name in ("queueing_delay", "served_queueing_delay"):
-        changes[name] = dataclasses.replace(getattr(told, name), mean=delay * waited)
-    moved = kept.added_to(dataclasses.replace(told, **changes))
-    same = kept.added_to(told)
-    assert moved.methods["time_to_first_token"] == "simulation"
-    for level in LEVELS:
-        waits, first, whole = (
-            [getattr(getattr(each, name), level) for each in (same, moved)]
-            for name in ("queueing_delay", "time_to_first_token", "sojourn_time")
-        )
-        assert waits[1] == pytest.approx(delay * waits[0])
-        assert first[1] - waits[1] == pytest.approx(served * (first[0] - waits[0]))
-        assert waits[1] <= first[1] <= whole[1]
-
-
 def test_first_tokens_are_those_of_the_served_where_patience_runs_out() -> None:
     seen = window(queue(slower()), 0.9)[0]
     limits = Limits(max_output_tokens=512, max_num_seqs=64, patience=0.01)
     found = assess(seen, LAW, limits)
-    kept, told = AnswerQuantiles.of(found), found.prediction
-    assert kept is not None
+    run = found.long_run
+    assert run is not None
+    assert run.prediction is not None
+    assert run.prediction.loss_fraction > 0.01
+    told = run.answered
     assert told is not None
-    assert told.loss_fraction > 0.01
-    same = kept.added_to(told)
-    for name in ("time_to_first_token", "sojourn_time"):
-        for level in LEVELS:
-            own = getattr(getattr(kept.simulated, name), level)
-            assert getattr(getattr(same, name), level) == pytest.approx(own)
-
-
-def test_batches_have_no_quantiles_of_this_kind() -> None:
-    seen = window(queue(slower()))[0]
-    other = dataclasses.replace(seen, policy="capped:max_batch_size=8")
-    assert AnswerQuantiles.of(look(other)) is None
+    assert told.methods["time_to_first_token"] == "simulation"
+    for level in LEVELS:
+        waits, first, whole = (
+            getattr(getattr(told, name), level)
+            for name in ("served_queueing_delay", "time_to_first_token", "sojourn_time")
+        )
+        assert waits <= first <= whole
+    assert told.sojourn_time.mean == run.prediction.sojourn_time.mean
 
 
 def test_the_state_file_keeps_it() -> None:

@@ -6,11 +6,9 @@ import json
 import math
 
 import numpy as np
-import pytest
 from typer.testing import CliRunner
 
 from queueing.commands.cli import app
-from queueing.estimation.cached_prediction import scaled
 from queueing.model import Model
 from queueing.prediction import predict_model
 from queueing.result import LEVELS
@@ -70,11 +68,3 @@ def test_predict_and_simulate_say_them() -> None:
         assert "std. error" in table
     exact = CliRunner().invoke(app, ["predict", *given[2:], "--policy", "single", "--json"])
     assert "standard_errors" not in json.loads(exact.stdout)
-
-
-@pytest.mark.parametrize("factor", [0.5, 3.0])
-def test_errors_scale_with_their_quantiles(factor: float) -> None:
-    found = simulate_model(SLOTS, 5.0, num_requests=2000).sojourn_time
-    changed = scaled(found, factor)
-    assert changed.errors["p99"] == pytest.approx(factor * found.errors["p99"])
-    assert changed.p99 == pytest.approx(factor * (found.p99 or 0.0))

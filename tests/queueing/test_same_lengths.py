@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from policies import parse_policy
+from queueing.control.assess import assess
 from queueing.distributions.token_distribution import TokenDistribution, parse_distribution
-from queueing.estimation.assess import Limits, assess
 from queueing.estimation.estimates import Estimates, estimate
 from queueing.estimation.lengths.lengths import Lengths, lengths
 from queueing.estimation.lengths.same_lengths import (
@@ -22,6 +22,7 @@ from queueing.estimation.lengths.same_lengths import (
     prompts,
 )
 from queueing.estimation.window.snapshot import CENSORED, COLUMN, WITHOUT_LENGTH, Snapshot
+from queueing.estimation.window_queue import Limits
 from queueing.latency.law import parse_law
 from queueing.model import Model
 from queueing.simulation.experiment import simulate_run

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from policies import parse_policy
+from queueing.control.assess import assess
 from queueing.distributions.token_distribution import parse_distribution
-from queueing.estimation.assess import Limits, assess
 from queueing.estimation.window.snapshot import COLUMN, Snapshot
+from queueing.estimation.window_queue import Limits
 from queueing.latency.law import LatencyModel
 from queueing.model import Model
 from queueing.optimization.forecast import Setting

@@ -9,9 +9,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from queueing.control.assess import Assessment, assess
 from queueing.distributions.token_distribution import parse_distribution
-from queueing.estimation.assess import Assessment, Limits, assess
 from queueing.estimation.stall_backlog import stall_backlog, work_left
+from queueing.estimation.window_queue import Limits
 from queueing.latency.law import LatencyModel
 from queueing.measurement.record import Record
 from tests.queueing.estimation_runs import poisson, seen

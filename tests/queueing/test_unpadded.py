@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from policies import parse_policy, served_as
+from queueing.control.assess import assess
 from queueing.control.autopilot.assessed_window import assessed_window
 from queueing.distributions.token_distribution import parse_distribution
-from queueing.estimation.assess import Limits, assess
 from queueing.estimation.estimates import estimate
+from queueing.estimation.window_queue import Limits
 from queueing.latency.law import LatencyModel
 from queueing.model import Model
 from queueing.optimization.forecast import Setting

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from policies import parse_policy
+from queueing.control.assess import Assessment, assess
 from queueing.distributions.token_distribution import parse_distribution
-from queueing.estimation.assess import Assessment, Limits, assess
+from queueing.estimation.interval import symmetric
 from queueing.estimation.lengths.within_calls import (
     FEWEST,
     WithinCalls,
@@ -18,6 +19,7 @@ from queueing.estimation.lengths.within_calls import (
     significant,
 )
 from queueing.estimation.window.snapshot import CENSORED, COLUMN, Snapshot
+from queueing.estimation.window_queue import Limits
 from queueing.latency.law import parse_law
 from queueing.model import Model
 from tests.queueing.estimation_windows import window_of
@@ -135,15 +137,14 @@ def test_the_interval_of_a_prediction_has_what_the_correlation_leaves_open() -> 
     """40 calls: nobody knows yet how alike theirs are."""
     seen = window(0.5, 4000, 8)
     found = assessed(seen)
-    slope = found.sensitivity
-    assert slope is not None
-    assert slope.correlation_error > 0
-    less = dataclasses.replace(slope, correlation_error=0.0)
-    mean = found.compared.predicted.value
-    assert (
-        less.interval(mean, found.estimates).relative
-        < slope.interval(mean, found.estimates).relative
+    known = found.estimates.within_calls
+    settled = dataclasses.replace(known, longest=symmetric(known.longest.value, 0.0, 1e9))
+    assert found.long_run is not None
+    point, setting = found.long_run.point, found.long_run.setting
+    sure = dataclasses.replace(
+        point, estimates=dataclasses.replace(found.estimates, within_calls=settled)
     )
+    assert sure.forecast(setting).mean.relative < point.forecast(setting).mean.relative
 
 
 @pytest.mark.parametrize(

@@ -25,12 +25,13 @@ from bench.live.thinned import thinned
 from policies import Request, parse_policy
 from queueing.arrivals.timetable import Timetable
 from queueing.arrivals.traces import read_trace
-from queueing.estimation.assess import Limits, assess
+from queueing.control.assess import assess
 from queueing.estimation.checked import cut_at
 from queueing.estimation.interval import UNKNOWN, Estimate
 from queueing.estimation.outlook import RecentArrivals, band, forecast_error, outlook
 from queueing.estimation.speed.speed_history import SpeedHistory
 from queueing.estimation.window.snapshot import Snapshot
+from queueing.estimation.window_queue import Limits
 from queueing.latency.law import LatencyModel
 from queueing.measurement.check import Check
 from server.engines.emulated import EmulatedEngine

@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from policies import Request, SpecError, parse_policy
+from queueing.control.assess import assess
 from queueing.control.autopilot.assessed_window import assessed_window
 from queueing.control.autopilot.controller import Autopilot
 from queueing.control.autopilot.decision import Decision
+from queueing.control.long_run import LongRun
 from queueing.distributions.token_distribution import TokenDistribution
-from queueing.estimation.assess import Known, Limits, assess
-from queueing.estimation.band import Sensitivity
 from queueing.estimation.window.window import Window
+from queueing.estimation.window_queue import Limits
 from queueing.latency.law import LatencyModel
 from queueing.measurement.record import Record
 from queueing.optimization.forecast import Setting
@@ -81,8 +82,7 @@ class Driver:
     limit: int | None = None
     interval: float = 5.0
     run: Run = field(default_factory=Run)
-    known: Sensitivity | None = None
-    known_at: tuple[int, float] = (-1, 0.0)
+    known: LongRun | None = None
     waited: int = 0
 
     @property
@@ -111,17 +111,15 @@ class Driver:
             self.batcher.policy_text, now, in_service=self.fed.in_service(), waiting=waiting
         )
         limits = Limits(max_output_tokens=self.limit, max_num_seqs=self.max_num_seqs)
-        kept = self.known_at[0] == seen.epoch and now - self.known_at[1] < 60
         try:
             found = assess(
                 seen,
                 self.shape,
                 limits,
-                known=Known(self.known if kept else None),
+                known=self.known,
                 waiting_before=self.waited,
             )
-            if found.sensitivity is not None and not kept:
-                self.known, self.known_at = found.sensitivity, (seen.epoch, now)
+            self.known = found.long_run
         except SpecError:
             found = None
         return self.autopilot.decide(

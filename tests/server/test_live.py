@@ -25,9 +25,10 @@ from loadgen.sending.client.client import Target
 from loadgen.sending.run import run_load
 from policies import parse_policy
 from queueing.arrivals.timetable import draw
+from queueing.control.assess import assess
 from queueing.distributions.token_distribution import parse_distribution
-from queueing.estimation.assess import Limits, assess
 from queueing.estimation.window.producer import WindowProducer
+from queueing.estimation.window_queue import Limits
 from queueing.measurement.check import SAID
 from queueing.model import Model
 from queueing.optimization.forecast import Setting

@@ -17,10 +17,11 @@ import numpy as np
 import pytest
 
 from policies import Request, parse_policy
+from queueing.control.assess import Assessment, assess
 from queueing.distributions.token_distribution import TokenDistribution, parse_distribution
-from queueing.estimation.assess import Assessment, Limits, assess
 from queueing.estimation.speed.batch_times import SLOT_ERROR
 from queueing.estimation.window.window import Snapshot, Window
+from queueing.estimation.window_queue import Limits
 from queueing.latency.law import LatencyModel, parse_law
 from queueing.measurement.record import call_of
 from queueing.measurement.statistics import mean_interval

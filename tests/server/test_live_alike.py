@@ -18,8 +18,8 @@ import pytest
 
 from policies import Request
 from queueing.arrivals.processes import Poisson
+from queueing.control.assess import Assessment
 from queueing.distributions.token_distribution import TokenDistribution
-from queueing.estimation.assess import Assessment
 from queueing.measurement.record import call_of
 from queueing.measurement.statistics import mean_interval
 from queueing.simulation.experiment import draw_jobs

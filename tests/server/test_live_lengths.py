@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from policies import parse_policy
+from queueing.control.assess import Assessment, assess
 from queueing.distributions.token_distribution import TokenDistribution, parse_distribution
-from queueing.estimation.assess import Assessment, Limits, assess
 from queueing.estimation.window.window import Snapshot
+from queueing.estimation.window_queue import Limits
 from queueing.latency.law import parse_law
 from queueing.measurement.statistics import mean_interval
 from queueing.model import Model

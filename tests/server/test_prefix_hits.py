@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies import Request, SpecError, parse_policy
-from queueing.estimation.assess import Assessment, Limits, assess
+from queueing.control.assess import Assessment, assess
 from queueing.estimation.speed.batch_times import SLOT_ERROR
 from queueing.estimation.window.window import Window
+from queueing.estimation.window_queue import Limits
 from queueing.latency.law import parse_law
 from queueing.measurement.record import Record
 from server.engines.emulated import EmulatedEngine

@@ -7,12 +7,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from policies import parse_policy, served_as
-from queueing.estimation.assess import Assessment, Limits
+from queueing.control.assess import Assessment
 from queueing.estimation.assumptions.assumption import Assumption
 from queueing.estimation.estimates import Estimates, estimate
 from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
 from queueing.estimation.speed.speeds import Speeds
 from queueing.estimation.window.window import Snapshot
+from queueing.estimation.window_queue import Limits
 from queueing.latency.law import LatencyModel
 from queueing.measurement.statistics import FloatArray, batch_means_interval
 from queueing.optimization.forecast import Setting

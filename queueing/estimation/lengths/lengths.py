@@ -182,6 +182,11 @@ class Lengths:
         rest = None if self.restored_n is None else self.restored_n * float(np.mean(kept))
         return Lengths(self.counts[kept], self.censored[kept], self.weights[kept], rest)
 
+    def only(self, group: int, groups: int) -> Lengths:
+        """Every `groups`-th request, from the `group`-th."""
+        kept = np.arange(self.counts.size) % groups == group
+        return Lengths(self.counts[kept], self.censored[kept], self.weights[kept])
+
     def to_dict(self) -> dict[str, Any]:
         """Distinct (count, censored) with their weight: small."""
         keys, index = np.unique(2 * self.counts + self.censored, return_inverse=True)

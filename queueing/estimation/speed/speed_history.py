@@ -16,8 +16,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from policies import Policy
 from queueing.estimation.change import Vector
 from queueing.estimation.speed.batch_times import BatchTimes
+from queueing.estimation.speed.own_shape import OwnShape, own_shape
 from queueing.estimation.speed.speeds import Speeds
 from queueing.estimation.speed.wander import (
     FEWEST_BLOCKS,
@@ -26,11 +28,14 @@ from queueing.estimation.speed.wander import (
     block_speeds,
     most_likely,
 )
+from queueing.estimation.window.snapshot import Snapshot
+from queueing.latency.law import LatencyModel
 
 HOUR = 3600.0
 STRETCH, BLOCK = 240.0, 2.0  # seconds
 # of shared machines from minute to minute: 5 to 22 % were seen (docs/agreement.md), as if so often
 USUAL_APART, USUAL_STRETCHES = 0.05, 2.0
+SHAPE_KEPT, GROWN = 30.0, 1.3  # seconds, times as many requests
 TAUS = np.geomspace(BLOCK / 2, STRETCH / 2, 12)
 
 
@@ -54,6 +59,22 @@ class SpeedHistory:
     _open: list[BatchTimes] = field(default_factory=list)
     _epoch: int | None = None
     _until: float = -math.inf  # dispatch of the last batch, or slot, that was taken in
+    # with its epoch, instant and number of requests
+    _shape: tuple[int, float, int, OwnShape] | None = None
+
+    def own_shape(
+        self, policy: Policy, seen: Snapshot, shape: LatencyModel, step_tokens: int | None = None
+    ) -> OwnShape:
+        """The engine's: that of some seconds ago, unless much more is known now."""
+        count = len(seen.rows)
+        if self._shape is not None:
+            epoch, at, known, found = self._shape
+            near = 0 <= seen.now - at < SHAPE_KEPT and count < GROWN * known
+            if epoch == seen.epoch and near:
+                return found
+        found = own_shape(policy, seen, shape, step_tokens)
+        self._shape = seen.epoch, seen.now, count, found
+        return found
 
     def add(self, speeds: Speeds, epoch: int) -> Wander | None:
         """Take in the batches that are new; the wander of the hour, None where there is too

@@ -90,7 +90,7 @@ def known_lengths(sample: Lengths, family: str | None = None) -> KnownLengths | 
     if sample.counts.size < FEWEST:
         return None
     parts: dict[str, Any] = {
-        "parts": tuple(_as_seen(_only(sample, group)) for group in range(GROUPS)),
+        "parts": tuple(_as_seen(sample.only(group, GROUPS)) for group in range(GROUPS)),
         "to_error": GROUPS**-0.5,
     }
     if not sample.unknown_mass:
@@ -118,12 +118,6 @@ def _beyond(sample: Lengths, family: str) -> KnownLengths:
         reach=math.inf,
         note=found.note,
     )
-
-
-def _only(sample: Lengths, group: int) -> Lengths:
-    """Every `GROUPS`-th request."""
-    kept = np.arange(sample.counts.size) % GROUPS == group
-    return Lengths(sample.counts[kept], sample.censored[kept], sample.weights[kept])
 
 
 def _as_seen(sample: Lengths) -> TokenDistribution:

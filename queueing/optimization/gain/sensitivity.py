@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from scipy.special import stdtrit
@@ -15,16 +16,21 @@ from policies import parse_policy
 from queueing.distributions.token_distribution import TokenDistribution, Vector
 from queueing.estimation.interval import NORMAL, Estimate
 from queueing.latency.law import LatencyModel
-from queueing.optimization.answer import own_error, rough
+from queueing.model import Model
+from queueing.optimization.answer import ROUGH, own_error, rough
 from queueing.optimization.forecast import Setting
 from queueing.optimization.gain.measure import Measure
 from queueing.optimization.gain.response import Asked, Response, slope
 from queueing.optimization.gain.window_model import WindowModel
 from queueing.result import Prediction
+from queueing.simulation.fast import is_compiled
 
 # relative and downwards: never into an unstable queue, and wide enough to stand out of a
 # simulation's noise
 STEP = 0.05
+GROUPS = 5
+# requests of a simulation of what no kernel knows, of which a look has some twenty
+OUTSIDE = 4_000
 UNKNOWN_HALF = 2.0  # half width of the logarithm of what was not seen
 
 
@@ -48,52 +54,72 @@ class Sensitivity:
         """
         return self._ask(setting, measure, rate=factor).value
 
+    def speed_elasticity(self, setting: Setting, measure: Measure) -> float:
+        """d ln M / d ln speed. Where the setting has a steady state."""
+        here, faster = self._ask(setting, measure), self._ask(setting, measure, speed=1 - STEP)
+        return slope(here, faster, STEP, pole=False)
+
+    def with_independent_lengths(self, setting: Setting, measure: Measure) -> float:
+        """M with independent output lengths in a call, over M."""
+        if not self.point.model(setting).intraclass_correlation:
+            return 1.0
+        each = (self._ask(setting, measure, correlation=value) for value in (0.0, None))
+        return math.exp(_difference(*each))
+
     def _response(self, setting: Setting, measure: Measure) -> Response:
         known, patient = self.point.estimates, self.point.limits.patience is None
         base, pole = self._ask(setting, measure), measure.has_pole and patient
         more = slope(base, self._ask(setting, measure, rate=1 - STEP), STEP, pole=pole)
         slower = slope(base, self._ask(setting, measure, speed=1 - STEP), STEP, pole=pole)
         rate, speed = _half_width(known.arrival_rate), _half_width(known.speed)
-        loads, smooth = self._by_lengths(setting, measure, base, more, pole=pole)
+        assert self.point.lengths is not None
+        parts = [{"whole": each} for each in self.point.lengths.parts]
+        found = [self._by_parts(setting, measure, parts, self.point.lengths.to_error, more)]
+        if known.call_sizes is not None:
+            calls = [
+                {"sequences": known.sequences.only(group, GROUPS).law()} for group in range(GROUPS)
+            ]
+            found.append(self._by_parts(setting, measure, calls, GROUPS**-0.5, more))
+        others = [
+            self._by_residual(setting, measure, base),
+            self._by_stalls(setting, measure),
+            self._by_correlation(setting, measure),
+        ]
         return Response(
-            smooth=np.concatenate(
-                [
-                    [
-                        more * rate,
-                        slower * speed,
-                        self._by_residual(setting, measure, base),
-                        self._by_stalls(setting, measure, base),
-                    ],
-                    smooth,
-                ]
-            ),
-            loads=np.concatenate([[rate, speed, 0.0, 0.0], loads]),
-            load=base.load,
+            smooth=np.concatenate([[more * rate, slower * speed, *others], *(s for _, s in found)]),
+            loads=np.concatenate([[rate, speed, 0.0, 0.0, 0.0], *(loads for loads, _ in found)]),
+            load=self.point.model(setting).load(self.point.rate),
             pole=pole,
             needs_stability=patient and measure.needs_stability,
             own=own_error(self.point.predicted(setting), measure.quantity),
         )
 
-    def _by_lengths(
-        self, setting: Setting, measure: Measure, base: Asked, more: float, *, pole: bool
+    def _by_parts(
+        self,
+        setting: Setting,
+        measure: Measure,
+        parts: Sequence[Mapping[str, Any]],
+        to_error: float,
+        more: float,
     ) -> tuple[Vector, Vector]:
-        """What the parts of the lengths do to ln load and ln g, scaled to a 95 % half width of
-        all of them.
+        """What parts of a sample do to ln load and ln g, scaled to a 95 % half width of all of
+        them; `to_error`: standard error of the whole over the standard deviation of the parts.
         """
-        assert self.point.lengths is not None
         loads, smooth = [], []
-        for part in self.point.lengths.parts:
-            heavier = self.point.model(setting, part).load(self.point.rate) / base.load
-            asked = self._ask(setting, measure, rate=1 / heavier, whole=part)
+        pole = measure.has_pole and self.point.limits.patience is None
+        here = self._ask(setting, measure).load
+        for part in parts:
+            heavier = self._queue(setting, **part).load(self.point.rate) / here
+            asked = self._ask(setting, measure, rate=1 / heavier, **part)
             loads.append(math.log(heavier))
             smooth.append(asked.smooth(pole=pole) + more * loads[-1])
         degrees = len(loads) - 1
-        scale = float(stdtrit(degrees, 0.975)) * self.point.lengths.to_error / math.sqrt(degrees)
+        scale = float(stdtrit(degrees, 0.975)) * to_error / math.sqrt(degrees)
         return scale * (np.array(loads) - np.mean(loads)), scale * (
             np.array(smooth) - np.mean(smooth)
         )
 
-    def _by_stalls(self, setting: Setting, measure: Measure, base: Asked) -> float:
+    def _by_stalls(self, setting: Setting, measure: Measure) -> float:
         """Of n stalls, each as likely as any other moment, what they add to M has the relative
         error 1 / sqrt(n).
         """
@@ -101,63 +127,12 @@ class Sensitivity:
             self.point.model(setting), self.point.rate
         ):
             return 0.0
-        assert self.point.lengths is not None
-        without = self._asked(
-            setting,
-            measure,
-            self.point.law.without_stalls(),
-            self.point.lengths.whole,
-            1.0,
-            stalling=False,
-        )
+        stalling = self._ask(setting, measure, law=self.point.law)
+        calm = self._ask(setting, measure, stalling=False)
+        count = max(1, self.point.estimates.stalls.count)
         return (
-            NORMAL
-            * (1 - without.value / base.value)
-            / math.sqrt(max(1, self.point.estimates.stalls.count))
-            if base.value
-            else 0.0
+            NORMAL * (1 - calm.value / stalling.value) / math.sqrt(count) if stalling.value else 0.0
         )
-
-    def _ask(
-        self,
-        setting: Setting,
-        measure: Measure,
-        *,
-        rate: float = 1.0,
-        speed: float = 1.0,
-        cv: float | None = None,
-        whole: TokenDistribution | None = None,
-    ) -> Asked:
-        """The number at other estimates, by simulation."""
-        assert self.point.lengths is not None
-        law = dataclasses.replace(
-            self.point.law,
-            speed=self.point.law.speed * speed,
-            cv=self.point.law.cv if cv is None else cv,
-        )
-        return self._asked(
-            setting, measure, law, self.point.lengths.whole if whole is None else whole, rate
-        )
-
-    def _asked(
-        self,
-        setting: Setting,
-        measure: Measure,
-        law: LatencyModel,
-        whole: TokenDistribution,
-        rate: float,
-        *,
-        stalling: bool = True,
-    ) -> Asked:
-        """One simulation for all measures that need no quantile."""
-        model, at = self.point.model(setting, whole, law), self.point.rate * rate
-        key = (setting, measure.slo, law, id(whole), rate, stalling)
-        if key not in self._simulated:
-            ask = self.point.measured(
-                lambda queue, arrivals: rough(queue, arrivals, measure.slos), stalling=stalling
-            )
-            self._simulated[key] = ask(model, at)
-        return Asked(measure.of(self._simulated[key], model, whole), model.load(at))
 
     def _by_residual(self, setting: Setting, measure: Measure, base: Asked) -> float:
         cv = self.point.estimates.cv
@@ -167,7 +142,73 @@ class Sensitivity:
             or parse_policy(setting.policy).joins_running
         ):
             return 0.0
-        return self._ask(setting, measure, cv=cv.high).smooth(pole=False) - base.smooth(pole=False)
+        wider = dataclasses.replace(self._calm, cv=cv.high)
+        return _difference(self._ask(setting, measure, law=wider), base)
+
+    def _by_correlation(self, setting: Setting, measure: Measure) -> float:
+        """Of output lengths in a call: of one that is not known both ends are possible."""
+        if self.point.estimates.call_sizes is None:
+            return 0.0
+        policy = self.point.model(setting).policy
+        alike = self.point.estimates.alike(policy, self.point.limits.max_num_seqs)
+        ends = max(0.0, alike.low), min(1.0, max(0.0, alike.high))
+        low, high = (self._ask(setting, measure, correlation=value) for value in ends)
+        return _difference(high, low) / 2
+
+    @property
+    def _calm(self) -> LatencyModel:
+        """Sample paths that stall hide what a small step does."""
+        return self.point.law.without_stalls()
+
+    def _queue(
+        self,
+        setting: Setting,
+        *,
+        law: LatencyModel | None = None,
+        whole: TokenDistribution | None = None,
+        sequences: TokenDistribution | None = None,
+        correlation: float | None = None,
+    ) -> Model:
+        model = self.point.model(setting, whole, self._calm if law is None else law)
+        model = model if sequences is None else dataclasses.replace(model, sequences=sequences)
+        if correlation is None:
+            return model
+        return dataclasses.replace(model, intraclass_correlation=correlation)
+
+    def _ask(
+        self,
+        setting: Setting,
+        measure: Measure,
+        *,
+        rate: float = 1.0,
+        speed: float = 1.0,
+        stalling: bool = True,
+        law: LatencyModel | None = None,
+        **about: Any,
+    ) -> Asked:
+        """The number at other estimates, by one simulation for all measures that need no quantile;
+        `about` as for `_queue`, `stalling`: with the backlog of a continuous engine.
+        """
+        law = self._calm if law is None else law
+        law = law.at_speed(law.speed * speed)
+        model, at = self._queue(setting, law=law, **about), self.point.rate * rate
+        others = tuple(each for each in about.items() if each[1] is not None)
+        key = (setting, measure.slo, law, rate, stalling, others)
+        if key not in self._simulated:
+            count = ROUGH if is_compiled(model) else OUTSIDE
+            ask = self.point.measured(
+                lambda queue, arrivals: rough(queue, arrivals, measure.slos, count),
+                stalling=stalling,
+            )
+            self._simulated[key] = ask(model, at)
+        assert self.point.lengths is not None
+        whole = about.get("whole") or self.point.lengths.whole
+        return Asked(measure.of(self._simulated[key], model, whole), model.load(at))
+
+
+def _difference(one: Asked, other: Asked) -> float:
+    """Of their logarithms."""
+    return one.smooth(pole=False) - other.smooth(pole=False)
 
 
 def _half_width(estimate: Estimate) -> float:

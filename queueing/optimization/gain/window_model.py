@@ -12,16 +12,17 @@ long, without 10 %).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from policies import parse_policy, served_as
 from policies.text import counted
 from queueing.distributions.token_distribution import TokenDistribution
-from queueing.estimation.assess import Limits, known_memory, model_of
+from queueing.estimation.checked import at_their_speeds
 from queueing.estimation.estimates import Estimates
 from queueing.estimation.stall_backlog import behind_stalls, stall_backlog, utilisation_of
+from queueing.estimation.window_queue import Limits, known_memory, model_of
 from queueing.latency.law import LatencyModel
 from queueing.model import Model
 from queueing.optimization.answer import precise, searched
@@ -29,19 +30,21 @@ from queueing.optimization.forecast import Setting
 from queueing.optimization.gain.known_lengths import FEWEST, KnownLengths, known_lengths
 from queueing.optimization.objective import Slo
 from queueing.optimization.search import Predict
+from queueing.prediction import predict_model
 from queueing.result import Prediction
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class WindowModel:
     """`shape` is the calibrated law, `limits` what engine and clients bound; `family` names the law
-    of lengths beyond the known ones.
+    of lengths beyond the known ones, `factors` the speed of servers over that of all, by their ids.
     """
 
     estimates: Estimates
     shape: LatencyModel
     limits: Limits
     family: str | None = None
+    factors: Mapping[int, float] = field(default_factory=dict)
 
     @cached_property
     def law(self) -> LatencyModel:
@@ -92,13 +95,14 @@ class WindowModel:
         if whole is None:
             assert self.lengths is not None
             whole = self.lengths.whole
-        return model_of(
+        found = model_of(
             served_as(parse_policy(setting.policy), pads=self.limits.pads),
             whole if setting.max_output_tokens is None else whole.clip(setting.max_output_tokens),
             self.law if law is None else law,
             self._limits(setting),
             self.estimates,
         )
+        return at_their_speeds(found, self.factors)
 
     def _limits(self, setting: Setting) -> Limits:
         limit = setting.max_output_tokens
@@ -121,6 +125,11 @@ class WindowModel:
             return self.measured(predict)(self.model(setting), self.rate)
         if setting not in self._predictions:
             self._predictions[setting] = self.measured(precise)(self.model(setting), self.rate)
+        return self._predictions[setting]
+
+    def in_full(self, setting: Setting) -> Prediction:
+        """The same as `kendall predict` says it, quantiles and all, and kept as the setting's."""
+        self._predictions[setting] = self.predicted(setting, predict_model)
         return self._predictions[setting]
 
     def backlog(self, model: Model, arrival_rate: float) -> float:

@@ -1,7 +1,7 @@
 // Advice costs the gateway a few seconds of prediction, so it is asked for, not sent.
 
 import { call } from "./admin.js";
-import { byId, fill, h, say } from "./dom.js";
+import { byId, fill, h, rateSlider } from "./dom.js";
 import { percent } from "./format.js";
 import { TARGETS } from "./words.js";
 
@@ -9,13 +9,9 @@ import { TARGETS } from "./words.js";
 export function setUpAdvice(use) {
   const button = h("button", { type: "button", class: "quiet", id: "ask-advice" }, "Ask for advice");
   const said = h("div", { role: "status" });
-  const times = h("input", { id: "advice-rate", type: "range", min: "0.25", max: "3", step: "0.05", value: "1" });
-  const rate = h("output", { htmlFor: "advice-rate" });
+  const rate = rateSlider("advice-rate");
   const slo = h("input", { id: "advice-slo", type: "text", placeholder: "p99_queueing_delay=2s", spellcheck: false, autocomplete: "off" });
-  const label = () => say(rate, times.value === "1" ? "as many as now" : `${times.value} times as many as now`);
-  times.addEventListener("input", label);
-  label();
-  byId("advice").append(h("div", { class: "asked" }, h("label", {}, "Requests", times, rate), h("label", {}, "SLO, if there is one", slo)), said, button);
+  byId("advice").append(h("div", { class: "asked" }, rate, h("label", {}, "SLO, if there is one", slo)), said, button);
   let given = null; // of which epoch, and whether the page has caught up; until it is from before a change
   button.addEventListener("click", async () => {
     button.disabled = true;
@@ -24,7 +20,8 @@ export function setUpAdvice(use) {
     fill(said, h("p", { class: "note" }, "Computing; this takes a few seconds."));
     try {
       const { epoch } = use.state.gateway?.in_force ?? {};
-      const asked = new URLSearchParams(times.value === "1" ? {} : { rate_factor: times.value });
+      const times = rate.control.value;
+      const asked = new URLSearchParams(times === "1" ? {} : { rate_factor: times });
       if (slo.value.trim()) asked.set("slo", slo.value.trim());
       const query = asked.toString();
       const found = await call("GET", `admin/advice${query && `?${query}`}`);

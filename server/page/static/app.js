@@ -16,7 +16,7 @@ import { Small } from "./small.js";
 import { follow } from "./stream.js";
 import { updateVerdict } from "./verdict.js";
 import { View } from "./view.js";
-import { updateBalancer, updateWhatIf } from "./whatif.js";
+import { setUpWhatIf, updateBalancer, updateWhatIf } from "./whatif.js";
 import { changes, limits, policyWords } from "./words.js";
 
 const LINKS = { connecting: "Connecting", live: "Live", lost: "Reconnecting" };
@@ -27,6 +27,7 @@ const charts = [new Delays(), new Distribution(), new Small(), new Batch()];
 const controls = new Controls();
 const servers = new Servers();
 const ageAdvice = setUpAdvice({ setting: (each) => controls.use(each), servers: (count) => servers.use(count), state });
+setUpWhatIf(state, draw);
 watchKey();
 state.view = new View(() => draw());
 addEventListener("visibilitychange", draw);

@@ -35,3 +35,14 @@ export function fill(element, ...children) {
   const next = h("div", {}, ...children);
   if (element.innerHTML !== next.innerHTML) element.replaceChildren(...next.childNodes);
 }
+
+/** A slider of how many times as many requests as now there are; `rests` is told where it is let go. */
+export function rateSlider(id, rests = () => {}) {
+  const input = h("input", { id, type: "range", min: "0.25", max: "3", step: "0.05", value: "1" });
+  const said = h("output", { htmlFor: id });
+  const label = () => say(said, input.value === "1" ? "as many as now" : `${input.value} times as many as now`);
+  input.addEventListener("input", label);
+  input.addEventListener("change", () => rests(input.value));
+  label();
+  return h("label", {}, "Requests", input, said);
+}

@@ -1,22 +1,44 @@
 // Every other setting at the same rate, lengths and speed; the setting in force comes first.
 
-import { byId, fill, h, say, svg } from "./dom.js";
+import { call } from "./admin.js";
+import { byId, fill, h, rateSlider, say, svg } from "./dom.js";
 import { NONE, ago, clock, duration, interval, percent, span } from "./format.js";
 import { QUANTITY, ROUTINGS, parsePolicy, policyDetail, policyText, tokenLimit } from "./words.js";
 
 const GROUPS = [["policy", "Other policies"], ["limit", "Other token limits"], ["size", "Other batch sizes"]];
 const COLUMNS = [["Setting"], ["Load", "n"], ["Delay", "n"], ["Sojourn", "n"], ["95\u202f% of sojourn", "plot-cell optional"], ["First token", "n wide"], ["p99 delay", "n wide"], ["Clipped", "n wide"], ["Gain", "n wide"], ["Use", "use"]];
 
+let asked = null; // at another rate: `times` as many requests, and what was found in which epoch
+
+/** `state` as the page has it; what is found at another rate is drawn by `draw`. */
+export function setUpWhatIf(state, draw) {
+  byId("whatif-rate-of").append(rateSlider("whatif-rate", async (times) => {
+    const mine = times === "1" ? null : { times, epoch: state.gateway?.in_force?.epoch };
+    asked = mine;
+    draw();
+    if (!mine) return;
+    try {
+      const found = await call("GET", `admin/prediction?rate_factor=${times}`);
+      Object.assign(mine, { rows: found.what_if, force: found.what_if_in_force, why: found.reason, at: Date.now() / 1000 });
+    } catch (error) {
+      mine.why = error.message;
+    }
+    draw();
+  }));
+}
+
 export function updateWhatIf(state, use) {
-  const { what_if: rows, what_if_in_force: mine, what_if_state: about, gateway, look, unit, now: shown } = state;
+  const { what_if_state: about, gateway, look, unit, now: shown } = state;
+  const { what_if: rows, what_if_in_force: mine } = asked ? { what_if: asked.rows, what_if_in_force: asked.force } : state;
   const host = byId("whatif");
   const away = gateway?.state === "restarting" || gateway?.state === "lost"; // nothing serves
-  const outdated = Boolean(about?.outdated) || away;
-  say(byId("whatif-age"), rows?.length && about ? age(about, away, shown?.row[0]) : "");
-  byId("whatif-age").classList.toggle("alarm", outdated);
-  const key = JSON.stringify([rows, mine, outdated, look?.prediction?.queueing_delay, gateway?.in_force, unit]);
+  const outdated = away || (asked ? asked.epoch !== gateway?.in_force?.epoch : Boolean(about?.outdated));
+  say(byId("whatif-age"), asked ? otherRate(outdated) : rows?.length && about ? age(about, away, shown?.row[0]) : "");
+  byId("whatif-age").classList.toggle("alarm", outdated || Boolean(asked?.why));
+  const key = JSON.stringify([rows, mine, outdated, asked?.times, look?.prediction?.queueing_delay, gateway?.in_force, unit]);
   if (host.dataset.key === key) return;
   host.dataset.key = key;
+  if (asked && !rows?.length) return host.replaceChildren();
   if (!rows?.length) {
     fill(host, h("p", { class: "note" }, gateway?.law === false ? "The forecasts need the engine’s latency law." : `No forecasts yet: once there is a prediction, they are computed every ${span(gateway?.what_if_interval ?? 60)}.`));
     return;
@@ -35,6 +57,14 @@ export function updateWhatIf(state, use) {
   const head = h("tr", {}, ...COLUMNS.map(([text, kind]) => h("th", { scope: "col", class: kind }, text)));
   const table = h("table", { class: outdated ? "whatif outdated" : "whatif" }, h("thead", {}, head), ...bodies);
   host.replaceChildren(h("div", { class: "scroll", tabIndex: 0, role: "region", "aria-label": "What if: predicted delay and sojourn time of every setting" }, table));
+}
+
+/** Which rate the table is for, and from when. */
+function otherRate(outdated) {
+  if (asked.why) return `No forecast: ${asked.why}.`;
+  if (!asked.rows) return "Computing; this takes some seconds.";
+  const from = `For ${asked.times} times as many requests as at ${clock(asked.at)}, in the long run`;
+  return outdated ? `${from}: before the last change; move the slider to ask again.` : `${from}.`;
 }
 
 /** From when the numbers are, and how many are to come. */

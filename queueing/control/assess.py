@@ -1,0 +1,286 @@
+"""One look at a window: estimates, the check, the long run with its interval, every assumption, and
+the verdict. For the predicting process.
+
+The mean, p50, p90 and p99 that theory gives at the window's rate, lengths, speed and residual;
+never a delay enters them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from policies import Policy, SpecError, parse_policy, served_as
+from policies.text import policy_batch_size
+from queueing.control.long_run import LongRun, long_run
+from queueing.estimation.arrivals import while_requests_came
+from queueing.estimation.assumptions.assumption import Assumption
+from queueing.estimation.assumptions.client_assumptions import (
+    client_assumptions,
+    independent_lengths,
+)
+from queueing.estimation.assumptions.engine_assumptions import (
+    engine_assumptions,
+    equal_servers,
+    settled,
+    stable_queue,
+)
+from queueing.estimation.assumptions.memory_assumption import enough_memory
+from queueing.estimation.assumptions.verdict import Compared, compare, with_check
+from queueing.estimation.checked import Pairs, check_window, cut_at
+from queueing.estimation.estimates import Estimates, estimate, held_tokens
+from queueing.estimation.interval import NORMAL, UNKNOWN, Estimate
+from queueing.estimation.speed.own_shape import Scatter, own_shape
+from queueing.estimation.speed.speed_history import SpeedHistory
+from queueing.estimation.speed.speeds import Speeds
+from queueing.estimation.window.snapshot import Snapshot
+from queueing.estimation.window_queue import Limits
+from queueing.latency.law import LatencyModel
+from queueing.measurement.recursion import prompts_cut
+from queueing.model import Model
+from queueing.optimization.forecast import Setting
+from queueing.optimization.gain.operating_point import OperatingPoint
+from queueing.result import Prediction
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Assessment:
+    """`load` and `compared.predicted` are those of the long run; None: nothing has been served."""
+
+    estimates: Estimates
+    load: Estimate
+    compared: Compared
+    long_run: LongRun | None = None
+    model: Model | None = None  # at these estimates; without one nothing has been served
+    scatter: Scatter | None = None  # of a continuous engine about its law, where it is known
+    # of each of several servers that has served enough: factor on the law's times
+    server_speeds: Mapping[int, float] = field(default_factory=dict)
+    pairs: Pairs | None = None  # what `compared.check` rests on
+
+    @property
+    def prediction(self) -> Prediction | None:
+        """Of the long run; None where there is no steady state or no answer."""
+        return None if self.long_run is None else self.long_run.prediction
+
+
+def assess(
+    seen: Snapshot,
+    shape: LatencyModel,
+    limits: Limits,
+    *,
+    known: LongRun | None = None,
+    waiting_before: int = 0,
+    history: SpeedHistory | None = None,
+) -> Assessment:
+    """`shape` is the calibrated law; `waiting_before` waited when the epoch began.
+
+    `known`, of the assessment before, of any epoch, saves most of the work while it stands.
+    `history` takes in the batches, keeps the engine's own shape for a while, and gives the wander
+    of the last hour in place of the window's.
+    Limits and shape are those of the epoch. Raises SpecError where a limit lies beyond what the
+    lengths are known for.
+    """
+    policy = served_as(parse_policy(seen.policy), pads=limits.pads)
+    seen = while_requests_came(seen)
+    shape_of = own_shape if history is None else history.own_shape
+    own = shape_of(policy, seen, shape, limits.step_tokens)
+    estimates, speeds = _estimated(seen, policy, (own.law, shape), limits, history)
+    point = OperatingPoint(estimates=estimates, shape=shape, limits=limits, factors=speeds.factors)
+    if not estimates.count or not estimates.arrival_rate.value > 0 or point.lengths is None:
+        return _nothing(seen, estimates, policy)
+    if (refusal := point.lengths.refusal(limits.max_output_tokens)) is not None:
+        raise SpecError(refusal)
+    setting = Setting(
+        policy=seen.policy, max_output_tokens=limits.max_output_tokens, servers=limits.servers
+    )
+    model = point.model(setting)
+    found = long_run(
+        point, setting, _load(model, estimates, shape), scatter=own.scatter, before=known
+    )
+    assumptions = _assumptions(seen, speeds, found, limits, waiting_before=waiting_before)
+    pairs = check_window(seen, cut_at(model, limits.batch_tokens), speeds)
+    return Assessment(
+        estimates=estimates,
+        load=found.load,
+        long_run=found,
+        compared=_compared(seen, found.interval, assumptions, pairs, policy),
+        pairs=pairs,
+        model=model,
+        scatter=own.scatter,
+        server_speeds={each.server: math.exp(each.log) for each in speeds.servers},
+    )
+
+
+def _estimated(
+    seen: Snapshot,
+    policy: Policy,
+    shapes: tuple[LatencyModel, LatencyModel],
+    limits: Limits,
+    history: SpeedHistory | None,
+) -> tuple[Estimates, Speeds]:
+    """`shapes`: the engine's own, and the calibrated one."""
+    own, shape = shapes
+    speeds = Speeds.of(policy, seen, own, limits.step_tokens)
+    slow = None if history is None else history.add(speeds, seen.epoch)
+    found = estimate(seen, policy, shape, speeds=speeds, slow=slow)
+    found = found.with_shape(own, shape)
+    held = held_tokens(seen.mine, limits.reserved_tokens)
+    return dataclasses.replace(found, held_tokens=held, prompts_cut=_cut(seen, limits)), speeds
+
+
+def _cut(seen: Snapshot, limits: Limits) -> float:
+    if limits.batch_tokens is None:
+        return 0.0
+    batches, prompts = seen.mine.column("batch_id"), seen.mine.column("prompt_tokens")
+    return prompts_cut(batches, np.nan_to_num(prompts), limits.batch_tokens)
+
+
+def _compared(
+    seen: Snapshot,
+    interval: Estimate,
+    assumptions: Sequence[Assumption],
+    pairs: Pairs | None,
+    policy: Policy,
+) -> Compared:
+    sojourn = policy.joins_running
+    found = compare(seen, interval, assumptions, sojourn=sojourn)
+    return found if pairs is None else with_check(found, pairs.check, sojourn=sojourn)
+
+
+def _assumptions(
+    seen: Snapshot, speeds: Speeds, found: LongRun, limits: Limits, *, waiting_before: int
+) -> tuple[Assumption, ...]:
+    clients, policy = client_assumptions(seen), parse_policy(seen.policy)
+    several = [equal_servers(speeds.servers)] if seen.servers > 1 else []
+    bounds = [each for each in (policy_batch_size(policy), limits.max_num_seqs) if each is not None]
+    relaxation = _relaxation(found.model, found.load.value, found.prediction)
+    rate = found.estimates.arrival_rate.value
+    free_rate = (found.model.largest_stable_rate - rate) * found.model.call_size
+    return (
+        *clients,
+        *engine_assumptions(
+            speeds,
+            continuous=policy.joins_running,
+            wander_effect=_wander_effect(found, relaxation),
+            stalled=found.stalled,
+        ),
+        *several,
+        enough_memory(seen, policy, min(bounds, default=None)),
+        stable_queue(found.load, seen.judged(), kept_finite=_kept_finite(clients, limits)),
+        _settled(seen, clients, relaxation, waiting_before, free_rate),
+        _within_calls(found, limits),
+    )
+
+
+def _wander_effect(found: LongRun, relaxation: float) -> float | None:
+    """By what share the slow wander of the speed moves the mean of a window, at most (95 %): what
+    is fast against the queue's relaxation time averages out in it.
+    """
+    slow, window = found.estimates.wander, found.estimates.now - found.estimates.start
+    if not slow.significant or found.mean is None:
+        return None
+    left = slow.tau / (slow.tau + relaxation)
+    spread = slow.sigma.value * math.sqrt(left * min(1.0, 2 * slow.tau / window))
+    return NORMAL * abs(found.speed_elasticity) * spread
+
+
+def _within_calls(found: LongRun, limits: Limits) -> Assumption:
+    if found.model.sequences is None:
+        says = "not judged: every call is of one sequence"
+        return Assumption("independent_lengths", None, math.nan, says)
+    return independent_lengths(
+        found.estimates.alike(found.model.policy, limits.max_num_seqs),
+        found.mean,
+        found.with_independent_lengths,
+    )
+
+
+def _kept_finite(clients: Sequence[Assumption], limits: Limits) -> str | None:
+    """What bounds the queue whatever arrives."""
+    if limits.patience is not None:
+        return "patience"
+    refuses = any(each.name == "all_admitted" and each.holds is False for each in clients)
+    return "what the gateway refuses" if refuses else None
+
+
+def _nothing(seen: Snapshot, estimates: Estimates, policy: Policy) -> Assessment:
+    compared = compare(seen, UNKNOWN, client_assumptions(seen), sojourn=policy.joins_running)
+    return Assessment(
+        estimates=estimates,
+        load=UNKNOWN,
+        compared=compared,
+    )
+
+
+def _load(model: Model, estimates: Estimates, shape: LatencyModel) -> Estimate:
+    """Arrival rate over the largest stable one, with what rate and speed leave open. A speed
+    without an interval may as well be the calibrated one.
+    """
+    value = model.load(estimates.arrival_rate.value)
+    relative = math.hypot(
+        *(each.relative for each in (estimates.arrival_rate, estimates.speed) if each.known)
+    )
+    lowest = highest = 1.0
+    if not estimates.speed.known and math.isfinite(estimates.speed.value):
+        calibrated = shape.speed / estimates.speed.value
+        lowest, highest = min(1.0, calibrated), max(1.0, calibrated)
+    return Estimate(
+        value,
+        value * lowest * max(0.0, 1 - relative),
+        value * highest * (1 + relative),
+        estimates.arrival_rate.effective_n,
+    )
+
+
+def _settled(
+    seen: Snapshot,
+    clients: Sequence[Assumption],
+    relaxation: float,
+    waiting_before: int,
+    free: float,
+) -> Assumption:
+    """Not judged of a closed loop, which forgets sooner than the open queue whose relaxation
+    time this is.
+    """
+    closed = any(each.name == "open_loop" and each.holds is False for each in clients)
+    known = math.inf if closed else relaxation
+    return settled(
+        seen.now - seen.start,
+        seen.start - seen.epoch_at,
+        known,
+        waiting_before=waiting_before,
+        free_rate=max(free, 1e-9),
+    )
+
+
+def _relaxation(model: Model, load: float, prediction: Prediction | None) -> float:
+    if prediction is None:
+        return math.inf
+    size = prediction.batch_size.mean or 1.0
+    if model.policy.joins_running:
+        return relaxation_time(
+            load, (prediction.sojourn_time.mean or 0.0) / max(1.0, size), one_by_one=True
+        )
+    service = model.batch_time.mean(max(1, round(size)))
+    return relaxation_time(load, service / model.servers, one_by_one=model.bound == 1)
+
+
+def relaxation_time(
+    load: float, service_time: float, *, one_by_one: bool, scv: float = 1.0
+) -> float:
+    """Seconds in which a queue forgets where it began; infinite at load 1.
+
+    One by one: that of M/M/1, s / (1 - sqrt(load))^2, times (1 + scv) / 2. Batches of all that
+    wait: the number found falls by the factor `load` a batch, so s / (1 - load).
+    """
+    if load >= 1:
+        return math.inf
+    return (
+        service_time * (1 + scv) / 2 / (1 - math.sqrt(load)) ** 2
+        if one_by_one
+        else service_time / (1 - load)
+    )

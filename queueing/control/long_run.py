@@ -1,0 +1,170 @@
+"""The steady state that a queue tends to, at the estimates of one instant.
+
+It is kept while the estimates move little: for `KEPT` seconds of its epoch, rate and largest stable
+rate within `STEP` of where they were, the load within `MOVED` of what is free, the variance that
+residual and stalls give to the shortest batch within `SCATTER`. It stays what it is then, with the
+instant that it is of: a forecast of the long run need not follow each look.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from queueing.control.answer_quantiles import with_answer_quantiles
+from queueing.errors import PredictionError, UnstableQueueError
+from queueing.estimation.assumptions.engine_assumptions import StalledDelay
+from queueing.estimation.estimates import Estimates
+from queueing.estimation.interval import UNKNOWN, Estimate, without_interval
+from queueing.estimation.speed.own_shape import Scatter
+from queueing.model import Model
+from queueing.optimization.forecast import Setting
+from queueing.optimization.gain.measure import Measure
+from queueing.optimization.gain.operating_point import OperatingPoint
+from queueing.prediction import predict_model
+from queueing.result import Prediction, Quantity
+
+KEPT = 60.0  # seconds
+STEP = 0.03
+MOVED, LEAST_FREE = 0.2, 0.02
+SCATTER = 0.004  # of cv^2; the mean goes as 1 + cv^2
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LongRun:
+    """Of the setting in force, as the gateway would measure it."""
+
+    point: OperatingPoint
+    setting: Setting
+    model: Model
+    load: Estimate
+    prediction: Prediction | None  # None where there is no steady state or no answer
+    scatter: Scatter | None  # of a continuous engine about its law, where it is known
+
+    @property
+    def estimates(self) -> Estimates:
+        """What it rests on."""
+        return self.point.estimates
+
+    @property
+    def compared(self) -> Quantity:
+        """The duration that is compared."""
+        return "sojourn_time" if self.model.policy.joins_running else "queueing_delay"
+
+    @property
+    def mean(self) -> float | None:
+        """Of that duration, of dispatched requests, as lost ones have none; seconds."""
+        return None if self.prediction is None else self._mean_of(self.prediction)
+
+    def _mean_of(self, found: Prediction) -> float | None:
+        delay = self.compared == "queueing_delay"
+        return (found.served_queueing_delay if delay else found.sojourn_time).mean
+
+    @cached_property
+    def interval(self) -> Estimate:
+        """The mean with what the estimates leave open."""
+        mean, known = self.mean, self.estimates
+        if mean is None:
+            return UNKNOWN
+        if not (known.arrival_rate.known and known.speed.known):
+            return without_interval(mean)
+        forecast = self.point.forecast(self.setting)
+        return forecast.sojourn if self.compared == "sojourn_time" else forecast.mean
+
+    @cached_property
+    def answered(self) -> Prediction | None:
+        """With the quantiles of what a continuous engine's clients see."""
+        if self.prediction is None or not self.model.policy.joins_running:
+            return self.prediction
+        least = self.estimates.gateway_turnaround
+        return with_answer_quantiles(
+            self.prediction, self.model, self.point.rate, self.scatter, least
+        )
+
+    @cached_property
+    def stalled(self) -> StalledDelay | None:
+        """The mean beside that of the same machine without stalls; None without stalls."""
+        mean, smooth = self.mean, None
+        if not mean:
+            return None
+        backlog = self.point.backlog(self.model, self.point.rate)
+        if backlog:
+            smooth = mean - backlog
+        elif self.model.law.stall_share:
+            calm = replace(self.model, law=self.model.law.without_stalls())
+            try:
+                found = self.point.measured(predict_model)(calm, self.point.rate)
+            except PredictionError:
+                return None
+            smooth = self._mean_of(found)
+        return None if smooth is None else StalledDelay(mean, smooth)
+
+    @cached_property
+    def speed_elasticity(self) -> float:
+        """d ln mean / d ln speed; 0 without a steady state."""
+        if self.mean is None:
+            return 0.0
+        measure = Measure(quantity=self.compared)
+        return self.point.sensitivity.speed_elasticity(self.setting, measure)
+
+    @cached_property
+    def with_independent_lengths(self) -> float:
+        """The mean with independent lengths in a call, over it; 1 without a steady state."""
+        if self.mean is None:
+            return 1.0
+        measure = Measure(quantity=self.compared)
+        return self.point.sensitivity.with_independent_lengths(self.setting, measure)
+
+    def stands(self, now: Estimates, model: Model, load: float) -> bool:
+        """Whether it may stand for these estimates too."""
+        then, was = self.estimates, self.model
+        if now.epoch != then.epoch or not 0 <= now.now - then.now < KEPT:
+            return False
+        near = abs(load - self.load.value) <= MOVED * max(1 - load, LEAST_FREE)
+        pairs = [
+            (now.arrival_rate.value, then.arrival_rate.value),
+            (model.largest_stable_rate, was.largest_stable_rate),
+            *zip(model.server_speeds, was.server_speeds, strict=False),
+        ]
+        return (
+            near
+            and (self.load.value < 1) == (load < 1)
+            and len(model.server_speeds) == len(was.server_speeds)
+            and all(abs(math.log(one / other)) <= STEP for one, other in pairs)
+            and abs(_scatter(model) - _scatter(was)) <= SCATTER
+            and abs(model.intraclass_correlation - was.intraclass_correlation) <= STEP
+        )
+
+
+def _scatter(model: Model) -> float:
+    stalls = model.law.stall_share * model.law.stall
+    return model.law.cv**2 + (stalls / model.batch_time.mean(1) if stalls else 0.0)
+
+
+def long_run(
+    point: OperatingPoint,
+    setting: Setting,
+    load: Estimate,
+    *,
+    scatter: Scatter | None = None,
+    before: LongRun | None = None,
+) -> LongRun:
+    """That of `before` while it stands. `load`: without interruptions, where these are too many."""
+    model, prediction = point.model(setting), None
+    if before is not None and before.stands(point.estimates, model, load.value):
+        return before
+    try:
+        prediction = point.in_full(setting)
+    except UnstableQueueError as error:
+        load = load.scaled(error.load / load.value) if load.value < 1 else load
+    except PredictionError:
+        pass
+    return LongRun(
+        point=point,
+        setting=setting,
+        model=model,
+        load=load,
+        prediction=prediction,
+        scatter=scatter,
+    )
