@@ -22,7 +22,15 @@ import numpy.typing as npt
 from policies import Policy, is_first_come
 from policies.ordered import counts, order_of
 from queueing.estimation.change import Vector
-from queueing.estimation.replayed import DRAWS, ENOUGH, Holding, Replayed, keeps_pace, replayed
+from queueing.estimation.replayed import (
+    DRAWS,
+    ENOUGH,
+    Holding,
+    Machine,
+    Replayed,
+    keeps_pace,
+    replayed,
+)
 from queueing.estimation.speed.batch_factors import BatchFactors
 from queueing.estimation.speed.batch_times import BatchTimes, lawful_times
 from queueing.estimation.speed.speeds import Speeds
@@ -315,7 +323,7 @@ def path_of(model: Model, speeds: Speeds) -> SpeedPath | None:
     return path_of_slots(times.at, times.measured, times.fitted, outside)
 
 
-def machine_of(seen: Snapshot, requests: Requests, model: Model) -> BatchFactors | SpeedPath | None:
+def machine_of(seen: Snapshot, requests: Requests, model: Model) -> Machine | None:
     """How fast the one server of a window was at each moment, for whatever it is to serve."""
     if not keeps_pace(model):
         return None
@@ -370,10 +378,10 @@ def _replayed(
     given = trace_of(requests, flows)
     if not model.policy.joins_running:
         draws = DRAWS if requests.row.size < MANY else DRAWS // 2
-        return replayed(model, given, factors=factors_of(requests, model), draws=draws)
+        return replayed(model, given, machine=factors_of(requests, model), draws=draws)
     path = None if speeds is None else path_of(model, speeds)
     holding = Holding(requests.dispatched, requests.held)
-    return replayed(model, given, path=path, holding=holding)
+    return replayed(model, given, machine=path, holding=holding)
 
 
 def _by_services(requests: Requests, model: Model, judged: npt.NDArray[np.bool_]) -> float | None:

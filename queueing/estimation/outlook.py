@@ -31,7 +31,7 @@ from queueing.estimation.change import Vector
 from queueing.estimation.checked import FEWEST, Requests, machine_of, plain, requests_of, trace_of
 from queueing.estimation.estimates import Estimates
 from queueing.estimation.interval import NORMAL, Estimate
-from queueing.estimation.replayed import keeps_pace, replayed
+from queueing.estimation.replayed import Machine, keeps_pace, replayed
 from queueing.estimation.speed.batch_factors import BatchFactors
 from queueing.estimation.speed.speed_history import SpeedHistory
 from queueing.estimation.window.snapshot import Snapshot
@@ -160,7 +160,7 @@ class Outlook:
             if path is None:  # stalls are in a path
                 own = dataclasses.replace(model, law=law.at_speed(self.speeds[number] * law.speed))
             given = trace_of(limited(part, limit))
-            run = replayed(own, given, path=path, draws=1, seed=number)
+            run = replayed(own, given, machine=path, draws=1, seed=number)
             ends = np.stack([run.dispatched[0], run.released[0]])
             judged = part.judged & np.isfinite(ends).all(axis=0)
             if judged.any():
@@ -226,7 +226,7 @@ def outlook(
 
 
 def _resampled(
-    machine: BatchFactors | SpeedPath | None, seconds: float, scale: float, rng: np.random.Generator
+    machine: Machine | None, seconds: float, scale: float, rng: np.random.Generator
 ) -> SpeedPath | None:
     """Pieces of how fast it was, one after the other."""
     if machine is None:

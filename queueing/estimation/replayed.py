@@ -31,6 +31,7 @@ from queueing.simulation.experiment import run_given
 DRAWS = 16  # of the residuals of batches
 PASSES, DRIVEN_PASSES = 8, 2  # over a continuous run, at most
 ENOUGH = 0.0005  # relative error of the holding times
+Machine = BatchFactors | SpeedPath  # how fast it was at each moment
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,18 +57,20 @@ def replayed(
     model: Model,
     given: fast.Trace,
     *,
-    factors: BatchFactors | None = None,
-    path: SpeedPath | None = None,
+    machine: Machine | None = None,
     holding: Holding | None = None,
     draws: int = DRAWS,
     seed: int = 0,
 ) -> Replayed:
-    """At the law's speed and with residuals drawn by its cv, or with `factors`, or at the speeds of
-    `path`; of a continuous engine corrected by `holding`. One seed draws the same for every law
-    with the same cv; a policy from outside has one draw.
+    """At the law's speed and with residuals drawn by its cv, or as fast as the `machine` was; of a
+    continuous engine corrected by `holding`. One seed draws the same for every law with the same
+    cv; a policy from outside has one draw.
     """
     model, given = _as_kernels_have_it(model, _together(given))
+    factors = machine if isinstance(machine, BatchFactors) else None
+    path = machine if isinstance(machine, SpeedPath) else None
     if model.policy.joins_running:
+        path = path if factors is None else factors.path(np.random.default_rng(seed))
         return _of_slots(model, given, path, holding)
     compiled = fast.is_compiled(model) and not given.limits.size
     if path is not None and keeps_pace(model):

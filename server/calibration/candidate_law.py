@@ -23,8 +23,8 @@ from typing import Literal
 import numpy as np
 from scipy.special import fdtrc
 
-from queueing.estimation.identifiability import ILL, Identifiability, of_cells
 from queueing.latency.fit import BOOTSTRAP, COEFFICIENTS, Fit, Measured, fit_law
+from queueing.latency.identifiability import ILL, Identifiability, of_cells
 from queueing.latency.law import LatencyModel
 from server.calibration.turnaround import ClosedLoop, solve_turnaround
 

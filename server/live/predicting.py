@@ -34,13 +34,13 @@ from queueing.estimation.arrivals import while_requests_came
 from queueing.estimation.assumptions.verdict import ENGINE, Compared, observed_mean
 from queueing.estimation.checked import cut_at
 from queueing.estimation.estimates import Estimates
-from queueing.estimation.identifiability import beyond
 from queueing.estimation.interval import UNKNOWN, Estimate
 from queueing.estimation.outlook import Outlook, RecentArrivals, band, forecast_error, outlook
 from queueing.estimation.speed.speed_history import SpeedHistory
 from queueing.estimation.window.replica import WindowReplica
 from queueing.estimation.window.snapshot import Snapshot
 from queueing.estimation.window_queue import Limits
+from queueing.latency.identifiability import beyond
 from queueing.latency.law import LatencyModel
 from queueing.measurement.check import Check
 from queueing.optimization.candidates import canonical

@@ -27,7 +27,6 @@ from queueing.estimation.assumptions.engine_assumptions import (
     stable_queue,
 )
 from queueing.estimation.change import Change, burstiness
-from queueing.estimation.identifiability import _trades, _vague, beyond
 from queueing.estimation.interval import UNKNOWN, Estimate
 from queueing.estimation.lengths.lengths import lengths
 from queueing.estimation.lengths.same_lengths import differ
@@ -36,6 +35,7 @@ from queueing.estimation.speed.speed_change import speed_change
 from queueing.estimation.speed.speed_process import Stalls, stalled
 from queueing.estimation.speed.wander import SIGMAS, most_likely
 from queueing.estimation.window.snapshot import Snapshot
+from queueing.latency.identifiability import _trades, _vague, beyond
 from queueing.measurement.statistics import Interval
 from tests.queueing.estimation_runs import poisson
 from tests.queueing.speed_runs import wandering

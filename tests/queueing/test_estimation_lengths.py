@@ -6,14 +6,13 @@ import math
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from policies.text import SpecError
 from queueing.distributions.fit import fit_distribution
 from queueing.distributions.token_distribution import TokenDistribution, parse_distribution
 from queueing.estimation.interval import UNKNOWN, Estimate
-from queueing.estimation.lengths.extrapolation import extrapolate, replicates
 from queueing.estimation.lengths.lengths import Lengths, lengths
+from queueing.optimization.gain.known_lengths import known_lengths
 
 LONG = parse_distribution("lognormal:mu=3,sigma=0.7", 2000)
 RUNS = 200
@@ -136,29 +135,13 @@ def test_one_long_request_still_in_service_does_not_hide_the_law() -> None:
     assert sample.law().mean == pytest.approx(sample.mean().value)
 
 
-@pytest.mark.slow
-def test_beyond_the_limit_a_named_family_covers_the_truth_and_says_so() -> None:
-    limit = LONG.quantile(0.9)
-    covered, others = 0, []
-    for seed in range(40):
-        drawn = LONG.sample(np.random.default_rng(seed), 500)
-        sample = lengths(np.minimum(drawn, limit), drawn >= limit)
-        found = extrapolate(sample, "lognormal", 4 * limit)
-        covered += found.mean.covers(LONG.clip(4 * limit).mean)
-        others += [extrapolate(sample, "exponential", 4 * limit)]
-    assert covered >= 0.85 * 40  # a jackknife of 8 groups, each with a fit of its own
-    assert found.note.startswith("extrapolated: ")
-    assert f"cut at {limit} tokens" in found.note
-    assert others[-1].aic > found.aic  # what the AIC is for
-
-
 def test_an_extrapolated_law_is_the_known_one_up_to_the_limit() -> None:
     drawn = LONG.sample(np.random.default_rng(3), 2000)
     sample = lengths(np.minimum(drawn, 40), drawn >= 40)
-    law = extrapolate(sample, "lognormal", 400).law
-    assert np.allclose(law.pmf[:40], sample.law(40).pmf[:40])
-    assert law.longest == 400
-    assert law.mean == pytest.approx(LONG.mean, rel=0.05)
+    found = known_lengths(sample, "lognormal")
+    assert found is not None
+    assert np.allclose(found.whole.pmf[:40], sample.law(40).pmf[:40])
+    assert found.law(400).mean == pytest.approx(LONG.mean, rel=0.05)
 
 
 def test_lengths_survive_a_file() -> None:
@@ -276,33 +259,24 @@ def test_a_group_is_every_so_manieth_and_a_file_keeps_them_apart() -> None:
     assert Lengths.from_dict(lengths([]).to_dict()).counts.size == 0
 
 
-def test_an_extrapolated_mean_has_the_interval_of_a_jackknife_and_says_what_it_rests_on() -> None:
+def test_an_extrapolated_law_says_what_it_rests_on() -> None:
     drawn = LONG.sample(np.random.default_rng(3), 1000)
     sample = lengths(np.minimum(drawn, 40), drawn >= 40)
-    found = extrapolate(sample, "lognormal", 400)
-    means = [part.mean for part in replicates(sample, "lognormal", 400)]
-    assert len(means) == 8
-    error = math.sqrt(7 / 8 * sum((mean - np.mean(means)) ** 2 for mean in means))
-    assert found.mean.value == pytest.approx(found.law.mean)
-    assert found.mean.high - found.mean.value == pytest.approx(stats.t.ppf(0.975, 7) * error)
-    assert found.mean.effective_n == sample.effective_n
-    assert (found.known_to, found.family) == (40, "lognormal")
-    assert found.mass_beyond == pytest.approx(np.mean(drawn >= 40), abs=1e-6)
+    found = known_lengths(sample, "lognormal")
+    assert found is not None
+    assert (found.known_to, found.reach, len(found.parts)) == (40.0, math.inf, 8)
+    assert found.to_error == pytest.approx(7 / math.sqrt(8)), "a jackknife of 8 groups"
     assert found.note.startswith(
         f"extrapolated: {np.mean(drawn >= 40):.0%} of the answers were cut at 40 tokens or later; "
         "beyond, "
     )
-    ratio = (
-        found.law.pmf[41:60]
-        / fit_distribution(sample.counts, sample.censored, families=("lognormal",))[0]
-        .law(400)
-        .pmf[41:60]
-    )
+    fitted = fit_distribution(sample.counts, sample.censored, families=("lognormal",))[0]
+    ratio = found.whole.pmf[41:60] / fitted.law(400).pmf[41:60]
     assert ratio == pytest.approx([ratio[0]] * 19), (
         "beyond the limit the law is the family's, scaled"
     )
-    assert extrapolate(sample, "lognormal", 40).law.mean == pytest.approx(sample.law(40).mean)
-    with pytest.raises(SpecError, match="expected another family"):
-        extrapolate(
-            lengths([1] * 10 + [2] * 10 + [9] * 10, [False] * 20 + [True] * 10), "deterministic", 20
-        )
+    odd = lengths([1] * 20 + [2] * 20 + [9] * 20, [False] * 40 + [True] * 20)
+    refused = known_lengths(odd, "deterministic")
+    assert refused is not None
+    assert "expected another family" in refused.note
+    assert refused.reach == 9.0

@@ -19,9 +19,7 @@ from queueing.estimation.arrivals import while_requests_came
 from queueing.estimation.assumptions.checks import conservation, little_law, utilisation_law
 from queueing.estimation.assumptions.engine_assumptions import settled, stable_queue
 from queueing.estimation.assumptions.verdict import observed_mean
-from queueing.estimation.energy_fit import energy_estimate
 from queueing.estimation.estimates import Estimates, estimate, output_lengths
-from queueing.estimation.identifiability import _trades, _vague, beyond, of_cells, of_window
 from queueing.estimation.interval import UNKNOWN, Estimate
 from queueing.estimation.lengths.lengths import lengths as lengths_of
 from queueing.estimation.speed.batch_times import batch_times
@@ -29,11 +27,13 @@ from queueing.estimation.speed.speed_process import Stalls
 from queueing.estimation.window.window import Snapshot, Window
 from queueing.estimation.window_queue import Limits
 from queueing.latency.fit import Measured, fit_law
+from queueing.latency.identifiability import _trades, _vague, beyond, of_cells
 from queueing.latency.law import LatencyModel
 from queueing.measurement.delay_variance import single_server_variance
 from queueing.measurement.statistics import mean_interval
 from queueing.measurement.warm_up import find_warm_up
 from queueing.model import Model
+from server.telemetry.energy.fit import energy_estimate
 from tests.queueing.estimation_runs import LAW, Engine, poisson, seen, serve
 from tests.queueing.estimation_windows import record, window_of
 
@@ -208,8 +208,8 @@ def test_the_guard_names_batches_that_were_never_calibrated() -> None:
         seen(serve(poisson(400.0, 3000, 1), Engine(most=64), 1), "dynamic").mine,
         LAW,
     )
-    assert of_window(times, 64, 32) == ()
-    doubts = of_window(times, 8, 16)
+    assert beyond(times.size, times.longest, 64, 32) == ()
+    doubts = beyond(times.size, times.longest, 8, 16)
     assert doubts[0].startswith("batch sizes up to")
     assert "(largest: 8)" in doubts[0]
     assert doubts[1].startswith("lengths up to 32 were never calibrated")

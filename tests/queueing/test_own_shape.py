@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from queueing.control.assess import Assessment, assess
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.estimation.estimates import Estimates
 from queueing.estimation.speed.own_shape import own_shape
+from queueing.estimation.speed.speed_history import SHAPE_KEPT, SpeedHistory
 from queueing.estimation.window.snapshot import COLUMN, Snapshot
 from queueing.estimation.window_queue import Limits
 from queueing.latency.law import LatencyModel
@@ -189,6 +191,24 @@ def test_first_tokens_are_those_of_the_served_where_patience_runs_out() -> None:
         )
         assert waits <= first <= whole
     assert told.sojourn_time.mean == run.prediction.sojourn_time.mean
+
+
+def test_it_is_kept_for_a_while_unless_much_more_is_known() -> None:
+    seen, history = window(queue(slower()))[0], SpeedHistory()
+    first = history.own_shape(POLICY, seen, LAW)
+
+    def kept(**about: Any) -> bool:
+        history._shape = (seen.epoch, seen.now, len(seen.rows), first)
+        return history.own_shape(POLICY, dataclasses.replace(seen, **about), LAW) is first
+
+    assert kept()
+    assert kept(now=seen.now + SHAPE_KEPT - 1)
+    assert not kept(now=seen.now + SHAPE_KEPT)
+    assert not kept(epoch=seen.epoch + 1)
+    assert kept(rows=np.concatenate([seen.rows, seen.rows[: int(0.2 * len(seen.rows))]]))
+    assert not kept(rows=np.concatenate([seen.rows, seen.rows[: int(0.4 * len(seen.rows))]]))
+    found = assess(seen, LAW, Limits(max_output_tokens=512, max_num_seqs=64), history=history)
+    assert found.estimates.prefill == look(seen).estimates.prefill
 
 
 def test_the_state_file_keeps_it() -> None:

@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies import Request, SpecError
-from queueing.estimation.identifiability import Identifiability
 from queueing.latency.fit import COEFFICIENTS, Fit, Measured
+from queueing.latency.identifiability import Identifiability
 from queueing.latency.law import LatencyModel, parse_law
 from queueing.latency.profile import Profile
 from queueing.measurement.record import read_run

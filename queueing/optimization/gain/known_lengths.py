@@ -5,8 +5,14 @@ under a named family.
                 (queueing.estimation.lengths.lengths)
 
 What is known to go beyond k stands at k + 1, so that min(N, n), and the share that a limit n cuts,
-are right for every n <= k (for n < k). Beyond k a family is fitted
-(queueing.estimation.lengths.extrapolation) and followed up to `MOST` tokens.
+are right for every n <= k (for n < k). Beyond k, up to `MOST` tokens,
+
+    P(N > n) = S(k - 1) Q(n) / Q(k - 1)    Q(n) = P(N > n) of the family fitted to all requests,
+                                           those that were cut as "at least"
+
+The family's parameters are those of largest likelihood (queueing.distributions.fit); requests count
+alike, whatever their weight. What sampling leaves open is not that the family may be another one:
+`note` goes with every number that rests on this.
 
 `parts` are the same law from a fifth of the requests each: what a quantity scatters over them, over
 sqrt 5, is what the sample leaves open. A fit needs more than a fifth: under a family they are all
@@ -23,13 +29,12 @@ from typing import Any
 import numpy as np
 
 from policies.text import SpecError, suggest
-from queueing.distributions.fit import FAMILIES
+from queueing.distributions.fit import FAMILIES, FittedDistribution, fit_distribution
 from queueing.distributions.token_distribution import TokenDistribution
 from queueing.errors import NotConvergedError
-from queueing.estimation.lengths.extrapolation import extrapolate, replicates
 from queueing.estimation.lengths.lengths import Lengths
 
-GROUPS = 5
+GROUPS, REFITTED = 5, 8
 FEWEST = 10 * GROUPS  # requests
 MOST = 32_768  # tokens
 
@@ -105,19 +110,42 @@ def known_lengths(sample: Lengths, family: str | None = None) -> KnownLengths | 
 
 
 def _beyond(sample: Lengths, family: str) -> KnownLengths:
-    found = extrapolate(
-        sample, family, MOST, groups=2
-    )  # its own interval of the mean is not used: the parts say more
-    parts = tuple(replicates(sample, family, MOST))
-    error = (len(parts) - 1) * len(parts) ** -0.5
+    fitted = _fit(sample, family)
+    rests = [sample.without(group, REFITTED) for group in range(REFITTED)]
+    cut, known = float(sample.survival[sample.known_to - 1]), sample.known_to
     return KnownLengths(
-        whole=found.law,
-        parts=parts,
-        to_error=error,
-        known_to=float(sample.known_to),
+        whole=_spliced(sample, fitted),
+        parts=tuple(_spliced(rest, _fit(rest, family)) for rest in rests),
+        to_error=(REFITTED - 1) * REFITTED**-0.5,
+        known_to=float(known),
         reach=math.inf,
-        note=found.note,
+        note=f"extrapolated: {cut:.0%} of the answers were cut at {known} tokens or later; "
+        f"beyond, {fitted.text}",
     )
+
+
+def _fit(sample: Lengths, family: str) -> FittedDistribution:
+    found = fit_distribution(sample.counts, sample.censored, families=(family,))
+    if not found:
+        raise SpecError(f"got lengths that no {family} law can have made; expected another family")
+    return found[0]
+
+
+def _spliced(sample: Lengths, fitted: FittedDistribution) -> TokenDistribution:
+    """The known part, and beyond it the fitted one."""
+    if not sample.unknown_mass:
+        return sample.law(MOST)
+    known, tail = sample.known_to, fitted.law(MOST)
+    reach = tail.survival[min(known - 1, tail.longest)]
+    if not reach > 0:
+        raise SpecError(
+            f"got {fitted.text}, which never reaches the {known} tokens that were seen; expected "
+            "another family"
+        )
+    pmf = np.zeros(tail.longest + 1)
+    pmf[1:known] = -np.diff(sample.survival[:known])
+    pmf[known:] = tail.pmf[known:] / reach * sample.survival[known - 1]
+    return TokenDistribution(np.clip(pmf, 0.0, None) / pmf.sum())
 
 
 def _as_seen(sample: Lengths) -> TokenDistribution:

@@ -35,10 +35,8 @@ from queueing.estimation.checked import (
 )
 from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
 from queueing.estimation.outlook import Outlook, band, limited
-from queueing.estimation.replayed import keeps_pace, replayed
-from queueing.estimation.speed.batch_factors import BatchFactors
+from queueing.estimation.replayed import Machine, keeps_pace, replayed
 from queueing.estimation.window.snapshot import Snapshot
-from queueing.latency.speed_path import SpeedPath
 from queueing.measurement.batch_means import batch_means_interval, student
 from queueing.model import Model
 from queueing.optimization.forecast import Setting
@@ -138,24 +136,15 @@ class SameRequests:
         if counts(model.policy) or alone or np.count_nonzero(requests.judged) < FEWEST:
             return None
         requests = limited(requests, limit)
-        found = replayed(model, trace_of(requests), draws=DRAWS, **self._pace(model))
+        machine = self._machine if keeps_pace(model) else None
+        found = replayed(model, trace_of(requests), machine=machine, draws=DRAWS)
         judged = requests.judged & np.isfinite(found.released).all(axis=0)
         arrived = requests.arrived[judged]
         both = np.stack([found.dispatched[:, judged], found.released[:, judged]]) - arrived
         return np.maximum(both, 0.0)
 
-    def _pace(self, model: Model) -> dict[str, Any]:
-        """How fast the machine was at each moment, where one clock says it for any setting."""
-        if not keeps_pace(model):
-            return {}
-        if isinstance(self._machine, BatchFactors) and model.policy.joins_running:
-            return {"path": self._machine.path(np.random.default_rng(0))}
-        if isinstance(self._machine, BatchFactors):
-            return {"factors": self._machine}
-        return {"path": self._machine}
-
     @cached_property
-    def _machine(self) -> BatchFactors | SpeedPath | None:
+    def _machine(self) -> Machine | None:
         return machine_of(self.seen, self._requests, plain(self._model(self.current)))
 
     def _unknown(self, limit: int | None) -> bool:

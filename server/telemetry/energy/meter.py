@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from queueing.estimation.energy_fit import EnergyEstimate, energy_estimate
+from server.telemetry.energy.fit import EnergyEstimate, energy_estimate
 from server.telemetry.energy.sources import Source, nvml_source, rapl_source
 
 log = logging.getLogger("kendall.energy")

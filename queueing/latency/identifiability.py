@@ -19,8 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from queueing.estimation.change import Vector
-from queueing.estimation.speed.batch_times import BatchTimes
+from queueing.distributions.token_distribution import Vector
 from queueing.latency.fit import Measured
 
 ILL = 100.0
@@ -57,11 +56,6 @@ def of_cells(
     return Identifiability(
         condition, int(design[:, 0].max()), int(design[:, 3].max()), tuple(doubts)
     )
-
-
-def of_window(times: BatchTimes, largest_batch: int, longest: int) -> tuple[str, ...]:
-    """Batches of a window that the calibration did not cover."""
-    return beyond(times.size, times.longest, largest_batch, longest, "batches")
 
 
 def beyond(
