@@ -8,7 +8,7 @@ SEED := $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
 endif
 BIN := .venv/bin
 CACHES := .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
-PURE := tests/policies tests/queueing
+PURE := tests/policies tests/queueing tests/papers
 BESIDE := tests/loadgen tests/bench tests/grafana tests/kendall tests/server
 QUICK = $(BIN)/pytest -q -m "not slow" --timeout 300 --randomly-seed=$(SEED) -n
 OPERATOR_RULES := docker/k8s/components/prometheus-operator/prometheusrule.yaml

@@ -38,6 +38,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from papers.sample_paths import sojourns
 from policies import parse_policy
 from queueing.distributions.token_distribution import Vector, parse_distribution
 from queueing.latency.law import LatencyModel
@@ -47,7 +48,6 @@ from queueing.models.soap.orders import Order, ShortestFirst, ShortestRemaining
 from queueing.models.soap.predictors import ExactPrediction
 from queueing.simulation.experiment import simulate_run
 from queueing.simulation.fast import sample_tokens
-from queueing.simulation.orders.sample_paths import sojourns
 
 LOAD = 0.8
 OURS_PER_ROUND = 20  # replications, so that a round of ours can be timed

@@ -70,7 +70,7 @@ COMMANDS = {
         "ask a running gateway which settings its model recommends",
     ),
     "reproduce": (
-        "queueing.commands.reproduce_cli",
+        "papers.command",
         "recompute the papers' tables and figures and compare",
     ),
 }
@@ -291,14 +291,21 @@ def _as_typed(message: str, name: str) -> str:
 
 def _command(name: str):  # type: ignore[no-untyped-def]
     """The typer command; its options get environment variables, its help is shown as written."""
-    import importlib
+    import importlib.util
 
     import typer.main
 
     from kendall.help import show_as_written
+    from queueing.errors import CommandError
     from server.operations.configuration.file import key_of
 
-    command = typer.main.get_command(importlib.import_module(COMMANDS[name][0]).app)
+    module = COMMANDS[name][0]
+    if importlib.util.find_spec(module.partition(".")[0]) is None:
+        raise CommandError(
+            f"got `kendall {name}` of an installed package; expected a clone of the repository, "
+            "which alone has what the papers need: run it there"
+        )
+    command = typer.main.get_command(importlib.import_module(module).app)
     command = getattr(command, "commands", {name: command})[name]
     for parameter in command.params:
         if parameter.param_type_name == "option" or parameter.envvar:

@@ -120,6 +120,14 @@ def test_help_says_which_status_a_refused_key_has(
     )
 
 
+def test_what_a_package_leaves_out_is_told(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(cli.COMMANDS, "reproduce", ("left_out.command", "of a clone"))
+    said = complaint(capsys, "reproduce", "all", status=1)
+    assert "got `kendall reproduce` of an installed package; expected a clone" in said
+
+
 def test_help_command_is_command_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         shown(capsys, "help", "advise")

@@ -19,7 +19,7 @@ PAGES = sorted(
         *(ROOT / "requirements").glob("*.md"),
     ]
 )
-PACKAGES = ("kendall", "policies", "queueing", "server", "loadgen")
+PACKAGES = ("kendall", "policies", "queueing", "server", "loadgen", "papers")
 WITH_EXAMPLES = sorted(
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
     for package in PACKAGES

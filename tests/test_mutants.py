@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PRODUCT = ("kendall", "policies", "queueing", "server", "loadgen")
+PRODUCT = ("kendall", "policies", "queueing", "server", "loadgen", "papers")
 
 
 @pytest.fixture

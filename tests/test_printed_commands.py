@@ -42,9 +42,19 @@ SKIPPED = {
         "resolves against the package index; tests/test_deployment.py holds the locks"
     ),
 }
+PACKAGES = ("kendall", "server", "loadgen", "queueing", "policies", "papers")
 SOURCES = [
     path
-    for folder in ("kendall", "server", "loadgen", "queueing", "policies", "tools", "grafana")
+    for folder in (
+        "kendall",
+        "server",
+        "loadgen",
+        "queueing",
+        "policies",
+        "papers",
+        "tools",
+        "grafana",
+    )
     for path in (ROOT / folder).rglob("*.py")
 ]
 VALUE = "{}"  # what an f-string puts in, in a text that is looked through

@@ -65,7 +65,7 @@ def tests_of(file: str, within: tuple[str, ...]) -> tuple[str, ...]:
     """
     code = [
         path
-        for folder in ("policies", "queueing", "server", "loadgen", "kendall", "tests")
+        for folder in ("policies", "queueing", "server", "loadgen", "kendall", "papers", "tests")
         for path in (ROOT / folder).rglob("*.py")
     ]
     reached, found, own = (

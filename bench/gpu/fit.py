@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
+from papers.energy import EnergyFit, fit_energy
 from policies.text import SpecError
-from queueing.latency.energy import EnergyFit, fit_energy
 from queueing.latency.fit import Fit, Measured, fit_law
 from queueing.latency.profile import Profile
 from queueing.latency.regression import LeastSquares, least_squares

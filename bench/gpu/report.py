@@ -9,12 +9,12 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from papers.measured_laws import YANG, yang_times
+from papers.measurements import load_measurement
+from papers.reproduction.yang.batches import SETS
 from policies.text import SpecError
 from queueing.latency.fit import COEFFICIENTS, Fit
 from queueing.latency.regression import fit_line
-from queueing.papers.measured_laws import YANG, yang_times
-from queueing.papers.measurements import load_measurement
-from queueing.papers.reproduction.yang.batches import SETS
 
 from .design import Cell, Shape
 from .fit import (

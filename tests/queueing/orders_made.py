@@ -1,5 +1,6 @@
 """Orders, laws and predictors on which the analysis of orders is checked."""
 
+from papers.prediction_costs import DelayPredict, SkipPredict
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.latency.law import LatencyModel
 from queueing.models.soap.orders import (
@@ -15,7 +16,6 @@ from queueing.models.soap.orders import (
     Threshold,
     Trail,
 )
-from queueing.models.soap.prediction_costs import DelayPredict, SkipPredict
 from queueing.models.soap.predictors import (
     ExactPrediction,
     ExponentialPrediction,

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from papers.sample_paths import Replications, simulate_order
 from policies.immediate import Capped, Continuous, Single
 from policies.orders import ORDERS, make_order
 from policies.text import SpecError
@@ -39,7 +40,6 @@ from queueing.prediction import predict_model
 from queueing.prediction.ordered import ordered_methods
 from queueing.prediction.solutions import methods
 from queueing.simulation.experiment import simulate_model
-from queueing.simulation.orders.sample_paths import Replications, simulate_order
 
 TOKENS = parse_distribution("lognormal:mu=3,sigma=0.9", 150)
 STEADY = LatencyModel(k1=1e-4, k2=4e-3, k3=1e-5, k4=1e-3)

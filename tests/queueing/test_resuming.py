@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from papers.sample_paths import Replications, simulate_order
 from policies.immediate import Continuous, Single
 from policies.orders import make_order
 from policies.text import SpecError
@@ -35,7 +36,6 @@ from queueing.prediction import predict_model, steady_state
 from queueing.prediction.by_length import durations_by_length
 from queueing.prediction.solutions import methods
 from queueing.simulation.experiment import simulate_model
-from queueing.simulation.orders.sample_paths import Replications, simulate_order
 
 TOKENS = parse_distribution("lognormal:mu=3,sigma=0.9", 150)
 LAW = LatencyModel(k1=1e-4, k2=4e-3, k3=1e-5, k4=1e-3, kr=8e-3)

@@ -13,6 +13,12 @@ from numba import njit
 from scipy.integrate import quad
 from scipy.optimize import brentq
 
+from papers.limited_moments import (
+    exponential_limited_moment,
+    kept_of_lognormal,
+    lognormal_limited_moment,
+    uniform_limited_moment,
+)
 from policies.text import SpecError
 from queueing.distributions.token_distribution import TokenDistribution, Vector, parse_distribution
 from queueing.errors import UnstableQueueError
@@ -24,12 +30,6 @@ from queueing.models.mg1 import delay_tail, mean_delay, solve_mg1, solve_service
 from queueing.models.mgc import mmc, solve_mgc, solve_servers
 from queueing.models.mm1 import md1, misprinted_md1_delay, mm1
 from queueing.models.tandem import phases, solve_disaggregated, solve_tandem, tandem_path
-from queueing.papers.limited_moments import (
-    exponential_limited_moment,
-    kept_of_lognormal,
-    lognormal_limited_moment,
-    uniform_limited_moment,
-)
 
 ONE = np.ones(1)
 CONSTANT, EXPONENTIAL, ERLANG = (

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.integrate import quad
 
+from papers.sample_paths import Replications, simulate_order
 from policies.text import SpecError
 from queueing.errors import UnstableQueueError
 from queueing.models.soap.orders import (
@@ -36,7 +37,6 @@ from queueing.models.soap.sizes import (
     WeibullSizes,
     exponential_sizes,
 )
-from queueing.simulation.orders.sample_paths import Replications, simulate_order
 from tests.queueing.orders_made import ASKS_NOTHING, LAWS, ORDERS, SOURCES, predictor
 
 EXPONENTIAL, WEIBULL = exponential_sizes(), WeibullSizes(0.5, 0.5)

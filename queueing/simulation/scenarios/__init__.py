@@ -1,3 +1,1 @@
-"""Scenarios of the slides on LLM serving, simulated: KV memory, phases, calls, several models, many
-queues.
-"""
+"""Queues at each of several servers, and one behind the other."""

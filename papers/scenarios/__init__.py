@@ -1,0 +1,1 @@
+"""Systems of the slides, simulated: KV memory, phases, several models, many queues."""

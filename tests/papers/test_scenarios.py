@@ -1,0 +1,366 @@
+"""Scenarios of the slides, simulated: compiled paths against slow ones written independently."""
+
+import numpy as np
+import pytest
+
+from papers.scenarios import many_queues, phases, several_models
+from papers.scenarios.many_queues import ChoiceWork, drawn_choices, run_choices
+from papers.scenarios.phases import Gpus, Phases, PhaseWork, phase_ranks, run_phases
+from papers.scenarios.runs import Measured, Replications, measured, ratio
+from papers.scenarios.several_models import (
+    LengthWork,
+    Machine,
+    ModelWork,
+    chosen,
+    run_models,
+)
+from papers.two_choices import TwoClasses, two_choices
+from policies.text import SpecError
+from queueing.distributions.token_distribution import parse_distribution
+from queueing.latency.law import LatencyModel
+from queueing.models.soap.orders import Threshold
+from queueing.models.soap.queue import solve_order
+from queueing.models.soap.sizes import exponential_sizes
+from queueing.models.tandem import tandem_path
+from tests.papers.scenario_paths import slow_choices, slow_models, slow_phases
+
+SEEDS = (1, 2, 3)
+
+
+def arrivals(rng, count, rate=1.0):
+    return np.cumsum(rng.exponential(size=count)) / rate
+
+
+def agrees(found, exact):
+    assert found.standard_error < 0.03 * exact  # power guard
+    assert abs(found.mean - exact) < 4 * found.standard_error
+
+
+# runs
+
+
+def test_a_mean_leaves_the_ends_of_each_run_out_and_its_error_is_over_the_runs():
+    runs = Replications(100, 4, 5)
+    values = iter(np.arange(4.0))
+
+    def run(rng):
+        column = np.full(100, next(values))
+        column[:10] = column[95:] = 1e9
+        return column, rng.random(100)
+
+    mean, random = measured(run, runs)
+    assert mean == Measured(1.5, pytest.approx(np.arange(4).std(ddof=1) / 2))
+    assert 0.3 < random.mean < 0.7
+    again = measured(lambda rng: (np.zeros(100), rng.random(100)), runs)[1]
+    assert again == random
+
+
+def test_the_error_of_a_ratio_adds_relative_errors_in_quadrature():
+    assert ratio(Measured(6.0, 0.3), Measured(2.0, 0.04)) == Measured(
+        3.0, pytest.approx(3 * np.hypot(0.05, 0.02))
+    )
+
+
+# phases
+
+
+def drawn_phases(seed, count=60, rate=1.5):
+    rng = np.random.default_rng(seed)
+    return Phases(
+        arrivals(rng, count, rate), rng.exponential(size=(2, count)), rng.random(count) / 2
+    )
+
+
+LAYOUTS = [
+    Gpus(servers=1),
+    Gpus(servers=3),
+    Gpus(servers=3, layout="together"),
+    Gpus(servers=2, layout="dedicated", prefill=1),
+    Gpus(servers=5, layout="dedicated", prefill=2),
+]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("gpus", LAYOUTS, ids=lambda gpus: f"{gpus.layout}-{gpus.servers}")
+@pytest.mark.parametrize("order", phases.ORDERS)
+def test_phases_follow_a_path_made_one_event_at_a_time(order, gpus, seed):
+    work = drawn_phases(seed, rate=0.45 * gpus.servers)
+    ranks = phase_ranks(order, work.seconds)
+    found, expected = run_phases(work, ranks, gpus), slow_phases(work, ranks, gpus)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert mine == pytest.approx(np.array(theirs), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("order", "prefilled", "ended"),
+    [
+        ("fcfs", [2.0, 6.0, 8.0], [5.0, 7.0, 11.0]),
+        ("prefill-first", [2.0, 3.0, 4.0], [7.0, 8.0, 11.0]),
+        # none is prefilled while an earlier one waits for it: as first come, first served
+        ("decode-first", [2.0, 6.0, 8.0], [5.0, 7.0, 11.0]),
+        ("shortest-phase", [2.0, 3.0, 5.0], [8.0, 4.0, 11.0]),
+        ("shortest-left", [2.0, 3.0, 8.0], [7.0, 4.0, 11.0]),
+    ],
+)
+def test_each_order_of_phases_on_one_server_by_hand(order, prefilled, ended):
+    """Prefills of 2, 1 and 1 s, decodes of 3, 1 and 3 s; the second and the third come while the
+    first is prefilled.
+    """
+    work = Phases(
+        np.array([0.0, 0.5, 1.0]),
+        np.array([[2.0, 1.0, 1.0], [3.0, 1.0, 3.0]]),
+        np.zeros(3),
+    )
+    found = run_phases(work, phase_ranks(order, work.seconds), Gpus(servers=1))
+    assert [each.tolist() for each in found] == [prefilled, ended]
+
+
+def test_one_server_for_each_phase_is_a_tandem_queue():
+    work = drawn_phases(4, 4000, 0.7)
+    gpus = Gpus(servers=2, layout="dedicated", prefill=1)
+    prefilled, ended = run_phases(work, phase_ranks("fcfs", work.seconds), gpus)
+    services = np.array([work.seconds[0], work.seconds[1] + work.transfer])
+    delays = tandem_path(work.arrived_at, services)
+    assert prefilled - work.arrived_at == pytest.approx(delays[0] + services[0], abs=1e-8)
+    assert ended - work.arrived_at == pytest.approx((delays + services).sum(axis=0), abs=1e-8)
+
+
+def test_on_one_server_a_decode_that_goes_first_keeps_it_and_nothing_is_moved():
+    work = drawn_phases(5, 2000, 0.45)
+    ranks = phase_ranks("decode-first", work.seconds)
+    pooled = run_phases(work, ranks, Gpus(servers=1))
+    together = run_phases(work, ranks, Gpus(servers=1, layout="together"))
+    assert pooled[1] == pytest.approx(together[1], rel=1e-12)
+
+
+def test_phases_kept_together_are_one_service():
+    """M/G/1 with the sum of both phases: Pollaczek and Khinchine."""
+    tokens = parse_distribution("geometric:mean=20")
+    work = PhaseWork(
+        arrival_rate=1.0, kinds=((1.0, tokens, tokens),), law=LatencyModel(k2=0.1, kp=0.01, k4=0.02)
+    )
+    prefill, decode = work.seconds
+    assert (prefill, decode) == pytest.approx((0.3, 0.4))
+    variance = 20 * 19 * (0.01**2 + 0.02**2)
+    exact = ((prefill + decode) ** 2 + variance) / 2 / (1 - 0.7) + 0.7
+    found, first = phases.simulate_phases(
+        work, "fcfs", Gpus(servers=1, layout="together"), Replications(20_000, 16, 3)
+    )
+    assert found.mean - first.mean == pytest.approx(decode, rel=0.01)
+    agrees(found, exact)
+
+
+def test_kinds_of_requests_are_mixed_by_their_probabilities():
+    short, long = (parse_distribution(f"deterministic:value={n}") for n in (10, 50))
+    work = PhaseWork(
+        arrival_rate=2.0,
+        kinds=((0.25, short, long), (0.75, long, short)),
+        law=LatencyModel(k1=0.5, k2=0.25, kp=0.1, k3=1.0, k4=1.0, speed=2.0),
+    )
+    drawn = work.drawn(np.random.default_rng(1), 20_000, 0.01)
+    assert drawn.arrived_at[-1] == pytest.approx(10_000, rel=0.03)
+    kinds = {(1.5 + 2.0, 200.0), (1.5 + 10.0, 40.0)}
+    assert {tuple(np.round(row, 9)) for row in drawn.seconds.T} == kinds
+    assert drawn.seconds.mean(axis=1) == pytest.approx(work.seconds, rel=0.03)
+    assert work.seconds == pytest.approx((1.5 + 0.2 * (2.5 + 37.5), 4 * (12.5 + 7.5)))
+    assert set(np.round(drawn.transfer, 9)) == {0.1, 0.5}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"servers": 0}, "servers=0"),
+        ({"servers": 1, "transfer": -1.0}, "transfer=-1"),
+        ({"servers": 2, "layout": "apart"}, "dedicated, pooled, together"),
+        ({"servers": 2, "layout": "dedicated"}, "prefill=0 of 2"),
+        ({"servers": 2, "layout": "dedicated", "prefill": 2}, "prefill=2 of 2"),
+        ({"servers": 2, "prefill": 1}, "prefill=1 of 2 servers, pooled"),
+    ],
+)
+def test_impossible_layouts_are_refused(given, expected):
+    with pytest.raises(SpecError, match=expected):
+        Gpus(**given)
+
+
+def test_unknown_orders_are_refused():
+    with pytest.raises(SpecError, match=r"shortest-left"):
+        phase_ranks("longest", np.zeros((2, 1)))
+    with pytest.raises(SpecError, match=r"exhaustive"):
+        run_models(drawn_models(1), "longest", Machine(load_seconds=(0.0,) * 3))
+
+
+# several models
+
+
+def drawn_models(seed, count=80, models=3, rate=0.8):
+    rng = np.random.default_rng(seed)
+    seconds = rng.exponential(size=count)
+    return ModelWork(
+        arrivals(rng, count, rate),
+        rng.integers(0, models, count),
+        seconds,
+        seconds * rng.exponential(size=count),
+    )
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("most", [1, 2, 2**62])
+@pytest.mark.parametrize("order", several_models.ORDERS)
+def test_several_models_follow_a_path_made_one_request_at_a_time(order, most, seed):
+    work = drawn_models(seed)
+    machine = Machine(load_seconds=(0.3, 0.0, 0.7), most=most)
+    ended, loads = run_models(work, order, machine)
+    expected, expected_loads = slow_models(work, order, machine)
+    assert ended == pytest.approx(np.array(expected), rel=1e-12)
+    assert loads == expected_loads > 0
+
+
+def test_requests_of_the_model_that_is_held_at_first_are_in_its_row():
+    """Two of one model in a row, where others wait."""
+    work = ModelWork(np.zeros(4), np.array([0, 0, 0, 1]), np.ones(4), np.ones(4))
+    machine = Machine(load_seconds=(0.25, 0.5), most=2)
+    ended, loads = run_models(work, "exhaustive", machine)
+    assert (ended.tolist(), loads) == ([1.0, 2.0, 4.75, 3.5], 2)
+
+
+def test_equal_predictions_go_by_arrival_whatever_their_models():
+    drawn = drawn_models(5, 400, rate=1.5)
+    work = drawn._replace(predicted=np.ceil(drawn.seconds))
+    machine = Machine(load_seconds=(0.0, 0.0, 1.0))
+    ended, _ = run_models(work, "shortest", machine)
+    assert ended == pytest.approx(np.array(slow_models(work, "shortest", machine)[0]), rel=1e-12)
+
+
+def test_first_come_first_served_is_a_recursion():
+    work = drawn_models(7, 5000, rate=0.5)
+    load_seconds = np.array([0.5, 0.2, 0.1])
+    held, free, expected = 0, 0.0, []
+    for at, model, seconds in zip(work.arrived_at, work.model, work.seconds, strict=True):
+        free = max(at, free) + (load_seconds[model] if model != held else 0.0) + seconds
+        held = model
+        expected.append(free)
+    ended, _ = run_models(work, "fcfs", Machine(load_seconds=tuple(load_seconds)))
+    assert ended == pytest.approx(np.array(expected), rel=1e-12)
+
+
+def test_without_loading_times_the_mean_delay_is_that_of_one_model():
+    tokens = parse_distribution("geometric:mean=20")
+    work = LengthWork(arrival_rate=1.4, output_tokens=tokens, setup=(0.1, 0.1), step=(0.02, 0.02))
+    exact = 1.4 * (0.5**2 + 0.02**2 * 20 * 19) / 2 / (1 - 0.7) + 0.5
+    runs = Replications(20_000, 16, 4)
+    machine = Machine(load_seconds=(0.0, 0.0))
+    for order, threshold in (("fcfs", 12), ("exhaustive", 1e9)):
+        agrees(several_models.simulate_models(work, order, machine, threshold, runs)[0], exact)
+
+
+def test_models_are_chosen_by_predicted_length():
+    assert chosen(np.array([3.0, 4.0, 4.5]), 4).tolist() == [0, 0, 1]
+    work = LengthWork(
+        arrival_rate=2.0,
+        output_tokens=parse_distribution("uniform:low=1,high=9"),
+        setup=(0.1, 1.0),
+        step=(0.01, 0.2),
+    )
+    drawn = work.drawn(np.random.default_rng(1), 10_000, 4)
+    assert drawn.arrived_at[-1] == pytest.approx(5000, rel=0.04)
+    tokens = np.where(drawn.model == 0, (drawn.seconds - 0.1) / 0.01, (drawn.seconds - 1) / 0.2)
+    assert set(np.round(tokens[drawn.model == 0])) == {1, 2, 3, 4}
+    assert set(np.round(tokens[drawn.model == 1])) == {5, 6, 7, 8, 9}
+    assert drawn.predicted == pytest.approx(drawn.seconds)
+
+
+def test_the_loads_of_models_are_counted_per_request():
+    tokens = parse_distribution("deterministic:value=1")
+    work = LengthWork(arrival_rate=0.01, output_tokens=tokens, setup=(0.0, 0.0), step=(1.0, 1.0))
+    found = several_models.simulate_models(
+        work, "fcfs", Machine(load_seconds=(9.0, 9.0)), 0, Replications(100, 2, 1)
+    )
+    assert found[1].mean == pytest.approx(1 / 100)  # the large one, once
+
+
+@pytest.mark.parametrize("given", [{"load_seconds": ()}, {"load_seconds": (-1.0,)}])
+def test_impossible_machines_are_refused(given):
+    with pytest.raises(SpecError, match="most >= 1"):
+        Machine(**given)
+    with pytest.raises(SpecError, match="most=0"):
+        Machine(load_seconds=(0.0,), most=0)
+    with pytest.raises(SpecError, match="got models 0 to 2; expected 0 to 1"):
+        run_models(drawn_models(1), "fcfs", Machine(load_seconds=(0.0, 0.0)))
+
+
+# many queues
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(("servers", "choices"), [(1, 1), (3, 1), (3, 2), (5, 3)])
+def test_jobs_of_many_queues_follow_a_path_made_one_event_at_a_time(servers, choices, seed):
+    classes = TwoClasses(0.5, 2.0, 1 / 3, 0.2, 0.1)
+    rng = np.random.default_rng(seed)
+    work = drawn_choices(rng, 120, classes, 0.95 * servers, (choices, servers))
+    found = run_choices(work, servers)
+    assert found == pytest.approx(np.array(slow_choices(work, servers)), rel=1e-9)
+
+
+def test_picked_servers_differ_and_each_is_picked_alike():
+    work = drawn_choices(np.random.default_rng(1), 30_000, TwoClasses(1, 1, 0.5), 1.0, (3, 5))
+    assert all(len(set(row)) == 3 for row in work.picked[:2000].tolist())
+    counts = np.array([np.bincount(column, minlength=5) for column in work.picked.T]) / 30_000
+    assert counts == pytest.approx(np.full((3, 5), 0.2), abs=0.01)
+
+
+def test_jobs_have_the_law_and_the_bits_that_were_asked():
+    classes = TwoClasses(0.5, 2.0, 0.25, 0.2, 0.1)
+    work = drawn_choices(np.random.default_rng(2), 100_000, classes, 4.0, (1, 1))
+    assert work.arrived_at[-1] == pytest.approx(25_000, rel=0.02)
+    assert work.seconds.mean() == pytest.approx(classes.mean, rel=0.03)
+    assert work.long.mean() == pytest.approx(classes.predicted_long, rel=0.03)
+    short_share, long_share = classes.truly_long()
+    means = [0.5 + 1.5 * share for share in (short_share, long_share)]
+    for bit in (0, 1):
+        assert work.seconds[work.long == bit].mean() == pytest.approx(means[bit], rel=0.03)
+
+
+def test_one_choice_is_a_queue_of_two_classes():
+    """Exponential sizes, the bit by a threshold: M/G/1 with preemptive priority."""
+    exact = solve_order(Threshold(1.0, preemptive=True, last_come=False), exponential_sizes(), 0.7)
+
+    def run(rng):
+        sizes = rng.exponential(size=50_000)
+        work = ChoiceWork(
+            arrivals(rng, 50_000, 0.7 * 4),
+            sizes,
+            (sizes > 1).astype(np.int64),
+            rng.integers(0, 4, (50_000, 1)),
+        )
+        return (run_choices(work, 4) - work.arrived_at,)
+
+    (found,) = measured(run, Replications(50_000, 24, 6))
+    agrees(found, exact.sojourn)
+
+
+def test_many_queues_are_near_the_limit_of_many_queues():
+    classes = TwoClasses(0.5, 2.0, 1 / 3, 0.2, 0.2)
+    found = many_queues.simulate_choices(classes, 0.8, 50, 2, Replications(40_000, 12, 3))
+    limit = two_choices(classes, 0.8, most=18).sojourn
+    assert found.standard_error < 0.01 * limit
+    assert limit - 2 * found.standard_error < found.mean < 1.05 * limit
+
+
+@pytest.mark.slow
+def test_the_distance_from_the_limit_falls_as_the_number_of_queues_grows():
+    classes = TwoClasses(0.5, 2.0, 1 / 3)
+    limit = two_choices(classes, 0.9).sojourn
+    off = [
+        many_queues.simulate_choices(classes, 0.9, servers, 2, Replications(200_000, 16, 8)).mean
+        / limit
+        - 1
+        for servers in (5, 20, 80)
+    ]
+    assert off[0] > 3 * off[1] > 0
+    assert off[1] > 2 * off[2] > 0
+
+
+@pytest.mark.parametrize(("choices", "load"), [(0, 0.5), (3, 0.5), (1, 1.0), (1, 0.0)])
+def test_impossible_choices_are_refused(choices, load):
+    with pytest.raises(SpecError, match="of 2 servers at load"):
+        many_queues.simulate_choices(TwoClasses(1, 1, 0.5), load, 2, choices, Replications(10, 2))
