@@ -1,0 +1,98 @@
+"""Lines, files, splinters and doubled names of the product: `python -m tests.house`.
+
+`private, one caller`: functions of a module whose name begins with _ and is read once in their
+file, of all functions and methods; `methods in disguise`: functions of a module whose first
+parameter is of a class of their own file, likewise. `serve imports`: what `kendall serve` reaches by
+imports of any kind.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import grimp
+
+ROOT = Path(__file__).resolve().parent.parent
+PRODUCT = ("policies", "queueing", "server", "loadgen", "kendall")
+SERVE = ("kendall.cli", "server.operations.cli", "server.operations.serving")
+UNTYPED = ("server/live", "queueing/estimation", "queueing/optimization", "queueing/control")
+
+
+def files(*folders: str) -> list[Path]:
+    """Python files."""
+    return [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+
+
+def lines(paths: Iterable[Path]) -> int:
+    """All of them, empty ones too."""
+    return sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
+
+
+def functions(tree: ast.Module) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Those of the module itself."""
+    return [each for each in tree.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
+
+
+def called_once(tree: ast.Module) -> int:
+    """Private functions that are read once."""
+    read = Counter(each.id for each in ast.walk(tree) if isinstance(each, ast.Name))
+    private = [each.name for each in functions(tree) if each.name.startswith("_")]
+    return sum(read[name] == 1 for name in private)
+
+
+def in_disguise(tree: ast.Module) -> int:
+    """Functions of the module whose first parameter is of a class of it."""
+    own = {each.name for each in tree.body if isinstance(each, ast.ClassDef)}
+    first = [each.args.args[0].annotation for each in functions(tree) if each.args.args]
+    return sum(isinstance(each, ast.Name) and each.id in own for each in first)
+
+
+def reached() -> tuple[int, int]:
+    """Modules that `kendall serve` imports, and their lines."""
+    graph = grimp.build_graph(*PRODUCT, cache_dir=None)
+    found = set(SERVE).union(*(graph.find_upstream_modules(name) for name in SERVE))
+    paths = []
+    for name in found:
+        stem = ROOT / name.replace(".", "/")
+        paths.append(
+            stem.with_suffix(".py") if stem.with_suffix(".py").exists() else stem / "__init__.py"
+        )
+    return len(found), lines(paths)
+
+
+def table() -> Iterator[tuple[str, str]]:
+    """A row each."""
+    product = files(*PRODUCT)
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in product]
+    yield "product, lines", f"{lines(product):,}"
+    yield "product, files", f"{len(product):,}"
+    for folder in ("papers", "bench", "tests"):
+        yield f"{folder}, lines", f"{lines(files(folder)):,}"
+    every = sum(
+        isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for tree in trees
+        for node in ast.walk(tree)
+    )
+    for name, count in (("private, one caller", called_once), ("methods in disguise", in_disguise)):
+        some = sum(map(count, trees))
+        yield name, f"{some / every:.1%} ({some:,} of {every:,})"
+    untyped = sum(
+        path.read_text(encoding="utf-8").count("dict[str, Any]") for path in files(*UNTYPED)
+    )
+    yield "dict[str, Any] in live, estimation, choosing", f"{untyped}"
+    names = Counter(
+        each.name for tree in trees for each in tree.body if isinstance(each, ast.ClassDef)
+    )
+    yield "class names used twice", f"{sum(number > 1 for number in names.values())}"
+    modules, size = reached()
+    yield "serve imports, modules", f"{modules:,}"
+    yield "serve imports, lines", f"{size:,}"
+
+
+if __name__ == "__main__":
+    for name, value in table():
+        sys.stdout.write(f"{name:46}{value}\n")
