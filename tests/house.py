@@ -2,8 +2,8 @@
 
 `private, one caller`: functions of a module whose name begins with _ and is read once in their
 file, of all functions and methods; `methods in disguise`: functions of a module whose first
-parameter is of a class of their own file, likewise. `serve imports`: what `kendall serve` reaches by
-imports of any kind.
+parameter is of a class of their own file, likewise. `serve imports`: what `kendall serve` reaches
+by imports of any kind.
 """
 
 from __future__ import annotations
