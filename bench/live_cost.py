@@ -13,7 +13,7 @@ process's):
 
 What is asked is the predicting process's own functions (server.live.predicting), which keep what
 they keep: the long run and the simulation of the next minutes are within the looks with their true
-frequency, as the looks cover two minutes. Compilation of the
+frequency, as the looks cover five minutes. Compilation of the
 simulator is over before (it is kept on disk). Pauses of the event loop: feeding by request, in wall
 seconds; take and pickle by look, in CPU seconds and in wall seconds, which on a busy machine hold
 what others did meanwhile. OpenBLAS has one thread, as in the predicting process. Not
@@ -60,7 +60,7 @@ RATE = 500.0  # requests/s
 LOAD = 0.6
 EVERY, SECONDS = 5.0, 300.0  # between looks, and of a window
 WHAT_IF_EVERY = 60.0  # seconds
-LOOKS = 24  # two minutes of them
+LOOKS = 60  # five minutes of them
 ALLOWED = 0.03  # of one core
 LONGEST_PAUSE = 1e-3  # seconds, p99
 LENGTHS = parse_distribution("lognormal:mu=3.85,sigma=0.7", 256)

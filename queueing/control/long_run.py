@@ -25,7 +25,7 @@ from queueing.optimization.gain.operating_point import OperatingPoint
 from queueing.prediction import predict_model
 from queueing.result import Prediction, Quantity
 
-KEPT = 60.0  # seconds
+KEPT = 150.0  # seconds
 STEP = 0.03
 MOVED, LEAST_FREE = 0.2, 0.02
 SCATTER = 0.004  # of cv^2; the mean goes as 1 + cv^2

@@ -98,6 +98,8 @@ class Estimates:
 
     def at_rate(self, factor: float) -> Estimates:
         """With so many times as many arrivals."""
+        if factor == 1:
+            return self
         return dataclasses.replace(self, arrival_rate=self.arrival_rate.scaled(factor))
 
     def with_shape(self, own: LatencyModel, shape: LatencyModel) -> Estimates:

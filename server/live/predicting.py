@@ -388,7 +388,8 @@ def ask_what_ifs(anew: bool = True) -> list[Answer]:
     if round_ is None:
         point = _operating_point(question, estimates)
         same, what_ifs = _same_requests(question, point), WhatIfs(point, question.setting)
-        round_ = _memory.what_ifs = _Round(what_ifs, _memory.estimated_at, same)
+        at = None if _memory.estimated_at is None else point.estimates.now
+        round_ = _memory.what_ifs = _Round(what_ifs, at, same)
     most = min(WHAT_IF_SLICE, WHAT_IF_SECONDS - round_.seconds)
     round_.what_ifs.advance(lambda: time.process_time() - began >= most)
     round_.seconds += time.process_time() - began
@@ -578,15 +579,12 @@ def _asked_about(
 def _operating_point(
     question: Question, estimates: Estimates, family: str | None = None
 ) -> OperatingPoint:
-    """That of the long run, with what was found out there, if it is of these estimates."""
-    found = None if _memory.last is None else _memory.last.long_run
-    if (
-        found is not None
-        and found.estimates is estimates
-        and family is None
-        and (found.point.shape, found.point.limits) == (question.shape, _limits(question))
-    ):
-        return found.point
+    """That of the long run, with what was found out there, while it stands for these estimates."""
+    last = _memory.last
+    run = last.long_run if last is not None and last.estimates is estimates else None
+    about = question.shape, _limits(question)
+    if run is not None and family is None and (run.point.shape, run.point.limits) == about:
+        return run.point
     return OperatingPoint(
         estimates=estimates, shape=question.shape, limits=_limits(question), family=family
     )

@@ -57,7 +57,7 @@ def at(of: OperatingPoint, setting: Setting, before: LongRun | None = None) -> L
         ({"stalls": Stalls(3, 0.02, 1.0, None, 0.5)}, False),
     ],
 )
-def test_it_stands_for_a_minute_while_the_estimates_move_little(
+def test_it_stands_for_a_while_as_long_as_the_estimates_move_little(
     changed: dict[str, Any], stands: bool
 ) -> None:
     first = at(point(FOUR), FOUR)

@@ -61,7 +61,7 @@ MOST = FIRST * 2**9  # 10 GB
 @pytest.fixture(autouse=True)
 def no_check(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of the time of millions of requests, and judged elsewhere (test_checked)."""
-    monkeypatch.setattr("queueing.estimation.assess.check_window", lambda *_: None)
+    monkeypatch.setattr("queueing.control.assess.check_window", lambda *_: None)
 
 
 def model_of(policy: str, sequences: str | None = None) -> Model:

@@ -53,7 +53,7 @@ RUNS, COUNT, LONG = (
 @pytest.fixture(autouse=True)
 def no_check(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of the time of millions of requests, and judged elsewhere (test_checked)."""
-    monkeypatch.setattr("queueing.estimation.assess.check_window", lambda *_: None)
+    monkeypatch.setattr("queueing.control.assess.check_window", lambda *_: None)
 
 
 def model_of(policy: str, lengths: str, sequences: str | None = None) -> Model:

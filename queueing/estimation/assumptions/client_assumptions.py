@@ -24,7 +24,8 @@ constant_rate     the CUSUM of queueing.estimation.change signals at most `FEW_C
                   all pieces of at least `PIECE` arrivals between them pass as Poisson: the rate
                   changed. With more changes, or pieces that fail, the arrivals are not Poisson; one
                   name, not two.
-poisson_arrivals  queueing.measurement.arrival_audit at significance `LEVEL` over the window.
+poisson_arrivals  queueing.measurement.arrival_audit at significance `LEVEL` over the window, of
+                  its last `AUDITED` arrivals.
 independent_lengths
                   of calls of several sequences. Fails where the intraclass correlation of their
                   output lengths (queueing.estimation.lengths.within_calls) is beyond chance, and
@@ -56,6 +57,7 @@ DEPENDENT = 4.5
 LEVEL = 0.0005
 PIECE = 50
 FEWEST = 100  # arrivals before anything is said of them
+AUDITED = 10_000  # of them, at most: the last ones
 
 
 def client_assumptions(seen: Snapshot) -> tuple[Assumption, ...]:
@@ -154,7 +156,7 @@ def arrival_assumptions(
         return Assumption("constant_rate", None, math.nan, says), Assumption(
             "poisson_arrivals", None, math.nan, says
         )
-    whole = audit_arrivals(instants, significance=LEVEL)
+    whole = audit_arrivals(instants[-AUDITED:], significance=LEVEL)
     if whole.poisson:
         return _constant(), Assumption(
             "poisson_arrivals", True, whole.dispersion, "arrivals pass as Poisson"

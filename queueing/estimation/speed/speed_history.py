@@ -36,6 +36,7 @@ STRETCH, BLOCK = 240.0, 2.0  # seconds
 # of shared machines from minute to minute: 5 to 22 % were seen (docs/agreement.md), as if so often
 USUAL_APART, USUAL_STRETCHES = 0.05, 2.0
 SHAPE_KEPT, GROWN = 30.0, 1.3  # seconds, times as many requests
+GOES_ON = 1.1  # times as many batches
 TAUS = np.geomspace(BLOCK / 2, STRETCH / 2, 12)
 
 
@@ -59,6 +60,7 @@ class SpeedHistory:
     _open: list[BatchTimes] = field(default_factory=list)
     _epoch: int | None = None
     _until: float = -math.inf  # dispatch of the last batch, or slot, that was taken in
+    _now: _Stretch | None = None
     # with its epoch, instant and number of requests
     _shape: tuple[int, float, int, OwnShape] | None = None
 
@@ -91,13 +93,20 @@ class SpeedHistory:
         if new.count:
             self._open.append(new)
             self._until = max(float(new.at[-1]), speeds.last_at)  # no group shares a slot
-        now = _stretch(self._open)
+        now = self._so_far()
         if now is not None and now.end - float(BatchTimes.chained(self._open).at[0]) >= STRETCH:
             self._close()
             now = None
         while self._over and self._over[0].end < self._until - self.seconds:
             self._over.popleft()
         return _process([*self._over, *([] if now is None else [now])])
+
+    def _so_far(self) -> _Stretch | None:
+        """The one that goes on: as it was, until it has a tenth more batches."""
+        count = sum(part.count for part in self._open)
+        if self._now is None or not self._now.count <= count < GOES_ON * self._now.count:
+            self._now = _stretch(self._open)
+        return self._now
 
     @property
     def apart(self) -> float:
@@ -113,7 +122,7 @@ class SpeedHistory:
         found = _stretch(self._open)
         if found is not None:
             self._over.append(found)
-        self._open = []
+        self._open, self._now = [], None
 
 
 def _process(stretches: list[_Stretch]) -> Wander | None:
