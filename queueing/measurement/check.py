@@ -90,10 +90,11 @@ class Check:
         """A closed loop that is always full does not take the same instants twice: there a
         difference alone is none, without a fault of the engine or time that the gateway lost.
         """
-        return not self.closed_loop or bool(self.suspects) or self._of_gateway
+        return not self.closed_loop or bool(self.suspects) or self.of_gateway
 
     @property
-    def _of_gateway(self) -> bool:
+    def of_gateway(self) -> bool:
+        """Whether what the gateway lost, or saved, is in the direction of the difference."""
         share = self.gateway_share or 0.0
         return abs(share) > GATEWAY and share * self.difference > 0
 
@@ -102,7 +103,7 @@ class Check:
         """What a disagreement is named after; none where there is none."""
         if self.verdict != "disagree":
             return ()
-        if self._of_gateway:
+        if self.of_gateway:
             return (f"the gateway: {abs(self.gateway_share or 0.0) * 100:.0f} % of the delay",)
         return self.suspects or (ENGINE,)
 

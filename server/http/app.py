@@ -15,6 +15,7 @@ from starlette.datastructures import QueryParams
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from policies import SpecError
+from policies.text import suggest
 from queueing.latency.profile import Profile
 from server.admission.limits_in_force import PolicyChange
 from server.calibration.calibration import CANCELLED, CalibrationRequest, Calibrator, warn_of_fit
@@ -367,6 +368,8 @@ def _add_live(app: FastAPI, gateway: Gateway) -> None:
         request: Request, *, what_if: bool = False, rate_factor: str | None = None
     ) -> dict[str, Any]:
         live = gateway.live_model()
+        _known(request.query_params)
+        _each_once(request.query_params)
         if rate_factor is not None:
             return await _at_another_rate(live, request, rate_factor)
         if what_if:
@@ -382,7 +385,7 @@ def _add_live(app: FastAPI, gateway: Gateway) -> None:
             "what_if_at": live.what_if_at,
             "load_balancer": live.load_balancer,
         }
-        return {"prediction": live.prediction, **others, "reason": reason}
+        return {"prediction": live.prediction, **live.marks(), **others, "reason": reason}
 
     @app.get(
         "/admin/advice",
@@ -401,6 +404,17 @@ def _add_live(app: FastAPI, gateway: Gateway) -> None:
             named = field_in(str(error), asked)
             raise ApiError(400, "invalid_objective", str(error), param=named) from None
         return {**found, "reason": None if found["advice"] else live.why_nothing()}
+
+
+PREDICTION_QUERY = ("what_if", "rate_factor")
+
+
+def _known(asked: QueryParams) -> None:
+    """Raises ApiError where a parameter of `/admin/prediction` is none."""
+    for key in asked:
+        if key not in PREDICTION_QUERY:
+            expected = f"expected {' or '.join(PREDICTION_QUERY)}{suggest(key, PREDICTION_QUERY)}"
+            raise ApiError(400, "invalid_parameter", f"got {brief(key)}; {expected}", param=key)
 
 
 def _each_once(asked: QueryParams) -> None:

@@ -295,6 +295,16 @@ class LiveModel(Observer):
         rate: float = self.prediction["arrival_rate"] * self.rate_factor
         return rate / before if before else 1.0
 
+    def marks(self) -> dict[str, Any]:
+        """How old the last assessment is, and whether its numbers are of requests that come."""
+        at = None if self.prediction is None else self.prediction["at"]
+        return {
+            "age": None if at is None else self._gateway.now() - at,
+            "outdated": self.outdated,
+            "stopped": self.stopped,
+            "what_if_outdated": self.what_if_outdated,
+        }
+
     @property
     def rate_seconds(self) -> float | None:
         """The seconds over which the present arrival rate is known; None before an assessment."""
@@ -325,8 +335,8 @@ class LiveModel(Observer):
         """
         if self.prediction is None:
             return 0, 0.0, 1.0
-        calls, seconds = self.activity.since(self.prediction["at"])
-        estimates = self.prediction["estimates"]
+        estimates = self.prediction["estimates"]  # whose end is the last call, after a silence
+        calls, seconds = self.activity.since(estimates["now"])
         expected = self.prediction["arrival_rate"] * seconds
         chance = max(1.0, estimates["dispersion"]["value"] or 1.0) * max(expected, 1.0)
         low, high = (estimates["arrival_rate"][end] for end in ("low", "high"))

@@ -54,7 +54,7 @@ from server.live.question import ENOUGH, Question
 Answer = dict[str, Any]
 WHAT_IF_SECONDS = 45.0  # of a processor, for all what-ifs: what is left then is left out
 WHAT_IF_SLICE = 0.5  # of a processor, after which what there is of them is answered
-AHEAD_KEPT = 60.0  # seconds
+AHEAD_KEPT, AHEAD_SOON, AHEAD_MOVED = 60.0, 15.0, 0.1  # seconds; of the load, relative
 ADVICE_SECONDS = 45.0  # of a processor, after which no search for another target begins
 _FORECAST = (  # of a prediction
     "method",
@@ -100,6 +100,7 @@ class _Memory:
     recent: RecentArrivals = field(default_factory=RecentArrivals)  # whatever the epoch
     ahead: Outlook | None = None  # of the epoch
     next: Answer | None = None  # what it says of the setting in force
+    ahead_load: float = 1.0  # of the long run when it was said
 
 
 _memory = _Memory()
@@ -209,8 +210,11 @@ def _next(question: Question, seen: Snapshot, found: Assessment, *, joins: bool)
     last = _memory.ahead
     if found.model is None:
         return _memory.next
-    if last is not None and seen.now - last.at < min(AHEAD_KEPT, last.history / 2):
+    moved = abs(math.log(found.load.value / _memory.ahead_load)) > AHEAD_MOVED
+    kept = AHEAD_SOON if moved else AHEAD_KEPT
+    if last is not None and seen.now - last.at < min(kept, last.history / 2):
         return _memory.next  # of little traffic it soon knows more
+    _memory.ahead_load = found.load.value
     model = cut_at(found.model, question.batch_tokens)
     error = forecast_error(found.estimates, _memory.history)
     least = found.estimates.gateway_turnaround
@@ -308,7 +312,13 @@ def _rests_on(question: Question, found: Assessment) -> Answer:
     """What the long run is computed from, and of which instant."""
     known = found.estimates if found.long_run is None else found.long_run.estimates
     law = known.law(question.shape).to_dict()
-    return {"at": known.now, "arrival_rate": known.arrival_rate.value, "law": law}
+    told = {"at": known.now, "arrival_rate": known.arrival_rate.value, "law": law}
+    run = found.long_run
+    if run is None or run.prediction is None or _grows(found):
+        return told | {"queueing_delay_interval": None, "sojourn_time_interval": None}
+    forecast = run.point.forecast(run.setting)
+    delay, sojourn = (each.of_duration().to_dict() for each in (forecast.mean, forecast.sojourn))
+    return told | {"queueing_delay_interval": delay, "sojourn_time_interval": sojourn}
 
 
 def _conditions(comparison: Answer) -> Answer:
@@ -499,7 +509,8 @@ def ask_advice(parameters: Mapping[str, str]) -> list[Answer]:
     )
     at_this_rate = rate_factor_of(parameters) == 1
     same = _same_requests(question, operating_point) if at_this_rate else None
-    return [each.to_dict() | _next_gain(same, each) for each in found]
+    at = None if _memory.estimated_at is None else operating_point.estimates.now
+    return [each.to_dict() | _next_gain(same, each) | {"at": at} for each in found]
 
 
 def _next_gain(same: SameRequests | None, advice: Advice) -> Answer:

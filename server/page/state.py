@@ -178,8 +178,9 @@ def _in_force(gateway: Host, live: LiveModel, pace: float) -> Mapping[str, Any] 
     judged = prediction["comparison"]["assumptions"]["stable_queue"]
     sound = judged["holds"] is not False and prediction["load"] < 1
     same["notes"] = forecast["notes"] if prediction["stable"] or sound else [judged["says"]]
-    interval = prediction["interval"] if prediction["compared"] == "sojourn_time" else None
-    found = {**forecast, **same, "sojourn_interval": interval or forecast["sojourn_interval"]}
+    told = prediction["forecast"]
+    same |= {"interval": told["queueing_delay_interval"], "at": told["at"]}
+    found = {**forecast, **same, "sojourn_interval": told["sojourn_time_interval"]}
     return found if pace == 1 else _at_rate(gateway, found, pace)
 
 

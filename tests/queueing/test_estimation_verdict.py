@@ -301,6 +301,9 @@ def test_a_disagreement_has_the_assumptions_of_the_engine_that_fail() -> None:
         assert (found.verdict, found.reasons) == ("disagree", reasons)
         assert found.check is not None
         assert len(found.check.causes) == 1
+    lost = dataclasses.replace(off, measured_services=0.15)
+    found = with_check(compare(snapshot, UNKNOWN, (slow,)), lost, sojourn=False)
+    assert found.reasons == ("gateway", "constant_speed")
     near = dataclasses.replace(off, observed=0.1)
     assert with_check(compare(snapshot, UNKNOWN, (slow,)), near, sojourn=False).reasons == ()
     assert compare(snapshot, UNKNOWN, (slow,)).verdict == "not enough data"

@@ -99,3 +99,16 @@ def test_a_limit_beyond_which_nothing_is_known_has_no_gain() -> None:
     assert same.to_dict(Setting(policy="single"), "queueing_delay")["gain"] is None
     known = same.to_dict(Setting(policy="single", max_output_tokens=4), "queueing_delay")
     assert 0 < known["gain_low"] < known["gain"] < known["gain_high"] <= 1.1
+
+
+def test_a_setting_that_is_much_worse_has_no_gain_above_all() -> None:
+    """Its interval is of the ratio: many times the delay is no gain of several times it."""
+    policy = "capped:max_batch_size=4"
+    rate = 0.97 * model_of("single", None).largest_stable_rate
+    same = same_requests(window_of(policy, rate, 1), policy)
+    worse = Setting(policy="single", max_output_tokens=LONGEST)
+    gain = same.gain(worse, "queueing_delay")
+    assert gain.value < -3
+    assert gain.low < gain.value < gain.high < 0
+    better = same_requests(window_of("single", rate, 1), "single")
+    assert better.gain(Setting(policy=policy, max_output_tokens=LONGEST), "queueing_delay").high < 1

@@ -42,7 +42,7 @@ from server.live.question import Question
 from server.telemetry.metrics import Metrics
 from tests.queueing.estimation_runs import LAW, LENGTHS
 from tests.queueing.estimation_windows import window_of
-from tests.server.asgi import running
+from tests.server.asgi import Call, running
 from tests.server.live_harness import answered
 from tests.virtual_time import run_virtual
 
@@ -83,6 +83,30 @@ def said(policy: str) -> str:
     return json.dumps(
         described(question, seen, assess(seen, LAW, Limits(max_num_seqs=16))), allow_nan=False
     )
+
+
+@pytest.mark.parametrize(
+    ("seconds", "load", "anew"),
+    [(59.0, 1.0, False), (61.0, 1.0, True), (16.0, 0.8, True), (14.0, 0.8, False)],
+)
+def test_the_next_minutes_are_looked_at_anew_sooner_where_the_load_has_moved(
+    seconds: float, load: float, anew: bool
+) -> None:
+    policy = "capped:max_batch_size=8"
+    model = Model(policy=parse_policy(policy), output_tokens=LENGTHS, law=LAW, max_num_seqs=16)
+    seen = window_of(model, 0.6, 6000, 1)
+    predicting._memory = predicting._Memory()
+    predicting._memory.recent.add(seen)
+    found = assess(seen, LAW, Limits(max_num_seqs=16))
+    question = question_at(seen.now, policy)
+    first = predicting._next(question, seen, found, joins=False)
+    assert first is not None
+    later = dataclasses.replace(seen, now=seen.now + seconds)
+    moved = dataclasses.replace(found, load=found.load.scaled(load))
+    again = predicting._next(question, later, moved, joins=False)
+    assert again is not None
+    assert (again["at"] == later.now) == anew
+    assert anew or again is first
 
 
 def assert_inside(estimate: dict[str, float]) -> None:
@@ -409,6 +433,7 @@ class Assessing(Asked):
         super().__init__()
         self.gateway = gateway
         self.rate = 12.0
+        self.last_call: float | None = None  # before a silence
         self.rounds: list[float] = []
         self.left = 0
 
@@ -427,7 +452,9 @@ class Assessing(Asked):
             return None
         rate = {"value": self.rate, "low": 0.9 * self.rate, "high": 1.1 * self.rate}
         speed = {"value": 1.0, "low": 0.95, "high": 1.05}
+        ended = now if self.last_call is None else self.last_call
         estimates = {"arrival_rate": rate, "speed": speed, "dispersion": {"value": 1.0}}
+        estimates |= {"now": ended}
         seen = {"at": now, "arrival_rate": self.rate, "estimates": estimates}
         return found | {"can_say_what_if": True, "prediction": seen, "estimates": estimates}
 
@@ -509,6 +536,43 @@ def test_arrivals_say_that_a_prediction_is_of_another_rate_before_it_is_renewed(
             assert live.what_if_rate_factor == pytest.approx(factor, rel=0.05)
             live.begin_epoch(1)
             assert (live.outdated, live.what_if_outdated, live.stopped) == (False,) * 3
+
+    run_virtual(main())
+
+
+def test_requests_that_stopped_are_told_however_lately_the_window_was_assessed() -> None:
+    """Each assessment of a window that they have left is of the time until the last of them."""
+
+    async def main() -> None:
+        async with assessed() as (live, asked):
+            asked.last_call = asked.gateway.now()
+            for _ in range(4):
+                await asyncio.sleep(10.0)
+                await live.update()
+                marks = live.marks()
+                assert (marks["stopped"], marks["outdated"]) == (True, False)
+                assert marks["age"] < 10.0
+            live.activity.recent.saw(live.activity._now(), begins_call=True)
+            assert (live.marks()["stopped"], live.marks()["outdated"]) == (False, True)
+
+    run_virtual(main())
+
+
+def test_a_parameter_that_is_none_of_a_prediction_is_refused() -> None:
+    async def main() -> None:
+        async with running() as (app, _):
+            for query, got in (
+                (b"rate_facter=2", "got rate_facter; expected what_if or rate_factor"),
+                (b"rate_factor=1&rate_factor=2", "got rate_factor=1 and rate_factor=2"),
+            ):
+                made = Call(app, "GET", "/admin/prediction", query=query)
+                await made.task
+                assert made.status == 400
+                assert got in made.json()["error"]["message"]
+            made = Call(app, "GET", "/admin/prediction")
+            await made.task
+            known = made.json()
+            assert (known["age"], known["outdated"], known["stopped"]) == (None, False, False)
 
     run_virtual(main())
 

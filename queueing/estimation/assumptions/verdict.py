@@ -2,9 +2,9 @@
 (queueing.measurement.check), the forecast of the steady state, and the assumptions.
 
 The verdict is that of the check, which takes nothing for granted of those who send: what can fail
-is the engine (`ENGINE`) or the gateway, and `reasons` of a disagreement are the assumptions of the
-engine that fail; "unexplained" where none does. The forecast has conditions of its own, all other
-assumptions, and is not judged by a short window. Where rate or speed changed within the window it
+is the engine (`ENGINE`) or the gateway, and `reasons` of a disagreement are these; "unexplained"
+where none does. The forecast has conditions of its own, all other assumptions, and is not judged by
+a short window. Where rate or speed changed within the window it
 is that of the time after the change. Sojourns are compared for continuous, delays else.
 """
 
@@ -59,10 +59,14 @@ class Compared:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Of a disagreement: names of the engine's assumptions that fail, or "unexplained"."""
-        if self.verdict != "disagree":
+        """Of a disagreement: "gateway", names of the engine's assumptions that fail, or
+        "unexplained".
+        """
+        if self.check is None or self.verdict != "disagree":
             return ()
-        return tuple(each.name for each in self.assumptions if _of_engine(each)) or ("unexplained",)
+        gateway = ("gateway",) if self.check.of_gateway else ()
+        engine = tuple(each.name for each in self.assumptions if _of_engine(each))
+        return (*gateway, *engine) or ("unexplained",)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON."""

@@ -6,9 +6,10 @@ the one in force.
 Both sides have the requests, their lengths and the draws of the residuals in common, so that the
 gain is known far better than either mean (queueing.measurement.check), in bursts and overload too.
 The one server of a window is as fast for every setting as it was at each moment. The interval is
-for as many requests of the same traffic on the same machine: batch means of the paired differences
-over time, once for these and once for those, and one draw among the others. What the next minutes
-bring is less sure (queueing.estimation.outlook): near saturation a machine that is a tenth slower
+for as many requests of the same traffic on the same machine, that of the ratio's logarithm: batch
+means of the paired differences over time, once for these and once for those, and one draw among the
+others. What the next minutes bring is less sure (queueing.estimation.outlook): near saturation a
+machine that is a tenth slower
 changes a gain by several times that.
 """
 
@@ -33,7 +34,7 @@ from queueing.estimation.checked import (
     requests_of,
     trace_of,
 )
-from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
+from queueing.estimation.interval import UNKNOWN, Estimate
 from queueing.estimation.outlook import Outlook, band, limited
 from queueing.estimation.replayed import Machine, keeps_pace, replayed
 from queueing.estimation.window.snapshot import Snapshot
@@ -46,6 +47,7 @@ from queueing.simulation import fast
 
 MOST, DRIVEN = 5_000, 500  # requests; where the policy object is driven
 DRAWS = 4
+WIDEST = 50.0  # of an exponent
 GAINS = ("same_requests", "gain", "gain_low", "gain_high", "next_gain_low", "next_gain_high")
 Matrix = npt.NDArray[np.float64]
 
@@ -85,7 +87,8 @@ class SameRequests:
         each = after.mean(axis=1) / before.mean(axis=1)  # steps of a continuous engine: one draw
         draw = student(DRAWS - 1, 0.95) * float(each.std(ddof=1)) if each.size > 1 else 0.0
         half = math.hypot(math.sqrt(2) * within, draw)
-        return symmetric(1 - ratio, half, float(before.shape[1]))
+        grows = math.exp(min(half / ratio, WIDEST)) if ratio else 1.0
+        return Estimate(1 - ratio, 1 - ratio * grows, 1 - ratio / grows, float(before.shape[1]))
 
     def next_gain(self, setting: Setting, quantity: Quantity) -> Estimate:
         """The same over the next minutes: where nine in ten of their like have it."""
