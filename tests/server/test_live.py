@@ -87,7 +87,7 @@ def said(policy: str) -> str:
 
 @pytest.mark.parametrize(
     ("seconds", "load", "anew"),
-    [(40.0, 1.0, False), (61.0, 1.0, True), (16.0, 0.8, True), (14.0, 0.8, False)],
+    [(20.0, 1.0, False), (61.0, 1.0, True), (16.0, 0.8, True), (14.0, 0.8, False)],
 )
 def test_the_next_minutes_are_looked_at_anew_sooner_where_the_load_has_moved(
     seconds: float, load: float, anew: bool
