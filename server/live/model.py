@@ -326,17 +326,20 @@ class LiveModel(Observer):
     @property
     def stopped(self) -> bool:
         """Whether no requests come any more: the last assessment is of those that came."""
-        calls, expected, deviation = self._arrived()
-        return not calls and expected > MOVED * deviation
+        if self.prediction is None or self._arrived()[0]:
+            return False
+        ended = self.prediction["estimates"]["now"]  # the last call, once the silence is long
+        _, expected, deviation = self._arrived(ended)
+        return expected > MOVED * deviation
 
-    def _arrived(self) -> tuple[int, float, float]:
-        """Calls since the last assessment, how many there are at its rate, and the standard
-        deviation of that number: by chance, and as the rate is an estimate.
+    def _arrived(self, at: float | None = None) -> tuple[int, float, float]:
+        """Calls since then, or the last assessment, how many there are at its rate, and the
+        standard deviation of that number: by chance, and as the rate is an estimate.
         """
         if self.prediction is None:
             return 0, 0.0, 1.0
-        estimates = self.prediction["estimates"]  # whose end is the last call, after a silence
-        calls, seconds = self.activity.since(estimates["now"])
+        calls, seconds = self.activity.since(self.prediction["at"] if at is None else at)
+        estimates = self.prediction["estimates"]
         expected = self.prediction["arrival_rate"] * seconds
         chance = max(1.0, estimates["dispersion"]["value"] or 1.0) * max(expected, 1.0)
         low, high = (estimates["arrival_rate"][end] for end in ("low", "high"))

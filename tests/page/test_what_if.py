@@ -257,14 +257,10 @@ def test_what_was_asked_at_another_rate_is_grey_after_a_change_and_a_failure_is_
 ) -> None:
     async def main() -> None:
         kept: list[Topics] = []
+        found = await site.gateway.ask("GET", "/admin/prediction?what_if=true")
         async with staged(site.browser, site.gateway.url, kept.append) as page:
-            rows = kept[0]["what_if"]
-            (first,) = rows[:1]
-            asked = {
-                "what_if": [first | {"load": 0.4321}],
-                "what_if_in_force": None,
-                "reason": None,
-            }
+            rows = [found["what_if"][0] | {"load": 0.4321}]
+            asked = {"what_if": rows, "what_if_in_force": None, "reason": None}
             answers = {"admin/prediction?rate_factor=2": asked}
             await page.ask(ANSWERED % json.dumps(answers))
             await _move(page, "2")
