@@ -266,3 +266,27 @@ def test_no_requests_is_said_of_the_epoch_after_a_switch(
             assert await page.text("h1") == says
 
     site.runner.run(main())
+
+
+def test_assumptions_that_hold_are_one_line_and_those_of_other_calls_none(site: Site) -> None:
+    def judged(topics: Topics) -> None:
+        found = topics["look"]["prediction"]["comparison"]["assumptions"]
+        found.clear()
+        found["no_retries"] = {"holds": True, "says": "nobody tried again"}
+        found["stable_queue"] = {"holds": True, "says": "the load is 0.5"}
+        found["law_shape"] = {"holds": False, "says": "the law misses"}
+        found["constant_speed"] = {"holds": None, "says": "too few batches"}
+        found["enough_memory"] = {"holds": None, "says": "not judged: batches, or preemption"}
+
+    async def main() -> None:
+        async with staged(site.browser, site.gateway.url, judged) as page:
+            await page.until("document.querySelectorAll('#assumptions > li').length === 3")
+            shown = "[...document.querySelectorAll('#assumptions > li')].map(e => e.innerText)"
+            speed, shape, rest = await page.ask(shown)
+            assert "too few batches" in speed
+            assert "the law misses" in shape
+            assert rest == "The other 2 hold"
+            await page.click("#assumptions summary")
+            assert "the load is 0.5" in await page.text("#assumptions > li:last-child")
+
+    site.runner.run(main())

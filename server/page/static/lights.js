@@ -8,13 +8,28 @@ const WORDS = { holds: "holds", fails: "fails", unknown: "cannot tell" };
 
 export function updateLights({ look, checks, gateway }) {
   const found = look?.prediction?.comparison.assumptions ?? {};
-  const rows = Object.entries(ASSUMPTIONS).map(([name, [title]]) => light(title, found[name]?.holds, found[name]?.says ?? "no prediction yet"));
-  fill(byId("assumptions"), ...rows);
+  const known = Object.entries(ASSUMPTIONS).map(([name, [title]]) => ({ title, ...found[name] })).filter(applies);
+  const rows = known.filter(({ holds }) => holds !== true).map(({ title, holds, says }) => light(title, holds, says));
+  const holding = known.filter(({ holds }) => holds === true);
+  if (holding.length) rows.push(fold(holding, rows.length));
+  fill(byId("assumptions"), ...(rows.length ? rows : [light("Assumptions", null, "no prediction yet")]));
   byId("assumptions").classList.toggle("outdated", Boolean(look?.outdated));
   say(byId("assumptions-age"), look?.outdated ? "From before the arrival rate changed." : "");
   const laws = (checks ?? []).map((check) => light(CHECKS[check.name] ?? check.name, check.holds, `${digits(check.by_counters)} from counters, ${digits(check.by_records)} from records`));
   const empty = gateway?.looks === false ? "Off: the live prediction is switched off." : "Evaluated every few seconds once the engine is ready.";
   fill(byId("checks"), ...(laws.length ? laws : [h("li", {}, h("span"), h("span", { class: "detail" }, empty))]));
+}
+
+/** Not those of other policies and other calls. */
+const applies = ({ holds, says }) => holds !== undefined && !(holds === null && says.startsWith("not judged"));
+
+/** What holds is one line, which shows each of them. */
+function fold(holding, others) {
+  const all = `All ${holding.length} that apply hold`;
+  const rest = holding.length === 1 ? "The other one holds" : `The other ${holding.length} hold`;
+  const list = h("ul", { class: "lights" }, ...holding.map(({ title, holds, says }) => light(title, holds, says)));
+  const { open = false } = byId("assumptions").querySelector("details") ?? {};
+  return h("li", { class: "holds fold" }, shape("holds"), h("details", { open }, h("summary", { class: "what" }, others ? rest : all), list));
 }
 
 function light(title, holds, says) {
