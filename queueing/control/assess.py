@@ -34,7 +34,7 @@ from queueing.estimation.assumptions.verdict import Compared, compare, with_chec
 from queueing.estimation.checked import Pairs, check_window, cut_at
 from queueing.estimation.estimates import Estimates, estimate, held_tokens
 from queueing.estimation.interval import NORMAL, UNKNOWN, Estimate
-from queueing.estimation.speed.own_shape import Scatter, own_shape
+from queueing.estimation.speed.own_shape import own_shape
 from queueing.estimation.speed.speed_history import SpeedHistory
 from queueing.estimation.speed.speeds import Speeds
 from queueing.estimation.window.snapshot import Snapshot
@@ -56,7 +56,6 @@ class Assessment:
     compared: Compared
     long_run: LongRun | None = None
     model: Model | None = None  # at these estimates; without one nothing has been served
-    scatter: Scatter | None = None  # of a continuous engine about its law, where it is known
     # of each of several servers that has served enough: factor on the law's times
     server_speeds: Mapping[int, float] = field(default_factory=dict)
     pairs: Pairs | None = None  # what `compared.check` rests on
@@ -80,9 +79,8 @@ def assess(
 
     `known`, of the assessment before, of any epoch, saves most of the work while it stands.
     `history` takes in the batches, keeps the engine's own shape for a while, and gives the wander
-    of the last hour in place of the window's.
-    Limits and shape are those of the epoch. Raises SpecError where a limit lies beyond what the
-    lengths are known for.
+    of the last hour in place of the window's. Limits and shape are those of the epoch. Raises
+    SpecError where a limit lies beyond what the lengths are known for.
     """
     policy = served_as(parse_policy(seen.policy), pads=limits.pads)
     seen = while_requests_came(seen)
@@ -98,9 +96,8 @@ def assess(
         policy=seen.policy, max_output_tokens=limits.max_output_tokens, servers=limits.servers
     )
     model = point.model(setting)
-    found = long_run(
-        point, setting, _load(model, estimates, shape), scatter=own.scatter, before=known
-    )
+    load = _load(model, estimates, shape)
+    found = long_run(point, setting, model, load, scatter=own.scatter, before=known)
     assumptions = _assumptions(seen, speeds, found, limits, waiting_before=waiting_before)
     pairs = check_window(seen, cut_at(model, limits.batch_tokens), speeds)
     return Assessment(
@@ -110,7 +107,6 @@ def assess(
         compared=_compared(seen, found.interval, assumptions, pairs, policy),
         pairs=pairs,
         model=model,
-        scatter=own.scatter,
         server_speeds={each.server: math.exp(each.log) for each in speeds.servers},
     )
 

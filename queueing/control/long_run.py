@@ -64,13 +64,19 @@ class LongRun:
     @cached_property
     def interval(self) -> Estimate:
         """The mean with what the estimates leave open."""
-        mean, known = self.mean, self.estimates
-        if mean is None:
-            return UNKNOWN
-        if not (known.arrival_rate.known and known.speed.known):
-            return without_interval(mean)
-        forecast = self.point.forecast(self.setting)
-        return forecast.sojourn if self.compared == "sojourn_time" else forecast.mean
+        return UNKNOWN if self.mean is None else self.intervals[self.compared]
+
+    @cached_property
+    def intervals(self) -> dict[Quantity, Estimate]:
+        """Of both durations; without a steady state none is known."""
+        forecast, known = self.point.forecast(self.setting), self.estimates
+        found: dict[Quantity, Estimate] = {
+            "queueing_delay": forecast.mean,
+            "sojourn_time": forecast.sojourn,
+        }
+        if known.arrival_rate.known and known.speed.known:
+            return found
+        return {name: without_interval(each.value) for name, each in found.items()}
 
     @cached_property
     def answered(self) -> Prediction | None:
@@ -105,16 +111,18 @@ class LongRun:
         """d ln mean / d ln speed; 0 without a steady state."""
         if self.mean is None:
             return 0.0
-        measure = Measure(quantity=self.compared)
-        return self.point.sensitivity.speed_elasticity(self.setting, measure)
+        return self.point.sensitivity.speed_elasticity(self.setting, self._measure)
 
     @cached_property
     def with_independent_lengths(self) -> float:
         """The mean with independent lengths in a call, over it; 1 without a steady state."""
         if self.mean is None:
             return 1.0
-        measure = Measure(quantity=self.compared)
-        return self.point.sensitivity.with_independent_lengths(self.setting, measure)
+        return self.point.sensitivity.with_independent_lengths(self.setting, self._measure)
+
+    @property
+    def _measure(self) -> Measure:
+        return Measure(quantity=self.compared)
 
     def stands(self, now: Estimates, model: Model, load: float) -> bool:
         """Whether it may stand for these estimates too."""
@@ -145,13 +153,16 @@ def _scatter(model: Model) -> float:
 def long_run(
     point: OperatingPoint,
     setting: Setting,
+    model: Model,
     load: Estimate,
     *,
     scatter: Scatter | None = None,
     before: LongRun | None = None,
 ) -> LongRun:
-    """That of `before` while it stands. `load`: without interruptions, where these are too many."""
-    model, prediction = point.model(setting), None
+    """That of `before` while it stands. `model`: the setting's at the point; `load`: without
+    interruptions, where these are too many.
+    """
+    prediction = None
     if before is not None and before.stands(point.estimates, model, load.value):
         return before
     try:

@@ -314,11 +314,12 @@ def _rests_on(question: Question, found: Assessment) -> Answer:
     law = known.law(question.shape).to_dict()
     told = {"at": known.now, "arrival_rate": known.arrival_rate.value, "law": law}
     run = found.long_run
-    if run is None or run.prediction is None or _grows(found):
-        return told | {"queueing_delay_interval": None, "sojourn_time_interval": None}
-    forecast = run.point.forecast(run.setting)
-    delay, sojourn = (each.of_duration().to_dict() for each in (forecast.mean, forecast.sojourn))
-    return told | {"queueing_delay_interval": delay, "sojourn_time_interval": sojourn}
+    steady = run is not None and run.prediction is not None and not _grows(found)
+    intervals = run.intervals if run is not None and steady else {}
+    for name in ("queueing_delay", "sojourn_time"):
+        each = intervals.get(name)
+        told[f"{name}_interval"] = None if each is None else each.of_duration().to_dict()
+    return told
 
 
 def _conditions(comparison: Answer) -> Answer:
@@ -398,8 +399,7 @@ def ask_what_ifs(anew: bool = True) -> list[Answer]:
     if round_ is None:
         point = _operating_point(question, estimates)
         same, what_ifs = _same_requests(question, point), WhatIfs(point, question.setting)
-        at = None if _memory.estimated_at is None else point.estimates.now
-        round_ = _memory.what_ifs = _Round(what_ifs, at, same)
+        round_ = _memory.what_ifs = _Round(what_ifs, _instant_of(point), same)
     most = min(WHAT_IF_SLICE, WHAT_IF_SECONDS - round_.seconds)
     round_.what_ifs.advance(lambda: time.process_time() - began >= most)
     round_.seconds += time.process_time() - began
@@ -509,26 +509,23 @@ def ask_advice(parameters: Mapping[str, str]) -> list[Answer]:
     )
     at_this_rate = rate_factor_of(parameters) == 1
     same = _same_requests(question, operating_point) if at_this_rate else None
-    at = None if _memory.estimated_at is None else operating_point.estimates.now
-    return [each.to_dict() | _next_gain(same, each) | {"at": at} for each in found]
+    at = {"at": _instant_of(operating_point)}
+    return [each.to_dict() | _next_gain(same, each) | at for each in found]
 
 
 def _next_gain(same: SameRequests | None, advice: Advice) -> Answer:
     """Of what is advised over the setting in force, where nine in ten of the next minutes' gains
     lie.
     """
-    names = ("next_gain_low", "next_gain_high")
+    told = UNKNOWN
     if (
-        same is None
-        or advice.best is None
-        or advice.compared not in ("queueing_delay", "sojourn_time")
+        same is not None
+        and advice.best is not None
+        and advice.compared in ("queueing_delay", "sojourn_time")
     ):
-        return dict.fromkeys(names)
-    told = same.next_gain(advice.best.setting, advice.compared)
-    return {
-        name: value if math.isfinite(value) else None
-        for name, value in zip(names, (told.low, told.high), strict=True)
-    }
+        told = same.next_gain(advice.best.setting, advice.compared)
+    ends = told.to_dict()
+    return {"next_gain_low": ends["low"], "next_gain_high": ends["high"]}
 
 
 def ask_load_balancer(parameters: Mapping[str, str]) -> Answer | None:
@@ -599,6 +596,11 @@ def _operating_point(
     return OperatingPoint(
         estimates=estimates, shape=question.shape, limits=_limits(question), family=family
     )
+
+
+def _instant_of(point: OperatingPoint) -> float | None:
+    """The end of the window that it rests on; None of an earlier life of the gateway."""
+    return None if _memory.estimated_at is None else point.estimates.now
 
 
 def _seen(question: Question) -> Snapshot:

@@ -36,7 +36,7 @@ def point(setting: Setting, load: float = 0.5, **about: Any) -> OperatingPoint:
 
 def at(of: OperatingPoint, setting: Setting, before: LongRun | None = None) -> LongRun:
     load = of.model(setting).load(of.rate)
-    return long_run(of, setting, symmetric(load, 0.01, 500.0), before=before)
+    return long_run(of, setting, of.model(setting), symmetric(load, 0.01, 500.0), before=before)
 
 
 @pytest.mark.parametrize(

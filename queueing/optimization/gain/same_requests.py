@@ -9,8 +9,7 @@ The one server of a window is as fast for every setting as it was at each moment
 for as many requests of the same traffic on the same machine, that of the ratio's logarithm: batch
 means of the paired differences over time, once for these and once for those, and one draw among the
 others. What the next minutes bring is less sure (queueing.estimation.outlook): near saturation a
-machine that is a tenth slower
-changes a gain by several times that.
+machine that is a tenth slower changes a gain by several times that.
 """
 
 from __future__ import annotations
@@ -104,10 +103,9 @@ class SameRequests:
 
     def to_dict(self, setting: Setting, quantity: Quantity) -> dict[str, Any]:
         """As JSON, beside the forecast of a setting."""
-        gain = self.gain(setting, quantity)
-        after = self.next_gain(setting, quantity)
-        each = (gain.value, gain.low, gain.high, after.low, after.high)
-        known = (value if math.isfinite(value) else None for value in each)
+        gain = self.gain(setting, quantity).to_dict()
+        after = self.next_gain(setting, quantity).to_dict()
+        known = (gain["value"], gain["low"], gain["high"], after["low"], after["high"])
         return dict(zip(GAINS, (self.mean(setting, quantity), *known), strict=True))
 
     def _ahead(self, setting: Setting, quantity: Quantity) -> Vector | None:
