@@ -4,7 +4,6 @@ servers, no warnings.
 
 import itertools
 import math
-import tracemalloc
 
 import numpy as np
 import pytest
@@ -22,6 +21,7 @@ from queueing.latency.service_time import ServiceTime
 from queueing.models.mgc import mmc, solve_servers
 from queueing.prediction.answer_check import checked_answer
 from queueing.result import Quantiles
+from tests.memory import peak_memory
 from tests.queueing.predict_fuzz import _fault, cases, fault_of, warm_up
 
 LAW = "k1=0.001,k2=0.01,k3=0.00002,k4=0.01"
@@ -305,17 +305,13 @@ def test_prompts_beside_outputs_need_little_memory() -> None:
     lengths, prompts = (
         parse_distribution(text) for text in ("normal:mean=180,std=440", "exponential:mean=249")
     )
-    tracemalloc.start()
-    try:
+    with peak_memory() as peak:
         service = ServiceTime.of(LatencyModel(k4=1e-2, kp=1e-3), lengths, prompts)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
     assert service.mean == pytest.approx(1e-2 * lengths.mean + 1e-3 * prompts.mean, rel=1e-12)
     assert service.second_moment - service.mean**2 == pytest.approx(
         1e-4 * lengths.variance + 1e-6 * prompts.variance, rel=1e-9
     )
-    assert peak < 400e6
+    assert peak.value < 400e6
 
 
 def test_a_table_of_padded_batches_with_prompts_takes_little_more_than_itself() -> None:
@@ -332,14 +328,10 @@ def test_a_table_of_padded_batches_with_prompts_takes_little_more_than_itself() 
         width=1e-3,
         points=8192,
     )
-    tracemalloc.start()
-    try:
+    with peak_memory() as peak:
         table = builder.padded()
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
     assert table.shape == (256, 8192)
-    assert peak < 1.5 * table.nbytes
+    assert peak.value < 1.5 * table.nbytes
 
 
 def test_policies_with_thousands_of_slots_answer() -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import tracemalloc
 
 import numpy as np
 import pytest
@@ -28,6 +27,7 @@ from queueing.simulation.budget import affordable_requests
 from queueing.simulation.experiment import check_draws, draw_jobs, simulate_model, simulate_run
 from queueing.simulation.fast import Trace, _gaps, is_compiled
 from queueing.simulation.reference import SimulatedEngine, simulate_trace
+from tests.memory import peak_memory
 
 LENGTHS = parse_distribution("geometric:mean=12", 64)
 PROMPTS = parse_distribution("uniform:low=10,high=50")
@@ -283,13 +283,9 @@ def test_the_gaps_between_stalls_are_drawn_into_one_table() -> None:
         np.zeros(count, dtype=np.int64),
         rngs,
     )
-    tracemalloc.start()
-    try:
+    with peak_memory() as peak:
         drawn = _gaps(STALLING, trace)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
     assert drawn.shape == (servers, count + SPARE_GAPS)
-    assert peak < 1.2 * drawn.nbytes
+    assert peak.value < 1.2 * drawn.nbytes
     clock = np.random.default_rng(2).spawn(1)[0]
     assert drawn[2, :9].tolist() == [float(clock.standard_exponential()) for _ in range(9)]

@@ -12,6 +12,7 @@ import pytest
 from server.engines.http.answers import MOST_LINE, Answer
 from server.engines.http.exchange import HELD
 from server.http.passing.answer import AHEAD
+from tests.memory import peak_memory
 from tests.server.asgi import Call
 from tests.server.passing_gateway import Before, before
 from tests.server.upstream_stub import USAGE, Asked, Behaviour, Stub, frame, in_turn, play
@@ -205,16 +206,29 @@ def test_all_held_answers_together_are_bounded() -> None:
     play(test)
 
 
+@pytest.mark.parametrize("size", [12 * MIB, 48 * MIB])
+def test_of_a_line_without_an_end_only_so_much_is_kept(size: int) -> None:
+    answer, piece = Answer(), b"a" * PIECE
+
+    with peak_memory() as peak:
+        answer.feed(b"data: ")
+        for _ in range(size // PIECE):
+            answer.feed(piece)
+    assert peak.value < 2 * MOST_LINE
+    assert answer.size == size + len(b"data: ")
+
+
+@pytest.mark.slow  # of processor time
 def test_a_line_without_an_end_costs_time_in_proportion() -> None:
     """Four times as much takes about four times as long; not sixteen times."""
 
     def seconds(size: int) -> float:
         answer, piece = Answer(), b"a" * PIECE
-        began = time.perf_counter()
+        began = time.thread_time()
         answer.feed(b"data: ")
         for _ in range(size // PIECE):
             answer.feed(piece)
-        return time.perf_counter() - began
+        return time.thread_time() - began
 
     seconds(MIB)
     few, many = (min(seconds(size) for _ in range(5)) for size in (12 * MIB, 48 * MIB))
