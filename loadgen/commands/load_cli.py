@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from kendall.remote import CACERT, INSECURE, checked_host
 from loadgen.commands.flags import LoadCommand, option
 from loadgen.commands.progress import for_stderr
 from loadgen.measures.failures import ALLOWED
@@ -31,7 +32,6 @@ from loadgen.sending.run import LoadResult
 from policies.durations import Duration
 from policies.text import CommaList
 from queueing.commands.environment_variables import flags_first, from_environment
-from queueing.commands.remote import CACERT, INSECURE, checked_host
 from queueing.commands.terminal import console
 from queueing.measurement.paths import FileToWrite, cannot_write, file_or_folder, folder_to_write
 

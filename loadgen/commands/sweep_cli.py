@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
+from kendall.remote import CACERT, INSECURE, Trust
 from loadgen.commands.flags import SweepCommand
 from loadgen.sending.client.target import Keys
 from policies.durations import Duration
 from policies.text import CommaList, SpecError, split_orders
 from queueing.arrivals.spec_text import listed
 from queueing.commands.check_policy_cli import ABOUT_MODULE, use_policies
-from queueing.commands.remote import CACERT, INSECURE, Trust
 from queueing.measurement.paths import folder_to_write
 from queueing.measurement.slo import split_slos
 

@@ -17,12 +17,11 @@ from typing import Any, Self
 
 import httpx
 
+from kendall.remote import REFUSED, key_for_admin, key_refusal, reason, server_root
 from loadgen.sending.client.stream import read_error
 from loadgen.sending.client.target import NO_KEYS, Keys
 from policies.registry import VARIABLE
 from policies.text import SpecError
-from queueing.commands.local_key import key_for_admin
-from queueing.commands.remote import REFUSED, key_refusal, reason, server_root
 from queueing.errors import CommandError
 from queueing.measurement.paths import writing
 

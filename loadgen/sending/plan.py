@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kendall.remote import tls_context
 from loadgen.datasets import (
     Prompts,
     draw_dataset,
@@ -30,7 +31,6 @@ from policies.text import SpecError
 from queueing.arrivals.length_prediction import parse_length_prediction
 from queueing.arrivals.text import Process, format_arrivals
 from queueing.arrivals.timetable import Timetable, streams, with_flows, with_predictions
-from queueing.commands.remote import tls_context
 from queueing.distributions.flows import parse_flows
 
 LONG = 600.0  # seconds of a timetable from which its length is announced

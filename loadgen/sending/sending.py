@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
 
+from kendall.remote import tls_context
 from loadgen.sending.client.client import address_of
 from loadgen.sending.client.pool import KEEPALIVE, RESERVE, Pool
 from loadgen.sending.closed_loop import closed_loop
@@ -22,7 +23,6 @@ from loadgen.sending.in_flight import InFlightRequests, Keep
 from loadgen.sending.job import Counters, Job
 from loadgen.sending.operating_system import real_time_scheduling, undisturbed
 from loadgen.sending.pacing import pace, quiet_garbage_collector
-from queueing.commands.remote import tls_context
 
 
 async def send_job(job: Job, start_at: float, counters: Counters, keep: Keep) -> bool:

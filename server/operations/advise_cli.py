@@ -16,10 +16,7 @@ from typing import Annotated, Any
 import httpx
 import typer
 
-from policies.text import SpecError
-from queueing.commands.environment_variables import fitting
-from queueing.commands.local_key import key_for_admin
-from queueing.commands.remote import (
+from kendall.remote import (
     A_GATEWAY,
     CACERT,
     INSECURE,
@@ -27,10 +24,13 @@ from queueing.commands.remote import (
     SYSTEM,
     Trust,
     check_no_credentials,
+    key_for_admin,
     key_refusal,
     server_root,
     unanswered,
 )
+from policies.text import SpecError
+from queueing.commands.environment_variables import fitting
 from queueing.commands.terminal import console, say, working
 from queueing.errors import CommandError
 from server.operations.advice_table import show

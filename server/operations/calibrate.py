@@ -16,8 +16,7 @@ import httpx
 import typer
 from rich.console import Console
 
-from policies import SpecError
-from queueing.commands.remote import (
+from kendall.remote import (
     A_GATEWAY,
     REFUSED,
     SYSTEM,
@@ -27,6 +26,7 @@ from queueing.commands.remote import (
     server_root,
     unanswered,
 )
+from policies import SpecError
 from queueing.commands.terminal import Column, Table, console, say, working
 from queueing.errors import CommandError
 from queueing.latency.profile import Profile, profile_path

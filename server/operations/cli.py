@@ -8,14 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
+from kendall.remote import CACERT, INSECURE, Trust, checked_host, key_for_admin
 from policies import SpecError, format_policy, parse_policy
 from policies.durations import Duration
 from policies.registry import use_modules
 from policies.text import CommaList, one_of
 from queueing.commands.check_policy_cli import ABOUT_MODULE
 from queueing.commands.environment_variables import by_flag, is_given
-from queueing.commands.local_key import key_for_admin
-from queueing.commands.remote import CACERT, INSECURE, Trust, checked_host
 from queueing.measurement.paths import FileToWrite
 from server.admission.limits import MAX_QUEUED, OverloadSettings
 from server.operations.configuration.again import is_read_again, reader_of

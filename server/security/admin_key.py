@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from queueing.commands.local_key import key_file
+from kendall.remote import key_file
 from server.security.keys import read_keys
 from server.security.settings import SecuritySettings
 

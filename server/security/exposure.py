@@ -10,8 +10,8 @@ import stat
 from pathlib import Path
 from typing import Any
 
+from kendall.remote import is_loopback
 from policies.text import SpecError
-from queueing.commands.remote import is_loopback
 from server.security.keys import SHORT
 from server.security.settings import SecuritySettings, TlsSettings
 

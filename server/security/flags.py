@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from kendall.remote import is_loopback
 from policies.text import SpecError
-from queueing.commands.remote import is_loopback
 from server.security.cors import read_origins
 from server.security.exposure import check_exposure, check_tls
 from server.security.keys import read_keys

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from starlette.types import Scope
 
-from queueing.commands.remote import address_of, is_loopback
+from kendall.remote import address_of, is_loopback
 from server.security import denials
 from server.security.early_answer import RejectionResponse
 from server.security.keys import holder

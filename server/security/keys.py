@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
+from kendall.remote import check_key
 from policies.text import SpecError
-from queueing.commands.remote import check_key
 
 SHORT = 16  # characters: a shorter key can be guessed
 

@@ -16,11 +16,11 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import loadgen.sending.client.endpoint
+from kendall.remote import Trust
 from loadgen.commands.load_cli import app
 from loadgen.gateway.gateway_process import GatewayClient, free_port
 from loadgen.sending.client.target import Keys
 from policies.text import SpecError
-from queueing.commands.remote import Trust
 from queueing.errors import CommandError
 from queueing.measurement.record import read_run
 from server.operations import advise_cli

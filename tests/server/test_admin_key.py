@@ -19,9 +19,9 @@ from typing import Any
 import httpx
 import pytest
 
+from kendall.remote import key_file, key_for_admin, local_admin_key
 from loadgen.gateway.gateway_process import GatewayClient, GatewayError, free_port
 from loadgen.sending.client.target import Keys
-from queueing.commands.local_key import key_file, key_for_admin, local_admin_key
 from server.operations.reloading import differences, in_force
 from server.security.admin_key import with_admin_key
 from server.security.guard import Guard

@@ -19,8 +19,8 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from prometheus_client.parser import text_string_to_metric_families
 
+from kendall.remote import is_loopback
 from policies import SpecError
-from queueing.commands.remote import is_loopback
 from queueing.optimization.objective import parse_slo
 from server.http.bodies import most_containers
 from server.page.assets import load_assets

@@ -11,10 +11,10 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from kendall.remote import reason
 from loadgen.sending.client.stream import Answer, StreamError, read_error
 from loadgen.sending.client.target import LoadError, Target, prompt_text
 from loadgen.sending.client.wire import Address, Connection
-from queueing.commands.remote import reason
 from queueing.measurement.record import Outcome, Record
 
 __all__ = [

@@ -9,8 +9,8 @@ import contextlib
 import ssl
 from typing import Any
 
+from kendall.remote import tls_context
 from loadgen.sending.client.wire import Address, Connection
-from queueing.commands.remote import tls_context
 
 # seconds; servers close idle connections after 5 s (uvicorn's default) or more: a request sent into
 # a closing one is lost

@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from kendall.remote import SYSTEM, Trust, check_key, server_root
 from loadgen.datasets import Prompt
 from policies.text import SpecError
 from queueing.arrivals.timetable import IntArray
-from queueing.commands.remote import SYSTEM, Trust, check_key, server_root
 from queueing.errors import CommandError
 
 FORCED_FIELD = "kendall_forced_output_tokens"  # read by the engine alone

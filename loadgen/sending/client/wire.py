@@ -19,8 +19,8 @@ from urllib.parse import urlsplit
 
 import httptools
 
+from kendall.remote import reason as why
 from policies.text import SpecError
-from queueing.commands.remote import reason as why
 
 FLOW_HEADER = "x-llm-d-inference-fairness-id"
 
