@@ -35,8 +35,8 @@ import httpcore
 import httpx
 
 from loadgen.gateway.gateway_process import free_port
-from loadgen.sending.client.client import Exchange
-from loadgen.sending.client.pool import Pool
+from loadgen.sending.client.client import LoadExchange
+from loadgen.sending.client.pool import ConnectionPool
 from loadgen.sending.client.wire import Address
 from loadgen.sending.operating_system import real_time_scheduling
 from queueing.measurement.machine import hardware, versions
@@ -115,11 +115,11 @@ async def with_aiohttp(url: str) -> AsyncIterator[Post]:
 async def with_wire(url: str) -> AsyncIterator[Post]:
     """The load generator's own request, its answer read and recorded."""
     loop = asyncio.get_running_loop()
-    async with Pool(Address(url, HEADERS)) as pool:
+    async with ConnectionPool(Address(url, HEADERS)) as pool:
 
         async def post(body: bytes) -> None:
             over = loop.create_future()
-            exchange = Exchange(
+            exchange = LoadExchange(
                 request_id="a",
                 intended_at=0.0,
                 message=pool.address.message(body, "a"),

@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 
-class _Watched(io.FileIO):
+class _WatchedStdout(io.FileIO):
     """Keeps its first error. Without a buffer above it (PYTHONUNBUFFERED) nothing is left that
     would fail again.
     """
@@ -33,7 +33,7 @@ def watch() -> None:
     stream = sys.stdout
     if stream is None or stream is not sys.__stdout__ or not isinstance(stream, io.TextIOWrapper):
         return
-    raw = _Watched(stream.fileno(), "wb", closefd=False)
+    raw = _WatchedStdout(stream.fileno(), "wb", closefd=False)
     sys.stdout = io.TextIOWrapper(
         raw if stream.write_through else io.BufferedWriter(raw),
         encoding=stream.encoding,

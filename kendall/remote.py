@@ -59,6 +59,16 @@ def checked_host(host: str, advice: str = "") -> str:
     raise SpecError(f"got --host {host or repr('')}; expected a host name or address{told}")
 
 
+def host_url(host: str, port: int) -> str:
+    """The URL of a server by its host and port. Raises SpecError.
+
+    >>> host_url("::1", 81)
+    'http://[::1]:81'
+    """
+    checked = checked_host(host, "; --base-url takes a URL")
+    return f"http://[{checked}]:{port}" if ":" in checked else f"http://{checked}:{port}"
+
+
 def address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     """None for a name."""
     try:

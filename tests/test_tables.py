@@ -19,7 +19,7 @@ import pytest
 from rich.console import Console
 
 from kendall import cli
-from loadgen.commands.demo_report import Cell, print_report
+from loadgen.commands.demo_report import DemoCell, print_report
 from loadgen.compare.comparison import Comparison
 from loadgen.report.report import show as show_comparisons
 from loadgen.report.summary import LoadSummary, summarise_records
@@ -264,7 +264,7 @@ def law() -> Profile:
 SHOWN: dict[str, Callable[[Console], None]] = {
     "load": lambda to: to.print(load_table(summary())),
     "demo": lambda to: print_report(
-        [Cell(each.policy, each.load or 0.0, each) for each in comparisons("demo")], to
+        [DemoCell(each.policy, each.load or 0.0, each) for each in comparisons("demo")], to
     ),
     "compare": lambda to: show_comparisons(comparisons(), to),
     "advise": lambda to: show_advice(advice(), to),

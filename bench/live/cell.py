@@ -23,10 +23,10 @@ from bench.live.observation import observe, seen_in
 from bench.live.results import Result
 from bench.live.speed_path import WIDTH, LoadedQueue
 from loadgen.gateway.gateway_process import GatewayClient, GatewayError
-from loadgen.sweep.cell import Begun, CellRun, Sending, begin
+from loadgen.sweep.cell import CellRun, CellSender, StartedCell, begin
 from loadgen.sweep.gateway import header_of, records_since
-from loadgen.sweep.grid import Basis, Cell
-from loadgen.sweep.plan import Plan
+from loadgen.sweep.grid import Basis, SweepCell
+from loadgen.sweep.plan import SweepPlan
 from loadgen.sweep.rig import Rig
 from policies import parse_policy
 from queueing.arrivals.timetable import draw
@@ -41,8 +41,8 @@ from queueing.model import Model
 class Measured:
     """A cell's load run."""
 
-    cell: Cell
-    begun: Begun  # with the epoch in which it settled
+    cell: SweepCell
+    begun: StartedCell  # with the epoch in which it settled
     epoch: int  # the measured one
     ended: str  # half-width | time
     seconds: float  # of the measured epoch
@@ -161,13 +161,13 @@ class RunningCell:
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
         }
 
-    def _cell(self, speed: float) -> Cell:
+    def _cell(self, speed: float) -> SweepCell:
         point, rules = self.point, self.rules
         rate = (
             point.load * model_of(self.apparatus.basis.at_speed(speed), point).largest_stable_rate
         )
         count = int(rate * (self.allowed + rules.settle + 3 * rules.look)) + 100
-        return Cell(
+        return SweepCell(
             name=point.name,
             policy=point.policy,
             load=point.load,
@@ -176,10 +176,10 @@ class RunningCell:
             count=count,
         )
 
-    def _sending(self, cell: Cell, begun: Begun) -> Sending:
+    def _sending(self, cell: SweepCell, begun: StartedCell) -> CellSender:
         apparatus, seed = self.apparatus, self.point.seed
         basis = basis_of(apparatus.basis, self.point)
-        return Sending(
+        return CellSender(
             client=apparatus.gateway.client,
             begun=begun,
             cell=cell,
@@ -194,7 +194,7 @@ class RunningCell:
             stop_unstable=False,
         )
 
-    async def _watch(self, begun: Begun) -> tuple[int, str, float, Look]:
+    async def _watch(self, begun: StartedCell) -> tuple[int, str, float, Look]:
         """Begin the measured epoch in mid-flow and look until the cell may end: its epoch, why
         it ended, its seconds, the last look.
         """
@@ -276,7 +276,7 @@ def model_of(basis: Basis, point: Point) -> Model:
     return model if point.sequences == 1 else dataclasses.replace(model, sequences=calls)
 
 
-def longest_of(plan: Plan) -> int:
+def longest_of(plan: SweepPlan) -> int:
     """Tokens: the gateway's limit while a cell settles."""
     (limit,) = plan.max_output_tokens
     assert limit is not None

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 
 from loadgen.sweep.grid import cell_name
-from loadgen.sweep.plan import Plan
+from loadgen.sweep.plan import SweepPlan
 
 PAIRS = 2  # sequences of a call
 KINDS = {  # of output lengths: name, text, sequences of a call
@@ -160,9 +160,9 @@ class Point:
     longer: bool = False  # as long as the run-length rule advises
 
 
-def plan_of(rules: Rules, seed: int, design: Design = TABLE, *, fast: bool) -> Plan:
+def plan_of(rules: Rules, seed: int, design: Design = TABLE, *, fast: bool) -> SweepPlan:
     """As a sweep's plan, whose apparatus measures it."""
-    return Plan(
+    return SweepPlan(
         policies=design.policies,
         loads=design.loads,
         output_tokens=KINDS["g"][1],
@@ -196,7 +196,7 @@ def gateway_arguments(rules: Rules, design: Design = TABLE, *, fast: bool) -> li
     return window + limit + (["--latency", EMULATED_LAW] if fast else [])
 
 
-def points(plan: Plan, design: Design = TABLE) -> Iterator[Point]:
+def points(plan: SweepPlan, design: Design = TABLE) -> Iterator[Point]:
     """All policies at one load, then the next; then, of the table, the longer cells."""
     seeds = count(plan.seed * 1000)
     for place, load in enumerate(design.loads):

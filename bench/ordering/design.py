@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass
 
 from loadgen.sweep.grid import cell_name
-from loadgen.sweep.plan import Plan
+from loadgen.sweep.plan import SweepPlan
 
 LENGTHS, LIMIT = f"lognormal:mu={math.log(24):.6g},sigma=1", 200
 PROMPT_TOKENS = "deterministic:value=32"
@@ -110,9 +110,9 @@ QUIET_MACHINE = Rules()
 FAST = Rules(pilot=2.0, block=1.0, block_deviation=1.0, pilot_deviation=1.0)
 
 
-def plan_of(part: Part, seed: int, *, fast: bool) -> Plan:
+def plan_of(part: Part, seed: int, *, fast: bool) -> SweepPlan:
     """As a sweep's plan, whose rig measures it."""
-    return Plan(
+    return SweepPlan(
         policies=part.policies,
         loads=(part.load,),
         output_tokens=LENGTHS,

@@ -20,9 +20,9 @@ import numpy as np
 from bench.ordering.design import LIMIT, PREDICTION, Part, Rules, name_of
 from bench.ordering.observed import columns_of, quietness
 from loadgen.gateway.gateway_process import GatewayError
-from loadgen.sweep.cell import CellRun, Sending, begin
+from loadgen.sweep.cell import CellRun, CellSender, begin
 from loadgen.sweep.gateway import stop_left_behind
-from loadgen.sweep.grid import Cell
+from loadgen.sweep.grid import SweepCell
 from loadgen.sweep.rig import Rig
 from loadgen.sweep.status import duration
 from queueing.arrivals.length_prediction import parse_length_prediction
@@ -184,7 +184,7 @@ class Session:
     async def _run(self, policy: str, rate: float, count: int, seed: int, shown: str) -> CellRun:
         """Every attempt has its own prompts: the engine would know those that came before."""
         rig = self.rig
-        cell = Cell(
+        cell = SweepCell(
             name="run",
             policy=policy,
             load=self.part.load,
@@ -194,7 +194,7 @@ class Session:
         )
         begun = await begin(rig.gateway.client, rig.gateway.record_file, cell, rig.status.note)
         rig.status.phase(shown, count / rate)
-        sending = Sending(
+        sending = CellSender(
             client=rig.gateway.client,
             begun=begun,
             cell=cell,

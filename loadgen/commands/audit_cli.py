@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
@@ -14,9 +14,7 @@ from policies.text import CommaList, SpecError, short_number, suggest
 
 if TYPE_CHECKING:
     from loadgen.report.audit import Stream
-    from queueing.commands.terminal import Table
-    from queueing.measurement.arrival_audit import Audit, Budget
-    from queueing.measurement.record import Header, Record
+    from queueing.measurement.arrival_audit import Audit
 
 app = typer.Typer(add_completion=False)
 REQUIREMENTS = ("poisson", "timetable")
@@ -77,19 +75,28 @@ def audit_command(
     Each test reports its statistic and p-value; together they reject a true Poisson stream in at
     most --significance of all audits.
     """
-    _check(asked_rate, process, significance, require or [])
+    from loadgen.report.load_verdict import parse_budget  # noqa: PLC0415 - numerics
+
+    required = require or []
+    _check(asked_rate, process, significance, required)
     streams = _streams(run_files, asked_rate, process)
-    audits = [(stream, stream.audit(significance, _budget(lateness_budget))) for stream in streams]
+    budget = None if lateness_budget is None else parse_budget(lateness_budget)
+    audits = [(stream, stream.audit(significance, budget)) for stream in streams]
     exact = _spans(audits)
     if json:
         objects = [
-            {"name": s.name, "instants": s.what, "incomplete": s.incomplete, **_object(audit)}
-            for s, audit in audits
+            {"name": stream.name, "instants": stream.what, "incomplete": stream.incomplete}
+            | dataclasses.asdict(audit)
+            | {"good": audit.good}
+            for stream, audit in audits
         ]
         typer.echo(msgspec.json.encode({"audits": objects, "spans_too_exact_p_value": exact}))
     else:
         _print(audits, exact)
-    if not all(_meets(audit, wanted) for _, audit in audits for wanted in require or []):
+    if not (
+        all(audit.poisson is True for _, audit in audits if "poisson" in required)
+        and all(audit.valid is True for _, audit in audits if "timetable" in required)
+    ):
         raise typer.Exit(3)
 
 
@@ -112,17 +119,18 @@ def _check(
             raise SpecError(f"got --require {wanted}; expected {' or '.join(REQUIREMENTS)}")
 
 
-def _budget(text: str | None) -> Budget | None:
-    from loadgen.report.load_verdict import parse_budget  # noqa: PLC0415 - numerics
-
-    return None if text is None else parse_budget(text)
-
-
 def _streams(paths: list[Path], asked_rate: float | None, process: str | None) -> list[Stream]:
     from loadgen.report.audit import streams_of  # noqa: PLC0415 - numerics
+    from loadgen.report.files.bench_read import read_either  # noqa: PLC0415
 
+    runs = []
+    for path in paths:
+        try:
+            runs.append((path, *read_either(path)))
+        except OSError as error:
+            raise SpecError(f"got {path}: {error.strerror}; expected a run file") from None
     try:
-        found = streams_of([(path, *_read(path)) for path in paths])
+        streams = streams_of(runs)
     except ValueError as error:
         raise SpecError(str(error)) from None
     return [
@@ -131,22 +139,13 @@ def _streams(paths: list[Path], asked_rate: float | None, process: str | None) -
             asked_rate=stream.asked_rate if asked_rate is None else asked_rate,
             process=stream.process if process is None else process,
         )
-        for stream in found
+        for stream in streams
     ]
 
 
-def _read(path: Path) -> tuple[Header, list[Record], bool]:
-    from loadgen.report.files.bench_read import read_either  # noqa: PLC0415
-
-    try:
-        return read_either(path)
-    except OSError as error:
-        raise SpecError(f"got {path}: {error.strerror}; expected a run file") from None
-
-
 def _spans(audits: list[tuple[Stream, Audit]]) -> float | None:
-    """Of several Poisson runs with a rate asked: the p-value of spans as near to n / rate as
-    theirs; None for fewer.
+    """The p-value of spans as near to n / rate as those of the Poisson runs whose rate was
+    requested; None for fewer than two.
     """
     from queueing.measurement.arrival_tests import too_exact  # noqa: PLC0415
 
@@ -156,23 +155,25 @@ def _spans(audits: list[tuple[Stream, Audit]]) -> float | None:
     return too_exact([(a.n - 1, a.span * (a.asked_rate or 1.0)) for a in runs], 1.0).p_value
 
 
-def _object(audit: Audit) -> dict[str, Any]:
-    return dataclasses.asdict(audit) | {"good": audit.good}
-
-
-def _meets(audit: Audit, wanted: str) -> bool:
-    return audit.poisson is True if wanted == "poisson" else audit.valid is True
-
-
 def _print(audits: list[tuple[Stream, Audit]], exact: float | None) -> None:
-    from queueing.commands.terminal import console, say  # noqa: PLC0415
+    from queueing.commands.terminal import Column, Table, console, say  # noqa: PLC0415
 
+    columns = (
+        Column(heading="test", left=True),
+        Column(heading="p-value"),
+        Column(heading=""),
+        Column(heading="finding", sentence=True),
+    )
     to = console()
     for stream, audit in audits:
         for line in _lines(stream, audit):
             say(to, line)
         if audit.tests:
-            to.print(_table(audit))
+            rows = [
+                (test.name, f"{test.p_value:.3g}", "FAILS" * (not test.holds), test.says)
+                for test in audit.tests
+            ]
+            to.print(Table(columns, rows, keys=2))
         say(to, "")
     if exact is not None:
         said = "closer than chance: rescaled schedules" if exact < 0.01 else "within chance"
@@ -183,11 +184,11 @@ def _lines(stream: Stream, audit: Audit) -> list[str]:
     lines = [f"{stream.name}: {audit.verdict}"]
     if audit.tests:
         asked = "" if audit.asked_rate is None else f", asked {short_number(audit.asked_rate, 6)}"
-        found = (
+        rate = (
             f"{short_number(audit.rate)} per second (95 %: {short_number(audit.rate_low)} to "
             f"{short_number(audit.rate_high)}{asked})"
         )
-        lines.append(f"{audit.n} {stream.what} in {short_number(audit.span)} s, {found}")
+        lines.append(f"{audit.n} {stream.what} in {short_number(audit.span)} s, {rate}")
     if (late := audit.lateness) is not None:
         kept = "within its budget" if late.within else "INVALID: beyond its budget"
         budget = f"mean {late.budget.mean * 1e3:g} ms, p99 {late.budget.p99 * 1e3:g} ms"
@@ -199,19 +200,3 @@ def _lines(stream: Stream, audit: Audit) -> list[str]:
             "the tests below are for a Poisson process; their results do not enter the verdict"
         )
     return lines
-
-
-def _table(audit: Audit) -> Table:
-    from queueing.commands.terminal import Column, Table  # noqa: PLC0415
-
-    columns = (
-        Column(heading="test", left=True),
-        Column(heading="p-value"),
-        Column(heading=""),
-        Column(heading="finding", sentence=True),
-    )
-    rows = [
-        (test.name, f"{test.p_value:.3g}", "FAILS" * (not test.holds), test.says)
-        for test in audit.tests
-    ]
-    return Table(columns, rows, keys=2)

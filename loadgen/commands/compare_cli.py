@@ -10,26 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
+from loadgen.commands.flags import option
 from policies.registry import use_modules
 from policies.text import SpecError
 from queueing.commands.check_policy_cli import PolicyModules
 from queueing.measurement.paths import FileToWrite
 
 if TYPE_CHECKING:
-    from loadgen.compare.assertions import Assertion
     from loadgen.report.html import ReportData
 
 app = typer.Typer(add_completion=False)
 SUFFIXES = {".html": "html", ".csv": "csv", ".png": "picture", ".svg": "picture", ".pdf": "picture"}
-
-
-def _option(flag: str, about: str, **settings: Any) -> Any:
-    return typer.Option(
-        flag,
-        help=about,
-        envvar="KENDALL_" + flag.removeprefix("--").replace("-", "_").upper(),
-        **settings,
-    )
 
 
 @app.command("compare")
@@ -46,11 +37,11 @@ def compare_command(
     *,
     sweep: Annotated[
         Path | None,
-        _option("--sweep", "Folder of a sweep or demo to compare, instead of run files."),
+        option("--sweep", "Folder of a sweep or demo to compare, instead of run files."),
     ] = None,
     latency: Annotated[
         str | None,
-        _option(
+        option(
             "--latency",
             (
                 "Latency law or profile for predictions. Default: observed delays and measured "
@@ -60,7 +51,7 @@ def compare_command(
     ] = None,
     output_tokens: Annotated[
         str | None,
-        _option(
+        option(
             "--output-tokens",
             (
                 "Distribution of output lengths, for predictions. Default: the header's, else the "
@@ -70,7 +61,7 @@ def compare_command(
     ] = None,
     request_rate: Annotated[
         float | None,
-        _option(
+        option(
             "--request-rate",
             (
                 "Arrival rate in requests per second, for predictions. Default: the header's, "
@@ -80,7 +71,7 @@ def compare_command(
     ] = None,
     max_num_seqs: Annotated[
         int | None,
-        _option(
+        option(
             "--max-num-seqs",
             (
                 "Largest number of sequences in the engine at once, for predictions. Default: no "
@@ -90,7 +81,7 @@ def compare_command(
     ] = None,
     predictor: Annotated[
         str | None,
-        _option(
+        option(
             "--predictor",
             (
                 "Predictor of output lengths that was asked for, for predictions of orders that "
@@ -101,7 +92,7 @@ def compare_command(
     ] = None,
     output: Annotated[
         list[Path] | None,
-        _option(
+        option(
             "--output",
             (
                 "File to write; its suffix sets the format: .html, .csv, .png, .svg, .pdf. "
@@ -112,7 +103,7 @@ def compare_command(
     ] = None,
     html: Annotated[
         Path | None,
-        _option(
+        option(
             "--html",
             "Write a self-contained HTML report to this file.",
             parser=FileToWrite("report.html"),
@@ -120,7 +111,7 @@ def compare_command(
     ] = None,
     csv: Annotated[
         Path | None,
-        _option(
+        option(
             "--csv",
             "Write the table to this file, in milliseconds.",
             parser=FileToWrite("report.csv"),
@@ -128,7 +119,7 @@ def compare_command(
     ] = None,
     picture: Annotated[
         Path | None,
-        _option(
+        option(
             "--picture",
             "Write a plot of observed and predicted delays to this file: .png, .svg or .pdf.",
             parser=FileToWrite("report.png"),
@@ -145,19 +136,40 @@ def compare_command(
         ),
     ] = None,
     policy_module: PolicyModules = None,
-    json: Annotated[bool, _option("--json", "Print one JSON object and nothing else.")] = False,
+    json: Annotated[bool, option("--json", "Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Compare the observed delay of each policy and epoch with predictions, and name the
     assumption that fails where they differ.
     """
+    # compiled mathematics, which `--help` need not wait for
+    from loadgen.compare.assertions import parse_assertions  # noqa: PLC0415
+    from loadgen.compare.picture import draw_picture  # noqa: PLC0415
+    from loadgen.report.conditions import broken  # noqa: PLC0415
+    from loadgen.report.html import write_csv, write_report  # noqa: PLC0415
+
     use_modules(policy_module)
     given = latency, output_tokens, request_rate, max_num_seqs, predictor
     files = _files(output or [], html=html, csv=csv, picture=picture)
-    checks = _parsed(assertions or [])
+    checks = parse_assertions(assertions or [])
     data = _data(run_files or [], sweep, given)
-    _write(data, sweep, files)
+    for kind, path in files:
+        match kind:
+            case "html":
+                write_report(sweep, data, path)
+            case "csv":
+                write_csv(data.cells, path)
+            case _:
+                draw_picture([cell.shown for cell in data.cells], path)
     _print(data, json=json)
-    raise typer.Exit(_status(data, checks))
+    if not data.cells:
+        typer.echo(
+            "kendall: got no completed request in these files; expected some to compare", err=True
+        )
+        raise typer.Exit(3 if checks else 1)
+    lines = broken(checks, data)
+    for line in lines:
+        typer.echo(f"kendall: {line}", err=True)
+    raise typer.Exit(3 if lines else 0)
 
 
 def _data(run_files: list[Path], folder: Path | None, given: tuple[Any, ...]) -> ReportData:
@@ -191,29 +203,15 @@ def _data(run_files: list[Path], folder: Path | None, given: tuple[Any, ...]) ->
 
 
 def _files(output: list[Path], **by_kind: Path | None) -> list[tuple[str, Path]]:
-    """What to write where: kind by flag, or by the suffix of --output."""
-    found = [(kind, path) for kind, path in by_kind.items() if path is not None]
+    """Kind and path of each file to write; the suffix of --output gives its kind."""
+    files = [(kind, path) for kind, path in by_kind.items() if path is not None]
     for path in output:
         if path.suffix not in SUFFIXES:
             raise SpecError(
                 f"got --output {path}; expected a file that ends in {', '.join(SUFFIXES)}"
             )
-        found.append((SUFFIXES[path.suffix], path))
-    return found
-
-
-def _write(data: ReportData, folder: Path | None, files: list[tuple[str, Path]]) -> None:
-    from loadgen.compare.picture import draw_picture  # noqa: PLC0415
-    from loadgen.report.html import write_csv, write_report  # noqa: PLC0415
-
-    for kind, path in files:
-        match kind:
-            case "html":
-                write_report(folder, data, path)
-            case "csv":
-                write_csv(data.cells, path)
-            case _:
-                draw_picture([cell.shown for cell in data.cells], path)
+        files.append((SUFFIXES[path.suffix], path))
+    return files
 
 
 def _print(data: ReportData, *, json: bool) -> None:
@@ -245,29 +243,6 @@ def _print(data: ReportData, *, json: bool) -> None:
         say(to, event)
     for cell in data.missing:
         say(to, f"MISSING: {cell.name}: {cell.state}: {cell.reason}")
-
-
-def _parsed(texts: list[str]) -> list[Assertion]:
-    from loadgen.compare.assertions import parse_assertions  # noqa: PLC0415
-
-    return parse_assertions(texts)
-
-
-def _status(data: ReportData, checks: list[Assertion]) -> int:
-    """Exit status: 1 where nothing was measured, 3 where a condition does not hold in a cell or
-    a cell is missing.
-    """
-    from loadgen.report.conditions import broken  # noqa: PLC0415
-
-    if not data.cells:
-        typer.echo(
-            "kendall: got no completed request in these files; expected some to compare", err=True
-        )
-        return 3 if checks else 1
-    lines = broken(checks, data)
-    for line in lines:
-        typer.echo(f"kendall: {line}", err=True)
-    return 3 if lines else 0
 
 
 def main() -> None:

@@ -17,13 +17,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from rich.console import Console
 
-from loadgen.commands.demo_report import Cell, print_report
+from loadgen.commands.demo_report import DemoCell, print_report
 from loadgen.compare.compare import Comparison, compare
 from loadgen.compare.picture import draw_picture
 from loadgen.compare.theory import theory_of
@@ -32,12 +33,12 @@ from loadgen.gateway.gateway_process import GatewayError, GatewayProcess
 from loadgen.report.report import as_object
 from loadgen.sending.client.client import Target
 from loadgen.sending.operating_system import pin_to_gateway_cpus
-from loadgen.sweep.cell import CellRun, Sending, begin
-from loadgen.sweep.grid import Cell as SweptCell
+from loadgen.sweep.cell import CellRun, CellSender, begin
+from loadgen.sweep.grid import SweepCell
 from loadgen.sweep.status import Status, duration
 from policies import SpecError, parse_policy, policy_batch_size
 from policies.text import counted, suggest
-from queueing.arrivals.timetable import Timetable, draw
+from queueing.arrivals.timetable import draw
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.latency.law import LatencyModel
 from queueing.latency.profile import Profile
@@ -116,7 +117,7 @@ PROMPTS = Path(__file__).parents[1] / "prompts"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class DemoPlan:
     """What the demo measures. Raises SpecError where it cannot be measured."""
 
     model: str = "tiny"
@@ -157,6 +158,20 @@ class Plan:
         return WORKLOADS[self.model]
 
     @property
+    def serve_arguments(self) -> list[str]:
+        """Of `kendall serve`, but for the port."""
+        return [
+            self.model,
+            *("--engine", self.engine),
+            "--allow-forced-lengths",
+            *("--max-output-tokens", str(self.workload.max_output_tokens)),
+            *("--max-num-queued-reqs", "0"),  # the theory's queue has no bound
+            *("--max-num-seqs", str(self.workload.max_num_seqs)),
+            *("--record-file", str(self.folder / "gateway.jsonl")),
+            *("--served-model-name", self.model),
+        ]
+
+    @property
     def cells(self) -> list[tuple[float, str]]:
         """Loads and policies in the order of measurement."""
         return [(load, policy) for load in self.loads for policy in self.policies]
@@ -188,10 +203,10 @@ class Plan:
         return before + len(self.cells) * (self.seconds + BETWEEN_CELLS)
 
 
-class Progress(Status):
+class DemoProgress(Status):
     """A status line that counts cells and is short enough for 80 columns."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: DemoPlan) -> None:
         super().__init__(sys.stderr, notes_only=True)
         self._plan = plan
         self._cells_left = len(plan.cells)
@@ -229,83 +244,57 @@ class Progress(Status):
         return f"{cells} to go, {duration(seconds)}: {self._phase}{answered}"
 
 
-async def run_demo(plan: Plan, console: Console, *, once: bool) -> None:
-    """The whole demo; keeps serving afterwards unless `once`. Raises GatewayError."""
+async def run_demo(plan: DemoPlan, console: Console, *, once: bool) -> None:
+    """The whole demo. Unless `once`, the gateway then serves until Ctrl-C or SIGTERM. Raises
+    GatewayError where it cannot be measured or the gateway ends by itself.
+    """
     # of an earlier run, whose cells have files of their own
     (plan.folder / "gateway.jsonl").unlink(missing_ok=True)
-    arguments = _serve_arguments(plan)
     began = datetime.now(UTC)
-    async with GatewayProcess(arguments, plan.port, plan.folder / "gateway.log") as gateway:
-        async with Progress(plan) as progress:
-            progress.note(_where(plan, gateway.url))
+    log_file = plan.folder / "gateway.log"
+    async with GatewayProcess(plan.serve_arguments, plan.port, log_file) as gateway:
+        async with DemoProgress(plan) as progress:
+            other = "" if plan.port == plan.asked_port else f"; port {plan.asked_port} is in use"
+            progress.note(
+                f"the gateway is at {gateway.url}/{other}; requests of other clients would "
+                "disturb what is measured"
+            )
             progress.note(
                 f"{counted(len(plan.cells), 'cell')} of {plan.seconds:.0f} s, in all about "
                 f"{duration(plan.lasts)}; the engine starts"
             )
-            cells = await _Demo(plan, gateway, progress).run()
+            demo = Demo(plan, gateway, progress)
+            cells = await demo.run()
             progress.phase("drawing the picture")
-            picture = await asyncio.to_thread(_write, plan, cells)
+            picture = await asyncio.to_thread(demo.save, cells)
         print_report(cells, console)
-        _print_line(console, "")
-        _print_line(console, f"run files and picture: {plan.folder}/ ({picture.name})")
-        _print_line(
-            console,
+        print_line = partial(console.print, highlight=False, soft_wrap=True)
+        print_line("")
+        print_line(f"run files and picture: {plan.folder}/ ({picture.name})")
+        print_line(
             "what each difference is made of: kendall compare --sweep "
-            f"{shlex.quote(str(plan.folder))}",
+            f"{shlex.quote(str(plan.folder))}"
         )
-        if not once:
-            await _serve_on(gateway, began, console)
+        if once:
+            return
+        print_line("The gateway serves on; Ctrl-C ends it. The demo on its live page:")
+        # the part of time that the page shows (server/page/static/view.js)
+        zoom = f"{math.floor(began.timestamp())}-{math.ceil(datetime.now(UTC).timestamp())}"
+        print_line(f"{gateway.url}/#zoom={zoom}")
+        try:
+            await gateway.finished()
+        except asyncio.CancelledError:
+            if (task := asyncio.current_task()) is not None:
+                task.uncancel()
+            sys.stderr.write("ending the gateway\n")
+            return
+        raise GatewayError(f"the gateway ended: {gateway.last_line()}")
 
 
-def _serve_arguments(plan: Plan) -> list[str]:
-    workload = plan.workload
-    return [
-        plan.model,
-        *("--engine", plan.engine),
-        "--allow-forced-lengths",
-        *("--max-output-tokens", str(workload.max_output_tokens)),
-        *("--max-num-queued-reqs", "0"),  # the theory's queue has no bound
-        *("--max-num-seqs", str(workload.max_num_seqs)),
-        *("--record-file", str(plan.folder / "gateway.jsonl")),
-        *("--served-model-name", plan.model),
-    ]
-
-
-def _print_line(console: Console, line: str) -> None:
-    console.print(line, highlight=False, soft_wrap=True)
-
-
-def _where(plan: Plan, url: str) -> str:
-    """Where the gateway listens, and why there."""
-    other = "" if plan.port == plan.asked_port else f"; port {plan.asked_port} is in use"
-    return (
-        f"the gateway is at {url}/{other}; requests of other clients would disturb what is measured"
-    )
-
-
-async def _serve_on(gateway: GatewayProcess, began: datetime, console: Console) -> None:
-    """Until Ctrl-C or SIGTERM, which is how it should end. Raises GatewayError where the gateway
-    ends by itself.
-    """
-    until = datetime.now(UTC)
-    _print_line(console, "The gateway serves on; Ctrl-C ends it. The demo on its live page:")
-    # the part of time that the page shows (server/page/static/view.js)
-    zoom = f"{math.floor(began.timestamp())}-{math.ceil(until.timestamp())}"
-    _print_line(console, f"{gateway.url}/#zoom={zoom}")
-    try:
-        await gateway.finished()
-    except asyncio.CancelledError:
-        if (task := asyncio.current_task()) is not None:
-            task.uncancel()
-        sys.stderr.write("ending the gateway\n")
-        return
-    raise GatewayError(f"the gateway ended: {gateway.last_line()}")
-
-
-class _Demo:
+class Demo:
     """One run of the plan against a gateway."""
 
-    def __init__(self, plan: Plan, gateway: GatewayProcess, progress: Progress) -> None:
+    def __init__(self, plan: DemoPlan, gateway: GatewayProcess, progress: DemoProgress) -> None:
         self._plan = plan
         self._gateway = gateway
         self._progress = progress
@@ -316,26 +305,28 @@ class _Demo:
             None if workload.prompts is None else read_dataset(PROMPTS / workload.prompts)
         )
 
-    async def run(self) -> list[Cell]:
+    async def run(self) -> list[DemoCell]:
+        """Calibrate, then measure every cell of the plan. Raises GatewayError."""
         workload = self._plan.workload
         self._progress.phase("the engine starts", workload.starting + workload.calibrating)
         await self._gateway.ready()
         pin_to_gateway_cpus()
         self._progress.note("engine ready")
-        profile = await self._calibrated()
+        profile = await self.calibrate()
         law = profile.law.at_speed(1.0)
-        cells: list[Cell] = []
+        cells: list[DemoCell] = []
         for number, (load, policy) in enumerate(self._plan.cells):
             self._progress.cell(number)
-            run, rate = await self._cell(policy, load, law)
+            run, rate = await self.measure(policy, load, law)
             self._progress.phase(f"{policy} at {load:g}: model")
-            comparison = await asyncio.to_thread(self._compare, run, law, rate)
-            cells.append(Cell(policy, load, comparison))
+            comparison = await asyncio.to_thread(self.compare, run, law, rate)
+            cells.append(DemoCell(policy, load, comparison))
             self._progress.note(cells[-1].line)
         self._progress.over()
         return cells
 
-    async def _calibrated(self) -> Profile:
+    async def calibrate(self) -> Profile:
+        """Measure the law of the engine and save it as a profile."""
         workload = self._plan.workload
         self._progress.phase("calibrating the engine's law", workload.calibrating)
         profile = Profile.from_dict(
@@ -347,10 +338,12 @@ class _Demo:
             self._progress.note(f"warning: {profile.poor_fit}")
         return profile
 
-    async def _cell(
+    async def measure(
         self, policy_text: str, load: float, law: LatencyModel
     ) -> tuple[CellRun, float]:
-        """Load under one policy, and the asked rate. Raises GatewayError."""
+        """Load the gateway under one policy; the run and the requested rate. Raises
+        GatewayError.
+        """
         plan, policy, workload = self._plan, parse_policy(policy_text), self._plan.workload
         rate = load * largest_stable_rate(
             policy,
@@ -362,7 +355,7 @@ class _Demo:
         # fixed batching would keep the last, partial batch waiting
         count = plan.count(rate, policy_batch_size(policy) or 1)
         name = plan.name(load, policy_text)
-        cell = SweptCell(
+        cell = SweepCell(
             name=name,
             policy=policy_text,
             load=load,
@@ -370,7 +363,30 @@ class _Demo:
             max_output_tokens=workload.max_output_tokens,
             count=count,
         )
-        run = await self._sent(cell, draw(rate, count, plan.seed, self._prompts, self._lengths))
+        timetable, prompts = draw(rate, count, plan.seed, self._prompts, self._lengths), None
+        answered = self._dataset is not None
+        if self._dataset is not None:
+            timetable, prompts = draw_dataset(timetable, self._dataset, plan.seed)
+        record_file = plan.folder / "gateway.jsonl"
+        run = await CellSender(
+            client=self._gateway,
+            begun=await begin(self._gateway, record_file, cell, self._progress.note),
+            cell=cell,
+            timetable=timetable,
+            prompts=prompts,
+            target=Target(
+                base_url=self._gateway.url,
+                model=plan.model,
+                max_tokens=workload.max_output_tokens,
+                chat=answered,
+                natural_lengths=answered,
+            ),
+            seed=plan.seed,
+            configuration={} if answered else {"output_tokens": workload.output_tokens},
+            progress=self._progress,
+            path=plan.folder / f"load-{name}.jsonl",
+            stop_unstable=False,
+        ).run()
         if run.ended == "interrupted":
             raise asyncio.CancelledError
         if run.ended != "complete":
@@ -379,35 +395,8 @@ class _Demo:
             write_run(path, run.header, run.records)
         return run, rate
 
-    async def _sent(self, cell: SweptCell, timetable: Timetable) -> CellRun:
-        plan, answered = self._plan, self._dataset
-        prompts = None
-        if answered is not None:
-            timetable, prompts = draw_dataset(timetable, answered, plan.seed)
-        sending = Sending(
-            client=self._gateway,
-            begun=await begin(
-                self._gateway, plan.folder / "gateway.jsonl", cell, self._progress.note
-            ),
-            cell=cell,
-            timetable=timetable,
-            prompts=prompts,
-            target=Target(
-                base_url=self._gateway.url,
-                model=plan.model,
-                max_tokens=plan.workload.max_output_tokens,
-                chat=answered is not None,
-                natural_lengths=answered is not None,
-            ),
-            seed=plan.seed,
-            configuration={} if answered else {"output_tokens": plan.workload.output_tokens},
-            progress=self._progress,
-            path=plan.folder / f"load-{cell.name}.jsonl",
-            stop_unstable=False,
-        )
-        return await sending.run()
-
-    def _compare(self, run: CellRun, law: LatencyModel, rate: float) -> Comparison:
+    def compare(self, run: CellRun, law: LatencyModel, rate: float) -> Comparison:
+        """Observed delays of a run beside the model's."""
         theory = theory_of(
             law,
             None if self._dataset else self._lengths,
@@ -418,11 +407,13 @@ class _Demo:
         (comparison,) = compare(run.records, theory, sent, began_idle=True)
         return comparison
 
-
-def _write(plan: Plan, cells: Sequence[Cell]) -> Path:
-    """The comparison as JSON, and the picture."""
-    comparisons = [dataclasses.replace(cell.comparison, load=cell.load) for cell in cells]
-    found = [as_object(comparison) for comparison in comparisons]
-    with writing(path := plan.folder / "comparison.json"):
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(found, enc_hook=float), indent=1))
-    return draw_picture(comparisons, plan.folder / "observed-and-predicted.png")
+    def save(self, cells: Sequence[DemoCell]) -> Path:
+        """Write the comparison as JSON and the picture; the picture's path."""
+        folder = self._plan.folder
+        comparisons = [dataclasses.replace(cell.comparison, load=cell.load) for cell in cells]
+        objects = [as_object(comparison) for comparison in comparisons]
+        with writing(path := folder / "comparison.json"):
+            path.write_bytes(
+                msgspec.json.format(msgspec.json.encode(objects, enc_hook=float), indent=1)
+            )
+        return draw_picture(comparisons, folder / "observed-and-predicted.png")

@@ -14,7 +14,7 @@ from queueing.commands.check_policy_cli import PolicyModules, use_policies
 from queueing.measurement.paths import folder_to_write
 
 if TYPE_CHECKING:
-    from loadgen.commands.demo import Plan
+    from loadgen.commands.demo import DemoPlan
 
 app = typer.Typer(add_completion=False)
 FAILED, INTERRUPTED = 1, 130
@@ -81,11 +81,11 @@ def demo_command(
     if sys.stderr.isatty():
         sys.stderr.write("kendall demo: starting")  # the imports below take seconds
         sys.stderr.flush()
-    from loadgen.commands.demo import Plan  # noqa: PLC0415 - heavy
+    from loadgen.commands.demo import DemoPlan  # noqa: PLC0415 - heavy
     from loadgen.gateway.gateway_process import free_port  # noqa: PLC0415
 
     try:
-        plan = Plan(
+        plan = DemoPlan(
             model=model,
             engine=engine,
             asked_port=port,
@@ -102,7 +102,7 @@ def demo_command(
     raise typer.Exit(asyncio.run(_run(plan, once=once)))
 
 
-async def _run(plan: Plan, *, once: bool) -> int:
+async def _run(plan: DemoPlan, *, once: bool) -> int:
     """The exit status. Ctrl-C and SIGTERM end it: the gateway is stopped too."""
     from loadgen.commands.demo import run_demo  # noqa: PLC0415 - heavy
     from loadgen.gateway.gateway_process import GatewayError  # noqa: PLC0415

@@ -36,7 +36,7 @@ SOJOURN = (
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class DemoCell:
     """One policy at one load, and what came of it."""
 
     policy: str
@@ -59,7 +59,7 @@ class Cell:
         return said + (f"; {disturbance(comparison)}" if comparison.of_others else "")
 
 
-def print_report(cells: Sequence[Cell], console: Console) -> None:
+def print_report(cells: Sequence[DemoCell], console: Console) -> None:
     """Table, notes and conclusion."""
     console.print(table(cells))
     say(console, "")
@@ -70,26 +70,26 @@ def print_report(cells: Sequence[Cell], console: Console) -> None:
     say(console, conclusion(cells), hang=0)
 
 
-def table(cells: Sequence[Cell]) -> Table:
+def table(cells: Sequence[DemoCell]) -> Table:
     """One row for each cell."""
     columns = [Column(heading=heading, left=heading == "policy") for heading in HEADINGS]
-    return Table(columns, [_row(cell) for cell in cells], keys=2)
+    rows = []
+    for cell in cells:
+        comparison = cell.comparison
+        a_priori = comparison.quantity.a_priori
+        row = (
+            short_form(cell.policy) + ("*" if comparison.compared == "sojourn_time" else ""),
+            f"{cell.load:g}",
+            str(comparison.n),
+            _ms(comparison.quantity.observed.mean),
+            *check_columns(comparison),
+            "-" if a_priori is None else _ms(a_priori.mean),
+        )
+        rows.append(row)
+    return Table(columns, rows, keys=2)
 
 
-def _row(cell: Cell) -> tuple[str, ...]:
-    comparison = cell.comparison
-    a_priori = comparison.quantity.a_priori
-    return (
-        short_form(cell.policy) + ("*" if comparison.compared == "sojourn_time" else ""),
-        f"{cell.load:g}",
-        str(comparison.n),
-        _ms(comparison.quantity.observed.mean),
-        *check_columns(comparison),
-        "-" if a_priori is None else _ms(a_priori.mean),
-    )
-
-
-def conclusion(cells: Sequence[Cell]) -> str:
+def conclusion(cells: Sequence[DemoCell]) -> str:
     """The model beside all requests, and the cells that were disturbed."""
     parts = [check_sentence([cell.comparison for cell in cells]) or "Nothing could be compared."]
     if disturbed := [

@@ -17,7 +17,7 @@ import typer.core
 
 from policies.durations import seconds_or_nan
 
-Accepts = Callable[[str], bool]
+Accepts = Callable[[str], object]  # true: the argument is a further value
 
 ALONE = {"--save-result": "."}  # what the flag means without a value
 OTHER_NAMES = {  # of the same: vLLM's, and one that was
@@ -41,8 +41,9 @@ def spelled_out(arguments: list[str]) -> list[str]:
     """
     found: list[str] = []
     several: str | None = None
-    arguments = [_renamed(argument) for argument in arguments]
-    for index, argument in enumerate(arguments):
+    for index, written in enumerate(arguments):
+        name, equals, value = written.partition("=")
+        argument = OTHER_NAMES.get(name, name) + equals + value
         value_follows = index + 1 < len(arguments) and not arguments[index + 1].startswith("-")
         if argument.startswith("-"):
             several = argument if argument in SEVERAL else None
@@ -52,11 +53,6 @@ def spelled_out(arguments: list[str]) -> list[str]:
         if argument in ALONE and not value_follows:
             found.append(ALONE[argument])
     return found
-
-
-def _renamed(argument: str) -> str:
-    name, equals, value = argument.partition("=")
-    return OTHER_NAMES.get(name, name) + equals + value
 
 
 def in_a_row(
@@ -106,17 +102,7 @@ def _are_metrics(text: str) -> bool:
 
 def _is_goodput(text: str) -> bool:
     pairs = [re.fullmatch(r"[a-z_]\w*(?::|<=?)(.*)", part) for part in text.rstrip(",").split(",")]
-    return all(pair is not None and _is_duration(pair[1]) for pair in pairs)
-
-
-def _is_duration(text: str) -> bool:
-    return math.isfinite(seconds_or_nan(text))
-
-
-def _is_objective(text: str) -> bool:
-    return (
-        re.fullmatch(r"[\w.]+(?:=|<=?)\S+", text) is not None
-    )  # a policy has a colon before its first =
+    return all(pair is not None and math.isfinite(seconds_or_nan(pair[1])) for pair in pairs)
 
 
 class _Command(typer.core.TyperCommand):
@@ -164,4 +150,7 @@ class SweepCommand(_Command):
         "--request-rates": are_numbers,
         "--max-output-tokens": _are_limits,
     }
-    repeatable = {"--slo": _is_objective}
+    repeatable = {
+        # a policy has a colon before its first =
+        "--slo": re.compile(r"[\w.]+(?:=|<=?)\S+").fullmatch
+    }

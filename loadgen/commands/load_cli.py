@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from kendall.remote import CACERT, INSECURE, checked_host
+from kendall.remote import CACERT, INSECURE, host_url
 from loadgen.commands.flags import LoadCommand, option
 from loadgen.commands.progress import for_stderr
 from loadgen.measures.failures import ALLOWED
@@ -476,7 +476,7 @@ def load(
         max_failed=max_failed_fraction,
     )
     set_here = {
-        "base_url": _url(host, port) if base_url is None else base_url,
+        "base_url": host_url(host, port) if base_url is None else base_url,
         "token_times": token_times or save_detailed or wishes.token_times,
     }
     options = LoadOptions(**_fields(LoadOptions, given) | set_here)
@@ -500,25 +500,18 @@ def _fields(kind: type, given: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-async def _sent(plan: LoadPlan, files: ResultFiles, saved: Path | None) -> LoadResult:
-    """SIGTERM ends it as Ctrl-C does."""
-    with cancelled_by(signal.SIGTERM):
-        return await plan.run(for_stderr(), files.run, saved)
-
-
-def _url(host: str, port: int) -> str:
-    """Raises SpecError."""
-    checked = checked_host(host, "; --base-url takes a URL")
-    return f"http://[{checked}]:{port}" if ":" in checked else f"http://{checked}:{port}"
-
-
 def _run(options: LoadOptions, plan: LoadPlan, wishes: Wishes, files: ResultFiles) -> Report:
     plan, note = asyncio.run(plan.for_server())
     for line in filter(None, (note, plan.announced)):
         typer.echo(f"kendall: {line}", err=True)
     files = files.reserved()
     saved = save_plan(files, plan)
-    result = asyncio.run(_sent(plan, files, saved))
+
+    async def sent() -> LoadResult:
+        with cancelled_by(signal.SIGTERM):  # as Ctrl-C does
+            return await plan.run(for_stderr(), files.run, saved)
+
+    result = asyncio.run(sent())
     report = report_on(result, wishes)
     try:
         save_bench(files, plan, options, result, report)

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import msgspec
 import typer
 
-from loadgen.measures.failures import ALLOWED
-from queueing.commands.terminal import console
-
-if TYPE_CHECKING:
-    from loadgen.report.load_report import Report
-
 from loadgen.commands.flags import SummaryCommand, option
+from loadgen.measures.failures import ALLOWED
 from policies.text import CommaList
+from queueing.commands.terminal import console
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -97,8 +93,10 @@ def summary_command(
     The exit status is the run's: 3 if too many requests failed, the records are wrong or a
     condition does not hold, 1 if the run did not end.
     """
-    reports = _reports(
-        run_files,
+    from loadgen.report.files.saved_run import read_results  # noqa: PLC0415
+    from loadgen.report.load_report import parse_wishes, report_on  # noqa: PLC0415 - numerics, which `--help` need not wait for
+
+    wishes = parse_wishes(
         metrics=percentile_metrics,
         percentiles=metric_percentiles,
         goodput=goodput or [],
@@ -106,24 +104,13 @@ def summary_command(
         budget=lateness_budget,
         max_failed=max_failed_fraction,
     )
+    reports = [(name, report_on(result, wishes)) for name, result in read_results(run_files)]
     if json:
-        found = [{"run": name, **report.as_object()} for name, report in reports]
-        typer.echo(msgspec.json.encode(found[0] if len(found) == 1 else {"runs": found}))
+        objects = [{"run": name, **report.as_object()} for name, report in reports]
+        typer.echo(msgspec.json.encode(objects[0] if len(objects) == 1 else {"runs": objects}))
     else:
-        _print(reports)
+        for place, (name, report) in enumerate(reports):
+            if len(reports) > 1:
+                typer.echo(f"{'' if place == 0 else chr(10)}{name}")
+            report.print(console())
     raise typer.Exit(max(report.status for _, report in reports))
-
-
-def _reports(paths: list[Path], **wanted: Any) -> list[tuple[str, Report]]:
-    from loadgen.report.files.saved_run import read_results  # noqa: PLC0415
-    from loadgen.report.load_report import parse_wishes, report_on  # noqa: PLC0415 - numerics, which `--help` need not wait for
-
-    wishes = parse_wishes(**wanted)
-    return [(name, report_on(result, wishes)) for name, result in read_results(paths)]
-
-
-def _print(reports: list[tuple[str, Report]]) -> None:
-    for place, (name, report) in enumerate(reports):
-        if len(reports) > 1:
-            typer.echo(f"{'' if place == 0 else chr(10)}{name}")
-        report.print(console())

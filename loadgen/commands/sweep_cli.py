@@ -20,7 +20,7 @@ from queueing.measurement.paths import folder_to_write
 from queueing.measurement.slo import split_slos
 
 if TYPE_CHECKING:
-    from loadgen.sweep.plan import Plan
+    from loadgen.sweep.plan import SweepPlan
 
 app = typer.Typer(add_completion=False)
 GRID, REQUESTS, SEARCH = "Cells", "Requests of a cell", "Search for a rate"
@@ -295,49 +295,41 @@ def sweep_command(
     plan, folder = _plan(preset, given, resume, result_dir)
     if (warning := plan.reads_no_prediction) is not None:
         typer.echo(f"kendall: warning: {warning}", err=True)
-    if dry_run:
-        _print_plan(plan, json)
-        return
-    raise typer.Exit(_measure(plan, folder, port, assertions or [], keys, json=json))
+    if not dry_run:
+        from loadgen.sweep.session import run_session  # noqa: PLC0415
+
+        session = run_session(plan, folder, port, assertions or [], keys, json=json)
+        raise typer.Exit(asyncio.run(session))
+    from loadgen.sweep.dry_run import plan_as_object, print_plan  # noqa: PLC0415
+    from queueing.commands.terminal import console  # noqa: PLC0415
+
+    if json:
+        typer.echo(msgspec.json.encode(plan_as_object(plan)))
+    else:
+        print_plan(plan, console())
 
 
 def _plan(
     preset: str, given: dict[str, Any], resume: Path | None, folder: Path
-) -> tuple[Plan, Path]:
-    from loadgen.sweep.plan import Plan, load_plan  # noqa: PLC0415 - numba and scipy, which --help need not wait for
+) -> tuple[SweepPlan, Path]:
+    from loadgen.sweep.plan import SweepPlan, load_plan  # noqa: PLC0415 - numba and scipy, which --help need not wait for
 
     if preset not in PRESETS:
         raise SpecError(f"got preset {preset!r}; expected one of {', '.join(PRESETS)}")
     if resume is not None:
         old = load_plan(resume / "plan.json")
-        return (msgspec.convert(msgspec.to_builtins(old) | given, Plan) if given else old), resume
+        return (
+            msgspec.convert(msgspec.to_builtins(old) | given, SweepPlan) if given else old
+        ), resume
     defaults = dict(PRESETS[preset])
     if any(key in given for key in ("loads", "request_rates", "find_saturation", "slo")):
         defaults.pop("loads", None)
     if any(key in given for key in ("num_prompts", "duration", "precision")):
         defaults.pop("duration", None)
     try:
-        return msgspec.convert(defaults | given, Plan), folder
+        return msgspec.convert(defaults | given, SweepPlan), folder
     except msgspec.ValidationError as error:
         raise SpecError(str(error)) from None
-
-
-def _measure(
-    plan: Plan, folder: Path, port: int, assertions: list[str], keys: Keys, *, json: bool
-) -> int:
-    from loadgen.sweep.session import run_session  # noqa: PLC0415
-
-    return asyncio.run(run_session(plan, folder, port, assertions, keys, json=json))
-
-
-def _print_plan(plan: Plan, json: bool) -> None:
-    from loadgen.sweep.dry_run import plan_as_object, print_plan  # noqa: PLC0415
-    from queueing.commands.terminal import console  # noqa: PLC0415
-
-    if json:
-        typer.echo(msgspec.json.encode(plan_as_object(plan)))
-        return
-    print_plan(plan, console())
 
 
 def _numbers(flag: str, text: str | None) -> tuple[float, ...] | None:

@@ -34,7 +34,7 @@ REFUSED = ("rejected", "abandoned")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failures:
+class RunFailures:
     """Of the requests that have an outcome."""
 
     requests: int
@@ -112,7 +112,7 @@ class Failures:
 
 def count_failures(
     records: Sequence[Record], *, cut_short: bool, allowed: float = ALLOWED
-) -> Failures:
+) -> RunFailures:
     """Of a run; `cut_short`: it was interrupted, and what it cancelled says nothing of the
     server.
     """
@@ -121,7 +121,7 @@ def count_failures(
         (_ended_at(record), record.error or "") for record in ended if is_failure(record)
     )
     began = min((at for record in records if (at := began_at(record)) is not None), default=0.0)
-    return Failures(
+    return RunFailures(
         requests=len(ended),
         failed=len(failed),
         refused=sum(record.outcome in REFUSED and not is_failure(record) for record in ended),

@@ -91,7 +91,7 @@ def growth(at: FloatArray, number: FloatArray, rate: float) -> Growth:
     )
 
 
-class Watch:
+class GrowthWatch:
     """Collects samples and looks at them at growing intervals."""
 
     def __init__(self, rate: float, least_seconds: float = LEAST_SECONDS) -> None:

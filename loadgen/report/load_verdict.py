@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from loadgen.measures.failures import ALLOWED, Failures, count_failures, percent
+from loadgen.measures.failures import ALLOWED, RunFailures, count_failures, percent
 from loadgen.measures.little_check import LittleCheck
 from loadgen.measures.missing import interruption
 from loadgen.report.audit import ALL_AT_ONCE, Stream, sent_stream
@@ -58,7 +58,7 @@ class LoadVerdict:
     held: int  # requests that waited for a place
     held_for: float  # seconds, their mean wait
     missing: tuple[str, ...]
-    failures: Failures
+    failures: RunFailures
     reasons: tuple[Reason, ...]
 
     @property
@@ -143,7 +143,7 @@ def judge(
 
 
 def _reasons(
-    result: LoadResult, stream: Stream, audit: Audit | None, failures: Failures
+    result: LoadResult, stream: Stream, audit: Audit | None, failures: RunFailures
 ) -> Iterator[Reason]:
     yield from _server_reasons(failures)
     yield from _record_reasons(result)
@@ -174,7 +174,7 @@ def _law(little: LittleCheck | None) -> Iterator[Reason]:
         )
 
 
-def _server_reasons(failures: Failures) -> Iterator[Reason]:
+def _server_reasons(failures: RunFailures) -> Iterator[Reason]:
     if failures.too_many:
         yield Reason(
             "failures",

@@ -25,7 +25,7 @@ OUTPUT_TOKENS = 128  # max_tokens where neither a law of the lengths nor --max-t
 SHAPES = ("linear", "exponential")
 
 
-class Drawn(NamedTuple):
+class DrawnArrivals(NamedTuple):
     """When requests come, and how long their answers are to be."""
 
     seed: int
@@ -35,7 +35,7 @@ class Drawn(NamedTuple):
     predictor: str | None = None  # of recorded predictions, where its file names it
 
 
-def draw_arrivals(options: LoadOptions, source: str) -> Drawn:
+def draw_arrivals(options: LoadOptions, source: str) -> DrawnArrivals:
     """A process drawn, or recorded instants, with the lengths that are drawn or recorded. Raises
     SpecError.
     """
@@ -44,7 +44,7 @@ def draw_arrivals(options: LoadOptions, source: str) -> Drawn:
         header, timetable = _read_timetable(options.timetable)
         recorded = header.get("seed")
         seed = recorded if options.seed is None and isinstance(recorded, int) else options.seed or 0
-        return Drawn(
+        return DrawnArrivals(
             seed,
             None,
             _within(timetable, options),
@@ -57,7 +57,7 @@ def draw_arrivals(options: LoadOptions, source: str) -> Drawn:
         trace = load_trace(
             options.trace, options.trace_format, options.time_scale, count=options.num_prompts
         )
-        return Drawn(seed, None, _within(trace.timetable, options), natural=False)
+        return DrawnArrivals(seed, None, _within(trace.timetable, options), natural=False)
     process, count, duration = _process(options, source)
     law = options.output_tokens or f"deterministic:value={options.max_tokens or OUTPUT_TOKENS}"
     timetable = draw_timetable(
@@ -68,7 +68,7 @@ def draw_arrivals(options: LoadOptions, source: str) -> Drawn:
         prompt_tokens=parse_distribution(options.prompt_tokens, remedy=SHORTER),
         output_tokens=parse_distribution(law, options.max_tokens, remedy="set --max-tokens"),
     )
-    return Drawn(seed, process, timetable, natural=options.output_tokens is None)
+    return DrawnArrivals(seed, process, timetable, natural=options.output_tokens is None)
 
 
 def _read_timetable(path: Path) -> tuple[dict[str, Any], Timetable]:

@@ -9,9 +9,9 @@ from contextlib import suppress
 from typing import Any
 
 from loadgen.measures.failures import is_failure
-from loadgen.sending.client.client import Exchange, reason
-from loadgen.sending.client.pool import Pool
-from loadgen.sending.job import Counters, Job
+from loadgen.sending.client.client import LoadExchange, reason
+from loadgen.sending.client.pool import ConnectionPool
+from loadgen.sending.job import Counters, SendingJob
 from queueing.measurement.paths import cannot_write
 from queueing.measurement.record import Record
 
@@ -21,12 +21,14 @@ Keep = Callable[[Record], None]
 class InFlightRequests:
     """Sends exchanges side by side; `keep` gets every record as it ends."""
 
-    def __init__(self, job: Job, pool: Pool, counters: Counters, keep: Keep) -> None:
+    def __init__(
+        self, job: SendingJob, pool: ConnectionPool, counters: Counters, keep: Keep
+    ) -> None:
         self.job = job
         self._pool, self.counters, self._keep = pool, counters, keep
         self._loop = asyncio.get_running_loop()
-        self._under_way: dict[Exchange, asyncio.Future[Record] | None] = {}
-        self._held: deque[Exchange] = deque()  # wait for a place among `max_concurrency`
+        self._under_way: dict[LoadExchange, asyncio.Future[Record] | None] = {}
+        self._held: deque[LoadExchange] = deque()  # wait for a place among `max_concurrency`
         self._places = job.options.max_concurrency
         self._tasks: set[asyncio.Task[object]] = set()
         self._ended = asyncio.Event()
@@ -37,13 +39,13 @@ class InFlightRequests:
             None
         )
 
-    def exchange(self, index: int, instant: float) -> Exchange:
+    def exchange(self, index: int, instant: float) -> LoadExchange:
         """The request of one row, ready to be sent."""
         exchange = self.job.exchange(index, instant, self._pool.address)
         exchange.ended = self._end
         return exchange
 
-    def start(self, exchange: Exchange) -> None:
+    def start(self, exchange: LoadExchange) -> None:
         """Send it now, or as soon as there is a place; from now on it has a record, whatever
         happens. Does not wait.
         """
@@ -54,14 +56,14 @@ class InFlightRequests:
         else:
             self._send(exchange)
 
-    async def send(self, exchange: Exchange) -> Record:
+    async def send(self, exchange: LoadExchange) -> Record:
         """Send it and wait for its record."""
         recorded: asyncio.Future[Record] = self._loop.create_future()
         self._under_way[exchange] = recorded
         self.start(exchange)
         return await recorded
 
-    def _send(self, exchange: Exchange) -> None:
+    def _send(self, exchange: LoadExchange) -> None:
         self.counters.sent += 1
         connection = self._pool.take()
         exchange.begin(self._loop.time())
@@ -70,7 +72,7 @@ class InFlightRequests:
         else:
             exchange.send(connection)
 
-    async def _connect(self, exchange: Exchange) -> None:
+    async def _connect(self, exchange: LoadExchange) -> None:
         try:
             connection = await self._pool.connect()
         except OSError as error:
@@ -78,7 +80,7 @@ class InFlightRequests:
         else:
             exchange.send(connection)
 
-    def _end(self, exchange: Exchange) -> None:
+    def _end(self, exchange: LoadExchange) -> None:
         recorded = self._under_way.pop(exchange)
         record = exchange.record()
         if record.outcome == "completed":

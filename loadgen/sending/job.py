@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from loadgen.datasets import Prompts
-from loadgen.sending.client.client import Exchange
+from loadgen.sending.client.client import LoadExchange
 from loadgen.sending.client.target import Target
 from loadgen.sending.client.wire import Address
 from policies.text import counted
@@ -44,7 +44,7 @@ class Counters:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClosedLoop:
+class ClosedLoopUsers:
     """Users who each send their next request when the answer to their last one has come."""
 
     users: int
@@ -58,7 +58,7 @@ class SendOptions:
 
     processes: int = 1  # senders
     max_concurrency: int | None = None  # in flight at once; makes an open loop partly closed
-    closed_loop: ClosedLoop | None = None  # leaves the instants of the timetable aside
+    closed_loop: ClosedLoopUsers | None = None  # leaves the instants of the timetable aside
     drain_limit: float = 600.0  # seconds for the answers after the last request was sent
     max_errors: int = 0  # failures in a row that end the run; 0: none do
     token_times: bool = False
@@ -73,7 +73,7 @@ OPEN_LOOP = SendOptions()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class SendingJob:
     """The rows of one sender and how they are sent."""
 
     target: Target
@@ -89,7 +89,7 @@ class Job:
     def __len__(self) -> int:
         return len(self.timetable)
 
-    def exchange(self, index: int, instant: float, address: Address) -> Exchange:
+    def exchange(self, index: int, instant: float, address: Address) -> LoadExchange:
         """The request of one row, ready to be sent."""
         output_tokens = int(self.timetable.output_tokens[index])
         limit = self.target.limit(output_tokens, self.largest)
@@ -98,7 +98,7 @@ class Job:
         flow = None if self.timetable.flow is None else str(self.timetable.flow[index])
         request_id = f"{self.prefix}-{self.rows[index]}"
         body = self.target.body(self.prompts[index], output_tokens, limit, self.seed, predicted)
-        return Exchange(
+        return LoadExchange(
             request_id=request_id,
             intended_at=instant,
             message=address.message(body, request_id, flow),

@@ -20,12 +20,12 @@ from loadgen.datasets import (
     read_dataset,
 )
 from loadgen.sending.client.client import address_of
-from loadgen.sending.client.endpoint import UNKNOWN, Endpoint, look_at, with_lengths
+from loadgen.sending.client.endpoint import UNKNOWN, LoadEndpoint, look_at, with_lengths
 from loadgen.sending.client.target import LoadError, Target
 from loadgen.sending.drawn_arrivals import draw_arrivals
-from loadgen.sending.job import ClosedLoop, SendOptions
+from loadgen.sending.job import ClosedLoopUsers, SendOptions
 from loadgen.sending.options import LoadOptions
-from loadgen.sending.run import VOCABULARY, LoadResult, Progress, RunOutput, run_load
+from loadgen.sending.run import VOCABULARY, LoadResult, ProgressDisplay, RunOutput, run_load
 from policies.durations import rounded_duration
 from policies.text import SpecError
 from queueing.arrivals.length_prediction import parse_length_prediction
@@ -89,7 +89,7 @@ class LoadPlan:
         header = dict(self.header) if note is None else {**self.header, "lengths_note": note}
         return dataclasses.replace(self, target=target, header=header), note
 
-    async def _look(self) -> Endpoint:
+    async def _look(self) -> LoadEndpoint:
         try:
             return await look_at(self.target, self.ready_timeout)
         except LoadError:
@@ -105,7 +105,10 @@ class LoadPlan:
         return self.process == "poisson" and self.asked_rate is not None
 
     async def run(
-        self, progress: Progress | None = None, path: Path | None = None, saved: Path | None = None
+        self,
+        progress: ProgressDisplay | None = None,
+        path: Path | None = None,
+        saved: Path | None = None,
     ) -> LoadResult:
         """Send it; `path` is the run file, `saved` where the timetable is. Raises LoadError."""
         configuration = {**self.header, "timetable": None if saved is None else str(saved)}
@@ -184,14 +187,14 @@ def _sending(options: LoadOptions, rows: int, seed: int) -> SendOptions:
     )
 
 
-def _closed_loop(options: LoadOptions, rows: int, seed: int) -> ClosedLoop:
+def _closed_loop(options: LoadOptions, rows: int, seed: int) -> ClosedLoopUsers:
     assert options.max_concurrency is not None
     thinking = (
         streams(seed).think_times.exponential(options.think_time, rows)
         if options.think_time
         else None
     )
-    return ClosedLoop(
+    return ClosedLoopUsers(
         users=options.max_concurrency, think_times=thinking, duration=options.duration
     )
 

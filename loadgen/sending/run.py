@@ -16,7 +16,14 @@ from loadgen.datasets import Prompts, random_prompts
 from loadgen.measures.metrics import LATENESS, values
 from loadgen.sending.client.client import run_prefix
 from loadgen.sending.client.target import LoadError, Target
-from loadgen.sending.job import OPEN_LOOP, ClosedLoop, Counters, Job, SendOptions, row_of
+from loadgen.sending.job import (
+    OPEN_LOOP,
+    ClosedLoopUsers,
+    Counters,
+    SendingJob,
+    SendOptions,
+    row_of,
+)
 from loadgen.sending.operating_system import raise_file_limit, real_time_permitted
 from loadgen.sending.run_writer import RunWriter, replace_run
 from loadgen.sending.senders import send_by_processes
@@ -28,10 +35,10 @@ from queueing.measurement.record import Header, Record
 from queueing.measurement.statistics import Summary, summarise
 
 __all__ = [
-    "ClosedLoop",
+    "ClosedLoopUsers",
     "Counters",
     "LoadResult",
-    "Progress",
+    "ProgressDisplay",
     "RunOutput",
     "SendOptions",
     "lateness",
@@ -44,7 +51,7 @@ VOCABULARY = range(
 START_DELAY = 0.2  # seconds between the start of the clock and instant 0 of the timetable
 
 
-class Progress(Protocol):
+class ProgressDisplay(Protocol):
     """Shows the counters now and then until it is cancelled."""
 
     async def show(self, counters: Counters) -> None:
@@ -71,7 +78,7 @@ class RunOutput:
 
     path: Path | None = None  # a run file that grows with the run
     configuration: Mapping[str, Any] = field(default_factory=dict)  # for the header
-    progress: Progress | None = None
+    progress: ProgressDisplay | None = None
 
 
 NO_OUTPUT = RunOutput()
@@ -92,7 +99,7 @@ async def run_load(
     A cancellation (Ctrl-C) ends the run early and keeps its records. Runs on asyncio's own event
     loop, not on uvloop. Raises LoadError.
     """
-    job = Job(
+    job = SendingJob(
         target=target,
         timetable=timetable,
         prompts=prompts or random_prompts(timetable, seed, VOCABULARY),
@@ -114,7 +121,7 @@ async def run_load(
 
 
 async def _send(
-    job: Job, header: Header, counters: Counters, path: Path | None
+    job: SendingJob, header: Header, counters: Counters, path: Path | None
 ) -> tuple[list[Record], bool, tuple[str, ...]]:
     """The records, whether the run was interrupted, and what is missing."""
     if job.options.processes != 1:
@@ -143,7 +150,7 @@ def _ended(header: Header, *, interrupted: bool, missing: tuple[str, ...], recor
 
 
 async def _send_here(
-    job: Job, header: Header, counters: Counters, path: Path | None
+    job: SendingJob, header: Header, counters: Counters, path: Path | None
 ) -> tuple[list[Record], bool]:
     records: list[Record] = []
     start_at = asyncio.get_running_loop().time() + START_DELAY
@@ -169,7 +176,7 @@ def _writer(path: Path, header: Header) -> RunWriter:
 
 
 @asynccontextmanager
-async def _shown(progress: Progress | None, counters: Counters) -> AsyncIterator[None]:
+async def _shown(progress: ProgressDisplay | None, counters: Counters) -> AsyncIterator[None]:
     shown = asyncio.create_task(progress.show(counters)) if progress else None
     try:
         yield
@@ -192,7 +199,7 @@ def lateness(records: Iterable[Record]) -> Summary:
     return summarise(values(LATENESS, records))
 
 
-def _header(job: Job, configuration: Mapping[str, Any]) -> Header:
+def _header(job: SendingJob, configuration: Mapping[str, Any]) -> Header:
     target = job.target
     limit = target.limit(job.largest, job.largest)
     asked = {key: value for key, value in asdict(target).items() if key != "api_key"}

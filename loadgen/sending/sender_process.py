@@ -14,7 +14,7 @@ from contextlib import suppress
 
 import msgspec
 
-from loadgen.sending.job import Counters, Job
+from loadgen.sending.job import Counters, SendingJob
 from loadgen.sending.operating_system import raise_file_limit
 from loadgen.sending.run_writer import RunWriter
 from loadgen.sending.sending import send_job
@@ -34,7 +34,7 @@ def main() -> None:
             asyncio.run(_send(job, float(told), writer))
 
 
-async def _send(job: Job, start_at: float, writer: RunWriter) -> None:
+async def _send(job: SendingJob, start_at: float, writer: RunWriter) -> None:
     counters = Counters(asked=len(job))
     sending = asyncio.create_task(send_job(job, start_at, counters, writer.keep))
     loop = asyncio.get_running_loop()

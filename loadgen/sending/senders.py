@@ -25,7 +25,7 @@ import msgspec
 import numpy as np
 
 from loadgen.sending.client.target import LoadError
-from loadgen.sending.job import ClosedLoop, Counters, Job, row_of
+from loadgen.sending.job import ClosedLoopUsers, Counters, SendingJob, row_of
 from loadgen.sending.operating_system import undisturbed
 from policies.text import counted
 from queueing.arrivals.timetable import split
@@ -35,7 +35,7 @@ START_DELAY = 0.3  # seconds between the last sender's readiness and instant 0
 STOP_LIMIT = 15.0  # seconds for an interrupted sender to write its last records
 
 
-def shares(job: Job) -> list[Job]:
+def shares(job: SendingJob) -> list[SendingJob]:
     """The job of each of several senders; limits on requests at once are split too. Raises
     LoadError.
     """
@@ -52,7 +52,7 @@ def shares(job: Job) -> list[Job]:
     ]
 
 
-def _share(job: Job, index: np.ndarray, sender: int) -> Job:
+def _share(job: SendingJob, index: np.ndarray, sender: int) -> SendingJob:
     whole = job.options
 
     def part(count: int) -> int:
@@ -61,7 +61,7 @@ def _share(job: Job, index: np.ndarray, sender: int) -> Job:
     closed = whole.closed_loop
     if closed is not None:
         thinking = None if closed.think_times is None else closed.think_times[index]
-        closed = ClosedLoop(
+        closed = ClosedLoopUsers(
             users=part(closed.users), think_times=thinking, duration=closed.duration
         )
     return dataclasses.replace(
@@ -80,7 +80,7 @@ def _share(job: Job, index: np.ndarray, sender: int) -> Job:
 
 
 async def send_by_processes(
-    job: Job, header: Header, counters: Counters, path: Path | None
+    job: SendingJob, header: Header, counters: Counters, path: Path | None
 ) -> tuple[list[Record], bool, tuple[str, ...]]:
     """Records of all senders, whether the run was interrupted, and what is missing. Raises
     LoadError.
@@ -123,7 +123,7 @@ async def _stop(senders: Sequence[Sender]) -> None:
 class Sender:
     """One child: given its job, told the instant, listened to until it ends."""
 
-    def __init__(self, job: Job, whole: Path) -> None:
+    def __init__(self, job: SendingJob, whole: Path) -> None:
         self.job = job
         self.file = whole.with_name(f"{whole.stem}.sender{job.sender_id}{whole.suffix}")
         self.counters = Counters(asked=len(job))

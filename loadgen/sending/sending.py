@@ -17,15 +17,15 @@ from functools import partial
 
 from kendall.remote import tls_context
 from loadgen.sending.client.client import address_of
-from loadgen.sending.client.pool import KEEPALIVE, RESERVE, Pool
+from loadgen.sending.client.pool import KEEPALIVE, RESERVE, ConnectionPool
 from loadgen.sending.closed_loop import closed_loop
 from loadgen.sending.in_flight import InFlightRequests, Keep
-from loadgen.sending.job import Counters, Job
+from loadgen.sending.job import Counters, SendingJob
 from loadgen.sending.operating_system import real_time_scheduling, undisturbed
 from loadgen.sending.pacing import pace, quiet_garbage_collector
 
 
-async def send_job(job: Job, start_at: float, counters: Counters, keep: Keep) -> bool:
+async def send_job(job: SendingJob, start_at: float, counters: Counters, keep: Keep) -> bool:
     """Send everything, instant 0 of the timetable being `start_at` on the loop's clock; whether it
     was interrupted.
 
@@ -35,7 +35,7 @@ async def send_job(job: Job, start_at: float, counters: Counters, keep: Keep) ->
     """
     address, target = address_of(job.target), job.target
     tls = tls_context(target.cacert, insecure=target.insecure) if address.tls else None
-    pool = Pool(address, reserve_for(job), tls)
+    pool = ConnectionPool(address, reserve_for(job), tls)
     in_flight = InFlightRequests(job, pool, counters, keep)
     interrupted, stack = False, AsyncExitStack()
     sending = asyncio.current_task()
@@ -62,7 +62,7 @@ async def _send(in_flight: InFlightRequests, start_at: float) -> None:
     await in_flight.drain(options.drain_limit)
 
 
-def reserve_for(job: Job) -> int:
+def reserve_for(job: SendingJob) -> int:
     """Idle connections to keep: no more than the job will use before a server closes them."""
     if job.options.closed_loop is not None:
         return min(RESERVE, job.options.closed_loop.users)

@@ -5,6 +5,7 @@ records of it.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,11 +16,11 @@ import msgspec
 
 from loadgen.datasets import Prompts
 from loadgen.gateway.gateway_process import GatewayClient, GatewayError
-from loadgen.measures.stability import Growth, Watch
+from loadgen.measures.stability import Growth, GrowthWatch
 from loadgen.sending.client.client import LoadError, Target
 from loadgen.sending.run import Counters, LoadResult, RunOutput, SendOptions, run_load
 from loadgen.sweep.gateway import Note, header_of, let_remainder_go, records_since, until_idle
-from loadgen.sweep.grid import Cell
+from loadgen.sweep.grid import SweepCell
 from loadgen.sweep.status import Status
 from queueing.arrivals.timetable import Timetable
 from queueing.measurement.record import Header, Record
@@ -32,7 +33,7 @@ Ended = Literal["complete", "unstable", "lost", "interrupted"]
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class StartedCell:
     """Where the gateway writes the records of a cell."""
 
     epoch: int
@@ -44,7 +45,7 @@ class Begun:
 class CellRun:
     """What came of a cell."""
 
-    cell: Cell
+    cell: SweepCell
     ended: Ended
     why: str | None
     load: LoadResult | None
@@ -53,29 +54,27 @@ class CellRun:
     growth: Growth | None
 
 
-async def begin(client: GatewayClient, record_file: Path, cell: Cell, note: Note) -> Begun:
+async def begin(
+    client: GatewayClient, record_file: Path, cell: SweepCell, note: Note
+) -> StartedCell:
     """Put the cell's policy and limit in force; an idle gateway is waited for. Raises
     GatewayError.
     """
     await until_idle(client, note)
-    offset = _size(record_file)
+    offset = os.stat(record_file).st_size
     in_force = await client.ask(
         "PUT", "/admin/policy", {"policy": cell.policy, "max_output_tokens": cell.max_output_tokens}
     )
-    return Begun(int(in_force["epoch"]), record_file, offset)
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size
+    return StartedCell(int(in_force["epoch"]), record_file, offset)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sending:
+class CellSender:
     """One cell as it is sent: what, where, and when to end it early."""
 
     client: GatewayClient
-    begun: Begun
-    cell: Cell
+    begun: StartedCell
+    cell: SweepCell
     timetable: Timetable
     target: Target
     seed: int
@@ -106,20 +105,18 @@ class Sending:
         A cancellation is an ending here, not an exception: what was measured is handed back. Raises
         GatewayError where nothing could be sent.
         """
-        latest = _LatestCounters(self.progress)
-        guard = _Guard(
+        guard = CellGuard(
             self.client,
-            self.why_lost,
-            Watch(self.cell.rate),
-            latest,
+            self.progress,
+            self.cell.rate,
             stop_unstable=self.stop_unstable,
+            why_lost=self.why_lost,
         )
-        load, ended, why = await self._until_end(latest, guard)
+        load, ended, why = await self._until_end(guard)
         try:
             async with asyncio.timeout(None if ended in ("complete", "unstable") else ANSWER_LIMIT):
-                await until_idle(
-                    self.client, self.progress.note
-                )  # its run file is flushed by the question
+                # the gateway flushes its run file when it is asked
+                await until_idle(self.client, self.progress.note)
         except (GatewayError, TimeoutError) as error:
             if ended in ("complete", "unstable"):
                 ended, why = (
@@ -134,19 +131,17 @@ class Sending:
             load=load,
             header=header,
             records=records,
-            growth=guard.watch.so_far(),
+            growth=guard.growth,
         )
 
-    async def _until_end(
-        self, latest: _LatestCounters, guard: _Guard
-    ) -> tuple[LoadResult | None, Ended, str | None]:
+    async def _until_end(self, guard: CellGuard) -> tuple[LoadResult | None, Ended, str | None]:
         load = run_load(
             self.target,
             self.timetable,
             seed=self.seed,
             prompts=self.prompts,
             options=SendOptions(processes=self.processes),
-            output=RunOutput(path=self.path, configuration=self.asked, progress=latest),
+            output=RunOutput(path=self.path, configuration=self.asked, progress=guard),
         )
         sending, watching = asyncio.create_task(load), asyncio.create_task(guard.run())
         ended: Ended = "complete"
@@ -157,13 +152,24 @@ class Sending:
                 ended, why = watching.result()
         except asyncio.CancelledError:
             ended, why = "interrupted", "interrupted"
-        result = await _result(sending, watching)
-        if result is not None and result.interrupted and ended == "complete":
+        watching.cancel()
+        sending.cancel()
+        with suppress(asyncio.CancelledError):
+            await watching
+        try:
+            result = await sending
+        except asyncio.CancelledError:  # before it began
+            return None, ended, why
+        except LoadError as error:
+            raise GatewayError(str(error)) from None
+        if result.interrupted and ended == "complete":
             ended, why = "interrupted", "interrupted"
         return result, ended, why
 
 
-def gateway_side(begun: Begun, asked: Mapping[str, Any], seed: int) -> tuple[Header, list[Record]]:
+def gateway_side(
+    begun: StartedCell, asked: Mapping[str, Any], seed: int
+) -> tuple[Header, list[Record]]:
     """The gateway's records of a cell, with a header that says what was asked."""
     header = header_of(begun.record_file)
     header = Header(
@@ -176,90 +182,61 @@ def gateway_side(begun: Begun, asked: Mapping[str, Any], seed: int) -> tuple[Hea
     return header, records_since(begun.record_file, begun.offset, begun.epoch)
 
 
-async def _result(
-    sending: asyncio.Task[LoadResult], watching: asyncio.Task[tuple[Ended, str]]
-) -> LoadResult | None:
-    """What was sent and answered, whatever ended it; None where it was cancelled before it
-    began. Raises GatewayError.
-    """
-    watching.cancel()
-    sending.cancel()
-    with suppress(asyncio.CancelledError):
-        await watching
-    try:
-        return await sending
-    except asyncio.CancelledError:
-        return None
-    except LoadError as error:
-        raise GatewayError(str(error)) from None
-
-
-class _LatestCounters:
-    """Keeps the counters of the run at hand, and passes them on."""
-
-    def __init__(self, progress: Status) -> None:
-        self._progress = progress
-        self.note = progress.note
-        self.counters: Counters | None = None
-
-    async def show(self, counters: Counters) -> None:
-        """Until cancelled."""
-        self.counters = counters
-        await self._progress.show(counters)
-
-
-class _Guard:
-    """Looks at a running cell: does the number in the system grow for good, does the gateway
-    still live.
+class CellGuard:
+    """Watches a running cell by its counters: whether the number in the system grows without end,
+    and whether the gateway still answers.
     """
 
     def __init__(
         self,
         client: GatewayClient,
-        why_lost: Callable[[], Awaitable[str | None]] | None,
-        watch: Watch,
-        latest: _LatestCounters,
+        status: Status,
+        rate: float,  # of the cell
         *,
         stop_unstable: bool,
+        why_lost: Callable[[], Awaitable[str | None]] | None = None,
     ) -> None:
-        self._client, self._why_lost, self.watch, self._latest = client, why_lost, watch, latest
+        self._client, self._status, self._why_lost = client, status, why_lost
         self._stop_unstable = stop_unstable
+        self._watch = GrowthWatch(rate)
+        self._counters: Counters | None = None  # of the run
         self._missed = 0
 
+    @property
+    def growth(self) -> Growth | None:
+        """Of the number in the system so far; None where that is not known yet."""
+        return self._watch.so_far()
+
+    async def show(self, counters: Counters) -> None:
+        """Watch these counters and show them, until cancelled."""
+        self._counters = counters
+        await self._status.show(counters)
+
     async def run(self) -> tuple[Ended, str]:
-        """Returns when the cell should end."""
+        """How the cell should end, and why; returns when it should."""
         loop = asyncio.get_running_loop()
         began, flush_at = loop.time(), loop.time() + FLUSH
         while True:
             await asyncio.sleep(SAMPLE)
-            look = self._look(loop.time() - began)
-            if look is not None and look.unstable and self._stop_unstable:
-                return "unstable", str(look)
+            counters = self._counters
+            # between the first arrival and the last
+            if counters is not None and 0 < counters.sent < counters.asked:
+                unanswered = counters.sent - counters.completed - counters.other
+                growth = self._watch.observe(loop.time() - began, unanswered)
+                if growth is not None and growth.unstable and self._stop_unstable:
+                    return "unstable", str(growth)
             if loop.time() >= flush_at:
                 flush_at = loop.time() + FLUSH
                 if (why := await self._lost()) is not None:
                     return "lost", why
 
-    def _look(self, at: float) -> Growth | None:
-        counters = self._latest.counters
-        if (
-            counters is None or not counters.sent or counters.sent >= counters.asked
-        ):  # before the first and after the last arrival
-            return None
-        return self.watch.observe(at, counters.sent - counters.completed - counters.other)
-
-    @property
-    def _all_sent(self) -> bool:
-        counters = self._latest.counters
-        return counters is not None and counters.sent >= counters.asked
-
     async def _lost(self) -> str | None:
-        why = None
+        why, counters = None, self._counters
         try:
             async with asyncio.timeout(ANSWER_LIMIT):
                 state = await self._client.ask("GET", "/admin/state")  # flushes its run file
-                if self._all_sent:
-                    await let_remainder_go(self._client, state, self._latest.note)
+                if counters is not None and counters.sent >= counters.asked:
+                    await let_remainder_go(self._client, state, self._status.note)
         except (GatewayError, TimeoutError) as error:
             why = str(error) or f"no answer within {ANSWER_LIMIT:.0f} s"
         if self._why_lost is not None:

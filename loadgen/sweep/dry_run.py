@@ -13,8 +13,8 @@ from rich.console import Console
 
 from loadgen.compare.comparison import Predicted
 from loadgen.compare.theory import predict_means
-from loadgen.sweep.grid import Basis, Bounds, Cell
-from loadgen.sweep.plan import Plan, searches_in_words, searches_of
+from loadgen.sweep.grid import Basis, EngineBounds, SweepCell
+from loadgen.sweep.plan import SweepPlan
 from loadgen.sweep.saturation import first_rate, predicted_rate, probe_cell, probes_expected
 from loadgen.sweep.slo import slo_of
 from loadgen.sweep.status import duration
@@ -28,10 +28,10 @@ CONTEXT = 2048  # tokens, of an engine that is not asked
 OVERHEAD = 1.0
 
 
-def basis_of(plan: Plan) -> Basis:
+def basis_of(plan: SweepPlan) -> Basis:
     """Under the given law, or under a guess."""
     law = load_law(GUESS if plan.latency is None else plan.latency).at_speed(1.0)
-    return Basis(plan, law, Bounds(max_num_seqs=plan.max_num_seqs, max_model_len=CONTEXT))
+    return Basis(plan, law, EngineBounds(max_num_seqs=plan.max_num_seqs, max_model_len=CONTEXT))
 
 
 class PlannedSearch(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,17 +49,23 @@ class PlannedSearch(msgspec.Struct, frozen=True, kw_only=True):
 
 def planned_searches(basis: Basis) -> list[PlannedSearch]:
     """An SLO's takes some predictions, about a second."""
-    return [_search(basis, *search) for search in searches_of(basis.plan)]
-
-
-def _search(basis: Basis, policy: str, limit: int | None, goal: str) -> PlannedSearch:
-    plan, model = basis.plan, basis.model(policy, limit)
-    rate = first_rate(model, predicted_rate(model, slo_of(goal)))
-    probes, probe = probes_expected(plan.tolerance), probe_cell(basis, policy, limit, goal, rate)
-    seconds = probes * (probe.seconds + plan.bracket + OVERHEAD)
-    return PlannedSearch(
-        policy=policy, max_output_tokens=limit, goal=goal, rate=rate, probes=probes, seconds=seconds
-    )
+    plan, searches = basis.plan, []
+    probes = probes_expected(plan.tolerance)
+    for policy, limit, goal in plan.searches:
+        model = basis.model(policy, limit)
+        rate = first_rate(model, predicted_rate(model, slo_of(goal)))
+        probe = probe_cell(basis, policy, limit, goal, rate)
+        searches.append(
+            PlannedSearch(
+                policy=policy,
+                max_output_tokens=limit,
+                goal=goal,
+                rate=rate,
+                probes=probes,
+                seconds=probes * (probe.seconds + plan.bracket + OVERHEAD),
+            )
+        )
+    return searches
 
 
 class Expected(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,7 +77,7 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True):
     delay_ratio: float | None  # of the mean queueing delay, to that in the order of arrival
 
 
-def expectation(basis: Basis) -> Callable[[Cell], Expected]:
+def expectation(basis: Basis) -> Callable[[SweepCell], Expected]:
     """By cell; a simulated order takes some seconds, and is compared with the order of arrival
     simulated: a formula for that may be further off than the two are apart.
     """
@@ -80,7 +86,7 @@ def expectation(basis: Basis) -> Callable[[Cell], Expected]:
     def predicted(policy: str, limit: int | None, rate: float, method: str = "auto") -> Predicted:
         return predict_means(basis.model(policy, limit), rate, method)
 
-    def expected(cell: Cell) -> Expected:
+    def expected(cell: SweepCell) -> Expected:
         plain = format_policy(first_come_form(parse_policy(cell.policy)))
         queue = cell.max_output_tokens, cell.rate
         own = predicted(cell.policy, *queue)
@@ -97,7 +103,7 @@ def expectation(basis: Basis) -> Callable[[Cell], Expected]:
     return expected
 
 
-def plan_as_object(plan: Plan) -> dict[str, Any]:
+def plan_as_object(plan: SweepPlan) -> dict[str, Any]:
     """For `--json`."""
     basis = basis_of(plan)
     cells, searches = list(basis.cells()), planned_searches(basis)
@@ -117,7 +123,7 @@ def plan_as_object(plan: Plan) -> dict[str, Any]:
     }
 
 
-def print_plan(plan: Plan, to: Console) -> None:
+def print_plan(plan: SweepPlan, to: Console) -> None:
     """For people."""
     basis, has_cells = basis_of(plan), bool(plan.loads or plan.request_rates)
     guessed = (
@@ -133,7 +139,7 @@ def print_plan(plan: Plan, to: Console) -> None:
         say(
             to,
             (
-                f"{searches_in_words(plan)}; each of about "
+                f"{plan.searches_in_words}; each of about "
                 f"{counted(probes_expected(plan.tolerance), 'probe')}{takes}"
             ),
         )
@@ -142,24 +148,32 @@ def print_plan(plan: Plan, to: Console) -> None:
         say(to, line)
 
 
-def _print_cells(basis: Basis, to: Console) -> tuple[list[Cell], bool]:
+def _print_cells(basis: Basis, to: Console) -> tuple[list[SweepCell], bool]:
     """A cell as soon as it is known, where the table fits the width; and whether interruptions
     leave one without a steady state.
     """
     plan, cells, rows, unstable = basis.plan, [], [], False
     expected = expectation(basis) if plan.has_orders else None
-    columns, name = _whole_or_short(plan, to.width)
+    name: Callable[[str], str] = str
+    columns = _columns(plan, name)
+    if not _fits(columns, to.width):
+        name = short_form
+        columns = _columns(plan, name)
     at_once = _fits(columns, to.width)
     if at_once:
         to.print(Table(columns, []))
     for cell in basis.cells():
         cells.append(cell)
-        values: list[str] = []
+        row = _row(plan, len(cells), cell, name)
         if expected is not None:
-            found = expected(cell)
-            values = _expected_values(found)
-            unstable |= found.queueing_delay is None and (cell.load or 1.0) < 1
-        rows.append(_row(plan, len(cells), cell, name, values))
+            theory = expected(cell)
+            delay, ratio = theory.queueing_delay, theory.delay_ratio
+            row += [
+                "-" if delay is None else short_number(delay * 1e3, 4),
+                "-" if ratio is None else f"{ratio:.2f}",
+            ]
+            unstable |= delay is None and (cell.load or 1.0) < 1
+        rows.append(row)
         if at_once:
             to.print(Table(columns, rows[-1:], headed=False))
     if not at_once:
@@ -168,7 +182,7 @@ def _print_cells(basis: Basis, to: Console) -> tuple[list[Cell], bool]:
 
 
 def _remarks(
-    plan: Plan, cells: list[Cell], searches: list[PlannedSearch], *, unstable: bool
+    plan: SweepPlan, cells: list[SweepCell], searches: list[PlannedSearch], *, unstable: bool
 ) -> Iterator[str]:
     if any(cell.cut for cell in cells):
         yield "*: shorter than asked (--cell-limit)"
@@ -190,18 +204,12 @@ def _remarks(
     )
 
 
-def _whole_or_short(plan: Plan, width: int) -> tuple[list[Column], Callable[[str], str]]:
-    """The columns, and how policies are written: whole where the table then fits."""
-    whole = _columns(plan, str)
-    return (whole, str) if _fits(whole, width) else (_columns(plan, short_form), short_form)
-
-
 def _fits(columns: Sequence[Column], width: int) -> bool:
     height = max(column.heading.count("\n") for column in columns) + 1
     return len(Table(columns, []).lines(width)) == height
 
 
-def _columns(plan: Plan, name: Callable[[str], str]) -> list[Column]:
+def _columns(plan: SweepPlan, name: Callable[[str], str]) -> list[Column]:
     """Wide enough for every cell, so that rows can be printed one by one."""
     widths = {
         "cell": 4,
@@ -218,40 +226,24 @@ def _columns(plan: Plan, name: Callable[[str], str]) -> list[Column]:
     ]
 
 
-def _expected_values(expected: Expected) -> list[str]:
-    delay, ratio = expected.queueing_delay, expected.delay_ratio
-    return [
-        "-" if delay is None else short_number(delay * 1e3, 4),
-        "-" if ratio is None else f"{ratio:.2f}",
-    ]
-
-
-def _limited(plan: Plan) -> bool:
+def _limited(plan: SweepPlan) -> bool:
     return plan.max_output_tokens != (None,)
 
 
-def _row(
-    plan: Plan, number: int, cell: Cell, name: Callable[[str], str], expected: list[str]
-) -> list[str]:
-    limit = (
-        ["none" if cell.max_output_tokens is None else str(cell.max_output_tokens)]
-        if _limited(plan)
-        else []
-    )
-    head = [str(number), name(cell.policy), f"{cell.load:.3f}", short_number(cell.rate), *limit]
-    runs = (
-        [str(cell.count), duration(cell.seconds), "*" * cell.cut]
-        if _runs(plan, cell)
-        else ["-", "NOT RUN", ""]
-    )
-    return [*head, *runs, *expected]
+def _row(plan: SweepPlan, number: int, cell: SweepCell, name: Callable[[str], str]) -> list[str]:
+    row = [str(number), name(cell.policy), f"{cell.load:.3f}", short_number(cell.rate)]
+    if _limited(plan):
+        row.append("none" if cell.max_output_tokens is None else str(cell.max_output_tokens))
+    if _runs(plan, cell):
+        return [*row, str(cell.count), duration(cell.seconds), "*" * cell.cut]
+    return [*row, "-", "NOT RUN", ""]
 
 
-def _runs(plan: Plan, cell: Cell) -> bool:
+def _runs(plan: SweepPlan, cell: SweepCell) -> bool:
     return cell.load < 1 or plan.allow_unstable
 
 
-def total_seconds(plan: Plan, cells: list[Cell], searches: list[PlannedSearch]) -> float:
+def total_seconds(plan: SweepPlan, cells: list[SweepCell], searches: list[PlannedSearch]) -> float:
     """Sending, short calibrations, and what goes between."""
     run = [cell for cell in cells if _runs(plan, cell)]
     return (

@@ -13,7 +13,7 @@ import math
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,8 +28,8 @@ from loadgen.gateway.gateway_process import (
     free_port,
 )
 from loadgen.sending.client.target import NO_KEYS, Keys
-from loadgen.sweep.grid import Bounds
-from loadgen.sweep.plan import Plan
+from loadgen.sweep.grid import EngineBounds
+from loadgen.sweep.plan import SweepPlan
 from policies import Fixed, is_built_in, parse_policy
 from policies.text import counted
 from queueing.measurement.paths import writing
@@ -69,7 +69,7 @@ class OwnGateway:
     plan's, the last one wins.
     """
 
-    def __init__(self, plan: Plan, folder: Path, port: int, flags: Sequence[str] = ()) -> None:
+    def __init__(self, plan: SweepPlan, folder: Path, port: int, flags: Sequence[str] = ()) -> None:
         self._plan, self._folder, self._port, self._flags = plan, folder, port, flags
         self._process: GatewayProcess | None = None
         self.client: GatewayClient
@@ -151,7 +151,7 @@ class GivenGateway:
                 raise await self._not_there()
             await asyncio.sleep(1)
         named = (await self.client.ask("GET", "/admin/state")).get("record_file")
-        if not named or not _is_file(named):
+        if not named or not await asyncio.to_thread(Path(named).is_file):
             raise GatewayError(
                 f"the gateway at {self.client.url} writes no run file that can be read here; "
                 "start it with --record-file"
@@ -183,13 +183,9 @@ class GivenGateway:
         )
 
 
-def _is_file(name: str) -> bool:
-    return Path(name).is_file()
-
-
-async def bounds_of(client: GatewayClient) -> Bounds:
+async def bounds_of(client: GatewayClient) -> EngineBounds:
     """What its engine can do."""
-    return msgspec.convert((await client.ask("GET", "/admin/state"))["engine"], Bounds)
+    return msgspec.convert((await client.ask("GET", "/admin/state"))["engine"], EngineBounds)
 
 
 async def until_idle(client: GatewayClient, note: Note) -> None:
@@ -248,21 +244,17 @@ def records_since(path: Path, offset: int, epoch: int) -> list[Record]:
     """The records of an epoch among those written after `offset` bytes; a last line that a kill cut
     short is left out.
 
-    None where the file is not the one in which that offset was the end of a line: another gateway
-    writes it now.
+    None of them where the file is not the one in which that offset was the end of a line: another
+    gateway writes it now.
     """
     with path.open("rb") as file:
         file.seek(max(0, offset - 1))
         if offset and file.read(1) != b"\n":
             return []
-        return [record for record in _records(file.read()) if record.epoch == epoch]
-
-
-def _records(content: bytes) -> Iterator[Record]:
+        lines = file.read().splitlines(keepends=True)
     decoder = msgspec.json.Decoder(Record)
-    for line in content.splitlines(keepends=True):
-        if line.endswith(b"\n"):
-            yield decoder.decode(line)
+    records = [decoder.decode(line) for line in lines if line.endswith(b"\n")]
+    return [record for record in records if record.epoch == epoch]
 
 
 def stop_left_behind(folder: Path) -> bool:

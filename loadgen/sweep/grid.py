@@ -19,7 +19,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from loadgen.sweep.plan import Plan
+from loadgen.sweep.plan import SweepPlan
 from policies import parse_policy
 from policies.fixed import Fixed
 from policies.text import SpecError, first_come_form, short_number
@@ -37,7 +37,7 @@ ENDLESS = 10**9  # requests of a point without a steady state: only its limit of
 ORDER_STREAM = 2**31  # spawn key of the order's generator, far from those of the requests
 
 
-class Bounds(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class EngineBounds(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the engine says of itself."""
 
     max_num_seqs: int
@@ -49,7 +49,7 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return text if self.step_tokens is None else f"{text}, step_tokens={self.step_tokens}"
 
 
-class Cell(msgspec.Struct, frozen=True, kw_only=True):
+class SweepCell(msgspec.Struct, frozen=True, kw_only=True):
     """One point: a policy under a rate and a token limit."""
 
     name: str  # also of its files
@@ -76,9 +76,9 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 class Basis:
     """A plan on an engine."""
 
-    plan: Plan
+    plan: SweepPlan
     law: LatencyModel
-    bounds: Bounds
+    bounds: EngineBounds
 
     @cached_property
     def prompt_tokens(self) -> TokenDistribution:
@@ -129,7 +129,7 @@ class Basis:
         """The same on an engine that is `speed` times slower."""
         return dataclasses.replace(self, law=self.law.at_speed(speed))
 
-    def cells(self) -> Iterator[Cell]:
+    def cells(self) -> Iterator[SweepCell]:
         """The grid, in the order of measuring: all policies at one load, then the next; or at
         random, from the seed.
 
@@ -153,11 +153,11 @@ class Basis:
         for index in order.tolist():
             yield self._cell(*points[index])
 
-    def _cell(self, model: Model, rate: float, limit: int | None, point: str) -> Cell:
+    def _cell(self, model: Model, rate: float, limit: int | None, point: str) -> SweepCell:
         """As long under every order of service as in the order of arrival."""
         plain = dataclasses.replace(model, policy=first_come_form(model.policy))
         count, cut = self.count(model, rate, self.needed(plain, rate))
-        return Cell(
+        return SweepCell(
             name=cell_name(model.text, limit, point),
             policy=model.text,
             load=model.load(rate),
@@ -193,7 +193,7 @@ class Basis:
         size = (model.bound or 1) if isinstance(model.policy, Fixed) else 1
         return -(-allowed // size) * size, allowed < needed
 
-    def timetable(self, cell: Cell) -> Timetable:
+    def timetable(self, cell: SweepCell) -> Timetable:
         """When a cell's requests are sent, how long they are before the gateway's limit, and how
         long they are predicted to be behind it, as the theory's predictor has it.
         """
@@ -218,7 +218,7 @@ def cell_name(policy: str, limit: int | None, point: str) -> str:
     return "_".join(re.sub(r"[^A-Za-z0-9.]+", "-", part) for part in parts)
 
 
-def planned_cells(events: Iterable[dict[str, Any]]) -> list[Cell]:
+def planned_cells(events: Iterable[dict[str, Any]]) -> list[SweepCell]:
     """The cells that a journal says were planned; none where it was stopped before."""
     planned = next((event for event in events if event["event"] == "planned"), None)
-    return msgspec.convert(planned["cells"], list[Cell]) if planned else []
+    return msgspec.convert(planned["cells"], list[SweepCell]) if planned else []

@@ -2,7 +2,7 @@
 
 An event is an object with `event`, `at` and fields of its own; `cell` names the cell that it is
 about. A line that a kill cut short is not an event: it is dropped, and overwritten by the next.
-What the events say about every cell is `Progress`, folded from the whole file at a start.
+What the events say about every cell is `SweepProgress`, folded from the whole file at a start.
 
     sweep       a session begins                    calibrated  the law and the engine's bounds
     planned     all cells with their lengths        refused     the law says load >= 1: not run
@@ -102,7 +102,7 @@ class CellProgress:
 
 
 @dataclass(slots=True)
-class Progress:
+class SweepProgress:
     """What became of every cell that the journal knows."""
 
     cells: dict[str, CellProgress] = field(default_factory=dict)
@@ -112,7 +112,7 @@ class Progress:
         return self.cells.setdefault(name, CellProgress())
 
     @classmethod
-    def fold(cls, events: Iterable[Event]) -> Progress:
+    def fold(cls, events: Iterable[Event]) -> SweepProgress:
         """From the events in their order."""
         progress = cls()
         for event in events:

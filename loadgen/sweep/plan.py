@@ -34,9 +34,18 @@ POLICIES = (
     "continuous:max_batch_size=4",
 )
 LOADS = (0.3, 0.5, 0.7, 0.8)
+POSITIVE = (
+    "num_prompts",
+    "duration",
+    "precision",
+    "cell_limit",
+    "tolerance",
+    "max_num_seqs",
+    "processes",
+)
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class SweepPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The measurement. Loads are fractions of each policy's largest stable rate; rates are per
     second.
     """
@@ -83,7 +92,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         }
         for name, value in canonical.items():
             msgspec.structs.force_setattr(self, name, value)
-        _check(self)
+        self._check()
+        self._check_numbers()
+        for text in self.slo:
+            parse_slo(text)
+        parse_distribution(self.output_tokens, remedy=SHORTER)
+        parse_distribution(self.prompt_tokens, remedy=SHORTER)
 
     @property
     def ordered_policies(self) -> tuple[str, ...]:
@@ -108,6 +122,78 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             return None
         return without_predictor(map(parse_policy, self.ordered_policies))
 
+    @property
+    def searches(self) -> list[tuple[str, int | None, str]]:
+        """Policy, limit and goal of each: saturation, or the text of an SLO."""
+        goals = ([SATURATION] if self.find_saturation else []) + list(self.slo)
+        return [
+            (policy, limit, goal)
+            for limit in self.max_output_tokens
+            for policy in self.ordered_policies
+            for goal in goals
+        ]
+
+    @property
+    def searches_in_words(self) -> str:
+        """How many searches there are, and for what."""
+        searches = self.searches
+        goals = Counter(goal for _, _, goal in searches)
+        given = {goal: f"{goal} (--slo)" for goal in self.slo} | {
+            SATURATION: f"{SATURATION} (--find-saturation)"
+        }
+        parts = [f"{number} for {given[goal]}" for goal, number in goals.items()]
+        return f"{counted(len(searches), 'search', 'searches')}: {', '.join(parts)}"
+
+    def differences(self, other: SweepPlan) -> list[str]:
+        """The fields that differ from those of another plan, one line each."""
+        before, after = msgspec.to_builtins(self), msgspec.to_builtins(other)
+        return [
+            f"{key}: {_shown(before[key])} there, {_shown(after[key])} here"
+            for key in before
+            if before[key] != after[key]
+        ]
+
+    def _check(self) -> None:
+        if self.base_url is not None:
+            check_base_url(self.base_url)
+        policies = self.ordered_policies
+        if len(set(self.orders)) < len(self.orders):
+            raise SpecError(f"got the orders {', '.join(self.orders)}; expected each once")
+        if not policies or len(set(policies)) < len(policies):
+            raise SpecError(
+                f"got the policies {', '.join(policies) or 'none'}; expected at least one, each "
+                "once"
+            )
+        if not (self.loads or self.request_rates or self.searches):
+            raise SpecError(
+                "got nothing to measure; expected --loads, --request-rates, --find-saturation or "
+                "--slo"
+            )
+        if self.loads and max(self.loads) >= 1 and not self.allow_unstable:
+            raise SpecError(
+                f"got load {max(self.loads):g}; expected loads below 1, or --allow-unstable to "
+                "see the queue grow"
+            )
+
+    def _check_numbers(self) -> None:
+        for name, values in (("loads", self.loads), ("request-rates", self.request_rates)):
+            if any(not 0 < value < math.inf for value in values) or len(set(values)) < len(values):
+                raise SpecError(f"got --{name} {_shown(values)}; expected different numbers > 0")
+        for name in POSITIVE:
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise SpecError(f"got --{name.replace('_', '-')} {value}; expected a number > 0")
+        if self.precision > TOO_WIDE:
+            raise SpecError(
+                f"got --precision {self.precision}; expected at most {TOO_WIDE}, beyond which a "
+                "run counts as too short"
+            )
+        for name, unit in (("bracket", "seconds"), ("repeat_noisy", "a number")):
+            if getattr(self, name) < 0:
+                raise SpecError(
+                    f"got --{name.replace('_', '-')} {getattr(self, name)}; expected {unit} >= 0"
+                )
+
 
 def _ordered(policy: Policy, order: str) -> Policy:
     try:
@@ -116,114 +202,24 @@ def _ordered(policy: Policy, order: str) -> Policy:
         raise SpecError(f"{error} (each policy is measured under each order)") from None
 
 
-def searches_of(plan: Plan) -> list[tuple[str, int | None, str]]:
-    """Policy, limit and goal of each: saturation, or the text of an SLO."""
-    goals = ([SATURATION] if plan.find_saturation else []) + list(plan.slo)
-    return [
-        (policy, limit, goal)
-        for limit in plan.max_output_tokens
-        for policy in plan.ordered_policies
-        for goal in goals
-    ]
-
-
-def searches_in_words(plan: Plan) -> str:
-    """How many searches there are, and for what."""
-    searches = searches_of(plan)
-    goals = Counter(goal for _, _, goal in searches)
-    given = {goal: f"{goal} (--slo)" for goal in plan.slo} | {
-        SATURATION: f"{SATURATION} (--find-saturation)"
-    }
-    parts = [f"{number} for {given[goal]}" for goal, number in goals.items()]
-    return f"{counted(len(searches), 'search', 'searches')}: {', '.join(parts)}"
-
-
-def save_plan(path: Path, plan: Plan) -> None:
+def save_plan(path: Path, plan: SweepPlan) -> None:
     """Write it; the folder is made. Raises CommandError."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(msgspec.json.format(msgspec.json.encode(plan), indent=1) + b"\n")
 
 
-def load_plan(path: Path) -> Plan:
+def load_plan(path: Path) -> SweepPlan:
     """Raises SpecError."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Plan)
+        return msgspec.json.decode(path.read_bytes(), type=SweepPlan)
     except (OSError, msgspec.MsgspecError) as error:
         raise SpecError(
             f"got {path.parent}; expected the folder of a sweep, with a plan.json ({error})"
         ) from None
 
 
-def differences(old: Plan, new: Plan) -> list[str]:
-    """What is not the same, one line each."""
-    before, after = msgspec.to_builtins(old), msgspec.to_builtins(new)
-    return [
-        f"{key}: {_shown(before[key])} there, {_shown(after[key])} here"
-        for key in before
-        if before[key] != after[key]
-    ]
-
-
 def _shown(value: Any) -> str:
     if isinstance(value, Sequence) and not isinstance(value, str):
         return ", ".join(map(_shown, value)) or "none"
     return "none" if value is None else str(value)
-
-
-def _check(plan: Plan) -> None:
-    if plan.base_url is not None:
-        check_base_url(plan.base_url)
-    policies = plan.ordered_policies
-    if len(set(plan.orders)) < len(plan.orders):
-        raise SpecError(f"got the orders {', '.join(plan.orders)}; expected each once")
-    if not policies or len(set(policies)) < len(policies):
-        raise SpecError(
-            f"got the policies {', '.join(policies) or 'none'}; expected at least one, each once"
-        )
-    if not (plan.loads or plan.request_rates or searches_of(plan)):
-        raise SpecError(
-            "got nothing to measure; expected --loads, --request-rates, --find-saturation or --slo"
-        )
-    if plan.loads and max(plan.loads) >= 1 and not plan.allow_unstable:
-        raise SpecError(
-            f"got load {max(plan.loads):g}; expected loads below 1, or --allow-unstable to see "
-            "the queue grow"
-        )
-    _check_numbers(plan)
-    parse_distribution(plan.output_tokens, remedy=SHORTER)
-    parse_distribution(plan.prompt_tokens, remedy=SHORTER)
-
-
-def _check_numbers(plan: Plan) -> None:
-    for name, values in (("loads", plan.loads), ("request-rates", plan.request_rates)):
-        if any(not 0 < value < math.inf for value in values) or len(set(values)) < len(values):
-            raise SpecError(f"got --{name} {_shown(values)}; expected different numbers > 0")
-    for name in (
-        "num_prompts",
-        "duration",
-        "precision",
-        "cell_limit",
-        "tolerance",
-        "max_num_seqs",
-        "processes",
-    ):
-        value = getattr(plan, name)
-        if value is not None and not value > 0:
-            raise SpecError(f"got --{name.replace('_', '-')} {value}; expected a number > 0")
-    _check_bounds(plan)
-    for text in plan.slo:
-        parse_slo(text)
-
-
-def _check_bounds(plan: Plan) -> None:
-    if plan.precision > TOO_WIDE:
-        raise SpecError(
-            f"got --precision {plan.precision}; expected at most {TOO_WIDE}, beyond which a run "
-            "counts as too short"
-        )
-    for name, unit in (("bracket", "seconds"), ("repeat_noisy", "a number")):
-        if getattr(plan, name) < 0:
-            raise SpecError(
-                f"got --{name.replace('_', '-')} {getattr(plan, name)}; expected {unit} >= 0"
-            )

@@ -20,8 +20,8 @@ from loadgen.sending.client.endpoint import look_at, with_lengths
 from loadgen.sending.client.target import NO_KEYS, Keys
 from loadgen.sending.operating_system import pin_to_gateway_cpus
 from loadgen.sweep.gateway import GivenGateway, OwnGateway, SweptGateway, bounds_of, until_idle
-from loadgen.sweep.grid import Basis, Bounds
-from loadgen.sweep.plan import Plan
+from loadgen.sweep.grid import Basis, EngineBounds
+from loadgen.sweep.plan import SweepPlan
 from loadgen.sweep.status import Status
 from loadgen.sweep.store import Store
 from policies.text import SpecError
@@ -37,7 +37,7 @@ STARTING, CALIBRATING = 10.0, 15.0  # seconds, about
 class Rig:
     """The test rig of one session: its gateway and what is known of it."""
 
-    plan: Plan
+    plan: SweepPlan
     store: Store
     status: Status
     gateway: SweptGateway
@@ -49,7 +49,9 @@ class Rig:
     keys: Keys = NO_KEYS
 
     @classmethod
-    def of(cls, plan: Plan, store: Store, status: Status, port: int, keys: Keys = NO_KEYS) -> Rig:
+    def of(
+        cls, plan: SweepPlan, store: Store, status: Status, port: int, keys: Keys = NO_KEYS
+    ) -> Rig:
         """With a gateway of its own, or the one that the plan names."""
         gateway = (
             GivenGateway(plan.base_url, keys)
@@ -76,7 +78,7 @@ class Rig:
         if calibrated is None:
             law = await self._calibrated(bounds)
             self.store.append("calibrated", law=str(law), bounds=msgspec.to_builtins(bounds))
-        elif (known := msgspec.convert(calibrated["bounds"], Bounds)) != bounds:
+        elif (known := msgspec.convert(calibrated["bounds"], EngineBounds)) != bounds:
             raise SpecError(
                 f"got a gateway with {bounds}; expected one with {known}, with which the sweep "
                 "began"
@@ -152,7 +154,7 @@ class Rig:
         if note is not None:
             self.status.note(note)
 
-    async def _calibrated(self, bounds: Bounds) -> LatencyModel:
+    async def _calibrated(self, bounds: EngineBounds) -> LatencyModel:
         if self.plan.latency is not None:
             law = load_law(self.plan.latency).at_speed(1.0)
             if warning := poor_fit_of(self.plan.latency):

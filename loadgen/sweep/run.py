@@ -20,11 +20,11 @@ from typing import Any
 import msgspec
 
 from loadgen.gateway.gateway_process import GatewayError
-from loadgen.sweep.cell import Begun, CellRun, Sending, begin, gateway_side
+from loadgen.sweep.cell import CellRun, CellSender, StartedCell, begin, gateway_side
 from loadgen.sweep.gateway import stop_left_behind
-from loadgen.sweep.grid import Cell, planned_cells
+from loadgen.sweep.grid import SweepCell, planned_cells
 from loadgen.sweep.journal import Event, damage
-from loadgen.sweep.plan import Plan, searches_in_words, searches_of
+from loadgen.sweep.plan import SweepPlan
 from loadgen.sweep.rig import Rig
 from loadgen.sweep.status import Status
 from loadgen.sweep.store import Store
@@ -46,7 +46,7 @@ def speed_change(done: Event) -> float:
 class Sweep:
     """One session of a plan in a folder."""
 
-    plan: Plan
+    plan: SweepPlan
     store: Store
     status: Status
     rig: Rig
@@ -66,21 +66,21 @@ class Sweep:
             return
         try:
             await self.rig.open()
-            if searches_of(self.plan):
-                self.status.note(searches_in_words(self.plan))
+            if self.plan.searches:
+                self.status.note(self.plan.searches_in_words)
             cells = await self._planned()
             for number, cell in enumerate(cells, start=1):
                 self.status.left_after = sum(
                     self.seconds(later) for later in cells[number:] if self._is_left(later)
                 )
                 await self.measure(cell, f"cell {number}/{len(cells)}")
-            if searches_of(self.plan):
+            if self.plan.searches:
                 await search(self)
             self.store.append("finished")
         finally:
             await self.rig.close()
 
-    async def measure(self, cell: Cell, place: str) -> None:
+    async def measure(self, cell: SweepCell, place: str) -> None:
         """Return when the cell is done, refused, or has failed too often; `place` names it in
         what is shown.
         """
@@ -93,7 +93,7 @@ class Sweep:
         else:
             await self._attempts(cell, place)
 
-    async def _attempts(self, cell: Cell, place: str) -> None:
+    async def _attempts(self, cell: SweepCell, place: str) -> None:
         for _ in range(ATTEMPTS):
             try:
                 run = await self._attempt(cell, f"{place}, {cell}")
@@ -117,7 +117,7 @@ class Sweep:
         )
         self.status.note(f"{place}, {cell}: {given_up}")
 
-    async def _attempt(self, cell: Cell, shown: str) -> CellRun:
+    async def _attempt(self, cell: SweepCell, shown: str) -> CellRun:
         rig = self.rig
         before = await rig.speed_now()
         begun = await begin(rig.gateway.client, rig.gateway.record_file, cell, self.status.note)
@@ -130,7 +130,7 @@ class Sweep:
         self.store.append("started", cell=cell.name, attempt=attempt, **where)
         self.status.phase(shown, self.seconds(cell))
         rig.speed = None
-        run = await Sending(
+        run = await CellSender(
             client=rig.gateway.client,
             begun=begun,
             cell=cell,
@@ -195,13 +195,13 @@ class Sweep:
         )
         self.status.note(f"{shown}: {stopped}")
 
-    def seconds(self, cell: Cell) -> float:
+    def seconds(self, cell: SweepCell) -> float:
         """That a cell takes, about."""
         return cell.seconds + self.plan.bracket + OVERHEAD
 
     # noise
 
-    def _was_disturbed(self, cell: Cell) -> bool:
+    def _was_disturbed(self, cell: SweepCell) -> bool:
         """Whether its mean says more about the machine than about the queue, and it may be
         measured again.
         """
@@ -212,7 +212,7 @@ class Sweep:
             and speed_change(known.done) > MOST_CHANGE
         )
 
-    def _set_aside(self, cell: Cell, shown: str) -> None:
+    def _set_aside(self, cell: SweepCell, shown: str) -> None:
         known = self.store.progress.of(cell.name)
         assert known.done is not None
         changed = speed_change(known.done)
@@ -229,7 +229,7 @@ class Sweep:
 
     # the journal
 
-    def _is_done(self, cell: Cell) -> bool:
+    def _is_done(self, cell: SweepCell) -> bool:
         done = self.store.progress.of(cell.name).done
         if done is None:
             return False
@@ -249,15 +249,15 @@ class Sweep:
             for cell in cells
         )
 
-    def _is_refused(self, cell: Cell) -> bool:
+    def _is_refused(self, cell: SweepCell) -> bool:
         return cell.load >= 1 and not self.plan.allow_unstable and cell.purpose == "grid"
 
-    def _is_left(self, cell: Cell) -> bool:
+    def _is_left(self, cell: SweepCell) -> bool:
         return (
             self.store.progress.of(cell.name).done is None or self._was_disturbed(cell)
         ) and not self._is_refused(cell)
 
-    def _refuse(self, cell: Cell) -> None:
+    def _refuse(self, cell: SweepCell) -> None:
         reason = (
             f"load {cell.load:.3g} by the law: the queue would grow without bound; "
             "--allow-unstable runs it anyway"
@@ -271,7 +271,7 @@ class Sweep:
         for name, known in list(self.store.progress.cells.items()):
             if (started := known.open) is None:
                 continue
-            begun = Begun(
+            begun = StartedCell(
                 started["epoch"], self.store.folder / started["record_file"], started["offset"]
             )
             files = self.store.salvage_load_side(name, started["attempt"])
@@ -290,7 +290,7 @@ class Sweep:
         names = ("output_tokens", "prompt_tokens", "predictor")
         return {name: getattr(self.plan, name) for name in names}
 
-    async def _planned(self) -> list[Cell]:
+    async def _planned(self) -> list[SweepCell]:
         """As planned at the first start: lengths are advised once."""
         if self.store.journal.last("planned") is None:
             self.status.phase("planning the cells")

@@ -11,8 +11,8 @@ import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from loadgen.sweep.grid import LEAST_SECONDS, Basis, Cell, cell_name
-from loadgen.sweep.slo import SATURATION, Slo
+from loadgen.sweep.grid import LEAST_SECONDS, Basis, SweepCell, cell_name
+from loadgen.sweep.slo import SATURATION, ObservedSlo
 from policies import Fixed, is_first_come
 from queueing.errors import PredictionError
 from queueing.model import Model
@@ -28,7 +28,7 @@ LEAST_REQUESTS, MOST_REQUESTS = 300, 20_000
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class RateBracket:
     """The bracket: 0 where no probe passed, infinite where none failed."""
 
     low: float
@@ -45,9 +45,9 @@ async def bisect(
     start: float,
     tolerance: float,
     most: int = MOST_PROBES,
-) -> Found:
+) -> RateBracket:
     """Around `start`, with at most `most` probes."""
-    found, down, up = Found(0.0, math.inf, 0), start / FIRST, start * FIRST
+    found, down, up = RateBracket(0.0, math.inf, 0), start / FIRST, start * FIRST
     while found.probes < most and not found.within(tolerance):
         rate = (
             down
@@ -58,12 +58,12 @@ async def bisect(
         )
         if await passes(rate):
             found, up = (
-                Found(rate, found.high, found.probes + 1),
+                RateBracket(rate, found.high, found.probes + 1),
                 max(up, rate * WIDEN) if rate >= up else up,
             )
         else:
             found, down = (
-                Found(found.low, rate, found.probes + 1),
+                RateBracket(found.low, rate, found.probes + 1),
                 min(down, rate / WIDEN) if rate <= down else down,
             )
     return found
@@ -87,7 +87,7 @@ def probe_requests(model: Model, rate: float, tolerance: float) -> int:
     )
 
 
-def probe_cell(basis: Basis, policy: str, limit: int | None, goal: str, rate: float) -> Cell:
+def probe_cell(basis: Basis, policy: str, limit: int | None, goal: str, rate: float) -> SweepCell:
     """One probe of a search."""
     plan, model, saturation = basis.plan, basis.model(policy, limit), goal == SATURATION
     own_length = saturation and plan.num_prompts is None and plan.duration is None
@@ -96,7 +96,7 @@ def probe_cell(basis: Basis, policy: str, limit: int | None, goal: str, rate: fl
         rate,
         probe_requests(model, rate, plan.tolerance) if own_length else basis.needed(model, rate),
     )
-    return Cell(
+    return SweepCell(
         name=cell_name(policy, limit, f"{goal}-probe-{rate:.6g}"),
         policy=policy,
         load=model.load(rate),
@@ -122,7 +122,7 @@ def first_rate(model: Model, predicted: float | None) -> float:
     return predicted or model.largest_stable_rate / 2
 
 
-def predicted_rate(model: Model, slo: Slo | None) -> float | None:
+def predicted_rate(model: Model, slo: ObservedSlo | None) -> float | None:
     """The largest stable rate, or the largest at which the predicted quantity keeps its bound;
     None where no method gives it.
     """

@@ -16,10 +16,9 @@ import numpy as np
 
 from loadgen.gateway.gateway_process import GatewayError
 from loadgen.sweep.journal import Event
-from loadgen.sweep.plan import searches_of
 from loadgen.sweep.run import Sweep
-from loadgen.sweep.saturation import Found, bisect, first_rate, predicted_rate, probe_cell
-from loadgen.sweep.slo import Slo, slo_of
+from loadgen.sweep.saturation import RateBracket, bisect, first_rate, predicted_rate, probe_cell
+from loadgen.sweep.slo import ObservedSlo, slo_of
 from policies.text import counted
 
 
@@ -30,13 +29,13 @@ class Search:
     sweep: Sweep
     policy: str
     limit: int | None
-    goal: str  # as `searches_of` has it
+    goal: str  # as `Plan.searches` has it
     speeds: list[float] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     probes: int = 0
 
     @property
-    def _slo(self) -> Slo | None:
+    def _slo(self) -> ObservedSlo | None:
         return slo_of(self.goal)
 
     async def run(self) -> None:
@@ -56,7 +55,7 @@ class Search:
         )
 
     def _write(
-        self, found: Found, predicted: float | None, at_speed: float | None, speed: float
+        self, found: RateBracket, predicted: float | None, at_speed: float | None, speed: float
     ) -> None:
         self.sweep.store.append(
             "search",
@@ -111,7 +110,7 @@ async def search_all(sweep: Sweep) -> None:
         for event in sweep.store.journal.events
         if event["event"] == "search"
     }
-    for policy, limit, goal in searches_of(sweep.plan):
+    for policy, limit, goal in sweep.plan.searches:
         if (policy, limit, goal) not in done:
             sweep.status.left_after = 0.0
             await Search(sweep, policy, limit, goal).run()

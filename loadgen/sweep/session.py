@@ -19,7 +19,7 @@ from loadgen.report.conditions import broken, parse_conditions
 from loadgen.sending.client.target import NO_KEYS, Keys
 from loadgen.sending.operating_system import cancelled_by
 from loadgen.sweep.gateway import GivenGateway
-from loadgen.sweep.plan import Plan
+from loadgen.sweep.plan import SweepPlan
 from loadgen.sweep.report.report import as_json, print_results, write_results
 from loadgen.sweep.report.report_data import of_sweep
 from loadgen.sweep.report.results import Results, results_of
@@ -34,7 +34,7 @@ DONE, FAILED, CHECK_FAILED, INTERRUPTED = 0, 1, 3, 130
 
 
 async def run_session(
-    plan: Plan,
+    plan: SweepPlan,
     folder: Path,
     port: int,
     assertions: Sequence[str],
@@ -47,7 +47,13 @@ async def run_session(
     Raises GatewayError where no cell was measured or a key is refused.
     """
     conditions = parse_conditions(assertions)
-    await _check_gateway(plan, folder, keys)
+    if plan.base_url and not await asyncio.to_thread((folder / "plan.json").exists):
+        gateway = GivenGateway(plan.base_url, keys)
+        try:  # before anything is written
+            await gateway.start()
+        finally:
+            await gateway.stop()
+    loop = asyncio.get_running_loop()
     store = Store.open(folder, plan)
     async with Status(sys.stderr) as status:
         rig = Rig.of(plan, store, status, port, keys)
@@ -59,7 +65,12 @@ async def run_session(
                 f"plan in {folder}/, starts anew"
             )
             return INTERRUPTED
-        results = await _results(folder, status)
+
+        def on_cell(number: int, count: int) -> None:
+            loop.call_soon_threadsafe(status.phase, f"setting cell {number}/{count} beside theory")
+
+        status.left_after = 0.0
+        results = await asyncio.to_thread(results_of, folder, on_cell)
         status.phase("writing the report")
         data = await asyncio.to_thread(of_sweep, folder, results)
         written = await asyncio.to_thread(write_results, store, results, data)
@@ -67,7 +78,13 @@ async def run_session(
     _print(results, written, ended, json=json)
     if ended.interrupted:
         return INTERRUPTED
-    return _status(results, ended.error, broken(conditions, data))
+    something = results.comparisons or results.searches or results.of("unstable")
+    if ended.error or not something or results.of("missing") or results.missing_searches:
+        return FAILED
+    not_held = broken(conditions, data)
+    for line in not_held:
+        _say(line)
+    return CHECK_FAILED if not_held else DONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,36 +110,6 @@ async def _measure(sweep: Sweep) -> _Ended:
                 raise
             return _Ended(error=str(lost))
     return _Ended()
-
-
-def _status(results: Results, error: str | None, not_held: Sequence[str]) -> int:
-    something = results.comparisons or results.searches or results.of("unstable")
-    if error or not something or results.of("missing") or results.missing_searches:
-        return FAILED
-    for line in not_held:
-        _say(line)
-    return CHECK_FAILED if not_held else DONE
-
-
-async def _check_gateway(plan: Plan, folder: Path, keys: Keys) -> None:
-    """Of a gateway that runs already, before anything is written. Raises GatewayError."""
-    if not plan.base_url or (folder / "plan.json").exists():
-        return
-    gateway = GivenGateway(plan.base_url, keys)
-    try:
-        await gateway.start()
-    finally:
-        await gateway.stop()
-
-
-async def _results(folder: Path, status: Status) -> Results:
-    loop = asyncio.get_running_loop()
-    status.left_after = 0.0
-
-    def on_cell(number: int, count: int) -> None:
-        loop.call_soon_threadsafe(status.phase, f"setting cell {number}/{count} beside theory")
-
-    return await asyncio.to_thread(results_of, folder, on_cell)
 
 
 def _print(results: Results, written: Sequence[Path], ended: _Ended, *, json: bool) -> None:

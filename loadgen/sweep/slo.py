@@ -20,7 +20,7 @@ SATURATION = "saturation"  # the goal of a search without an SLO
 
 
 @dataclass(frozen=True, slots=True)
-class Slo:
+class ObservedSlo:
     """A statistic of a duration that must not exceed `bound` seconds."""
 
     text: str
@@ -67,12 +67,12 @@ class Slo:
         return float("inf") if value is None else float(value)
 
 
-def slo_of(goal: str) -> Slo | None:
+def slo_of(goal: str) -> ObservedSlo | None:
     """Of a search: None where it looks for saturation."""
     return None if goal == SATURATION else parse_slo(goal)
 
 
-def parse_slo(text: str) -> Slo:
+def parse_slo(text: str) -> ObservedSlo:
     """`STAT_QUANTITY=DURATION`. Raises SpecError."""
     read = read_slo(text)
     if read.quantity not in ANSWERED:
@@ -80,4 +80,4 @@ def parse_slo(text: str) -> Slo:
             f"got --slo {text!r}; expected one of {', '.join(ANSWERED)}: a gateway's records have "
             f"no {read.quantity}"
         )
-    return Slo(text, read.statistic, read.level, read.quantity, read.seconds)
+    return ObservedSlo(text, read.statistic, read.level, read.quantity, read.seconds)

@@ -18,8 +18,8 @@ DRAW_PERIOD = 0.5
 
 
 class Status:
-    """Also shows the counters of a load run (`loadgen.sending.run.Progress`). `notes_only`: outside
-    of a terminal nothing but the notes is written.
+    """Also a `loadgen.sending.run.ProgressDisplay`: shows the counters of a load run. With
+    `notes_only` nothing but the notes is written outside of a terminal.
     """
 
     def __init__(

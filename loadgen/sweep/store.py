@@ -23,8 +23,8 @@ from typing import Any
 import msgspec
 
 from loadgen.sweep.cell import CellRun
-from loadgen.sweep.journal import Event, Journal, Progress, digest, read_journal
-from loadgen.sweep.plan import Plan, differences, load_plan, save_plan
+from loadgen.sweep.journal import Event, Journal, SweepProgress, digest, read_journal
+from loadgen.sweep.plan import SweepPlan, load_plan, save_plan
 from policies.text import SpecError
 from queueing.latency.profile import Profile, poor_fit_of
 from queueing.measurement.paths import writing
@@ -37,16 +37,23 @@ class Store:
 
     folder: Path
     journal: Journal
-    progress: Progress
+    progress: SweepProgress
 
     @classmethod
-    def open(cls, folder: Path, plan: Plan) -> Store:
+    def open(cls, folder: Path, plan: SweepPlan) -> Store:
         """Begin in a folder, or go on where its plan is the same. Raises SpecError where it is
         not and cells were measured.
         """
         if (folder / "plan.json").exists():
-            if different := differences(load_plan(folder / "plan.json"), plan):
-                _begin_anew(folder, plan, different)
+            if different := load_plan(folder / "plan.json").differences(plan):
+                if _has_begun(read_journal(folder / "journal.jsonl")[0]):
+                    raise SpecError(
+                        f"got {folder}, which holds another sweep ({'; '.join(different)}); "
+                        "expected the same plan: give another folder with --output, or delete "
+                        f"{folder}"
+                    )
+                (folder / "journal.jsonl").unlink(missing_ok=True)
+                save_plan(folder / "plan.json", plan)
         elif folder.exists() and any(folder.iterdir()):
             raise SpecError(
                 f"got {folder}, which is not empty and holds no sweep; expected an empty folder, "
@@ -55,7 +62,7 @@ class Store:
         else:
             save_plan(folder / "plan.json", plan)
         journal = Journal(folder / "journal.jsonl")
-        return cls(folder, journal, Progress.fold(journal.events))
+        return cls(folder, journal, SweepProgress.fold(journal.events))
 
     def is_unmeasured(self) -> bool:
         """Whether no cell was begun that did not fail."""
@@ -141,18 +148,6 @@ class Store:
         """The law that the sweep goes by."""
         with _replacing(self.folder / "profile.json") as path:
             profile.save(path)
-
-
-def _begin_anew(folder: Path, plan: Plan, different: Iterable[str]) -> None:
-    """Another plan in a folder without a measured cell. Raises SpecError where there is one."""
-    events, _ = read_journal(folder / "journal.jsonl")
-    if _has_begun(events):
-        raise SpecError(
-            f"got {folder}, which holds another sweep ({'; '.join(different)}); "
-            f"expected the same plan: give another folder with --output, or delete {folder}"
-        )
-    (folder / "journal.jsonl").unlink(missing_ok=True)
-    save_plan(folder / "plan.json", plan)
 
 
 def _has_begun(events: Sequence[Event]) -> bool:

@@ -26,7 +26,7 @@ from bench.live.observation import block_speeds, seen_in
 from bench.live.page import write_page
 from bench.live.schedule import Schedule
 from loadgen.gateway.gateway_process import free_port
-from loadgen.sweep.grid import Basis, Bounds
+from loadgen.sweep.grid import Basis, EngineBounds
 from policies import parse_policy
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.estimation.speed.batch_times import BatchTimes
@@ -320,7 +320,7 @@ def test_a_longer_cell_runs_as_long_as_the_run_length_rule_advises() -> None:
     basis = Basis(
         plan,
         parse_law("k1=0.0003,k2=0.0014,k3=0.00002,k4=0.0012,cv=0.12"),
-        Bounds(max_num_seqs=16, max_model_len=2048),
+        EngineBounds(max_num_seqs=16, max_model_len=2048),
     )
     point = next(point for point in points(plan) if point.longer)
     model = model_of(basis, point)
@@ -340,7 +340,7 @@ def test_calls_of_two_sequences_ask_for_half_as_many_calls() -> None:
     basis = Basis(
         plan,
         parse_law("k1=0.0003,k2=0.0014,k3=0.00002,k4=0.0012"),
-        Bounds(max_num_seqs=16, max_model_len=2048),
+        EngineBounds(max_num_seqs=16, max_model_len=2048),
     )
     pairs = next(point for point in points(plan) if point.sequences == 2)
     alone = dataclasses.replace(pairs, sequences=1)
@@ -389,7 +389,7 @@ def test_cells_share_the_time_that_there_is() -> None:
     basis = Basis(
         plan,
         parse_law("k1=0.0003,k2=0.0014,k3=0.00002,k4=0.0012,cv=0.12"),
-        Bounds(max_num_seqs=16, max_model_len=2048),
+        EngineBounds(max_num_seqs=16, max_model_len=2048),
     )
     every = list(points(plan))[:2]
     schedule = Schedule(basis, QUIET_MACHINE)

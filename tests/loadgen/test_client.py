@@ -16,7 +16,7 @@ from aiohttp import web
 
 from loadgen.sending.client.client import LoadError, Target, run_prefix, timing
 from loadgen.sending.client.endpoint import look_at
-from loadgen.sending.client.stream import Answer
+from loadgen.sending.client.stream import StreamedAnswer
 from loadgen.sending.in_flight import InFlightRequests
 from loadgen.sending.pacing import BURST
 from loadgen.sending.run import Counters, LoadResult, RunOutput, SendOptions, run_load
@@ -86,9 +86,9 @@ def test_token_instants_are_kept_where_asked_and_the_first_byte_always(
 ) -> None:
     """Every token is sent 20 ms after the client has read the one before."""
     fed: list[bytes] = []
-    feed = Answer.feed
+    feed = StreamedAnswer.feed
 
-    def noting(answer: Answer, data: bytes, now: float) -> None:
+    def noting(answer: StreamedAnswer, data: bytes, now: float) -> None:
         feed(answer, data, now)
         fed.append(data)
 
@@ -102,7 +102,7 @@ def test_token_instants_are_kept_where_asked_and_the_first_byte_always(
         await response.write(usage(5, 3) + DONE)
         return response
 
-    monkeypatch.setattr(Answer, "feed", noting)
+    monkeypatch.setattr(StreamedAnswer, "feed", noting)
 
     for asked in (False, True):
         result, _ = load(slowly, token_times=asked)

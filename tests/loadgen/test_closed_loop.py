@@ -18,7 +18,7 @@ from loadgen.sending.client.client import Target
 from loadgen.sending.client.target import LoadError
 from loadgen.sending.job import Counters, row_of
 from loadgen.sending.pacing import Clock, Spin, TimerFd
-from loadgen.sending.run import ClosedLoop, LoadResult, SendOptions, run_load
+from loadgen.sending.run import ClosedLoopUsers, LoadResult, SendOptions, run_load
 from queueing.arrivals.timetable import Timetable
 from queueing.measurement.record import Record
 from tests.eventually import eventually
@@ -70,7 +70,7 @@ def run(
 
 
 def test_users_send_one_request_after_the_other() -> None:
-    result, counting, server = run(12, together=3, closed_loop=ClosedLoop(users=3))
+    result, counting, server = run(12, together=3, closed_loop=ClosedLoopUsers(users=3))
     assert counting.most == 3
     assert len(server.bodies) == 12
     assert {r.outcome for r in result.records} == {"completed"}
@@ -85,12 +85,12 @@ def test_users_send_one_request_after_the_other() -> None:
 @pytest.mark.slow
 def test_a_users_next_request_is_not_late() -> None:
     """Needs a calm machine."""
-    result, _, _ = run(12, closed_loop=ClosedLoop(users=3))
+    result, _, _ = run(12, closed_loop=ClosedLoopUsers(users=3))
     assert result.lateness.p50 < 0.01
 
 
 def test_think_times_pass_before_each_request() -> None:
-    result, _, _ = run(4, closed_loop=ClosedLoop(users=1, think_times=np.full(4, 0.03)))
+    result, _, _ = run(4, closed_loop=ClosedLoopUsers(users=1, think_times=np.full(4, 0.03)))
     for previous, record in zip(result.records, result.records[1:], strict=False):
         assert record.intended_at is not None
         assert previous.released_at is not None
@@ -115,14 +115,16 @@ def test_think_times_run_on_the_senders_clock(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(loadgen.sending.closed_loop, "Alarms", AtOnce)
     thinking = np.full(4, 3600.0)  # no instant is over before it is asked for
-    result, _, _ = run(4, closed_loop=ClosedLoop(users=1, think_times=thinking))
+    result, _, _ = run(4, closed_loop=ClosedLoopUsers(users=1, think_times=thinking))
     assert [type(clock) for clock in clocks] == [TimerFd if sys.platform == "linux" else Spin]
     assert asked == [record.intended_at for record in result.records]
 
 
 def test_every_row_is_sent_though_another_user_finds_none_left() -> None:
     """The last row's user still thinks when the other two have nothing more to do."""
-    result, _, _ = run(10, closed_loop=ClosedLoop(users=3, think_times=np.array([0.0] * 9 + [0.3])))
+    result, _, _ = run(
+        10, closed_loop=ClosedLoopUsers(users=3, think_times=np.array([0.0] * 9 + [0.3]))
+    )
     assert [row_of(record) for record in result.records] == list(range(10))
 
 
@@ -130,7 +132,7 @@ def test_a_user_whose_time_is_over_does_not_end_the_others_time() -> None:
     """The first user would think beyond the duration; the other one goes on, here until it has
     sent two.
     """
-    closed = ClosedLoop(users=2, think_times=np.array([600.0] + [0.02] * 49), duration=300.0)
+    closed = ClosedLoopUsers(users=2, think_times=np.array([600.0] + [0.02] * 49), duration=300.0)
     result = interrupted_after(2, Timetable(np.zeros(50), np.full(50, 3), np.full(50, 2)), closed)
     assert row_of(result.records[0]) == 1
     assert len(result.records) >= 2
@@ -141,7 +143,7 @@ class Prompt:
     and for their job.
     """
 
-    def __init__(self, closed: ClosedLoop) -> None:
+    def __init__(self, closed: ClosedLoopUsers) -> None:
         self.job, self.options = self, SendOptions(closed_loop=closed)
         self.intended: list[float] = []
         self.counters = Counters(asked=len(self))
@@ -166,7 +168,7 @@ class Prompt:
 
 
 def test_users_send_until_the_duration_is_over() -> None:
-    in_flight = Prompt(ClosedLoop(users=2, duration=1.52))
+    in_flight = Prompt(ClosedLoopUsers(users=2, duration=1.52))
 
     async def main() -> None:
         await loadgen.sending.closed_loop.closed_loop(in_flight, 0.0)  # type: ignore[arg-type]
@@ -177,7 +179,7 @@ def test_users_send_until_the_duration_is_over() -> None:
 
 
 def test_nobody_sends_after_the_duration() -> None:
-    result, _, server = run(1000, closed_loop=ClosedLoop(users=2, duration=1.5))
+    result, _, server = run(1000, closed_loop=ClosedLoopUsers(users=2, duration=1.5))
     instants = [record.intended_at for record in result.records if record.intended_at is not None]
     assert not instants or max(instants) - min(instants) < 1.5
     assert len(result.records) <= 62  # a machine that stands still sends fewer, or none, never more
@@ -185,7 +187,7 @@ def test_nobody_sends_after_the_duration() -> None:
     assert not result.interrupted
 
 
-def interrupted_after(requests: int, table: Timetable, closed: ClosedLoop) -> LoadResult:
+def interrupted_after(requests: int, table: Timetable, closed: ClosedLoopUsers) -> LoadResult:
     """A run that is cancelled when the server has got so many."""
 
     async def main() -> LoadResult:
@@ -207,7 +209,7 @@ def interrupted_after(requests: int, table: Timetable, closed: ClosedLoop) -> Lo
 
 def test_an_interrupt_keeps_the_records_of_a_closed_loop() -> None:
     result = interrupted_after(
-        2, Timetable(np.zeros(5000), np.full(5000, 3), np.full(5000, 2)), ClosedLoop(users=2)
+        2, Timetable(np.zeros(5000), np.full(5000, 3), np.full(5000, 2)), ClosedLoopUsers(users=2)
     )
     assert result.interrupted
     assert 2 <= len(result.records) < 5000
@@ -252,7 +254,7 @@ def test_who_waited_for_a_place_until_the_end_has_a_record() -> None:
 
 def test_more_users_than_files_is_one_line() -> None:
     with pytest.raises(LoadError, match="ulimit"):
-        run(3, closed_loop=ClosedLoop(users=1 << 30))
+        run(3, closed_loop=ClosedLoopUsers(users=1 << 30))
 
 
 def test_a_bug_in_one_request_ends_the_run_loudly() -> None:
@@ -267,7 +269,7 @@ def test_a_bug_in_one_request_ends_the_run_loudly() -> None:
             Broken(base_url="http://127.0.0.1:9", model="m"),
             table,
             seed=1,
-            options=SendOptions(closed_loop=ClosedLoop(users=2)),
+            options=SendOptions(closed_loop=ClosedLoopUsers(users=2)),
         )
 
     with pytest.raises(RuntimeError, match="a bug"):
@@ -294,7 +296,7 @@ def test_failures_end_a_run_only_where_so_many_follow_one_another() -> None:
                 target,
                 table,
                 seed=1,
-                options=SendOptions(closed_loop=ClosedLoop(users=1), max_errors=3),
+                options=SendOptions(closed_loop=ClosedLoopUsers(users=1), max_errors=3),
             )
 
     result = asyncio.run(main())

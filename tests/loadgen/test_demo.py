@@ -22,8 +22,8 @@ import pytest
 from rich.console import Console
 
 from kendall import cli
-from loadgen.commands.demo import Plan, Progress, _Demo
-from loadgen.commands.demo_report import Cell, conclusion, print_report
+from loadgen.commands.demo import Demo, DemoPlan, DemoProgress
+from loadgen.commands.demo_report import DemoCell, conclusion, print_report
 from loadgen.compare.comparison import Comparison, Estimate, Quantity
 from loadgen.gateway.gateway_process import GatewayProcess, free_port
 from loadgen.sending.job import Counters
@@ -73,17 +73,17 @@ def test_arguments_are_checked_before_an_engine_starts(
 
 
 def test_two_policies_of_one_name_have_files_of_their_own() -> None:
-    plan = Plan(policies=("single", "fixed:batch_size=4", "fixed:batch_size=8,max_wait=1"))
+    plan = DemoPlan(policies=("single", "fixed:batch_size=4", "fixed:batch_size=8,max_wait=1"))
     names = {plan.name(load, policy) for load, policy in plan.cells}
     assert len(names) == len(plan.cells)
     assert {"0.3-single", "0.3-fixed-batch_size-4", "0.5-fixed-batch_size-8-max_wait-1"} <= names
-    assert Plan().name(0.3, "fixed:batch_size=4") == "0.3-fixed"
+    assert DemoPlan().name(0.3, "fixed:batch_size=4") == "0.3-fixed"
 
 
 def test_outside_of_a_terminal_a_cell_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan = Plan(policies=("dynamic", "single"), loads=(0.3, 0.5))
+    plan = DemoPlan(policies=("dynamic", "single"), loads=(0.3, 0.5))
     asked: list[tuple[str, float, str]] = []
 
     async def sent(_: object, policy: str, load: float, law: LatencyModel) -> tuple[None, float]:
@@ -94,16 +94,16 @@ def test_outside_of_a_terminal_a_cell_is_one_line(
     async def calibrated(_: object) -> Profile:
         return Profile(name="tiny", law=LatencyModel(k2=0.1, k4=0.01, speed=1.3))
 
-    async def main() -> list[Cell]:
-        async with Progress(plan) as progress:
-            return await _Demo(plan, gateway, progress).run()
+    async def main() -> list[DemoCell]:
+        async with DemoProgress(plan) as progress:
+            return await Demo(plan, gateway, progress).run()
 
     gateway = GatewayProcess([], 1, Path("gateway.log"))
     monkeypatch.setattr(gateway, "ready", lambda: asyncio.sleep(0))
     monkeypatch.setattr("loadgen.commands.demo.pin_to_gateway_cpus", lambda: None)
-    for name, stand_in in (("_cell", sent), ("_calibrated", calibrated)):
-        monkeypatch.setattr(_Demo, name, stand_in)
-    monkeypatch.setattr(_Demo, "_compare", lambda *_: cell("single", 0.3).comparison)
+    for name, stand_in in (("measure", sent), ("calibrate", calibrated)):
+        monkeypatch.setattr(Demo, name, stand_in)
+    monkeypatch.setattr(Demo, "compare", lambda *_: cell("single", 0.3).comparison)
     found = run_virtual(main())
     assert [(each.load, each.policy) for each in found] == plan.cells
     assert {law for *_, law in asked} == {str(LatencyModel(k2=0.1, k4=0.01))}, (
@@ -131,9 +131,9 @@ def test_a_law_that_fits_poorly_is_a_warning_on_the_terminal(
         return profile.to_dict()
 
     async def main() -> None:
-        await _Demo(plan, gateway, Progress(plan))._calibrated()
+        await Demo(plan, gateway, DemoProgress(plan)).calibrate()
 
-    plan = Plan(folder=tmp_path)
+    plan = DemoPlan(folder=tmp_path)
     monkeypatch.setattr(gateway, "ask", answer)
     asyncio.run(main())
     said = capsys.readouterr().err
@@ -152,7 +152,7 @@ def test_a_law_that_fits_poorly_is_a_warning_on_the_terminal(
 
 def test_progress_counts_the_cells_and_the_time_to_go_within_eighty_columns() -> None:
     async def lines() -> list[str]:
-        progress = Progress(plan := Plan())
+        progress = DemoProgress(plan := DemoPlan())
         progress.phase("the engine starts", 35.0)
         seen = [progress.line]
         progress._counters = Counters(asked=12345, completed=12345)
@@ -336,7 +336,7 @@ def cell(
     half_width: float = 0.004,
     measured: float | None = 0.101,
     n: int = 600,
-) -> Cell:
+) -> DemoCell:
     """A cell whose pairs differ by observed - modelled, with that half width."""
 
     def estimate(mean: float | None, width: float = 0.001) -> Estimate | None:
@@ -362,10 +362,10 @@ def cell(
         queueing_delay=quantity,
         sojourn_time=quantity,
     )
-    return Cell(policy, load, comparison)
+    return DemoCell(policy, load, comparison)
 
 
-def disturbed(found: Cell, others: int) -> Cell:
+def disturbed(found: DemoCell, others: int) -> DemoCell:
     return dataclasses.replace(
         found, comparison=dataclasses.replace(found.comparison, of_others=others)
     )
@@ -411,14 +411,14 @@ ENGINE = "the engine: its service times do not follow the law, or it stalled"
     ],
 )
 def test_the_last_sentence_is_about_all_requests_and_names_every_cell_that_disagrees(
-    cells: list[Cell], said: str
+    cells: list[DemoCell], said: str
 ) -> None:
     assert conclusion(cells) == said
 
 
 def test_the_report_fits_eighty_columns_and_cuts_nothing() -> None:
     huge = {"observed": 123.4567, "half_width": 98.7654, "modelled": 65.4321, "measured": 100.0}
-    cells = [cell(policy, load, **huge) for load, policy in Plan().cells]  # type: ignore[arg-type]
+    cells = [cell(policy, load, **huge) for load, policy in DemoPlan().cells]  # type: ignore[arg-type]
     cells += [cell("continuous:max_batch_size=128,order=spjf,aging=0.02", modelled=None)]
     console = Console(width=80, color_system=None)
     with console.capture() as capture:

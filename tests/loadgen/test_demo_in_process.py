@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 import loadgen.commands.demo as demo_module
-from loadgen.commands.demo import Plan, run_demo
+from loadgen.commands.demo import DemoPlan, run_demo
 from loadgen.gateway.gateway_process import GatewayClient, GatewayError
 from queueing.measurement.record import Header, read_run, to_line
 from tests.kept_values import moved
@@ -74,7 +74,7 @@ def run(folder: Path, *speeds: float, once: bool = True, **about: Any) -> tuple[
         "policies": ("dynamic",),
         "loads": (0.3,),
     }
-    plan = Plan(**(given | about))
+    plan = DemoPlan(**(given | about))
 
     async def demo() -> None:
         async with serving(fake):

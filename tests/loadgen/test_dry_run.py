@@ -10,27 +10,29 @@ import pytest
 from rich.console import Console
 
 from loadgen.sweep.dry_run import basis_of, plan_as_object, print_plan
-from loadgen.sweep.plan import Plan
+from loadgen.sweep.plan import SweepPlan
 from queueing.prediction import predict_model
 from tests.golden_files import is_as_kept
 from tests.kept_values import moved
 
 LAW = "k1=0.0003,k2=0.001,k3=0.00002,k4=0.001"
 SHORT: dict[str, Any] = {"policies": ("single", "capped:max_batch_size=8"), "num_prompts": 400}
-PLANS: dict[str, Plan] = {
-    "loads": Plan(loads=(0.3, 0.8), latency=LAW, **SHORT),
-    "guessed": Plan(loads=(0.5,), **SHORT),
-    "limits": Plan(
+PLANS: dict[str, SweepPlan] = {
+    "loads": SweepPlan(loads=(0.3, 0.8), latency=LAW, **SHORT),
+    "guessed": SweepPlan(loads=(0.5,), **SHORT),
+    "limits": SweepPlan(
         request_rates=(20.0, 2000.0),
         max_output_tokens=(8, None),
         cell_limit=10.0,
         latency=LAW,
         **SHORT,
     ),
-    "unstable": Plan(loads=(0.5, 1.5), allow_unstable=True, cell_limit=1.0, latency=LAW, **SHORT),
-    "searches": Plan(find_saturation=True, latency=LAW, **SHORT),
-    "cells and searches": Plan(loads=(0.5,), find_saturation=True, latency=LAW, **SHORT),
-    "orders": Plan(
+    "unstable": SweepPlan(
+        loads=(0.5, 1.5), allow_unstable=True, cell_limit=1.0, latency=LAW, **SHORT
+    ),
+    "searches": SweepPlan(find_saturation=True, latency=LAW, **SHORT),
+    "cells and searches": SweepPlan(loads=(0.5,), find_saturation=True, latency=LAW, **SHORT),
+    "orders": SweepPlan(
         policies=("single", "continuous:max_batch_size=4"),
         orders=("fcfs", "spjf", "trail:c=0.8"),
         predictor="lognormal:sigma=0.5",
@@ -39,7 +41,7 @@ PLANS: dict[str, Plan] = {
         num_prompts=400,
         latency=LAW,
     ),
-    "whole batches": Plan(
+    "whole batches": SweepPlan(
         policies=("fixed:batch_size=16,max_wait=30",), loads=(0.5,), duration=7.0, latency=LAW
     ),
 }
@@ -58,7 +60,9 @@ def test_a_dry_run_is_as_kept(width: int) -> None:
 @pytest.mark.parametrize(("load", "times"), [(0.98, 0), (1.02, 1), (1.9, 1)])
 def test_a_rate_that_the_engine_cannot_keep_is_not_run(load: float, times: int) -> None:
     stable = basis_of(PLANS["loads"]).model("single", None).largest_stable_rate
-    plan = Plan(policies=("single",), request_rates=(load * stable,), num_prompts=400, latency=LAW)
+    plan = SweepPlan(
+        policies=("single",), request_rates=(load * stable,), num_prompts=400, latency=LAW
+    )
     to = io.StringIO()
     print_plan(plan, Console(file=to, width=120))
     assert to.getvalue().count("NOT RUN") == times
@@ -91,7 +95,7 @@ def test_it_predicts_what_predict_says_and_the_ratio_to_the_order_of_arrival() -
 
 
 def test_the_ratio_needs_no_cell_in_the_order_of_arrival() -> None:
-    plan = Plan(policies=("single:order=ljf",), loads=(0.5,), num_prompts=10, latency=LAW)
+    plan = SweepPlan(policies=("single:order=ljf",), loads=(0.5,), num_prompts=10, latency=LAW)
     (cell,) = plan_as_object(plan)["cells"]
     assert cell["predicted"]["delay_ratio"] == pytest.approx(1.0), "nothing is predicted"
 
@@ -99,7 +103,7 @@ def test_the_ratio_needs_no_cell_in_the_order_of_arrival() -> None:
 def test_an_order_that_is_simulated_is_compared_with_simulated_arrivals_in_order() -> None:
     """And not with a formula: at a low load the two methods differ by more than the order does."""
     policy = "continuous:max_batch_size=4"
-    plan = Plan(policies=(policy,), orders=("spjf:aging=0.02",), loads=(0.3,), latency=LAW)
+    plan = SweepPlan(policies=(policy,), orders=("spjf:aging=0.02",), loads=(0.3,), latency=LAW)
     (cell,) = plan_as_object(plan)["cells"]
     basis = basis_of(plan)
     usual = predict_model(basis.model(policy, None), cell["rate"], "simulation")

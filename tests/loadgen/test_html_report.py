@@ -42,7 +42,8 @@ from loadgen.report.html.words import (
     steady_state,
     title,
 )
-from loadgen.sweep.report.report_data import _missing
+from loadgen.sweep.grid import SweepCell
+from loadgen.sweep.report.results import CellResult
 from policies import parse_policy
 from policies.text import SpecError
 from queueing.latency.profile import Profile
@@ -732,9 +733,9 @@ def test_panels_side_by_side_have_axes_of_their_own_or_share_one() -> None:
     ],
 )
 def test_a_missing_cell_says_why(state: str, reason: str | None, said: str) -> None:
-    cell = SimpleNamespace(name="a", policy="single", load=0.5)
-    result: Any = SimpleNamespace(cell=cell, state=state, reason=reason)
-    assert _missing(result).reason == said
+    cell = SweepCell(name="a", policy="single", load=0.5, rate=1.0, max_output_tokens=None, count=1)
+    result = CellResult(cell=cell, state=state, reason=reason, attempts=1, done=None)
+    assert result.missing.reason == said
 
 
 def test_only_the_arrivals_of_the_compared_epoch_are_audited(data: ReportData) -> None:

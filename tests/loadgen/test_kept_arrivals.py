@@ -14,7 +14,7 @@ import pytest
 from loadgen.compare.assertions import broken_lines, canonical, parse_assertion, percentiles_of
 from loadgen.measures.goodput import parse_goodput
 from loadgen.measures.metrics import parse_metrics, parse_percentiles, percentile_name
-from loadgen.sweep.grid import Bounds, Cell
+from loadgen.sweep.grid import EngineBounds, SweepCell
 from policies.text import SpecError
 from queueing.arrivals.length_prediction import parse_length_prediction
 from queueing.arrivals.modulated import Mmpp
@@ -282,10 +282,12 @@ def test_conditions_are_as_kept() -> None:
 
 
 def test_cells_and_bounds_as_texts() -> None:
-    cell = Cell(
+    cell = SweepCell(
         name="x", policy="dynamic", load=0.4567, rate=12.5, max_output_tokens=None, count=50
     )
     assert (str(cell), cell.seconds) == ("dynamic at load 0.457 (12.5/s)", 4.0)
-    limited = Cell(name="x", policy="single", load=1.0, rate=3.0, max_output_tokens=16, count=1)
+    limited = SweepCell(
+        name="x", policy="single", load=1.0, rate=3.0, max_output_tokens=16, count=1
+    )
     assert str(limited) == "single at load 1 (3/s, limit 16)"
-    assert str(Bounds(max_num_seqs=4, max_model_len=9)) == "max_num_seqs=4, max_model_len=9"
+    assert str(EngineBounds(max_num_seqs=4, max_model_len=9)) == "max_num_seqs=4, max_model_len=9"

@@ -17,13 +17,13 @@ from typer.testing import CliRunner
 import loadgen.sending.plan
 from loadgen.commands.load_cli import app
 from loadgen.gateway.gateway_process import GatewayProcess, free_port
-from loadgen.sending.client.endpoint import UNKNOWN, Endpoint, with_lengths
+from loadgen.sending.client.endpoint import UNKNOWN, LoadEndpoint, with_lengths
 from loadgen.sending.client.target import FORCED_FIELD, LoadError, Target
 from loadgen.sending.options import LoadOptions
 from loadgen.sending.plan import plan_load
 from loadgen.sending.run import LoadResult
 from loadgen.sweep.gateway import GivenGateway
-from loadgen.sweep.plan import Plan
+from loadgen.sweep.plan import SweepPlan
 from loadgen.sweep.rig import Rig
 from loadgen.sweep.status import Status
 from policies.text import SpecError
@@ -54,18 +54,22 @@ def sent(**options: Any) -> tuple[list[dict[str, Any]], LoadResult]:
 @pytest.mark.parametrize(
     ("endpoint", "lengths", "note"),
     [
-        (Endpoint(("m",), True, frozenset({FORCED_FIELD, "ignore_eos"})), "forced", None),
+        (LoadEndpoint(("m",), True, frozenset({FORCED_FIELD, "ignore_eos"})), "forced", None),
         (
-            Endpoint(("m",), True, frozenset({"ignore_eos"})),
+            LoadEndpoint(("m",), True, frozenset({"ignore_eos"})),
             "ignore_eos",
             "without --allow-forced-lengths",
         ),
-        (Endpoint(("m",), False, None), "ignore_eos", "does not say that it is a Kendall gateway"),
+        (
+            LoadEndpoint(("m",), False, None),
+            "ignore_eos",
+            "does not say that it is a Kendall gateway",
+        ),
         (UNKNOWN, "ignore_eos", "does not say that it is a Kendall gateway"),
     ],
 )
 def test_what_the_server_accepts_decides(
-    endpoint: Endpoint, lengths: str, note: str | None
+    endpoint: LoadEndpoint, lengths: str, note: str | None
 ) -> None:
     target, told = with_lengths(TARGET, endpoint)
     assert target.lengths == lengths
@@ -74,7 +78,7 @@ def test_what_the_server_accepts_decides(
 
 def test_a_server_that_accepts_nothing_is_one_line() -> None:
     with pytest.raises(LoadError, match="expected --natural-lengths"):
-        with_lengths(TARGET, Endpoint(("m",), True, frozenset()))
+        with_lengths(TARGET, LoadEndpoint(("m",), True, frozenset()))
 
 
 @pytest.mark.parametrize(
@@ -246,7 +250,7 @@ def test_a_model_that_the_gateway_does_not_serve_is_one_line(gateways: tuple[str
 def test_a_sweep_of_a_given_gateway_asks_it_too(gateways: tuple[str, str]) -> None:
     async def target_at(url: str) -> tuple[str, str, str]:
         said = io.StringIO()
-        plan = Plan(base_url=url, loads=(0.5,))
+        plan = SweepPlan(base_url=url, loads=(0.5,))
         async with Status(said) as status:
             rig = Rig(plan, cast(Any, None), status, GivenGateway(url))
             await rig._start()
@@ -275,9 +279,9 @@ def test_a_server_of_which_everything_is_known_is_not_asked_where_the_check_is_o
 ) -> None:
     asked: list[float | None] = []
 
-    async def look_at(_: Target, timeout: float | None) -> Endpoint:
+    async def look_at(_: Target, timeout: float | None) -> LoadEndpoint:
         asked.append(timeout)
-        return Endpoint(models=("served", "other"), length_fields=frozenset({FORCED_FIELD}))
+        return LoadEndpoint(models=("served", "other"), length_fields=frozenset({FORCED_FIELD}))
 
     monkeypatch.setattr(loadgen.sending.plan, "look_at", look_at)
     plan = plan_load(LoadOptions(base_url="http://x", request_rate=5.0, num_prompts=2, **options))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from loadgen.commands.load_cli import _url
+from kendall.remote import host_url
 from loadgen.sending.options import LoadOptions
 from loadgen.sending.plan import LoadPlan, plan_load
 from policies.text import SpecError
@@ -290,10 +290,10 @@ def test_certificates_are_read_before_anything_is_sent() -> None:
 
 
 def test_the_address_of_a_host() -> None:
-    assert _url("h", 8000) == "http://h:8000"
-    assert _url("::1", 81) == "http://[::1]:81"
+    assert host_url("h", 8000) == "http://h:8000"
+    assert host_url("::1", 81) == "http://[::1]:81"
     with pytest.raises(SpecError, match="; --base-url takes a URL"):
-        _url("http://h", 80)
+        host_url("http://h", 80)
 
 
 def test_a_conversation_that_the_endpoint_cannot_take_is_refused_before_anything_is_sent(

@@ -21,7 +21,7 @@ from typer.testing import CliRunner, Result
 
 from loadgen.commands.load_cli import app
 from loadgen.commands.progress import Lines
-from loadgen.measures.failures import Failures, count_failures
+from loadgen.measures.failures import RunFailures, count_failures
 from loadgen.report.files.saved_run import read_results
 from loadgen.report.load_verdict import LoadVerdict, judge, parse_budget
 from loadgen.sending.client.target import LoadError, Target
@@ -121,7 +121,7 @@ def test_the_allowed_share_may_fail_and_not_one_more(
     requests: int, failed: int, allowed: float, too_many: bool
 ) -> None:
     """Those that the server refused do not count."""
-    some = Failures(
+    some = RunFailures(
         requests=requests,
         failed=failed,
         refused=50,

@@ -19,7 +19,7 @@ import loadgen.sending.senders
 from loadgen.datasets import Prompts
 from loadgen.sending.client.client import Target
 from loadgen.sending.client.target import LoadError
-from loadgen.sending.job import ClosedLoop, Job, row_of
+from loadgen.sending.job import ClosedLoopUsers, SendingJob, row_of
 from loadgen.sending.run import LoadResult, RunOutput, SendOptions, run_load
 from loadgen.sending.senders import shares
 from queueing.arrivals.timetable import Timetable, draw_prompts
@@ -59,7 +59,7 @@ def test_each_sender_ends_at_its_share_of_the_failures_and_at_one_at_least(
     limit: int, processes: int, each: int
 ) -> None:
     table = timetable()
-    job = Job(
+    job = SendingJob(
         target=Target(base_url="http://127.0.0.1:9", model="fake"),
         timetable=table,
         prompts=Prompts(draw_prompts(table, 5, range(3, 500)), "exact"),
@@ -218,7 +218,7 @@ def test_the_parents_death_ends_the_senders_and_leaves_their_files(tmp_path: Pat
                 timetable(500, 0.02),
                 loadgen.sending.run.random_prompts(timetable(500), 5, range(10, 99)),
             )
-            job = loadgen.sending.job.Job(
+            job = loadgen.sending.job.SendingJob(
                 target=target,
                 timetable=table,
                 prompts=prompts,
@@ -248,10 +248,10 @@ def test_a_tally_and_limits_are_split_and_added() -> None:
     result, _ = run(2, timetable(20, 0.0), max_concurrency=2)
     assert len(result.records) == 20
     assert result.held > 0
-    result, _ = run(2, timetable(20, 0.0), closed_loop=ClosedLoop(users=3))
+    result, _ = run(2, timetable(20, 0.0), closed_loop=ClosedLoopUsers(users=3))
     assert {r.outcome for r in result.records} == {"completed"}
     with pytest.raises(LoadError, match="at least one for each"):
-        run(3, closed_loop=ClosedLoop(users=2))
+        run(3, closed_loop=ClosedLoopUsers(users=2))
 
 
 def test_a_sender_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

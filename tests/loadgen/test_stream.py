@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.sending.client.stream import Answer, StreamError, read_error
+from loadgen.sending.client.stream import StreamedAnswer, StreamError, read_error
 from tests.loadgen.fake_server import DONE, chat_chunk, chunk, event, usage
 
 WHOLE = (
@@ -20,9 +20,9 @@ WHOLE = (
 )
 
 
-def read(*parts: bytes) -> Answer:
+def read(*parts: bytes) -> StreamedAnswer:
     """Each part comes at the instant of its index."""
-    answer = Answer()
+    answer = StreamedAnswer()
     for instant, part in enumerate(parts):
         answer.feed(part, float(instant))
     return answer

@@ -16,9 +16,9 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from loadgen.commands.compare_cli import app
-from loadgen.sweep.grid import Basis, Bounds, Cell
+from loadgen.sweep.grid import Basis, EngineBounds, SweepCell
 from loadgen.sweep.journal import digest
-from loadgen.sweep.plan import Plan, save_plan
+from loadgen.sweep.plan import SweepPlan, save_plan
 from loadgen.sweep.report.report import as_json, lines, print_results, search_line
 from loadgen.sweep.report.report_data import of_sweep
 from loadgen.sweep.report.results import Results, results_of
@@ -30,7 +30,7 @@ from tests.golden_files import is_as_kept
 from tests.kept_values import moved
 from tests.loadgen.driver import LAW, drive
 
-PLAN = Plan(
+PLAN = SweepPlan(
     policies=("single", "dynamic", "capped:max_batch_size=4"),
     loads=(0.3, 0.6),
     request_rates=(900.0,),
@@ -41,7 +41,7 @@ PLAN = Plan(
     find_saturation=True,
     slo=("p99_queueing_delay=2s",),
 )
-BOUNDS = Bounds(max_num_seqs=8, max_model_len=256)
+BOUNDS = EngineBounds(max_num_seqs=8, max_model_len=256)
 BASIS = Basis(PLAN, LAW, BOUNDS)
 CELLS = list(BASIS.cells())
 SPEEDS = [(1.0, 1.02), (1.0, 1.2), (1.0, None), (1.1, 1.0), (1.0, 1.0)]
@@ -98,7 +98,7 @@ def search(**about: Any) -> dict[str, Any]:
     } | about
 
 
-def written(folder: Path, cell: Cell, *, both: bool) -> dict[str, str]:
+def written(folder: Path, cell: SweepCell, *, both: bool) -> dict[str, str]:
     """Both sides' records, or the gateway's alone."""
     records = drive(parse_policy(cell.policy), cell.rate, n=cell.count, law=LAW, max_num_seqs=8)
     sides = {"gateway": records}

@@ -15,17 +15,17 @@ from typing import Any
 import pytest
 
 from loadgen.gateway.gateway_process import GatewayError, GatewayLostError
-from loadgen.measures.stability import Growth, Watch
+from loadgen.measures.stability import Growth, GrowthWatch
 from loadgen.sending.operating_system import pin_to_gateway_cpus
 from loadgen.sending.run import lateness
 from loadgen.sweep import cell as cell_module
 from loadgen.sweep import gateway as gateway_module
 from loadgen.sweep import rig as rig_module
 from loadgen.sweep import run as run_module
-from loadgen.sweep.cell import Begun
+from loadgen.sweep.cell import StartedCell
 from loadgen.sweep.gateway import OwnGateway
 from loadgen.sweep.journal import read_journal
-from loadgen.sweep.plan import Plan
+from loadgen.sweep.plan import SweepPlan
 from loadgen.sweep.rig import Rig
 from loadgen.sweep.run import Sweep
 from loadgen.sweep.session import run_session
@@ -40,7 +40,7 @@ SPEED = {"speed_only": True, "seconds": 0.2, "latency": str(LAW)} | SIZES
 LIMIT = {"max_output_tokens": None}
 
 
-def plan(url: str, **about: Any) -> Plan:
+def plan(url: str, **about: Any) -> SweepPlan:
     given: dict[str, Any] = {
         "policies": ("single", "dynamic"),
         "request_rates": (60.0, 900.0),
@@ -49,7 +49,7 @@ def plan(url: str, **about: Any) -> Plan:
         "bracket": 0.2,
         "base_url": url,
     }
-    return Plan(**(given | about))
+    return SweepPlan(**(given | about))
 
 
 def swept(folder: Path, *speeds: float, status: int = 200, **about: Any) -> tuple[int, FakeGateway]:
@@ -266,7 +266,7 @@ def test_a_cell_keeps_how_its_queue_grew_and_how_late_it_was_sent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = Growth(share=0.01, half_width=0.02, t=1.0, number=3, seconds=9.0, arrivals=9.0)
-    monkeypatch.setattr(Watch, "so_far", lambda _: found)
+    monkeypatch.setattr(GrowthWatch, "so_far", lambda _: found)
     status, _ = swept(
         tmp_path, policies=("dynamic",), request_rates=(60.0,), bracket=0.0, latency=str(LAW)
     )
@@ -441,7 +441,7 @@ def test_an_own_gateway_gets_what_the_plan_says_and_a_run_file_at_each_start(
     Child.made = []
     monkeypatch.setattr(gateway_module, "GatewayProcess", Child)
     monkeypatch.setattr(gateway_module, "free_port", lambda wanted: wanted + 1)
-    wanted = Plan(loads=(0.5,), latency="reference", engine="emulated", max_num_seqs=7)
+    wanted = SweepPlan(loads=(0.5,), latency="reference", engine="emulated", max_num_seqs=7)
     own = OwnGateway(wanted, tmp_path, 9000, ("--x", "1"))
     assert own.record_file == tmp_path / "gateway-1.jsonl"
 
@@ -523,9 +523,9 @@ def test_a_cell_is_sent_as_the_plan_says_and_stopped_where_it_is_not_to_grow(
 ) -> None:
     given: dict[str, Any] = {}
 
-    async def begin(client: str, record_file: Path, cell: Any, _: Any) -> Begun:
+    async def begin(client: str, record_file: Path, cell: Any, _: Any) -> StartedCell:
         assert (client, cell.name) == ("the client", "x")
-        return Begun(7, record_file, 11)
+        return StartedCell(7, record_file, 11)
 
     def sending(**about: Any) -> Any:
         given.update(about)
@@ -535,7 +535,7 @@ def test_a_cell_is_sent_as_the_plan_says_and_stopped_where_it_is_not_to_grow(
         return 1.0
 
     monkeypatch.setattr(run_module, "begin", begin)
-    monkeypatch.setattr(run_module, "Sending", sending)
+    monkeypatch.setattr(run_module, "CellSender", sending)
     wanted = plan("http://a:1", allow_unstable=allowed, seed=5, processes=2)
     store = Store.open(tmp_path / "sweep", wanted)
     gateway = SimpleNamespace(

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from loadgen.sweep.gateway import records_since
-from loadgen.sweep.journal import Journal, Progress, damage, digest, read_journal
-from loadgen.sweep.plan import Plan, load_plan, save_plan
+from loadgen.sweep.journal import Journal, SweepProgress, damage, digest, read_journal
+from loadgen.sweep.plan import SweepPlan, load_plan, save_plan
 from loadgen.sweep.store import Store
 from policies.text import SpecError
 from queueing.errors import CommandError
@@ -75,14 +75,14 @@ def test_a_broken_line_in_the_middle_is_an_error_that_names_it(tmp_path: Path) -
 
 def test_progress_says_what_became_of_every_cell(tmp_path: Path) -> None:
     events = journal_of(tmp_path / "journal.jsonl", *STORY).events
-    progress = Progress.fold(events)
+    progress = SweepProgress.fold(events)
     assert progress.of("a").done == events[4]
     assert (progress.of("b").done, progress.of("b").attempts, progress.of("b").open) == (
         None,
         2,
         events[-1],
     )
-    assert Progress.fold(events[:-1]).of("b").reason == "killed"
+    assert SweepProgress.fold(events[:-1]).of("b").reason == "killed"
     assert progress.of("c").attempts == 0
     progress.take({"event": "damaged", "cell": "a", "reason": "gone"})
     assert (progress.of("a").done, progress.of("a").reason) == (None, "gone")
@@ -101,43 +101,43 @@ def test_damage_is_a_file_that_is_gone_or_changed(tmp_path: Path) -> None:
 
 def test_a_folder_of_another_plan_or_of_something_else_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "sweep"
-    Store.open(folder, Plan(loads=(0.3,), duration=2.0)).journal.close()
-    again = Store.open(folder, Plan(loads=(0.3,), duration=2.0))
+    Store.open(folder, SweepPlan(loads=(0.3,), duration=2.0)).journal.close()
+    again = Store.open(folder, SweepPlan(loads=(0.3,), duration=2.0))
     again.append("started", cell="x", attempt=1)
     again.journal.close()
     with pytest.raises(
         SpecError, match=r"duration: 2\.0 there, 3\.0 here.*--output, or delete .*sweep"
     ):
-        Store.open(folder, Plan(loads=(0.3,), duration=3.0))
+        Store.open(folder, SweepPlan(loads=(0.3,), duration=3.0))
     with pytest.raises(
         SpecError,
         match=r"max_output_tokens: none there, 16, none here; num_prompts: none there, 9 here;",
     ):
-        Store.open(folder, Plan(loads=(0.3,), num_prompts=9, max_output_tokens=(16, None)))
+        Store.open(folder, SweepPlan(loads=(0.3,), num_prompts=9, max_output_tokens=(16, None)))
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "notes.txt").write_text("mine")
     with pytest.raises(SpecError, match="expected an empty folder"):
-        Store.open(tmp_path / "other", Plan(loads=(0.3,)))
+        Store.open(tmp_path / "other", SweepPlan(loads=(0.3,)))
 
 
 def test_a_folder_without_a_measured_cell_takes_another_plan(tmp_path: Path) -> None:
-    first = Store.open(tmp_path / "sweep", Plan(loads=(0.3,), duration=2.0))
+    first = Store.open(tmp_path / "sweep", SweepPlan(loads=(0.3,), duration=2.0))
     first.append("calibrated", law="k4=1")
     first.journal.close()
-    second = Store.open(tmp_path / "sweep", Plan(loads=(0.3,), duration=3.0))
+    second = Store.open(tmp_path / "sweep", SweepPlan(loads=(0.3,), duration=3.0))
     second.journal.close()
     assert load_plan(tmp_path / "sweep/plan.json").duration == 3.0
     assert second.journal.events == []  # nor the law of the other
 
 
 def test_a_folder_whose_cells_all_failed_takes_another_plan(tmp_path: Path) -> None:
-    first = Store.open(tmp_path / "sweep", Plan(loads=(0.3,), duration=2.0))
+    first = Store.open(tmp_path / "sweep", SweepPlan(loads=(0.3,), duration=2.0))
     first.append("started", cell="x", attempt=1)
     assert not first.is_unmeasured()
     first.append("failed", cell="x", reason="no request was completed")
     assert first.is_unmeasured()
     first.journal.close()
-    Store.open(tmp_path / "sweep", Plan(loads=(0.3,), duration=3.0)).journal.close()
+    Store.open(tmp_path / "sweep", SweepPlan(loads=(0.3,), duration=3.0)).journal.close()
     assert load_plan(tmp_path / "sweep/plan.json").duration == 3.0
 
 
@@ -160,7 +160,7 @@ FULL = Path("/dev/full")
 @pytest.mark.skipif(not FULL.exists(), reason="no /dev/full here")
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     """The journal, and each file that first has another name."""
-    store = Store.open(tmp_path / "sweep", Plan(loads=(0.5,)))
+    store = Store.open(tmp_path / "sweep", SweepPlan(loads=(0.5,)))
     store.journal.close()
     store.journal._file = FULL.open("wb", buffering=0)
     with pytest.raises(
@@ -185,4 +185,4 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
             write()
     (tmp_path / "plan.json").symlink_to(FULL)
     with pytest.raises(CommandError, match=r"^cannot write .*/plan\.json: "):
-        save_plan(tmp_path / "plan.json", Plan(loads=(0.5,)))
+        save_plan(tmp_path / "plan.json", SweepPlan(loads=(0.5,)))

@@ -16,12 +16,12 @@ import pytest
 from typer.testing import CliRunner
 
 from loadgen.commands.flags import SweepCommand, in_a_row
-from loadgen.commands.sweep_cli import _limits, app, sweep_command
+from loadgen.commands.sweep_cli import app, sweep_command
 from loadgen.report.conditions import parse_conditions
 from loadgen.sending.run import VOCABULARY
 from loadgen.sweep.dry_run import plan_as_object
-from loadgen.sweep.grid import Basis, Bounds, Cell, cell_name
-from loadgen.sweep.plan import LOADS, POLICIES, Plan, differences, load_plan, save_plan, searches_of
+from loadgen.sweep.grid import Basis, EngineBounds, SweepCell, cell_name
+from loadgen.sweep.plan import LOADS, POLICIES, SweepPlan, load_plan, save_plan
 from loadgen.sweep.slo import parse_slo
 from loadgen.sweep.status import duration
 from policies.text import SpecError
@@ -34,14 +34,14 @@ from server.engines.emulated import EmulatedEngine
 from tests.virtual_time import run_virtual
 
 LAW = LatencyModel(k1=0.0003, k2=0.0014, k3=0.000025, k4=0.00092)
-BOUNDS = Bounds(max_num_seqs=16, max_model_len=512)
+BOUNDS = EngineBounds(max_num_seqs=16, max_model_len=512)
 
 
 def basis(**changes: Any) -> Basis:
-    return Basis(Plan(**{"loads": (0.3, 0.7), "num_prompts": 200} | changes), LAW, BOUNDS)
+    return Basis(SweepPlan(**{"loads": (0.3, 0.7), "num_prompts": 200} | changes), LAW, BOUNDS)
 
 
-def cells_of(**changes: Any) -> list[Cell]:
+def cells_of(**changes: Any) -> list[SweepCell]:
     return list(basis(**changes).cells())
 
 
@@ -69,7 +69,7 @@ def test_every_policy_rate_and_limit_meets_the_same_requests() -> None:
         np.testing.assert_array_equal(one, other)
     assert not np.array_equal(
         first.output_tokens,
-        Basis(Plan(loads=(0.3,), num_prompts=200, seed=2), LAW, BOUNDS)
+        Basis(SweepPlan(loads=(0.3,), num_prompts=200, seed=2), LAW, BOUNDS)
         .timetable(cells[0])
         .output_tokens,
     )
@@ -136,16 +136,14 @@ def test_names_are_good_for_files_and_differ() -> None:
 
 
 def test_a_plan_reads_back_as_it_was_and_differences_are_named(tmp_path: Path) -> None:
-    plan = Plan(loads=(0.3,), max_output_tokens=(16, None), slo=("p99_queueing_delay=2s",))
+    plan = SweepPlan(loads=(0.3,), max_output_tokens=(16, None), slo=("p99_queueing_delay=2s",))
     save_plan(tmp_path / "plan.json", plan)
     assert load_plan(tmp_path / "plan.json") == plan
-    assert differences(plan, plan) == []
-    assert differences(
-        plan,
-        Plan(
-            loads=(0.3, 0.5), max_output_tokens=(16, None), slo=("p99_queueing_delay=2s",), seed=9
-        ),
-    ) == [
+    assert plan.differences(plan) == []
+    other = SweepPlan(
+        loads=(0.3, 0.5), max_output_tokens=(16, None), slo=("p99_queueing_delay=2s",), seed=9
+    )
+    assert plan.differences(other) == [
         "loads: 0.3 there, 0.3, 0.5 here",
         "seed: 1 there, 9 here",
     ]
@@ -173,7 +171,7 @@ def test_a_plan_reads_back_as_it_was_and_differences_are_named(tmp_path: Path) -
 )
 def test_what_cannot_be_measured_is_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(SpecError, match=said):
-        Plan(**{"loads": (0.3,)} | changes)
+        SweepPlan(**{"loads": (0.3,)} | changes)
 
 
 ORDERED: dict[str, Any] = {
@@ -183,7 +181,7 @@ ORDERED: dict[str, Any] = {
 
 
 def test_every_policy_is_measured_under_every_order() -> None:
-    plan = Plan(loads=(0.5,), find_saturation=True, **ORDERED)
+    plan = SweepPlan(loads=(0.5,), find_saturation=True, **ORDERED)
     assert plan.orders == ("fcfs", "spjf:aging=0.02", "mlfq:quantum=8,levels=3")
     assert plan.ordered_policies == (
         "single",
@@ -193,15 +191,15 @@ def test_every_policy_is_measured_under_every_order() -> None:
         "continuous:max_batch_size=4,order=spjf,aging=0.02",
         "continuous:max_batch_size=4,order=mlfq,quantum=8,levels=3",
     )
-    assert [policy for policy, _, _ in searches_of(plan)] == list(plan.ordered_policies)
+    assert [policy for policy, _, _ in plan.searches] == list(plan.ordered_policies)
     assert {cell.policy for cell in cells_of(**ORDERED)} == set(plan.ordered_policies)
     assert plan.has_orders
-    assert not Plan(loads=(0.5,), policies=("single",), orders=("fcfs",)).has_orders
-    assert Plan(loads=(0.5,), policies=("single:order=ljf",)).has_orders
+    assert not SweepPlan(loads=(0.5,), policies=("single",), orders=("fcfs",)).has_orders
+    assert SweepPlan(loads=(0.5,), policies=("single:order=ljf",)).has_orders
 
 
 def test_a_plan_with_orders_reads_back_as_it_was(tmp_path: Path) -> None:
-    plan = Plan(loads=(0.3,), predictor="one_bit:threshold=9,accuracy=1", **ORDERED)
+    plan = SweepPlan(loads=(0.3,), predictor="one_bit:threshold=9,accuracy=1", **ORDERED)
     assert plan.predictor == "onebit:threshold=9"
     save_plan(tmp_path / "plan.json", plan)
     assert load_plan(tmp_path / "plan.json") == plan
@@ -224,16 +222,16 @@ def test_a_plan_with_orders_reads_back_as_it_was(tmp_path: Path) -> None:
 )
 def test_an_order_that_cannot_be_measured_is_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(SpecError, match=said):
-        Plan(**{"loads": (0.3,)} | changes)
+        SweepPlan(**{"loads": (0.3,)} | changes)
 
 
 def test_an_order_that_misses_its_predictions_is_named_and_no_other() -> None:
-    warning = Plan(loads=(0.3,), **ORDERED).reads_no_prediction
+    warning = SweepPlan(loads=(0.3,), **ORDERED).reads_no_prediction
     assert warning is not None
     assert "for the order spjf:aging=0.02; expected one" in warning
-    assert Plan(loads=(0.3,), predictor="exact", **ORDERED).reads_no_prediction is None
+    assert SweepPlan(loads=(0.3,), predictor="exact", **ORDERED).reads_no_prediction is None
     unread: dict[str, Any] = {"policies": ("single",), "orders": ("fcfs", "fb")}
-    assert Plan(loads=(0.3,), **unread).reads_no_prediction is None
+    assert SweepPlan(loads=(0.3,), **unread).reads_no_prediction is None
 
 
 def test_every_order_meets_the_same_requests_with_the_same_predictions() -> None:
@@ -275,12 +273,12 @@ def test_cells_that_differ_in_their_order_are_equally_long() -> None:
 
 def test_the_model_of_a_cell_has_the_bound_of_the_engines_step() -> None:
     engine = EmulatedEngine(LAW, enable_chunked_prefill=1, max_num_batched_tokens=256)
-    bounds = msgspec.convert(describe_engine(run_virtual(engine.start()), "tiny"), Bounds)
-    assert bounds == Bounds(max_num_seqs=64, max_model_len=2048, step_tokens=256)
+    bounds = msgspec.convert(describe_engine(run_virtual(engine.start()), "tiny"), EngineBounds)
+    assert bounds == EngineBounds(max_num_seqs=64, max_model_len=2048, step_tokens=256)
     assert str(bounds) == "max_num_seqs=64, max_model_len=2048, step_tokens=256"
-    assert msgspec.convert(msgspec.to_builtins(bounds), Bounds) == bounds
+    assert msgspec.convert(msgspec.to_builtins(bounds), EngineBounds) == bounds
     assert "step_tokens" not in msgspec.to_builtins(BOUNDS)
-    chunked = Basis(Plan(loads=(0.3,)), LAW, bounds)
+    chunked = Basis(SweepPlan(loads=(0.3,)), LAW, bounds)
     assert chunked.model("continuous:max_batch_size=4", None).step_tokens == 256
     assert chunked.model("capped:max_batch_size=4", None).step_tokens is None
     assert basis().model("continuous:max_batch_size=4", None).step_tokens is None
@@ -353,7 +351,7 @@ def test_the_defaults_are_six_policies_at_four_loads() -> None:
         (p, load) for p in POLICIES for load in (0.3, 0.5, 0.7, 0.8)
     }
     assert planned["law_is_a_guess"]
-    assert Plan(loads=(0.3,)).precision == 0.1
+    assert SweepPlan(loads=(0.3,)).precision == 0.1
     assert planned["plan"]["output_tokens"] == "uniform:low=8,high=24"
 
 
@@ -382,7 +380,9 @@ def test_a_dry_run_says_lengths_refusals_and_searches() -> None:
 
 
 def test_token_limits_begin_at_one() -> None:
-    assert _limits("1,none,64") == (1, None, 64)
+    arguments = ["--policies", "single", "--max-output-tokens", "1,none,64", "--num-prompts", "9"]
+    result = CliRunner().invoke(app, [*arguments, "--dry-run", "--json"])
+    assert json.loads(result.stdout)["plan"]["max_output_tokens"] == [1, None, 64]
 
 
 @pytest.mark.parametrize(
@@ -422,13 +422,13 @@ def test_what_is_given_takes_the_place_of_what_a_preset_says_about_it(
 
 
 def test_searches_are_one_per_policy_limit_and_goal() -> None:
-    plan = Plan(
+    plan = SweepPlan(
         policies=("single", "dynamic"),
         find_saturation=True,
         slo=("mean_queueing_delay=1s",),
         max_output_tokens=(8, 16),
     )
-    assert len(searches_of(plan)) == 8
+    assert len(plan.searches) == 8
     assert plan_as_object(plan)["cells"] == []
 
 

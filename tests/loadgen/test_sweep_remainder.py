@@ -11,9 +11,8 @@ from typing import Any, cast
 import pytest
 
 from loadgen.gateway.gateway_process import GatewayClient, GatewayError
-from loadgen.measures.stability import Watch
 from loadgen.sending.job import Counters
-from loadgen.sweep.cell import _Guard, _LatestCounters
+from loadgen.sweep.cell import CellGuard
 from loadgen.sweep.gateway import IDLE_LIMIT, until_idle
 from loadgen.sweep.status import Status
 from tests.virtual_time import run_virtual
@@ -108,12 +107,12 @@ def test_a_running_cell_lets_its_remainder_go_within_two_seconds_of_its_last_req
 
     async def watched() -> None:
         with (tmp_path / "said").open("w") as stream:
-            latest = _LatestCounters(Status(stream))
-            latest.counters = Counters(asked=1004, sent=sent, completed=1001)
-            guard = _Guard(client(gateway), None, Watch(10.0), latest, stop_unstable=False)
-            watching = asyncio.create_task(guard.run())
-            await asyncio.sleep(2.0)
-            watching.cancel()
+            guard = CellGuard(client(gateway), Status(stream), 10.0, stop_unstable=False)
+            counters = Counters(asked=1004, sent=sent, completed=1001)
+            tasks = {asyncio.create_task(task) for task in (guard.show(counters), guard.run())}
+            await asyncio.wait(tasks, timeout=2.0)
+            for task in tasks:
+                task.cancel()
 
     run_virtual(watched())
     assert (gateway.switched_at is not None) == let_go
@@ -146,8 +145,7 @@ def test_a_gateway_is_asked_once_a_second_and_is_lost_after_two_without_an_answe
 
     async def watched() -> tuple[str, str]:
         with (tmp_path / "said").open("w") as stream:
-            latest = _LatestCounters(Status(stream))
-            guard = _Guard(client(gateway), None, Watch(10.0), latest, stop_unstable=True)
+            guard = CellGuard(client(gateway), Status(stream), 10.0, stop_unstable=True)
             return await asyncio.wait_for(guard.run(), 10)
 
     assert run_virtual(watched()) == ("lost", "connection refused")
@@ -157,18 +155,18 @@ def test_a_gateway_is_asked_once_a_second_and_is_lost_after_two_without_an_answe
 def test_a_cell_whose_queue_only_grows_ends_where_that_is_asked(tmp_path: Path) -> None:
     async def watched(*, stop: bool) -> tuple[str, str] | None:
         with (tmp_path / "said").open("w") as stream:
-            latest = _LatestCounters(Status(stream))
-            latest.counters = counters = Counters(asked=10_000)
-            guard = _Guard(
-                client(Gateway("single")), None, Watch(100.0), latest, stop_unstable=stop
-            )
+            guard = CellGuard(client(Gateway("single")), Status(stream), 100.0, stop_unstable=stop)
+            counters = Counters(asked=10_000)
+            showing = asyncio.create_task(guard.show(counters))
             watching = asyncio.create_task(guard.run())
             for _ in range(300):
                 counters.sent += 10
                 counters.completed += 3 + counters.sent % 3
                 await asyncio.sleep(0.1)
                 if watching.done():
+                    showing.cancel()
                     return watching.result()
+            showing.cancel()
             watching.cancel()
             return None
 

@@ -24,9 +24,9 @@ from loadgen.gateway.gateway_process import (
     free_port,
 )
 from loadgen.sweep.gateway import GivenGateway, stop_left_behind
-from loadgen.sweep.journal import Progress
-from loadgen.sweep.plan import Plan
-from loadgen.sweep.report.report import _drift
+from loadgen.sweep.journal import SweepProgress
+from loadgen.sweep.plan import SweepPlan
+from loadgen.sweep.report.report import drift_line
 from loadgen.sweep.report.results import results_of
 from loadgen.sweep.rig import Rig
 from loadgen.sweep.run import Sweep
@@ -328,15 +328,15 @@ def test_a_cell_is_measured_again_or_doubted_where_the_speed_changed_around_it(
     speeds: tuple[float, float], noisy: bool, doubted: bool
 ) -> None:
     plan, progress, cell = (
-        Plan(loads=(0.5,), num_prompts=100, repeat_noisy=1),
-        Progress(),
+        SweepPlan(loads=(0.5,), num_prompts=100, repeat_noisy=1),
+        SweepProgress(),
         SimpleNamespace(name="here"),
     )
     sweep = Sweep(plan, SimpleNamespace(progress=progress), None, None)  # type: ignore[arg-type]
     progress.take({"event": "done", "cell": "here", "speeds": speeds})
     assert sweep._was_disturbed(cell) == noisy  # type: ignore[arg-type]
     result = SimpleNamespace(cell=cell, done={"speeds": speeds}, disturbed=0)
-    said = _drift(SimpleNamespace(plan=plan, cells=[result], of=lambda _: [result]))  # type: ignore[arg-type]
+    said = drift_line(SimpleNamespace(plan=plan, cells=[result], of=lambda _: [result]))  # type: ignore[arg-type]
     assert said is not None
     assert f"changed by {abs(speeds[1] / speeds[0] - 1):.0%} at most" in said
     assert ("do not trust here" in said) == doubted
@@ -426,7 +426,7 @@ def test_a_law_that_fits_poorly_is_a_warning_on_the_terminal_and_again_when_the_
     async def nothing(*_: object) -> None: ...
 
     async def said_by_a_session() -> str:
-        said, plan = io.StringIO(), Plan(loads=(0.5,))
+        said, plan = io.StringIO(), SweepPlan(loads=(0.5,))
         store = Store.open(tmp_path / "sweep", plan)
         gateway: Any = SimpleNamespace(
             client=SimpleNamespace(ask=ask, url="http://127.0.0.1:9"), start=nothing
@@ -517,7 +517,7 @@ def test_a_cell_is_measured_until_it_is_whole_and_quiet_three_times_at_most(
     last: str | None,
     tmp_path: Path,
 ) -> None:
-    plan, said = Plan(loads=(0.5,)), list[str]()
+    plan, said = SweepPlan(loads=(0.5,)), list[str]()
 
     async def recover(why: str) -> None:
         said.append(why)
@@ -539,7 +539,7 @@ def test_a_cell_is_measured_until_it_is_whole_and_quiet_three_times_at_most(
 
 
 def test_an_interrupted_cell_ends_the_sweep(tmp_path: Path) -> None:
-    plan = Plan(loads=(0.5,))
+    plan = SweepPlan(loads=(0.5,))
     store = Store.open(tmp_path / "sweep", plan)
     sweep = Scripted(plan, store, Status(io.StringIO()), SimpleNamespace())  # type: ignore[arg-type]
     sweep.follow("interrupted", "complete")

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from loadgen.gateway.gateway_process import free_port
-from loadgen.sweep.plan import Plan
-from loadgen.sweep.saturation import Found, bisect, predicted_rate, probe_requests
+from loadgen.sweep.plan import SweepPlan
+from loadgen.sweep.saturation import RateBracket, bisect, predicted_rate, probe_requests
 from loadgen.sweep.search import Search
 from loadgen.sweep.slo import parse_slo
 from policies import parse_policy
@@ -86,15 +86,15 @@ def test_under_fixed_the_predicted_rate_lies_beyond_rates_where_batches_form_too
 
 @pytest.mark.parametrize(("high", "within"), [(1.0499, True), (1.0501, False)])
 def test_a_bracket_is_narrow_up_to_its_tolerance(high: float, within: bool) -> None:
-    assert Found(1.0, high, 5).within(0.05) == within
-    assert Found(20.0, 20 * high, 5).within(0.05) == within
-    assert not Found(0.0, high, 5).within(0.05), "nothing passed"
-    assert not Found(1.0, math.inf, 5).within(0.05), "nothing failed"
+    assert RateBracket(1.0, high, 5).within(0.05) == within
+    assert RateBracket(20.0, 20 * high, 5).within(0.05) == within
+    assert not RateBracket(0.0, high, 5).within(0.05), "nothing passed"
+    assert not RateBracket(1.0, math.inf, 5).within(0.05), "nothing failed"
 
 
 def searching(goal: str, folder: Path = Path()) -> Search:
     """A search at a tolerance of 5 %, which asks nobody."""
-    plan = Plan(loads=(0.5,), num_prompts=100, tolerance=0.05)
+    plan = SweepPlan(loads=(0.5,), num_prompts=100, tolerance=0.05)
     return Search(
         SimpleNamespace(plan=plan, store=SimpleNamespace(folder=folder)), "single", None, goal
     )  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from loadgen.measures.stability import BLOCKS, LEAST_ARRIVALS, Growth, Watch, backlog, growth
+from loadgen.measures.stability import BLOCKS, LEAST_ARRIVALS, Growth, GrowthWatch, backlog, growth
 from policies import parse_policy
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.latency.law import parse_law
@@ -39,7 +39,7 @@ def stopped_after(
     model = Model.read(parse_policy(policy), parse_distribution(lengths), LAW, max_num_seqs=16)
     rate = load * model.largest_stable_rate
     run = simulate_run(model, rate, requests, seed)
-    released, watch = np.sort(run.released_at), Watch(rate, least_seconds=0.0)
+    released, watch = np.sort(run.released_at), GrowthWatch(rate, least_seconds=0.0)
     instants = np.arange(0.0, run.arrived_at[-1], max(0.1, run.arrived_at[-1] / 3000))
     number = np.searchsorted(run.arrived_at, instants) - np.searchsorted(released, instants)
     for at, waiting in zip(instants.tolist(), number.tolist(), strict=True):
@@ -98,11 +98,11 @@ def test_growth_is_measured_in_arrivals() -> None:
 
 
 def test_nothing_is_said_before_there_is_enough() -> None:
-    watch = Watch(100.0)
+    watch = GrowthWatch(100.0)
     assert all(watch.observe(i / 10, 10 * i) is None for i in range(50))
     assert watch.observe(5.1, 510) is not None
-    assert Watch(1.0).so_far() is None
-    short = Watch(1.0)
+    assert GrowthWatch(1.0).so_far() is None
+    short = GrowthWatch(1.0)
     for i in range(BLOCKS + 1):
         short.observe(float(i), 30 * i)
     found = short.so_far()
@@ -159,7 +159,7 @@ def test_growth_has_the_sign_of_the_change_and_its_share_of_the_arrivals() -> No
 
 def test_the_first_look_waits_for_enough_arrivals_after_the_warm_up() -> None:
     """250 arrivals at 10/s, of which the first fifth is left out; then at every 15 % more."""
-    watch = Watch(10.0, least_seconds=0.0)
+    watch = GrowthWatch(10.0, least_seconds=0.0)
     looks = [at for at in range(60) if watch.observe(float(at), at) is not None]
     assert looks == [25, 29, 34, 40, 46, 53]
 

@@ -15,8 +15,8 @@ from typing import cast
 import pytest
 
 import loadgen.sending.client.pool
-from loadgen.sending.client.pool import Pool
-from loadgen.sending.client.wire import Address, Connection
+from loadgen.sending.client.pool import ConnectionPool
+from loadgen.sending.client.wire import Address, SenderConnection
 from tests.eventually import eventually
 
 HEAD = b"HTTP/1.1 200 OK\r\nA-Header: one\r\n"
@@ -93,9 +93,9 @@ def writes(*parts: bytes, close: bool = False) -> Act:
     return act
 
 
-async def ask(pool: Pool) -> Told:
+async def ask(pool: ConnectionPool) -> Told:
     told = Told()
-    connection: Connection = pool.take() or await pool.connect()
+    connection: SenderConnection = pool.take() or await pool.connect()
     connection.send(pool.address.message(b"{}", "id-1"), told)
     await asyncio.wait_for(told.ending, 60)
     return told
@@ -105,7 +105,7 @@ def talk(act: Act, times: int = 1, reserve: int = 1) -> tuple[list[Told], Raw]:
     async def main() -> tuple[list[Told], Raw]:
         async with (
             raw(act) as server,
-            Pool(
+            ConnectionPool(
                 Address(f"http://127.0.0.1:{server.port}/v1/x?y=1", {"authorization": "Bearer k"}),
                 reserve,
             ) as pool,
@@ -181,7 +181,7 @@ def test_idle_connections_are_dropped_before_the_server_closes_them(
     async def main() -> int:
         async with (
             raw(writes(SIZED)) as server,
-            Pool(Address(f"http://127.0.0.1:{server.port}", {}), 1) as pool,
+            ConnectionPool(Address(f"http://127.0.0.1:{server.port}", {}), 1) as pool,
         ):
             await ask(pool)
             before = server.connections
@@ -201,7 +201,7 @@ def test_the_reserve_is_there_before_the_first_request_and_grows_again(
     async def main() -> None:
         async with (
             raw(writes(SIZED)) as server,
-            Pool(Address(f"http://127.0.0.1:{server.port}", {}), 4) as pool,
+            ConnectionPool(Address(f"http://127.0.0.1:{server.port}", {}), 4) as pool,
         ):
             taken = [pool.take() for _ in range(4)]
             assert None not in taken
@@ -219,7 +219,7 @@ def test_the_reserve_is_filled_again_once_less_than_half_of_it_is_left(
     async def main() -> list[int]:
         async with (
             raw(writes(SIZED)) as server,
-            Pool(Address(f"http://127.0.0.1:{server.port}", {}), 4) as pool,
+            ConnectionPool(Address(f"http://127.0.0.1:{server.port}", {}), 4) as pool,
         ):
             tasks = []
             for _ in range(4):
@@ -236,7 +236,7 @@ def test_a_pool_that_is_left_has_closed_its_connections_already() -> None:
 
     async def main() -> list[int]:
         async with raw(writes(b"")) as server:
-            async with Pool(Address(f"http://127.0.0.1:{server.port}", {}), 3) as pool:
+            async with ConnectionPool(Address(f"http://127.0.0.1:{server.port}", {}), 3) as pool:
                 taken = [each for _ in range(3) if (each := pool.take()) is not None]
                 taken[0].send(pool.address.message(b"{}", "id-1"), Told())
                 pool.put(taken[1], 0.0)
@@ -249,7 +249,7 @@ def test_a_pool_that_is_left_has_closed_its_connections_already() -> None:
 
 def test_nobody_there_is_the_requests_own_failure() -> None:
     async def main() -> None:
-        async with Pool(Address("http://127.0.0.1:9", {}), 2) as pool:
+        async with ConnectionPool(Address("http://127.0.0.1:9", {}), 2) as pool:
             assert pool.take() is None
             with pytest.raises(OSError, match="127"):
                 await pool.connect()
@@ -270,7 +270,7 @@ def test_names_are_resolved_and_ports_default() -> None:
     async def main() -> bytes:
         async with (
             raw(writes(SIZED)) as server,
-            Pool(Address(f"http://localhost:{server.port}", {}), 1) as pool,
+            ConnectionPool(Address(f"http://localhost:{server.port}", {}), 1) as pool,
         ):
             return (await ask(pool)).body
 
@@ -287,7 +287,7 @@ def test_two_requests_sent_together_are_microseconds_apart() -> None:
         now, apart = asyncio.get_running_loop().time, []
         async with (
             raw(writes(SIZED)) as server,
-            Pool(Address(f"http://127.0.0.1:{server.port}", {}), 4) as pool,
+            ConnectionPool(Address(f"http://127.0.0.1:{server.port}", {}), 4) as pool,
         ):
             for _ in range(50):
                 begins, told = [], [Told(), Told()]

@@ -20,7 +20,7 @@ import openai
 from loadgen.gateway.gateway_process import GatewayProcess, free_port
 from loadgen.sending.client.client import Target
 from loadgen.sending.operating_system import pin_to_gateway_cpus
-from loadgen.sending.run import ClosedLoop, SendOptions, run_load
+from loadgen.sending.run import ClosedLoopUsers, SendOptions, run_load
 from policies import parse_policy
 from queueing.arrivals.processes import Arrivals, Poisson
 from queueing.arrivals.text import at_rate, parse_arrivals
@@ -183,7 +183,7 @@ async def sent(
     told. `longest`: the clients' limit; `n`: sequences of a call, all of its length.
     """
     thinking = streams(seed).think_times.exponential(think, len(timetable))
-    loop = None if users is None else ClosedLoop(users=users, think_times=thinking)
+    loop = None if users is None else ClosedLoopUsers(users=users, think_times=thinking)
     await run_load(
         Target(base_url=site.gateway.url, model="tiny", max_tokens=longest, n=n),
         timetable,

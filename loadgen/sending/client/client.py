@@ -12,14 +12,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from kendall.remote import reason
-from loadgen.sending.client.stream import Answer, StreamError, read_error
+from loadgen.sending.client.stream import StreamedAnswer, StreamError, read_error
 from loadgen.sending.client.target import LoadError, Target, prompt_text
-from loadgen.sending.client.wire import Address, Connection
+from loadgen.sending.client.wire import Address, SenderConnection
 from queueing.measurement.record import Outcome, Record
 
 __all__ = [
-    "Exchange",
     "LoadError",
+    "LoadExchange",
     "Target",
     "address_of",
     "prompt_text",
@@ -46,7 +46,7 @@ def address_of(target: Target) -> Address:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Exchange:
+class LoadExchange:
     """One request on its way: what is known of it before, during and after. A
     `loadgen.sending.client.wire.Receiver`.
     """
@@ -60,7 +60,7 @@ class Exchange:
     flow: str | None = None
     sender_id: int | None = None
     token_times: bool = False
-    ended: Callable[[Exchange], None] = lambda _: None  # called once, when the outcome is known
+    ended: Callable[[LoadExchange], None] = lambda _: None  # called once, when the outcome is known
     held_until: float | None = None
     sent_at: float | None = None
     first_byte_at: float | None = None
@@ -69,12 +69,12 @@ class Exchange:
     service_time: float | None = None
     outcome: Outcome = "cancelled"  # until something else is known
     error: str | None = "the run ended before it was sent"
-    _connection: Connection | None = None
+    _connection: SenderConnection | None = None
     _status: int = 0
     _content_type: str = ""
     _location: str | None = None  # of a redirect
     _refusal: bytes = b""  # body of an answer that is none
-    _answer: Answer = field(default_factory=Answer)
+    _answer: StreamedAnswer = field(default_factory=StreamedAnswer)
 
     def begin(self, now: float) -> None:
         """It leaves now: its bytes, or the call for a connection that will carry them."""
@@ -82,7 +82,7 @@ class Exchange:
         if self.token_times:
             self._answer.token_at = []
 
-    def send(self, connection: Connection) -> None:
+    def send(self, connection: SenderConnection) -> None:
         """Write it; the answer comes back to this object."""
         self._connection = connection
         connection.send(self.message, self)

@@ -36,7 +36,7 @@ WAIT_FOR_IT = "--ready-check-timeout SECONDS waits for it"
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class LoadEndpoint:
     """What a server says of itself."""
 
     models: tuple[str, ...] = ()
@@ -45,14 +45,14 @@ class Endpoint:
     length_fields: frozenset[str] | None = None
 
 
-UNKNOWN = Endpoint()
+UNKNOWN = LoadEndpoint()
 
 
 class _NotReadyError(Exception):
     """It may be soon; the message is one line."""
 
 
-async def look_at(target: Target, timeout: float | None = None) -> Endpoint:
+async def look_at(target: Target, timeout: float | None = None) -> LoadEndpoint:
     """Wait at most `timeout` seconds for a server that is ready; None looks once. Raises
     LoadError, SpecError.
     """
@@ -90,7 +90,7 @@ def _in_vain(why: str, timeout: float | None) -> str:
     return f"{why}; expected it to be ready within the {timeout:g} s of --ready-check-timeout"
 
 
-async def _look(client: httpx.AsyncClient, url: str, model: str, limit: float) -> Endpoint:
+async def _look(client: httpx.AsyncClient, url: str, model: str, limit: float) -> LoadEndpoint:
     where = f"{url}/v1/models"
     response = await _get(client, "/v1/models", url, limit)
     if response.status_code in REFUSED:
@@ -154,14 +154,14 @@ async def _get(client: httpx.AsyncClient, path: str, url: str, limit: float) -> 
     return response
 
 
-def _read(content: bytes) -> Endpoint:
+def _read(content: bytes) -> LoadEndpoint:
     """A list of models; whatever else it is, it names none."""
     try:
         entries: list[dict[str, Any]] = msgspec.json.decode(content)["data"]
         models = tuple(str(entry["id"]) for entry in entries)
         first = entries[0]
         fields = first.get("output_length_fields")
-        return Endpoint(
+        return LoadEndpoint(
             models,
             first.get("owned_by") == "kendall",
             None if fields is None else frozenset(map(str, fields)),
@@ -170,7 +170,7 @@ def _read(content: bytes) -> Endpoint:
         return UNKNOWN
 
 
-def with_lengths(target: Target, endpoint: Endpoint) -> tuple[Target, str | None]:
+def with_lengths(target: Target, endpoint: LoadEndpoint) -> tuple[Target, str | None]:
     """The target with drawn lengths enforced in a way that the server accepts, and a note where
     policies can see them. Raises LoadError where it accepts none.
 

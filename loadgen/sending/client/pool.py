@@ -10,7 +10,7 @@ import ssl
 from typing import Any
 
 from kendall.remote import tls_context
-from loadgen.sending.client.wire import Address, Connection
+from loadgen.sending.client.wire import Address, SenderConnection
 
 # seconds; servers close idle connections after 5 s (uvicorn's default) or more: a request sent into
 # a closing one is lost
@@ -18,7 +18,7 @@ KEEPALIVE = 4.0
 RESERVE = 16  # idle connections kept ready
 
 
-class Pool:
+class ConnectionPool:
     """Connections to one address: as many as there are requests under way, and a reserve of idle
     ones.
     """
@@ -29,13 +29,13 @@ class Pool:
         self.address = address
         self._reserve = reserve
         self._loop = asyncio.get_running_loop()
-        self._idle: dict[Connection, None] = {}  # in the order in which they became idle
-        self._open: set[Connection] = set()
+        self._idle: dict[SenderConnection, None] = {}  # in the order in which they became idle
+        self._open: set[SenderConnection] = set()
         self._refilling: asyncio.Task[None] | None = None
         self._tls = (tls or tls_context()) if address.tls else None
         self._resolved: tuple[str, int] | None = None
 
-    async def __aenter__(self) -> Pool:
+    async def __aenter__(self) -> ConnectionPool:
         """Resolve the name once and fill the reserve, as far as somebody listens; who does not
         is each request's own failure.
         """
@@ -51,7 +51,7 @@ class Pool:
             connection.abort()
         await asyncio.sleep(0)  # transports close in the next turn
 
-    def take(self) -> Connection | None:
+    def take(self) -> SenderConnection | None:
         """An idle connection, the one used last; None where there is none."""
         taken = None
         if self._idle:
@@ -67,17 +67,17 @@ class Pool:
             self._refilling = self._loop.create_task(self._refill())
         return taken
 
-    def put(self, connection: Connection, now: float) -> None:
+    def put(self, connection: SenderConnection, now: float) -> None:
         """Idle again."""
         connection.idle_since = now
         self._idle[connection] = None
 
-    def forget(self, connection: Connection) -> None:
+    def forget(self, connection: SenderConnection) -> None:
         """It is closed."""
         self._open.discard(connection)
         self._idle.pop(connection, None)
 
-    async def connect(self) -> Connection:
+    async def connect(self) -> SenderConnection:
         """A new connection. Raises OSError."""
         if self._resolved is None:
             self._resolved = await self._resolve()
@@ -86,7 +86,7 @@ class Pool:
             {"ssl": self._tls, "server_hostname": self.address.host} if self._tls else {}
         )
         _, connection = await self._loop.create_connection(
-            lambda: Connection(self), host, port, **tls
+            lambda: SenderConnection(self), host, port, **tls
         )
         self._open.add(connection)
         return connection

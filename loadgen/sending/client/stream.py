@@ -21,14 +21,14 @@ class StreamError(Exception):
     """The answer is not a stream of completion chunks, or says that it failed."""
 
 
-class _Delta(msgspec.Struct):
+class _ChunkDelta(msgspec.Struct):
     role: str | None = None
     content: str | None = None
 
 
-class _Choice(msgspec.Struct):
+class _ChunkChoice(msgspec.Struct):
     text: str | None = None
-    delta: _Delta | None = None
+    delta: _ChunkDelta | None = None
     finish_reason: str | None = None
 
     def brings_token(self) -> bool:
@@ -58,7 +58,7 @@ class _Usage(msgspec.Struct):
 
 
 class _Chunk(msgspec.Struct):
-    choices: list[_Choice] = []
+    choices: list[_ChunkChoice] = []
     usage: _Usage | None = None
     error: Any = None
 
@@ -66,7 +66,7 @@ class _Chunk(msgspec.Struct):
 _decode = msgspec.json.Decoder(_Chunk).decode
 
 
-class Answer:
+class StreamedAnswer:
     """What a stream has told so far. Feed it bytes with the instant at which they came.
 
     `token_times` keeps the instant of every chunk that brings a token; tokens that came together
@@ -142,7 +142,7 @@ class Answer:
         if chunk.usage is not None:
             self._usage(chunk.usage)
 
-    def _choice(self, choice: _Choice, now: float) -> None:
+    def _choice(self, choice: _ChunkChoice, now: float) -> None:
         self.finish_reason = choice.finish_reason or self.finish_reason
         first = self.token_chunks == 0 and choice.brings_token()
         # a padded batch's answer ends with an empty chunk, long after its last token

@@ -80,22 +80,22 @@ class Address:
         )
 
 
-class Home(Protocol):
+class IdleConnections(Protocol):
     """Where a connection rests between two requests."""
 
-    def put(self, connection: Connection, now: float) -> None:
+    def put(self, connection: SenderConnection, now: float) -> None:
         """It is idle again."""
         ...
 
-    def forget(self, connection: Connection) -> None:
+    def forget(self, connection: SenderConnection) -> None:
         """It is closed."""
         ...
 
 
-class Connection(asyncio.Protocol):
+class SenderConnection(asyncio.Protocol):
     """One connection; the methods named on_... are the parser's callbacks."""
 
-    def __init__(self, pool: Home) -> None:
+    def __init__(self, pool: IdleConnections) -> None:
         self._pool = pool
         self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpResponseParser(self)

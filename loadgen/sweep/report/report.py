@@ -44,13 +44,10 @@ def lines(results: Results) -> list[str]:
     said += [f"not run: {r.cell.name}: {r.reason}" for r in results.of("refused")]
     said += [f"MISSING: {r.cell.name}: {r.reason}" for r in results.of("missing")]
     said += [f"MISSING: search for {search}" for search in results.missing_searches]
-    said += [
-        f"shorter than asked (--cell-limit): {', '.join(short)}"
-        for short in [_short(results)]
-        if short
-    ]
+    if short := [result.cell.name for result in results.of("done") if result.cell.cut]:
+        said.append(f"shorter than asked (--cell-limit): {', '.join(short)}")
     said += [search_line(event) for event in results.searches]
-    if drift := _drift(results):
+    if drift := drift_line(results):
         said.append(drift)
     if results.restarts:
         said.append(
@@ -65,9 +62,10 @@ def search_line(event: Event) -> str:
     """The bracket of one search beside its prediction."""
     goal = "stays stable" if event["goal"] == "saturation" else f"keeps {event['goal']}"
     limit = "" if event["max_output_tokens"] is None else f", limit {event['max_output_tokens']}"
+    high = "?" if event["high"] is None else short_number(event["high"])
     said = (
         f"{event['policy']}{limit}: {goal} up to a rate between {short_number(event['low'])} "
-        f"and {_rate(event['high'])}/s"
+        f"and {high}/s"
     )
     if event["predicted"] is not None:
         said += (
@@ -92,17 +90,9 @@ def as_json(results: Results, written: Sequence[Path]) -> dict[str, Any]:
     }
 
 
-def _rate(value: float | None) -> str:
-    return "?" if value is None else short_number(value)
-
-
-def _short(results: Results) -> list[str]:
-    return [r.cell.name for r in results.of("done") if r.cell.cut]
-
-
-def _drift(results: Results) -> str | None:
-    """How far the machine's own speed went while a cell was measured: theory cannot be blamed
-    for that.
+def drift_line(results: Results) -> str | None:
+    """The changes of the machine's own speed while cells were measured; None where they are not
+    known. Theory cannot be blamed for them.
     """
     if not results.plan.bracket:
         return None

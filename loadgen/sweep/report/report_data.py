@@ -7,10 +7,9 @@ from pathlib import Path
 
 import msgspec
 
-from loadgen.compare.cells import MissingCell, ReportCell, RunFile, audit_of, lateness_of
+from loadgen.compare.cells import ReportCell, RunFile, audit_of, lateness_of
 from loadgen.report.html.data import ReportData, common, of_cells, profile_of
-from loadgen.sweep.report.results import CellResult, Results, results_of
-from queueing.model import Model
+from loadgen.sweep.report.results import Results, results_of
 
 
 def of_sweep(folder: Path, results: Results | None = None) -> ReportData:
@@ -24,49 +23,30 @@ def of_sweep(folder: Path, results: Results | None = None) -> ReportData:
                 for name in result.done["files"]
             }
             headers.append(sides["gateway"].header)
-            cells.append(_swept(result, sides, results))
+            sent = sides["load"].records if "load" in sides else []
+            swept, basis = result.cell, results.basis
+            cells.append(
+                ReportCell(
+                    name=swept.name,
+                    comparison=result.comparison,
+                    load=swept.load,
+                    max_output_tokens=swept.max_output_tokens,
+                    lateness=lateness_of(sent),
+                    audit=audit_of(sides["gateway"], result.comparison, sent),
+                    notes=("shorter than asked (--cell-limit)",) if swept.cut else (),
+                    model=None
+                    if basis is None
+                    else basis.model(swept.policy, swept.max_output_tokens),
+                )
+            )
     plan = msgspec.to_builtins(results.plan)
     profile = profile_of(folder)
     return dataclasses.replace(
         of_cells(cells, headers, results.law, profile),
-        missing=[_missing(result) for result in results.cells if result.comparison is None],
+        missing=[result.missing for result in results.cells if result.comparison is None],
         configuration=common([header.configuration for header in headers])
         | {key: plan[key] for key in ("model", "output_tokens", "prompt_tokens")},
         searches=results.searches,
         events=[f"gateway started again: {event['reason']}" for event in results.restarts]
         + [f"interrupted in {event['cell']}: {event['reason']}" for event in results.cuts],
-    )
-
-
-def _swept(result: CellResult, sides: dict[str, RunFile], results: Results) -> ReportCell:
-    assert result.comparison is not None
-    sent = sides["load"].records if "load" in sides else []
-    return ReportCell(
-        name=result.cell.name,
-        comparison=result.comparison,
-        load=result.cell.load,
-        max_output_tokens=result.cell.max_output_tokens,
-        lateness=lateness_of(sent),
-        audit=audit_of(sides["gateway"], result.comparison, sent),
-        notes=("shorter than asked (--cell-limit)",) if result.cell.cut else (),
-        model=_model(result, results),
-    )
-
-
-def _model(result: CellResult, results: Results) -> Model | None:
-    return (
-        None
-        if results.basis is None
-        else results.basis.model(result.cell.policy, result.cell.max_output_tokens)
-    )
-
-
-def _missing(result: CellResult) -> MissingCell:
-    reason = result.reason or ("nothing was dispatched" if result.state == "done" else result.state)
-    return MissingCell(
-        name=result.cell.name,
-        policy=result.cell.policy,
-        load=result.cell.load,
-        state=result.state,
-        reason=reason,
     )

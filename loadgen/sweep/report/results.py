@@ -15,12 +15,13 @@ from typing import Any
 import msgspec
 
 from loadgen.compare.by_order import ComparedSample, with_orders
+from loadgen.compare.cells import MissingCell
 from loadgen.compare.compare import Comparison, compare_samples
 from loadgen.compare.theory import theory_of
 from loadgen.report.report import as_object
-from loadgen.sweep.grid import Basis, Bounds, Cell, planned_cells
-from loadgen.sweep.journal import CellProgress, Event, Progress, read_journal
-from loadgen.sweep.plan import Plan, load_plan, searches_of
+from loadgen.sweep.grid import Basis, EngineBounds, SweepCell, planned_cells
+from loadgen.sweep.journal import CellProgress, Event, SweepProgress, read_journal
+from loadgen.sweep.plan import SweepPlan, load_plan
 from policies.text import SpecError
 from queueing.latency.law import LatencyModel
 from queueing.latency.profile import load_law
@@ -31,7 +32,7 @@ from queueing.measurement.record import Record, read_run
 class CellResult:
     """One cell and what became of it."""
 
-    cell: Cell
+    cell: SweepCell
     state: str  # done | unstable | refused | missing
     reason: str | None
     attempts: int
@@ -39,6 +40,18 @@ class CellResult:
     disturbed: int = 0  # attempts set aside because the engine's speed changed around them
     comparison: Comparison | None = None
     compared: ComparedSample | None = None  # what it was made from
+
+    @property
+    def missing(self) -> MissingCell:
+        """The cell as one without a comparison, with the reason."""
+        nothing = "nothing was dispatched" if self.state == "done" else self.state
+        return MissingCell(
+            name=self.cell.name,
+            policy=self.cell.policy,
+            load=self.cell.load,
+            state=self.state,
+            reason=self.reason or nothing,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """For sweep.json."""
@@ -67,7 +80,7 @@ class Results:
     """A whole sweep."""
 
     folder: Path
-    plan: Plan
+    plan: SweepPlan
     basis: Basis | None  # None: stopped before the law was known
     cells: list[CellResult]
     searches: list[Event]
@@ -87,7 +100,7 @@ class Results:
         }
         return [
             f"{goal} of {policy}"
-            for policy, limit, goal in searches_of(self.plan)
+            for policy, limit, goal in self.plan.searches
             if (policy, limit, goal) not in done
         ]
 
@@ -133,10 +146,12 @@ def results_of(folder: Path, on_cell: Callable[[int, int], None] | None = None) 
     """
     plan = load_plan(folder / "plan.json")
     events, _ = read_journal(folder / "journal.jsonl")
-    progress = Progress.fold(events)
+    progress = SweepProgress.fold(events)
     calibrated = next((event for event in reversed(events) if event["event"] == "calibrated"), None)
     basis = (
-        Basis(plan, load_law(calibrated["law"]), msgspec.convert(calibrated["bounds"], Bounds))
+        Basis(
+            plan, load_law(calibrated["law"]), msgspec.convert(calibrated["bounds"], EngineBounds)
+        )
         if calibrated
         else None
     )
@@ -147,19 +162,33 @@ def results_of(folder: Path, on_cell: Callable[[int, int], None] | None = None) 
             if on_cell is not None:
                 on_cell(number, len(planned))
             cells.append(_cell(folder, basis, cell, progress.of(cell.name)))
-    cells = _with_orders(cells)
+    # orders of service beside one another
+    compared = [(cell, cell.compared) for cell in cells if cell.compared is not None]
+    conditions = [(cell.cell.rate, cell.cell.max_output_tokens) for cell, _ in compared]
+    comparisons = iter(with_orders([sample for _, sample in compared], conditions))
     return Results(
         folder=folder,
         plan=plan,
         basis=basis,
-        cells=cells,
-        searches=_latest(event for event in events if event["event"] == "search"),
+        cells=[
+            cell
+            if cell.compared is None
+            else dataclasses.replace(cell, comparison=next(comparisons), compared=None)
+            for cell in cells
+        ],
+        searches=list(
+            {
+                (event["policy"], event["max_output_tokens"], event["goal"]): event
+                for event in events
+                if event["event"] == "search"
+            }.values()
+        ),
         restarts=[event for event in events if event["event"] == "restarted"],
         cuts=[event for event in events if event["event"] == "cut"],
     )
 
 
-def _cell(folder: Path, basis: Basis, cell: Cell, known: CellProgress) -> CellResult:
+def _cell(folder: Path, basis: Basis, cell: SweepCell, known: CellProgress) -> CellResult:
     state, reason = "missing", known.reason or "not measured yet"
     if known.done is not None:
         state, reason = (
@@ -184,19 +213,6 @@ def _cell(folder: Path, basis: Basis, cell: Cell, known: CellProgress) -> CellRe
     )
 
 
-def _with_orders(cells: Sequence[CellResult]) -> list[CellResult]:
-    """The comparisons, of orders of service beside one another."""
-    found = [(cell, cell.compared) for cell in cells if cell.compared is not None]
-    conditions = [(cell.cell.rate, cell.cell.max_output_tokens) for cell, _ in found]
-    comparisons = iter(with_orders([compared for _, compared in found], conditions))
-    return [
-        cell
-        if cell.compared is None
-        else dataclasses.replace(cell, comparison=next(comparisons), compared=None)
-        for cell in cells
-    ]
-
-
 def read_side(path: Path) -> list[Record]:
     """The records of one side. Raises SpecError where the file cannot be read."""
     try:
@@ -206,7 +222,7 @@ def read_side(path: Path) -> list[Record]:
 
 
 def compare_cell(
-    basis: Basis, cell: Cell, records: Sequence[Record], sent: Sequence[Record]
+    basis: Basis, cell: SweepCell, records: Sequence[Record], sent: Sequence[Record]
 ) -> ComparedSample | None:
     """One cell beside theory; None where nothing was dispatched."""
     theory = theory_of(
@@ -223,12 +239,3 @@ def compare_cell(
         return None
     comparison = dataclasses.replace(found.comparison, load=cell.load)
     return dataclasses.replace(found, comparison=comparison)
-
-
-def _latest(events: Any) -> list[Event]:
-    """One per subject: what was found last."""
-    return list(
-        {
-            (event["policy"], event["max_output_tokens"], event["goal"]): event for event in events
-        }.values()
-    )
