@@ -24,7 +24,7 @@ from pathlib import Path
 
 from loadgen.gateway.gateway_process import GatewayProcess, free_port
 from loadgen.sending import pacing
-from loadgen.sending.client.client import Target
+from loadgen.sending.client.target import Target
 from loadgen.sending.pacing import Clock, Spin, pacing_clock
 from loadgen.sending.run import run_load
 from queueing.arrivals.timetable import draw

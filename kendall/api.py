@@ -62,7 +62,7 @@ class PredictionOptions(Limits, total=False):
 
 
 class SimulationOptions(PredictionOptions, total=False):
-    """What is simulated, beside the limits of the queue."""
+    """Options of a simulation, beside the limits of the queue."""
 
     num_requests: int
     seed: int

@@ -11,7 +11,7 @@ import contextlib
 import os
 import re
 import sys
-from typing import Any, NoReturn
+from typing import Any
 
 COMMANDS = {
     "demo": (
@@ -74,12 +74,14 @@ COMMANDS = {
         "recompute the papers' tables and figures and compare",
     ),
 }
+# of `kendall` itself
 OPTIONS = (
     "--help",
     "--version",
     "--install-completion",
     "--show-completion",
-)  # of `kendall` itself
+)
+# variables of the same prefix
 NO_OPTIONS = frozenset(
     {
         "KENDALL_DEBUG",
@@ -88,7 +90,12 @@ NO_OPTIONS = frozenset(
         "KENDALL_FLAVOUR",
         "KENDALL_GATEWAY_PID",
     }
-)  # variables of the same prefix
+)
+# Kubernetes sets such variables for a service whose name begins with kendall, and
+# KENDALL_PORT=tcp://10.0.0.1:8080
+SERVICE_LINK = re.compile(
+    r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?$"
+)
 # options whose name another command has for something else: only KENDALL_<COMMAND>_<OPTION> sets
 # them
 OTHER_MEANING = {
@@ -132,7 +139,13 @@ def main(arguments: list[str] | None = None) -> None:
             if isinstance(error, BrokenPipeError)
             else _complain(f"cannot write to stdout: {error.strerror}", 1)
         )
-    _exit(status)
+    boot = sys.modules.get("server.engines.vllm.boot")
+    if boot is not None and boot.left_behind():
+        # a thread is in the middle of starting or ending vLLM: tidying up could abort the process
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
 
 
 def _status(arguments: list[str]) -> int:
@@ -160,7 +173,7 @@ def _status(arguments: list[str]) -> int:
 
 
 def _help(names: list[str]) -> int:
-    """Of `kendall` or of one command."""
+    """Print the usage of `kendall` or the help of one command."""
     if not names or names[0] in ("help", *OPTIONS):
         _print_usage()
         return 0
@@ -174,20 +187,10 @@ def _help(names: list[str]) -> int:
     return _run(name, ["--help"])
 
 
-def _exit(status: int) -> NoReturn:
-    """Without tidying up where a thread was left in the middle of starting or ending vLLM: that
-    could abort the process.
-    """
-    boot = sys.modules.get("server.engines.vllm.boot")
-    if boot is not None and boot.left_behind():
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
-    sys.exit(status)
-
-
 def _print_usage() -> None:
-    """As wide as the terminal, a line of it as its own where that has the room."""
+    """Print the usage as wide as the terminal, with a line of its own for each command where that
+    has the room.
+    """
     from queueing.commands.terminal import console, say
 
     to = console()
@@ -254,8 +257,7 @@ def _failed(error: Exception, name: str, arguments: list[str]) -> int:
         case OSError() if output.failure() is not None:
             raise error  # to `main`
         case SpecError():
-            message = _as_typed(str(error), name)
-            return _complain(f"{message}{_origin(message, name, arguments)}", 2)
+            return _complain(_as_typed(str(error), name, arguments), 2)
         case TyperException():
             return _complain(one_line(error, _command(name), arguments), 2)
         case CommandError() | PredictionError():
@@ -268,13 +270,14 @@ def _failed(error: Exception, name: str, arguments: list[str]) -> int:
             return _complain(f"{type(error).__name__}: {error} (KENDALL_DEBUG=1 shows where)", 1)
 
 
-def _as_typed(message: str, name: str) -> str:
+def _as_typed(message: str, name: str, arguments: list[str]) -> str:
     """`got --arrival-rate -1` for `got arrival_rate=-1`, and `set --patience` for `set
-    patience`: names in Python.
+    patience`: names in Python; with the variable that set the option, where no flag did.
     """
+    parameters = _command(name).params
     flags = {
         parameter.name: parameter.opts[0]
-        for parameter in _command(name).params
+        for parameter in parameters
         if parameter.opts[0].startswith("--")
     }
     got, semicolon, expected = message.partition("; ")
@@ -286,7 +289,16 @@ def _as_typed(message: str, name: str) -> str:
     expected = re.sub(
         r"\bset ([a-z_]+)\b", lambda found: f"set {flags.get(found[1], found[1])}", expected
     )
-    return got + semicolon + expected
+    message = got + semicolon + expected
+    named = re.findall(r"(?<![\w-])--[a-z][a-z-]*", message)
+    for parameter in parameters:
+        if (
+            (parameter.envvar or "") in os.environ
+            and not _is_flag_of(parameter, arguments)
+            and _is_flag_of(parameter, named)
+        ):
+            return f"{message} ({parameter.opts[0]} came from {parameter.envvar})"
+    return message
 
 
 def _command(name: str):  # type: ignore[no-untyped-def]
@@ -335,19 +347,6 @@ def _variable(option: str) -> str:
     return f"KENDALL_{option}".replace("-", "_").upper()
 
 
-def _origin(message: str, name: str, arguments: list[str]) -> str:
-    """Which variable set the option that a message complains of; nothing where a flag did."""
-    named = re.findall(r"(?<![\w-])--[a-z][a-z-]*", message)
-    for parameter in _command(name).params:
-        if (
-            (parameter.envvar or "") in os.environ
-            and not _is_flag_of(parameter, arguments)
-            and _is_flag_of(parameter, named)
-        ):
-            return f" ({parameter.opts[0]} came from {parameter.envvar})"
-    return ""
-
-
 def _is_flag_of(parameter: Any, arguments: list[str]) -> bool:
     return any(argument.partition("=")[0] in parameter.opts for argument in arguments)
 
@@ -358,10 +357,10 @@ def _check_environment(name: str, command: Any, arguments: list[str]) -> None:
     """
     from policies.text import SpecError
 
-    for variable in [
-        variable for variable, value in os.environ.items() if _is_service_link(variable, value)
-    ]:
-        del os.environ[variable]
+    for variable, value in list(os.environ.items()):
+        address = variable.endswith("_PORT") and value.startswith(("tcp://", "udp://", "sctp://"))
+        if variable.startswith("KENDALL_") and (address or SERVICE_LINK.search(variable)):
+            del os.environ[variable]
     ours = _read_by(name, command)
     strange = [
         variable
@@ -370,9 +369,8 @@ def _check_environment(name: str, command: Any, arguments: list[str]) -> None:
     ]
     if not strange or "--help" in arguments:
         return
-    known = ours.union(
-        *(_read_by(other, _command(other)) for other in COMMANDS)
-    )  # imports them all
+    # imports them all
+    known = ours.union(*(_read_by(other, _command(other)) for other in COMMANDS))
     for variable in strange:
         if variable not in known:
             near = _near_variable(variable, ours) or _near_variable(variable, known)
@@ -421,22 +419,6 @@ def _check_one_key(name: str, command: Any, arguments: list[str]) -> None:
 def _read_by(name: str, command: Any) -> frozenset[str]:
     return NO_OPTIONS.union(
         *(_variables(name, parameter) for parameter in command.params if parameter.envvar)
-    )
-
-
-def _is_service_link(variable: str, value: str) -> bool:
-    """Whether Kubernetes set it, for a service whose name begins with kendall:
-    KENDALL_PORT=tcp://10.0.0.1:8080.
-    """
-    if not variable.startswith("KENDALL_"):
-        return False
-    if variable.endswith("_PORT") and value.startswith(("tcp://", "udp://", "sctp://")):
-        return True
-    return (
-        re.search(
-            r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?$", variable
-        )
-        is not None
     )
 
 

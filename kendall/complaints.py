@@ -51,26 +51,12 @@ def one_line(error: Any, command: Any, arguments: Sequence[str]) -> str:
 
 
 def _usage(error: Any, message: str, command: Any, arguments: Sequence[str]) -> str:
-    """What no single parameter's value is to blame for; the message as it is where typer says
+    """The message of an error that no single parameter's value causes; as it is where typer says
     something new.
     """
-    more = f"`kendall {command.name} --help` lists them"
     match type(error).__name__:
         case "NoSuchOption":
-            if (
-                command.name == "serve"
-                and (argument := error.option_name.lstrip("-").replace("-", "_"))
-                in _engine_arguments()
-            ):
-                return (
-                    f"got {error.option_name}, an engine argument of vLLM; expected "
-                    f"--engine-arg {argument}=VALUE"
-                )
-            near = _near_option(error.option_name, command)
-            return (
-                f"got {error.option_name}; expected an option of `kendall "
-                f"{command.name}`{near or ';'} {more}"
-            )
+            return _unknown_option(error.option_name, command)
         case "BadOptionUsage":
             return _bad_usage(error, message, command)
         case _ if extra := re.search(r"unexpected extra arguments?(?:\(s\))? \((.*)\)", message):
@@ -102,18 +88,15 @@ def _second_value(extra: str, command: Any, arguments: Sequence[str]) -> str | N
     }
     for flag, value, behind in zip(arguments, arguments[1:], arguments[2:], strict=False):
         if behind == extra and flag in known and not value.startswith("--"):
-            form = flag + _with_both(known[flag], value, extra)
+            parameter = known[flag]
+            if parameter.multiple:
+                form = f"{flag} {value} {parameter.opts[0]} {extra}"
+            elif isinstance(parameter.type_descriptor.parameter_info.parser, CommaList):
+                form = f"{flag} {value},{extra}"
+            else:
+                form = f"{flag} {value} alone"
             return f"got {extra!r:.80} behind {flag} {value:.80}; expected {form:.160}"
     return None
-
-
-def _with_both(parameter: Any, value: str, extra: str) -> str:
-    """What follows the flag for both values, or for the first one where it takes one only."""
-    if parameter.multiple:
-        return f" {value} {parameter.opts[0]} {extra}"
-    if isinstance(parameter.type_descriptor.parameter_info.parser, CommaList):
-        return f" {value},{extra}"
-    return f" {value} alone"
 
 
 def _bad_usage(error: Any, message: str, command: Any) -> str:
@@ -127,21 +110,27 @@ def _bad_usage(error: Any, message: str, command: Any) -> str:
     return f"got {error.option_name} without a value; expected {_wanted(parameter)}"
 
 
-def _near_option(flag: str, command: Any) -> str:
-    """`"; did you mean --request-rate?"` for --rate: an option that ends so, else one that is
+def _unknown_option(flag: str, command: Any) -> str:
+    """`"got --rate; ... did you mean --request-rate?"`: an option that ends so, else one that is
     spelled nearly so.
     """
+    if command.name == "serve":
+        from server.engines.vllm.options import argument_names
+
+        argument = flag.lstrip("-").replace("-", "_")
+        if argument in argument_names():
+            return f"got {flag}, an engine argument of vLLM; expected --engine-arg {argument}=VALUE"
     known = [opt for parameter in command.params for opt in parameter.opts if opt.startswith("--")]
     tails = [opt for opt in known if opt.endswith(f"-{flag.lstrip('-')}")]
-    if len(tails) == 1:
-        return f"; did you mean {tails[0]}?"
-    return suggest(flag, tuple(known)).replace("'", "")
-
-
-def _engine_arguments() -> frozenset[str]:
-    from server.engines.vllm.options import argument_names
-
-    return argument_names()
+    near = (
+        f"; did you mean {tails[0]}?"
+        if len(tails) == 1
+        else suggest(flag, tuple(known)).replace("'", "")
+    )
+    return (
+        f"got {flag}; expected an option of `kendall {command.name}`{near or ';'} "
+        f"`kendall {command.name} --help` lists them"
+    )
 
 
 def _wanted(parameter: Any) -> str:
@@ -152,7 +141,7 @@ def _wanted(parameter: Any) -> str:
 
 
 def _value(parameter: Any, arguments: Sequence[str]) -> str | None:
-    """What stands behind the flag, the last time that it is given."""
+    """The last value given behind the flag."""
     found = None
     for index, argument in enumerate(arguments):
         flag, equals, value = argument.partition("=")

@@ -29,7 +29,6 @@ class Root(TyperGroup):
         self._abouts, self._command = dict(abouts), command
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """All names, `help` too."""
         del ctx
         return [*self._abouts, "help"]
 
@@ -73,9 +72,11 @@ def set_up(flag: str, shell: str | None) -> int:
 
     Raises SpecError: no such shell, or none detected; CommandError: nothing can be written for it.
     """
-    from typer.completion import _get_shell_name, get_completion_script  # type: ignore[attr-defined]
+    from typer.completion import _get_shell_name, get_completion_script, install  # type: ignore[attr-defined]
 
     from policies.text import SpecError, suggest
+    from queueing.errors import CommandError
+    from queueing.measurement.paths import cannot_write
 
     shell = shell or _get_shell_name()
     if shell not in SHELLS:
@@ -86,20 +87,8 @@ def set_up(flag: str, shell: str | None) -> int:
     if flag == "--show-completion":
         print(get_completion_script(prog_name="kendall", complete_var=VARIABLE, shell=shell))
         return 0
-    print(
-        f"completion for {shell} is installed in {_install(shell)}; it works in the next terminal"
-    )
-    return 0
-
-
-def _install(shell: str) -> Path:
-    from typer.completion import install  # type: ignore[attr-defined]
-
-    from queueing.errors import CommandError
-    from queueing.measurement.paths import cannot_write
-
     try:
-        return Path(install(shell=shell, prog_name="kendall", complete_var=VARIABLE)[1])
+        path = Path(install(shell=shell, prog_name="kendall", complete_var=VARIABLE)[1])
     except (OSError, RuntimeError) as error:  # RuntimeError: a user without a home
         match error:
             case OSError() if error.filename == shell:  # PowerShell is asked where its profile lies
@@ -111,3 +100,5 @@ def _install(shell: str) -> Path:
         raise CommandError(
             f"{failed}; `kendall --show-completion {shell}` prints the script"
         ) from None
+    print(f"completion for {shell} is installed in {path}; it works in the next terminal")
+    return 0

@@ -35,7 +35,14 @@ def show_as_written(command: Any, shared_variables: bool = True) -> None:
         *((VARIABLES,) if shared_variables else ()),
         STATUSES,
     ]
-    command.help = _literal(_unwrapped(command.help or ""))
+    # without the line ends of the source: the terminal has its own width
+    paragraphs = [paragraph.splitlines() for paragraph in (command.help or "").split("\n\n")]
+    command.help = _literal(
+        "\n\n".join(
+            "\n".join(lines) if any(line[:1].isspace() for line in lines) else " ".join(lines)
+            for lines in paragraphs
+        )
+    )
     command.epilog = _literal("\n\n".join(notes))
     command.context_settings = {**command.context_settings, "help_option_names": ["-h", "--help"]}
     command.format_help = partial(_format_help, command.format_help, command)
@@ -52,18 +59,9 @@ def show_as_written(command: Any, shared_variables: bool = True) -> None:
             )
 
 
-def _unwrapped(text: str) -> str:
-    """Paragraphs without the line ends of the source: the terminal has its own width."""
-    paragraphs = (paragraph.splitlines() for paragraph in text.split("\n\n"))
-    return "\n\n".join(
-        "\n".join(lines) if any(line[:1].isspace() for line in lines) else " ".join(lines)
-        for lines in paragraphs
-    )
-
-
 def _other_ways(parameter: Any) -> list[str]:
-    """What sets an option besides its first name, where the rule at the end of the help does not
-    say it.
+    """The other names and variables of an option, where the rule at the end of the help does not
+    state them.
     """
     ways = []
     if parameter.param_type_name == "option" and len(parameter.opts) > 1:
@@ -84,22 +82,17 @@ def _format_help(as_before: Any, command: Any, ctx: Any, formatter: Any) -> None
         parameter.opts, parameter.secondary_opts = parameter.opts[:1], []
         if parameter.param_type_name == "argument":
             parameter.display_type_rich = lambda **_: ""  # its name says it
-        elif (default := _default(parameter)) is not None:
+        elif isinstance(parameter.default, float) or parameter.default is True:
+            default = "on"
+            if parameter.default is not True:
+                unit = "s" if _takes_duration(parameter) else ""
+                default = f"{parameter.default:g}{unit}"
             parameter._get_default_string = lambda text=default, **_: text
     as_before(ctx, formatter)
 
 
-def _default(parameter: Any) -> str | None:
-    """As a person writes it; None where it is shown as it is."""
-    if parameter.default is True:
-        return "on"
-    if not isinstance(parameter.default, float):
-        return None
-    return f"{parameter.default:g}{'s' if _takes_duration(parameter) else ''}"
-
-
 def kind_of(parameter: Any) -> str:
-    """What the value of an option is, in one word; nothing for a switch."""
+    """The kind of an option's value in one word; empty for a switch."""
     if _takes_duration(parameter):
         return "DURATION"
     if parameter.multiple:

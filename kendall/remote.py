@@ -39,7 +39,7 @@ def server_root(url: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address, or `localhost`, is one that only this machine reaches."""
+    """Whether only this machine reaches the address, or `localhost`."""
     if host == "localhost":
         return True
     if (address := address_of(host)) is None:
@@ -70,7 +70,7 @@ def host_url(host: str, port: int) -> str:
 
 
 def address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """None for a name."""
+    """The IP address that a host is; None for a name."""
     try:
         return ipaddress.ip_address(host)
     except ValueError:
@@ -146,8 +146,8 @@ class Trust:
             raise SpecError(f"got --insecure with --cacert {self.cacert}; expected one of them")
 
     def verification(self, url: str) -> ssl.SSLContext | bool:
-        """What httpx takes as `verify`: the context of a URL with TLS; without TLS there is
-        nothing to verify. Raises SpecError.
+        """The `verify` of httpx: the context of a URL with TLS; without TLS there is nothing to
+        verify. Raises SpecError.
         """
         if not url.lower().startswith("https:"):
             return False
@@ -194,9 +194,8 @@ def reason(error: BaseException) -> str:
 
 def unanswered(error: BaseException, url: str) -> str:
     """Why a request was not answered: a server that speaks TLS drops what is no TLS."""
-    dropped = type(error).__name__ == "RemoteProtocolError" and url.lower().startswith(
-        "http:"
-    )  # httpx's
+    # httpx's
+    dropped = type(error).__name__ == "RemoteProtocolError" and url.lower().startswith("http:")
     return "it closed the connection; does it speak https?" if dropped else reason(error)
 
 
@@ -241,7 +240,7 @@ def local_admin_key(url: str) -> str | None:
 
 
 def key_for_admin(url: str, admin_key: str | None, api_key: str | None = None) -> str | None:
-    """What a call to `/admin` carries: the admin key that was given, else the one that the gateway
+    """The key of a call to `/admin`: the admin key that was given, else the one that the gateway
     made, else an API key.
 
     Raises SpecError for a key that cannot be sent.

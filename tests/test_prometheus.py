@@ -21,7 +21,7 @@ import yaml
 
 from grafana.agreement import VERDICTS
 from loadgen.gateway.gateway_process import GatewayProcess, free_port
-from loadgen.sending.client.client import Target
+from loadgen.sending.client.target import Target
 from loadgen.sending.run import run_load
 from queueing.arrivals.timetable import draw
 from queueing.distributions.token_distribution import parse_distribution

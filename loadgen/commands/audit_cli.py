@@ -25,10 +25,8 @@ def audit_command(
     run_files: Annotated[
         list[Path],
         typer.Argument(
-            help=(
-                "Run files of a load generator, a gateway or a simulation, or result JSON of "
-                "`vllm bench serve`."
-            )
+            help="Run files of a load generator, a gateway or a simulation, or result JSON of "
+            "`vllm bench serve`.",
         ),
     ],
     *,
@@ -124,12 +122,12 @@ def _streams(paths: list[Path], asked_rate: float | None, process: str | None) -
     from loadgen.report.files.bench_read import read_either  # noqa: PLC0415
 
     runs = []
-    for path in paths:
-        try:
-            runs.append((path, *read_either(path)))
-        except OSError as error:
-            raise SpecError(f"got {path}: {error.strerror}; expected a run file") from None
     try:
+        for path in paths:
+            try:
+                runs.append((path, *read_either(path)))
+            except OSError as error:
+                raise SpecError(f"got {path}: {error.strerror}; expected a run file") from None
         streams = streams_of(runs)
     except ValueError as error:
         raise SpecError(str(error)) from None

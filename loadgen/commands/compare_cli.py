@@ -28,10 +28,8 @@ def compare_command(
     run_files: Annotated[
         list[Path] | None,
         typer.Argument(
-            help=(
-                "Run files of `kendall serve --record-file` or of a simulation; add those of "
-                "`kendall load` for the delays that clients see."
-            )
+            help="Run files of `kendall serve --record-file` or of a simulation; add those of "
+            "`kendall load` for the delays that clients see.",
         ),
     ] = None,
     *,
@@ -43,61 +41,48 @@ def compare_command(
         str | None,
         option(
             "--latency",
-            (
-                "Latency law or profile for predictions. Default: observed delays and measured "
-                "service only."
-            ),
+            "Latency law or profile for predictions. Default: observed delays and measured "
+            "service only.",
         ),
     ] = None,
     output_tokens: Annotated[
         str | None,
         option(
             "--output-tokens",
-            (
-                "Distribution of output lengths, for predictions. Default: the header's, else the "
-                "run's."
-            ),
+            "Distribution of output lengths, for predictions. Default: the header's, else the "
+            "run's.",
         ),
     ] = None,
     request_rate: Annotated[
         float | None,
         option(
             "--request-rate",
-            (
-                "Arrival rate in requests per second, for predictions. Default: the header's, "
-                "else the run's."
-            ),
+            "Arrival rate in requests per second, for predictions. Default: the header's, "
+            "else the run's.",
         ),
     ] = None,
     max_num_seqs: Annotated[
         int | None,
         option(
             "--max-num-seqs",
-            (
-                "Largest number of sequences in the engine at once, for predictions. Default: no "
-                "limit."
-            ),
+            "Largest number of sequences in the engine at once, for predictions. Default: no "
+            "limit.",
         ),
     ] = None,
     predictor: Annotated[
         str | None,
         option(
             "--predictor",
-            (
-                "Predictor of output lengths that was asked for, for predictions of orders that "
-                "read predicted lengths. Default: the header's, else as good as the run's "
-                "predictions were."
-            ),
+            "Predictor of output lengths that was asked for, for predictions of orders that "
+            "read predicted lengths. Default: the header's, else as good as the run's "
+            "predictions were.",
         ),
     ] = None,
     output: Annotated[
         list[Path] | None,
         option(
             "--output",
-            (
-                "File to write; its suffix sets the format: .html, .csv, .png, .svg, .pdf. "
-                "Repeatable."
-            ),
+            "File to write; its suffix sets the format: .html, .csv, .png, .svg, .pdf. Repeatable.",
             parser=FileToWrite("report.html"),
         ),
     ] = None,
@@ -129,10 +114,8 @@ def compare_command(
         list[str] | None,
         typer.Option(
             "--assert",
-            help=(
-                "Condition on every cell, for example 'prediction_error < 0.15'; exit status 3 "
-                "if it does not hold. Repeatable."
-            ),
+            help="Condition on every cell, for example 'prediction_error < 0.15'; exit status 3 "
+            "if it does not hold. Repeatable.",
         ),
     ] = None,
     policy_module: PolicyModules = None,
@@ -246,7 +229,6 @@ def _print(data: ReportData, *, json: bool) -> None:
 
 
 def main() -> None:
-    """As a program of its own."""
     app(prog_name="kendall compare")
 
 

@@ -31,7 +31,7 @@ from loadgen.compare.theory import theory_of
 from loadgen.datasets import draw_dataset, read_dataset
 from loadgen.gateway.gateway_process import GatewayError, GatewayProcess
 from loadgen.report.report import as_object
-from loadgen.sending.client.client import Target
+from loadgen.sending.client.target import Target
 from loadgen.sending.operating_system import pin_to_gateway_cpus
 from loadgen.sweep.cell import CellRun, CellSender, begin
 from loadgen.sweep.grid import SweepCell
@@ -51,7 +51,7 @@ ENGINES = ("auto", "vllm", "emulated")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What is asked of one model."""
+    """The cells that the demo measures of one model, and its lengths."""
 
     policies: Sequence[str]
     loads: Sequence[float]
@@ -118,7 +118,7 @@ PROMPTS = Path(__file__).parents[1] / "prompts"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoPlan:
-    """What the demo measures. Raises SpecError where it cannot be measured."""
+    """The cells of a demo. Raises SpecError where they cannot be measured."""
 
     model: str = "tiny"
     engine: str = "auto"
@@ -149,7 +149,7 @@ class DemoPlan:
 
     @property
     def workload(self) -> Workload:
-        """What is asked of the model. Raises SpecError."""
+        """The workload of the model. Raises SpecError."""
         if self.model not in WORKLOADS:
             raise SpecError(
                 f"got --model {self.model!r}; expected one of {', '.join(WORKLOADS)}"
@@ -159,7 +159,7 @@ class DemoPlan:
 
     @property
     def serve_arguments(self) -> list[str]:
-        """Of `kendall serve`, but for the port."""
+        """The arguments of `kendall serve`, but for the port."""
         return [
             self.model,
             *("--engine", self.engine),
@@ -177,7 +177,7 @@ class DemoPlan:
         return [(load, policy) for load in self.loads for policy in self.policies]
 
     def name(self, load: float, policy: str) -> str:
-        """Of a cell's files: the policy's parameters only where its name is not enough."""
+        """The stem of a cell's files: the policy's parameters only where its name is not enough."""
         names = Counter(each.partition(":")[0] for each in self.policies)
         short = policy.partition(":")[0]
         return (
@@ -213,14 +213,14 @@ class DemoProgress(Status):
         self._cell_ends = math.nan  # on the loop's clock
 
     def cell(self, number: int) -> None:
-        """A cell begins."""
+        """Begin the cell of this number."""
         load, policy = self._plan.cells[number]
         self._cells_left = len(self._plan.cells) - number
         self._cell_ends = asyncio.get_running_loop().time() + self._each
         self.phase(f"{policy} at {load:g}")
 
     def over(self) -> None:
-        """No cell is left."""
+        """End the count: no cell is left."""
         self._cells_left = 0
 
     @property

@@ -29,10 +29,8 @@ def demo_command(
     model: Annotated[
         str,
         typer.Option(
-            help=(
-                "Model to measure: tiny (random weights, forced lengths; 4 minutes) | smollm2 "
-                "(answers questions at its own lengths; 4 to 6 minutes)."
-            )
+            help="Model to measure: tiny (random weights, forced lengths; 4 minutes) | smollm2 "
+            "(answers questions at its own lengths; 4 to 6 minutes).",
         ),
     ] = "tiny",
     engine: Annotated[
@@ -58,10 +56,8 @@ def demo_command(
     load: Annotated[
         list[float] | None,
         typer.Option(
-            help=(
-                "Load to measure, as a fraction of the policy's largest stable rate; repeatable. "
-                "Default: 0.3 and 0.5, of smollm2 0.5."
-            )
+            help="Load to measure, as a fraction of the policy's largest stable rate; repeatable. "
+            "Default: 0.3 and 0.5, of smollm2 0.5.",
         ),
     ] = None,
     result_dir: Annotated[

@@ -60,7 +60,6 @@ class DemoCell:
 
 
 def print_report(cells: Sequence[DemoCell], console: Console) -> None:
-    """Table, notes and conclusion."""
     console.print(table(cells))
     say(console, "")
     starred = any(cell.comparison.compared == "sojourn_time" for cell in cells)

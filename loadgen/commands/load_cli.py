@@ -14,7 +14,14 @@ import msgspec
 import typer
 
 from kendall.remote import CACERT, INSECURE, host_url
-from loadgen.commands.flags import LoadCommand, option
+from loadgen.commands.flags import (
+    LoadCommand,
+    lateness_budget_option,
+    max_failed_option,
+    metrics_option,
+    option,
+    percentiles_option,
+)
 from loadgen.commands.progress import for_stderr
 from loadgen.measures.failures import ALLOWED
 from loadgen.report.files.result_files import (
@@ -30,20 +37,20 @@ from loadgen.sending.options import LoadOptions
 from loadgen.sending.plan import LoadPlan, plan_load
 from loadgen.sending.run import LoadResult
 from policies.durations import Duration
-from policies.text import CommaList
 from queueing.commands.environment_variables import flags_first, from_environment
 from queueing.commands.terminal import console
 from queueing.measurement.paths import FileToWrite, cannot_write, file_or_folder, folder_to_write
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 WHERE, WHEN, WHAT, HOW, SAID = "Server", "Arrivals", "Requests", "Sending", "Results"
+# of arrivals: one of them
 SOURCES = (
     "request_rate",
     "arrivals",
     "ramp_up_strategy",
     "trace",
     "timetable",
-)  # of arrivals: one of them
+)
 
 
 @app.command("load", cls=LoadCommand)
@@ -72,10 +79,8 @@ def load(
         float | None,
         option(
             "--ready-check-timeout",
-            (
-                "Longest time to wait for the server to become ready (0: send without a check). "
-                "Default: it must be ready at once."
-            ),
+            "Longest time to wait for the server to become ready (0: send without a check). "
+            "Default: it must be ready at once.",
             WHERE,
             parser=Duration(),
         ),
@@ -84,10 +89,8 @@ def load(
         bool,
         option(
             "--chat",
-            (
-                "Use /v1/chat/completions; random prompts are then text of approximately the "
-                "drawn length."
-            ),
+            "Use /v1/chat/completions; random prompts are then text of approximately the "
+            "drawn length.",
             WHERE,
         ),
     ] = False,
@@ -99,10 +102,8 @@ def load(
         float,
         option(
             "--burstiness",
-            (
-                "With --request-rate: shape of the gamma distribution of gaps (1: Poisson, below "
-                "1: burstier, inf: constant)."
-            ),
+            "With --request-rate: shape of the gamma distribution of gaps (1: Poisson, below "
+            "1: burstier, inf: constant).",
             WHEN,
         ),
     ] = 1.0,
@@ -110,10 +111,8 @@ def load(
         str | None,
         option(
             "--arrivals",
-            (
-                "Arrival process, for example mmpp:rates=5/50,durations=10/1; also piecewise, "
-                "ramp, gamma."
-            ),
+            "Arrival process, for example mmpp:rates=5/50,durations=10/1; also piecewise, "
+            "ramp, gamma.",
             WHEN,
         ),
     ] = None,
@@ -121,10 +120,8 @@ def load(
         str | None,
         option(
             "--ramp-up-strategy",
-            (
-                "Shape of a rate ramp, linear | exponential, over --duration or about "
-                "--num-prompts requests."
-            ),
+            "Shape of a rate ramp, linear | exponential, over --duration or about "
+            "--num-prompts requests.",
             WHEN,
         ),
     ] = None,
@@ -178,10 +175,8 @@ def load(
         int | None,
         option(
             "--max-concurrency",
-            (
-                "Alone: number of users in a closed loop. With a rate or a trace: largest number "
-                "of requests in flight."
-            ),
+            "Alone: number of users in a closed loop. With a rate or a trace: largest number "
+            "of requests in flight.",
             WHEN,
         ),
     ] = None,
@@ -206,10 +201,7 @@ def load(
         str,
         option(
             "--prompt-tokens",
-            (
-                "Distribution of random prompt lengths in tokens, for example "
-                "uniform:low=16,high=64."
-            ),
+            "Distribution of random prompt lengths in tokens, for example uniform:low=16,high=64.",
             WHAT,
         ),
     ] = "deterministic:value=32",
@@ -217,10 +209,8 @@ def load(
         str | None,
         option(
             "--output-tokens",
-            (
-                "Distribution of output lengths in tokens, for example geometric:mean=64. "
-                "Default: the model ends its answers, after at most 128 tokens."
-            ),
+            "Distribution of output lengths in tokens, for example geometric:mean=64. "
+            "Default: the model ends its answers, after at most 128 tokens.",
             WHAT,
         ),
     ] = None,
@@ -228,10 +218,8 @@ def load(
         int | None,
         option(
             "--max-tokens",
-            (
-                "max_tokens of every request, and the largest length drawn. Default without a "
-                "distribution: 128."
-            ),
+            "max_tokens of every request, and the largest length drawn. Default without a "
+            "distribution: 128.",
             WHAT,
         ),
     ] = None,
@@ -239,10 +227,8 @@ def load(
         bool,
         option(
             "--ignore-eos",
-            (
-                "Set each length with max_tokens and ignore_eos, even if the server accepts "
-                "forced lengths."
-            ),
+            "Set each length with max_tokens and ignore_eos, even if the server accepts "
+            "forced lengths.",
             WHAT,
         ),
     ] = False,
@@ -250,10 +236,8 @@ def load(
         bool,
         option(
             "--natural-lengths",
-            (
-                "Do not force lengths: max_tokens is --max-tokens or the drawn length, and the "
-                "model may end earlier."
-            ),
+            "Do not force lengths: max_tokens is --max-tokens or the drawn length, and the "
+            "model may end earlier.",
             WHAT,
         ),
     ] = False,
@@ -276,10 +260,8 @@ def load(
         str | None,
         option(
             "--predictor",
-            (
-                "Send a predicted length with each request: none | exact | exponential | "
-                "lognormal:sigma=0.5 | onebit:threshold=200 (tokens). Default: none."
-            ),
+            "Send a predicted length with each request: none | exact | exponential | "
+            "lognormal:sigma=0.5 | onebit:threshold=200 (tokens). Default: none.",
             WHAT,
         ),
     ] = None,
@@ -287,10 +269,8 @@ def load(
         str | None,
         option(
             "--flows",
-            (
-                "Send a fairness id with each request, for order=vtc, drawn by weight: "
-                "heavy=9,light=1."
-            ),
+            "Send a fairness id with each request, for order=vtc, drawn by weight: "
+            "heavy=9,light=1.",
             WHAT,
         ),
     ] = None,
@@ -301,10 +281,8 @@ def load(
         bool,
         option(
             "--token-times",
-            (
-                "Record the instant of every token; implied by --save-detailed and by a metric or "
-                "condition on itl (inter-token latency)."
-            ),
+            "Record the instant of every token; implied by --save-detailed and by a metric or "
+            "condition on itl (inter-token latency).",
             HOW,
         ),
     ] = False,
@@ -321,73 +299,30 @@ def load(
         int,
         option(
             "--max-errors",
-            (
-                "Stop after this many consecutive failed requests, not counting 429 and 503 (0: "
-                "never)."
-            ),
+            "Stop after this many consecutive failed requests, not counting 429 and 503 (0: "
+            "never).",
             HOW,
         ),
     ] = 100,
-    lateness_budget: Annotated[
-        str | None,
-        option(
-            "--lateness-budget",
-            (
-                "Largest allowed lateness of sending; a run beyond it is INVALID, with exit "
-                "status 3 if the option is given. Default: mean=1ms,p99=5ms."
-            ),
-            HOW,
-            parser=CommaList(),
-        ),
-    ] = None,
+    lateness_budget: Annotated[str | None, lateness_budget_option(HOW)] = None,
     goodput: Annotated[
         list[str] | None,
         option(
             "--goodput",
-            (
-                "Report goodput under these limits, for example 'ttft:100ms e2el:1s'; a bare "
-                "number is in milliseconds."
-            ),
+            "Report goodput under these limits, for example 'ttft:100ms e2el:1s'; a bare "
+            "number is in milliseconds.",
             SAID,
         ),
     ] = None,
-    max_failed_fraction: Annotated[
-        float,
-        option(
-            "--max-failed-fraction",
-            (
-                "Largest allowed fraction of failed requests, or of answers without a token; a "
-                "run beyond it is INVALID, with exit status 3."
-            ),
-            HOW,
-        ),
-    ] = ALLOWED,
-    percentile_metrics: Annotated[
-        str | None,
-        option(
-            "--percentile-metrics",
-            "Durations to report, for example ttft,tpot,itl,e2el.",
-            SAID,
-            parser=CommaList(),
-        ),
-    ] = None,
-    metric_percentiles: Annotated[
-        str | None,
-        option(
-            "--metric-percentiles",
-            "Percentiles to report. Default: 50,90,95,99.",
-            SAID,
-            parser=CommaList(),
-        ),
-    ] = None,
+    max_failed_fraction: Annotated[float, max_failed_option(HOW)] = ALLOWED,
+    percentile_metrics: Annotated[str | None, metrics_option(SAID)] = None,
+    metric_percentiles: Annotated[str | None, percentiles_option(SAID)] = None,
     assertions: Annotated[
         list[str] | None,
         option(
             "--assert",
-            (
-                "Condition on the result, for example 'p99_ttft < 200ms'; exit status 3 if it does "
-                "not hold. Repeatable."
-            ),
+            "Condition on the result, for example 'p99_ttft < 200ms'; exit status 3 if it does "
+            "not hold. Repeatable.",
             SAID,
         ),
     ] = None,
@@ -395,10 +330,8 @@ def load(
         Path | None,
         option(
             "--output",
-            (
-                "Run file to write, replaced if it exists, or its folder. Default: "
-                "runs/load-<time>.jsonl."
-            ),
+            "Run file to write, replaced if it exists, or its folder. Default: "
+            "runs/load-<time>.jsonl.",
             SAID,
             parser=file_or_folder,
         ),
@@ -408,10 +341,8 @@ def load(
         Path | None,
         option(
             "--save-result",
-            (
-                "Write the run file, the timetable and a result in the JSON format of `vllm bench "
-                "serve`; a FILE may follow."
-            ),
+            "Write the run file, the timetable and a result in the JSON format of `vllm bench "
+            "serve`; a FILE may follow.",
             SAID,
             parser=file_or_folder,
         ),
@@ -427,10 +358,7 @@ def load(
         Path | None,
         option(
             "--result-dir",
-            (
-                "Folder for the files of --save-result; given alone, it saves them as "
-                "load-SEED.jsonl."
-            ),
+            "Folder for the files of --save-result; given alone, it saves them as load-SEED.jsonl.",
             SAID,
             parser=folder_to_write,
         ),

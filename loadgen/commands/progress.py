@@ -61,9 +61,8 @@ class Lines:
         """Write until cancelled."""
         loop = asyncio.get_running_loop()
         began = loop.time()
-        period = min(
-            1.0, self._period
-        )  # the first line comes early: it says that the run is under way
+        # the first line comes early: it says that the run is under way
+        period = min(1.0, self._period)
         while True:
             await asyncio.sleep(period)
             period = self._period

@@ -8,9 +8,15 @@ from typing import Annotated
 import msgspec
 import typer
 
-from loadgen.commands.flags import SummaryCommand, option
+from loadgen.commands.flags import (
+    SummaryCommand,
+    lateness_budget_option,
+    max_failed_option,
+    metrics_option,
+    option,
+    percentiles_option,
+)
 from loadgen.measures.failures import ALLOWED
-from policies.text import CommaList
 from queueing.commands.terminal import console
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -21,10 +27,8 @@ def summary_command(
     run_files: Annotated[
         list[Path],
         typer.Argument(
-            help=(
-                "Run files of `kendall load`, complete or interrupted, or result JSON of `vllm "
-                "bench serve`."
-            )
+            help="Run files of `kendall load`, complete or interrupted, or result JSON of `vllm "
+            "bench serve`.",
         ),
     ],
     *,
@@ -32,57 +36,20 @@ def summary_command(
         list[str] | None,
         option(
             "--goodput",
-            (
-                "Report goodput under these limits, for example 'ttft:100ms e2el:1s'; a bare "
-                "number is in milliseconds. Repeatable."
-            ),
+            "Report goodput under these limits, for example 'ttft:100ms e2el:1s'; a bare "
+            "number is in milliseconds. Repeatable.",
         ),
     ] = None,
-    percentile_metrics: Annotated[
-        str | None,
-        option(
-            "--percentile-metrics",
-            "Durations to report, for example ttft,tpot,itl,e2el.",
-            parser=CommaList(),
-        ),
-    ] = None,
-    metric_percentiles: Annotated[
-        str | None,
-        option(
-            "--metric-percentiles",
-            "Percentiles to report. Default: 50,90,95,99.",
-            parser=CommaList(),
-        ),
-    ] = None,
-    lateness_budget: Annotated[
-        str | None,
-        option(
-            "--lateness-budget",
-            (
-                "Largest allowed lateness of sending; a run beyond it is INVALID, with exit "
-                "status 3 if the option is given. Default: mean=1ms,p99=5ms."
-            ),
-            parser=CommaList(),
-        ),
-    ] = None,
-    max_failed_fraction: Annotated[
-        float,
-        option(
-            "--max-failed-fraction",
-            (
-                "Largest allowed fraction of failed requests, or of answers without a token; a "
-                "run beyond it is INVALID, with exit status 3."
-            ),
-        ),
-    ] = ALLOWED,
+    percentile_metrics: Annotated[str | None, metrics_option()] = None,
+    metric_percentiles: Annotated[str | None, percentiles_option()] = None,
+    lateness_budget: Annotated[str | None, lateness_budget_option()] = None,
+    max_failed_fraction: Annotated[float, max_failed_option()] = ALLOWED,
     assertions: Annotated[
         list[str] | None,
         typer.Option(
             "--assert",
-            help=(
-                "Condition on the result, for example 'p99_ttft < 200ms'; exit status 3 if it "
-                "does not hold. Repeatable."
-            ),
+            help="Condition on the result, for example 'p99_ttft < 200ms'; exit status 3 if it "
+            "does not hold. Repeatable.",
         ),
     ] = None,
     json: Annotated[bool, option("--json", "Print one JSON object and nothing else.")] = False,

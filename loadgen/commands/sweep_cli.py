@@ -53,10 +53,8 @@ def sweep_command(
         str | None,
         _option(
             GRID,
-            (
-                "Orders of service, under each of which every policy is measured, for example "
-                "fcfs,spjf:aging=0.02,trail:c=0.8. Default: those that the policies name."
-            ),
+            "Orders of service, under each of which every policy is measured, for example "
+            "fcfs,spjf:aging=0.02,trail:c=0.8. Default: those that the policies name.",
             parser=CommaList(),
         ),
     ] = None,
@@ -109,10 +107,8 @@ def sweep_command(
         str | None,
         _option(
             REQUESTS,
-            (
-                "Send a predicted length with each request: none | exact | exponential | "
-                "lognormal:sigma=0.5 | onebit:threshold=200 (tokens)."
-            ),
+            "Send a predicted length with each request: none | exact | exponential | "
+            "lognormal:sigma=0.5 | onebit:threshold=200 (tokens).",
         ),
     ] = None,
     num_prompts: Annotated[int | None, _option(REQUESTS, "Requests per cell.", min=1)] = None,
@@ -124,10 +120,8 @@ def sweep_command(
         float | None,
         _option(
             REQUESTS,
-            (
-                "Choose the run length of a cell for this relative half width of the mean delay, "
-                "for example 0.1."
-            ),
+            "Choose the run length of a cell for this relative half width of the mean delay, "
+            "for example 0.1.",
         ),
     ] = None,
     cell_limit: Annotated[
@@ -152,10 +146,8 @@ def sweep_command(
         list[str] | None,
         _option(
             SEARCH,
-            (
-                "Search for the largest arrival rate that meets an objective, for example "
-                "p99_queueing_delay=2s."
-            ),
+            "Search for the largest arrival rate that meets an objective, for example "
+            "p99_queueing_delay=2s.",
         ),
     ] = None,
     tolerance: Annotated[
@@ -176,10 +168,8 @@ def sweep_command(
         str | None,
         _option(
             GATEWAY,
-            (
-                "Latency law or profile to use instead of a calibration; the emulated engine "
-                "follows it."
-            ),
+            "Latency law or profile to use instead of a calibration; the emulated engine "
+            "follows it.",
         ),
     ] = None,
     port: Annotated[
@@ -215,10 +205,8 @@ def sweep_command(
         int | None,
         _option(
             GATEWAY,
-            (
-                "Repeat a cell at most this many times if the speed changed by more than 15 % "
-                "around it."
-            ),
+            "Repeat a cell at most this many times if the speed changed by more than 15 % "
+            "around it.",
         ),
     ] = None,
     result_dir: Annotated[

@@ -95,8 +95,8 @@ class GatewayClient:
         return dict(response.json())
 
     def _admin_headers(self, path: str) -> dict[str, str]:
-        """Of a gateway on this machine that made its admin key itself: the file is there once it
-        listens.
+        """The key of a call to /admin. A gateway on this machine may have made one itself: its file
+        is there once it listens.
         """
         if not path.startswith("/admin"):
             return {}
@@ -104,13 +104,12 @@ class GatewayClient:
         return {"authorization": f"Bearer {key}"} if key else {}
 
     async def is_ready(self) -> bool:
-        """Whether it serves."""
         with contextlib.suppress(httpx.HTTPError):
             return (await self._client.get("/ready", timeout=HEALTH_LIMIT)).status_code == 200
         return False
 
     async def is_healthy(self) -> bool:
-        """Whether it is there and its engine lives."""
+        """Whether it answers and its engine lives."""
         with contextlib.suppress(httpx.HTTPError):
             return (await self._client.get("/health", timeout=HEALTH_LIMIT)).status_code == 200
         return False
@@ -150,9 +149,8 @@ class GatewayProcess(GatewayClient):
                         await self._process.wait()
         finally:  # also where the wait is cancelled by a second signal
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(
-                    self._process.pid, signal.SIGKILL
-                )  # whatever it left behind: an engine outlives a gateway that was killed
+                # whatever it left behind: an engine outlives a gateway that was killed
+                os.killpg(self._process.pid, signal.SIGKILL)
             await self._process.wait()
 
     @property
@@ -163,7 +161,6 @@ class GatewayProcess(GatewayClient):
 
     @property
     def ended(self) -> bool:
-        """Whether the process is over."""
         return self._process is not None and self._process.returncode is not None
 
     async def ready(self) -> None:
@@ -190,7 +187,7 @@ class GatewayProcess(GatewayClient):
         return self._log_file.read_text(errors="replace")
 
     def last_line(self) -> str:
-        """What the gateway said last."""
+        """The last line of its log, without the prefix."""
         lines = self.log().strip().splitlines()
         return (
             lines[-1].removeprefix("kendall: ") if lines else "the gateway ended without a message"

@@ -35,7 +35,7 @@ REFUSED = ("rejected", "abandoned")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFailures:
-    """Of the requests that have an outcome."""
+    """Failures among the requests that have an outcome."""
 
     requests: int
     failed: int
@@ -47,44 +47,38 @@ class RunFailures:
 
     @property
     def share(self) -> float:
-        """Of the requests."""
         return self.failed / self.requests if self.requests else 0.0
 
     @property
     def too_many(self) -> bool:
-        """Whether more than the allowed share failed."""
         return self.share > self.allowed
 
     @property
     def too_many_empty(self) -> bool:
-        """Whether more than the allowed share was answered without a token."""
         return self.requests > 0 and self.empty / self.requests > self.allowed
 
     def empty_text(self) -> str:
-        """One line."""
         return (
             f"{self.empty} of {counted(self.requests, 'request')} completed without a token "
             f"({percent(self.empty / self.requests)})"
         )
 
     def lines(self) -> list[str]:
-        """For a terminal."""
-        told = [f"{'failures':<14}{self.text()}"] if self.failed else []
+        lines = [f"{'failures':<14}{self.text()}"] if self.failed else []
         if self.empty:
-            told.append(f"{'empty':<14}{self.empty_text()}")
+            lines.append(f"{'empty':<14}{self.empty_text()}")
         if self.refused:
             share = (
                 f"{self.refused} of {counted(self.requests, 'request')} "
                 f"({percent(self.refused / self.requests)})"
             )
-            told.append(
+            lines.append(
                 f"{'refused':<14}{share} rejected or abandoned by the server; durations are those "
                 "of the others"
             )
-        return told
+        return lines
 
     def text(self) -> str:
-        """One line."""
         first = (
             ""
             if self.first_at is None
@@ -97,7 +91,6 @@ class RunFailures:
         )
 
     def as_object(self) -> dict[str, Any]:
-        """For JSON."""
         return {
             "requests": self.requests,
             "failed": self.failed,
@@ -113,12 +106,14 @@ class RunFailures:
 def count_failures(
     records: Sequence[Record], *, cut_short: bool, allowed: float = ALLOWED
 ) -> RunFailures:
-    """Of a run; `cut_short`: it was interrupted, and what it cancelled says nothing of the
-    server.
+    """Count the failures of a run. `cut_short`: it was interrupted, and the requests that it
+    cancelled say nothing about the server.
     """
     ended = [record for record in records if not (cut_short and record.outcome == "cancelled")]
     failed = sorted(
-        (_ended_at(record), record.error or "") for record in ended if is_failure(record)
+        (record.released_at or record.sent_at or record.intended_at or 0.0, record.error or "")
+        for record in ended
+        if is_failure(record)
     )
     began = min((at for record in records if (at := began_at(record)) is not None), default=0.0)
     return RunFailures(
@@ -139,8 +134,8 @@ def is_failure(record: Record) -> bool:
 
 
 def outcome_of(record: Record) -> Outcome:
-    """As a run counts it: 503 is a failure, though the record says rejected, as the gateway's
-    own does of who came while it drains.
+    """The outcome as a run counts it: 503 is a failure, though the record says rejected, as the
+    gateway's own record of a request that came while it drained does.
     """
     return "failed" if record.outcome == "rejected" and is_failure(record) else record.outcome
 
@@ -175,22 +170,25 @@ def status_counts(records: Sequence[Record], *, cut_short: bool) -> dict[str, St
     for row, record in enumerate(ended):
         status = status_of(record)
         rows[NO_WHOLE_ANSWER if status is None else str(status)].append(row)
-    return {name: _status_count(rows[name], len(ended)) for name in sorted(rows)}
-
-
-def _status_count(rows: Sequence[int], of: int) -> StatusCount:
-    has = np.zeros(of)
-    has[rows] = 1.0
-    share, low, high, _ = share_interval(has)
-    bursts = np.count_nonzero(np.diff(has, prepend=0.0) > 0)
-    independent = 1 / (1 - share) if share < 1 else math.inf  # mean length of a burst then
-    if bursts < BURSTS and len(rows) / bursts > LONG * independent:
-        return StatusCount(requests=len(rows), share=share, low=None, high=None)
-    return StatusCount(requests=len(rows), share=share, low=low, high=high)
+    counts = {}
+    for name in sorted(rows):
+        has, requests = np.zeros(len(ended)), len(rows[name])
+        has[rows[name]] = 1.0
+        share, low, high, _ = share_interval(has)
+        bursts = np.count_nonzero(np.diff(has, prepend=0.0) > 0)
+        independent = 1 / (1 - share) if share < 1 else math.inf  # mean length of a burst then
+        a_few = bursts < BURSTS and requests / bursts > LONG * independent
+        counts[name] = StatusCount(
+            requests=requests,
+            share=share,
+            low=None if a_few else low,
+            high=None if a_few else high,
+        )
+    return counts
 
 
 def parse_share(flag: str, value: float) -> float:
-    """Raises SpecError."""
+    """Check a fraction. Raises SpecError."""
     if not 0 <= value <= 1:
         raise SpecError(
             f"got {flag} {value:g}; expected a fraction between 0 and 1, for example 0.01"
@@ -199,9 +197,5 @@ def parse_share(flag: str, value: float) -> float:
 
 
 def percent(share: float) -> str:
-    """Three digits."""
+    """A share with three digits."""
     return f"{share * 100:.3g} %"
-
-
-def _ended_at(record: Record) -> float:
-    return record.released_at or record.sent_at or record.intended_at or 0.0

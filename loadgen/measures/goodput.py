@@ -35,19 +35,40 @@ class Limit:
     metric: str
     seconds: float
 
+    @classmethod
+    def parse(cls, text: str) -> Limit:
+        """From `NAME:DURATION`, a bare number in milliseconds. Raises SpecError."""
+        name, _, number = text.partition(":")
+        metric = load_test_name(name)
+        if metric not in METRICS:
+            raise SpecError(
+                f"got goodput limit {text!r}; expected NAME:DURATION with one of "
+                f"{', '.join([*METRICS, 'queue', 'service'])}, which every request is to keep"
+            )
+        try:
+            seconds = float(number) / 1e3
+        except ValueError:
+            seconds = seconds_or_nan(number)
+        if not 0 <= seconds < math.inf:
+            raise SpecError(
+                f"got goodput limit {text!r}; expected a duration after the colon, for example "
+                f"{name}:100ms; a bare 100 is 100 ms"
+            )
+        return cls(metric, seconds)
+
     def __str__(self) -> str:
         return f"{self.metric} <= {self.seconds * 1e3:g} ms"
 
     def value(self, record: Record) -> float | None:
-        """Of a completed request, seconds; one token alone has no time per token, which counts
-        as 0, as in vLLM.
+        """The metric of a completed request, seconds. A single token has no time per token, which
+        counts as 0, as in vLLM.
         """
         if self.metric == "tpot" and record.output_tokens is not None and record.output_tokens < 2:
             return 0.0
         return METRICS[self.metric].of(record)
 
     def kept(self, record: Record) -> bool:
-        """Whether a completed request kept it; not where its value is unknown."""
+        """Whether a completed request kept it; false where its value is unknown."""
         value = self.value(record)
         return value is not None and value <= self.seconds
 
@@ -73,7 +94,7 @@ def parse_goodput(texts: Iterable[str]) -> tuple[Limit, ...]:
     vLLM's --goodput. Raises SpecError.
     """
     limits = tuple(
-        _limit(pair)
+        Limit.parse(pair)
         for text in texts
         for pair in re.sub(rf"{SIGN}|\s*:\s*", ":", text).replace(",", " ").split()
     )
@@ -89,37 +110,20 @@ def parse_goodput(texts: Iterable[str]) -> tuple[Limit, ...]:
     return limits
 
 
-def _limit(pair: str) -> Limit:
-    name, _, number = pair.partition(":")
-    metric = load_test_name(name)
-    if metric not in METRICS:
-        raise SpecError(
-            f"got goodput limit {pair!r}; expected NAME:DURATION with one of "
-            f"{', '.join([*METRICS, 'queue', 'service'])}, which every request is to keep"
-        )
-    seconds = _seconds(number)
-    if not 0 <= seconds < math.inf:
-        raise SpecError(
-            f"got goodput limit {pair!r}; expected a duration after the colon, for example "
-            f"{name}:100ms; a bare 100 is 100 ms"
-        )
-    return Limit(metric, seconds)
-
-
-def _seconds(text: str) -> float:
-    """Of a duration, or of a bare number of milliseconds; not a number for anything else."""
-    try:
-        return float(text) / 1e3
-    except ValueError:
-        return seconds_or_nan(text)
-
-
 def goodput(records: Sequence[Record], limits: Sequence[Limit]) -> Goodput:
-    """Of records in the order of sending; leave the warm-up out before."""
-    kept = np.array([_keeps(record, limits) for record in records], dtype=np.float64)
-    share, low, high, effective_n = (
-        share_interval(kept) if _told(records, limits) else (math.nan, math.nan, math.nan, 0.0)
+    """Goodput of records in the order of sending, without the warm-up."""
+    done = [record for record in records if record.outcome == "completed"]
+    known = all(any(limit.value(record) is not None for record in done) for limit in limits)
+    kept = np.array(
+        [
+            record.outcome == "completed" and all(limit.kept(record) for limit in limits)
+            for record in records
+        ],
+        dtype=np.float64,
     )
+    share, low, high, effective_n = math.nan, math.nan, math.nan, 0.0
+    if records and (known or not done):
+        share, low, high, effective_n = share_interval(kept)
     span = duration(records)
     return Goodput(
         limits=tuple(str(limit) for limit in limits),
@@ -130,19 +134,6 @@ def goodput(records: Sequence[Record], limits: Sequence[Limit]) -> Goodput:
         n=kept.size,
         effective_n=effective_n,
     )
-
-
-def _keeps(record: Record, limits: Sequence[Limit]) -> bool:
-    return record.outcome == "completed" and all(limit.kept(record) for limit in limits)
-
-
-def _told(records: Sequence[Record], limits: Sequence[Limit]) -> bool:
-    """Whether something was sent and, if something was completed, each limited quantity is known
-    of some of it.
-    """
-    done = [record for record in records if record.outcome == "completed"]
-    known = all(any(limit.value(record) is not None for record in done) for limit in limits)
-    return bool(records) and (known or not done)
 
 
 def share_interval(kept: FloatArray) -> tuple[float, float, float, float]:

@@ -39,7 +39,10 @@ def histogram(values: FloatArray) -> tuple[Bin, ...]:
     reach = min(float(np.percentile(values, REACH)), MEANS * float(values.mean()))
     if _equal(least, reach):
         reach = most
-    width = _round_width(reach - least)
+    # the least round number of which BINS reach over the span
+    span = reach - least
+    power: float = 10.0 ** math.floor(math.log10(span / BINS))
+    width = next(digit * power for digit in ROUND if digit * power * BINS >= span)
     first, last = math.floor(least / width), math.floor(reach / width) + 1
     edges = [width * place for place in range(first, last + 1)]
     edges[0] = min(edges[0], least)  # rounded, it can lie above
@@ -52,9 +55,3 @@ def histogram(values: FloatArray) -> tuple[Bin, ...]:
 
 def _equal(low: float, high: float) -> bool:
     return high - low <= RESOLUTION + EQUAL * abs(high)
-
-
-def _round_width(span: float) -> float:
-    """The least round number of which BINS reach over the span."""
-    power: float = 10.0 ** math.floor(math.log10(span / BINS))
-    return next(width * power for width in ROUND if width * power * BINS >= span)

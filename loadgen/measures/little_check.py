@@ -32,22 +32,22 @@ class LittleCheck:
 
     @property
     def residual(self) -> float:
-        """What nothing explains."""
+        """The difference that the edges do not explain."""
         return self.number_in_system - self.rate_times_time - self.edges
 
     @property
     def holds(self) -> bool:
-        """Whether it is rounding."""
+        """Whether the residual is rounding."""
         return abs(self.residual) <= max(
             TOLERANCE * max(self.number_in_system, 1.0), ROUNDING * abs(self.rate_times_time)
         )
 
 
 def little_check(records: Sequence[Record], left_out: int = 0) -> LittleCheck | None:
-    """Of records in order of the intended instant, from the first that is not left out to the last;
-    None below two instants.
+    """Check records in order of the intended instant, from the first that is not left out to the
+    last; None below two instants.
 
-    What never ended stays in the system as long as the last to leave.
+    A request that never ended stays in the system until the last one leaves.
     """
     known = [(at, record) for record in records if (at := began_at(record)) is not None]
     if len(known) - left_out < 2 or known[left_out][0] >= known[-1][0]:
@@ -59,20 +59,15 @@ def little_check(records: Sequence[Record], left_out: int = 0) -> LittleCheck | 
     )
     times = np.array(
         [
-            _time(record, until - since)
+            until - since if record.sojourn_time is None else record.sojourn_time
             for (since, record), until in zip(known, end.tolist(), strict=True)
         ]
     )
     start, stop = float(begin[left_out]), float(begin[-1])
-    balance = little(
-        begin, np.maximum(begin, end), start, stop
-    )  # an end before its beginning then shows as a residual
+    # an end before its beginning then shows as a residual
+    balance = little(begin, np.maximum(begin, end), start, stop)
     inside = (begin >= start) & (begin < stop)
     edges = (balance.carried_in - balance.carried_out) / (stop - start)
     return LittleCheck(
         balance.number_in_system, balance.arrival_rate * float(times[inside].mean()), edges
     )
-
-
-def _time(record: Record, measured: float) -> float:
-    return measured if record.sojourn_time is None else record.sojourn_time

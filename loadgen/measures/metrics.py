@@ -147,5 +147,4 @@ def parse_percentiles(text: str) -> tuple[float, ...]:
 
 
 def percentile_name(percentile: float) -> str:
-    """`p99`, `p99.9`."""
     return f"p{int(percentile)}" if percentile == int(percentile) else f"p{percentile}"

@@ -22,44 +22,29 @@ def missing_records(
     """One sentence for each thing that is missing or too much; `cut`: the last line was
     incomplete and is left out.
     """
-    told = tuple(header.configuration.get("missing") or ())
-    found = (*told, *_fewer(header, len(records), cut, told))
-    repeated = sum(count > 1 for count in Counter(record.request_id for record in records).values())
-    return (
-        (
-            *found,
-            (
-                f"request ids with more than one record: {repeated}; the file is damaged, or "
-                "joined from several"
-            ),
-        )
-        if repeated
-        else found
-    )
-
-
-def _fewer(header: Header, number: int, cut: bool, told: Sequence[str]) -> Sequence[str]:
-    asked, written, ended = (
-        _count(header, "num_prompts"),
-        _count(header, "recorded"),
-        header.configuration.get("interrupted"),
-    )
+    missing = list(header.configuration.get("missing") or ())
+    number, asked = len(records), _count(header, "num_prompts")
+    ended = header.configuration.get("interrupted")
+    whole = _count(header, "recorded") or (0 if missing or ended else asked)
     if header.writer == "load" and ended is None and number < asked:
-        return (
+        missing.append(
             f"the run was killed, or is still running: {number:,} of {counted(asked, 'request')} "
-            "recorded",
+            "recorded"
         )
-    whole = written or (0 if told or ended else asked)
-    if header.writer == "load" and ended is not None and number < whole:
-        return (f"the file was cut: {number} of {whole} requests are in it",)
-    return (
-        (
+    elif header.writer == "load" and ended is not None and number < whole:
+        missing.append(f"the file was cut: {number} of {whole} requests are in it")
+    elif cut:
+        missing.append(
             "the file was cut: its last line is incomplete and left out; "
-            f"{counted(number, 'record')} before it",
+            f"{counted(number, 'record')} before it"
         )
-        if cut
-        else ()
-    )
+    repeated = sum(count > 1 for count in Counter(record.request_id for record in records).values())
+    if repeated:
+        missing.append(
+            f"request ids with more than one record: {repeated}; the file is damaged, or joined "
+            "from several"
+        )
+    return tuple(missing)
 
 
 def _count(header: Header, name: str) -> int:

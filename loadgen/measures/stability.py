@@ -56,7 +56,7 @@ class Growth:
 
     @property
     def unstable(self) -> bool:
-        """Whether it clearly grows for good."""
+        """Whether the growth is significant and large."""
         least = FEW_ARRIVALS if self.share > STEEP else LEAST_ARRIVALS
         enough = self.arrivals >= least and self.number >= LEAST_NUMBER
         return enough and self.t > LEAST_T and self.share > LEAST_GROWTH
@@ -113,7 +113,7 @@ class GrowthWatch:
         return self.so_far()
 
     def so_far(self) -> Growth | None:
-        """What the samples say now; None where there are too few."""
+        """The growth of the samples so far; None where they are too few."""
         if len(self._at) <= BLOCKS:
             return None
         return growth(np.array(self._at), np.array(self._number), self._rate)
@@ -132,7 +132,14 @@ def backlog(records: Sequence[Record]) -> Growth | None:
     if begin.size < 2 or begin[-1] - begin[0] < LEAST_SECONDS:
         return None
     reported = any(record.queueing_delay is not None for _, record in known)
-    end = np.sort(np.array([_left_at(at, record, reported=reported) for at, record in known]))
+    left = []  # the queue, or the system; what was never answered stays
+    for at, record in known:
+        if reported and record.queueing_delay is not None:
+            sent_at = at if record.sent_at is None else record.sent_at
+            left.append(sent_at + record.queueing_delay)
+        else:
+            left.append(math.inf if record.released_at is None else record.released_at)
+    end = np.sort(np.array(left))
     instants = np.linspace(begin[0], begin[-1], SAMPLES)
     number = np.searchsorted(begin, instants, side="right") - np.searchsorted(
         end, instants, side="right"
@@ -142,10 +149,3 @@ def backlog(records: Sequence[Record]) -> Growth | None:
         number.astype(np.float64),
         (begin.size - 1) / float(begin[-1] - begin[0]),
     )
-
-
-def _left_at(began: float, record: Record, *, reported: bool) -> float:
-    """When it left the queue, or the system; what was never answered stays."""
-    if reported and record.queueing_delay is not None:
-        return (began if record.sent_at is None else record.sent_at) + record.queueing_delay
-    return math.inf if record.released_at is None else record.released_at

@@ -42,9 +42,7 @@ async def closed_loop(in_flight: InFlightRequests, start_at: float) -> None:
 
 
 class _Rows:
-    """What the users share: the rows that nobody has taken, and how many of the others have been
-    sent.
-    """
+    """The rows that no user has taken yet, and the number of rows not sent."""
 
     def __init__(self, in_flight: InFlightRequests, alarms: Alarms, ends_at: float) -> None:
         closed = in_flight.job.options.closed_loop

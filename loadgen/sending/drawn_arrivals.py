@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -41,7 +40,15 @@ def draw_arrivals(options: LoadOptions, source: str) -> DrawnArrivals:
     """
     if source == "--timetable":
         assert options.timetable is not None
-        header, timetable = _read_timetable(options.timetable)
+        try:
+            header, timetable = load_timetable(options.timetable)
+        except OSError as error:
+            raise SpecError(
+                f"got timetable {options.timetable}: {error.strerror}; expected a file of "
+                "--save-timetable"
+            ) from None
+        except ValueError as error:
+            raise SpecError(str(error)) from None
         recorded = header.get("seed")
         seed = recorded if options.seed is None and isinstance(recorded, int) else options.seed or 0
         return DrawnArrivals(
@@ -71,17 +78,6 @@ def draw_arrivals(options: LoadOptions, source: str) -> DrawnArrivals:
     return DrawnArrivals(seed, process, timetable, natural=options.output_tokens is None)
 
 
-def _read_timetable(path: Path) -> tuple[dict[str, Any], Timetable]:
-    try:
-        return load_timetable(path)
-    except OSError as error:
-        raise SpecError(
-            f"got timetable {path}: {error.strerror}; expected a file of --save-timetable"
-        ) from None
-    except ValueError as error:
-        raise SpecError(str(error)) from None
-
-
 def _within(timetable: Timetable, options: LoadOptions) -> Timetable:
     """The first rows of recorded ones, as many as were asked for and not after the duration."""
     last = len(timetable) if options.num_prompts is None else options.num_prompts
@@ -105,19 +101,17 @@ def _process(options: LoadOptions, source: str) -> tuple[Process, int | None, fl
         return _ramp(options), None, None
     if options.arrivals is not None:
         return parse_arrivals(options.arrivals), count, options.duration
-    return _at_rate(options), count, options.duration
-
-
-def _at_rate(options: LoadOptions) -> Process:
-    """As `vllm bench serve`: burstiness is the shape of gamma gaps, infinity is constant; but
-    nothing is rescaled.
-    """
-    assert options.request_rate is not None
-    if options.burstiness == 1.0 or math.isinf(options.request_rate):
-        return Poisson(options.request_rate)
-    if math.isinf(options.burstiness):
-        return Deterministic(options.request_rate)
-    return Gamma(options.request_rate, options.burstiness)
+    rate, burstiness = options.request_rate, options.burstiness
+    assert rate is not None
+    # as in `vllm bench serve`, but that nothing is rescaled
+    process: Process
+    if burstiness == 1.0 or math.isinf(rate):
+        process = Poisson(rate)
+    elif math.isinf(burstiness):
+        process = Deterministic(rate)
+    else:
+        process = Gamma(rate, burstiness)
+    return process, count, options.duration
 
 
 def _ramp(options: LoadOptions) -> Ramp:

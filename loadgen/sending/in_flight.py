@@ -8,8 +8,9 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
+from kendall.remote import reason
 from loadgen.measures.failures import is_failure
-from loadgen.sending.client.client import LoadExchange, reason
+from loadgen.sending.client.client import LoadExchange
 from loadgen.sending.client.pool import ConnectionPool
 from loadgen.sending.job import Counters, SendingJob
 from queueing.measurement.paths import cannot_write
@@ -34,10 +35,8 @@ class InFlightRequests:
         self._ended = asyncio.Event()
         self._bug: BaseException | None = None
         self._failures = 0  # in a row
-        self.on_stop: Callable[[], object] | None = (
-            # ends the run after too many failures in a row, or where its file cannot be written
-            None
-        )
+        # ends the run after too many failures in a row, or where its file cannot be written
+        self.on_stop: Callable[[], object] | None = None
 
     def exchange(self, index: int, instant: float) -> LoadExchange:
         """The request of one row, ready to be sent."""

@@ -25,22 +25,15 @@ class Counters:
     other: int = 0  # answered, but not completed
     refused: int = 0  # of these: rejected or abandoned by a server that is not unavailable
     held: int = 0  # had to wait for a place among `max_concurrency`
-    stopped: str | None = (
-        # why nothing more was sent: too many failures in a row, or a run file that cannot be
-        # written
-        None
-    )
+    # why nothing more was sent: too many failures in a row, or a run file that cannot be written
+    stopped: str | None = None
 
     def missing(self) -> str | None:
-        """What a run that stopped has left undone."""
-        return (
-            None
-            if self.stopped is None
-            else (
-                f"{self.stopped}; {self.asked - self.sent} of {counted(self.asked, 'request')} "
-                "not sent"
-            )
-        )
+        """The requests that a run that stopped has not sent, and why."""
+        if self.stopped is None:
+            return None
+        unsent = f"{self.asked - self.sent} of {counted(self.asked, 'request')}"
+        return f"{self.stopped}; {unsent} not sent"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

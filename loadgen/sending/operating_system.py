@@ -16,9 +16,8 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Coroutine, Iterator
+from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
 
 from loadgen.sending.client.target import LoadError
 from queueing.measurement.machine import split_cpus
@@ -48,7 +47,7 @@ def real_time_scheduling() -> Iterator[bool]:
 
 
 def real_time_permitted() -> bool:
-    """Whether a sender of this user would be woken at once."""
+    """Whether this user's senders get real-time scheduling."""
     with real_time_scheduling() as permitted:
         return permitted
 
@@ -104,7 +103,7 @@ def cancelled_by(*signals: signal.Signals) -> Iterator[None]:
                 loop.remove_signal_handler(number)
 
 
-async def undisturbed(work: Coroutine[Any, Any, object]) -> bool:
+async def undisturbed(work: Awaitable[object]) -> bool:
     """Wait for the end of `work`, which a cancellation of this task does not reach; whether there
     was one. For what ends a run: a second signal must not cost what the first one has kept.
     """

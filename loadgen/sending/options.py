@@ -113,7 +113,7 @@ class LoadOptions:
 
     @property
     def closed(self) -> bool:
-        """Whether a bound on the requests at once is all that is said about arrivals."""
+        """Whether the loop is closed: a bound on the requests at once, and no arrivals."""
         return self.max_concurrency is not None and not self._sources()
 
     def _sources(self) -> list[str]:

@@ -53,7 +53,6 @@ class Spin:
     """A sleep that ends shortly before the instant, then yields until it is there."""
 
     async def until(self, instant: float) -> None:
-        """See `Clock.until`."""
         now = asyncio.get_running_loop().time
         await asyncio.sleep(max(0.0, instant - now() - MARGIN))
         while now() < instant:  # noqa: ASYNC110 - an instant, not a condition: there is no event to wait for
@@ -83,7 +82,6 @@ class TimerFd:
         self._loop.add_reader(self._fd, self._ring)
 
     async def until(self, instant: float) -> None:
-        """See `Clock.until`."""
         now = self._loop.time
         if now() >= instant:
             await asyncio.sleep(0)
@@ -107,7 +105,6 @@ class TimerFd:
                 self._rung.set_result(None)
 
     def close(self) -> None:
-        """Give the descriptor back."""
         self._loop.remove_reader(self._fd)
         os.close(self._fd)
 
@@ -138,7 +135,6 @@ class Alarms:
         self._ringing: asyncio.Task[None] | None = None
 
     async def until(self, instant: float) -> None:
-        """See `Clock.until`."""
         rung = self._loop.create_future()
         heappush(self._waiting, (instant, next(self._count), rung))
         if self._waiting[0][2] is rung:
@@ -156,7 +152,6 @@ class Alarms:
             await asyncio.sleep(0)  # who was woken goes first
 
     def close(self) -> None:
-        """Wake nobody any more."""
         if self._ringing is not None:
             self._ringing.cancel()
 

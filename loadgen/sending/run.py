@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Iterable, Mapping
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,7 +18,6 @@ from loadgen.sending.client.client import run_prefix
 from loadgen.sending.client.target import LoadError, Target
 from loadgen.sending.job import (
     OPEN_LOOP,
-    ClosedLoopUsers,
     Counters,
     SendingJob,
     SendOptions,
@@ -34,20 +33,8 @@ from queueing.measurement.paths import cannot_write
 from queueing.measurement.record import Header, Record
 from queueing.measurement.statistics import Summary, summarise
 
-__all__ = [
-    "ClosedLoopUsers",
-    "Counters",
-    "LoadResult",
-    "ProgressDisplay",
-    "RunOutput",
-    "SendOptions",
-    "lateness",
-    "run_load",
-]
-
-VOCABULARY = range(
-    10, 250
-)  # above the special tokens of common vocabularies, below the end of the smallest (bytes)
+# above the special tokens of common vocabularies, below the end of the smallest (bytes)
+VOCABULARY = range(10, 250)
 START_DELAY = 0.2  # seconds between the start of the clock and instant 0 of the timetable
 
 
@@ -61,7 +48,7 @@ class ProgressDisplay(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """What was sent and what came back, in the order of the timetable."""
+    """The records of a run in the order of its timetable."""
 
     header: Header
     records: list[Record]
@@ -69,12 +56,12 @@ class LoadResult:
     interrupted: bool
     # requests that waited for a place among `max_concurrency`: the loop was partly closed
     held: int = 0
-    missing: tuple[str, ...] = ()  # what senders that died have left untold, one sentence each
+    missing: tuple[str, ...] = ()  # what is not recorded, one sentence for each cause
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOutput:
-    """What is written and shown of a run."""
+    """The run file, its header's configuration, and the progress display of a run."""
 
     path: Path | None = None  # a run file that grows with the run
     configuration: Mapping[str, Any] = field(default_factory=dict)  # for the header
@@ -112,79 +99,51 @@ async def run_load(
     raise_file_limit(options.most_at_once)
     header = _header(job, output.configuration)
     counters = Counters(asked=len(timetable))
-    async with _shown(output.progress, counters):
-        records, interrupted, missing = await _send(job, header, counters, output.path)
-    records.sort(key=row_of)
-    header = _ended(header, interrupted=interrupted, missing=missing, recorded=len(records))
-    missing += _replaced(output.path, header, records)
-    return LoadResult(header, records, lateness(records), interrupted, held_back(records), missing)
-
-
-async def _send(
-    job: SendingJob, header: Header, counters: Counters, path: Path | None
-) -> tuple[list[Record], bool, tuple[str, ...]]:
-    """The records, whether the run was interrupted, and what is missing."""
-    if job.options.processes != 1:
-        return await send_by_processes(job, header, counters, path)
-    records, interrupted = await _send_here(job, header, counters, path)
-    return records, interrupted, tuple(filter(None, [counters.missing()]))
-
-
-def _replaced(path: Path | None, header: Header, records: list[Record]) -> tuple[str, ...]:
-    """Why the whole run could not be written."""
-    if path is None:
-        return ()
+    shown = asyncio.create_task(output.progress.show(counters)) if output.progress else None
+    send = _send_here if options.processes == 1 else send_by_processes
     try:
-        replace_run(path, header, records)
-    except OSError as error:
-        why = cannot_write(path, error)
-        already = any(why in sentence for sentence in header.configuration["missing"])
-        return () if already else (why,)
-    return ()
-
-
-def _ended(header: Header, *, interrupted: bool, missing: tuple[str, ...], recorded: int) -> Header:
-    """The header of a run that is over: one that was killed has none of these keys."""
-    said = {"interrupted": interrupted, "missing": list(missing), "recorded": recorded}
-    return msgspec.structs.replace(header, configuration=header.configuration | said)
-
-
-async def _send_here(
-    job: SendingJob, header: Header, counters: Counters, path: Path | None
-) -> tuple[list[Record], bool]:
-    records: list[Record] = []
-    start_at = asyncio.get_running_loop().time() + START_DELAY
-    if path is None:
-        return records, await send_job(job, start_at, counters, records.append)
-    with _writer(path, header) as writer:
-
-        def keep(record: Record) -> None:
-            records.append(record)
-            writer.keep(record)
-
-        return records, await send_job(job, start_at, counters, keep)
-
-
-def _writer(path: Path, header: Header) -> RunWriter:
-    try:
-        return RunWriter(path, header)
-    except OSError as error:
-        raise LoadError(
-            f"{cannot_write(path, error)}; --output FILE names another place, --no-save writes no "
-            "file"
-        ) from None
-
-
-@asynccontextmanager
-async def _shown(progress: ProgressDisplay | None, counters: Counters) -> AsyncIterator[None]:
-    shown = asyncio.create_task(progress.show(counters)) if progress else None
-    try:
-        yield
+        records, interrupted, missing = await send(job, header, counters, output.path)
     finally:
         if shown:
             shown.cancel()
             with suppress(asyncio.CancelledError):
                 await shown
+    records.sort(key=row_of)
+    # one that was killed has none of these keys
+    ended = {"interrupted": interrupted, "missing": list(missing), "recorded": len(records)}
+    header = msgspec.structs.replace(header, configuration=header.configuration | ended)
+    if output.path is not None:
+        try:
+            replace_run(output.path, header, records)
+        except OSError as error:
+            why = cannot_write(output.path, error)
+            if not any(why in sentence for sentence in missing):
+                missing = (*missing, why)
+    return LoadResult(header, records, lateness(records), interrupted, held_back(records), missing)
+
+
+async def _send_here(
+    job: SendingJob, header: Header, counters: Counters, path: Path | None
+) -> tuple[list[Record], bool, tuple[str, ...]]:
+    """The records, whether the run was interrupted, and what is missing: as `send_by_processes`."""
+    records: list[Record] = []
+    start_at = asyncio.get_running_loop().time() + START_DELAY
+    try:
+        writer = None if path is None else RunWriter(path, header)
+    except OSError as error:
+        raise LoadError(
+            f"{cannot_write(path or '', error)}; --output FILE names another place, --no-save "
+            "writes no file"
+        ) from None
+
+    def keep(record: Record) -> None:
+        records.append(record)
+        if writer is not None:
+            writer.keep(record)
+
+    with writer or nullcontext():
+        interrupted = await send_job(job, start_at, counters, keep)
+    return records, interrupted, tuple(filter(None, [counters.missing()]))
 
 
 def held_back(records: Iterable[Record]) -> int:

@@ -24,14 +24,14 @@ PERIOD = 0.25  # seconds between two reports of the counters
 
 
 def main() -> None:
-    """Read the job, say that it is there, send it from the instant that is told."""
+    """Read the job, report that it is there, send it from the instant that the parent names."""
     size = int.from_bytes(sys.stdin.buffer.read(8), "big")
     job, header, file = pickle.loads(sys.stdin.buffer.read(size))
     raise_file_limit()
     with RunWriter(file, msgspec.json.decode(header, type=Header)) as writer:
         print("ready", flush=True)  # noqa: T201 - the protocol
-        if told := sys.stdin.buffer.readline():
-            asyncio.run(_send(job, float(told), writer))
+        if start_at := sys.stdin.buffer.readline():
+            asyncio.run(_send(job, float(start_at), writer))
 
 
 async def _send(job: SendingJob, start_at: float, writer: RunWriter) -> None:
@@ -44,16 +44,16 @@ async def _send(job: SendingJob, start_at: float, writer: RunWriter) -> None:
         sending.cancel()
 
     loop.add_reader(sys.stdin.fileno(), stop)
-    telling = asyncio.create_task(_tell(counters))
+
+    async def report() -> None:
+        while True:
+            await asyncio.sleep(PERIOD)
+            _say(counters, interrupted=False)
+
+    reporting = asyncio.create_task(report())
     interrupted = await sending
-    telling.cancel()
+    reporting.cancel()
     _say(counters, interrupted=interrupted)
-
-
-async def _tell(counters: Counters) -> None:
-    while True:
-        await asyncio.sleep(PERIOD)
-        _say(counters, interrupted=False)
 
 
 def _say(counters: Counters, *, interrupted: bool) -> None:

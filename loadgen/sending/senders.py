@@ -22,16 +22,16 @@ from contextlib import suppress
 from pathlib import Path
 
 import msgspec
-import numpy as np
 
 from loadgen.sending.client.target import LoadError
-from loadgen.sending.job import ClosedLoopUsers, Counters, SendingJob, row_of
+from loadgen.sending.job import Counters, SendingJob, row_of
 from loadgen.sending.operating_system import undisturbed
 from policies.text import counted
 from queueing.arrivals.timetable import split
 from queueing.measurement.record import Header, Record, read_run, to_line
 
 START_DELAY = 0.3  # seconds between the last sender's readiness and instant 0
+PERIOD = 0.25  # seconds between two sums of the senders' counters
 STOP_LIMIT = 15.0  # seconds for an interrupted sender to write its last records
 
 
@@ -45,38 +45,31 @@ def shares(job: SendingJob) -> list[SendingJob]:
             f"got {counted(users, 'request')} at once for {counted(processes, 'sender')}; "
             "expected at least one for each"
         )
-    return [
-        _share(job, index, sender)
-        for sender, index in enumerate(split(job.timetable, processes))
-        if index.size
-    ]
-
-
-def _share(job: SendingJob, index: np.ndarray, sender: int) -> SendingJob:
-    whole = job.options
-
-    def part(count: int) -> int:
-        return count // whole.processes + (sender < count % whole.processes)
-
-    closed = whole.closed_loop
-    if closed is not None:
-        thinking = None if closed.think_times is None else closed.think_times[index]
-        closed = ClosedLoopUsers(
-            users=part(closed.users), think_times=thinking, duration=closed.duration
-        )
-    return dataclasses.replace(
-        job,
-        timetable=job.timetable.rows(index),
-        prompts=job.prompts.rows(index),
-        rows=job.rows[index],
-        sender_id=sender,
-        options=dataclasses.replace(
-            whole,
-            max_concurrency=None if whole.max_concurrency is None else part(whole.max_concurrency),
-            max_errors=-(-whole.max_errors // whole.processes),
+    parts = []
+    for sender, index in enumerate(split(job.timetable, processes)):
+        if not index.size:
+            continue
+        part = None if users is None else users // processes + (sender < users % processes)
+        closed = job.options.closed_loop
+        if closed is not None and part is not None:
+            thinking = None if closed.think_times is None else closed.think_times[index]
+            closed = dataclasses.replace(closed, users=part, think_times=thinking)
+        options = dataclasses.replace(
+            job.options,
+            max_concurrency=None if job.options.max_concurrency is None else part,
+            max_errors=-(-job.options.max_errors // processes),
             closed_loop=closed,
-        ),
-    )
+        )
+        share = dataclasses.replace(
+            job,
+            timetable=job.timetable.rows(index),
+            prompts=job.prompts.rows(index),
+            rows=job.rows[index],
+            sender_id=sender,
+            options=options,
+        )
+        parts.append(share)
+    return parts
 
 
 async def send_by_processes(
@@ -97,7 +90,12 @@ async def send_by_processes(
 
 
 async def _run(senders: Sequence[Sender], header: Header, counters: Counters) -> bool:
-    adding = asyncio.create_task(_add_up(senders, counters))
+    async def add_up() -> None:
+        while True:
+            _add(senders, counters)
+            await asyncio.sleep(PERIOD)
+
+    adding = asyncio.create_task(add_up())
     interrupted = False
     try:
         await asyncio.gather(*(sender.start(header) for sender in senders))
@@ -110,14 +108,10 @@ async def _run(senders: Sequence[Sender], header: Header, counters: Counters) ->
         if (current := asyncio.current_task()) is not None:
             current.uncancel()
     finally:
-        late = await undisturbed(_stop(senders))
+        late = await undisturbed(asyncio.gather(*(sender.stop() for sender in senders)))
         adding.cancel()
         _add(senders, counters)
     return interrupted or late
-
-
-async def _stop(senders: Sequence[Sender]) -> None:
-    await asyncio.gather(*(sender.stop() for sender in senders))
 
 
 class Sender:
@@ -185,11 +179,10 @@ class Sender:
         return lines[-1] if lines else "it said nothing"
 
     def records(self) -> list[Record]:
-        """What it has written."""
         return read_run(self.file)[1] if self.file.exists() and self.file.stat().st_size else []
 
     def missing(self) -> str | None:
-        """What it has left untold, where it died or stopped."""
+        """The requests without a record, and why; None where none is missing."""
         code = self._process.returncode if self._process else None
         if code == 0 or code is None:
             left = self.counters.missing()
@@ -200,12 +193,6 @@ class Sender:
             f"sender {self.job.sender_id} ended {how}: {len(lost)} of its "
             f"{counted(len(self.job), 'request')} without a record"
         )
-
-
-async def _add_up(senders: Sequence[Sender], counters: Counters) -> None:
-    while True:
-        _add(senders, counters)
-        await asyncio.sleep(0.25)
 
 
 def _add(senders: Sequence[Sender], counters: Counters) -> None:

@@ -45,7 +45,9 @@ async def send_job(job: SendingJob, start_at: float, counters: Counters, keep: K
         with quiet_garbage_collector(), real_time_scheduling():
             await stack.enter_async_context(pool)
             stack.push_async_callback(in_flight.close)
-            await _send(in_flight, start_at)
+            send_all = closed_loop if job.options.closed_loop else open_loop
+            await send_all(in_flight, start_at)
+            await in_flight.drain(job.options.drain_limit)
     except asyncio.CancelledError:
         interrupted = counters.stopped is None
         sending.uncancel()
@@ -53,13 +55,6 @@ async def send_job(job: SendingJob, start_at: float, counters: Counters, keep: K
         in_flight.on_stop = None
         late = await undisturbed(stack.aclose())
     return interrupted or late
-
-
-async def _send(in_flight: InFlightRequests, start_at: float) -> None:
-    options = in_flight.job.options
-    send_all = closed_loop if options.closed_loop else open_loop
-    await send_all(in_flight, start_at)
-    await in_flight.drain(options.drain_limit)
 
 
 def reserve_for(job: SendingJob) -> int:

@@ -17,8 +17,9 @@ import msgspec
 from loadgen.datasets import Prompts
 from loadgen.gateway.gateway_process import GatewayClient, GatewayError
 from loadgen.measures.stability import Growth, GrowthWatch
-from loadgen.sending.client.client import LoadError, Target
-from loadgen.sending.run import Counters, LoadResult, RunOutput, SendOptions, run_load
+from loadgen.sending.client.target import LoadError, Target
+from loadgen.sending.job import Counters, SendOptions
+from loadgen.sending.run import LoadResult, RunOutput, run_load
 from loadgen.sweep.gateway import Note, header_of, let_remainder_go, records_since, until_idle
 from loadgen.sweep.grid import SweepCell
 from loadgen.sweep.status import Status
@@ -43,7 +44,7 @@ class StartedCell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellRun:
-    """What came of a cell."""
+    """The result of one attempt at a cell."""
 
     cell: SweepCell
     ended: Ended
@@ -88,7 +89,7 @@ class CellSender:
 
     @property
     def asked(self) -> dict[str, Any]:
-        """What the headers of both sides say of it."""
+        """The configuration in the headers of both sides."""
         cell = self.cell
         asked = {
             "policy": cell.policy,
@@ -204,7 +205,7 @@ class CellGuard:
 
     @property
     def growth(self) -> Growth | None:
-        """Of the number in the system so far; None where that is not known yet."""
+        """The growth of the number in the system so far; None where it is not known yet."""
         return self._watch.so_far()
 
     async def show(self, counters: Counters) -> None:

@@ -69,7 +69,7 @@ def planned_searches(basis: Basis) -> list[PlannedSearch]:
 
 
 class Expected(msgspec.Struct, frozen=True, kw_only=True):
-    """What theory says of a cell before it runs, seconds; None where it has no answer."""
+    """Predictions for a cell before it runs, seconds; None where theory has no answer."""
 
     method: str | None
     queueing_delay: float | None
@@ -104,7 +104,6 @@ def expectation(basis: Basis) -> Callable[[SweepCell], Expected]:
 
 
 def plan_as_object(plan: SweepPlan) -> dict[str, Any]:
-    """For `--json`."""
     basis = basis_of(plan)
     cells, searches = list(basis.cells()), planned_searches(basis)
     expected = expectation(basis) if plan.has_orders else None
@@ -124,7 +123,6 @@ def plan_as_object(plan: SweepPlan) -> dict[str, Any]:
 
 
 def print_plan(plan: SweepPlan, to: Console) -> None:
-    """For people."""
     basis, has_cells = basis_of(plan), bool(plan.loads or plan.request_rates)
     guessed = (
         " (a guess: the sweep calibrates its own, which changes rates and lengths)"
@@ -138,10 +136,8 @@ def print_plan(plan: SweepPlan, to: Console) -> None:
         )
         say(
             to,
-            (
-                f"{plan.searches_in_words}; each of about "
-                f"{counted(probes_expected(plan.tolerance), 'probe')}{takes}"
-            ),
+            f"{plan.searches_in_words}; each of about "
+            f"{counted(probes_expected(plan.tolerance), 'probe')}{takes}",
         )
     cells, unstable = _print_cells(basis, to) if has_cells else ([], False)
     for line in _remarks(plan, cells, searches, unstable=unstable):

@@ -46,7 +46,7 @@ Note = Callable[[str], None]  # of a line that stays on the terminal
 
 
 class SweptGateway(Protocol):
-    """What a sweep needs of a gateway."""
+    """The interface of a gateway that a sweep measures."""
 
     client: GatewayClient
     record_file: Path  # that it writes now
@@ -76,7 +76,6 @@ class OwnGateway:
         self.record_file = folder / "gateway-1.jsonl"
 
     async def start(self) -> None:
-        """See `SweptGateway`."""
         await self.stop()
         number = 1 + sum(1 for _ in self._folder.glob("gateway-*.jsonl"))
         self.record_file = self._folder / f"gateway-{number}.jsonl"
@@ -92,14 +91,12 @@ class OwnGateway:
         await process.ready()
 
     async def stop(self) -> None:
-        """See `SweptGateway`."""
         process, self._process = self._process, None
         if process is not None:
             await process.__aexit__(None, None, None)
             (self._folder / "gateway.pid").unlink(missing_ok=True)
 
     async def why_lost(self) -> str | None:
-        """See `SweptGateway`."""
         assert self._process is not None
         if self._process.ended:
             return f"the gateway ended: {self._process.last_line()}"
@@ -151,7 +148,7 @@ class GivenGateway:
                 raise await self._not_there()
             await asyncio.sleep(1)
         named = (await self.client.ask("GET", "/admin/state")).get("record_file")
-        if not named or not await asyncio.to_thread(Path(named).is_file):
+        if not named or not _is_file(named):
             raise GatewayError(
                 f"the gateway at {self.client.url} writes no run file that can be read here; "
                 "start it with --record-file"
@@ -173,18 +170,20 @@ class GivenGateway:
         return GatewayLostError(f"the gateway at {self.client.url} is not ready")
 
     async def stop(self) -> None:
-        """See `SweptGateway`."""
         await self.client.__aexit__()
 
     async def why_lost(self) -> str | None:
-        """See `SweptGateway`."""
         return (
             None if await self.client.is_healthy() else f"no healthy gateway at {self.client.url}"
         )
 
 
+def _is_file(name: str) -> bool:
+    return Path(name).is_file()
+
+
 async def bounds_of(client: GatewayClient) -> EngineBounds:
-    """What its engine can do."""
+    """Ask the gateway for the bounds of its engine."""
     return msgspec.convert((await client.ask("GET", "/admin/state"))["engine"], EngineBounds)
 
 

@@ -38,7 +38,7 @@ ORDER_STREAM = 2**31  # spawn key of the order's generator, far from those of th
 
 
 class EngineBounds(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the engine says of itself."""
+    """The limits that the engine reports."""
 
     max_num_seqs: int
     max_model_len: int
@@ -64,7 +64,7 @@ class SweepCell(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def seconds(self) -> float:
-        """Of sending."""
+        """How long requests are sent."""
         return self.count / self.rate
 
     def __str__(self) -> str:
@@ -82,13 +82,12 @@ class Basis:
 
     @cached_property
     def prompt_tokens(self) -> TokenDistribution:
-        """Of the prompts."""
         return parse_distribution(self.plan.prompt_tokens, remedy=SHORTER)
 
     @cached_property
     def output_tokens(self) -> TokenDistribution:
-        """Of the answers, before the gateway's limit. Raises SpecError where the prompts leave
-        no room for one.
+        """Lengths of the answers before the gateway's limit. Raises SpecError where the prompts
+        leave no room for one.
         """
         room = self.bounds.max_model_len - self.prompt_tokens.longest
         if room < 1:
@@ -100,7 +99,7 @@ class Basis:
 
     @cached_property
     def predictor(self) -> PredictorText:
-        """Of the lengths that are sent along."""
+        """The predictor of the lengths that are sent along."""
         return parse_predictor(self.plan.predictor)
 
     @property
@@ -109,7 +108,7 @@ class Basis:
         return max(self.limited(limit).longest for limit in self.plan.max_output_tokens)
 
     def limited(self, limit: int | None) -> TokenDistribution:
-        """Of the answers under the gateway's limit."""
+        """Lengths of the answers under the gateway's limit."""
         return self.output_tokens if limit is None else self.output_tokens.clip(limit)
 
     def model(self, policy: str, limit: int | None) -> Model:
@@ -154,7 +153,7 @@ class Basis:
             yield self._cell(*points[index])
 
     def _cell(self, model: Model, rate: float, limit: int | None, point: str) -> SweepCell:
-        """As long under every order of service as in the order of arrival."""
+        """A cell is as long under every order of service as in the order of arrival."""
         plain = dataclasses.replace(model, policy=first_come_form(model.policy))
         count, cut = self.count(model, rate, self.needed(plain, rate))
         return SweepCell(
@@ -185,7 +184,8 @@ class Basis:
         return max(advised.requests, math.ceil(rate * LEAST_SECONDS))
 
     def count(self, model: Model, rate: float, needed: int) -> tuple[int, bool]:
-        """What of it the cell's limit of time allows, and whether that is less.
+        """The requests of a cell that its limit of time allows, and whether they are fewer than
+        needed.
 
         In whole batches: fixed batching would keep a last, partial one waiting.
         """

@@ -41,9 +41,8 @@ class Journal:
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self.events, whole = read_journal(path)
-            self._file = path.open(
-                "r+b" if path.exists() else "w+b", buffering=0
-            )  # nothing is left to fail again at the end
+            # nothing is left to fail again at the end
+            self._file = path.open("r+b" if path.exists() else "w+b", buffering=0)
             self._file.truncate(whole)
             self._file.seek(whole)
 
@@ -92,7 +91,7 @@ def read_journal(path: Path) -> tuple[list[Event], int]:
 
 @dataclass(slots=True)
 class CellProgress:
-    """What became of a cell so far."""
+    """The state of one cell."""
 
     attempts: int = 0
     disturbed: int = 0  # of them set aside
@@ -103,7 +102,7 @@ class CellProgress:
 
 @dataclass(slots=True)
 class SweepProgress:
-    """What became of every cell that the journal knows."""
+    """The state of every cell that the journal names."""
 
     cells: dict[str, CellProgress] = field(default_factory=dict)
 
@@ -121,7 +120,7 @@ class SweepProgress:
         return progress
 
     def take(self, event: Event) -> None:
-        """One more event."""
+        """Apply one more event."""
         cell = self.of(event["cell"])
         match event["event"]:
             case "started":
@@ -147,13 +146,12 @@ class SweepProgress:
 
 
 def digest(path: Path) -> str:
-    """SHA-256 of a file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def damage(folder: Path, done: Event) -> str | None:
-    """What is wrong with the files of a cell that is done; None where they are as they were
-    written.
+    """The first file of a finished cell that is missing or altered, in words; None where all are
+    intact.
     """
     for name, expected in done["files"].items():
         path = folder / name

@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from loadgen.gateway.gateway_process import GatewayError
-from loadgen.sending.client.client import LoadError, Target
 from loadgen.sending.client.endpoint import look_at, with_lengths
-from loadgen.sending.client.target import NO_KEYS, Keys
+from loadgen.sending.client.target import NO_KEYS, Keys, LoadError, Target
 from loadgen.sending.operating_system import pin_to_gateway_cpus
 from loadgen.sweep.gateway import GivenGateway, OwnGateway, SweptGateway, bounds_of, until_idle
 from loadgen.sweep.grid import Basis, EngineBounds
@@ -130,7 +129,6 @@ class Rig:
         )
 
     async def close(self) -> None:
-        """Stop what was started."""
         self.status.phase("stopping")
         await self.gateway.stop()
 

@@ -37,7 +37,7 @@ OVERHEAD = 1.0  # seconds of a cell besides sending and calibrating
 
 
 def speed_change(done: Event) -> float:
-    """Of the bracketing calibrations, relative; 0 where one is not known."""
+    """The relative change between the bracketing calibrations; 0 where one is not known."""
     before, after = done["speeds"]
     return 0.0 if before is None or after is None else abs(after / before - 1)
 
@@ -202,8 +202,8 @@ class Sweep:
     # noise
 
     def _was_disturbed(self, cell: SweepCell) -> bool:
-        """Whether its mean says more about the machine than about the queue, and it may be
-        measured again.
+        """Whether the speed of the engine changed too much around a cell that may be measured
+        again.
         """
         known = self.store.progress.of(cell.name)
         return (
@@ -240,7 +240,7 @@ class Sweep:
         return False
 
     def _is_complete(self) -> bool:
-        """Whether a session came to its end, and all of it is still there."""
+        """Whether a session came to its end and its files are intact."""
         if self.store.journal.last("finished") is None:
             return False
         cells = planned_cells(self.store.journal.events)
@@ -267,7 +267,7 @@ class Sweep:
         self.status.note(f"{cell}: not run, {reason}")
 
     def _salvage(self) -> None:
-        """What the gateway kept of a cell whose sweep was killed."""
+        """Keep what the gateway wrote of a cell whose sweep was killed."""
         for name, known in list(self.store.progress.cells.items()):
             if (started := known.open) is None:
                 continue
@@ -291,7 +291,7 @@ class Sweep:
         return {name: getattr(self.plan, name) for name in names}
 
     async def _planned(self) -> list[SweepCell]:
-        """As planned at the first start: lengths are advised once."""
+        """The cells as planned at the first start: lengths are advised once."""
         if self.store.journal.last("planned") is None:
             self.status.phase("planning the cells")
             cells = await asyncio.to_thread(lambda: list(self.rig.basis.cells()))

@@ -36,7 +36,6 @@ class RateBracket:
     probes: int
 
     def within(self, tolerance: float) -> bool:
-        """Whether it is narrow enough."""
         return self.low > 0 and self.high / self.low <= 1 + tolerance
 
 

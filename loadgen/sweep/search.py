@@ -90,8 +90,8 @@ class Search:
         return self._kept(known.done)
 
     def _kept(self, done: Event) -> bool:
-        """Of a probe that ran to its end: that it grew by less than half the tolerance, or kept
-        the SLO.
+        """Whether a probe that ran to its end kept the SLO, or grew by less than half the
+        tolerance.
         """
         if done["ended"] == "unstable":
             return False

@@ -47,7 +47,7 @@ async def run_session(
     Raises GatewayError where no cell was measured or a key is refused.
     """
     conditions = parse_conditions(assertions)
-    if plan.base_url and not await asyncio.to_thread((folder / "plan.json").exists):
+    if plan.base_url and not (folder / "plan.json").exists():
         gateway = GivenGateway(plan.base_url, keys)
         try:  # before anything is written
             await gateway.start()

@@ -30,8 +30,8 @@ class ObservedSlo:
     bound: float
 
     def holds(self, folder: Path, done: dict[str, Any]) -> bool:
-        """Whether a cell kept it, by the gateway's records after warm-up; what was not completed
-        did not keep it.
+        """Whether a cell kept it, by the gateway's records after warm-up; a request that was not
+        completed did not keep it.
         """
         name = next(name for name in done["files"] if name.endswith(".gateway.jsonl"))
         records = sorted(read_run(folder / name)[1], key=lambda record: record.arrived_at or 0.0)
@@ -68,12 +68,12 @@ class ObservedSlo:
 
 
 def slo_of(goal: str) -> ObservedSlo | None:
-    """Of a search: None where it looks for saturation."""
+    """The SLO of a search; None where it looks for saturation."""
     return None if goal == SATURATION else parse_slo(goal)
 
 
 def parse_slo(text: str) -> ObservedSlo:
-    """`STAT_QUANTITY=DURATION`. Raises SpecError."""
+    """Read `STAT_QUANTITY=DURATION`. Raises SpecError."""
     read = read_slo(text)
     if read.quantity not in ANSWERED:
         raise SpecError(

@@ -11,7 +11,7 @@ import shutil
 from contextlib import suppress
 from typing import Self, TextIO
 
-from loadgen.sending.run import Counters
+from loadgen.sending.job import Counters
 
 LINE_PERIOD = 10.0  # seconds
 DRAW_PERIOD = 0.5
@@ -49,18 +49,18 @@ class Status:
         self._clear()
 
     def phase(self, text: str, seconds: float = 0.0) -> None:
-        """What is done now, and how long it should take."""
+        """Show a phase and its expected duration, seconds."""
         self._phase, self._phase_ends = text, asyncio.get_running_loop().time() + seconds
         self._draw()
 
     def note(self, text: str) -> None:
-        """A line that stays."""
+        """Write a line that stays."""
         self._clear()
         self._stream.write(f"{self._elapsed():6.0f} s  {text}\n")
         self._stream.flush()
 
     async def show(self, counters: Counters) -> None:
-        """Count along until cancelled."""
+        """Show the counters until cancelled."""
         self._counters = counters
         try:
             await asyncio.Event().wait()
@@ -69,7 +69,6 @@ class Status:
 
     @property
     def line(self) -> str:
-        """What is said now."""
         loop = asyncio.get_running_loop()
         parts = [self._phase]
         if (counters := self._counters) is not None:
@@ -105,7 +104,7 @@ class Status:
 
 
 def duration(seconds: float) -> str:
-    """For people."""
+    """A duration as text, rounded."""
     if seconds < 60:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)

@@ -65,7 +65,7 @@ class Store:
         return cls(folder, journal, SweepProgress.fold(journal.events))
 
     def is_unmeasured(self) -> bool:
-        """Whether no cell was begun that did not fail."""
+        """Whether every cell that was begun has failed."""
         return not _has_begun(self.journal.events)
 
     def append(self, event: str, **fields: Any) -> Event:
@@ -105,8 +105,8 @@ class Store:
         return files
 
     def salvage_load_side(self, name: str, attempt: int) -> dict[str, str]:
-        """What a killed sender had written of an attempt, without a last line that the kill cut
-        short.
+        """Keep the records that a killed sender wrote of an attempt, without a last line that the
+        kill cut short; names and digests of the files.
         """
         path = self.growing(name, attempt)
         if not path.exists():
@@ -119,7 +119,7 @@ class Store:
     def write_gateway_side(
         self, name: str, attempt: int, header: Header, records: Iterable[Record]
     ) -> dict[str, str]:
-        """What a gateway kept of an attempt whose sender was killed."""
+        """Write the records that a gateway kept of an attempt whose sender was killed."""
         file = f"cells/{name}.partial-{attempt}.gateway.jsonl"
         _write(self.folder / file, header, records)
         return {file: digest(self.folder / file)}
@@ -138,9 +138,7 @@ class Store:
 
     @property
     def poor_fit(self) -> str | None:
-        """What the calibration said of the law that the sweep goes by; None where it fits, or
-        its file is gone.
-        """
+        """The warning of the calibration about the law; None where it fits, or its file is gone."""
         path = self.folder / "profile.json"
         return poor_fit_of(str(path)) if path.is_file() else None
 

@@ -19,7 +19,8 @@ from loadgen.gateway.gateway_process import GatewayProcess, free_port
 from loadgen.report.audit import Stream, streams_of
 from loadgen.report.load_verdict import BUDGET
 from loadgen.sending.client.target import Target
-from loadgen.sending.run import RunOutput, SendOptions, run_load
+from loadgen.sending.job import SendOptions
+from loadgen.sending.run import RunOutput, run_load
 from queueing.arrivals.timetable import draw
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.measurement import arrival_tests

@@ -14,11 +14,10 @@ import pytest
 from aiohttp import web
 
 import loadgen.sending.closed_loop
-from loadgen.sending.client.client import Target
-from loadgen.sending.client.target import LoadError
-from loadgen.sending.job import Counters, row_of
+from loadgen.sending.client.target import LoadError, Target
+from loadgen.sending.job import ClosedLoopUsers, Counters, SendOptions, row_of
 from loadgen.sending.pacing import Clock, Spin, TimerFd
-from loadgen.sending.run import ClosedLoopUsers, LoadResult, SendOptions, run_load
+from loadgen.sending.run import LoadResult, run_load
 from queueing.arrivals.timetable import Timetable
 from queueing.measurement.record import Record
 from tests.eventually import eventually

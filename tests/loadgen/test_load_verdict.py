@@ -25,7 +25,8 @@ from loadgen.measures.failures import RunFailures, count_failures
 from loadgen.report.files.saved_run import read_results
 from loadgen.report.load_verdict import LoadVerdict, judge, parse_budget
 from loadgen.sending.client.target import LoadError, Target
-from loadgen.sending.run import Counters, LoadResult, RunOutput, held_back, lateness, run_load
+from loadgen.sending.job import Counters
+from loadgen.sending.run import LoadResult, RunOutput, held_back, lateness, run_load
 from policies.text import SpecError
 from queueing.arrivals.timetable import Timetable
 from queueing.measurement.arrival_audit import Budget, audit_arrivals

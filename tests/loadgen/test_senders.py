@@ -17,10 +17,9 @@ from aiohttp import web
 
 import loadgen.sending.senders
 from loadgen.datasets import Prompts
-from loadgen.sending.client.client import Target
-from loadgen.sending.client.target import LoadError
-from loadgen.sending.job import ClosedLoopUsers, SendingJob, row_of
-from loadgen.sending.run import LoadResult, RunOutput, SendOptions, run_load
+from loadgen.sending.client.target import LoadError, Target
+from loadgen.sending.job import ClosedLoopUsers, SendingJob, SendOptions, row_of
+from loadgen.sending.run import LoadResult, RunOutput, run_load
 from loadgen.sending.senders import shares
 from queueing.arrivals.timetable import Timetable, draw_prompts
 from queueing.measurement.record import Header, read_run

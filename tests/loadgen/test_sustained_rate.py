@@ -15,9 +15,10 @@ from aiohttp import web
 
 from loadgen.gateway.gateway_process import GatewayProcess, free_port
 from loadgen.report.load_verdict import BUDGET, judge
-from loadgen.sending.client.client import Target
+from loadgen.sending.client.target import Target
+from loadgen.sending.job import SendOptions
 from loadgen.sending.pacing import pacing_clock
-from loadgen.sending.run import LoadResult, RunOutput, SendOptions, run_load
+from loadgen.sending.run import LoadResult, RunOutput, run_load
 from queueing.arrivals.timetable import Timetable, draw
 from queueing.distributions.token_distribution import parse_distribution
 from tests.loadgen.fake_server import DONE, chunk, serving, stream, usage

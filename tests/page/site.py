@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import httpx
 
 from loadgen.gateway.gateway_process import GatewayProcess, free_port
-from loadgen.sending.client.client import Target
+from loadgen.sending.client.target import Target
 from loadgen.sending.run import run_load
 from queueing.arrivals.processes import Poisson
 from queueing.arrivals.timetable import draw_timetable

@@ -18,9 +18,10 @@ import msgspec
 import openai
 
 from loadgen.gateway.gateway_process import GatewayProcess, free_port
-from loadgen.sending.client.client import Target
+from loadgen.sending.client.target import Target
+from loadgen.sending.job import ClosedLoopUsers, SendOptions
 from loadgen.sending.operating_system import pin_to_gateway_cpus
-from loadgen.sending.run import ClosedLoopUsers, SendOptions, run_load
+from loadgen.sending.run import run_load
 from policies import parse_policy
 from queueing.arrivals.processes import Arrivals, Poisson
 from queueing.arrivals.text import at_rate, parse_arrivals

@@ -23,7 +23,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from loadgen.gateway.gateway_process import GatewayProcess, free_port
-from loadgen.sending.client.client import Target
+from loadgen.sending.client.target import Target
 from loadgen.sending.run import run_load
 from queueing.arrivals.timetable import draw
 from queueing.distributions.token_distribution import parse_distribution

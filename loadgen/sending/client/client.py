@@ -11,22 +11,10 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from kendall.remote import reason
 from loadgen.sending.client.stream import StreamedAnswer, StreamError, read_error
-from loadgen.sending.client.target import LoadError, Target, prompt_text
+from loadgen.sending.client.target import Target
 from loadgen.sending.client.wire import Address, SenderConnection
 from queueing.measurement.record import Outcome, Record
-
-__all__ = [
-    "LoadError",
-    "LoadExchange",
-    "Target",
-    "address_of",
-    "prompt_text",
-    "reason",
-    "run_prefix",
-    "timing",
-]
 
 STREAM = "text/event-stream"
 CUT_SHORT = "the run ended before the answer did"
@@ -94,7 +82,6 @@ class LoadExchange:
         self._end(None)
 
     def on_head(self, status: int, headers: Mapping[str, str], now: float) -> None:
-        """See Receiver."""
         self._status, self.first_byte_at = status, now
         self._content_type = headers.get("content-type", "").lower()
         self._location = headers.get("location") if 300 <= status < 400 else None
@@ -104,7 +91,6 @@ class LoadExchange:
         )
 
     def on_data(self, data: bytes, now: float) -> None:
-        """See Receiver."""
         if self._status != 200:
             self._refusal += data
             return
@@ -121,12 +107,10 @@ class LoadExchange:
             self.on_lost(said, now)
 
     def on_end(self, now: float) -> None:
-        """See Receiver."""
         self.outcome, self.error = self._verdict()
         self._end(now)
 
     def on_lost(self, reason: str, now: float) -> None:
-        """See Receiver."""
         self.outcome, self.error = "failed", reason
         self._end(now)
 
@@ -163,7 +147,7 @@ class LoadExchange:
         self.ended(self)
 
     def record(self) -> Record:
-        """What is known of it now."""
+        """The record of the request as it is now."""
         answer, done = self._answer, self.outcome == "completed"
         return Record(
             request_id=self.request_id,

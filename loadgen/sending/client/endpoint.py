@@ -37,12 +37,28 @@ WAIT_FOR_IT = "--ready-check-timeout SECONDS waits for it"
 
 @dataclass(frozen=True, slots=True)
 class LoadEndpoint:
-    """What a server says of itself."""
+    """A server as its list of models describes it."""
 
     models: tuple[str, ...] = ()
     kendall: bool = False
     # request fields that set an answer's length; None: it does not say
     length_fields: frozenset[str] | None = None
+
+    @classmethod
+    def read(cls, content: bytes) -> LoadEndpoint:
+        """From a list of models; an unknown endpoint where it is none."""
+        try:
+            entries: list[dict[str, Any]] = msgspec.json.decode(content)["data"]
+            models = tuple(str(entry["id"]) for entry in entries)
+            first = entries[0]
+            fields = first.get("output_length_fields")
+            return cls(
+                models,
+                first.get("owned_by") == "kendall",
+                None if fields is None else frozenset(map(str, fields)),
+            )
+        except (msgspec.MsgspecError, LookupError, TypeError, AttributeError):
+            return UNKNOWN
 
 
 UNKNOWN = LoadEndpoint()
@@ -60,9 +76,10 @@ async def look_at(target: Target, timeout: float | None = None) -> LoadEndpoint:
     deadline = loop.time() + (timeout or 0.0)
     url = server_root(target.base_url)
     limit = ANSWER_LIMIT
+    # plain HTTP: nothing to verify
     verify = (
         tls_context(target.cacert, insecure=target.insecure) if url.startswith("https:") else False
-    )  # plain HTTP: nothing to verify
+    )
     headers = {"authorization": f"Bearer {target.api_key}"} if target.api_key else {}
     waiting = False
     async with httpx.AsyncClient(
@@ -75,19 +92,19 @@ async def look_at(target: Target, timeout: float | None = None) -> LoadEndpoint:
                 return await _look(client, url, target.model, limit)
             except _NotReadyError as error:
                 if loop.time() + RETRY > deadline:
-                    raise LoadError(_in_vain(str(error), timeout)) from None
+                    remedy = "is the server up, is --base-url right? " + WAIT_FOR_IT
+                    if timeout is not None:
+                        remedy = (
+                            f"expected it to be ready within the {timeout:g} s of "
+                            "--ready-check-timeout"
+                            if timeout
+                            else "without a ready server its model is unknown: give --model"
+                        )
+                    raise LoadError(f"{error}; {remedy}") from None
                 if not waiting:
                     sys.stderr.write(f"kendall: {error}; waiting at most {timeout:g} s for it\n")
                 waiting = True
             await asyncio.sleep(RETRY)
-
-
-def _in_vain(why: str, timeout: float | None) -> str:
-    if timeout is None:
-        return f"{why}; is the server up, is --base-url right? {WAIT_FOR_IT}"
-    if timeout == 0:
-        return f"{why}; without a ready server its model is unknown: give --model"
-    return f"{why}; expected it to be ready within the {timeout:g} s of --ready-check-timeout"
 
 
 async def _look(client: httpx.AsyncClient, url: str, model: str, limit: float) -> LoadEndpoint:
@@ -102,11 +119,19 @@ async def _look(client: httpx.AsyncClient, url: str, model: str, limit: float) -
             f"{where} redirects to {response.headers['location']}; expected the server itself: "
             "give that address as --base-url"
         )
-    endpoint = _read(response.content) if response.status_code == httpx.codes.OK else UNKNOWN
+    endpoint, answered = UNKNOWN, f"answered {response.status_code}"
+    if response.status_code == httpx.codes.OK:
+        endpoint = LoadEndpoint.read(response.content)
+        kind = response.headers.get("content-type", "").partition(";")[0]
+        answered = (
+            "lists no model"
+            if kind == "application/json"
+            else f"{answered} with {kind or 'no content type'}, not with a list of models"
+        )
     if not (endpoint.models or model):
         raise LoadError(
-            f"{where} {_no_models(response)}; expected a list of models: correct --base-url, or "
-            "name the model with --model"
+            f"{where} {answered}; expected a list of models: correct --base-url, or name the model "
+            "with --model"
         )
     if endpoint.kendall:
         if (await _get(client, "/ready", url, limit)).status_code != httpx.codes.OK:
@@ -119,18 +144,6 @@ async def _look(client: httpx.AsyncClient, url: str, model: str, limit: float) -
                 f"got --model {model}; expected one that {url} serves: {', '.join(endpoint.models)}"
             )
     return endpoint
-
-
-def _no_models(response: httpx.Response) -> str:
-    """What came instead of a list with a model."""
-    if response.status_code != httpx.codes.OK:
-        return f"answered {response.status_code}"
-    kind = response.headers.get("content-type", "").partition(";")[0]
-    return (
-        "lists no model"
-        if kind == "application/json"
-        else f"answered 200 with {kind or 'no content type'}, not with a list of models"
-    )
 
 
 async def _get(client: httpx.AsyncClient, path: str, url: str, limit: float) -> httpx.Response:
@@ -152,22 +165,6 @@ async def _get(client: httpx.AsyncClient, path: str, url: str, limit: float) -> 
             f"{url}{path} answered {response.status_code}: {read_error(response.content)[1]}"
         )
     return response
-
-
-def _read(content: bytes) -> LoadEndpoint:
-    """A list of models; whatever else it is, it names none."""
-    try:
-        entries: list[dict[str, Any]] = msgspec.json.decode(content)["data"]
-        models = tuple(str(entry["id"]) for entry in entries)
-        first = entries[0]
-        fields = first.get("output_length_fields")
-        return LoadEndpoint(
-            models,
-            first.get("owned_by") == "kendall",
-            None if fields is None else frozenset(map(str, fields)),
-        )
-    except (msgspec.MsgspecError, LookupError, TypeError, AttributeError):
-        return UNKNOWN
 
 
 def with_lengths(target: Target, endpoint: LoadEndpoint) -> tuple[Target, str | None]:

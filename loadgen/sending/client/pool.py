@@ -68,12 +68,10 @@ class ConnectionPool:
         return taken
 
     def put(self, connection: SenderConnection, now: float) -> None:
-        """Idle again."""
         connection.idle_since = now
         self._idle[connection] = None
 
     def forget(self, connection: SenderConnection) -> None:
-        """It is closed."""
         self._open.discard(connection)
         self._idle.pop(connection, None)
 

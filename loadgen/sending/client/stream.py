@@ -32,9 +32,7 @@ class _ChunkChoice(msgspec.Struct):
     finish_reason: str | None = None
 
     def brings_token(self) -> bool:
-        """Whether this first chunk of an answer is a token: a chat's opening one only names the
-        role.
-        """
+        """Whether this first chunk is a token: a chat's opening one only names the role."""
         if self.delta is None:
             return self.text is not None
         return bool(self.delta.content) or self.delta.role is None
@@ -44,7 +42,7 @@ class _ChunkChoice(msgspec.Struct):
 
 
 class _Timing(msgspec.Struct):
-    """What the gateway adds to the usage."""
+    """The gateway's own fields of the usage."""
 
     queueing_delay_ms: float | None = None
     service_ms: float | None = None
@@ -67,7 +65,7 @@ _decode = msgspec.json.Decoder(_Chunk).decode
 
 
 class StreamedAnswer:
-    """What a stream has told so far. Feed it bytes with the instant at which they came.
+    """An answer read from a stream: feed it bytes with the instant at which they came.
 
     `token_times` keeps the instant of every chunk that brings a token; tokens that came together
     share it.
@@ -89,7 +87,6 @@ class StreamedAnswer:
 
     @property
     def complete(self) -> bool:
-        """Whether the answer came to its own end."""
         return self.done or self.finish_reason is not None
 
     def feed(self, data: bytes, now: float) -> None:

@@ -42,7 +42,7 @@ class Keys:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Of a question to /admin: an admin key opens everything."""
+        """Headers of a call to /admin: an admin key opens everything."""
         key = self.admin_key or self.api_key
         return {"authorization": f"Bearer {key}"} if key else {}
 
@@ -56,10 +56,8 @@ class Target:
 
     base_url: str
     model: str
-    max_tokens: int | None = (
-        # the same for all; None: the largest drawn length, or each its own where nothing is sealed
-        None
-    )
+    # the same for all; None: the largest drawn length, or each its own where nothing is sealed
+    max_tokens: int | None = None
     chat: bool = False
     ignore_eos: bool = False  # for servers without the sealed field: max_tokens is the drawn length
     # answers end where the model ends them, at max_tokens at the latest
@@ -71,7 +69,6 @@ class Target:
 
     @property
     def url(self) -> str:
-        """The endpoint."""
         return server_root(self.base_url) + (
             "/v1/chat/completions" if self.chat else "/v1/completions"
         )
@@ -110,7 +107,15 @@ class Target:
             "seed": seed,
             "max_tokens": limit,
         }
-        body |= self._prompt(prompt)
+        if isinstance(prompt, list):
+            if not self.chat:
+                raise SpecError("got a dataset of conversations; expected --chat, which sends them")
+            body["messages"] = prompt
+        elif self.chat:
+            text = prompt if isinstance(prompt, str) else prompt_text(prompt)
+            body["messages"] = [{"role": "user", "content": text}]
+        else:
+            body["prompt"] = prompt if isinstance(prompt, str) else prompt.tolist()
         if self.n > 1:
             body["n"] = self.n
         if self.ignore_eos:
@@ -120,25 +125,6 @@ class Target:
         if predicted is not None:
             body["predicted_output_tokens"] = predicted
         return msgspec.json.encode(body)
-
-    def _prompt(self, prompt: Prompt) -> dict[str, Any]:
-        match prompt:
-            case np.ndarray():
-                if self.chat:
-                    return {"messages": [{"role": "user", "content": prompt_text(prompt)}]}
-                return {"prompt": prompt.tolist()}
-            case str():
-                return (
-                    {"messages": [{"role": "user", "content": prompt}]}
-                    if self.chat
-                    else {"prompt": prompt}
-                )
-            case _:
-                if not self.chat:
-                    raise SpecError(
-                        "got a dataset of conversations; expected --chat, which sends them"
-                    )
-                return {"messages": prompt}
 
 
 def prompt_text(prompt: IntArray) -> str:

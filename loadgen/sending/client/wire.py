@@ -107,7 +107,6 @@ class SenderConnection(asyncio.Protocol):
         self.transport: asyncio.Transport = cast(asyncio.Transport, None)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See asyncio.Protocol."""
         self.transport = cast(asyncio.Transport, transport)
         self.idle_since = self._loop.time()
 
@@ -117,7 +116,6 @@ class SenderConnection(asyncio.Protocol):
         self.transport.write(message)
 
     def data_received(self, data: bytes) -> None:
-        """See asyncio.Protocol."""
         self._now = self._loop.time()
         try:
             self._parser.feed_data(data)
@@ -129,7 +127,6 @@ class SenderConnection(asyncio.Protocol):
             self._lose(f"not HTTP/1.1: {error}")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header."""
         self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
@@ -140,7 +137,6 @@ class SenderConnection(asyncio.Protocol):
             self._receiver.on_head(status, self._headers, self._now)
 
     def on_body(self, data: bytes) -> None:
-        """A piece of the body."""
         if self._receiver is not None:
             self._receiver.on_data(data, self._now)
 

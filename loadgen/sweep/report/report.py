@@ -31,7 +31,6 @@ def write_results(store: Store, results: Results, data: ReportData) -> list[Path
 
 
 def print_results(results: Results, console: Console) -> None:
-    """For people."""
     if results.comparisons:
         show_table(results.comparisons, console)
     for line in lines(results):
@@ -39,7 +38,7 @@ def print_results(results: Results, console: Console) -> None:
 
 
 def lines(results: Results) -> list[str]:
-    """What the table does not say."""
+    """The lines below the table."""
     said = [f"unstable, stopped: {r.cell.name}: {r.reason}" for r in results.of("unstable")]
     said += [f"not run: {r.cell.name}: {r.reason}" for r in results.of("refused")]
     said += [f"MISSING: {r.cell.name}: {r.reason}" for r in results.of("missing")]

@@ -54,7 +54,6 @@ class CellResult:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """For sweep.json."""
         kept = (
             {
                 key: self.done.get(key)
@@ -89,7 +88,7 @@ class Results:
 
     @property
     def law(self) -> LatencyModel | None:
-        """As calibrated; None where the sweep was stopped before."""
+        """The calibrated law; None where the sweep was stopped before it."""
         return self.basis.law if self.basis else None
 
     @property
@@ -106,7 +105,7 @@ class Results:
 
     @property
     def comparisons(self) -> list[Comparison]:
-        """Of the cells that are done, in the order of the plan."""
+        """Comparisons of the cells that are done, in the order of the plan."""
         return [result.comparison for result in self.cells if result.comparison is not None]
 
     def of(self, state: str) -> list[CellResult]:
@@ -114,7 +113,7 @@ class Results:
         return [result for result in self.cells if result.state == state]
 
     def comparison_objects(self) -> list[dict[str, Any]]:
-        """What comparison.json holds."""
+        """The content of comparison.json."""
         return [
             as_object(result.comparison)
             | {
@@ -128,7 +127,6 @@ class Results:
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """What sweep.json holds."""
         return {
             "plan": msgspec.to_builtins(self.plan),
             "law": None if self.law is None else str(self.law),
