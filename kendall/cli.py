@@ -152,7 +152,7 @@ def _status(arguments: list[str]) -> int:
     if os.environ.get("_KENDALL_COMPLETE"):
         from kendall.completion import Root, answer
 
-        return answer(Root({name: about for name, (_, about) in COMMANDS.items()}, _command)) or 0
+        return answer(Root({name: about for name, (_, about) in COMMANDS.items()}, command_of)) or 0
     match arguments:
         case []:
             _print_usage()
@@ -169,7 +169,7 @@ def _status(arguments: list[str]) -> int:
         case ["--install-completion" | "--show-completion" as flag, *rest]:
             return _set_up_completion(flag, rest[0] if rest else None)
         case _:
-            return _run(arguments[0], arguments[1:])
+            return run_command(arguments[0], arguments[1:])
 
 
 def _help(names: list[str]) -> int:
@@ -184,7 +184,7 @@ def _help(names: list[str]) -> int:
             f"{name}`",
             2,
         )
-    return _run(name, ["--help"])
+    return run_command(name, ["--help"])
 
 
 def _print_usage() -> None:
@@ -214,7 +214,8 @@ def _set_up_completion(flag: str, shell: str | None) -> int:
         return _complain(str(error), 1)
 
 
-def _run(name: str, arguments: list[str]) -> int:
+def run_command(name: str, arguments: list[str]) -> int:
+    """Run one subcommand; its exit status."""
     from policies.text import suggest
 
     if name.startswith("-"):
@@ -228,7 +229,7 @@ def _run(name: str, arguments: list[str]) -> int:
     from typer.exceptions import Exit
 
     try:
-        command = _command(name)
+        command = command_of(name)
         _check_environment(name, command, arguments)
         _check_one_key(name, command, arguments)
         again = tuple(arguments)  # a gateway reads its options again on SIGHUP
@@ -259,7 +260,7 @@ def _failed(error: Exception, name: str, arguments: list[str]) -> int:
         case SpecError():
             return _complain(_as_typed(str(error), name, arguments), 2)
         case TyperException():
-            return _complain(one_line(error, _command(name), arguments), 2)
+            return _complain(one_line(error, command_of(name), arguments), 2)
         case CommandError() | PredictionError():
             return _complain(str(error), 1)
         case Abort():
@@ -274,7 +275,7 @@ def _as_typed(message: str, name: str, arguments: list[str]) -> str:
     """`got --arrival-rate -1` for `got arrival_rate=-1`, and `set --patience` for `set
     patience`: names in Python; with the variable that set the option, where no flag did.
     """
-    parameters = _command(name).params
+    parameters = command_of(name).params
     flags = {
         parameter.name: parameter.opts[0]
         for parameter in parameters
@@ -301,7 +302,7 @@ def _as_typed(message: str, name: str, arguments: list[str]) -> str:
     return message
 
 
-def _command(name: str):  # type: ignore[no-untyped-def]
+def command_of(name: str):  # type: ignore[no-untyped-def]
     """The typer command; its options get environment variables, its help is shown as written."""
     import importlib.util
 
@@ -321,7 +322,7 @@ def _command(name: str):  # type: ignore[no-untyped-def]
     command = getattr(command, "commands", {name: command})[name]
     for parameter in command.params:
         if parameter.param_type_name == "option" or parameter.envvar:
-            variables = _variables(name, parameter)
+            variables = variables_of(name, parameter)
             rule = _variable(key_of(parameter))
             parameter.envvar = next(
                 (variable for variable in variables if variable in os.environ),
@@ -332,7 +333,7 @@ def _command(name: str):  # type: ignore[no-untyped-def]
     return command
 
 
-def _variables(name: str, parameter: Any) -> list[str]:
+def variables_of(name: str, parameter: Any) -> list[str]:
     """KENDALL_<COMMAND>_<OPTION>, then KENDALL_<OPTION>, the one for all commands in which it
     means the same; of each of its names.
     """
@@ -370,7 +371,7 @@ def _check_environment(name: str, command: Any, arguments: list[str]) -> None:
     if not strange or "--help" in arguments:
         return
     # imports them all
-    known = ours.union(*(_read_by(other, _command(other)) for other in COMMANDS))
+    known = ours.union(*(_read_by(other, command_of(other)) for other in COMMANDS))
     for variable in strange:
         if variable not in known:
             near = _near_variable(variable, ours) or _near_variable(variable, known)
@@ -409,7 +410,7 @@ def _check_one_key(name: str, command: Any, arguments: list[str]) -> None:
         ):
             continue
         if len(os.environ.get(parameter.envvar, "").split()) > 1:
-            own = _variables(name, parameter)[0]
+            own = variables_of(name, parameter)[0]
             raise SpecError(
                 f"got several keys in {parameter.envvar}; expected a single key to send: set "
                 f"{own} too"
@@ -418,7 +419,7 @@ def _check_one_key(name: str, command: Any, arguments: list[str]) -> None:
 
 def _read_by(name: str, command: Any) -> frozenset[str]:
     return NO_OPTIONS.union(
-        *(_variables(name, parameter) for parameter in command.params if parameter.envvar)
+        *(variables_of(name, parameter) for parameter in command.params if parameter.envvar)
     )
 
 

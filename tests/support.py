@@ -29,6 +29,6 @@ def assert_flags_exist(command: str, arguments: list[str]) -> None:
     """Every flag that a manifest gives a command is one of its options."""
     from kendall import cli
 
-    known = {flag for parameter in cli._command(command).params for flag in parameter.opts}
+    known = {flag for parameter in cli.command_of(command).params for flag in parameter.opts}
     asked = {argument.split("=")[0] for argument in arguments if argument.startswith("--")}
     assert asked <= known

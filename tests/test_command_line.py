@@ -64,7 +64,7 @@ def test_help_shows_every_text_as_it_is_written_at_80_columns_without_a_terminal
     assert max(map(len, out.splitlines())) <= 80
     assert "…" not in out
     seen = words(out).replace(" ", "")
-    for parameter in cli._command(name).params:
+    for parameter in cli.command_of(name).params:
         text = (parameter.help or "").replace("\\[", "[")
         assert words(text).replace(" ", "") in seen, (parameter.name, text)
         assert parameter.help, parameter.name
@@ -93,7 +93,7 @@ def test_help_names_no_type_of_python(name: str, capsys: pytest.CaptureFixture[s
 def test_every_option_of_help_is_a_sentence(name: str) -> None:
     """A capital or a name of a value first, a full stop last."""
     begins = re.compile(r"[A-Z0-9/`<]|\w+_\w+|\w+ \||\w+ \(")
-    texts = [parameter.help for parameter in cli._command(name).params]
+    texts = [parameter.help for parameter in cli.command_of(name).params]
     assert [text for text in texts if not text.endswith(".") or not begins.match(text)] == []
 
 
@@ -104,7 +104,7 @@ def test_square_brackets_survive(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("name", ["serve", "load", "sweep"])
 def test_long_help_is_in_panels_of_a_dozen_or_two(name: str) -> None:
     panels: dict[str | None, int] = {}
-    for parameter in cli._command(name).params:
+    for parameter in cli.command_of(name).params:
         if parameter.param_type_name == "option":
             panels[parameter.rich_help_panel] = panels.get(parameter.rich_help_panel, 0) + 1
     assert None not in panels

@@ -155,7 +155,7 @@ def test_a_printed_curl_line_that_gets_an_http_error_fails(tmp_path: Path) -> No
 
 @cache
 def flags(command: str) -> frozenset[str]:
-    options = kendall.cli._command(command).params
+    options = kendall.cli.command_of(command).params
     return frozenset(
         flag for option in options for flag in (*option.opts, *option.secondary_opts)
     ) | {"--help"}

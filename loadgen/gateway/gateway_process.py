@@ -51,12 +51,13 @@ class GatewayClient:
     def __init__(self, url: str, keys: Keys = NO_KEYS) -> None:
         self.url = server_root(url)
         self._keys = keys
-        settings: dict[str, Any] = {
-            "headers": keys.headers,
-            "verify": keys.trust.verification(url),
-            "trust_env": False,
-        }
-        self._client = httpx.AsyncClient(base_url=self.url, timeout=900, **settings)
+        self._client = httpx.AsyncClient(
+            base_url=self.url,
+            headers=keys.headers,
+            verify=keys.trust.verification(url),
+            trust_env=False,
+            timeout=900,
+        )
 
     async def __aenter__(self) -> Self:
         return self
@@ -77,20 +78,11 @@ class GatewayClient:
         except httpx.TransportError as error:
             raise GatewayLostError(f"{method} {self.url}{path}: {reason(error)}") from None
         if response.status_code != 200:
-            where, status, message = (
-                f"{method} {self.url}{path}",
-                response.status_code,
-                read_error(response.content)[1],
-            )
+            where, status = f"{method} {self.url}{path}", response.status_code
+            message = read_error(response.content)[1]
             if status in REFUSED:
-                raise KeyRefusedError(
-                    key_refusal(
-                        where,
-                        status,
-                        message,
-                        "--admin-key" if path.startswith("/admin") else "--api-key",
-                    )
-                )
+                option = "--admin-key" if path.startswith("/admin") else "--api-key"
+                raise KeyRefusedError(key_refusal(where, status, message, option))
             raise GatewayError(f"{where} answered {status}: {message}")
         return dict(response.json())
 

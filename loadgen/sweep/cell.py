@@ -120,10 +120,8 @@ class CellSender:
                 await until_idle(self.client, self.progress.note)
         except (GatewayError, TimeoutError) as error:
             if ended in ("complete", "unstable"):
-                ended, why = (
-                    "lost",
-                    (await self.why_lost() if self.why_lost else None) or str(error),
-                )
+                known = await self.why_lost() if self.why_lost else None
+                ended, why = "lost", known or str(error)
         header, records = gateway_side(self.begun, self.asked, self.seed)
         return CellRun(
             cell=self.cell,

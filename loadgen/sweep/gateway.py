@@ -111,21 +111,12 @@ class OwnGateway:
         given = [] if plan.latency is None else ["--latency", plan.latency]
         return [
             plan.model,
-            *(
-                "--engine",
-                plan.engine,
-                "--max-num-seqs",
-                str(plan.max_num_seqs),
-                "--record-file",
-                str(self.record_file),
-            ),
-            *(
-                "--allow-forced-lengths",
-                "--served-model-name",
-                "swept",
-                "--prediction-interval",
-                "0",
-            ),
+            *("--engine", plan.engine),
+            *("--max-num-seqs", str(plan.max_num_seqs)),
+            *("--record-file", str(self.record_file)),
+            "--allow-forced-lengths",
+            *("--served-model-name", "swept"),
+            *("--prediction-interval", "0"),
             *("--max-num-queued-reqs", "0"),  # the theory's queue has no bound
             *given,
             *self._flags,

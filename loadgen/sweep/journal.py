@@ -124,21 +124,13 @@ class SweepProgress:
         cell = self.of(event["cell"])
         match event["event"]:
             case "started":
-                cell.attempts, cell.open, cell.done, cell.reason = (
-                    event["attempt"],
-                    event,
-                    None,
-                    None,
-                )
+                cell.attempts = event["attempt"]
+                cell.open, cell.done, cell.reason = event, None, None
             case "done":
                 cell.open, cell.done, cell.reason = None, event, None
             case "noisy":
-                cell.disturbed, cell.open, cell.done, cell.reason = (
-                    cell.disturbed + 1,
-                    None,
-                    None,
-                    event["reason"],
-                )
+                cell.disturbed += 1
+                cell.open, cell.done, cell.reason = None, None, event["reason"]
             case "cut" | "failed" | "refused" | "damaged":
                 cell.open, cell.done, cell.reason = None, None, event["reason"]
             case _:

@@ -69,7 +69,7 @@ class Rig:
             else "looking for the gateway",
             STARTING,
         )
-        await self._start()
+        await self.start()
         bounds = await bounds_of(self.gateway.client)
         if isinstance(self.gateway, OwnGateway):
             pin_to_gateway_cpus()
@@ -113,7 +113,7 @@ class Rig:
             )
             await asyncio.sleep(wait)
             try:
-                await self._start()
+                await self.start()
             except GatewayError as error:
                 reason = str(error)
                 continue
@@ -132,7 +132,8 @@ class Rig:
         self.status.phase("stopping")
         await self.gateway.stop()
 
-    async def _start(self) -> None:
+    async def start(self) -> None:
+        """Start the gateway, or wait for it, and look at its endpoint. Raises GatewayError."""
         await self.gateway.start()
         trust = self.keys.trust
         target = Target(

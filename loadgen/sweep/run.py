@@ -60,7 +60,7 @@ class Sweep:
         if stop_left_behind(self.store.folder):
             self.status.note("a gateway that a killed sweep left behind was ended")
         self.store.append("sweep", resumed=resumed, versions=versions())
-        self._salvage()
+        self.salvage()
         if resumed and self._is_complete():
             self.status.note("everything is measured already")
             return
@@ -85,7 +85,7 @@ class Sweep:
         what is shown.
         """
         if self._is_done(cell):
-            if not self._was_disturbed(cell):
+            if not self.was_disturbed(cell):
                 return
             self._set_aside(cell, f"{place}, {cell}")
         if self._is_refused(cell):
@@ -96,7 +96,7 @@ class Sweep:
     async def _attempts(self, cell: SweepCell, place: str) -> None:
         for _ in range(ATTEMPTS):
             try:
-                run = await self._attempt(cell, f"{place}, {cell}")
+                run = await self.attempt(cell, f"{place}, {cell}")
             except GatewayError as error:
                 if self.store.progress.of(cell.name).open is not None:
                     self.store.append("cut", cell=cell.name, reason=str(error), files={})
@@ -105,7 +105,7 @@ class Sweep:
             if run.ended == "interrupted":
                 raise asyncio.CancelledError
             if run.ended != "lost":
-                if not self._was_disturbed(cell):
+                if not self.was_disturbed(cell):
                     return
                 self._set_aside(cell, f"{place}, {cell}")
                 continue
@@ -117,7 +117,8 @@ class Sweep:
         )
         self.status.note(f"{place}, {cell}: {given_up}")
 
-    async def _attempt(self, cell: SweepCell, shown: str) -> CellRun:
+    async def attempt(self, cell: SweepCell, shown: str) -> CellRun:
+        """Send a cell once and write down what came of it. Raises GatewayError."""
         rig = self.rig
         before = await rig.speed_now()
         begun = await begin(rig.gateway.client, rig.gateway.record_file, cell, self.status.note)
@@ -201,7 +202,7 @@ class Sweep:
 
     # noise
 
-    def _was_disturbed(self, cell: SweepCell) -> bool:
+    def was_disturbed(self, cell: SweepCell) -> bool:
         """Whether the speed of the engine changed too much around a cell that may be measured
         again.
         """
@@ -245,7 +246,7 @@ class Sweep:
             return False
         cells = planned_cells(self.store.journal.events)
         return all(
-            self._is_refused(cell) or (self._is_done(cell) and not self._was_disturbed(cell))
+            self._is_refused(cell) or (self._is_done(cell) and not self.was_disturbed(cell))
             for cell in cells
         )
 
@@ -254,7 +255,7 @@ class Sweep:
 
     def _is_left(self, cell: SweepCell) -> bool:
         return (
-            self.store.progress.of(cell.name).done is None or self._was_disturbed(cell)
+            self.store.progress.of(cell.name).done is None or self.was_disturbed(cell)
         ) and not self._is_refused(cell)
 
     def _refuse(self, cell: SweepCell) -> None:
@@ -266,7 +267,7 @@ class Sweep:
             self.store.append("refused", cell=cell.name, reason=reason)
         self.status.note(f"{cell}: not run, {reason}")
 
-    def _salvage(self) -> None:
+    def salvage(self) -> None:
         """Keep what the gateway wrote of a cell whose sweep was killed."""
         for name, known in list(self.store.progress.cells.items()):
             if (started := known.open) is None:

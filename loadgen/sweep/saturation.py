@@ -46,26 +46,17 @@ async def bisect(
     most: int = MOST_PROBES,
 ) -> RateBracket:
     """Around `start`, with at most `most` probes."""
-    found, down, up = RateBracket(0.0, math.inf, 0), start / FIRST, start * FIRST
-    while found.probes < most and not found.within(tolerance):
-        rate = (
-            down
-            if not found.low
-            else up
-            if math.isinf(found.high)
-            else math.sqrt(found.low * found.high)
-        )
+    bracket, down, up = RateBracket(0.0, math.inf, 0), start / FIRST, start * FIRST
+    while bracket.probes < most and not bracket.within(tolerance):
+        low, high, probes = bracket.low, bracket.high, bracket.probes + 1
+        rate = down if not low else up if math.isinf(high) else math.sqrt(low * high)
         if await passes(rate):
-            found, up = (
-                RateBracket(rate, found.high, found.probes + 1),
-                max(up, rate * WIDEN) if rate >= up else up,
-            )
+            bracket = RateBracket(rate, high, probes)
+            up = max(up, rate * WIDEN) if rate >= up else up
         else:
-            found, down = (
-                RateBracket(found.low, rate, found.probes + 1),
-                min(down, rate / WIDEN) if rate <= down else down,
-            )
-    return found
+            bracket = RateBracket(low, rate, probes)
+            down = min(down, rate / WIDEN) if rate <= down else down
+    return bracket
 
 
 def probe_requests(model: Model, rate: float, tolerance: float) -> int:

@@ -17,7 +17,7 @@ import numpy as np
 from loadgen.gateway.gateway_process import GatewayError
 from loadgen.sweep.journal import Event
 from loadgen.sweep.run import Sweep
-from loadgen.sweep.saturation import RateBracket, bisect, first_rate, predicted_rate, probe_cell
+from loadgen.sweep.saturation import bisect, first_rate, predicted_rate, probe_cell
 from loadgen.sweep.slo import ObservedSlo, slo_of
 from policies.text import counted
 
@@ -43,30 +43,21 @@ class Search:
         basis, tolerance = self.sweep.rig.basis, self.sweep.plan.tolerance
         model = basis.model(self.policy, self.limit)
         predicted = predicted_rate(model, self._slo)
-        found = await bisect(self._passes, first_rate(model, predicted), tolerance)
-        if not found.within(tolerance):
-            self.notes.append(f"not within the tolerance after {counted(found.probes, 'probe')}")
+        bracket = await bisect(self._passes, first_rate(model, predicted), tolerance)
+        if not bracket.within(tolerance):
+            self.notes.append(f"not within the tolerance after {counted(bracket.probes, 'probe')}")
         speed = float(np.mean(self.speeds)) if self.speeds else 1.0
-        self._write(
-            found,
-            predicted,
-            predicted_rate(basis.at_speed(speed).model(self.policy, self.limit), self._slo),
-            speed,
-        )
-
-    def _write(
-        self, found: RateBracket, predicted: float | None, at_speed: float | None, speed: float
-    ) -> None:
+        model_at_speed = basis.at_speed(speed).model(self.policy, self.limit)
         self.sweep.store.append(
             "search",
             policy=self.policy,
             max_output_tokens=self.limit,
             goal=self.goal,
-            low=found.low,
-            high=found.high if math.isfinite(found.high) else None,
-            probes=found.probes,
+            low=bracket.low,
+            high=bracket.high if math.isfinite(bracket.high) else None,
+            probes=bracket.probes,
             predicted=predicted,
-            predicted_at_speed=at_speed,
+            predicted_at_speed=predicted_rate(model_at_speed, self._slo),
             speed=speed,
             note="; ".join(dict.fromkeys(self.notes)) or None,
         )
@@ -87,9 +78,9 @@ class Search:
             self.notes.append(
                 "probes shorter than they should be (--cell-limit): the bracket may be off"
             )
-        return self._kept(known.done)
+        return self.kept(known.done)
 
-    def _kept(self, done: Event) -> bool:
+    def kept(self, done: Event) -> bool:
         """Whether a probe that ran to its end kept the SLO, or grew by less than half the
         tolerance.
         """

@@ -253,7 +253,7 @@ def test_a_sweep_of_a_given_gateway_asks_it_too(gateways: tuple[str, str]) -> No
         plan = SweepPlan(base_url=url, loads=(0.5,))
         async with Status(said) as status:
             rig = Rig(plan, cast(Any, None), status, GivenGateway(url))
-            await rig._start()
+            await rig.start()
         await rig.gateway.stop()
         return rig.target.lengths, rig.target.model, said.getvalue()
 

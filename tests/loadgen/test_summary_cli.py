@@ -236,13 +236,13 @@ def test_a_file_of_another_kind_is_told_what_writes_a_run_file(
         "--record-file` write it"
     )
     for command in (("summary", str(page)), ("audit", str(page)), ("compare", str(page))):
-        assert cli._run(command[0], list(command[1:])) == 2
+        assert cli.run_command(command[0], list(command[1:])) == 2
         assert expected in capsys.readouterr().err
     for option, named in (
         ("--timetable", "expected a timetable, as `kendall load --save-timetable`"),
         ("--trace", "the first line of one of"),
     ):
-        assert cli._run("load", [option, str(page), *flags[2:]]) == 2
+        assert cli.run_command("load", [option, str(page), *flags[2:]]) == 2
         said = capsys.readouterr().err
         assert named in said
         assert "b'" not in said
@@ -443,7 +443,7 @@ def test_a_run_may_come_through_a_pipe(tmp_path: Path, capsys: pytest.CaptureFix
         assert json_of(name, capsys)["outcomes"] == json_of(str(DETAILED), capsys)["outcomes"]
     for command in ("audit", "compare"):
         with piped(tmp_path / "run.jsonl") as name:
-            cli._run(command, [name])
+            cli.run_command(command, [name])
             assert "line 1" not in capsys.readouterr().err, command
     with piped(tmp_path / "run.jsonl") as name:
         assert read_counts(Path(name)) == read_counts(tmp_path / "run.jsonl")

@@ -555,8 +555,8 @@ def test_a_cell_is_sent_as_the_plan_says_and_stopped_where_it_is_not_to_grow(
     async def attempt() -> None:
         sweep = Sweep(wanted, store, Status(said), rig)
         with pytest.raises(GatewayError, match=r"^not sent$"):
-            await sweep._attempt(cell, "shown")
-        sweep._salvage()
+            await sweep.attempt(cell, "shown")
+        sweep.salvage()
 
     asyncio.run(attempt())
     assert "x: nothing is left of attempt 1" in said.getvalue(), "no gateway wrote a file"

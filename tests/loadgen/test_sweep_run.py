@@ -334,7 +334,7 @@ def test_a_cell_is_measured_again_or_doubted_where_the_speed_changed_around_it(
     )
     sweep = Sweep(plan, SimpleNamespace(progress=progress), None, None)  # type: ignore[arg-type]
     progress.take({"event": "done", "cell": "here", "speeds": speeds})
-    assert sweep._was_disturbed(cell) == noisy  # type: ignore[arg-type]
+    assert sweep.was_disturbed(cell) == noisy  # type: ignore[arg-type]
     result = SimpleNamespace(cell=cell, done={"speeds": speeds}, disturbed=0)
     said = drift_line(SimpleNamespace(plan=plan, cells=[result], of=lambda _: [result]))  # type: ignore[arg-type]
     assert said is not None
@@ -342,10 +342,10 @@ def test_a_cell_is_measured_again_or_doubted_where_the_speed_changed_around_it(
     assert ("do not trust here" in said) == doubted
     progress.take({"event": "noisy", "cell": "here", "reason": "noise"})
     progress.take({"event": "done", "cell": "here", "speeds": speeds})
-    assert not sweep._was_disturbed(cell), "once is enough"  # type: ignore[arg-type]
+    assert not sweep.was_disturbed(cell), "once is enough"  # type: ignore[arg-type]
     progress.take({"event": "done", "cell": "there", "speeds": (1.0, None)})
     there = SimpleNamespace(name="there")
-    assert not sweep._was_disturbed(there), "the speed after it is not known"  # type: ignore[arg-type]
+    assert not sweep.was_disturbed(there), "the speed after it is not known"  # type: ignore[arg-type]
 
 
 def test_a_server_that_is_no_gateway_is_told_apart_from_nobody() -> None:
@@ -458,7 +458,7 @@ class Scripted(Sweep):
     def follow(self, *script: str, done: bool = False, noisy: tuple[bool, ...] = ()) -> None:
         self.script, self.done, self.noisy, self.aside = list(script), done, list(noisy), 0
 
-    async def _attempt(self, cell: Any, shown: str) -> Any:
+    async def attempt(self, cell: Any, shown: str) -> Any:
         assert shown == "cell 1/2, here"
         attempt = 1 + self.store.progress.of(cell.name).attempts
         self.store.append("started", cell=cell.name, attempt=attempt)
@@ -470,7 +470,7 @@ class Scripted(Sweep):
     def _is_done(self, cell: Any) -> bool:
         return self.done
 
-    def _was_disturbed(self, cell: Any) -> bool:
+    def was_disturbed(self, cell: Any) -> bool:
         return bool(self.noisy) and self.noisy.pop(0)
 
     def _set_aside(self, cell: Any, shown: str) -> None:

@@ -105,10 +105,10 @@ def test_a_probe_passes_where_it_grows_by_less_than_half_the_tolerance(
     share: float, kept: bool
 ) -> None:
     search = searching("saturation")
-    assert search._kept({"ended": "complete", "growth": {"share": share}}) == kept
-    assert not search._kept({"ended": "unstable", "growth": {"share": share}})
+    assert search.kept({"ended": "complete", "growth": {"share": share}}) == kept
+    assert not search.kept({"ended": "unstable", "growth": {"share": share}})
     assert not search.notes
-    assert search._kept({"ended": "complete", "growth": None})
+    assert search.kept({"ended": "complete", "growth": None})
     assert search.notes == ["a probe was too short to be judged and passed"]
 
 
@@ -124,8 +124,7 @@ def test_a_probe_keeps_an_slo_up_to_its_bound(delay: float, kept: bool, tmp_path
     for stat in ("mean", "p50", "p99"):
         search = searching(f"{stat}_queueing_delay=250ms", tmp_path)
         assert (
-            search._kept({"ended": "complete", "files": ["x.gateway.jsonl"], "growth": None})
-            == kept
+            search.kept({"ended": "complete", "files": ["x.gateway.jsonl"], "growth": None}) == kept
         ), stat
 
 

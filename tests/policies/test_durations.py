@@ -164,7 +164,7 @@ def test_every_option_that_takes_seconds_takes_a_duration() -> None:
     from kendall import cli
 
     for name in cli.COMMANDS:
-        for parameter in cli._command(name).params:
+        for parameter in cli.command_of(name).params:
             if re.search(
                 r"\b(seconds|[Tt]ime (that|between|during)|[Ll]ongest wait|[Dd]uration of)\b",
                 parameter.help,

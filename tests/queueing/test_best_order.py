@@ -257,7 +257,7 @@ def test_a_predictor_of_the_environment_does_not_disturb_other_targets(
 
     monkeypatch.setenv("KENDALL_PREDICTOR", "exact")
     arguments = ["--target", "arrival-rate", "--slo", "mean_queueing_delay=1s", *QUEUE, "--json"]
-    assert cli._run("optimize", arguments) == 0
+    assert cli.run_command("optimize", arguments) == 0
 
 
 @pytest.mark.parametrize("width", [80, 130])

@@ -340,12 +340,12 @@ def test_no_stable_choice_says_why() -> None:
 )
 def test_wrong_arguments_say_what_was_expected(arguments: list[str], part: str) -> None:
     with pytest.raises(SpecError, match=part):
-        cli._command("optimize").main([*arguments, *ARGUMENTS], standalone_mode=False)
+        cli.command_of("optimize").main([*arguments, *ARGUMENTS], standalone_mode=False)
 
 
 def run(*arguments: str) -> int:
     """Exit status of the command as the shell sees it."""
-    return cli._run("optimize", [*arguments, *ARGUMENTS])
+    return cli.run_command("optimize", [*arguments, *ARGUMENTS])
 
 
 @pytest.mark.parametrize(("given", "size"), [((), 8), (("--policy", "capped:max_batch_size=3"), 3)])
@@ -622,7 +622,7 @@ def test_no_stable_choice_exits_3_and_wrong_arguments_2(capsys: pytest.CaptureFi
 
 
 def test_every_option_has_an_environment_twin() -> None:
-    options = {parameter.name: parameter.envvar for parameter in cli._command("optimize").params}
+    options = {parameter.name: parameter.envvar for parameter in cli.command_of("optimize").params}
     assert options["max_clipped_fraction"] == "KENDALL_MAX_CLIPPED_FRACTION"
 
 
@@ -782,7 +782,7 @@ def test_a_law_without_end_needs_no_limit_where_the_limit_is_sought(
         "--json",
     ]
     law = ["--output-tokens", "lognormal:mu=7,sigma=0.7", "--latency", "a=0.022032,c=0.7764"]
-    assert cli._run("optimize", [*arguments, *law]) == 0
+    assert cli.run_command("optimize", [*arguments, *law]) == 0
     assert json.loads(capsys.readouterr().out)["best"]["max_output_tokens"] == pytest.approx(
         1324, abs=2
     )

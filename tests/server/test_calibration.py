@@ -563,7 +563,7 @@ def test_a_signal_while_the_engine_starts_ends_a_calibration_in_one_line(
     monkeypatch.setattr(Starting, "signal", number, raising=False)
     monkeypatch.setattr(Starting, "said", said, raising=False)
     monkeypatch.setattr(server.operations.serving, "choose_engine", lambda _: (Starting(LAW), LAW))
-    assert cli._run("calibrate", ["tiny"]) == 128 + number
+    assert cli.run_command("calibrate", ["tiny"]) == 128 + number
     lines = capsys.readouterr().err.splitlines()
     assert "the engine starts (0 s)" in lines, "a start of several seconds is not silent in a pipe"
     assert lines[-1] == "kendall: interrupted before the law was known; nothing was saved"

@@ -544,7 +544,7 @@ def test_options_of_one_name_mean_the_same_in_every_command_or_have_variables_of
 ):
     kinds: dict[str, dict[str, set[str]]] = {}
     for name in kendall.cli.COMMANDS:
-        for parameter in kendall.cli._command(name).params:
+        for parameter in kendall.cli.command_of(name).params:
             if parameter.envvar:
                 kind = str(parameter.type_descriptor.annotation).replace(
                     "list[str]", "<class 'str'>"
@@ -572,8 +572,8 @@ def test_every_variable_stands_for_one_option() -> None:
     """
     options: dict[str, set[str]] = {}
     for name in kendall.cli.COMMANDS:
-        for parameter in kendall.cli._command(name).params:
-            for variable in kendall.cli._variables(name, parameter) if parameter.envvar else ():
+        for parameter in kendall.cli.command_of(name).params:
+            for variable in kendall.cli.variables_of(name, parameter) if parameter.envvar else ():
                 options.setdefault(variable, set()).add(option_of(variable, parameter))
     assert {variable: names for variable, names in options.items() if len(names) > 1} == {}
     assert set(options).isdisjoint(kendall.cli.NO_OPTIONS)
@@ -587,18 +587,18 @@ def test_a_variable_with_a_meaning_of_its_own_in_a_command_is_read_only_in_its_l
     admits by it, `advise` weighs by it.
     """
     for name, options in kendall.cli.OTHER_MEANING.items():
-        for parameter in kendall.cli._command(name).params:
+        for parameter in kendall.cli.command_of(name).params:
             if key_of(parameter) in options:
-                variables = kendall.cli._variables(name, parameter)
+                variables = kendall.cli.variables_of(name, parameter)
                 assert (
                     variables[0] == f"KENDALL_{name}_{key_of(parameter)}".replace("-", "_").upper()
                 )
                 assert f"KENDALL_{key_of(parameter)}".replace("-", "_").upper() not in variables
-                assert len(kendall.cli._variables("other", parameter)) == len(variables) + 1
+                assert len(kendall.cli.variables_of("other", parameter)) == len(variables) + 1
     assert {
         name
         for name in kendall.cli.COMMANDS
-        if "slo" in map(key_of, kendall.cli._command(name).params)
+        if "slo" in map(key_of, kendall.cli.command_of(name).params)
     } == {"serve", "optimize", "advise", "sweep", "plan", "predict", "simulate"}
     assert "slo" in kendall.cli.OTHER_MEANING["sweep"]
 

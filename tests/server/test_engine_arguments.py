@@ -80,7 +80,7 @@ def test_a_misspelt_name_is_refused_before_the_engine_starts() -> None:
 def test_an_argument_of_vllm_as_an_option_of_serve_names_the_option_that_takes_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert cli._run("serve", ["tiny", "--tensor-parallel-size", "2"]) == 2
+    assert cli.run_command("serve", ["tiny", "--tensor-parallel-size", "2"]) == 2
     said = capsys.readouterr().err
     assert said.endswith(
         "got --tensor-parallel-size, an engine argument of vLLM; expected --engine-arg "
@@ -144,7 +144,7 @@ def test_a_wrong_argument_of_replicas_is_an_error_at_once() -> None:
 def test_another_number_of_replicas_is_refused(
     replicas: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli._run("serve", ["--engine", "emulated", "--replicas", replicas]) == 2
+    assert cli.run_command("serve", ["--engine", "emulated", "--replicas", replicas]) == 2
     said = capsys.readouterr().err
     assert len(said.strip().splitlines()) == 1
     assert "--replicas" in said
