@@ -434,7 +434,7 @@ def test_a_law_that_fits_poorly_is_a_warning_on_the_terminal_and_again_when_the_
         async with Status(said) as status:
             rig = Rig(plan, store, status, gateway)
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(Rig, "_start", nothing)
+                patch.setattr(Rig, "start", nothing)
                 await rig.open()
         store.journal.close()
         return said.getvalue()
