@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import compress
 
 import numpy as np
 
@@ -15,9 +16,12 @@ from policies import Fixed, Policy, is_first_come, parse_policy, served_as
 from policies.ordered import order_of
 from queueing.arrivals.timetable import delivered_rate
 from queueing.estimation.lengths.predictions import predictor_of_lengths
+from queueing.estimation.window.of_run import window_of_run
+from queueing.estimation.window.snapshot import Snapshot
+from queueing.measurement.delay_variance import AsymptoticVariance, single_server_variance
 from queueing.measurement.record import Record
 from queueing.measurement.recursion import Served, batches
-from queueing.measurement.statistics import FloatArray, WarmUp, find_warm_up
+from queueing.measurement.statistics import FloatArray
 from queueing.models.soap.predictor_text import NO_PREDICTION, PredictorText, parse_predictor
 
 
@@ -48,31 +52,30 @@ class EpochSample:
         return delivered_rate(np.array([request.arrived_at for request in self.requests]))
 
     @cached_property
-    def warm_up(self) -> WarmUp:
-        """What is left out of the beginning; continuous engines remember by their sojourns."""
-        end = "server_free_at" if self.compared == "sojourn_time" else "dispatched_at"
-        return find_warm_up(_array(getattr(r, end) - r.arrived_at for r in self.requests))
+    def window(self) -> Snapshot:
+        """The same requests as the check takes them."""
+        return window_of_run(self.requests, self.shortest_delay)
 
     @cached_property
     def kept(self) -> Sequence[Served]:
         """Without the warm-up."""
-        return self.requests[self.warm_up.dropped :]
+        settled = self.window.judged_rows(sojourn=self.policy.joins_running)
+        return list(compress(self.requests, settled))
+
+    @cached_property
+    def whole(self) -> Sequence[tuple[Served, float]]:
+        """The kept whose answer was whole, each with the instant of its release."""
+        return [(r, r.released_at) for r in self.kept if r.completed and r.released_at is not None]
 
     def judged(self, name: Compared) -> Sequence[Served]:
         """Those that have the quantity: all of the kept, or the kept whose answer was whole."""
-        if name == "queueing_delay":
-            return self.kept
-        return [
-            request
-            for request in self.kept
-            if request.completed and request.released_at is not None
-        ]
+        return self.kept if name == "queueing_delay" else [request for request, _ in self.whole]
 
     def observed(self, name: Compared) -> FloatArray:
         """The quantity of each judged request, seconds."""
         if name == "queueing_delay":
             return _array(r.dispatched_at - r.arrived_at for r in self.kept)
-        return _array(_sojourn(r) for r in self.judged(name))
+        return _array(released - r.arrived_at for r, released in self.whole)
 
     def by_recursion(self, name: Compared) -> FloatArray:
         """The same with the start that the recursion gives and the service as measured, to the
@@ -80,20 +83,69 @@ class EpochSample:
         """
         if name == "queueing_delay":
             return _array(self.starts[r.id] - r.arrived_at for r in self.kept)
-        return _array(self.starts[r.id] - r.arrived_at + _served_for(r) for r in self.judged(name))
+        return _array(
+            self.starts[r.id] - r.arrived_at + (min(released, r.server_free_at) - r.dispatched_at)
+            for r, released in self.whole
+        )
 
     def without_lost_time(self, name: Compared) -> FloatArray:
         """The same had no batch left later than it could, with every batch and service time as
         measured.
         """
         chained = is_first_come(self.policy) and not self.policy.joins_running
-        earlier = chained_starts(self) if chained else {}
+        earlier = self.chained_starts() if chained else {}
         values = self.by_recursion(name)  # of continuous: its slots are chained there
         return (
             values + _array(earlier[r.id] - self.starts[r.id] for r in self.judged(name))
             if earlier
             else values
         )
+
+    def chained_starts(self) -> dict[str, float]:
+        """Start of every request had every batch left as soon as it could, each as large and as
+        long as measured.
+
+        The recursion of queueing.measurement.recursion starts from the OBSERVED end of the batch
+        before, so it credits a gateway that loses time with the waiting that the loss has caused
+        behind it. Here the ends are chained:
+
+            start = max(chained end of the server's batch before, arrival of the last member,
+                        fixed: end of max_wait)
+
+        and never later than there.
+        """
+        starts: dict[str, float] = {}
+        ends: dict[int, float] = {}
+        for members in batches(self.requests):
+            server, limit = members[0].server_id, self.starts[members[0].id]
+            ready = max(member.arrived_at for member in members)
+            if (
+                isinstance(self.policy, Fixed)
+                and len(members) < self.policy.batch_size
+                and math.isfinite(self.policy.max_wait)
+            ):
+                ready = max(ready, members[0].arrived_at + self.policy.max_wait)
+            start = min(limit, max(ends.get(server, limit), ready))
+            ends[server] = (
+                start + max(member.server_free_at for member in members) - members[0].dispatched_at
+            )
+            starts |= {member.id: start for member in members}
+        return starts
+
+    def variances(self) -> dict[Compared, AsymptoticVariance]:
+        """What is known of the variance of the means without the delays: by the formula of M/G/1,
+        where the run is one.
+        """
+        instants = [(r.arrived_at, r.server_free_at - r.dispatched_at) for r in self.kept]
+        arrived_at, service_times = np.array(instants).reshape(-1, 2).T
+        delays, sojourns = self.observed("queueing_delay"), self.observed("sojourn_time")
+        single = single_server_variance(arrived_at, delays, service_times)
+        if single is None:
+            return {}
+        known: dict[Compared, AsymptoticVariance] = {"queueing_delay": single}
+        if sojourns.size == delays.size:
+            known["sojourn_time"] = single.with_rest(delays, sojourns)
+        return known
 
     def replayed(
         self, name: Compared, instants: Instants, arrivals: Mapping[str, float] | None = None
@@ -121,8 +173,16 @@ class EpochSample:
         )
         if not whole > 0 or (order_of(self.policy).preemptive and self.policy.joins_running):
             return math.nan
-        lasted = _lasted if order_of(self.policy).preemptive else _covered
-        return math.fsum(map(lasted, spans.values())) / (whole * len(spans))
+        busy = []
+        for served in spans.values():
+            total, end = 0.0, -math.inf
+            for begin, until in sorted(served):
+                total += max(0.0, until - max(begin, end))
+                end = max(end, until)
+            if order_of(self.policy).preemptive:  # where they were in service no record tells
+                total = math.fsum(until - begin for begin, until in served)
+            busy.append(total)
+        return math.fsum(busy) / (whole * len(spans))
 
 
 def predictor_of(requests: Sequence[Served]) -> PredictorText:
@@ -138,38 +198,6 @@ def predictor_of(requests: Sequence[Served]) -> PredictorText:
         np.array([math.nan if value is None else value for value in predicted]),
     )
     return NO_PREDICTION if found is None else parse_predictor(found)
-
-
-def chained_starts(sample: EpochSample) -> dict[str, float]:
-    """Start of every request had every batch left as soon as it could, each as large and as long as
-    measured.
-
-    The recursion of queueing.measurement.recursion starts from the OBSERVED end of the batch
-    before, so it credits a gateway that
-    loses time with the waiting that the loss has caused behind it. Here the ends are chained:
-
-        start = max(chained end of the server's batch before, arrival of the last member, fixed: end
-        of max_wait)
-
-    and never later than there.
-    """
-    starts: dict[str, float] = {}
-    ends: dict[int, float] = {}
-    for members in batches(sample.requests):
-        server, limit = members[0].server_id, sample.starts[members[0].id]
-        ready = max(member.arrived_at for member in members)
-        if (
-            isinstance(sample.policy, Fixed)
-            and len(members) < sample.policy.batch_size
-            and math.isfinite(sample.policy.max_wait)
-        ):
-            ready = max(ready, members[0].arrived_at + sample.policy.max_wait)
-        start = min(limit, max(ends.get(server, limit), ready))
-        ends[server] = (
-            start + max(member.server_free_at for member in members) - members[0].dispatched_at
-        )
-        starts |= {member.id: start for member in members}
-    return starts
 
 
 def first_dispatches(records: Iterable[Record], *, began_idle: bool = False) -> dict[int, float]:
@@ -251,31 +279,6 @@ def of_others(records: Iterable[Record], sent: Iterable[Record]) -> dict[int, in
         for epoch, arrived, released in others
         if epoch in begin and arrived <= end[epoch] and released >= begin[epoch]
     )
-
-
-def _lasted(spans: Iterable[tuple[float, float]]) -> float:
-    """Sum of the lengths: of single requests, which are not where they were in service."""
-    return math.fsum(until - begin for begin, until in spans)
-
-
-def _covered(spans: Iterable[tuple[float, float]]) -> float:
-    """Length of the union."""
-    total, end = 0.0, -math.inf
-    for begin, until in sorted(spans):
-        total += max(0.0, until - max(begin, end))
-        end = max(end, until)
-    return total
-
-
-def _sojourn(request: Served) -> float:
-    assert request.released_at is not None
-    return request.released_at - request.arrived_at
-
-
-def _served_for(request: Served) -> float:
-    """By the engine, without the way of the answer out of the gateway."""
-    assert request.released_at is not None
-    return min(request.released_at, request.server_free_at) - request.dispatched_at
 
 
 def _array(values: Iterable[float]) -> FloatArray:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from loadgen.compare.comparison import Comparison, LengthGroup, OrderResult, Ratio
+from loadgen.compare.comparison import Comparison, LengthGroup, OrderResult, RatioInterval
 from policies.text import short_form
 from queueing.commands.terminal import Column, Table, say
 
@@ -160,7 +160,7 @@ def _row(comparison: Comparison, order: OrderResult) -> list[str]:
     ]
 
 
-def ratio_text(ratio: Ratio | None) -> str:
+def ratio_text(ratio: RatioInterval | None) -> str:
     """With its half width."""
     if ratio is None or not math.isfinite(ratio.value):
         return "-"

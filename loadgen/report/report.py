@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from loadgen.compare.comparison import Comparison, Estimate, Part
+from loadgen.compare.comparison import Comparison, DifferencePart, TheoryEstimate
 from loadgen.compare.residual import disturbance, parts_of, verdict
 from loadgen.report.orders import show_orders
 from policies.text import counted, short_form
@@ -287,7 +287,7 @@ def _part_row(comparison: Comparison, names: Sequence[str]) -> tuple[str, ...]:
     )
 
 
-def _part(part: Part) -> str:
+def _part(part: DifferencePart) -> str:
     shown = f"{part.seconds * 1e3:+.1f}"
     return "0" if shown in ("+0.0", "-0.0") else shown + ("!" if part.significant else "")
 
@@ -325,7 +325,7 @@ def _by_arrivals(comparison: Comparison) -> str:
     return _percent(check.modelled / predicted.mean - 1)
 
 
-def _with_deviation(estimate: Estimate | None) -> str:
+def _with_deviation(estimate: TheoryEstimate | None) -> str:
     if estimate is None or math.isnan(estimate.mean):
         return "-"
     deviation = estimate.deviation * 100

@@ -45,7 +45,7 @@ Ends = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measure:
+class MeasuredQuantity:
     """One quantity: mean with half the width of its 95 % interval (infinite below two values),
     spread and quantiles.
     """
@@ -86,7 +86,7 @@ def measure(
     found: FloatArray,
     percentiles: Sequence[float] = PERCENTILES,
     theory: AsymptoticVariance | None = None,
-) -> Measure | None:
+) -> MeasuredQuantity | None:
     """Of a sequence in its order; None of nothing. `theory`: what is known of the variance of
     its mean without it.
     """
@@ -99,7 +99,7 @@ def measure(
         [percentile / 100 for percentile in percentiles],
     )
     intervals = quantile_intervals(found, levels)
-    return Measure(
+    return MeasuredQuantity(
         mean=mean.mean,
         half_width=mean.half_width,
         std=float(found.std()),
@@ -132,11 +132,11 @@ class LoadSummary:
     warm_up: int  # requests left out of every duration, the first ones
     warm_up_why: str
     durations: Mapping[
-        str, Measure
+        str, MeasuredQuantity
     ]  # by the names of loadgen.measures.metrics; only what was measured
     percentiles: tuple[float, ...]
-    prompt_tokens: Measure | None  # of completed requests
-    output_tokens: Measure | None
+    prompt_tokens: MeasuredQuantity | None  # of completed requests
+    output_tokens: MeasuredQuantity | None
     output_tokens_per_second: float
     tokens_per_second: float  # prompts and answers
     goodput: Goodput | None
@@ -156,7 +156,7 @@ class LoadSummary:
         return self.outcomes.get("completed", 0)
 
     @property
-    def lateness(self) -> Measure | None:
+    def lateness(self) -> MeasuredQuantity | None:
         """How late the sender was."""
         return self.durations.get(LATENESS)
 
@@ -246,7 +246,7 @@ def _warm_up(records: Sequence[Record]) -> tuple[int, str]:
 
 def _durations(
     records: Sequence[Record], left_out: int, percentiles: Sequence[float]
-) -> dict[str, Measure]:
+) -> dict[str, MeasuredQuantity]:
     steady = [record for record in records[left_out:] if record.outcome == "completed"]
     known = variances_of_records(steady, records[left_out:])
     every = {

@@ -12,7 +12,7 @@ from loadgen.measures.goodput import Goodput
 from loadgen.measures.histogram import Bin
 from loadgen.measures.little_check import LittleCheck
 from loadgen.measures.metrics import ITL, LATENESS, ORDER, WORDS, percentile_name
-from loadgen.report.summary import LoadSummary, Measure
+from loadgen.report.summary import LoadSummary, MeasuredQuantity
 from policies.durations import rounded_duration
 from policies.text import short_number
 from queueing.commands.terminal import Column, Table
@@ -120,7 +120,7 @@ def load_table(summary: LoadSummary, metrics: Sequence[str] = ORDER) -> Table:
     return Table(columns, rows)
 
 
-def _cells(found: Measure, levels: Sequence[str], sure: str, *, stated: bool) -> list[str]:
+def _cells(found: MeasuredQuantity, levels: Sequence[str], sure: str, *, stated: bool) -> list[str]:
     half = _number(found.half_width * 1e3) if stated else "too short"
     quantiles = (
         _number(found.quantiles[level] * 1e3) + (sure if found.intervals[level] else UNSURE)

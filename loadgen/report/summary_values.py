@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from loadgen.measures.metrics import ORDER, percentile_name
-from loadgen.report.summary import PERCENTILES, LoadSummary, Measure
+from loadgen.report.summary import PERCENTILES, LoadSummary, MeasuredQuantity
 
 STATISTICS = ("mean", "std", "max")
 _LENGTHS = ("prompt_tokens", "output_tokens")
@@ -61,6 +61,6 @@ def _single(summary: LoadSummary) -> dict[str, float]:
     return outcomes | rates | others
 
 
-def _measures(summary: LoadSummary) -> dict[str, Measure]:
+def _measures(summary: LoadSummary) -> dict[str, MeasuredQuantity]:
     lengths = {name: found for name in _LENGTHS if (found := getattr(summary, name)) is not None}
     return dict(summary.durations) | lengths

@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 
 import loadgen.report.html.page
-from loadgen.compare.cells import Asked, MissingCell, ReportCell, RunFile, audit_of
-from loadgen.compare.comparison import Part, Split
+from loadgen.compare.cells import MissingCell, ReportCell, RunFile, TheoryInputs
+from loadgen.compare.comparison import DifferencePart, Split
 from loadgen.compare.epoch_sample import EpochSample
 from loadgen.compare.residual import cause_of
 from loadgen.report.html import ReportData, of_files, of_folder, write_report
@@ -108,7 +108,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> ReportData:
         for policy in SPEEDS
         for rate, load in zip(RATES[policy], (0.3, 0.6), strict=True)
     ]
-    found = of_files([RunFile.read(path) for path in files], Asked(law=LAW))
+    found = of_files([RunFile.read(path) for path in files], TheoryInputs(law=LAW))
     return dataclasses.replace(found, missing=[MISSING])
 
 
@@ -212,7 +212,7 @@ def test_the_axis_of_the_bars_has_room_on_both_sides_of_zero(
 ) -> None:
     """Percent, and 8 % more; a cell that is beyond zero whole, with a narrow interval."""
     first = data.cells[0]
-    parts = (Part("speed", 1e6 * off, 0.0),)
+    parts = (DifferencePart("speed", 1e6 * off, 0.0),)
     split = Split(predicted=1e6, observed=1e6 * (1 + off), parts=parts)
     comparison = dataclasses.replace(first.comparison, split=split)
     figure = parts_figure([dataclasses.replace(first, comparison=comparison)])
@@ -397,7 +397,7 @@ def test_a_report_of_nothing_says_so() -> None:
 
 def test_runs_without_a_law_are_shown_without_predictions(data: ReportData, tmp_path: Path) -> None:
     path = run_file(tmp_path, "dynamic", 20.0, 0.3)
-    bare = of_files([RunFile.read(path)], Asked())
+    bare = of_files([RunFile.read(path)], TheoryInputs())
     text = page(bare)
     assert "no prediction" in text
     assert 'id="figure-parts"' not in text
@@ -550,7 +550,7 @@ def test_a_sender_outside_its_budget_is_called_invalid(tmp_path: Path) -> None:
         for i, r in enumerate(seen)
     ]
     both = [RunFile(path, file.header, seen), RunFile(path, Header(writer="load"), sent)]
-    text = page(of_files(both, Asked(law=LAW)))
+    text = page(of_files(both, TheoryInputs(law=LAW)))
     assert (
         "INVALID: in 1 of 1 cell requests reached the gateway outside the lateness budget" in text
     )
@@ -744,7 +744,7 @@ def test_only_the_arrivals_of_the_compared_epoch_are_audited(data: ReportData) -
     ]
     file = RunFile(Path("a.jsonl"), Header(writer="gateway"), records)
     comparison = dataclasses.replace(data.cells[0].comparison, epoch=1)
-    audit = audit_of(file, comparison)
+    audit = file.audit(comparison)
     assert audit is not None
     assert (audit.n, audit.rate) == (100, pytest.approx(0.5))
 

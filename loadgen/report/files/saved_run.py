@@ -19,12 +19,12 @@ from loadgen.sending.run import LoadResult, held_back, lateness
 from policies.text import SpecError, short_number
 from queueing.measurement.record import Header, Record
 
-Part = tuple[Path, Header, list[Record], bool]  # a file, and whether its last line was cut
+RunPart = tuple[Path, Header, list[Record], bool]  # a file, and whether its last line was cut
 
 
 def read_results(paths: Sequence[Path]) -> list[tuple[str, LoadResult]]:
     """Every run in the files, under the names of its files. Raises SpecError."""
-    runs: dict[str, list[Part]] = {}
+    runs: dict[str, list[RunPart]] = {}
     for path in chain.from_iterable(map(_with_senders, paths)):
         header, records, cut = _read(path)
         run = records[0].request_id.rpartition("-")[0] if records else str(path)
@@ -76,7 +76,7 @@ def _check_instants(path: Path, records: Sequence[Record]) -> None:
             )
 
 
-def _result(name: str, parts: Sequence[Part]) -> LoadResult:
+def _result(name: str, parts: Sequence[RunPart]) -> LoadResult:
     header = parts[0][1]
     records = [record for _, _, some, _ in parts for record in some]
     cut = any(cut for *_, cut in parts)

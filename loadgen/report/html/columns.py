@@ -8,7 +8,7 @@ from html import escape
 from typing import NamedTuple
 
 from loadgen.compare.cells import ReportCell
-from loadgen.compare.comparison import Estimate
+from loadgen.compare.comparison import TheoryEstimate
 from loadgen.report.html.numbers import MS, label, mean_and_half, ms, percent
 from loadgen.report.html.words import chip_class
 from policies.text import short_number
@@ -26,7 +26,7 @@ class Column(NamedTuple):
 
 def _estimate(key: str) -> Callable[[ReportCell], float | None]:
     def mean(cell: ReportCell) -> float | None:
-        found: Estimate | None = getattr(cell.comparison.quantity, key)
+        found: TheoryEstimate | None = getattr(cell.comparison.quantity, key)
         return None if found is None else found.mean * MS
 
     return mean
@@ -34,7 +34,7 @@ def _estimate(key: str) -> Callable[[ReportCell], float | None]:
 
 def _with_deviation(key: str) -> Callable[[ReportCell], str]:
     def text(cell: ReportCell) -> str:
-        found: Estimate | None = getattr(cell.comparison.quantity, key)
+        found: TheoryEstimate | None = getattr(cell.comparison.quantity, key)
         return (
             "–"
             if found is None

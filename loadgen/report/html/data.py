@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from loadgen.compare.cells import (
-    Asked,
     MissingCell,
     ReportCell,
     RunFile,
+    TheoryInputs,
     cells_of_files,
 )
 from policies.registry import policy_names
@@ -52,12 +52,14 @@ def of_folder(folder: Path) -> ReportData:
             f"got {folder}; expected a sweep's folder (plan.json) or one with run files (*.jsonl)"
         )
     profile = profile_of(folder)
-    asked = Asked(law=profile.law if profile else None)
+    asked = TheoryInputs(law=profile.law if profile else None)
     found = of_files([RunFile.read(path) for path in paths], asked, profile)
     return dataclasses.replace(found, cells=in_order(found.cells))
 
 
-def of_files(files: Sequence[RunFile], asked: Asked, profile: Profile | None = None) -> ReportData:
+def of_files(
+    files: Sequence[RunFile], asked: TheoryInputs, profile: Profile | None = None
+) -> ReportData:
     """Single runs."""
     found = of_cells(
         cells_of_files(files, asked),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from loadgen.compare.cells import MissingCell, ReportCell, RunFile, audit_of, lateness_of
+from loadgen.compare.cells import MissingCell, ReportCell, RunFile, lateness_of
 from loadgen.report.html.data import ReportData, common, of_cells, profile_of
 from loadgen.sweep.report.results import CellResult, Results, results_of
 from queueing.model import Model
@@ -47,7 +47,7 @@ def _swept(result: CellResult, sides: dict[str, RunFile], results: Results) -> R
         load=result.cell.load,
         max_output_tokens=result.cell.max_output_tokens,
         lateness=lateness_of(sent),
-        audit=audit_of(sides["gateway"], result.comparison, sent),
+        audit=sides["gateway"].audit(result.comparison, sent),
         notes=("shorter than asked (--cell-limit)",) if result.cell.cut else (),
         model=_model(result, results),
     )
