@@ -57,7 +57,7 @@ class Assertion:
     unit: str  # the one it was written in, of several the last
 
     def holds(self, value: float | None) -> bool:
-        """Whether a value meets it; what is missing or not a number does not."""
+        """True where a value meets it; what is missing or not a number does not."""
         if value is None or math.isnan(value):
             return False
         return _OPERATORS[self.operator](abs(value) if self.name in ABSOLUTE else value, self.limit)
@@ -189,7 +189,7 @@ def _lasts(name: str) -> bool:
 
 
 def _listed(names: set[str]) -> str:
-    """All names, those of one quantity together: `(max|mean|p50)_(ttft|itl)`."""
+    """List all names, those of one quantity together: `(max|mean|p50)_(ttft|itl)`."""
     statistics: dict[str, list[str]] = {}
     for name in sorted(names):
         quantity = _quantity(name)
@@ -200,8 +200,8 @@ def _listed(names: set[str]) -> str:
     for quantity, heads in statistics.items():
         together.setdefault("|".join(heads), []).append(quantity)
     return "; ".join(
-        f"({heads})_({'|'.join(found)})" if heads else ", ".join(found)
-        for heads, found in together.items()
+        f"({heads})_({'|'.join(quantities)})" if heads else ", ".join(quantities)
+        for heads, quantities in together.items()
     )
 
 

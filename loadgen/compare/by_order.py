@@ -58,12 +58,12 @@ class ComparedSample:
 
     @property
     def plain_policy(self) -> str:
-        """Its policy in the order of arrival."""
+        """The policy in the order of arrival."""
         return format_policy(first_come_form(self.sample.policy))
 
     @property
     def order(self) -> str:
-        """Its order with the parameters."""
+        """The order of service with its parameters."""
         return order_text(self.sample.policy)
 
     @cached_property
@@ -73,7 +73,7 @@ class ComparedSample:
 
     @cached_property
     def by_length(self) -> ByLength | None:
-        """What theory says of each length at the run's speed; None where it has nothing."""
+        """The prediction by length at the run's speed; None where theory has none."""
         theory, speed = self.theory, self.comparison.speed
         if theory is None or theory.by_length is None:
             return None
@@ -90,7 +90,7 @@ class ComparedSample:
     def order_result(
         self, first_come: ComparedSample | None, tenths: Sequence[Tenth]
     ) -> OrderResult:
-        """What its order did, beside the cell in the order of arrival where there is one."""
+        """Compare what its order did with the cell in the order of arrival where there is one."""
         own = self.durations
         beside = first_come if self.order != FIRST_COME.name else None
         again = own.simulated

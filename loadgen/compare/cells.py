@@ -48,12 +48,11 @@ class ReportCell:
     max_output_tokens: int | None = None  # the gateway's limit
     lateness: Summary | None = None  # of the sender, seconds
     audit: Audit | None = None  # of the arrivals at the gateway
-    notes: tuple[str, ...] = ()
     model: Model | None = None  # the queue that was asked for, under the calibrated law
 
     @property
     def shown(self) -> Comparison:
-        """With the load that was asked, as tables and pictures show it."""
+        """The comparison with the load that was asked, as tables and pictures show it."""
         return (
             self.comparison
             if self.load is None
@@ -62,24 +61,24 @@ class ReportCell:
 
     @property
     def invalid(self) -> bool:
-        """Whether requests arrived outside the lateness budget: the run is not the one that was
+        """True where requests arrived outside the lateness budget: the run is not the one that was
         asked for.
         """
         return self.audit is not None and self.audit.valid is False
 
     @property
     def counts(self) -> bool:
-        """Whether its mean may be judged: the run is the one that was asked for."""
+        """True where its mean may be judged: the run is the one that was asked for."""
         return not (self.invalid or self.comparison.of_others)
 
     @property
     def verdict(self) -> Verdict:
-        """What the difference to the prediction a priori is named after, in words."""
+        """The cause of the difference to the prediction a priori, in words."""
         return verdict(self.comparison)
 
     def values(self) -> dict[str, float | None]:
-        """Its numbers by the names that conditions use (loadgen.compare.assertions): seconds,
-        shares, counts. None where the run or the theory does not say.
+        """The numbers of the cell by the names that conditions use (loadgen.compare.assertions):
+        seconds, shares, counts. None where the run or the theory does not say.
         """
         comparison, late = self.comparison, self.lateness
         a_priori = comparison.quantity.a_priori
@@ -116,7 +115,7 @@ class MissingCell:
 
 @dataclass(frozen=True, slots=True)
 class TheoryInputs:
-    """What the theory is told instead of what the headers say; None: the headers, else the run
+    """Inputs of the theory that replace what the headers say; None: the headers, else the run
     itself.
     """
 
@@ -138,7 +137,7 @@ class RunFile:
 
     @property
     def incomplete(self) -> tuple[str, ...]:
-        """How its run or the file itself was cut short, one sentence each."""
+        """Say how its run or the file itself was cut short, one sentence each."""
         return incomplete(self.header, self.records, cut=self.cut)
 
     @classmethod
@@ -231,12 +230,12 @@ def cells_of_files(files: Sequence[RunFile], asked: TheoryInputs) -> list[Report
             "got load generators' files only; expected the gateway's own as well (kendall serve "
             "--record-file)"
         )
-    found = [pair for file in received for pair in file.cells(file.senders_among(sent), asked)]
-    conditions = [(cell.comparison.asked_rate, cell.max_output_tokens) for cell, _ in found]
-    comparisons = with_orders([compared for _, compared in found], conditions)
+    pairs = [pair for file in received for pair in file.cells(file.senders_among(sent), asked)]
+    conditions = [(cell.comparison.asked_rate, cell.max_output_tokens) for cell, _ in pairs]
+    comparisons = with_orders([compared for _, compared in pairs], conditions)
     return [
         dataclasses.replace(cell, comparison=comparison)
-        for (cell, _), comparison in zip(found, comparisons, strict=True)
+        for (cell, _), comparison in zip(pairs, comparisons, strict=True)
     ]
 
 

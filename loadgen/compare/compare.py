@@ -102,7 +102,7 @@ def compare_samples(
     *,
     began_idle: bool = False,
 ) -> list[ComparedSample]:
-    """As `compare`, with what orders of service are compared by."""
+    """Compare, and keep what orders of service are compared by."""
     records, sent = list(records), list(sent)
     everyone = served(records)
     if not everyone:
@@ -126,7 +126,7 @@ def compare_samples(
 
 @dataclass(frozen=True, slots=True)
 class TheoryAnswers:
-    """What every theory says of one sample; None where it is not there or cannot say."""
+    """The answers of every theory on one sample; None where it is absent or has none."""
 
     speed: Speed | None = None
     a_priori: Predicted | None = None
@@ -204,8 +204,8 @@ class TheoryAnswers:
     def simulated_variances(
         self, sample: EpochSample, sampling: SamplingError | None, theory: Theory | None
     ) -> dict[Compared, AsymptoticVariance]:
-        """What is known of the variance of the mean of any queue: by runs of this length under the
-        asked process and the calibrated law.
+        """The variance of the mean of any queue, as far as it is known: by runs of this length
+        under the asked process and the calibrated law.
 
         Where the machine was slower than calibrated the run was nearer to saturation, and its mean
         varies more, as 1 / (1 - load).
@@ -229,8 +229,8 @@ class TheoryAnswers:
 
 
 def compare_sample(sample: EpochSample, theory: Theory | None, of_others: int) -> ComparedSample:
-    """One policy in one epoch beside theory, with so many requests of other clients among its
-    own.
+    """Compare one policy in one epoch with theory; it has so many requests of other clients among
+    its own.
     """
     answers = TheoryAnswers.of(sample, theory) if theory else TheoryAnswers()
     a_priori, predicted, speed = answers.a_priori, answers.predicted, answers.speed

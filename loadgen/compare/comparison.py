@@ -1,5 +1,5 @@
-"""What a comparison says: the values that `loadgen.compare.compare` fills and every report reads.
-Seconds; rates per second.
+"""The result of a comparison: the values that `loadgen.compare.compare` fills and every report
+reads. Seconds; rates per second.
 
 Deviation = observed / theory - 1. For `continuous` the sojourn is compared: waiting for the
 engine's next step belongs to service there, and the delay alone is next to nothing at moderate
@@ -33,7 +33,7 @@ PaperKind = Literal["exact", "bound", "printed"]  # what the documents' formula 
 
 @dataclass(frozen=True, slots=True)
 class TheoryEstimate:
-    """What one theory says, seconds; how far the observation is from it, with the half width of
+    """The mean of one theory, seconds; how far the observation is from it, with the half width of
     that deviation.
     """
 
@@ -70,7 +70,7 @@ class Quantity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predicted:
-    """What a prediction gives, seconds, and the load it was made for."""
+    """The result of a prediction, seconds, and the load it was made for."""
 
     load: float | None
     queueing_delay: float | None
@@ -85,8 +85,8 @@ class Predicted:
 
 @dataclass(frozen=True, slots=True)
 class SamplingError:
-    """What chance alone does to the mean of a run of this length under the asked process and the
-    calibrated law, seconds.
+    """The effect of chance alone on the mean of a run of this length under the asked process and
+    the calibrated law, seconds.
     """
 
     long_run: float  # the steady state by simulation, or by the formula where that is exact
@@ -116,7 +116,7 @@ class DifferencePart:
 
     @property
     def significant(self) -> bool:
-        """Whether more than chance."""
+        """True where it is more than chance."""
         return abs(self.seconds) > self.half_width
 
 
@@ -154,7 +154,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class RatioInterval:
-    """Of two means, or of a mean to 1, with its half width (95 %)."""
+    """A ratio of two means, or of a mean to 1, with its half width (95 %)."""
 
     value: float
     half_width: float
@@ -200,8 +200,8 @@ class VersusFirstCome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderResult:
-    """What an order of service did to requests of every length; of a cell whose policy was measured
-    under several.
+    """The effect of an order of service on requests of every length, in a cell whose policy was
+    measured under several.
     """
 
     policy: str  # in the order of arrival
@@ -272,7 +272,7 @@ class Comparison:
 
     @property
     def too_short(self) -> bool:
-        """Whether the run is too short for its mean to be judged."""
+        """True where the run is too short for its mean to be judged."""
         return self.quantity.observed.too_short
 
 
@@ -295,7 +295,7 @@ LengthsOf = Callable[[Policy, float, Sequence[Served], LatencyModel], ByLength |
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Theory:
-    """What a run is compared with besides itself: the law, and how to simulate and predict under
+    """The theory that a run is compared with: the law, and how to simulate and predict under
     it.
     """
 

@@ -38,12 +38,12 @@ class EpochSample:
 
     @cached_property
     def policy(self) -> Policy:
-        """What decided, as the engine served it."""
+        """The policy, as the engine served it."""
         return served_as(parse_policy(self.requests[0].policy), pads=self.pads)
 
     @property
     def compared(self) -> Compared:
-        """Which quantity is judged."""
+        """The quantity that is judged."""
         return "sojourn_time" if self.policy.joins_running else "queueing_delay"
 
     @cached_property
@@ -53,12 +53,12 @@ class EpochSample:
 
     @cached_property
     def window(self) -> Snapshot:
-        """The same requests as the check takes them."""
+        """The requests as a window, which has the rule of the warm-up."""
         return window_of_run(self.requests, self.shortest_delay)
 
     @cached_property
     def kept(self) -> Sequence[Served]:
-        """Without the warm-up."""
+        """The requests after the warm-up."""
         settled = self.window.judged_rows(sojourn=self.policy.joins_running)
         return list(compress(self.requests, settled))
 
@@ -68,7 +68,7 @@ class EpochSample:
         return [(r, r.released_at) for r in self.kept if r.completed and r.released_at is not None]
 
     def judged(self, name: Compared) -> Sequence[Served]:
-        """Those that have the quantity: all of the kept, or the kept whose answer was whole."""
+        """The requests that have the quantity: all the kept, or the kept whose answer was whole."""
         return self.kept if name == "queueing_delay" else [request for request, _ in self.whole]
 
     def observed(self, name: Compared) -> FloatArray:
@@ -78,7 +78,7 @@ class EpochSample:
         return _array(released - r.arrived_at for r, released in self.whole)
 
     def by_recursion(self, name: Compared) -> FloatArray:
-        """The same with the start that the recursion gives and the service as measured, to the
+        """The quantity with the start that the recursion gives and the measured service, to the
         instant when the engine was done: the rest is the gateway's.
         """
         if name == "queueing_delay":
@@ -89,7 +89,7 @@ class EpochSample:
         )
 
     def without_lost_time(self, name: Compared) -> FloatArray:
-        """The same had no batch left later than it could, with every batch and service time as
+        """The quantity had no batch left later than it could, with every batch and service time as
         measured.
         """
         chained = is_first_come(self.policy) and not self.policy.joins_running
@@ -133,7 +133,7 @@ class EpochSample:
         return starts
 
     def variances(self) -> dict[Compared, AsymptoticVariance]:
-        """What is known of the variance of the means without the delays: by the formula of M/G/1,
+        """The variances of the means as far as known without the delays: by the formula of M/G/1,
         where the run is one.
         """
         instants = [(r.arrived_at, r.server_free_at - r.dispatched_at) for r in self.kept]
@@ -150,7 +150,7 @@ class EpochSample:
     def replayed(
         self, name: Compared, instants: Instants, arrivals: Mapping[str, float] | None = None
     ) -> FloatArray:
-        """The same by a simulation, of the run's own arrivals or of others."""
+        """The quantity by a simulation, of the run's own arrivals or of others."""
         which = 0 if name == "queueing_delay" else 1
         at = arrivals or {r.id: r.arrived_at for r in self.requests}
         return _array(instants[r.id][which] - at[r.id] for r in self.judged(name))
@@ -186,36 +186,36 @@ class EpochSample:
 
 
 def predictor_of(requests: Sequence[Served]) -> PredictorText:
-    """How good the run's own predictions were; of those that the token limit did not cut."""
+    """Estimate how good the run's predictions were, on answers that the token limit did not cut."""
     whole = [
         r
         for r in requests
         if r.completed and r.output_tokens and r.output_tokens != r.max_output_tokens
     ]
     predicted = [r.predicted_output_tokens for r in whole]
-    found = predictor_of_lengths(
+    text = predictor_of_lengths(
         np.array([r.output_tokens for r in whole], dtype=np.float64),
         np.array([math.nan if value is None else value for value in predicted]),
     )
-    return NO_PREDICTION if found is None else parse_predictor(found)
+    return NO_PREDICTION if text is None else parse_predictor(text)
 
 
 def first_dispatches(records: Iterable[Record], *, began_idle: bool = False) -> dict[int, float]:
-    """By epoch the first dispatch in it: the epoch began then at the latest. -inf for the first
-    one where nothing can have arrived before it.
+    """Find the first dispatch of every epoch: the epoch began then at the latest. -inf for the
+    first one where nothing can have arrived before it.
 
     A record names the epoch of its last dispatch, so that instant counts, not the sum of its waits.
     """
-    found: dict[int, float] = {}
+    dispatched: dict[int, float] = {}
     for record in records:
         if record.batch_id is None or record.dispatched_at is None:
             continue
         epoch = record.epoch or 0
-        found[epoch] = min(found.get(epoch, math.inf), record.dispatched_at)
-    first = min(found, default=0)
+        dispatched[epoch] = min(dispatched.get(epoch, math.inf), record.dispatched_at)
+    first = min(dispatched, default=0)
     if began_idle or first == 0:
-        found[first] = -math.inf
-    return found
+        dispatched[first] = -math.inf
+    return dispatched
 
 
 def epoch_samples(everyone: Iterable[Served], began_by: Mapping[int, float]) -> list[list[Served]]:
@@ -245,16 +245,16 @@ def timetable_of(
     They are joined by the caller's own id: `request_id` there, `client_request_id` here.
     """
     planned = {record.request_id: at for record in sent if (at := of(record)) is not None}
-    found = {
+    instants = {
         record.request_id: planned[record.client_request_id]
         for record in records
         if record.client_request_id is not None and record.client_request_id in planned
     }
-    return found or None
+    return instants or None
 
 
 def of_others(records: Iterable[Record], sent: Iterable[Record]) -> dict[int, int]:
-    """By epoch, how many requests that are not among `sent` were in the system while those were;
+    """Count by epoch the requests not among `sent` that were in the system while those were;
     none where an epoch has none of them.
     """
     own = {record.request_id for record in sent}

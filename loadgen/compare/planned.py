@@ -1,5 +1,6 @@
-"""What a run was meant to be, simulated under the calibrated law: its requests at the timetable's
-instants, with the predictions that came along or with those of the predictor that was asked for.
+"""The run as it was meant to be, simulated under the calibrated law: its requests at the
+timetable's instants, with the predictions that came along or with those of the predictor that was
+asked for.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ def as_planned(
 
 
 def may_err_otherwise(sample: EpochSample, theory: Theory) -> bool:
-    """Whether the order reads predictions, and a predictor was asked for that they can be compared
-    with.
+    """True where the order reads predictions, and a predictor was asked for that they can be
+    compared with.
     """
     return theory.predictor is not None and order_of(sample.policy).predicts
 

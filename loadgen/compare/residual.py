@@ -1,4 +1,4 @@
-"""Where observed and predicted part: the difference as a sum of named parts, and one verdict a
+"""The difference between observed and predicted as a sum of named parts, and one verdict a
 cell.
 
 Every part changes one thing between two means of the compared quantity (queueing delay; for
@@ -84,7 +84,6 @@ PARTS = (
     "shape",
     "gateway",
 )
-SERVICE_LAW = ("speed", "scatter", "shape")
 SHARE = 0.25  # of the difference that a part must explain to be named
 ORDERED = "with the time that the gateway lost, which no recursion tells apart under this order"
 
@@ -92,7 +91,9 @@ ORDERED = "with the time that the gateway lost, which no recursion tells apart u
 def sampling_error_of(
     sample: EpochSample, theory: Theory, a_priori: Predicted
 ) -> SamplingError | None:
-    """What runs of this length do by theory; None where there is no prediction or no simulator."""
+    """The sampling error of runs of this length by theory; None where there is no prediction or no
+    simulator.
+    """
     predicted = getattr(a_priori, sample.compared)
     if (
         predicted is None
@@ -189,7 +190,7 @@ def verdict(comparison: Comparison) -> Verdict:
 
 
 def disturbance(comparison: Comparison) -> str:
-    """How many requests of other clients were measured along."""
+    """Say how many requests of other clients were measured along."""
     return f"{counted(comparison.of_others, 'request')} of other clients in its queue"
 
 
@@ -203,11 +204,6 @@ def cause_of(difference: Split) -> DifferencePart | None:
         and abs(p.seconds) >= SHARE * abs(difference.total)
     ]
     return max(candidates, key=lambda part: abs(part.seconds), default=None)
-
-
-def largest(difference: Split) -> DifferencePart:
-    """The part with the largest absolute value, beyond chance or not."""
-    return max(difference.parts, key=lambda part: abs(part.seconds))
 
 
 def _in_words(cause: DifferencePart, comparison: Comparison) -> str:

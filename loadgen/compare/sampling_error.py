@@ -35,8 +35,8 @@ LONG_RUN, GENERIC_LONG_RUN = 200_000, 5_000  # requests
 def sampling_error(
     model: Model, rate: float, count: int, compared: Compared, answer: Predicted, *, seed: int = 0
 ) -> SamplingError | None:
-    """Of the mean over `count` requests; None where there is no steady state or the run is too
-    short to have a mean. `answer`: for Poisson arrivals, whatever the model's process.
+    """Estimate that of the mean over `count` requests; None where there is no steady state or the
+    run is too short to have a mean. `answer`: for Poisson arrivals, whatever the model's process.
     """
     mean, dropped = getattr(answer, compared), warm_up(count)
     if mean is None or not math.isfinite(mean) or count - dropped < 2:
@@ -73,5 +73,5 @@ def _simulated(
         )
     except PredictionError:
         return None, math.inf
-    found = getattr(simulated, compared)
-    return found.mean, NORMAL * (found.standard_error or 0.0)
+    quantity = getattr(simulated, compared)
+    return quantity.mean, NORMAL * (quantity.standard_error or 0.0)

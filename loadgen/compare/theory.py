@@ -1,4 +1,4 @@
-"""What stands beside an observation: the simulator on the run's own arrivals, predictions, the
+"""The theory beside an observation: the simulator on the run's own arrivals, predictions, the
 published formula, the sampling error.
 """
 
@@ -188,7 +188,7 @@ def prompts_of(requests: Sequence[Served]) -> TokenDistribution:
 
 
 def servers_of(requests: Sequence[Served]) -> int:
-    """How many servers the run shows."""
+    """The number of servers that the run shows."""
     return 1 + max(request.server_id for request in requests)
 
 
@@ -226,7 +226,7 @@ def replay_arrivals(
 
 
 def flows_of(requests: Sequence[Served]) -> npt.NDArray[np.str_]:
-    """Of each, in their order."""
+    """The flow of each request, in their order."""
     return np.array([request.flow or "" for request in requests], dtype=np.str_)
 
 

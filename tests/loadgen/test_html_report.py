@@ -24,8 +24,8 @@ from loadgen.compare.cells import MissingCell, ReportCell, RunFile, TheoryInputs
 from loadgen.compare.comparison import DifferencePart, Split
 from loadgen.compare.epoch_sample import EpochSample
 from loadgen.compare.residual import cause_of
+from loadgen.report.columns import IN_CSV
 from loadgen.report.html import ReportData, of_files, of_folder, write_report
-from loadgen.report.html.columns import COLUMNS
 from loadgen.report.html.marks import Panel, hover
 from loadgen.report.html.over_load import BEYOND, curve_of, over_load_figure
 from loadgen.report.html.page import ROOT, page
@@ -35,14 +35,13 @@ from loadgen.report.html.tables import matrix
 from loadgen.report.html.tails import tails_figure
 from loadgen.report.html.versus import panels_of, versus_figure
 from loadgen.report.html.words import (
-    _not_judged,
     accuracy,
     causes,
     headline,
     steady_state,
     title,
 )
-from loadgen.sweep.report.report_data import _missing
+from loadgen.sweep.report.report_data import missing_cell
 from policies import parse_policy
 from policies.text import SpecError
 from queueing.latency.profile import Profile
@@ -325,7 +324,7 @@ def test_a_logarithmic_axis_is_labelled_within_decades_where_they_are_few(
 
 def test_every_number_of_the_csv_is_the_comparisons(data: ReportData) -> None:
     for cell in data.cells:
-        row, comparison = {column.key: column.value(cell) for column in COLUMNS}, cell.comparison
+        row, comparison = {key: value(cell) for key, value in IN_CSV}, cell.comparison
         quantity, speed = comparison.quantity, comparison.speed
         assert speed is not None
         assert (row["speed"], row["cv"]) == (speed.factor, speed.cv)
@@ -468,7 +467,7 @@ def test_a_short_cell_differs_by_a_part_beyond_chance_and_an_invalid_one_is_judg
     for each in (short, invalid):
         assert '<span class="chip agree">agree</span>' in matrix([each])
         assert "machine slower" not in matrix([each])
-    assert COLUMNS[-1].value(invalid) == "INVALID", "the verdict of the CSV too"
+    assert IN_CSV[-1][1](invalid) == "INVALID", "the verdict of the CSV too"
 
 
 COLOUR_OF = {"observed": {"$observed", "$ink"}, "short": {"$pale"}}
@@ -734,7 +733,7 @@ def test_panels_side_by_side_have_axes_of_their_own_or_share_one() -> None:
 def test_a_missing_cell_says_why(state: str, reason: str | None, said: str) -> None:
     cell = SimpleNamespace(name="a", policy="single", load=0.5)
     result: Any = SimpleNamespace(cell=cell, state=state, reason=reason)
-    assert _missing(result).reason == said
+    assert missing_cell(result).reason == said
 
 
 def test_only_the_arrivals_of_the_compared_epoch_are_audited(data: ReportData) -> None:
@@ -784,9 +783,6 @@ def test_the_page_looks_as_it_did_when_somebody_looked(
         lateness=summarise(late),
     )
     assert invalid.invalid
-    monkeypatch.setattr(
-        module, "_asset", lambda name: "@TITLE@@BODY@" if name.endswith("page.html") else ""
-    )
     monkeypatch.setattr(module, "today", lambda: "TODAY")
     drawn = dataclasses.replace(
         data,
@@ -797,8 +793,10 @@ def test_the_page_looks_as_it_did_when_somebody_looked(
     figures = [
         draw(drawn.cells) for draw in (versus_figure, over_load_figure, parts_figure, tails_figure)
     ]
-    whole, end, _ = page(drawn).partition("</footer>")  # then come the figures, digit by digit
-    text = (whole + end).replace("><", ">\n<")
+    whole = page(drawn)  # the figures come digit by digit
+    title = whole.partition("<title>")[2].partition("</title>")[0]
+    body = whole.partition("<main>\n")[2].partition("\n</main>")[0]
+    text = (title + body).replace("><", ">\n<")
     shown = json.dumps(
         shortened(json.loads(json.dumps(figures, default=float))), indent=1, ensure_ascii=False
     )
@@ -827,8 +825,10 @@ def test_a_cell_that_cannot_be_judged_is_counted_under_one_reason() -> None:
         if others or invalid
     ]
     bare = cell(others=0, invalid=False, bare=True)
-    said = _not_judged([*every, bare])  # type: ignore[list-item]
-    assert said == ": 1 disturbed, 2 invalid, 1 without a prediction"
+    said = steady_state([*every, bare])  # type: ignore[list-item]
+    assert said == (
+        "4 cells, and none can be judged: 1 disturbed, 2 invalid, 1 without a prediction."
+    )
 
 
 @pytest.mark.parametrize(("loads", "panels"), [(1, 1), (6, 6), (7, 0)])

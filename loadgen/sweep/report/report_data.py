@@ -29,10 +29,9 @@ def of_sweep(folder: Path, results: Results | None = None) -> ReportData:
     profile = profile_of(folder)
     return dataclasses.replace(
         of_cells(cells, headers, results.law, profile),
-        missing=[_missing(result) for result in results.cells if result.comparison is None],
+        missing=[missing_cell(result) for result in results.cells if result.comparison is None],
         configuration=common([header.configuration for header in headers])
         | {key: plan[key] for key in ("model", "output_tokens", "prompt_tokens")},
-        searches=results.searches,
         events=[f"gateway started again: {event['reason']}" for event in results.restarts]
         + [f"interrupted in {event['cell']}: {event['reason']}" for event in results.cuts],
     )
@@ -48,7 +47,6 @@ def _swept(result: CellResult, sides: dict[str, RunFile], results: Results) -> R
         max_output_tokens=result.cell.max_output_tokens,
         lateness=lateness_of(sent),
         audit=sides["gateway"].audit(result.comparison, sent),
-        notes=("shorter than asked (--cell-limit)",) if result.cell.cut else (),
         model=_model(result, results),
     )
 
@@ -61,7 +59,8 @@ def _model(result: CellResult, results: Results) -> Model | None:
     )
 
 
-def _missing(result: CellResult) -> MissingCell:
+def missing_cell(result: CellResult) -> MissingCell:
+    """A cell without a result, and why."""
     reason = result.reason or ("nothing was dispatched" if result.state == "done" else result.state)
     return MissingCell(
         name=result.cell.name,
