@@ -156,7 +156,7 @@ def compare_command(
 
 
 def _data(run_files: list[Path], folder: Path | None, given: tuple[Any, ...]) -> ReportData:
-    from loadgen.compare.cells import Asked, RunFile  # noqa: PLC0415 - compiled mathematics, which `--help` need not wait for
+    from loadgen.compare.cells import RunFile, TheoryInputs  # noqa: PLC0415 - compiled mathematics, which `--help` need not wait for
     from loadgen.report.html import of_files, of_folder  # noqa: PLC0415
     from queueing.commands.cli import law_of  # noqa: PLC0415
     from queueing.distributions.token_distribution import SHORTER, parse_distribution  # noqa: PLC0415
@@ -175,7 +175,7 @@ def _data(run_files: list[Path], folder: Path | None, given: tuple[Any, ...]) ->
             return of_sweep(folder)
         return of_folder(folder)
     latency, output_tokens, rate, bound, predictor = given
-    asked = Asked(
+    asked = TheoryInputs(
         None if latency is None else law_of(latency),
         None if output_tokens is None else parse_distribution(output_tokens, remedy=SHORTER),
         rate,

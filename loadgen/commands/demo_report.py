@@ -10,12 +10,12 @@ from rich.console import Console
 
 from loadgen.compare.comparison import Comparison
 from loadgen.compare.residual import disturbance
+from loadgen.report.columns import difference
 from loadgen.report.report import (
     CHECK_HEADINGS,
     CHECK_NOTES,
     check_columns,
     check_sentence,
-    difference,
 )
 from policies.text import counted, short_form
 from queueing.commands.terminal import Column, Table, say

@@ -57,7 +57,7 @@ class Assertion:
     unit: str  # the one it was written in, of several the last
 
     def holds(self, value: float | None) -> bool:
-        """Whether a value meets it; what is missing or not a number does not."""
+        """True where a value meets it; what is missing or not a number does not."""
         if value is None or math.isnan(value):
             return False
         return _OPERATORS[self.operator](abs(value) if self.name in ABSOLUTE else value, self.limit)
@@ -90,13 +90,15 @@ def parse_assertion(text: str) -> Assertion:
     """
     match = _FORM.fullmatch(text)
     value = None if match is None else _limit(match[3])
-    if match is None or value is None or (match[2] == "=" and not _is_slo(match[1])):
+    name, milliseconds = ("", False) if match is None else canonical(match[1])
+    # `=` is that of an objective: of a statistic of a duration
+    objective = _quantity(name) != name and _lasts(name)
+    if match is None or value is None or (match[2] == "=" and not objective):
         raise SpecError(
             f'got condition {text!r}; expected NAME < VALUE, for example "p99_ttft < 200ms" (< <= '
             f"> >= == !=; {' '.join(UNITS)} %)"
         )
     limit, unit = value
-    name, milliseconds = canonical(match[1])
     sign = "<=" if match[2] == "=" else match[2]
     if milliseconds and not unit:
         limit, unit = limit / 1e3, "ms"
@@ -106,12 +108,6 @@ def parse_assertion(text: str) -> Assertion:
             f"{match[3].lstrip('-').rstrip('% ')}ms"
         )
     return Assertion(text.strip(), name, sign, limit, unit)
-
-
-def _is_slo(written: str) -> bool:
-    """Whether `=` behind this name is that of an objective: a statistic of a duration."""
-    name, _ = canonical(written)
-    return _quantity(name) != name and _lasts(name)
 
 
 def _limit(text: str) -> tuple[float, str] | None:
@@ -149,7 +145,9 @@ def require_known(assertions: Iterable[Assertion], names: Iterable[str]) -> None
     known = set(names)
     for assertion in assertions:
         if assertion.name not in known:
-            near = _suggestion(assertion.name, known)
+            mean = f"mean_{assertion.name}"
+            close = difflib.get_close_matches(assertion.name, sorted(known), n=1, cutoff=0.5)
+            near = mean if mean in known else next(iter(close), None)
             hint = f" (did you mean {near}?)" if near else ""
             raise SpecError(
                 f"got {assertion.name} in condition {assertion.text!r}{hint}; expected one of "
@@ -190,14 +188,8 @@ def _lasts(name: str) -> bool:
     return _DURATION.fullmatch(_quantity(name)) is not None
 
 
-def _suggestion(name: str, known: set[str]) -> str | None:
-    if f"mean_{name}" in known:
-        return f"mean_{name}"
-    return next(iter(difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)), None)
-
-
 def _listed(names: set[str]) -> str:
-    """All names, those of one quantity together: `(max|mean|p50)_(ttft|itl)`."""
+    """List all names, those of one quantity together: `(max|mean|p50)_(ttft|itl)`."""
     statistics: dict[str, list[str]] = {}
     for name in sorted(names):
         quantity = _quantity(name)
@@ -208,8 +200,8 @@ def _listed(names: set[str]) -> str:
     for quantity, heads in statistics.items():
         together.setdefault("|".join(heads), []).append(quantity)
     return "; ".join(
-        f"({heads})_({'|'.join(found)})" if heads else ", ".join(found)
-        for heads, found in together.items()
+        f"({heads})_({'|'.join(quantities)})" if heads else ", ".join(quantities)
+        for heads, quantities in together.items()
     )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,14 +20,13 @@ import numpy as np
 
 from loadgen.compare.by_order import ComparedSample, with_orders
 from loadgen.compare.compare import Comparison, compare_samples
-from loadgen.compare.comparison import Quantity, Theory, Verdict
+from loadgen.compare.comparison import QUANTITIES, Quantity, Theory, Verdict
 from loadgen.compare.epoch_sample import timetable_of
 from loadgen.compare.residual import verdict
 from loadgen.measures.missing import incomplete
 from policies import served_as
 from policies.text import SpecError, parse_policy
 from queueing.arrivals.notation import Ending, read_arrivals
-from queueing.arrivals.text import Process
 from queueing.distributions.token_distribution import SHORTER, TokenDistribution, parse_distribution
 from queueing.latency.law import LatencyModel
 from queueing.measurement.arrival_audit import Audit, audit_arrivals
@@ -36,8 +36,6 @@ from queueing.measurement.statistics import Summary, summarise
 from queueing.model import Model
 from queueing.models.soap.predictor_text import PredictorText, parse_predictor
 from queueing.result import LEVELS
-
-QUANTITIES = ("queueing_delay", "sojourn_time")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,12 +48,11 @@ class ReportCell:
     max_output_tokens: int | None = None  # the gateway's limit
     lateness: Summary | None = None  # of the sender, seconds
     audit: Audit | None = None  # of the arrivals at the gateway
-    notes: tuple[str, ...] = ()
     model: Model | None = None  # the queue that was asked for, under the calibrated law
 
     @property
     def shown(self) -> Comparison:
-        """With the load that was asked, as tables and pictures show it."""
+        """The comparison with the load that was asked, as tables and pictures show it."""
         return (
             self.comparison
             if self.load is None
@@ -64,20 +61,45 @@ class ReportCell:
 
     @property
     def invalid(self) -> bool:
-        """Whether requests arrived outside the lateness budget: the run is not the one that was
+        """True where requests arrived outside the lateness budget: the run is not the one that was
         asked for.
         """
         return self.audit is not None and self.audit.valid is False
 
     @property
     def counts(self) -> bool:
-        """Whether its mean may be judged: the run is the one that was asked for."""
+        """True where its mean may be judged: the run is the one that was asked for."""
         return not (self.invalid or self.comparison.of_others)
 
     @property
     def verdict(self) -> Verdict:
-        """In words."""
+        """The cause of the difference to the prediction a priori, in words."""
         return verdict(self.comparison)
+
+    def values(self) -> dict[str, float | None]:
+        """The numbers of the cell by the names that conditions use (loadgen.compare.assertions):
+        seconds, shares, counts. None where the run or the theory does not say.
+        """
+        comparison, late = self.comparison, self.lateness
+        a_priori = comparison.quantity.a_priori
+        values: dict[str, float | None] = {
+            "prediction_error": comparison.prediction_error,
+            "a_priori_error": None if a_priori is None else a_priori.deviation,
+            "half_width": comparison.quantity.observed.relative,
+            "arrival_rate": comparison.arrival_rate,
+            "load": self.load,
+            "utilisation": comparison.utilisation,
+            "batch_size": comparison.batch_size,
+            "speed": comparison.speed.factor if comparison.speed else None,
+            "requests": comparison.n,
+            "mean_send_lateness": None if late is None else late.mean,
+            "p99_send_lateness": None if late is None else late.p99,
+        }
+        for name in QUANTITIES:
+            quantity: Quantity = getattr(comparison, name)
+            values[f"mean_{name}"] = quantity.observed.mean
+            values |= {f"{level}_{name}": quantity.quantiles.get(level) for level in LEVELS}
+        return values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,8 +114,8 @@ class MissingCell:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What the theory is told instead of what the headers say; None: the headers, else the run
+class TheoryInputs:
+    """Inputs of the theory that replace what the headers say; None: the headers, else the run
     itself.
     """
 
@@ -115,7 +137,7 @@ class RunFile:
 
     @property
     def incomplete(self) -> tuple[str, ...]:
-        """How its run or the file itself was cut short, one sentence each."""
+        """Say how its run or the file itself was cut short, one sentence each."""
         return incomplete(self.header, self.records, cut=self.cut)
 
     @classmethod
@@ -128,8 +150,76 @@ class RunFile:
         except ValueError as error:
             raise SpecError(str(error)) from None
 
+    def senders_among(self, sent: Iterable[RunFile]) -> list[RunFile]:
+        """The load generators' files of this file's requests."""
+        return [other for other in sent if timetable_of(self.records, other.records)]
 
-def cells_of_files(files: Sequence[RunFile], asked: Asked) -> list[ReportCell]:
+    def cells(
+        self, senders: Sequence[RunFile], asked: TheoryInputs
+    ) -> list[tuple[ReportCell, ComparedSample]]:
+        """One for every policy and epoch. Raises SpecError."""
+        sent = [record for sender in senders for record in sender.records]
+        configured = self.header.configuration
+        for sender in senders:  # the gateway does not know what its clients predict with
+            for name in ("predictor", "arrivals"):
+                if name in sender.header.configuration:
+                    configured = {name: sender.header.configuration[name]} | configured
+        theory = None if asked.law is None else theory_for(asked.law, configured, asked)
+        # nothing can have arrived before the first epoch of a simulation, or of a sweep's cell,
+        # whose header has what was asked
+        began_idle = (
+            self.header.writer == "simulator" or "request_rate" in self.header.configuration
+        )
+        try:
+            compared = compare_samples(self.records, theory, sent, began_idle=began_idle)
+        except ValueError as error:
+            raise SpecError(f"{self.path}: {error}") from None
+        several = len(compared) > 1
+        cells = [
+            ReportCell(
+                name=f"{self.path.stem}, epoch {comparison.epoch}" if several else self.path.stem,
+                comparison=comparison,
+                load=configured.get("load", comparison.load),
+                max_output_tokens=configured.get("max_output_tokens"),
+                lateness=lateness_of(sent),
+                audit=self.audit(comparison, sent),
+                model=model_for(theory, self.records, comparison),
+            )
+            for comparison in (sample.comparison for sample in compared)
+        ]
+        return list(zip(cells, compared, strict=True))
+
+    def audit(self, comparison: Comparison, sent: Iterable[Record] = ()) -> Audit | None:
+        """The arrivals at the gateway beside the process that was asked, and beside the timetable
+        where it is at hand. The sequences of a call of a gateway arrive together.
+        """
+        epoch = [
+            r
+            for r in self.records
+            if r.arrived_at is not None and (r.epoch or 0) == comparison.epoch
+        ]
+        if self.header.writer == "gateway":
+            calls: dict[str, Record] = {}
+            for record in epoch:
+                calls.setdefault(call_of(record.request_id) or record.request_id, record)
+            epoch = list(calls.values())
+        arrived = np.array(
+            [r.arrived_at if r.received_at is None else r.received_at for r in epoch],
+            dtype=np.float64,
+        )
+        if arrived.size < 3:
+            return None
+        planned = timetable_of(epoch, sent) or {}
+        intended = (
+            np.array([planned[r.request_id] for r in epoch]) if len(planned) == len(epoch) else None
+        )
+        process = str(self.header.configuration.get("arrivals", "poisson")).partition(":")[0]
+        return audit_arrivals(
+            arrived, asked_rate=comparison.asked_rate, intended=intended, process=process
+        )
+
+
+def cells_of_files(files: Sequence[RunFile], asked: TheoryInputs) -> list[ReportCell]:
     """A cell for every policy and epoch of every gateway's file; load generators' files stand
     beside those they share requests with.
     """
@@ -140,88 +230,43 @@ def cells_of_files(files: Sequence[RunFile], asked: Asked) -> list[ReportCell]:
             "got load generators' files only; expected the gateway's own as well (kendall serve "
             "--record-file)"
         )
-    found = [pair for file in received for pair in _cells(file, senders_of(file, sent), asked)]
-    conditions = [(cell.comparison.asked_rate, cell.max_output_tokens) for cell, _ in found]
-    comparisons = with_orders([compared for _, compared in found], conditions)
+    pairs = [pair for file in received for pair in file.cells(file.senders_among(sent), asked)]
+    conditions = [(cell.comparison.asked_rate, cell.max_output_tokens) for cell, _ in pairs]
+    comparisons = with_orders([compared for _, compared in pairs], conditions)
     return [
         dataclasses.replace(cell, comparison=comparison)
-        for (cell, _), comparison in zip(found, comparisons, strict=True)
+        for (cell, _), comparison in zip(pairs, comparisons, strict=True)
     ]
 
 
-def senders_of(file: RunFile, sent: Iterable[RunFile]) -> list[RunFile]:
-    """The load generators' files of this file's requests."""
-    return [other for other in sent if timetable_of(file.records, other.records)]
-
-
-def _cells(
-    file: RunFile, senders: Sequence[RunFile], asked: Asked
-) -> list[tuple[ReportCell, ComparedSample]]:
-    sent = [record for sender in senders for record in sender.records]
-    configured = file.header.configuration
-    for sender in senders:  # the gateway does not know what its clients predict with
-        for name in ("predictor", "arrivals"):
-            if name in sender.header.configuration:
-                configured = {name: sender.header.configuration[name]} | configured
-    theory = None if asked.law is None else theory_for(asked.law, configured, asked)
-    try:
-        compared = compare_samples(file.records, theory, sent, began_idle=_began_idle(file.header))
-    except ValueError as error:
-        raise SpecError(f"{file.path}: {error}") from None
-    several = len(compared) > 1
-    cells = [
-        ReportCell(
-            name=f"{file.path.stem}, epoch {comparison.epoch}" if several else file.path.stem,
-            comparison=comparison,
-            load=configured.get("load", comparison.load),
-            max_output_tokens=configured.get("max_output_tokens"),
-            lateness=lateness_of(sent),
-            audit=audit_of(file, comparison, sent),
-            model=model_for(theory, file.records, comparison),
-        )
-        for comparison in (each.comparison for each in compared)
-    ]
-    return list(zip(cells, compared, strict=True))
-
-
-def _began_idle(header: Header) -> bool:
-    """Whether nothing can have arrived before the first epoch of a run file: a simulation's, or
-    that of a sweep's cell, whose header has what was asked.
-    """
-    return header.writer == "simulator" or "request_rate" in header.configuration
-
-
-def theory_for(law: LatencyModel, configured: Mapping[str, Any], asked: Asked) -> Theory:
+def theory_for(law: LatencyModel, configured: Mapping[str, Any], asked: TheoryInputs) -> Theory:
     """The theory of a run whose header says what was asked."""
     from loadgen.compare.theory import theory_of  # noqa: PLC0415 - compiled mathematics, which `--help` need not wait for
 
-    rate = asked.rate or _number(configured.get("request_rate"))
-    lengths = asked.output_tokens or _lengths(configured)
-    bound = asked.max_num_seqs or configured.get("max_num_seqs")
-    text = configured.get("predictor")
-    predictor = asked.predictor or (parse_predictor(text) if isinstance(text, str) else None)
+    rate, text = configured.get("request_rate"), configured.get("predictor")
+    if not isinstance(rate, int | float) or not math.isfinite(rate) or rate <= 0:
+        rate = None
+    lengths, limit = configured.get("output_tokens"), configured.get("max_output_tokens")
+    asked_lengths, process = asked.output_tokens, None
+    if asked_lengths is None and isinstance(lengths, str):
+        limit = None if limit is None else int(limit)
+        asked_lengths = parse_distribution(lengths, limit, remedy=SHORTER)
+    arrivals = configured.get("arrivals")
+    # Poisson arrivals where the header names no process, one without a steady state, a closed loop
+    # or recorded instants
+    with suppress(SpecError):
+        process = read_arrivals(arrivals) if isinstance(arrivals, str) else None
     theory = theory_of(
         law,
-        lengths,
-        rate,
-        bound,
-        predictor,
-        process=_process(configured.get("arrivals")),
+        asked_lengths,
+        asked.rate or (None if rate is None else float(rate)),
+        asked.max_num_seqs or configured.get("max_num_seqs"),
+        asked.predictor or (parse_predictor(text) if isinstance(text, str) else None),
+        process=None if isinstance(process, Ending) else process,
         step_tokens=configured.get("step_tokens"),
         batch_tokens=configured.get("max_num_batched_tokens"),
     )
     return dataclasses.replace(theory, pads=configured.get("pads") is not False)
-
-
-def _process(text: Any) -> Process | None:
-    """What was asked for instead of Poisson arrivals; None too where it has no steady state, or is
-    no process but a closed loop or recorded instants.
-    """
-    try:
-        process = read_arrivals(text) if isinstance(text, str) else None
-    except SpecError:
-        return None
-    return None if isinstance(process, Ending) else process
 
 
 def model_for(
@@ -242,75 +287,3 @@ def lateness_of(sent: Iterable[Record]) -> Summary | None:
         if r.sent_at is not None and r.intended_at is not None
     ]
     return summarise(np.array(late)) if late else None
-
-
-def audit_of(file: RunFile, comparison: Comparison, sent: Iterable[Record] = ()) -> Audit | None:
-    """The arrivals at the gateway beside the process that was asked, and beside the timetable
-    where it is at hand.
-    """
-    records = [
-        r for r in file.records if r.arrived_at is not None and (r.epoch or 0) == comparison.epoch
-    ]
-    epoch = _first_of_calls(records) if file.header.writer == "gateway" else records
-    arrived = np.array(
-        [r.arrived_at if r.received_at is None else r.received_at for r in epoch], dtype=np.float64
-    )
-    if arrived.size < 3:
-        return None
-    planned = timetable_of(epoch, sent) or {}
-    intended = (
-        np.array([planned[r.request_id] for r in epoch]) if len(planned) == len(epoch) else None
-    )
-    process = str(file.header.configuration.get("arrivals", "poisson")).partition(":")[0]
-    return audit_arrivals(
-        arrived, asked_rate=comparison.asked_rate, intended=intended, process=process
-    )
-
-
-def _first_of_calls(records: Iterable[Record]) -> list[Record]:
-    """One record of each call: its sequences arrive together."""
-    calls: dict[str, Record] = {}
-    for record in records:
-        calls.setdefault(call_of(record.request_id) or record.request_id, record)
-    return list(calls.values())
-
-
-def _number(value: Any) -> float | None:
-    return (
-        float(value)
-        if isinstance(value, int | float) and math.isfinite(value) and value > 0
-        else None
-    )
-
-
-def _lengths(configured: Mapping[str, Any]) -> TokenDistribution | None:
-    text, limit = configured.get("output_tokens"), configured.get("max_output_tokens")
-    if not isinstance(text, str):
-        return None
-    return parse_distribution(text, None if limit is None else int(limit), remedy=SHORTER)
-
-
-def values_of(cell: ReportCell) -> dict[str, float | None]:
-    """The numbers of a cell by the names that conditions use (loadgen.compare.assertions): seconds,
-    shares, counts. None where the run or the theory does not say.
-    """
-    comparison, late = cell.comparison, cell.lateness
-    a_priori = comparison.quantity.a_priori
-    found: dict[str, float | None] = {
-        "prediction_error": comparison.prediction_error,
-        "a_priori_error": None if a_priori is None else a_priori.deviation,
-        "half_width": comparison.quantity.observed.relative,
-        "arrival_rate": comparison.arrival_rate,
-        "load": cell.load,
-        "utilisation": comparison.utilisation,
-        "batch_size": comparison.batch_size,
-        "speed": comparison.speed.factor if comparison.speed else None,
-        "requests": comparison.n,
-        "mean_send_lateness": None if late is None else late.mean,
-        "p99_send_lateness": None if late is None else late.p99,
-    }
-    for name in QUANTITIES:
-        quantity: Quantity = getattr(comparison, name)
-        found[f"mean_{name}"] = quantity.observed.mean
-        found |= {f"{level}_{name}": quantity.quantiles.get(level) for level in LEVELS}
-    return found

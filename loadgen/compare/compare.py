@@ -20,8 +20,7 @@ differ.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,15 +30,15 @@ from loadgen.compare.comparison import (
     DISTRIBUTION_LEVELS,
     Compared,
     Comparison,
-    Estimate,
+    DifferencePart,
     Instants,
     PaperKind,
-    Part,
     Predicted,
     Quantity,
     SamplingError,
     Split,
     Theory,
+    TheoryEstimate,
     Verdict,
 )
 from loadgen.compare.epoch_sample import (
@@ -55,24 +54,22 @@ from policies import is_first_come
 from policies.ordered import order_of
 from queueing.estimation.checked import CheckedRun
 from queueing.estimation.speed.batch_times import batch_times
-from queueing.estimation.window.of_run import window_of_run
-from queueing.latency.law import LatencyModel
 from queueing.latency.speed import Speed, measured_speed
 from queueing.measurement.check import Check
-from queueing.measurement.delay_variance import AsymptoticVariance, single_server_variance
+from queueing.measurement.delay_variance import AsymptoticVariance
 from queueing.measurement.record import Record
 from queueing.measurement.recursion import measured_starts, served
-from queueing.measurement.statistics import FloatArray, batch_means_interval, mean_interval
+from queueing.measurement.statistics import batch_means_interval, mean_interval
 from queueing.result import LEVELS
 
 __all__ = [
     "Comparison",
-    "Estimate",
-    "Part",
+    "DifferencePart",
     "Predicted",
     "Quantity",
     "Split",
     "Theory",
+    "TheoryEstimate",
     "Verdict",
     "compare",
     "epoch_samples",
@@ -93,7 +90,8 @@ def compare(
     Raises ValueError where no record was dispatched.
     """
     return [
-        found.comparison for found in compare_samples(records, theory, sent, began_idle=began_idle)
+        compared.comparison
+        for compared in compare_samples(records, theory, sent, began_idle=began_idle)
     ]
 
 
@@ -104,40 +102,31 @@ def compare_samples(
     *,
     began_idle: bool = False,
 ) -> list[ComparedSample]:
-    """As `compare`, with what orders of service are compared by."""
-    records = list(records)
+    """Compare, and keep what orders of service are compared by."""
+    records, sent = list(records), list(sent)
     everyone = served(records)
     if not everyone:
         raise ValueError(
             "got no dispatched request with arrival, dispatch and server's end; expected a run "
             "file of a gateway or simulator"
         )
-    sent = list(sent)
-    starts, intended, others = (
-        measured_starts(everyone),
-        timetable_of(records, sent),
-        of_others(records, sent),
-    )
+    starts, intended = measured_starts(everyone), timetable_of(records, sent)
+    others = of_others(records, sent)
     pads = theory is None or theory.pads
     shortest = min(request.dispatched_at - request.arrived_at for request in everyone)
-    found = [
-        _compare(EpochSample(requests, starts, intended, pads, shortest), theory)
-        for requests in epoch_samples(everyone, first_dispatches(records, began_idle=began_idle))
-    ]
     return [
-        dataclasses.replace(
-            each,
-            comparison=dataclasses.replace(
-                each.comparison, of_others=others.get(each.comparison.epoch, 0)
-            ),
+        compare_sample(
+            EpochSample(requests, starts, intended, pads, shortest),
+            theory,
+            others.get(requests[0].epoch, 0),
         )
-        for each in found
+        for requests in epoch_samples(everyone, first_dispatches(records, began_idle=began_idle))
     ]
 
 
 @dataclass(frozen=True, slots=True)
-class _Answers:
-    """What every theory says; None where it is not there or cannot say."""
+class TheoryAnswers:
+    """The answers of every theory on one sample; None where it is absent or has none."""
 
     speed: Speed | None = None
     a_priori: Predicted | None = None
@@ -146,32 +135,110 @@ class _Answers:
     checked: CheckedRun | None = None
     published: tuple[float, PaperKind] | None = None
 
-    def means(self, name: Compared) -> dict[str, float | None]:
-        """Of one quantity, by theory."""
-        found = {
-            key: getattr(getattr(self, key), name, None)
-            for key in ("a_priori", "predicted", "live")
-        }
-        return found | {
-            "paper": self.published[0] if self.published and name == "queueing_delay" else None
-        }
+    @classmethod
+    def of(cls, sample: EpochSample, theory: Theory) -> TheoryAnswers:
+        """Ask every theory. The speed is that of the check, else of the batches by the law
+        alone, which a continuous engine does not have.
+        """
+        policy, requests, law = sample.policy, sample.requests, theory.law
+        checked = theory.check(policy, requests, sample.window) if theory.check else None
+        speed = None if checked is None else checked.speed
+        if checked is None and not policy.joins_running:
+            times = batch_times(policy, sample.window, law)
+            speed = measured_speed(times.measured, times.fitted)
+        at_speed = law if speed is None else speed.law(law)
+        given = (policy, sample.rate, requests)
+        a_priori = predicted = theory.predict(*given, law) if theory.predict else None
+        if theory.predict and speed is not None:
+            predicted = theory.predict(*given, at_speed)
+        return cls(
+            speed=speed,
+            a_priori=a_priori,
+            predicted=predicted,
+            live=theory.live(*given, at_speed) if theory.live else None,
+            checked=checked,
+            published=theory.published(*given, at_speed) if theory.published else None,
+        )
 
-    def quantiles(self, name: Compared) -> dict[str, Mapping[str, float]]:
-        """Of one quantity, by theory, then level; only where there are some."""
-        every = {key: getattr(self, key) for key in ("a_priori", "predicted", "live")}
-        return {
-            key: answer.quantiles[name]
-            for key, answer in every.items()
-            if answer is not None and answer.quantiles.get(name)
+    def quantity(
+        self, sample: EpochSample, name: Compared, variance: AsymptoticVariance | None
+    ) -> Quantity:
+        """One quantity as observed and by every theory; `variance`: what is known of that of its
+        mean without the delays.
+        """
+        observed = sample.observed(name)
+        interval = mean_interval(observed, theory=variance)
+        check: Check | None = None if self.checked is None else getattr(self.checked, name)
+        steady = {key: getattr(self, key) for key in ("a_priori", "predicted", "live")}
+        means: dict[str, float | None] = {
+            key: getattr(answer, name, None) for key, answer in steady.items()
         }
+        means["paper"] = self.published[0] if self.published and name == "queueing_delay" else None
+        beside = {
+            key: None if mean is None else _estimate(interval.mean, mean, interval.half_width)
+            for key, mean in means.items()
+        }
+        recursion = None
+        if is_first_come(sample.policy):
+            recursion = TheoryEstimate(np.nan, np.nan, np.inf)
+            if observed.size:
+                starts = sample.by_recursion(name)
+                half_width = batch_means_interval(observed - starts).half_width
+                recursion = _estimate(float(observed.mean()), float(starts.mean()), half_width)
+        levels = np.quantile(observed, list(LEVELS.values())).tolist() if observed.size else []
+        return Quantity(
+            observed=interval,
+            measured_service=recursion,
+            same_arrivals=None
+            if check is None
+            else _estimate(check.observed, check.modelled, check.half_width),
+            quantiles=dict(zip(LEVELS, levels, strict=False)),
+            theory_quantiles={
+                key: answer.quantiles[name]
+                for key, answer in steady.items()
+                if answer is not None and answer.quantiles.get(name)
+            },
+            **beside,
+        )
+
+    def simulated_variances(
+        self, sample: EpochSample, sampling: SamplingError | None, theory: Theory | None
+    ) -> dict[Compared, AsymptoticVariance]:
+        """The variance of the mean of any queue, as far as it is known: by runs of this length
+        under the asked process and the calibrated law.
+
+        Where the machine was slower than calibrated the run was nearer to saturation, and its mean
+        varies more, as 1 / (1 - load).
+        """
+        values = sample.observed(sample.compared)
+        load = self.a_priori.load if self.a_priori else None
+        if (
+            sampling is None
+            or theory is None
+            or load is None
+            or not sampling.long_run > 0
+            or not values.mean() > 0
+        ):
+            return {}
+        slower = max(1.0, self.speed.factor / theory.law.speed) if self.speed else 1.0
+        nearer = (1 - load) / (1 - load * slower) if load * slower < 1 else np.inf
+        relative = values.size * (sampling.relative_spread * nearer) ** 2
+        scv = float(values.var() / values.mean() ** 2)
+        ratio = max(1.0, relative / scv) if scv else 1.0
+        return {sample.compared: AsymptoticVariance(relative, ratio)}
 
 
-def _compare(sample: EpochSample, theory: Theory | None) -> ComparedSample:
-    answers = _answers(sample, theory) if theory else _Answers()
-    a_priori, predicted = answers.a_priori, answers.predicted
+def compare_sample(sample: EpochSample, theory: Theory | None, of_others: int) -> ComparedSample:
+    """Compare one policy in one epoch with theory; it has so many requests of other clients among
+    its own.
+    """
+    answers = TheoryAnswers.of(sample, theory) if theory else TheoryAnswers()
+    a_priori, predicted, speed = answers.a_priori, answers.predicted, answers.speed
     observed = sample.observed(sample.compared)
     sampling = sampling_error_of(sample, theory, a_priori) if theory and a_priori else None
-    known = _by_service_times(sample) or _by_simulation(sample, answers, sampling, theory)
+    known = sample.variances() or answers.simulated_variances(sample, sampling, theory)
+    asks_predictor = theory is not None and order_of(sample.policy).predicts
+    asked = theory.predictor if theory else None
     comparison = Comparison(
         policy=sample.requests[0].policy,
         epoch=sample.requests[0].epoch,
@@ -181,10 +248,10 @@ def _compare(sample: EpochSample, theory: Theory | None) -> ComparedSample:
         asked_rate=theory.asked_rate if theory else None,
         load=a_priori.load if a_priori else None,
         batch_size=sample.batch_size,
-        speed=answers.speed,
+        speed=speed,
         calibrated=Speed(theory.law.speed, theory.law.cv, 0) if theory else None,
-        queueing_delay=_quantity(sample, "queueing_delay", answers, known.get("queueing_delay")),
-        sojourn_time=_quantity(sample, "sojourn_time", answers, known.get("sojourn_time")),
+        queueing_delay=answers.quantity(sample, "queueing_delay", known.get("queueing_delay")),
+        sojourn_time=answers.quantity(sample, "sojourn_time", known.get("sojourn_time")),
         utilisation=sample.utilisation,
         predicted_utilisation=predicted.utilisation if predicted else None,
         predicted_batch_size=predicted.batch_size if predicted else None,
@@ -193,144 +260,19 @@ def _compare(sample: EpochSample, theory: Theory | None) -> ComparedSample:
         distribution=tuple(np.quantile(observed, DISTRIBUTION_LEVELS).tolist())
         if observed.size
         else (),
-        split=split(sample, theory, a_priori, answers.speed, sampling)
-        if theory and a_priori
-        else None,
+        split=split(sample, theory, a_priori, speed, sampling) if theory and a_priori else None,
+        of_others=of_others,
+        predictor=str(asked) if asks_predictor and asked is not None else None,
+        predictor_measured=str(predictor_of(sample.requests)) if asks_predictor else None,
     )
-    if theory is not None and order_of(sample.policy).predicts:
-        asked = theory.predictor
-        comparison = dataclasses.replace(
-            comparison,
-            predictor=None if asked is None else str(asked),
-            predictor_measured=str(predictor_of(sample.requests)),
-        )
-    return ComparedSample(comparison, sample, theory, _instants(sample, answers.checked))
+    replayed: Instants | None = None
+    if (checked := answers.checked) is not None:
+        instants = zip(checked.dispatched.tolist(), checked.released.tolist(), strict=True)
+        replayed = {r.id: each for r, each in zip(sample.requests, instants, strict=True)}
+    return ComparedSample(comparison, sample, theory, replayed)
 
 
-def _instants(sample: EpochSample, checked: CheckedRun | None) -> Instants | None:
-    if checked is None:
-        return None
-    instants = zip(checked.dispatched.tolist(), checked.released.tolist(), strict=True)
-    return {request.id: each for request, each in zip(sample.requests, instants, strict=True)}
-
-
-def _answers(sample: EpochSample, theory: Theory) -> _Answers:
-    policy, requests, law = sample.policy, sample.requests, theory.law
-    checked = theory.check(policy, requests, sample.shortest_delay) if theory.check else None
-    speed = _speed_of_batches(sample, law) if checked is None else checked.speed
-    at_speed = law if speed is None else speed.law(law)
-    given = (policy, sample.rate, requests)
-    a_priori = theory.predict(*given, law) if theory.predict else None
-    return _Answers(
-        speed=speed,
-        a_priori=a_priori,
-        predicted=a_priori
-        if speed is None or theory.predict is None
-        else theory.predict(*given, at_speed),
-        live=theory.live(*given, at_speed) if theory.live else None,
-        checked=checked,
-        published=theory.published(*given, at_speed) if theory.published else None,
-    )
-
-
-def _speed_of_batches(sample: EpochSample, law: LatencyModel) -> Speed | None:
-    """What a law alone says; None of a continuous engine."""
-    if sample.policy.joins_running:
-        return None
-    times = batch_times(sample.policy, window_of_run(sample.requests), law)
-    return measured_speed(times.measured, times.fitted)
-
-
-def _by_service_times(sample: EpochSample) -> dict[Compared, AsymptoticVariance]:
-    """What is known of the variance of the means without the delays: by the formula of M/G/1,
-    where the run is one.
-    """
-    arrived_at, service_times = (
-        np.array([(r.arrived_at, r.server_free_at - r.dispatched_at) for r in sample.kept])
-        .reshape(-1, 2)
-        .T
-    )
-    delays, sojourns = sample.observed("queueing_delay"), sample.observed("sojourn_time")
-    single = single_server_variance(arrived_at, delays, service_times)
-    if single is None:
-        return {}
-    rest: dict[Compared, AsymptoticVariance] = (
-        {"sojourn_time": single.with_rest(delays, sojourns)} if sojourns.size == delays.size else {}
-    )
-    return {"queueing_delay": single, **rest}
-
-
-def _by_simulation(
-    sample: EpochSample, answers: _Answers, sampling: SamplingError | None, theory: Theory | None
-) -> dict[Compared, AsymptoticVariance]:
-    """The same of any other queue: by runs of this length under the asked process and the
-    calibrated law.
-
-    Where the machine was slower than calibrated the run was nearer to saturation, and its mean
-    varies more, as 1 / (1 - load).
-    """
-    values, load = (
-        sample.observed(sample.compared),
-        answers.a_priori.load if answers.a_priori else None,
-    )
-    if (
-        sampling is None
-        or theory is None
-        or load is None
-        or not sampling.long_run > 0
-        or not values.mean() > 0
-    ):
-        return {}
-    slower = max(1.0, answers.speed.factor / theory.law.speed) if answers.speed else 1.0
-    nearer = (1 - load) / (1 - load * slower) if load * slower < 1 else np.inf
-    relative = values.size * (sampling.relative_spread * nearer) ** 2
-    scv = float(values.var() / values.mean() ** 2)
-    return {sample.compared: AsymptoticVariance(relative, max(1.0, relative / scv) if scv else 1.0)}
-
-
-def _quantity(
-    sample: EpochSample, name: Compared, answers: _Answers, variance: AsymptoticVariance | None
-) -> Quantity:
-    observed = sample.observed(name)
-    interval = mean_interval(observed, theory=variance)
-    check: Check | None = None if answers.checked is None else getattr(answers.checked, name)
-    beside = {
-        key: None if mean is None else _estimate(interval.mean, mean, interval.half_width)
-        for key, mean in answers.means(name).items()
-    }
-    return Quantity(
-        observed=interval,
-        measured_service=_paired(observed, sample.by_recursion(name))
-        if is_first_come(sample.policy)
-        else None,
-        same_arrivals=None
-        if check is None
-        else _estimate(check.observed, check.modelled, check.half_width),
-        quantiles=_quantiles(observed),
-        theory_quantiles=answers.quantiles(name),
-        **beside,
-    )
-
-
-def _paired(observed: FloatArray, theory: FloatArray) -> Estimate:
-    if not observed.size:
-        return Estimate(np.nan, np.nan, np.inf)
-    return _estimate(
-        float(observed.mean()),
-        float(theory.mean()),
-        batch_means_interval(observed - theory).half_width,
-    )
-
-
-def _estimate(observed: float, mean: float, half_width: float) -> Estimate:
+def _estimate(observed: float, mean: float, half_width: float) -> TheoryEstimate:
     if not mean:
-        return Estimate(mean, 0.0 if observed == mean else np.inf, np.inf)
-    return Estimate(mean, observed / mean - 1, half_width / abs(mean))
-
-
-def _quantiles(values: FloatArray) -> dict[str, float]:
-    return (
-        dict(zip(LEVELS, np.quantile(values, list(LEVELS.values())).tolist(), strict=True))
-        if values.size
-        else {}
-    )
+        return TheoryEstimate(mean, 0.0 if observed == mean else np.inf, np.inf)
+    return TheoryEstimate(mean, observed / mean - 1, half_width / abs(mean))

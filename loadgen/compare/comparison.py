@@ -1,5 +1,5 @@
-"""What a comparison says: the values that `loadgen.compare.compare` fills and every report reads.
-Seconds; rates per second.
+"""The result of a comparison: the values that `loadgen.compare.compare` fills and every report
+reads. Seconds; rates per second.
 
 Deviation = observed / theory - 1. For `continuous` the sojourn is compared: waiting for the
 engine's next step belongs to service there, and the delay alone is next to nothing at moderate
@@ -15,6 +15,7 @@ from typing import Literal
 
 from policies import Policy
 from queueing.estimation.checked import CheckedRun
+from queueing.estimation.window.snapshot import Snapshot
 from queueing.latency.law import LatencyModel
 from queueing.latency.speed import Speed
 from queueing.measurement.check import Check
@@ -26,12 +27,13 @@ from queueing.prediction.by_length import ByLength
 
 NORMAL = 1.96
 Compared = Literal["queueing_delay", "sojourn_time"]
+QUANTITIES: tuple[Compared, ...] = ("queueing_delay", "sojourn_time")
 PaperKind = Literal["exact", "bound", "printed"]  # what the documents' formula is for this queue
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
-    """What one theory says, seconds; how far the observation is from it, with the half width of
+class TheoryEstimate:
+    """The mean of one theory, seconds; how far the observation is from it, with the half width of
     that deviation.
     """
 
@@ -48,14 +50,16 @@ class Quantity:
 
     observed: Interval
     # recursion on the run's arrivals, batches and service times
-    measured_service: Estimate | None = None
+    measured_service: TheoryEstimate | None = None
     # the run's arrivals and lengths simulated under the law at the run's speed
-    same_arrivals: Estimate | None = None
-    live: Estimate | None = None  # theory with rate, lengths, speed and residual of the run
+    same_arrivals: TheoryEstimate | None = None
+    live: TheoryEstimate | None = None  # theory with rate, lengths, speed and residual of the run
     # theory with the asked rate and lengths, the law as calibrated
-    a_priori: Estimate | None = None
-    predicted: Estimate | None = None  # the same, with the law at the run's speed and residual
-    paper: Estimate | None = None  # the formula as published, at the run's speed
+    a_priori: TheoryEstimate | None = None
+    predicted: TheoryEstimate | None = (
+        None  # the same, with the law at the run's speed and residual
+    )
+    paper: TheoryEstimate | None = None  # the formula as published, at the run's speed
     quantiles: Mapping[str, float] = field(
         default_factory=dict
     )  # observed, by p50 | p90 | p95 | p99
@@ -66,7 +70,7 @@ class Quantity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predicted:
-    """What a prediction gives, seconds, and the load it was made for."""
+    """The result of a prediction, seconds, and the load it was made for."""
 
     load: float | None
     queueing_delay: float | None
@@ -81,8 +85,8 @@ class Predicted:
 
 @dataclass(frozen=True, slots=True)
 class SamplingError:
-    """What chance alone does to the mean of a run of this length under the asked process and the
-    calibrated law, seconds.
+    """The effect of chance alone on the mean of a run of this length under the asked process and
+    the calibrated law, seconds.
     """
 
     long_run: float  # the steady state by simulation, or by the formula where that is exact
@@ -102,7 +106,7 @@ class SamplingError:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class DifferencePart:
     """One named share of the difference between observed and predicted, seconds."""
 
     name: str
@@ -112,7 +116,7 @@ class Part:
 
     @property
     def significant(self) -> bool:
-        """Whether more than chance."""
+        """True where it is more than chance."""
         return abs(self.seconds) > self.half_width
 
 
@@ -122,17 +126,18 @@ class Split:
 
     predicted: float
     observed: float
-    parts: tuple[Part, ...]
+    parts: tuple[DifferencePart, ...]
 
     @property
     def total(self) -> float:
         """observed - predicted, seconds."""
         return self.observed - self.predicted
 
-    def part(self, name: str) -> Part:
+    def part(self, name: str) -> DifferencePart:
         """The part of that name; nothing where the run can have none of it."""
-        found = (part for part in self.parts if part.name == name)
-        return next(found, Part(name, 0.0, 0.0))
+        return next(
+            (part for part in self.parts if part.name == name), DifferencePart(name, 0.0, 0.0)
+        )
 
     def share(self, name: str) -> float:
         """The part as a fraction of the prediction."""
@@ -148,8 +153,8 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Ratio:
-    """Of two means, or of a mean to 1, with its half width (95 %)."""
+class RatioInterval:
+    """A ratio of two means, or of a mean to 1, with its half width (95 %)."""
 
     value: float
     half_width: float
@@ -165,7 +170,7 @@ class LengthGroup:
     longest: int
     mean_tokens: float
     n: int
-    slowdown: Ratio  # mean sojourn time over mean service time
+    slowdown: RatioInterval  # mean sojourn time over mean service time
     predicted: float | None  # by theory at the run's speed
     same_arrivals: float | None  # simulated
 
@@ -174,7 +179,7 @@ class LengthGroup:
 class LongestTenth:
     """The requests with the longest outputs: mean time outside of service, seconds."""
 
-    delay: Ratio  # here seconds
+    delay: RatioInterval  # here seconds
     predicted: float | None
     same_arrivals: float | None
 
@@ -183,20 +188,20 @@ class LongestTenth:
 class VersusFirstCome:
     """Ratios of delays to those of the same policy, rate and limit in the order of arrival."""
 
-    delay: Ratio  # of the means
+    delay: RatioInterval  # of the means
     predicted: float | None  # with the law at the runs' speeds
     a_priori: float | None
     same_arrivals: float | None
     p99: float | None
-    longest: Ratio  # of the longest tenth
+    longest: RatioInterval  # of the longest tenth
     longest_predicted: float | None
     paired: bool  # both served the same requests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderResult:
-    """What an order of service did to requests of every length; of a cell whose policy was measured
-    under several.
+    """The effect of an order of service on requests of every length, in a cell whose policy was
+    measured under several.
     """
 
     policy: str  # in the order of arrival
@@ -267,14 +272,14 @@ class Comparison:
 
     @property
     def too_short(self) -> bool:
-        """Whether the run is too short for its mean to be judged."""
+        """True where the run is too short for its mean to be judged."""
         return self.quantity.observed.too_short
 
 
 Instants = Mapping[str, tuple[float, float]]  # start and release by id, seconds
 Replay = Callable[[Policy, Sequence[Served], LatencyModel], Instants]  # at the law's speed
-# the run beside the model at its speed; seconds that the gateway needs at least
-CheckOf = Callable[[Policy, Sequence[Served], float], CheckedRun | None]
+# the run, as a window too, beside the model at its speed
+CheckOf = Callable[[Policy, Sequence[Served], Snapshot], CheckedRun | None]
 Predict = Callable[
     [Policy, float, Sequence[Served], LatencyModel], Predicted
 ]  # policy, measured rate, the run, the law
@@ -290,7 +295,7 @@ LengthsOf = Callable[[Policy, float, Sequence[Served], LatencyModel], ByLength |
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Theory:
-    """What a run is compared with besides itself: the law, and how to simulate and predict under
+    """The theory that a run is compared with: the law, and how to simulate and predict under
     it.
     """
 

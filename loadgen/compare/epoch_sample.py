@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import compress
 
 import numpy as np
 
@@ -15,9 +16,12 @@ from policies import Fixed, Policy, is_first_come, parse_policy, served_as
 from policies.ordered import order_of
 from queueing.arrivals.timetable import delivered_rate
 from queueing.estimation.lengths.predictions import predictor_of_lengths
+from queueing.estimation.window.of_run import window_of_run
+from queueing.estimation.window.snapshot import Snapshot
+from queueing.measurement.delay_variance import AsymptoticVariance, single_server_variance
 from queueing.measurement.record import Record
 from queueing.measurement.recursion import Served, batches
-from queueing.measurement.statistics import FloatArray, WarmUp, find_warm_up
+from queueing.measurement.statistics import FloatArray
 from queueing.models.soap.predictor_text import NO_PREDICTION, PredictorText, parse_predictor
 
 
@@ -34,12 +38,12 @@ class EpochSample:
 
     @cached_property
     def policy(self) -> Policy:
-        """What decided, as the engine served it."""
+        """The policy, as the engine served it."""
         return served_as(parse_policy(self.requests[0].policy), pads=self.pads)
 
     @property
     def compared(self) -> Compared:
-        """Which quantity is judged."""
+        """The quantity that is judged."""
         return "sojourn_time" if self.policy.joins_running else "queueing_delay"
 
     @cached_property
@@ -48,46 +52,48 @@ class EpochSample:
         return delivered_rate(np.array([request.arrived_at for request in self.requests]))
 
     @cached_property
-    def warm_up(self) -> WarmUp:
-        """What is left out of the beginning; continuous engines remember by their sojourns."""
-        end = "server_free_at" if self.compared == "sojourn_time" else "dispatched_at"
-        return find_warm_up(_array(getattr(r, end) - r.arrived_at for r in self.requests))
+    def window(self) -> Snapshot:
+        """The requests as a window, which has the rule of the warm-up."""
+        return window_of_run(self.requests, self.shortest_delay)
 
     @cached_property
     def kept(self) -> Sequence[Served]:
-        """Without the warm-up."""
-        return self.requests[self.warm_up.dropped :]
+        """The requests after the warm-up."""
+        settled = self.window.judged_rows(sojourn=self.policy.joins_running)
+        return list(compress(self.requests, settled))
+
+    @cached_property
+    def whole(self) -> Sequence[tuple[Served, float]]:
+        """The kept whose answer was whole, each with the instant of its release."""
+        return [(r, r.released_at) for r in self.kept if r.completed and r.released_at is not None]
 
     def judged(self, name: Compared) -> Sequence[Served]:
-        """Those that have the quantity: all of the kept, or the kept whose answer was whole."""
-        if name == "queueing_delay":
-            return self.kept
-        return [
-            request
-            for request in self.kept
-            if request.completed and request.released_at is not None
-        ]
+        """The requests that have the quantity: all the kept, or the kept whose answer was whole."""
+        return self.kept if name == "queueing_delay" else [request for request, _ in self.whole]
 
     def observed(self, name: Compared) -> FloatArray:
         """The quantity of each judged request, seconds."""
         if name == "queueing_delay":
             return _array(r.dispatched_at - r.arrived_at for r in self.kept)
-        return _array(_sojourn(r) for r in self.judged(name))
+        return _array(released - r.arrived_at for r, released in self.whole)
 
     def by_recursion(self, name: Compared) -> FloatArray:
-        """The same with the start that the recursion gives and the service as measured, to the
+        """The quantity with the start that the recursion gives and the measured service, to the
         instant when the engine was done: the rest is the gateway's.
         """
         if name == "queueing_delay":
             return _array(self.starts[r.id] - r.arrived_at for r in self.kept)
-        return _array(self.starts[r.id] - r.arrived_at + _served_for(r) for r in self.judged(name))
+        return _array(
+            self.starts[r.id] - r.arrived_at + (min(released, r.server_free_at) - r.dispatched_at)
+            for r, released in self.whole
+        )
 
     def without_lost_time(self, name: Compared) -> FloatArray:
-        """The same had no batch left later than it could, with every batch and service time as
+        """The quantity had no batch left later than it could, with every batch and service time as
         measured.
         """
         chained = is_first_come(self.policy) and not self.policy.joins_running
-        earlier = chained_starts(self) if chained else {}
+        earlier = self.chained_starts() if chained else {}
         values = self.by_recursion(name)  # of continuous: its slots are chained there
         return (
             values + _array(earlier[r.id] - self.starts[r.id] for r in self.judged(name))
@@ -95,10 +101,56 @@ class EpochSample:
             else values
         )
 
+    def chained_starts(self) -> dict[str, float]:
+        """Start of every request had every batch left as soon as it could, each as large and as
+        long as measured.
+
+        The recursion of queueing.measurement.recursion starts from the OBSERVED end of the batch
+        before, so it credits a gateway that loses time with the waiting that the loss has caused
+        behind it. Here the ends are chained:
+
+            start = max(chained end of the server's batch before, arrival of the last member,
+                        fixed: end of max_wait)
+
+        and never later than there.
+        """
+        starts: dict[str, float] = {}
+        ends: dict[int, float] = {}
+        for members in batches(self.requests):
+            server, limit = members[0].server_id, self.starts[members[0].id]
+            ready = max(member.arrived_at for member in members)
+            if (
+                isinstance(self.policy, Fixed)
+                and len(members) < self.policy.batch_size
+                and math.isfinite(self.policy.max_wait)
+            ):
+                ready = max(ready, members[0].arrived_at + self.policy.max_wait)
+            start = min(limit, max(ends.get(server, limit), ready))
+            ends[server] = (
+                start + max(member.server_free_at for member in members) - members[0].dispatched_at
+            )
+            starts |= {member.id: start for member in members}
+        return starts
+
+    def variances(self) -> dict[Compared, AsymptoticVariance]:
+        """The variances of the means as far as known without the delays: by the formula of M/G/1,
+        where the run is one.
+        """
+        instants = [(r.arrived_at, r.server_free_at - r.dispatched_at) for r in self.kept]
+        arrived_at, service_times = np.array(instants).reshape(-1, 2).T
+        delays, sojourns = self.observed("queueing_delay"), self.observed("sojourn_time")
+        single = single_server_variance(arrived_at, delays, service_times)
+        if single is None:
+            return {}
+        known: dict[Compared, AsymptoticVariance] = {"queueing_delay": single}
+        if sojourns.size == delays.size:
+            known["sojourn_time"] = single.with_rest(delays, sojourns)
+        return known
+
     def replayed(
         self, name: Compared, instants: Instants, arrivals: Mapping[str, float] | None = None
     ) -> FloatArray:
-        """The same by a simulation, of the run's own arrivals or of others."""
+        """The quantity by a simulation, of the run's own arrivals or of others."""
         which = 0 if name == "queueing_delay" else 1
         at = arrivals or {r.id: r.arrived_at for r in self.requests}
         return _array(instants[r.id][which] - at[r.id] for r in self.judged(name))
@@ -121,73 +173,49 @@ class EpochSample:
         )
         if not whole > 0 or (order_of(self.policy).preemptive and self.policy.joins_running):
             return math.nan
-        lasted = _lasted if order_of(self.policy).preemptive else _covered
-        return math.fsum(map(lasted, spans.values())) / (whole * len(spans))
+        busy = []
+        for served in spans.values():
+            total, end = 0.0, -math.inf
+            for begin, until in sorted(served):
+                total += max(0.0, until - max(begin, end))
+                end = max(end, until)
+            if order_of(self.policy).preemptive:  # where they were in service no record tells
+                total = math.fsum(until - begin for begin, until in served)
+            busy.append(total)
+        return math.fsum(busy) / (whole * len(spans))
 
 
 def predictor_of(requests: Sequence[Served]) -> PredictorText:
-    """How good the run's own predictions were; of those that the token limit did not cut."""
+    """Estimate how good the run's predictions were, on answers that the token limit did not cut."""
     whole = [
         r
         for r in requests
         if r.completed and r.output_tokens and r.output_tokens != r.max_output_tokens
     ]
     predicted = [r.predicted_output_tokens for r in whole]
-    found = predictor_of_lengths(
+    text = predictor_of_lengths(
         np.array([r.output_tokens for r in whole], dtype=np.float64),
         np.array([math.nan if value is None else value for value in predicted]),
     )
-    return NO_PREDICTION if found is None else parse_predictor(found)
-
-
-def chained_starts(sample: EpochSample) -> dict[str, float]:
-    """Start of every request had every batch left as soon as it could, each as large and as long as
-    measured.
-
-    The recursion of queueing.measurement.recursion starts from the OBSERVED end of the batch
-    before, so it credits a gateway that
-    loses time with the waiting that the loss has caused behind it. Here the ends are chained:
-
-        start = max(chained end of the server's batch before, arrival of the last member, fixed: end
-        of max_wait)
-
-    and never later than there.
-    """
-    starts: dict[str, float] = {}
-    ends: dict[int, float] = {}
-    for members in batches(sample.requests):
-        server, limit = members[0].server_id, sample.starts[members[0].id]
-        ready = max(member.arrived_at for member in members)
-        if (
-            isinstance(sample.policy, Fixed)
-            and len(members) < sample.policy.batch_size
-            and math.isfinite(sample.policy.max_wait)
-        ):
-            ready = max(ready, members[0].arrived_at + sample.policy.max_wait)
-        start = min(limit, max(ends.get(server, limit), ready))
-        ends[server] = (
-            start + max(member.server_free_at for member in members) - members[0].dispatched_at
-        )
-        starts |= {member.id: start for member in members}
-    return starts
+    return NO_PREDICTION if text is None else parse_predictor(text)
 
 
 def first_dispatches(records: Iterable[Record], *, began_idle: bool = False) -> dict[int, float]:
-    """By epoch the first dispatch in it: the epoch began then at the latest. -inf for the first
-    one where nothing can have arrived before it.
+    """Find the first dispatch of every epoch: the epoch began then at the latest. -inf for the
+    first one where nothing can have arrived before it.
 
     A record names the epoch of its last dispatch, so that instant counts, not the sum of its waits.
     """
-    found: dict[int, float] = {}
+    dispatched: dict[int, float] = {}
     for record in records:
         if record.batch_id is None or record.dispatched_at is None:
             continue
         epoch = record.epoch or 0
-        found[epoch] = min(found.get(epoch, math.inf), record.dispatched_at)
-    first = min(found, default=0)
+        dispatched[epoch] = min(dispatched.get(epoch, math.inf), record.dispatched_at)
+    first = min(dispatched, default=0)
     if began_idle or first == 0:
-        found[first] = -math.inf
-    return found
+        dispatched[first] = -math.inf
+    return dispatched
 
 
 def epoch_samples(everyone: Iterable[Served], began_by: Mapping[int, float]) -> list[list[Served]]:
@@ -217,16 +245,16 @@ def timetable_of(
     They are joined by the caller's own id: `request_id` there, `client_request_id` here.
     """
     planned = {record.request_id: at for record in sent if (at := of(record)) is not None}
-    found = {
+    instants = {
         record.request_id: planned[record.client_request_id]
         for record in records
         if record.client_request_id is not None and record.client_request_id in planned
     }
-    return found or None
+    return instants or None
 
 
 def of_others(records: Iterable[Record], sent: Iterable[Record]) -> dict[int, int]:
-    """By epoch, how many requests that are not among `sent` were in the system while those were;
+    """Count by epoch the requests not among `sent` that were in the system while those were;
     none where an epoch has none of them.
     """
     own = {record.request_id for record in sent}
@@ -251,31 +279,6 @@ def of_others(records: Iterable[Record], sent: Iterable[Record]) -> dict[int, in
         for epoch, arrived, released in others
         if epoch in begin and arrived <= end[epoch] and released >= begin[epoch]
     )
-
-
-def _lasted(spans: Iterable[tuple[float, float]]) -> float:
-    """Sum of the lengths: of single requests, which are not where they were in service."""
-    return math.fsum(until - begin for begin, until in spans)
-
-
-def _covered(spans: Iterable[tuple[float, float]]) -> float:
-    """Length of the union."""
-    total, end = 0.0, -math.inf
-    for begin, until in sorted(spans):
-        total += max(0.0, until - max(begin, end))
-        end = max(end, until)
-    return total
-
-
-def _sojourn(request: Served) -> float:
-    assert request.released_at is not None
-    return request.released_at - request.arrived_at
-
-
-def _served_for(request: Served) -> float:
-    """By the engine, without the way of the answer out of the gateway."""
-    assert request.released_at is not None
-    return min(request.released_at, request.server_free_at) - request.dispatched_at
 
 
 def _array(values: Iterable[float]) -> FloatArray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,6 @@ from queueing.measurement.paths import writing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 OBSERVED, PREDICTED, A_PRIORI = "#0b5fb0", "#16191d", "#8a939e"
 FARTHEST = 0.5  # deviation at the end of the axis of differences
@@ -28,78 +27,54 @@ def draw_picture(comparisons: Sequence[Comparison], path: Path, title: str = TIT
 
     mpl.use("Agg")
     import matplotlib.pyplot as plt  # noqa: PLC0415
+    from matplotlib.ticker import LogLocator, NullFormatter  # noqa: PLC0415
 
-    panels = _panels(comparisons)
+    by_load: dict[float | None, list[Comparison]] = {}
+    for comparison in comparisons:
+        load = None if comparison.load is None else round(comparison.load, 2)
+        by_load.setdefault(load, []).append(comparison)
+    loads = sorted(by_load, key=lambda load: load or 0.0)
     paired = any(comparison.check for comparison in comparisons)
     figure, axes = plt.subplots(
         2 if paired else 1,
-        len(panels),
-        figsize=(4.8 * len(panels), 6.4 if paired else 4.4),
+        len(loads),
+        figsize=(4.8 * len(loads), 6.4 if paired else 4.4),
         sharey="row",
         squeeze=False,
         layout="constrained",
         height_ratios=[3, 2] if paired else [1],
     )
-    for column, (heading, group) in enumerate(panels):
-        _panel(axes[0][column], group, paired=paired)
-        axes[0][column].set_title(heading, fontsize=11)
+    for column, load in enumerate(loads):
+        upper, group = axes[0][column], by_load[load]
+        for index, comparison in enumerate(group):
+            (_draw_pair if paired else _draw_marks)(upper, index, comparison)
+        _name_policies(upper, group)
+        upper.set_yscale("log")
+        upper.grid(axis="y", which="major", alpha=0.25)
+        upper.set_title("load not known" if load is None else f"load {load:g}", fontsize=11)
         if paired:
-            _differences(axes[1][column], group)
-    _label_delays(axes[0][0])
+            _draw_differences(axes[1][column], group)
+    delays = axes[0][0]  # all panels share its vertical axis
+    delays.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    delays.yaxis.set_major_formatter("{x:g}")
+    delays.yaxis.set_minor_formatter(NullFormatter())
+    delays.set_ylabel("mean queueing delay (ms)")
     if paired:
         axes[1][0].set_ylabel("observed / model - 1 (%)")
-    _add_legend(figure, axes.flat)
+    marks = {
+        label: handle  # each mark once, whichever panel has it
+        for axis in axes.flat
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(
+        marks.values(), marks.keys(), frameon=False, loc="outside lower center", ncols=3, fontsize=9
+    )
     figure.suptitle(title, fontsize=12)
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=130)
     plt.close(figure)
     return path
-
-
-def _label_delays(axis: Axes) -> None:
-    """Of all panels: they share their vertical axis."""
-    from matplotlib.ticker import LogLocator, NullFormatter  # noqa: PLC0415
-
-    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axis.yaxis.set_major_formatter("{x:g}")
-    axis.yaxis.set_minor_formatter(NullFormatter())
-    axis.set_ylabel("mean queueing delay (ms)")
-
-
-def _add_legend(figure: Figure, axes: Iterable[Axes]) -> None:
-    """Each mark once, whichever panel has it."""
-    marks = {
-        label: handle
-        for axis in axes
-        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
-    }
-    figure.legend(
-        marks.values(), marks.keys(), frameon=False, loc="outside lower center", ncols=3, fontsize=9
-    )
-
-
-def _panels(comparisons: Sequence[Comparison]) -> list[tuple[str, list[Comparison]]]:
-    by_load: dict[float | None, list[Comparison]] = {}
-    for comparison in comparisons:
-        by_load.setdefault(
-            None if comparison.load is None else round(comparison.load, 2), []
-        ).append(comparison)
-    loads = sorted(by_load, key=lambda load: load or 0.0)
-    return [
-        ("load not known" if load is None else f"load {load:g}", by_load[load]) for load in loads
-    ]
-
-
-def _panel(axis: Axes, group: Sequence[Comparison], *, paired: bool) -> None:
-    for index, comparison in enumerate(group):
-        if paired:
-            _draw_pair(axis, index, comparison)
-        else:
-            _draw_marks(axis, index, comparison)
-    _name_policies(axis, group)
-    axis.set_yscale("log")
-    axis.grid(axis="y", which="major", alpha=0.25)
 
 
 def _name_policies(axis: Axes, group: Sequence[Comparison]) -> None:
@@ -136,8 +111,8 @@ def _draw_pair(axis: Axes, index: int, comparison: Comparison) -> None:
         )
 
 
-def _differences(axis: Axes, group: Sequence[Comparison]) -> None:
-    """Of the pairs, in percent with 95 % intervals, which the panel may cut."""
+def _draw_differences(axis: Axes, group: Sequence[Comparison]) -> None:
+    """Differences of the pairs in percent, with 95 % intervals, which the panel may cut."""
     axis.axhspan(-100 * AGREE, 100 * AGREE, color=A_PRIORI, alpha=0.15, linewidth=0)
     axis.axhline(0, color=PREDICTED, linewidth=0.8)
     for index, check in enumerate(comparison.check for comparison in group):

@@ -1,22 +1,22 @@
-"""What a run was meant to be, simulated under the calibrated law: its requests at the timetable's
-instants, with the predictions that came along or with those of the predictor that was asked for.
+"""The run as it was meant to be, simulated under the calibrated law: its requests at the
+timetable's instants, with the predictions that came along or with those of the predictor that was
+asked for.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
-from loadgen.compare.comparison import Instants, Ratio, Theory
+from loadgen.compare.comparison import Instants, RatioInterval, Theory
 from loadgen.compare.epoch_sample import EpochSample
 from policies.ordered import order_of
 from queueing.measurement.batch_means import student
-from queueing.measurement.recursion import Served
 from queueing.measurement.statistics import FloatArray
-from queueing.models.soap.predictor_text import NO_PREDICTION, PredictorText
+from queueing.models.soap.predictor_text import NO_PREDICTION
 from queueing.models.soap.token_orders import predicted_tokens
 
 JOINED = 0.95  # share of the requests that the load run's file must know
@@ -39,42 +39,39 @@ def as_planned(
 
 
 def may_err_otherwise(sample: EpochSample, theory: Theory) -> bool:
-    """Whether the order reads predictions, and a predictor was asked for that they can be compared
-    with.
+    """True where the order reads predictions, and a predictor was asked for that they can be
+    compared with.
     """
     return theory.predictor is not None and order_of(sample.policy).predicts
 
 
-def with_asked_predictions(sample: EpochSample, theory: Theory, planned: FloatArray) -> Ratio:
+def with_asked_predictions(
+    sample: EpochSample, theory: Theory, planned: FloatArray
+) -> RatioInterval:
     """Mean of the planned values, seconds, had the predictions been drawn from the predictor that
     was asked for; the half width is that of one draw about it.
     """
     if not may_err_otherwise(sample, theory):
-        return Ratio(float(planned.mean()), 0.0)
+        return RatioInterval(float(planned.mean()), 0.0)
     predictor = theory.predictor
     assert predictor is not None
     at = _intended(sample) or {r.id: r.arrived_at for r in sample.requests}
     draws = 1 if predictor.name in ("none", "exact") else DRAWS
+    ids = [request.id for request in sample.requests]
+    lengths = np.array([max(1, r.output_tokens) for r in sample.requests], dtype=np.float64)
     means = []
     for stream in np.random.SeedSequence(len(sample.requests)).spawn(draws):
-        predicted = _predicted(sample.requests, predictor, np.random.default_rng(stream))
+        rng = np.random.default_rng(stream)
+        predicted: dict[str, float | None] = dict.fromkeys(ids)
+        if predictor != NO_PREDICTION:
+            drawn = predicted_tokens(predictor, rng, lengths, int(lengths.max()))
+            predicted.update(zip(ids, drawn.tolist(), strict=True))
         instants = _replayed_at(sample, theory, at, predicted)
         means.append(float(sample.replayed(sample.compared, instants, at).mean()))
     if draws == 1:
-        return Ratio(means[0], 0.0)
+        return RatioInterval(means[0], 0.0)
     spread = student(draws - 1, 0.95) * math.sqrt(1 + 1 / draws) * float(np.std(means, ddof=1))
-    return Ratio(float(np.mean(means)), spread)
-
-
-def _predicted(
-    requests: Sequence[Served], predictor: PredictorText, rng: np.random.Generator
-) -> Mapping[str, float | None]:
-    """Predictions drawn anew, by id."""
-    if predictor == NO_PREDICTION:
-        return dict.fromkeys(request.id for request in requests)
-    lengths = np.array([max(1, request.output_tokens) for request in requests], dtype=np.float64)
-    drawn = predicted_tokens(predictor, rng, lengths, int(lengths.max()))
-    return dict(zip([request.id for request in requests], drawn.tolist(), strict=True))
+    return RatioInterval(float(np.mean(means)), spread)
 
 
 def _intended(sample: EpochSample) -> dict[str, float] | None:
@@ -99,10 +96,10 @@ def _replayed_at(
     predicted: Mapping[str, float | None] | None = None,
 ) -> Instants:
     assert theory.replay is not None
-    told = predicted or {r.id: r.predicted_output_tokens for r in sample.requests}
+    predictions = predicted or {r.id: r.predicted_output_tokens for r in sample.requests}
     moved = sorted(
         (
-            dataclasses.replace(r, arrived_at=at[r.id], predicted_output_tokens=told[r.id])
+            dataclasses.replace(r, arrived_at=at[r.id], predicted_output_tokens=predictions[r.id])
             for r in sample.requests
         ),
         key=lambda r: r.arrived_at,

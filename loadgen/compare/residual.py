@@ -1,4 +1,4 @@
-"""Where observed and predicted part: the difference as a sum of named parts, and one verdict a
+"""The difference between observed and predicted as a sum of named parts, and one verdict a
 cell.
 
 Every part changes one thing between two means of the compared quantity (queueing delay; for
@@ -14,7 +14,7 @@ continuous the sojourn), so the parts add up to observed - predicted exactly:
     V4  the same at the run's speed
     V5  the same with the run's scatter of service times
     V6  the run's own batches and service times, each dispatched as soon as it could be
-        (loadgen.compare.epoch_sample.chained_starts)
+        (loadgen.compare.epoch_sample.EpochSample)
     V7  observed
 
     part                what it is                             its chance
@@ -58,8 +58,7 @@ from collections.abc import Iterable
 
 from loadgen.compare.comparison import (
     Comparison,
-    Estimate,
-    Part,
+    DifferencePart,
     Predicted,
     SamplingError,
     Split,
@@ -85,7 +84,6 @@ PARTS = (
     "shape",
     "gateway",
 )
-SERVICE_LAW = ("speed", "scatter", "shape")
 SHARE = 0.25  # of the difference that a part must explain to be named
 ORDERED = "with the time that the gateway lost, which no recursion tells apart under this order"
 
@@ -93,7 +91,9 @@ ORDERED = "with the time that the gateway lost, which no recursion tells apart u
 def sampling_error_of(
     sample: EpochSample, theory: Theory, a_priori: Predicted
 ) -> SamplingError | None:
-    """What runs of this length do by theory; None where there is no prediction or no simulator."""
+    """The sampling error of runs of this length by theory; None where there is no prediction or no
+    simulator.
+    """
     predicted = getattr(a_priori, sample.compared)
     if (
         predicted is None
@@ -132,33 +132,29 @@ def split(
     scattered = at_speed if speed.cv == law.cv or sample.policy.joins_running else simulated(speed)
     at_once, observed = sample.without_lost_time(name), sample.observed(name)
     ordered = not is_first_come(sample.policy)
-    parts: tuple[Part, ...] = (
-        *_asked_parts(predicted, as_asked.value, sampling),
-        Part("predictor", float(planned.mean()) - as_asked.value, as_asked.half_width),
+    expected, known = sampling.long_run, sampling.long_run_half_width
+    parts = [DifferencePart("theory", expected - predicted, known)]
+    if sampling.process is not None:
+        half_width = math.hypot(sampling.process_half_width, known)
+        parts.append(DifferencePart("process", sampling.process - expected, half_width))
+        expected, known = sampling.process, sampling.process_half_width
+    slower = _difference("speed", delivered, at_speed)
+    if off := speed.factor / law.speed - 1:  # the interval of the factor, by the part's own slope
+        slower = dataclasses.replace(
+            slower, half_width=abs(slower.seconds / off) * speed.half_width
+        )
+    parts += [
+        DifferencePart("arrivals", as_asked.value - expected, math.hypot(sampling.spread, known)),
+        DifferencePart("predictor", float(planned.mean()) - as_asked.value, as_asked.half_width),
         dataclasses.replace(_difference("sender", planned, delivered), note=note),
-        _speed_part(theory, speed, delivered, at_speed),
+        slower,
         _difference("scatter", at_speed, scattered),
         dataclasses.replace(_difference("shape", scattered, at_once), note=ORDERED * ordered),
         _difference("gateway", at_once, observed),
-    )
+    ]
     absent = {"gateway": ordered, "predictor": not may_err_otherwise(sample, theory)}
-    parts = tuple(part for part in parts if not absent.get(part.name))
-    return Split(predicted=predicted, observed=float(observed.mean()), parts=parts)
-
-
-def _asked_parts(predicted: float, as_asked: float, sampling: SamplingError) -> tuple[Part, ...]:
-    """From the prediction to the requests that were drawn."""
-    long_run, half_width = sampling.long_run, sampling.long_run_half_width
-    theory = Part("theory", long_run - predicted, half_width)
-    if sampling.process is None:
-        return theory, _arrivals(as_asked - long_run, sampling.spread, half_width)
-    own = sampling.process_half_width
-    process = Part("process", sampling.process - long_run, math.hypot(own, half_width))
-    return theory, process, _arrivals(as_asked - sampling.process, sampling.spread, own)
-
-
-def _arrivals(seconds: float, spread: float, half_width: float) -> Part:
-    return Part("arrivals", seconds, math.hypot(spread, half_width))
+    present = tuple(part for part in parts if not absent.get(part.name))
+    return Split(predicted=predicted, observed=float(observed.mean()), parts=present)
 
 
 def parts_of(comparisons: Iterable[Comparison]) -> tuple[str, ...]:
@@ -172,11 +168,8 @@ def parts_of(comparisons: Iterable[Comparison]) -> tuple[str, ...]:
 
 def verdict(comparison: Comparison) -> Verdict:
     """One cell against the prediction a priori, in words, by the rules above."""
-    return _verdict(comparison, comparison.quantity.a_priori, comparison.split)
-
-
-def _verdict(comparison: Comparison, predicted: Estimate | None, found: Split | None) -> Verdict:
-    observed = comparison.quantity.observed
+    observed, predicted = comparison.quantity.observed, comparison.quantity.a_priori
+    difference = comparison.split
     if predicted is None:
         unstable = comparison.load is not None and comparison.load >= 1
         return Verdict(
@@ -188,39 +181,32 @@ def _verdict(comparison: Comparison, predicted: Estimate | None, found: Split | 
     within = not comparison.too_short and observed.covers(predicted.mean)
     if within or abs(predicted.deviation) <= AGREE:
         return Verdict("agree", "agree")
-    if found is None and not comparison.too_short:
+    if difference is None and not comparison.too_short:
         return Verdict("differ", f"differ by {_percent(predicted.deviation)}")
-    cause = None if found is None else cause_of(found)
-    return (
-        Verdict("sampling noise", "sampling noise")
-        if cause is None
-        else Verdict(cause.name, _in_words(cause, comparison))
-    )
+    cause = None if difference is None else cause_of(difference)
+    if cause is None:
+        return Verdict("sampling noise", "sampling noise")
+    return Verdict(cause.name, _in_words(cause, comparison))
 
 
 def disturbance(comparison: Comparison) -> str:
-    """How many requests of other clients were measured along."""
+    """Say how many requests of other clients were measured along."""
     return f"{counted(comparison.of_others, 'request')} of other clients in its queue"
 
 
-def cause_of(found: Split) -> Part | None:
+def cause_of(difference: Split) -> DifferencePart | None:
     """The part that a difference is named after; None where all of it may be chance."""
     candidates = [
         p
-        for p in found.parts
+        for p in difference.parts
         if p.significant
-        and p.seconds * found.total > 0
-        and abs(p.seconds) >= SHARE * abs(found.total)
+        and p.seconds * difference.total > 0
+        and abs(p.seconds) >= SHARE * abs(difference.total)
     ]
     return max(candidates, key=lambda part: abs(part.seconds), default=None)
 
 
-def largest(found: Split) -> Part:
-    """The part with the largest absolute value, beyond chance or not."""
-    return max(found.parts, key=lambda part: abs(part.seconds))
-
-
-def _in_words(cause: Part, comparison: Comparison) -> str:
+def _in_words(cause: DifferencePart, comparison: Comparison) -> str:
     speed, calibrated = comparison.speed, comparison.calibrated
     if cause.name == "speed" and speed and calibrated:
         ratio = speed.factor / calibrated.factor - 1
@@ -248,19 +234,10 @@ def _percent(share: float) -> str:
     return f"{abs(share) * 100:.0f} %"
 
 
-def _difference(name: str, before: FloatArray, after: FloatArray) -> Part:
+def _difference(name: str, before: FloatArray, after: FloatArray) -> DifferencePart:
     """after - before; paired, so that what both share drops out of the interval."""
-    return Part(
+    return DifferencePart(
         name,
         float(after.mean()) - float(before.mean()),
         batch_means_interval(after - before).half_width,
     )
-
-
-def _speed_part(theory: Theory, speed: Speed, before: FloatArray, after: FloatArray) -> Part:
-    """The half width is that of the factor, carried over by the part's own slope."""
-    part = _difference("speed", before, after)
-    off = speed.factor / theory.law.speed - 1
-    if not off:
-        return part
-    return dataclasses.replace(part, half_width=abs(part.seconds / off) * speed.half_width)

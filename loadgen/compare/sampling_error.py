@@ -35,35 +35,35 @@ LONG_RUN, GENERIC_LONG_RUN = 200_000, 5_000  # requests
 def sampling_error(
     model: Model, rate: float, count: int, compared: Compared, answer: Predicted, *, seed: int = 0
 ) -> SamplingError | None:
-    """Of the mean over `count` requests; None where there is no steady state or the run is too
-    short to have a mean. `answer`: for Poisson arrivals, whatever the model's process.
+    """Estimate that of the mean over `count` requests; None where there is no steady state or the
+    run is too short to have a mean. `answer`: for Poisson arrivals, whatever the model's process.
     """
-    mean = getattr(answer, compared)
-    if mean is None or not math.isfinite(mean) or count - warm_up(count) < 2:
+    mean, dropped = getattr(answer, compared), warm_up(count)
+    if mean is None or not math.isfinite(mean) or count - dropped < 2:
         return None
-    poisson = dataclasses.replace(model, arrival_process=None, arrival_scv=1.0)
-    long_run, half_width = _long_run(poisson, rate, compared, answer, seed)
+    long_run, half_width = mean, 0.0
+    if answer.method == "approximation":
+        poisson = dataclasses.replace(model, arrival_process=None, arrival_scv=1.0)
+        long_run, half_width = _simulated(poisson, rate, compared, seed)
     if long_run is None:
         return None
-    found = SamplingError(long_run, half_width, _spread(model, rate, count, compared, seed))
-    if model.arrival_process is None:
-        return found
-    process, of_process = _simulated(model, rate, compared, seed)
-    return dataclasses.replace(found, process=process, process_half_width=of_process)
-
-
-def _long_run(
-    model: Model, rate: float, compared: Compared, answer: Predicted, seed: int
-) -> tuple[float | None, float]:
-    """The steady state that the formula stands for, and the half width of what we know about it."""
-    if answer.method != "approximation":
-        return getattr(answer, compared), 0.0
-    return _simulated(model, rate, compared, seed)
+    runs = RUNS if is_compiled(model) else GENERIC_RUNS
+    patient = dataclasses.replace(model, patience=None)
+    means = [
+        float(np.mean(getattr(simulate_run(patient, rate, count, stream), compared)[dropped:]))
+        for stream in np.random.SeedSequence((seed, count)).spawn(runs)
+    ]
+    spread = student(runs - 1, 0.95) * float(np.std(means, ddof=1)) * math.sqrt(1 + 1 / runs)
+    process, of_process = None, 0.0
+    if model.arrival_process is not None:
+        process, of_process = _simulated(model, rate, compared, seed)
+    return SamplingError(long_run, half_width, spread, process, of_process)
 
 
 def _simulated(
     model: Model, rate: float, compared: Compared, seed: int
 ) -> tuple[float | None, float]:
+    """The mean of one long simulation, and the half width of what is known about it."""
     try:
         simulated = simulate_model(
             model,
@@ -73,21 +73,5 @@ def _simulated(
         )
     except PredictionError:
         return None, math.inf
-    found = getattr(simulated, compared)
-    return found.mean, NORMAL * (found.standard_error or 0.0)
-
-
-def _spread(model: Model, rate: float, count: int, compared: Compared, seed: int) -> float:
-    runs = RUNS if is_compiled(model) else GENERIC_RUNS
-    means = [
-        _mean(model, rate, count, compared, stream)
-        for stream in np.random.SeedSequence((seed, count)).spawn(runs)
-    ]
-    return student(runs - 1, 0.95) * float(np.std(means, ddof=1)) * math.sqrt(1 + 1 / runs)
-
-
-def _mean(
-    model: Model, rate: float, count: int, compared: Compared, stream: np.random.SeedSequence
-) -> float:
-    run = simulate_run(dataclasses.replace(model, patience=None), rate, count, stream)
-    return float(np.mean(getattr(run, compared)[warm_up(count) :]))
+    quantity = getattr(simulated, compared)
+    return quantity.mean, NORMAL * (quantity.standard_error or 0.0)

@@ -1,4 +1,4 @@
-"""What stands beside an observation: the simulator on the run's own arrivals, predictions, the
+"""The theory beside an observation: the simulator on the run's own arrivals, predictions, the
 published formula, the sampling error.
 """
 
@@ -12,7 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from loadgen.compare.comparison import Compared, PaperKind, Predicted, SamplingError, Theory
+from loadgen.compare.comparison import (
+    QUANTITIES,
+    Compared,
+    PaperKind,
+    Predicted,
+    SamplingError,
+    Theory,
+)
 from loadgen.compare.epoch_sample import predictor_of
 from loadgen.compare.sampling_error import sampling_error
 from policies import Continuous, Dynamic, Fixed, Policy, Single, SpecError
@@ -23,14 +30,15 @@ from queueing.errors import PredictionError, UnstableQueueError
 from queueing.estimation.checked import CheckedRun, check_run, cut_at, requests_of, trace_of
 from queueing.estimation.replayed import replayed
 from queueing.estimation.window.of_run import window_of_run
-from queueing.estimation.window_queue import RARELY_CUT
+from queueing.estimation.window.snapshot import Snapshot
+from queueing.estimation.window_queue import heeded_batch_tokens
 from queueing.latency.law import LatencyModel
 from queueing.measurement.recursion import Served, prompts_cut
 from queueing.model import Model, step_bound
 from queueing.models.soap.predictor_text import PredictorText
 from queueing.prediction import predict_model
 from queueing.prediction.by_length import ByLength, durations_by_length
-from queueing.result import LEVELS, Quantiles
+from queueing.result import LEVELS
 
 ONE_TOKEN = TokenDistribution(np.array([0.0, 1.0]))  # a replay draws no lengths
 
@@ -51,7 +59,7 @@ def theory_of(
     `step_tokens`: of an engine that computes long prompts in parts; `batch_tokens`: of all prompts
     of a batch.
     """
-    asked = _Asked(
+    asked = AskedQueue(
         law,
         output_tokens,
         asked_rate,
@@ -77,8 +85,8 @@ def theory_of(
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """What was asked of a run."""
+class AskedQueue:
+    """The queue that a run was asked to be."""
 
     law: LatencyModel
     output_tokens: TokenDistribution | None
@@ -101,10 +109,10 @@ class _Asked:
         )
 
     def check(
-        self, policy: Policy, requests: Sequence[Served], shortest_delay: float
+        self, policy: Policy, requests: Sequence[Served], window: Snapshot
     ) -> CheckedRun | None:
-        seen, model = window_of_run(requests, shortest_delay), self.calibrated(policy, requests)
-        return check_run(seen, cut_at(model, self.batch_tokens), flows_of(requests))
+        model = cut_at(self.calibrated(policy, requests), self.batch_tokens)
+        return check_run(window, model, flows_of(requests))
 
     def predict(
         self, policy: Policy, rate: float, requests: Sequence[Served], at: LatencyModel
@@ -150,7 +158,13 @@ class _Asked:
         return self._model(policy, requests, self.law)
 
     def _model(self, policy: Policy, requests: Sequence[Served], at: LatencyModel) -> Model:
-        step = step_bound(policy, self.max_num_seqs, self.step_tokens, self._cut(requests))
+        cut = None
+        if self.batch_tokens is not None:
+            batches = np.array([request.batch_id for request in requests])
+            prompts = np.array([request.prompt_tokens for request in requests])
+            share = prompts_cut(batches, prompts, self.batch_tokens)
+            cut = heeded_batch_tokens(self.batch_tokens, share)
+        step = step_bound(policy, self.max_num_seqs, self.step_tokens, cut)
         return Model(
             policy=policy,
             output_tokens=self.output_tokens or lengths_of(requests),
@@ -161,16 +175,6 @@ class _Asked:
             servers=servers_of(requests),
             predictor=self.predictor or predictor_of(requests),
         )
-
-    def _cut(self, requests: Sequence[Served]) -> int | None:
-        """The bound on the prompts of a batch, where it mattered in the run."""
-        if self.batch_tokens is None:
-            return None
-        batches, prompts = (
-            np.array([getattr(r, name) for r in requests]) for name in ("batch_id", "prompt_tokens")
-        )
-        cut = prompts_cut(batches, prompts, self.batch_tokens)
-        return self.batch_tokens if cut > RARELY_CUT else None
 
 
 def lengths_of(requests: Sequence[Served]) -> TokenDistribution:
@@ -184,7 +188,7 @@ def prompts_of(requests: Sequence[Served]) -> TokenDistribution:
 
 
 def servers_of(requests: Sequence[Served]) -> int:
-    """How many servers the run shows."""
+    """The number of servers that the run shows."""
     return 1 + max(request.server_id for request in requests)
 
 
@@ -211,15 +215,18 @@ def replay_arrivals(
         step_tokens=step_tokens,
         servers=servers_of(requests),
     )
-    told, flows = requests_of(window_of_run(requests), model), flows_of(requests)
-    found = replayed(model, trace_of(told, flows), seed=seed)
-    starts, releases = found.dispatched.mean(axis=0).tolist(), found.released.mean(axis=0).tolist()
-    ids = [requests[row].id for row in told.row.tolist()]
+    entering, flows = requests_of(window_of_run(requests), model), flows_of(requests)
+    replay = replayed(model, trace_of(entering, flows), seed=seed)
+    starts, releases = (
+        replay.dispatched.mean(axis=0).tolist(),
+        replay.released.mean(axis=0).tolist(),
+    )
+    ids = [requests[row].id for row in entering.row.tolist()]
     return dict(zip(ids, zip(starts, releases, strict=True), strict=True))
 
 
 def flows_of(requests: Sequence[Served]) -> npt.NDArray[np.str_]:
-    """Of each, in their order."""
+    """The flow of each request, in their order."""
     return np.array([request.flow or "" for request in requests], dtype=np.str_)
 
 
@@ -231,21 +238,26 @@ def predict_means(model: Model, rate: float, method: str = "auto") -> Predicted:
     if not 0 < rate < math.inf:
         return nothing
     try:
-        found = predict_model(model, rate, method)
+        answer = predict_model(model, rate, method)
     except UnstableQueueError as error:
         return dataclasses.replace(nothing, load=error.load)
     except PredictionError:
         return nothing
     return Predicted(
-        load=found.load,
-        queueing_delay=found.queueing_delay.mean,
-        sojourn_time=found.sojourn_time.mean,
-        method=found.method,
-        utilisation=found.utilisation,
-        batch_size=found.batch_size.mean,
+        load=answer.load,
+        queueing_delay=answer.queueing_delay.mean,
+        sojourn_time=answer.sojourn_time.mean,
+        method=answer.method,
+        utilisation=answer.utilisation,
+        batch_size=answer.batch_size.mean,
         quantiles={
-            "queueing_delay": _levels(found.queueing_delay),
-            "sojourn_time": _levels(found.sojourn_time),
+            name: {
+                level: value
+                for level in LEVELS
+                if (value := getattr(getattr(answer, name), level)) is not None
+                and math.isfinite(value)
+            }
+            for name in QUANTITIES
         },
     )
 
@@ -279,10 +291,3 @@ def published_delay(model: Model, rate: float) -> tuple[float, PaperKind] | None
         else "printed"
     )
     return None if mean is None else (mean, kind)
-
-
-def _levels(quantiles: Quantiles) -> dict[str, float]:
-    found = {level: getattr(quantiles, level) for level in LEVELS}
-    return {
-        level: value for level, value in found.items() if value is not None and math.isfinite(value)
-    }

@@ -1,1 +1,1 @@
-"""What a run is said to have shown."""
+"""Reports of runs: on a terminal, in files, as a page."""

@@ -57,8 +57,8 @@ class Stream:
     in_order: bool | None = None
 
     def audit(self, significance: float = SIGNIFICANCE, budget: Budget | None = None) -> Audit:
-        """Judge it."""
-        found = audit_arrivals(
+        """Judge it; requests due at once by their order alone."""
+        audit = audit_arrivals(
             self.instants,
             asked_rate=self.asked_rate,
             intended=self.intended,
@@ -66,7 +66,19 @@ class Stream:
             significance=significance,
             budget=budget,
         )
-        return found if self.in_order is None else _by_order(found, in_order=self.in_order)
+        if self.in_order is None:
+            return audit
+        within = f"in the order of the timetable, within {short_number(audit.span, 3)} s"
+        other = "requests left in another order than the timetable's"
+        return dataclasses.replace(
+            audit,
+            verdict=f"as asked ({ALL_AT_ONCE}): {within}"
+            if self.in_order
+            else f"not as asked ({ALL_AT_ONCE}): {other}",
+            reasons=() if self.in_order else (other,),
+            valid=self.in_order,
+            lateness=None,
+        )
 
     def planned(self, significance: float = SIGNIFICANCE) -> Audit:
         """The audit of the timetable itself: what chance has drawn is not the sender's doing."""
@@ -79,21 +91,6 @@ class Stream:
         )
 
 
-def _by_order(audit: Audit, *, in_order: bool) -> Audit:
-    reasons: tuple[str, ...] = (
-        () if in_order else ("requests left in another order than the timetable's",)
-    )
-    said = (
-        f"in the order of the timetable, within {short_number(audit.span, 3)} s"
-        if in_order
-        else reasons[0]
-    )
-    verdict = f"{'as asked' if in_order else 'not as asked'} ({ALL_AT_ONCE}): {said}"
-    return dataclasses.replace(
-        audit, verdict=verdict, reasons=reasons, valid=in_order, lateness=None
-    )
-
-
 def instant_of(record: Record) -> float | None:
     """The earliest instant at which a gateway had the request; a simulation's only one."""
     return record.arrived_at if record.received_at is None else record.received_at
@@ -104,7 +101,7 @@ def streams_of(runs: Sequence[tuple[Path, Header, list[Record], bool]]) -> list[
     ValueError naming a file without any.
     """
     sent = [(header, records) for _, header, records, _ in runs if header.writer == "load"]
-    found: list[Stream] = []
+    every: list[Stream] = []
     for path, header, records, cut in runs:
         streams = (
             [sent_stream(path.name, header, records)]
@@ -116,11 +113,11 @@ def streams_of(runs: Sequence[tuple[Path, Header, list[Record], bool]]) -> list[
                 f"{path}: got no instant of sending or of arrival; expected a run file with at "
                 "least one request"
             )
-        found += [
+        every += [
             dataclasses.replace(stream, incomplete=incomplete(header, records, cut=cut))
             for stream in streams
         ]
-    return found
+    return every
 
 
 def asked(configuration: Mapping[str, Any]) -> tuple[str, float | None]:
@@ -142,20 +139,29 @@ def asked(configuration: Mapping[str, Any]) -> tuple[str, float | None]:
 
 
 def asked_of(header: Header, sent: Iterable[Record]) -> tuple[str, float | None]:
-    """The same, of a run that may have held requests back."""
+    """Process and rate of a run that may have held requests back."""
     process, rate = asked(header.configuration)
     held = process != ALL_AT_ONCE and any(record.held_until is not None for record in sent)
     return (PARTLY_CLOSED, None) if held else (process, rate)
 
 
 def sent_stream(name: str, header: Header, records: Iterable[Record]) -> Stream:
-    """What a load generator sent."""
+    """The arrivals that a load generator sent."""
     sent = [record for record in records if record.sent_at is not None]
     process, rate = asked_of(header, sent)
     due = [at for record in sent if (at := due_at(record)) is not None]
     intended = _array(due) if due and len(due) == len(sent) else None
     if process == ALL_AT_ONCE:
-        in_order = None if intended is None else _in_order(sent)
+        by_sender: dict[int | None, list[float]] = {}  # several do not wait for one another
+        for record in sorted(sent, key=row_of):
+            by_sender.setdefault(record.sender_id, []).append(record.sent_at or 0.0)
+        in_order = None
+        if intended is not None:
+            in_order = all(
+                earlier <= later
+                for instants in by_sender.values()
+                for earlier, later in pairwise(instants)
+            )
         return Stream(
             name=name, instants=_instants(sent), what="sent", process=process, in_order=in_order
         )
@@ -173,27 +179,30 @@ def _instants(sent: Iterable[Record]) -> FloatArray:
     return _array(record.sent_at for record in sent if record.sent_at is not None)
 
 
-def _in_order(sent: Iterable[Record]) -> bool:
-    """Sender by sender: several of them do not wait for one another."""
-    by_sender: dict[int | None, list[float]] = {}
-    for record in sorted(sent, key=row_of):
-        by_sender.setdefault(record.sender_id, []).append(record.sent_at or 0.0)
-    return all(
-        earlier <= later for instants in by_sender.values() for earlier, later in pairwise(instants)
-    )
-
-
 def _received_streams(
     path: Path,
     header: Header,
     records: Iterable[Record],
     sent: Sequence[tuple[Header, list[Record]]],
 ) -> Iterator[Stream]:
-    """What a gateway received, or a simulation had arrive, epoch by epoch."""
-    epochs = _calls_by_epoch(header, records)
-    for epoch, calls in sorted(epochs.items()):
-        process, rate, intended = _asked_and_intended(header, calls, sent)
+    """The arrivals that a gateway received, or a simulation had, epoch by epoch."""
+    epochs: dict[int, dict[str, Record]] = {}  # the first sequence of each call
+    for record in records:
+        if instant_of(record) is not None:
+            call = record.request_id
+            if header.writer == "gateway":
+                call = call.rpartition("-")[0]
+            epochs.setdefault(record.epoch or 0, {}).setdefault(call, record)
+    for epoch, first in sorted(epochs.items()):
+        calls = list(first.values())
         instants = _array(at for record in calls if (at := instant_of(record)) is not None)
+        (process, rate), intended = asked(header.configuration), None
+        for other, rows in sent:  # the load generator's run that sent all these calls
+            due = timetable_of(calls, rows, due_at) or {}
+            if len(due) == len(calls):
+                process, rate = asked_of(other, rows)
+                intended = _array(due[record.request_id] for record in calls)
+                break
         if intended is not None and (
             process == ALL_AT_ONCE or abs(float(np.median(instants - intended))) > FAR
         ):
@@ -201,38 +210,11 @@ def _received_streams(
         yield Stream(
             name=path.name if len(epochs) == 1 else f"{path.name}, epoch {epoch}",
             instants=instants,
-            what="received" if all(each.received_at is not None for each in calls) else "arrived",
+            what="received" if all(r.received_at is not None for r in calls) else "arrived",
             asked_rate=rate,
             process=process,
             intended=intended,
         )
-
-
-def _calls_by_epoch(header: Header, records: Iterable[Record]) -> dict[int, list[Record]]:
-    """The first sequence of each call."""
-    epochs: dict[int, dict[str, Record]] = {}
-    for record in records:
-        if instant_of(record) is not None:
-            call = (
-                record.request_id.rpartition("-")[0]
-                if header.writer == "gateway"
-                else record.request_id
-            )
-            epochs.setdefault(record.epoch or 0, {}).setdefault(call, record)
-    return {epoch: list(calls.values()) for epoch, calls in epochs.items()}
-
-
-def _asked_and_intended(
-    header: Header, calls: Sequence[Record], sent: Iterable[tuple[Header, list[Record]]]
-) -> tuple[str, float | None, FloatArray | None]:
-    """Process, rate and intended instants by the load generator's run that sent all these calls;
-    process and rate by the header where none of the runs did.
-    """
-    for other, rows in sent:
-        due = timetable_of(calls, rows, due_at) or {}
-        if len(due) == len(calls):
-            return *asked_of(other, rows), _array(due[record.request_id] for record in calls)
-    return *asked(header.configuration), None
 
 
 def _array(values: Iterable[float]) -> FloatArray:

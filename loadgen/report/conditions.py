@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from loadgen.compare.assertions import Assertion, broken_lines, parse_assertions, require_known
-from loadgen.compare.cells import ReportCell, values_of
+from loadgen.compare.cells import ReportCell
 from loadgen.compare.compare import compare
 from loadgen.report.html import ReportData
 from queueing.measurement.record import Record
@@ -21,7 +21,18 @@ def parse_conditions(texts: Iterable[str]) -> list[Assertion]:
     """
     conditions = parse_assertions(texts)
     if conditions:
-        require_known(conditions, values_of(_any_cell()))
+        instants = dict.fromkeys(("arrived_at", "dispatched_at"), 0.0)
+        ends = dict.fromkeys(("server_free_at", "released_at"), 1.0)
+        counts = {"epoch": 0, "server_id": 0, "prompt_tokens": 1, "output_tokens": 1}
+        shared = {"outcome": "completed", "policy": "single", "batch_size": 1} | counts
+        records = [
+            msgspec.convert(
+                instants | ends | shared | {"request_id": str(i), "batch_id": i}, Record
+            )
+            for i in range(2)
+        ]
+        any_cell = ReportCell(name="", comparison=compare(records)[0], load=None)
+        require_known(conditions, any_cell.values())
     return conditions
 
 
@@ -30,27 +41,8 @@ def broken(conditions: Sequence[Assertion], data: ReportData) -> list[str]:
     if not conditions:
         return []
     lines = [
-        line for cell in data.cells for line in broken_lines(conditions, values_of(cell), cell.name)
+        line for cell in data.cells for line in broken_lines(conditions, cell.values(), cell.name)
     ]
     return lines + [
         f"{cell.name}: got no result ({cell.state}); expected one to check" for cell in data.missing
     ]
-
-
-def _any_cell() -> ReportCell:
-    """Of two requests: its values have the names of every cell's."""
-    instants = {"arrived_at": 0.0, "dispatched_at": 0.0, "server_free_at": 1.0, "released_at": 1.0}
-    shared = {
-        "outcome": "completed",
-        "policy": "single",
-        "epoch": 0,
-        "server_id": 0,
-        "batch_size": 1,
-        "prompt_tokens": 1,
-        "output_tokens": 1,
-    }
-    records = [
-        msgspec.convert(instants | shared | {"request_id": str(i), "batch_id": i}, Record)
-        for i in range(2)
-    ]
-    return ReportCell(name="", comparison=compare(records)[0], load=None)

@@ -1,5 +1,5 @@
-"""What `kendall load` says of a run: the summary, whether it was the run that was asked for, which
-conditions broke.
+"""The report of `kendall load` on a run: the summary, whether it was the run that was asked for,
+which conditions broke.
 
 Exit status: 3 where more requests failed than --max-failed-fraction allows, the records contradict
 Little's law, or a condition or a lateness budget that was asked for is broken; 1 where the run was
@@ -10,7 +10,7 @@ other arrivals than asked is INVALID, and says so, with status 0 unless --latene
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,7 @@ METRIC_NAMES = tuple(dict.fromkeys((*ORDER, *BENCH_METRICS)))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wishes:
-    """What is to be said of a run, and what must hold."""
+    """The metrics that the user asks for, and the conditions that must hold."""
 
     metrics: tuple[str, ...] = ORDER
     percentiles: tuple[float, ...] = PERCENTILES
@@ -76,7 +76,7 @@ class Wishes:
 
     @property
     def token_times(self) -> bool:
-        """Whether gaps between tokens were asked for by name: then every token's instant is
+        """True where gaps between tokens were asked for by name: then every token's instant is
         recorded.
         """
         return (ITL in self.metrics and self.metrics != ORDER) or any(
@@ -93,11 +93,14 @@ def parse_wishes(
     budget: str | None,
     max_failed: float = ALLOWED,
 ) -> Wishes:
-    """From the flags' texts; a condition on an unknown name is refused before the run. Raises
+    """Parse the flags' texts; a condition on an unknown name is refused before the run. Raises
     SpecError.
     """
+    shown = ORDER if metrics is None else tuple(name for name in listed(metrics) if name)
+    if not shown or not set(shown) <= set(METRIC_NAMES):
+        raise SpecError(f"got metrics {metrics!r}; expected some of {', '.join(METRIC_NAMES)}")
     wishes = Wishes(
-        metrics=ORDER if metrics is None else _metrics(metrics),
+        metrics=shown,
         percentiles=PERCENTILES if percentiles is None else parse_percentiles(percentiles),
         limits=parse_goodput(goodput) if goodput else (),
         assertions=tuple(parse_assertions(assertions)),
@@ -109,17 +112,9 @@ def parse_wishes(
     return wishes
 
 
-def _metrics(text: str) -> tuple[str, ...]:
-    """Our names and those that only vLLM's file has."""
-    asked = tuple(name for name in listed(text) if name)
-    if not asked or not set(asked) <= set(METRIC_NAMES):
-        raise SpecError(f"got metrics {text!r}; expected some of {', '.join(METRIC_NAMES)}")
-    return asked
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """All of it."""
+    """The summary of a run, its verdict, and the conditions that it broke."""
 
     wishes: Wishes
     summary: LoadSummary
@@ -129,7 +124,7 @@ class Report:
 
     @property
     def status(self) -> int:
-        """Of the command."""
+        """The exit status of the command."""
         asked = ("lateness",) if self.wishes.budget_asked else ()
         if self.broken or self.verdict.invalid_for("failures", "wrong", *asked):
             return 3
@@ -140,7 +135,7 @@ class Report:
         )
 
     def as_object(self) -> dict[str, Any]:
-        """For JSON."""
+        """The object of `--json`."""
         broken = [str(one) for one in self.broken]
         return {
             **self.summary.as_object(),
@@ -150,7 +145,7 @@ class Report:
         }
 
     def print(self, console: Console) -> None:
-        """For a terminal."""
+        """Print it for people."""
         for line in (*load_lines(self.summary), *self.verdict.lines()):
             say(console, line, hang=14)
         metrics = [name for name in self.wishes.metrics if name in ORDER]
@@ -166,12 +161,8 @@ class Report:
             say(console, "")
         for line in (*load_notes(self.summary), *(f"written: {path}" for path in self.files)):
             say(console, line)
-        for line in self._alarms():
+        for line in (*self.verdict.why_invalid(), *(f"broken: {one}" for one in self.broken)):
             say(console, line, style="bold red")
-
-    def _alarms(self) -> Iterator[str]:
-        yield from self.verdict.why_invalid()
-        yield from (f"broken: {one}" for one in self.broken)
 
 
 def report_on(result: LoadResult, wishes: Wishes, files: Sequence[Path] = ()) -> Report:

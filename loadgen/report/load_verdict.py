@@ -1,5 +1,5 @@
-"""Whether a load run was the run that was asked for: what failed, what it sent, how late, and what
-is missing.
+"""The verdict on a load run, whether it was the run that was asked for: what failed, what it sent,
+how late, and what is missing.
 
 A run is INVALID for one reason or several. Too many requests failed: its durations are those of the
 survivors. Its arrivals are not the process that was asked for, or its sender was late: its delays
@@ -31,19 +31,19 @@ _PART = re.compile(r"(mean|p99)=(.+)")
 
 def parse_budget(text: str) -> Budget:
     """`mean=1ms,p99=5ms`; what is left out stays as it is by default. Raises SpecError."""
-    found: dict[str, float] = {}
+    limits: dict[str, float] = {}
     for part in text.split(","):
         match = _PART.fullmatch(part.strip())
         seconds = math.nan if match is None else seconds_or_nan(match[2])
         if match is None or not 0 < seconds < math.inf:
             raise SpecError(f"got lateness budget {text!r}; expected for example mean=1ms,p99=5ms")
-        found[match[1]] = seconds
-    return Budget(mean=found.get("mean", BUDGET.mean), p99=found.get("p99", BUDGET.p99))
+        limits[match[1]] = seconds
+    return Budget(mean=limits.get("mean", BUDGET.mean), p99=limits.get("p99", BUDGET.p99))
 
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a run is INVALID."""
+    """A reason that makes a run INVALID."""
 
     of: Literal["failures", "arrivals", "lateness", "records", "wrong", "interrupted"]
     text: str
@@ -51,7 +51,7 @@ class Reason:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadVerdict:
-    """What is said of a run as a whole."""
+    """The verdict on a run as a whole."""
 
     audit: Audit | None  # of the instants of sending; None where nothing was sent
     loop: str  # open | partly closed | closed
@@ -63,42 +63,36 @@ class LoadVerdict:
 
     @property
     def valid(self) -> bool:
-        """Whether it was the run that was asked for."""
+        """True where it was the run that was asked for."""
         return not self.reasons
 
     def invalid_for(self, *kinds: str) -> bool:
-        """Whether one of the reasons is of these kinds."""
+        """True where one of the reasons is of these kinds."""
         return any(reason.of in kinds for reason in self.reasons)
 
     def lines(self) -> list[str]:
-        """For a terminal, without the word INVALID."""
-        told = [] if self.audit is None else [f"{'arrivals':<14}{self.audit.verdict}"]
-        if self.loop != "open":
-            told.append(f"{'loop':<14}{self._loop()}")
-        return (
-            told
-            + self.failures.lines()
-            + [f"{'missing':<14}{sentence}" for sentence in self.missing]
-        )
-
-    def _loop(self) -> str:
+        """The lines for a terminal, without the word INVALID."""
+        lines = [] if self.audit is None else [f"{'arrivals':<14}{self.audit.verdict}"]
         if self.loop == "closed":
-            return (
-                "closed: users wait for their answers, so a slow server receives fewer "
-                "requests and its delay looks shorter"
+            lines.append(
+                f"{'loop':<14}closed: users wait for their answers, so a slow server receives "
+                "fewer requests and its delay looks shorter"
             )
-        return (
-            f"partly closed: {counted(self.held, 'request')} waited for a place, "
-            f"{short_number(self.held_for, 3)} s on average; the wait counts in their delay, not "
-            "as lateness of the sender"
-        )
+        elif self.loop != "open":
+            lines.append(
+                f"{'loop':<14}partly closed: {counted(self.held, 'request')} waited for a place, "
+                f"{short_number(self.held_for, 3)} s on average; the wait counts in their delay, "
+                "not as lateness of the sender"
+            )
+        missing = [f"{'missing':<14}{sentence}" for sentence in self.missing]
+        return lines + self.failures.lines() + missing
 
     def why_invalid(self) -> list[str]:
         """One line for each reason."""
         return [f"INVALID: {reason.text}" for reason in self.reasons]
 
     def as_object(self) -> dict[str, Any]:
-        """For JSON."""
+        """The verdict as JSON has it."""
         return {
             "valid": self.valid,
             "reasons": [reason.text for reason in self.reasons],
@@ -117,7 +111,7 @@ def judge(
     max_failed: float = ALLOWED,
     little: LittleCheck | None = None,
 ) -> LoadVerdict:
-    """Of a run, by what its header says was asked for; `max_failed` is a share of the requests,
+    """Judge a run by what its header says was asked for; `max_failed` is a share of the requests,
     `little` the summary's check.
     """
     closed = result.header.configuration.get("loop") == "closed"
@@ -138,18 +132,38 @@ def judge(
         held_for=sum(waits) / len(waits) if waits else 0.0,
         missing=result.missing,
         failures=failures,
-        reasons=(*_law(little), *_reasons(result, stream, audit, failures)),
+        reasons=tuple(_reasons(result, stream, audit, failures, little)),
     )
 
 
 def _reasons(
-    result: LoadResult, stream: Stream, audit: Audit | None, failures: RunFailures
+    result: LoadResult,
+    stream: Stream,
+    audit: Audit | None,
+    failures: RunFailures,
+    little: LittleCheck | None,
 ) -> Iterator[Reason]:
-    yield from _server_reasons(failures)
-    yield from _record_reasons(result)
+    if little is not None and not little.holds:
+        off = short_number(abs(little.residual))
+        text = f"Little's law is off by {off} requests in the system: the records are wrong"
+        yield Reason("wrong", text)
+    allowed = f"--max-failed-fraction allows {percent(failures.allowed)}"
+    if failures.too_many:
+        yield Reason("failures", f"{failures.text()}; {allowed}")
+    if failures.too_many_empty:
+        yield Reason("failures", f"{failures.empty_text()}; {allowed}")
+    if result.interrupted:
+        cut = bool(result.missing)
+        yield Reason("interrupted", interruption(result.header, result.records, cut=cut))
+    if result.missing:
+        yield Reason("records", f"records are missing or repeated: {'; '.join(result.missing)}")
     if audit is None:
         yield Reason("records", "nothing was sent")
         return
+    yield from _sending_reasons(result, stream, audit)
+
+
+def _sending_reasons(result: LoadResult, stream: Stream, audit: Audit) -> Iterator[Reason]:
     if not any(record.outcome == "completed" for record in result.records):
         yield Reason("records", "no request completed")
     unsent = [record for record in result.records if record.sent_at is None]
@@ -157,58 +171,18 @@ def _reasons(
         yield Reason(
             "records", f"{len(unsent)} of {counted(len(result.records), 'request')} not sent"
         )
-    if audit.valid is False:
-        yield Reason("lateness", _too_late(audit))
+    if audit.valid is False and (late := audit.lateness) is not None:
+        times = f"mean {short_number(late.mean * 1e3, 3)} ms, p99 {short_number(late.p99 * 1e3, 3)}"
+        budget = f"mean {late.budget.mean * 1e3:g} ms, p99 {late.budget.p99 * 1e3:g} ms"
+        yield Reason("lateness", f"lateness {times} ms; the budget is {budget}")
+    elif audit.valid is False:
+        yield Reason("lateness", audit.reasons[0])
     if strange(audit, stream):
         yield Reason("arrivals", f"arrivals are {audit.verdict}")
 
 
-def _law(little: LittleCheck | None) -> Iterator[Reason]:
-    if little is not None and not little.holds:
-        yield Reason(
-            "wrong",
-            (
-                f"Little's law is off by {short_number(abs(little.residual))} requests in the "
-                "system: the records are wrong"
-            ),
-        )
-
-
-def _server_reasons(failures: RunFailures) -> Iterator[Reason]:
-    if failures.too_many:
-        yield Reason(
-            "failures",
-            f"{failures.text()}; --max-failed-fraction allows {percent(failures.allowed)}",
-        )
-    if failures.too_many_empty:
-        yield Reason(
-            "failures",
-            f"{failures.empty_text()}; --max-failed-fraction allows {percent(failures.allowed)}",
-        )
-
-
-def _record_reasons(result: LoadResult) -> Iterator[Reason]:
-    if result.interrupted:
-        yield Reason(
-            "interrupted", interruption(result.header, result.records, cut=bool(result.missing))
-        )
-    if result.missing:
-        yield Reason("records", f"records are missing or repeated: {'; '.join(result.missing)}")
-
-
-def _too_late(audit: Audit) -> str:
-    late = audit.lateness
-    if late is None:
-        return audit.reasons[0]
-    found = f"mean {short_number(late.mean * 1e3, 3)} ms, p99 {short_number(late.p99 * 1e3, 3)} ms"
-    return (
-        f"lateness {found}; the budget is mean {late.budget.mean * 1e3:g} ms, p99 "
-        f"{late.budget.p99 * 1e3:g} ms"
-    )
-
-
 def strange(audit: Audit, stream: Stream) -> bool:
-    """Whether the sender has made other arrivals than those it was to make: one in 100
+    """True where the sender has made other arrivals than those it was to make: one in 100
     timetables fails its audit by chance.
     """
     if audit.poisson is not False:

@@ -1,29 +1,20 @@
-"""Orders of service as tables for people: delays beside those in the order of arrival, and the
-slowdown of requests by output length.
+"""Orders of service: delays beside those in the order of arrival, and the slowdown of requests by
+output length, as tables for people and as columns of the CSV.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from rich.console import Console
 
-from loadgen.compare.comparison import Comparison, LengthGroup, OrderResult, Ratio
+from loadgen.compare.comparison import Comparison, LengthGroup, OrderResult, RatioInterval
+from loadgen.report.numbers import MS, mean_and_half, ms, number, plain_ms
 from policies.text import short_form
 from queueing.commands.terminal import Column, Table, say
 
-HEADINGS = (
-    "load",
-    "delay\n(ms)",
-    "of fcfs\n",
-    "pre-\ndicted",
-    "p99\n(ms)",
-    "of\nfcfs",
-    "longest\ntenth (ms)",
-    "of fcfs\n",
-    "pre-\ndicted",
-)
 CSV = (
     "delay_ms",
     "longest_tenth_delay_ms",
@@ -36,6 +27,11 @@ CSV = (
     "longest_tenth_ratio_half_width",
     "predicted_longest_tenth_ratio",
 )
+SLOWDOWNS: dict[str, Callable[[LengthGroup], float | None]] = {
+    "slowdown": lambda group: group.slowdown.value,
+    "predicted_slowdown": lambda group: group.predicted,
+    "same_arrivals_slowdown": lambda group: group.same_arrivals,
+}
 NOTES = (
     (
         "delay: mean time outside of service; of fcfs: its ratio to that in the order of arrival "
@@ -49,46 +45,151 @@ SLOWDOWN = (
 )
 
 
+class OrderColumn(NamedTuple):
+    """A quantity of a cell whose policy was measured under several orders: a column on a terminal
+    where it has a heading, on the page where it has a title. Its half width is KEY_half_width.
+    """
+
+    key: str  # of the CSV
+    heading: str
+    title: str
+    value: Callable[[Comparison, OrderResult], RatioInterval | float | None]
+    is_time: bool = False  # in seconds; else a ratio
+
+    def text(self, comparison: Comparison, order: OrderResult) -> str:
+        """On a terminal: times without their interval."""
+        value = self.value(comparison, order)
+        if not self.is_time:
+            return ratio_text(value)
+        mean = value.value if isinstance(value, RatioInterval) else value
+        return plain_ms(math.nan if mean is None else mean)
+
+    def page(self, comparison: Comparison, order: OrderResult) -> str:
+        """On the page, as HTML."""
+        value = self.value(comparison, order)
+        if not self.is_time:
+            return ratio_text(value)
+        if isinstance(value, RatioInterval):
+            return " ± ".join(mean_and_half(value.value, value.half_width))
+        return ms(value)
+
+
+def _mean_delay(comparison: Comparison, _: OrderResult) -> RatioInterval:
+    observed = comparison.queueing_delay.observed
+    return RatioInterval(observed.mean, observed.half_width)
+
+
+def _versus(name: str) -> Callable[[Comparison, OrderResult], RatioInterval | float | None]:
+    """A ratio to the cell in the order of arrival."""
+    return lambda _, order: None if order.versus is None else getattr(order.versus, name)
+
+
+ORDER_COLUMNS = (
+    OrderColumn("delay_ms", "delay\n(ms)", "mean delay<br>ms", _mean_delay, is_time=True),
+    OrderColumn(
+        "delay_ratio",
+        "of fcfs\n",
+        "of fcfs<br>predicted",
+        _versus("delay"),
+    ),
+    OrderColumn(
+        "predicted_delay_ratio",
+        "pre-\ndicted",
+        "",  # on the page below the ratio
+        _versus("predicted"),
+    ),
+    OrderColumn(
+        "p99_ms",
+        "p99\n(ms)",
+        "p99<br>ms",
+        lambda comparison, _: comparison.queueing_delay.quantiles.get("p99"),
+        is_time=True,
+    ),
+    OrderColumn(
+        "p99_delay_ratio",
+        "of\nfcfs",
+        "<br>of fcfs",
+        _versus("p99"),
+    ),
+    OrderColumn(
+        "longest_tenth_delay_ms",
+        "longest\ntenth (ms)",
+        "longest tenth<br>ms",
+        lambda _, order: order.longest.delay,
+        is_time=True,
+    ),
+    OrderColumn(
+        "longest_tenth_ratio",
+        "of fcfs\n",
+        "of fcfs<br>predicted",
+        _versus("longest"),
+    ),
+    OrderColumn(
+        "predicted_longest_tenth_ratio",
+        "pre-\ndicted",
+        "",
+        _versus("longest_predicted"),
+    ),
+    OrderColumn(
+        "predicted_longest_tenth_delay_ms",
+        "",
+        "",
+        lambda _, order: order.longest.predicted,
+        is_time=True,
+    ),
+)
+
+
 def show_orders(comparisons: Sequence[Comparison], to: Console) -> None:
     """The tables, where a policy was measured under several orders."""
-    found = [(each, each.order) for each in comparisons if each.order is not None]
-    if not found:
+    ordered = [(c, c.order) for c in comparisons if c.order is not None]
+    if not ordered:
         return
     say(to, "")
-    to.print(order_table(found))
+    to.print(order_table(ordered))
     for line in NOTES:
         say(to, line)
-    if not all(order.versus is None or order.versus.paired for _, order in found):
+    if not all(order.versus is None or order.versus.paired for _, order in ordered):
         say(to, "of fcfs: not of the same requests, so that the intervals are wide")
     say(to, "")
-    to.print(slowdown_table(found))
+    to.print(slowdown_table(ordered))
     say(to, SLOWDOWN)
 
 
-def order_table(found: Sequence[tuple[Comparison, OrderResult]]) -> Table:
+def order_table(ordered: Sequence[tuple[Comparison, OrderResult]]) -> Table:
     """A row per cell."""
+    shown = [column for column in ORDER_COLUMNS if column.heading]
     columns = [
         Column(heading="policy", left=True, short=short_form),
-        *(Column(heading=heading) for heading in HEADINGS),
+        Column(heading="load"),
+        *(Column(heading=column.heading) for column in shown),
     ]
-    return Table(columns, [_row(*each) for each in found], keys=2)
+    rows = [
+        [
+            comparison.policy,
+            number(comparison.load, ".2f"),
+            *(column.text(comparison, order) for column in shown),
+        ]
+        for comparison, order in ordered
+    ]
+    return Table(columns, rows, keys=2)
 
 
-def slowdown_table(found: Sequence[tuple[Comparison, OrderResult]]) -> Table:
+def slowdown_table(ordered: Sequence[tuple[Comparison, OrderResult]]) -> Table:
     """A row per cell, a column per tenth of the lengths."""
-    ranges = tenths_of([comparison for comparison, _ in found])
+    ranges = tenths_of([comparison for comparison, _ in ordered])
     columns = [
         Column(heading="policy", left=True, short=short_form),
         Column(heading="load"),
         *(Column(heading=range_text(*each)) for each in ranges),
     ]
     rows = []
-    for comparison, order in found:
+    for comparison, order in ordered:
         groups = {(group.shortest, group.longest): group for group in order.groups}
         rows.append(
             [
                 comparison.policy,
-                _load(comparison),
+                number(comparison.load, ".2f"),
                 *(_slowdown(groups.get(each)) for each in ranges),
             ]
         )
@@ -106,71 +207,50 @@ def order_heads(tenths: Sequence[tuple[int, int]]) -> list[str]:
     if not tenths:
         return []
     ranges = [f"{shortest}_to_{longest}_tokens" for shortest, longest in tenths]
-    sides = ("slowdown", "predicted_slowdown", "same_arrivals_slowdown")
-    return ["order", *CSV, *(f"{side}_{each}" for side in sides for each in ranges)]
+    return ["order", *CSV, *(f"{side}_{tokens}" for side in SLOWDOWNS for tokens in ranges)]
 
 
 def order_values(
     comparison: Comparison, tenths: Sequence[tuple[int, int]]
 ) -> list[float | str | None]:
-    """Under these names."""
+    """The values under these names."""
     if not tenths:
         return []
     order = comparison.order
     if order is None:
         return [None] * len(order_heads(tenths))
+    numbers: dict[str, float | None] = {}
+    for column in ORDER_COLUMNS:
+        value, scale = column.value(comparison, order), MS if column.is_time else 1.0
+        if isinstance(value, RatioInterval):
+            numbers[f"{column.key}_half_width"] = value.half_width * scale
+            value = value.value
+        numbers[column.key] = None if value is None else value * scale
     groups = {(group.shortest, group.longest): group for group in order.groups}
-    found = [groups.get(tenth) for tenth in tenths]
-    versus, longest = order.versus, order.longest
-    ratios: list[float | None] = [None] * 7
-    if versus is not None:
-        far, near = versus.longest, versus.delay
-        ratios = [near.value, near.half_width, versus.predicted, versus.p99]
-        ratios += [far.value, far.half_width, versus.longest_predicted]
     return [
         order.order,
-        comparison.queueing_delay.observed.mean * 1e3,
-        longest.delay.value * 1e3,
-        None if longest.predicted is None else longest.predicted * 1e3,
-        *ratios,
-        *(None if group is None else group.slowdown.value for group in found),
-        *(None if group is None else group.predicted for group in found),
-        *(None if group is None else group.same_arrivals for group in found),
+        *(numbers.get(key) for key in CSV),
+        *(
+            None if (group := groups.get(tenth)) is None else slowdown(group)
+            for slowdown in SLOWDOWNS.values()
+            for tenth in tenths
+        ),
     ]
 
 
 def range_text(shortest: int, longest: int) -> str:
-    """Of output lengths."""
+    """A range of output lengths, in tokens."""
     return str(longest) if shortest == longest else f"{shortest}-{longest}"
 
 
-def _row(comparison: Comparison, order: OrderResult) -> list[str]:
-    versus, delays = order.versus, comparison.queueing_delay
-    return [
-        comparison.policy,
-        _load(comparison),
-        _ms(delays.observed.mean),
-        ratio_text(None if versus is None else versus.delay),
-        number_text(None if versus is None else versus.predicted),
-        _ms(delays.quantiles.get("p99", math.nan)),
-        number_text(None if versus is None else versus.p99),
-        _ms(order.longest.delay.value),
-        ratio_text(None if versus is None else versus.longest),
-        number_text(None if versus is None else versus.longest_predicted),
-    ]
-
-
-def ratio_text(ratio: Ratio | None) -> str:
-    """With its half width."""
-    if ratio is None or not math.isfinite(ratio.value):
+def ratio_text(ratio: RatioInterval | float | None) -> str:
+    """A ratio, with its half width where it has one."""
+    if not isinstance(ratio, RatioInterval):
+        return number(ratio, ".2f")
+    if not math.isfinite(ratio.value):
         return "-"
     half = f"{ratio.half_width:.2f}" if math.isfinite(ratio.half_width) else "?"
     return f"{ratio.value:.2f} ± {half}"
-
-
-def number_text(value: float | None) -> str:
-    """A ratio, or a dash."""
-    return "-" if value is None or not math.isfinite(value) else f"{value:.2f}"
 
 
 def _slowdown(group: LengthGroup | None) -> str:
@@ -180,11 +260,3 @@ def _slowdown(group: LengthGroup | None) -> str:
         return f"{group.slowdown.value:.2f}\n{group.predicted:.2f}"
     again = "" if group.same_arrivals is None else f"\n~{group.same_arrivals:.2f}"
     return f"{group.slowdown.value:.2f}{again}"
-
-
-def _load(comparison: Comparison) -> str:
-    return "-" if comparison.load is None else f"{comparison.load:.2f}"
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.1f}" if math.isfinite(seconds) else "-"

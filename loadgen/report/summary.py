@@ -1,4 +1,4 @@
-"""What one load run was like for its clients, from its records alone; durations count from the
+"""The summary of a load run for its clients, from its records alone; durations count from the
 INTENDED instant.
 
 Means and quantiles carry a 95 % interval that respects how alike successive delays are, or "too
@@ -45,7 +45,7 @@ Ends = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measure:
+class MeasuredQuantity:
     """One quantity: mean with half the width of its 95 % interval (infinite below two values),
     spread and quantiles.
     """
@@ -62,57 +62,51 @@ class Measure:
     histogram: tuple[Bin, ...]
 
     def as_object(self) -> dict[str, Any]:
-        """For JSON: the quantiles and the ends of their intervals (`p99_low`, `p99_high`) stand
-        beside the mean.
+        """The object for JSON: the quantiles and the ends of their intervals (`p99_low`,
+        `p99_high`) stand beside the mean.
         """
         plain = {
             field.name: getattr(self, field.name)
             for field in fields(self)
             if field.name not in {"quantiles", "intervals"}
         }
-        ends = {name: found or (None, None) for name, found in self.intervals.items()}
-        return (
-            plain
-            | dict(self.quantiles)
-            | {
-                f"{name}_{end}": at
-                for name, both in ends.items()
-                for end, at in zip(ENDS, both, strict=True)
-            }
-        )
+        ends = {
+            f"{name}_{end}": at
+            for name, interval in self.intervals.items()
+            for end, at in zip(ENDS, interval or (None, None), strict=True)
+        }
+        return plain | dict(self.quantiles) | ends
 
 
 def measure(
-    found: FloatArray,
+    values: FloatArray,
     percentiles: Sequence[float] = PERCENTILES,
     theory: AsymptoticVariance | None = None,
-) -> Measure | None:
-    """Of a sequence in its order; None of nothing. `theory`: what is known of the variance of
-    its mean without it.
+) -> MeasuredQuantity | None:
+    """Statistics of a sequence in its order; None of nothing. `theory`: what is known of the
+    variance of its mean without it.
     """
-    if not found.size:
+    if not values.size:
         return None
-    found = np.round(found, RESOLUTION)
-    mean = mean_interval(found, theory=theory)
-    words, levels = (
-        [percentile_name(percentile) for percentile in percentiles],
-        [percentile / 100 for percentile in percentiles],
-    )
-    intervals = quantile_intervals(found, levels)
-    return Measure(
+    values = np.round(values, RESOLUTION)
+    mean = mean_interval(values, theory=theory)
+    words = [percentile_name(percentile) for percentile in percentiles]
+    levels = [percentile / 100 for percentile in percentiles]
+    intervals = quantile_intervals(values, levels)
+    return MeasuredQuantity(
         mean=mean.mean,
         half_width=mean.half_width,
-        std=float(found.std()),
-        max=float(found.max()),
+        std=float(values.std()),
+        max=float(values.max()),
         n=mean.n,
         effective_n=mean.effective_n,
         too_short=bool(mean.too_short),
-        quantiles=dict(zip(words, np.percentile(found, percentiles).tolist(), strict=True)),
+        quantiles=dict(zip(words, np.percentile(values, percentiles).tolist(), strict=True)),
         intervals={
             word: (at.low, at.high) if (at := intervals[level]) else None
             for word, level in zip(words, levels, strict=True)
         },
-        histogram=histogram(found),
+        histogram=histogram(values),
     )
 
 
@@ -132,11 +126,11 @@ class LoadSummary:
     warm_up: int  # requests left out of every duration, the first ones
     warm_up_why: str
     durations: Mapping[
-        str, Measure
+        str, MeasuredQuantity
     ]  # by the names of loadgen.measures.metrics; only what was measured
     percentiles: tuple[float, ...]
-    prompt_tokens: Measure | None  # of completed requests
-    output_tokens: Measure | None
+    prompt_tokens: MeasuredQuantity | None  # of completed requests
+    output_tokens: MeasuredQuantity | None
     output_tokens_per_second: float
     tokens_per_second: float  # prompts and answers
     goodput: Goodput | None
@@ -156,12 +150,12 @@ class LoadSummary:
         return self.outcomes.get("completed", 0)
 
     @property
-    def lateness(self) -> Measure | None:
-        """How late the sender was."""
+    def lateness(self) -> MeasuredQuantity | None:
+        """The lateness of the sender."""
         return self.durations.get(LATENESS)
 
     def as_object(self) -> dict[str, Any]:
-        """For JSON: every duration under its own name, null where it was not measured."""
+        """The object for JSON: every duration by its name, null where it was not measured."""
         plain = {
             field.name: getattr(self, field.name)
             for field in fields(self)
@@ -171,11 +165,11 @@ class LoadSummary:
             name: None if plain[name] is None else plain[name].as_object()
             for name in ("prompt_tokens", "output_tokens")
         }
-        found = {
+        durations = {
             name: self.durations[name].as_object() if name in self.durations else None
             for name in ORDER
         }
-        return plain | lengths | found
+        return plain | lengths | durations
 
 
 def summarise_load(
@@ -185,7 +179,7 @@ def summarise_load(
     percentiles: Sequence[float] = PERCENTILES,
     limits: Sequence[Limit] = (),
 ) -> LoadSummary:
-    """Everything about a run in one value; `limits` ask for its goodput."""
+    """Summarise a run; `limits` ask for its goodput."""
     return summarise_records(
         result.records,
         asked_rate,
@@ -203,10 +197,28 @@ def summarise_records(
     limits: Sequence[Limit] = (),
     interrupted: bool = False,
 ) -> LoadSummary:
-    """The same of a run file's records."""
-    records = sorted(records, key=_order)
-    left_out, why = _warm_up(records)
+    """Summarise a run file's records."""
+    begins = [(np.inf if (at := began_at(record)) is None else at) for record in records]
+    records = [records[place] for place in np.argsort(begins, kind="stable")]
     done = [record for record in records if record.outcome == "completed"]
+    # the warm-up: from the queueing delays where the server reports them, else from the times end
+    # to end
+    name = "queueing_delay" if any(r.queueing_delay is not None for r in done) else "e2el"
+    known = [
+        place
+        for place, record in enumerate(records)
+        if record.outcome == "completed" and METRICS[name].of(record) is not None
+    ]
+    warm_up = find_warm_up(values(name, [records[place] for place in known]))
+    left_out = known[warm_up.dropped] if known else 0
+    steady = [record for record in records[left_out:] if record.outcome == "completed"]
+    variances = variances_of_records(steady, records[left_out:])
+    durations = {
+        name: measure(
+            values(name, records if name == LATENESS else steady), percentiles, variances.get(name)
+        )
+        for name in ORDER
+    }
     prompt, output = (_column(done, name) for name in ("prompt_tokens", "output_tokens"))
     span = duration(records)
     return LoadSummary(
@@ -218,8 +230,8 @@ def summarise_records(
         outcomes=dict(Counter(map(outcome_of, records))),
         status_codes=status_counts(records, cut_short=interrupted),
         warm_up=left_out,
-        warm_up_why=why,
-        durations=_durations(records, left_out, percentiles),
+        warm_up_why=warm_up.why,
+        durations={name: one for name, one in durations.items() if one is not None},
         percentiles=tuple(percentiles),
         prompt_tokens=measure(prompt, percentiles),
         output_tokens=measure(output, percentiles),
@@ -231,31 +243,6 @@ def summarise_records(
         errors=dict(Counter(record.error for record in records if record.error).most_common(5)),
         interrupted=interrupted,
     )
-
-
-def _warm_up(records: Sequence[Record]) -> tuple[int, str]:
-    """From the queueing delays where the server reports them, else from the times end to end."""
-    done = [index for index, record in enumerate(records) if record.outcome == "completed"]
-    told = [index for index in done if records[index].queueing_delay is not None]
-    known = told or [index for index in done if METRICS["e2el"].of(records[index]) is not None]
-    found = find_warm_up(
-        values("queueing_delay" if told else "e2el", [records[index] for index in known])
-    )
-    return (known[found.dropped] if known else 0), found.why
-
-
-def _durations(
-    records: Sequence[Record], left_out: int, percentiles: Sequence[float]
-) -> dict[str, Measure]:
-    steady = [record for record in records[left_out:] if record.outcome == "completed"]
-    known = variances_of_records(steady, records[left_out:])
-    every = {
-        name: measure(
-            values(name, records if name == LATENESS else steady), percentiles, known.get(name)
-        )
-        for name in ORDER
-    }
-    return {name: found for name, found in every.items() if found is not None}
 
 
 def variances_of_records(
@@ -274,17 +261,12 @@ def variances_of_records(
     theory = single_server_variance(arrived_at, delays, service_times)
     if theory is None:
         return {}
-    found = {"queueing_delay": theory}
+    variances = {"queueing_delay": theory}
     for name in CONTAIN_THE_DELAY:
         durations = [METRICS[name].of(record) for record in completed]
         if None not in durations:
-            found[name] = theory.with_rest(delays, np.array(durations, dtype=np.float64))
-    return found
-
-
-def _order(record: Record) -> float:
-    at = began_at(record)
-    return np.inf if at is None else at
+            variances[name] = theory.with_rest(delays, np.array(durations, dtype=np.float64))
+    return variances
 
 
 def _column(records: Sequence[Record], name: str) -> FloatArray:

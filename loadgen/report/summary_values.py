@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from loadgen.measures.metrics import ORDER, percentile_name
-from loadgen.report.summary import PERCENTILES, LoadSummary, Measure
+from loadgen.report.summary import PERCENTILES, LoadSummary
 
 STATISTICS = ("mean", "std", "max")
 _LENGTHS = ("prompt_tokens", "output_tokens")
@@ -31,23 +31,10 @@ _SINGLE = (*_OUTCOMES, *_RATES, *_OTHERS, "goodput", "request_goodput", "number_
 
 def flat(summary: LoadSummary) -> dict[str, float]:
     """Every number of a summary."""
-    named = dict.fromkeys(names(summary.percentiles), np.nan) | _single(summary)
-    for name, found in _measures(summary).items():
-        named |= {f"{statistic}_{name}": getattr(found, statistic) for statistic in STATISTICS}
-        named |= {f"{level}_{name}": value for level, value in found.quantiles.items()}
-    return named
-
-
-def names(percentiles: Sequence[float] = PERCENTILES) -> list[str]:
-    """What `flat` gives, known before a run."""
-    levels = [*STATISTICS, *map(percentile_name, percentiles)]
-    return [*_SINGLE, *(f"{level}_{name}" for name in (*ORDER, *_LENGTHS) for level in levels)]
-
-
-def _single(summary: LoadSummary) -> dict[str, float]:
-    outcomes = {name: float(summary.outcomes.get(name, 0)) for name in _OUTCOMES}
-    rates = {name: value for name in _RATES if (value := getattr(summary, name)) is not None}
-    others = {
+    named = dict.fromkeys(names(summary.percentiles), np.nan)
+    named |= {name: float(summary.outcomes.get(name, 0)) for name in _OUTCOMES}
+    named |= {name: value for name in _RATES if (value := getattr(summary, name)) is not None}
+    named |= {
         "sent": float(summary.sent),
         "error_rate": 1 - summary.completed / summary.sent if summary.sent else np.nan,
         "request_throughput": summary.completed_rate,
@@ -55,12 +42,18 @@ def _single(summary: LoadSummary) -> dict[str, float]:
         "total_token_throughput": summary.tokens_per_second,
     }
     if summary.goodput is not None:
-        others |= {"goodput": summary.goodput.share, "request_goodput": summary.goodput.rate}
+        named |= {"goodput": summary.goodput.share, "request_goodput": summary.goodput.rate}
     if summary.little is not None:
-        others["number_in_system"] = summary.little.number_in_system
-    return outcomes | rates | others
+        named["number_in_system"] = summary.little.number_in_system
+    lengths = {name: getattr(summary, name) for name in _LENGTHS}
+    for name, quantity in {**summary.durations, **lengths}.items():
+        if quantity is not None:
+            named |= {f"{one}_{name}": getattr(quantity, one) for one in STATISTICS}
+            named |= {f"{level}_{name}": value for level, value in quantity.quantiles.items()}
+    return named
 
 
-def _measures(summary: LoadSummary) -> dict[str, Measure]:
-    lengths = {name: found for name in _LENGTHS if (found := getattr(summary, name)) is not None}
-    return dict(summary.durations) | lengths
+def names(percentiles: Sequence[float] = PERCENTILES) -> list[str]:
+    """The names that `flat` gives, known before a run."""
+    levels = [*STATISTICS, *map(percentile_name, percentiles)]
+    return [*_SINGLE, *(f"{level}_{name}" for name in (*ORDER, *_LENGTHS) for level in levels)]

@@ -43,7 +43,7 @@ def model_of(
     estimates: Estimates,
 ) -> Model:
     """The queue of the estimates under this policy, with these lengths and this law."""
-    cut = limits.batch_tokens if estimates.prompts_cut > RARELY_CUT else None
+    cut = heeded_batch_tokens(limits.batch_tokens, estimates.prompts_cut)
     step = step_bound(policy, limits.max_num_seqs, limits.step_tokens, cut)
     matter = (law.kp or step is not None) and estimates.prompt_tokens.counts.size
     model = Model(
@@ -62,6 +62,11 @@ def model_of(
         predictor=parse_predictor(estimates.predictor or "none"),
     )
     return _in_memory(model, limits, estimates)
+
+
+def heeded_batch_tokens(batch_tokens: int | None, share: float) -> int | None:
+    """The bound on the prompts of a batch, where the share of the batches that it cuts matters."""
+    return batch_tokens if share > RARELY_CUT else None
 
 
 def known_memory(limits: Limits, estimates: Estimates) -> tuple[int, int] | None:

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from loadgen.measures.goodput import parse_goodput
-from loadgen.report.files.bench_json import BenchOptions, parse_bench_metrics
+from loadgen.report.files.bench_json import BenchOptions
+from loadgen.report.files.bench_read import bench_run
+from queueing.measurement.record import Header, Record
 
 SAMPLES = Path(__file__).parent / "samples"
 DETAILED = SAMPLES / "vllm_bench_detailed.json"  # 24 requests, one answered 429
@@ -29,9 +31,14 @@ def options(**more: Any) -> BenchOptions:
         "backend": "vllm",
         "metadata": {"purpose": "sample"},
         "request_rate": 40.0,
-        "percentile_metrics": parse_bench_metrics("ttft,tpot,itl,e2el"),
+        "percentile_metrics": ("ttft", "tpot", "itl", "e2el"),
         "metric_percentiles": (50.0, 90.0, 99.9),
         "goodput": parse_goodput(["ttft:50", "e2el:200"]),
         "save_detailed": True,
     }
     return BenchOptions(**{**given, **more})
+
+
+def from_bench_json(path: Path) -> tuple[Header, list[Record]]:
+    """The one result of a file."""
+    return bench_run(path.read_bytes(), path)

@@ -17,19 +17,18 @@ import pytest
 from loadgen.measures.failures import is_failure
 from loadgen.measures.metrics import lateness
 from loadgen.report.files.bench_json import (
-    bench_file_name,
+    BENCH_METRICS,
+    CLIENT_QUEUE,
+    WITH_CLIENT_QUEUE,
     bench_result,
-    bench_runs,
-    from_bench_json,
-    is_bench_json,
-    parse_bench_metrics,
     write_bench_json,
 )
+from loadgen.report.files.bench_read import is_bench_json
 from loadgen.report.summary import summarise_records
 from policies.text import SpecError
 from queueing.measurement.record import Header, Record, write_run
 from tests.loadgen.answers import answered
-from tests.loadgen.bench_samples import DETAILED, OURS, SAMPLES, options
+from tests.loadgen.bench_samples import DETAILED, OURS, SAMPLES, from_bench_json, options
 
 SUMMARY = SAMPLES / "vllm_bench_summary.json"  # without --save-detailed, with --max-concurrency 2
 AT = datetime(2026, 11, 21, 7, 13, 5, tzinfo=UTC)
@@ -65,13 +64,10 @@ def _type(value: Any) -> Any:
 
 
 def test_without_details_the_keys_are_those_of_vllm_too() -> None:
-    metrics = parse_bench_metrics(
-        "ttft,tpot,itl,e2el,client_queue_time,e2el_including_client_queue"
-    )
     flags = {
         "metadata": {},
         "max_concurrency": 2,
-        "percentile_metrics": metrics,
+        "percentile_metrics": BENCH_METRICS,
         "metric_percentiles": (50.0, 99.0),
         "goodput": (),
     }
@@ -250,7 +246,7 @@ def test_statistics_count_from_sending_and_ours_stand_beside_them() -> None:
 
 def test_queue_in_the_client_is_reported_only_where_vllm_does() -> None:
     records = [answered(i, float(i), late=0.04) for i in range(10)]
-    both = parse_bench_metrics("client_queue_time,e2el_including_client_queue")
+    both = (CLIENT_QUEUE, WITH_CLIENT_QUEUE)
     bounded = bench_result(records, options(percentile_metrics=both, max_concurrency=4))
     assert bounded["mean_client_queue_time_ms"] == pytest.approx(40)
     assert bounded["mean_e2el_including_client_queue_ms"] == pytest.approx(140)
@@ -308,18 +304,15 @@ def test_peaks_are_counted_in_whole_seconds_from_the_first_sending() -> None:
     assert result["max_concurrent_requests"] == 3
 
 
-def test_results_are_appended_one_to_a_line_and_read_one_by_one(tmp_path: Path) -> None:
+def test_results_are_appended_one_to_a_line_and_several_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "new" / "all.json"
     for _ in range(3):
         write_bench_json(path, rewritten(), append=True)
-    assert [len(records) for _, records in bench_runs(path)] == [24, 24, 24]
-    (tmp_path / "summary.json").write_text(json.dumps([real(), real()]))
-    ids = [
-        record.request_id
-        for _, records in bench_runs(tmp_path / "summary.json")
-        for record in records
-    ]
-    assert ids == [f"{name}-{row}" for name in ("summary", "summary-1") for row in range(24)]
+    assert [json.loads(line) for line in path.read_text().splitlines()] == 3 * [rewritten()]
+    several = tmp_path / "summary.json"
+    several.write_text(json.dumps([real(), real()]))
+    with pytest.raises(ValueError, match="got 2 results; expected one"):
+        from_bench_json(several)
     with pytest.raises(ValueError, match="got 3 results; expected one"):
         from_bench_json(path)
 
@@ -374,22 +367,3 @@ def test_metadata_and_extras_must_not_take_a_name_of_the_file() -> None:
             bench_result([answered(0, 0.0)], options(**more))
     with pytest.raises(SpecError, match="got a key named ttfts;"):
         bench_result([answered(0, 0.0)], options(), extras={"ttfts": []})
-    with pytest.raises(
-        SpecError, match="expected some of ttft, tpot, itl, e2el, client_queue_time"
-    ):
-        parse_bench_metrics("ttft,queueing_delay")
-
-
-def test_file_is_named_as_vllm_names_it() -> None:
-    assert (
-        bench_file_name(options(label=None, model_id="org/tiny"), AT)
-        == "vllm-40.0qps-tiny-20261121-071305.json"
-    )
-    assert (
-        bench_file_name(options(label="dyn", max_concurrency=4), AT)
-        == "dyn-40.0qps-concurrency4-tiny-20261121-071305.json"
-    )
-    assert (
-        bench_file_name(options(request_rate=float("inf")), AT)
-        == "vllm-infqps-tiny-20261121-071305.json"
-    )

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from loadgen.compare.cells import Asked, RunFile, cells_of_files
+from loadgen.compare.cells import RunFile, TheoryInputs, cells_of_files
 from loadgen.compare.compare import (
     Comparison,
-    Estimate,
     Predicted,
     Theory,
+    TheoryEstimate,
     compare,
     compare_samples,
 )
@@ -347,7 +347,7 @@ def test_nothing_came_before_a_simulation_or_a_cell_of_a_sweep(
         _at("waits", 1.0, 4.0, 1, 0),
         *(_at(f"own {i}", 5.0 + i, 5.0 + i, 1, 1 + i) for i in range(9)),
     ]
-    (cell,) = cells_of_files([RunFile(Path("run.jsonl"), header, records)], Asked())
+    (cell,) = cells_of_files([RunFile(Path("run.jsonl"), header, records)], TheoryInputs())
     assert cell.comparison.arrival_rate == (9 / 12 if began_idle else 8 / 8)
 
 
@@ -360,7 +360,7 @@ def test_the_table_says_why_nothing_is_predicted_and_has_no_infinite_deviation()
     said = "they need a latency law, which a run file does not have: --latency gives it"
     assert [said in text for text in shown] == [True, False]
     comparison = only(records)
-    nothing = Estimate(0.0, math.inf, math.inf)
+    nothing = TheoryEstimate(0.0, math.inf, math.inf)
     quantity = dataclasses.replace(comparison.queueing_delay, measured_service=nothing)
     idle = dataclasses.replace(comparison, queueing_delay=quantity)
     show([idle], Console(file=(text := io.StringIO()), width=200))
@@ -489,7 +489,7 @@ def test_a_run_among_requests_of_other_clients_is_disturbed_and_not_judged(
     (comparison,) = compare([*ours, *of_others], None, load_side(ours))
     assert comparison.of_others == others
     assert any("other clients" in line for line in notes([comparison])) == bool(others)
-    estimate = Estimate(mean=comparison.quantity.observed.mean, deviation=0.0, half_width=0.0)
+    estimate = TheoryEstimate(mean=comparison.quantity.observed.mean, deviation=0.0, half_width=0.0)
     agreeing = dataclasses.replace(
         comparison.queueing_delay,
         observed=Interval(0.1, 0.001, 1000, 1000.0, 0.0),

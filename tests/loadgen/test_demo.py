@@ -24,7 +24,7 @@ from rich.console import Console
 from kendall import cli
 from loadgen.commands.demo import Demo, DemoPlan, DemoProgress
 from loadgen.commands.demo_report import DemoCell, conclusion, print_report
-from loadgen.compare.comparison import Comparison, Estimate, Quantity
+from loadgen.compare.comparison import Comparison, Quantity, TheoryEstimate
 from loadgen.gateway.gateway_process import GatewayProcess, free_port
 from loadgen.sending.job import Counters
 from queueing.latency.law import LatencyModel
@@ -339,8 +339,8 @@ def cell(
 ) -> DemoCell:
     """A cell whose pairs differ by observed - modelled, with that half width."""
 
-    def estimate(mean: float | None, width: float = 0.001) -> Estimate | None:
-        return None if mean is None else Estimate(mean, observed / mean - 1, width / mean)
+    def estimate(mean: float | None, width: float = 0.001) -> TheoryEstimate | None:
+        return None if mean is None else TheoryEstimate(mean, observed / mean - 1, width / mean)
 
     quantity = Quantity(
         observed=Interval(observed, 0.05, n, 20.0, 0.0),

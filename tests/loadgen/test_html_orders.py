@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.compare.cells import Asked, ReportCell, RunFile, cells_of_files
+from loadgen.compare.cells import ReportCell, RunFile, TheoryInputs, cells_of_files
 from loadgen.compare.comparison import OrderResult
 from loadgen.report.html import of_cells, write_csv
 from loadgen.report.html.orders import COLOURS, PALE, order_table, orders_figure
@@ -26,7 +26,7 @@ def cell(tmp_path_factory: pytest.TempPathFactory) -> ReportCell:
     path = tmp_path_factory.mktemp("run") / "run.jsonl"
     found = drive(parse_policy("single"), 6.0, n=4000)
     write_run(path, Header(writer="simulator"), found)
-    (made,) = cells_of_files([RunFile.read(path)], Asked())
+    (made,) = cells_of_files([RunFile.read(path)], TheoryInputs())
     return made
 
 
@@ -165,16 +165,18 @@ def test_runs_of_one_timetable_under_two_orders_are_set_beside_one_another(
     header = Header(writer="load", configuration={"predictor": "lognormal:sigma=0.3"})
     write_run(tmp_path / "load.jsonl", header, sent)
     files = [RunFile.read(tmp_path / name) for name in ("gateway.jsonl", "load.jsonl")]
-    first, shortest = cells_of_files(files, Asked())
+    first, shortest = cells_of_files(files, TheoryInputs())
     assert first.comparison.order is not None
     order = shortest.comparison.order
     assert order is not None
     assert order.versus is not None
     assert order.versus.paired
     assert order.versus.delay.value < 0.9
-    asked = cells_of_files(files, Asked(law=LAW, rate=10.0))
+    asked = cells_of_files(files, TheoryInputs(law=LAW, rate=10.0))
     assert [each.comparison.predictor for each in asked] == [None, "lognormal:sigma=0.3"]
-    given = cells_of_files(files, Asked(law=LAW, rate=10.0, predictor=parse_predictor("exact")))
+    given = cells_of_files(
+        files, TheoryInputs(law=LAW, rate=10.0, predictor=parse_predictor("exact"))
+    )
     assert given[1].comparison.predictor == "exact"
     assert given[1].comparison.predictor_measured == "exact"
 

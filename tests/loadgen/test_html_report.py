@@ -20,12 +20,12 @@ import numpy as np
 import pytest
 
 import loadgen.report.html.page
-from loadgen.compare.cells import Asked, MissingCell, ReportCell, RunFile, audit_of
-from loadgen.compare.comparison import Part, Split
+from loadgen.compare.cells import MissingCell, ReportCell, RunFile, TheoryInputs
+from loadgen.compare.comparison import DifferencePart, Split
 from loadgen.compare.epoch_sample import EpochSample
 from loadgen.compare.residual import cause_of
+from loadgen.report.columns import IN_CSV
 from loadgen.report.html import ReportData, of_files, of_folder, write_report
-from loadgen.report.html.columns import COLUMNS
 from loadgen.report.html.marks import Panel, hover
 from loadgen.report.html.over_load import BEYOND, curve_of, over_load_figure
 from loadgen.report.html.page import ROOT, page
@@ -35,7 +35,6 @@ from loadgen.report.html.tables import matrix
 from loadgen.report.html.tails import tails_figure
 from loadgen.report.html.versus import panels_of, versus_figure
 from loadgen.report.html.words import (
-    _not_judged,
     accuracy,
     causes,
     headline,
@@ -109,7 +108,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> ReportData:
         for policy in SPEEDS
         for rate, load in zip(RATES[policy], (0.3, 0.6), strict=True)
     ]
-    found = of_files([RunFile.read(path) for path in files], Asked(law=LAW))
+    found = of_files([RunFile.read(path) for path in files], TheoryInputs(law=LAW))
     return dataclasses.replace(found, missing=[MISSING])
 
 
@@ -213,7 +212,7 @@ def test_the_axis_of_the_bars_has_room_on_both_sides_of_zero(
 ) -> None:
     """Percent, and 8 % more; a cell that is beyond zero whole, with a narrow interval."""
     first = data.cells[0]
-    parts = (Part("speed", 1e6 * off, 0.0),)
+    parts = (DifferencePart("speed", 1e6 * off, 0.0),)
     split = Split(predicted=1e6, observed=1e6 * (1 + off), parts=parts)
     comparison = dataclasses.replace(first.comparison, split=split)
     figure = parts_figure([dataclasses.replace(first, comparison=comparison)])
@@ -326,7 +325,7 @@ def test_a_logarithmic_axis_is_labelled_within_decades_where_they_are_few(
 
 def test_every_number_of_the_csv_is_the_comparisons(data: ReportData) -> None:
     for cell in data.cells:
-        row, comparison = {column.key: column.value(cell) for column in COLUMNS}, cell.comparison
+        row, comparison = {key: value(cell) for key, value in IN_CSV}, cell.comparison
         quantity, speed = comparison.quantity, comparison.speed
         assert speed is not None
         assert (row["speed"], row["cv"]) == (speed.factor, speed.cv)
@@ -398,7 +397,7 @@ def test_a_report_of_nothing_says_so() -> None:
 
 def test_runs_without_a_law_are_shown_without_predictions(data: ReportData, tmp_path: Path) -> None:
     path = run_file(tmp_path, "dynamic", 20.0, 0.3)
-    bare = of_files([RunFile.read(path)], Asked())
+    bare = of_files([RunFile.read(path)], TheoryInputs())
     text = page(bare)
     assert "no prediction" in text
     assert 'id="figure-parts"' not in text
@@ -469,7 +468,7 @@ def test_a_short_cell_differs_by_a_part_beyond_chance_and_an_invalid_one_is_judg
     for each in (short, invalid):
         assert '<span class="chip agree">agree</span>' in matrix([each])
         assert "machine slower" not in matrix([each])
-    assert COLUMNS[-1].value(invalid) == "INVALID", "the verdict of the CSV too"
+    assert IN_CSV[-1][1](invalid) == "INVALID", "the verdict of the CSV too"
 
 
 COLOUR_OF = {"observed": {"$observed", "$ink"}, "short": {"$pale"}}
@@ -551,7 +550,7 @@ def test_a_sender_outside_its_budget_is_called_invalid(tmp_path: Path) -> None:
         for i, r in enumerate(seen)
     ]
     both = [RunFile(path, file.header, seen), RunFile(path, Header(writer="load"), sent)]
-    text = page(of_files(both, Asked(law=LAW)))
+    text = page(of_files(both, TheoryInputs(law=LAW)))
     assert (
         "INVALID: in 1 of 1 cell requests reached the gateway outside the lateness budget" in text
     )
@@ -745,7 +744,7 @@ def test_only_the_arrivals_of_the_compared_epoch_are_audited(data: ReportData) -
     ]
     file = RunFile(Path("a.jsonl"), Header(writer="gateway"), records)
     comparison = dataclasses.replace(data.cells[0].comparison, epoch=1)
-    audit = audit_of(file, comparison)
+    audit = file.audit(comparison)
     assert audit is not None
     assert (audit.n, audit.rate) == (100, pytest.approx(0.5))
 
@@ -785,9 +784,6 @@ def test_the_page_looks_as_it_did_when_somebody_looked(
         lateness=summarise(late),
     )
     assert invalid.invalid
-    monkeypatch.setattr(
-        module, "_asset", lambda name: "@TITLE@@BODY@" if name.endswith("page.html") else ""
-    )
     monkeypatch.setattr(module, "today", lambda: "TODAY")
     drawn = dataclasses.replace(
         data,
@@ -798,8 +794,10 @@ def test_the_page_looks_as_it_did_when_somebody_looked(
     figures = [
         draw(drawn.cells) for draw in (versus_figure, over_load_figure, parts_figure, tails_figure)
     ]
-    whole, end, _ = page(drawn).partition("</footer>")  # then come the figures, digit by digit
-    text = (whole + end).replace("><", ">\n<")
+    whole = page(drawn)  # the figures come digit by digit
+    title = whole.partition("<title>")[2].partition("</title>")[0]
+    body = whole.partition("<main>\n")[2].partition("\n</main>")[0]
+    text = (title + body).replace("><", ">\n<")
     shown = json.dumps(
         shortened(json.loads(json.dumps(figures, default=float))), indent=1, ensure_ascii=False
     )
@@ -828,8 +826,10 @@ def test_a_cell_that_cannot_be_judged_is_counted_under_one_reason() -> None:
         if others or invalid
     ]
     bare = cell(others=0, invalid=False, bare=True)
-    said = _not_judged([*every, bare])  # type: ignore[list-item]
-    assert said == ": 1 disturbed, 2 invalid, 1 without a prediction"
+    said = steady_state([*every, bare])  # type: ignore[list-item]
+    assert said == (
+        "4 cells, and none can be judged: 1 disturbed, 2 invalid, 1 without a prediction."
+    )
 
 
 @pytest.mark.parametrize(("loads", "panels"), [(1, 1), (6, 6), (7, 0)])

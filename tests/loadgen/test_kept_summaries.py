@@ -17,8 +17,8 @@ from loadgen.measures.little_check import little_check
 from loadgen.measures.metrics import METRICS, values
 from loadgen.measures.missing import incomplete, missing_records
 from loadgen.measures.stability import growth
-from loadgen.report.html.numbers import decimals, load_text, mean_and_half, ms, typeset
-from loadgen.report.html.numbers import percent as signed_percent
+from loadgen.report.numbers import decimals, load_text, mean_and_half, ms, typeset
+from loadgen.report.numbers import percent as signed_percent
 from loadgen.report.summary import summarise_records
 from loadgen.report.summary_text import (
     histogram_table,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -13,24 +14,22 @@ from scipy import stats
 
 import kendall
 from loadgen.compare import residual, sampling_error
-from loadgen.compare.cells import Asked, theory_for
+from loadgen.compare.cells import TheoryInputs, theory_for
 from loadgen.compare.compare import (
     Comparison,
-    Estimate,
-    Part,
+    DifferencePart,
     Predicted,
     Quantity,
     Split,
     Theory,
+    TheoryEstimate,
     compare,
     compare_samples,
 )
 from loadgen.compare.comparison import SamplingError
 from loadgen.compare.residual import (
     PARTS,
-    SERVICE_LAW,
     cause_of,
-    largest,
     parts_of,
     verdict,
 )
@@ -94,6 +93,11 @@ def only(records: Sequence[Record], theory: Theory, sent: Sequence[Record] = ())
     (comparison,) = compare(records, theory, sent)
     assert comparison.split is not None
     return comparison
+
+
+def largest(difference: Split) -> DifferencePart:
+    """The part with the largest absolute value, beyond chance or not."""
+    return max(difference.parts, key=lambda part: abs(part.seconds))
 
 
 def cause(comparison: Comparison) -> str:
@@ -183,7 +187,9 @@ def test_bursts_that_were_asked_for_show_as_the_process_and_not_as_arrivals(seed
     ],
 )
 def test_the_header_of_the_load_run_names_the_process(text: str | None, is_named: bool) -> None:
-    theory = theory_for(LAW, {"arrivals": text, "request_rate": 6.0}, Asked(output_tokens=LENGTHS))
+    theory = theory_for(
+        LAW, {"arrivals": text, "request_rate": 6.0}, TheoryInputs(output_tokens=LENGTHS)
+    )
     assert theory.sampling_error is not None
     requests = served(run("single", drawn("single")))[:400]
     predicted = Predicted(load=0.5, queueing_delay=0.1, sojourn_time=0.2, method="exact")
@@ -249,7 +255,7 @@ def test_at_the_calibrated_speed_itself_nothing_is_left_to_doubt() -> None:
     speed = Speed(LAW.speed, LAW.cv, 200)
     made = residual.split(found.sample, theory, predicted, speed, sampling)
     assert made is not None
-    assert made.part("speed") == Part("speed", 0.0, 0.0)
+    assert made.part("speed") == DifferencePart("speed", 0.0, 0.0)
 
 
 @pytest.mark.parametrize("policy", ["single", "capped:max_batch_size=4"])
@@ -272,10 +278,12 @@ def test_the_doubt_about_the_speed_is_that_of_the_mean_of_the_service_times(poli
     )  # 20 batches tell a standard error to a sixth, and may correlate
 
 
-def judged(observed: float, half: float, *parts: Part, effective_n: float = 1000.0) -> Comparison:
+def judged(
+    observed: float, half: float, *parts: DifferencePart, effective_n: float = 1000.0
+) -> Comparison:
     """A run whose delay is predicted as 1 s, and its parts."""
     interval = Interval(observed, half, 5000, effective_n, 0.0)
-    a_priori = Estimate(1.0, observed - 1.0, half)
+    a_priori = TheoryEstimate(1.0, observed - 1.0, half)
     quantity = Quantity(observed=interval, a_priori=a_priori, predicted=a_priori)
     return Comparison(
         policy="single",
@@ -326,22 +334,22 @@ def test_a_run_is_long_enough_from_100_independent_samples_on() -> None:
     ("parts", "name"),
     [
         # a quarter of the difference of 0.4 s, and beyond its own chance
-        ([Part("speed", 0.1001, 0.01)], "speed"),
-        ([Part("speed", 0.0999, 0.01)], None),
-        ([Part("speed", 0.2, 0.1999)], "speed"),
-        ([Part("speed", 0.2, 0.2001)], None),
+        ([DifferencePart("speed", 0.1001, 0.01)], "speed"),
+        ([DifferencePart("speed", 0.0999, 0.01)], None),
+        ([DifferencePart("speed", 0.2, 0.1999)], "speed"),
+        ([DifferencePart("speed", 0.2, 0.2001)], None),
         # of the sign of the difference
-        ([Part("speed", -0.3, 0.01)], None),
-        ([Part("speed", -0.9, 0.01), Part("arrivals", 0.2, 0.01)], "arrivals"),
+        ([DifferencePart("speed", -0.3, 0.01)], None),
+        ([DifferencePart("speed", -0.9, 0.01), DifferencePart("arrivals", 0.2, 0.01)], "arrivals"),
         # the largest of several
-        ([Part("speed", 0.15, 0.01), Part("arrivals", 0.25, 0.01)], "arrivals"),
-        ([Part("speed", 0.25, 0.01), Part("arrivals", 0.15, 0.01)], "speed"),
-        ([Part("speed", 0.15, 0.01), Part("arrivals", 0.25, 0.26)], "speed"),
+        ([DifferencePart("speed", 0.15, 0.01), DifferencePart("arrivals", 0.25, 0.01)], "arrivals"),
+        ([DifferencePart("speed", 0.25, 0.01), DifferencePart("arrivals", 0.15, 0.01)], "speed"),
+        ([DifferencePart("speed", 0.15, 0.01), DifferencePart("arrivals", 0.25, 0.26)], "speed"),
     ],
 )
 @pytest.mark.parametrize("sign", [1, -1])
 def test_a_difference_is_named_after_its_largest_part_beyond_chance(
-    parts: list[Part], name: str | None, sign: int
+    parts: list[DifferencePart], name: str | None, sign: int
 ) -> None:
     turned = [dataclasses.replace(part, seconds=sign * part.seconds) for part in parts]
     comparison = judged(1 + 0.4 * sign, 0.01, *turned)
@@ -353,9 +361,9 @@ def test_a_difference_is_named_after_its_largest_part_beyond_chance(
 
 def test_what_a_part_means_is_said_with_its_sign_and_size() -> None:
     def said(name: str, share: float, sign: int = 1) -> str:
-        return verdict(judged(1 + 0.5 * sign, 0.01, Part(name, sign * share, 0.01))).text
+        return verdict(judged(1 + 0.5 * sign, 0.01, DifferencePart(name, sign * share, 0.01))).text
 
-    slower = judged(1.5, 0.01, Part("speed", 0.3, 0.01))
+    slower = judged(1.5, 0.01, DifferencePart("speed", 0.3, 0.01))
     assert verdict(slower).text == "machine slower than calibrated by 20 %"
     faster = dataclasses.replace(slower, speed=Speed(0.3, 0.3, 5000))
     assert verdict(faster).text == "machine faster than calibrated by 70 %"
@@ -560,16 +568,19 @@ def test_a_short_run_accuses_nobody_and_an_unstable_one_has_no_prediction() -> N
     assert verdict(bare).kind == "no prediction"
 
 
-def test_the_parts_of_the_service_law_are_three() -> None:
-    assert set(SERVICE_LAW) < set(PARTS)
-
-
 def test_chance_is_the_prediction_interval_of_one_more_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """t(n - 1) s sqrt(1 + 1 / n) of the means of n runs, each with a stream of its own."""
     means = np.random.default_rng(1).normal(0.1, 0.02, 40).tolist()
     given = iter(means)
-    monkeypatch.setattr(sampling_error, "_mean", lambda *_: next(given))
+
+    def runs(*_: object) -> SimpleNamespace:
+        return SimpleNamespace(queueing_delay=np.full(100, next(given)))
+
+    monkeypatch.setattr(sampling_error, "simulate_run", runs)
     model = Model.read(parse_policy("single"), LENGTHS, LAW)
     half = stats.t.ppf(0.975, 39) * stats.tstd(means) * math.sqrt(1 + 1 / 40)
-    assert sampling_error._spread(model, 1.0, 100, "queueing_delay", 0) == pytest.approx(half)
+    answer = Predicted(load=0.5, queueing_delay=0.1, sojourn_time=0.2, method="exact")
+    error = sampling_error.sampling_error(model, 1.0, 100, "queueing_delay", answer)
+    assert error is not None
+    assert error.spread == pytest.approx(half)
     assert next(given, None) is None, "40 runs"

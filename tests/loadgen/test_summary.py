@@ -30,7 +30,7 @@ from loadgen.report.summary import (
     summarise_records,
     variances_of_records,
 )
-from loadgen.report.summary_text import _number, load_lines, load_notes, load_table
+from loadgen.report.summary_text import in_ms, load_lines, load_notes, load_table
 from loadgen.sending.client.client import CUT_SHORT
 from loadgen.sending.run import LoadResult
 from policies.text import SpecError
@@ -489,4 +489,4 @@ def test_percentiles_and_metrics_are_written_as_for_vllm() -> None:
     ],
 )
 def test_milliseconds_have_about_four_digits(value: float, shown: str) -> None:
-    assert _number(value) == shown
+    assert in_ms(value / 1e3) == shown

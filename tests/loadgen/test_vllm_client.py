@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from loadgen.gateway.gateway_process import GatewayProcess, free_port
-from loadgen.report.files.bench_json import bench_result, from_bench_json
+from loadgen.report.files.bench_json import bench_result
 from queueing.measurement.record import Record, read_run
 from server.engines.tiny import make_tiny
-from tests.loadgen.bench_samples import DETAILED, OURS, options
+from tests.loadgen.bench_samples import DETAILED, OURS, from_bench_json, options
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 

@@ -23,21 +23,8 @@ import numpy as np
 
 from loadgen.measures.goodput import Limit, duration
 from loadgen.measures.metrics import METRICS, between, gaps, lateness, percentile_name, values
-from loadgen.report.files.bench_read import bench_runs, from_bench_json, is_bench_json
 from policies.text import SpecError
 from queueing.measurement.record import Record
-from queueing.measurement.statistics import FloatArray
-
-__all__ = [
-    "BenchOptions",
-    "bench_file_name",
-    "bench_result",
-    "bench_runs",
-    "from_bench_json",
-    "is_bench_json",
-    "parse_bench_metrics",
-    "write_bench_json",
-]
 
 CLIENT_QUEUE = "client_queue_time"
 WITH_CLIENT_QUEUE = "e2el_including_client_queue"
@@ -46,7 +33,7 @@ BENCH_METRICS = ("ttft", "tpot", "itl", "e2el", CLIENT_QUEUE, WITH_CLIENT_QUEUE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchOptions:
-    """What the file says of the run besides its records; the names are those of vLLM's flags."""
+    """The flags of vLLM that the file repeats, under their names."""
 
     model_id: str
     tokenizer_id: str | None = None
@@ -63,16 +50,6 @@ class BenchOptions:
     save_detailed: bool = False
 
 
-def parse_bench_metrics(text: str) -> tuple[str, ...]:
-    """Names from `ttft,tpot,itl,e2el,client_queue_time`, as in vLLM's --percentile-metrics.
-    Raises SpecError.
-    """
-    names = tuple(name.strip() for name in text.split(",") if name.strip())
-    if not names or not set(names) <= set(BENCH_METRICS):
-        raise SpecError(f"got metrics {text!r}; expected some of {', '.join(BENCH_METRICS)}")
-    return names
-
-
 def bench_result(
     records: Sequence[Record],
     options: BenchOptions,
@@ -80,27 +57,47 @@ def bench_result(
     at: datetime | None = None,
     extras: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The file's object, of records in the order of the timetable; `extras` are keys of our own.
-    Raises SpecError on a clash of keys.
+    """Make the file's object of records in the order of the timetable; `extras` are keys of our
+    own. Raises SpecError on a clash of keys.
     """
     sent = [
         msgspec.structs.replace(record, intended_at=None) for record in records
     ]  # durations then count from sending
-    first = _configuration(options, len(records), at or datetime.now().astimezone())
-    rest = (
-        _traffic(options)
-        | _totals(sent, options, duration(records))
-        | _details(records, sent, options.save_detailed)
-    )
-    rest |= dict(
-        zip(("max_output_tokens_per_s", "max_concurrent_requests"), _peaks(sent), strict=True)
-    ) | {"rtfx": 0.0}
+    num_prompts = len(records) if options.num_prompts is None else options.num_prompts
+    first = {
+        "date": (at or datetime.now().astimezone()).strftime("%Y%m%d-%H%M%S"),
+        "endpoint_type": options.backend,
+        "backend": options.backend,
+        "label": options.label,
+        "model_id": options.model_id,
+        "tokenizer_id": options.tokenizer_id,
+        "num_prompts": num_prompts,
+    }
+    rate = options.request_rate
+    rest = {
+        "request_rate": rate if math.isfinite(rate) else "inf",
+        "burstiness": options.burstiness,
+        "max_concurrency": options.max_concurrency,
+        **_totals(sent, options, duration(records)),
+        **_details(records, sent, options.save_detailed),
+        **_peaks(sent),
+        "rtfx": 0.0,
+    }
     for name in options.percentile_metrics:
         rest |= _statistics(name, records, sent, options)
-    ours = _ours(records, options.save_detailed) | dict(extras or {})
-    if clash := (set(first) | set(rest)) & set(ours) | (set(first) | set(rest) | set(ours)) & set(
-        options.metadata
-    ):
+    ours = dict(extras or {})
+    if options.save_detailed:  # what vLLM's file has no key for, in the order of the requests
+        ours = {
+            "request_ids": [record.request_id for record in records],
+            "outcomes": [record.outcome for record in records],
+            "intended_times": [record.intended_at for record in records],
+            "send_lateness_s": [lateness(record) for record in records],
+            "server_queue_times": [record.queueing_delay for record in records],
+            "server_service_times": [record.service_time for record in records],
+            "batch_sizes": [record.batch_size for record in records],
+        } | ours
+    theirs = set(first) | set(rest)
+    if clash := theirs & set(ours) | (theirs | set(ours)) & set(options.metadata):
         raise SpecError(
             f"got a key named {', '.join(sorted(clash))}; expected a name that the result file "
             "does not use itself"
@@ -117,44 +114,13 @@ def write_bench_json(path: Path, result: Mapping[str, Any], *, append: bool = Fa
         file.write((b"\n" if append and file.tell() else b"") + msgspec.json.encode(result))
 
 
-def bench_file_name(options: BenchOptions, at: datetime) -> str:
-    """The name that vLLM gives such a file where none was asked for."""
-    concurrency = (
-        "" if options.max_concurrency is None else f"-concurrency{options.max_concurrency}"
-    )
-    model = options.model_id.rsplit("/", maxsplit=1)[-1]
-    return (
-        f"{options.label or options.backend}-{options.request_rate}qps"
-        f"{concurrency}-{model}-{_date(at)}.json"
-    )
-
-
-def _configuration(options: BenchOptions, sent: int, at: datetime) -> dict[str, Any]:
-    return {
-        "date": _date(at),
-        "endpoint_type": options.backend,
-        "backend": options.backend,
-        "label": options.label,
-        "model_id": options.model_id,
-        "tokenizer_id": options.tokenizer_id,
-        "num_prompts": sent if options.num_prompts is None else options.num_prompts,
-    }
-
-
-def _traffic(options: BenchOptions) -> dict[str, Any]:
-    return {
-        "request_rate": options.request_rate if math.isfinite(options.request_rate) else "inf",
-        "burstiness": options.burstiness,
-        "max_concurrency": options.max_concurrency,
-    }
-
-
 def _totals(sent: Sequence[Record], options: BenchOptions, span: float) -> dict[str, Any]:
+    def per_second(count: float) -> float:
+        return count / span if span > 0 else 0.0
+
     done = [record for record in sent if record.outcome == "completed"]
-    prompts, answers = (
-        sum(getattr(record, name) or 0 for record in done)
-        for name in ("prompt_tokens", "output_tokens")
-    )
+    prompts = sum(record.prompt_tokens or 0 for record in done)
+    answers = sum(record.output_tokens or 0 for record in done)
     good = sum(all(limit.kept(record) for limit in options.goodput) for record in done)
     return {
         "duration": span if span > 0 else 0.0,
@@ -162,10 +128,10 @@ def _totals(sent: Sequence[Record], options: BenchOptions, span: float) -> dict[
         "failed": len(sent) - len(done),
         "total_input_tokens": prompts,
         "total_output_tokens": answers,
-        "request_throughput": _per(len(done), span),
-        "request_goodput": _per(good, span) if options.goodput else None,
-        "output_throughput": _per(answers, span),
-        "total_token_throughput": _per(prompts + answers, span),
+        "request_throughput": per_second(len(done)),
+        "request_goodput": per_second(good) if options.goodput else None,
+        "output_throughput": per_second(answers),
+        "total_token_throughput": per_second(prompts + answers),
     }
 
 
@@ -173,60 +139,58 @@ def _details(
     records: Sequence[Record], sent: Sequence[Record], detailed: bool
 ) -> dict[str, list[Any]]:
     """Arrays in the order of the requests, seconds; two of them are in every file."""
-    always: dict[str, list[Any]] = {
-        "latencies": [_one("e2el", record) for record in sent],
-        "queue_times": [between(record.intended_at, record.sent_at) or 0.0 for record in records],
-    }
-    if not detailed:
-        return always
-    return {
+    done = [record.outcome == "completed" for record in sent]
+    ttfts, latencies = (
+        [
+            (METRICS[name].of(record) or 0.0) if whole else 0.0
+            for record, whole in zip(sent, done, strict=True)
+        ]
+        for name in ("ttft", "e2el")
+    )
+    arrays: dict[str, list[Any]] = {
         "input_lens": [record.prompt_tokens or 0 for record in sent],
         "output_lens": [
-            (record.output_tokens or 0) if record.outcome == "completed" else 0 for record in sent
+            (record.output_tokens or 0) if whole else 0
+            for record, whole in zip(sent, done, strict=True)
         ],
-        "ttfts": [_one("ttft", record) for record in sent],
+        "ttfts": ttfts,
         "itls": [gaps(record) for record in sent],
-        "latencies": always["latencies"],
+        "latencies": latencies,
         "start_times": [record.sent_at or 0.0 for record in sent],
-        "queue_times": always["queue_times"],
+        "queue_times": [between(record.intended_at, record.sent_at) or 0.0 for record in records],
         "generated_texts": [""] * len(sent),
         "errors": [
-            "" if record.outcome == "completed" else record.error or record.outcome
-            for record in sent
+            "" if whole else record.error or record.outcome
+            for record, whole in zip(sent, done, strict=True)
         ],
     }
-
-
-def _one(name: str, record: Record) -> float:
-    if record.outcome != "completed":
-        return 0.0
-    return METRICS[name].of(record) or 0.0
+    if detailed:
+        return arrays
+    return {name: arrays[name] for name in ("latencies", "queue_times")}
 
 
 def _statistics(
     name: str, records: Sequence[Record], sent: Sequence[Record], options: BenchOptions
 ) -> dict[str, float | None]:
-    """Mean, median, standard deviation and percentiles of one metric, in milliseconds."""
-    found = _values(name, records, sent, options)
-    if found is None:
+    """Mean, median, standard deviation and percentiles of one metric of completed requests, in
+    milliseconds: 0 where there are none; nothing of what vLLM leaves out without a bound on
+    concurrency.
+    """
+    levels = {percentile_name(level): level for level in options.metric_percentiles}
+    in_client = name in {CLIENT_QUEUE, WITH_CLIENT_QUEUE}
+    at_once = name == WITH_CLIENT_QUEUE and math.isinf(options.request_rate)
+    if in_client and (options.max_concurrency is None or at_once):
         return {}
-    milliseconds, levels = (
-        found * 1e3,
-        {percentile_name(level): level for level in options.metric_percentiles},
-    )
-    if (
-        name == "itl"
-        and not any(record.token_at for record in sent)
-        and any((record.output_tokens or 0) > 1 for record in sent)
-    ):
-        return dict.fromkeys(
-            (
-                f"mean_{name}_ms",
-                f"median_{name}_ms",
-                f"std_{name}_ms",
-                *(f"{word}_{name}_ms" for word in levels),
-            )
-        )
+    unknown = not any(record.token_at for record in sent)
+    if name == "itl" and unknown and any((record.output_tokens or 0) > 1 for record in sent):
+        return dict.fromkeys(f"{word}_{name}_ms" for word in ("mean", "median", "std", *levels))
+    done = [record for record in (records if in_client else sent) if record.outcome == "completed"]
+    if name == CLIENT_QUEUE:  # for a place among the requests at once, and the sender's lateness
+        waits = (between(record.intended_at, record.sent_at) for record in done)
+        seconds = np.array([wait for wait in waits if wait is not None], dtype=np.float64)
+    else:
+        seconds = values("e2el" if name == WITH_CLIENT_QUEUE else name, done)
+    milliseconds = (seconds if seconds.size else np.zeros(1)) * 1e3
     return {
         f"mean_{name}_ms": float(milliseconds.mean()),
         f"median_{name}_ms": float(np.median(milliseconds)),
@@ -238,54 +202,7 @@ def _statistics(
     }
 
 
-def _values(
-    name: str, records: Sequence[Record], sent: Sequence[Record], options: BenchOptions
-) -> FloatArray | None:
-    """Of completed requests, a single 0 where there are none; None for what vLLM leaves out
-    without a bound on concurrency.
-    """
-    if name in {CLIENT_QUEUE, WITH_CLIENT_QUEUE}:
-        if options.max_concurrency is None or (
-            name == WITH_CLIENT_QUEUE and math.isinf(options.request_rate)
-        ):
-            return None
-        done = [record for record in records if record.outcome == "completed"]
-        found = _client_queue(done) if name == CLIENT_QUEUE else values("e2el", done)
-    else:
-        found = values(name, [record for record in sent if record.outcome == "completed"])
-    return found if found.size else np.zeros(1)
-
-
-def _client_queue(records: Sequence[Record]) -> FloatArray:
-    """Waiting for a place among the requests at once, and the sender's own lateness."""
-    waits = (between(record.intended_at, record.sent_at) for record in records)
-    return np.array([wait for wait in waits if wait is not None], dtype=np.float64)
-
-
-def _ours(records: Sequence[Record], detailed: bool) -> dict[str, Any]:
-    """What vLLM's file has no key for, in the order of the requests."""
-    if not detailed:
-        return {}
-    return {
-        "request_ids": [record.request_id for record in records],
-        "outcomes": [record.outcome for record in records],
-        "intended_times": [record.intended_at for record in records],
-        "send_lateness_s": [lateness(record) for record in records],
-        "server_queue_times": [record.queueing_delay for record in records],
-        "server_service_times": [record.service_time for record in records],
-        "batch_sizes": [record.batch_size for record in records],
-    }
-
-
-def _date(at: datetime) -> str:
-    return at.strftime("%Y%m%d-%H%M%S")
-
-
-def _per(count: float, span: float) -> float:
-    return count / span if span > 0 else 0.0
-
-
-def _peaks(sent: Sequence[Record]) -> tuple[float | None, int]:
+def _peaks(sent: Sequence[Record]) -> dict[str, float | None]:
     """Tokens in, and requests at work during, the busiest whole second, counted from the first
     sending; completed requests only.
 
@@ -298,14 +215,15 @@ def _peaks(sent: Sequence[Record]) -> tuple[float | None, int]:
         if r.outcome == "completed" and r.sent_at is not None and r.released_at is not None
     ]
     if not done:
-        return 0.0, 0
+        return {"max_output_tokens_per_s": 0.0, "max_concurrent_requests": 0}
     origin = min(begin for _, begin, _ in done)
     seconds = int(np.ceil(max(end for _, _, end in done) - origin)) + 1
     requests = np.zeros(seconds, dtype=np.int64)
     for _, begin, end in done:
         requests[int(begin - origin) : int(end - origin) + 1] += 1
     instants = np.array([at for record, _, _ in done for at in record.token_at or ()])
-    if not instants.size:
-        return None, int(requests.max())
-    tokens = np.bincount((instants - origin).astype(np.int64), minlength=seconds)
-    return float(tokens[:seconds].max()), int(requests.max())
+    most = None
+    if instants.size:
+        tokens = np.bincount((instants - origin).astype(np.int64), minlength=seconds)
+        most = float(tokens[:seconds].max())
+    return {"max_output_tokens_per_s": most, "max_concurrent_requests": int(requests.max())}

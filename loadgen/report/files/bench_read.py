@@ -2,8 +2,8 @@
 
 What such a file does not know stays null: the intended instants (but with a bound on concurrency
 the client knows when it WOULD have sent: start - queue time), the server's queue, batches. Files
-that Kendall wrote say all of these. Only files written with --save-detailed hold requests; one may
-hold several results (--append-result, summary.json).
+that Kendall wrote say all of these. Only files written with --save-detailed hold requests; one with
+several results (--append-result, summary.json) is refused.
 """
 
 from __future__ import annotations
@@ -56,19 +56,60 @@ class BenchDetails(msgspec.Struct, kw_only=True):
                 f"got arrays of different lengths ({sizes}); expected one value per request in each"
             )
 
-
-def from_bench_json(path: Path) -> tuple[Header, list[Record]]:
-    """Header and records of a file with one result. Raises ValueError, also for a file without
-    --save-detailed.
-    """
-    return _only(path.read_bytes(), path)
-
-
-def _only(data: bytes, path: Path) -> tuple[Header, list[Record]]:
-    runs = _runs(data, path)
-    if len(runs) != 1:
-        raise ValueError(f"{path}: got {len(runs)} results; expected one (several: split the file)")
-    return runs[0]
+    def record(self, index: int, name: str) -> Record:
+        """The request of that place; `name` is that of the run."""
+        sent_at, error = self.start_times[index], self.errors[index]
+        # vLLM does not write down who succeeded: it is who has no error and an answer
+        outcome: Outcome = _REASONS.get(error, "failed")
+        if self.outcomes:
+            outcome = self.outcomes[index]
+        elif not error and self.latencies[index] > 0:
+            outcome = "completed"
+        done = outcome == "completed"
+        intended_at = None  # the wait in the client's event loop was never measured
+        if self.intended_times:
+            intended_at = self.intended_times[index]
+        elif self.max_concurrency is not None and self.queue_times is not None:
+            intended_at = sent_at - self.queue_times[index]
+        # when a limit on the requests at once had a place for it: its wait for that is no lateness;
+        # vLLM keeps the wait alone
+        late = 0.0 if self.send_lateness_s is None else self.send_lateness_s[index]
+        held_until = None
+        if (
+            self.max_concurrency is not None
+            and intended_at is not None
+            and late is not None
+            and sent_at - late > intended_at + LEAST_HELD
+        ):
+            held_until = sent_at - late
+        # of every chunk; one more than there are tokens is the end of the answer, which vLLM counts
+        # as a gap
+        token_at = list(accumulate(self.itls[index], initial=sent_at + self.ttfts[index]))
+        if len(token_at) == self.output_lens[index] + 1:
+            token_at.pop()
+        if not done:
+            token_at = []
+        released_at = sent_at + self.latencies[index] if done else None
+        return Record(
+            request_id=self.request_ids[index] if self.request_ids else f"{name}-{index}",
+            outcome=outcome,
+            batch_size=self.batch_sizes[index] if self.batch_sizes else None,
+            intended_at=intended_at,
+            held_until=held_until,
+            sent_at=sent_at,
+            first_token_at=token_at[0] if token_at else None,
+            last_token_at=token_at[-1] if token_at else None,
+            token_at=token_at if self.itls[index] else None,
+            released_at=released_at,
+            queueing_delay=self.server_queue_times[index] if self.server_queue_times else None,
+            service_time=self.server_service_times[index] if self.server_service_times else None,
+            sojourn_time=None
+            if released_at is None
+            else released_at - (sent_at if intended_at is None else intended_at),
+            prompt_tokens=self.input_lens[index],
+            output_tokens=self.output_lens[index] if done else None,
+            error=error or None,
+        )
 
 
 def read_either(path: Path) -> tuple[Header, list[Record], bool]:
@@ -76,11 +117,11 @@ def read_either(path: Path) -> tuple[Header, list[Record], bool]:
     was cut. Raises ValueError, OSError.
     """
     data = path.read_bytes()  # once: it may be a pipe
-    return (*_only(data, path), False) if is_bench_json(data) else cut_run_of(data, path)
+    return (*bench_run(data, path), False) if is_bench_json(data) else cut_run_of(data, path)
 
 
 def is_bench_json(data: bytes) -> bool:
-    """Whether a file looks like such a result rather than a run file: it begins with one of
+    """Tell such a result from a run file by its beginning: it begins with one of
     their objects.
     """
     head = unmarked(data[:4096]).lstrip()
@@ -91,35 +132,28 @@ def is_bench_json(data: bytes) -> bool:
     )
 
 
-def bench_runs(path: Path) -> list[tuple[Header, list[Record]]]:
-    """Every result of a file: one object, one per line, or a list. Raises ValueError naming the
-    file.
+def bench_run(data: bytes, path: Path) -> tuple[Header, list[Record]]:
+    """Header and records of a file with one result. Raises ValueError naming the file, also where
+    it was written without --save-detailed.
     """
-    return _runs(path.read_bytes(), path)
-
-
-def _runs(data: bytes, path: Path) -> list[tuple[Header, list[Record]]]:
+    text = unmarked(data)
     try:
-        return [
-            _run(one, f"{path.stem}-{number}" if number else path.stem)
-            for number, one in enumerate(_results(unmarked(data)))
-        ]
+        try:
+            whole = msgspec.json.decode(text)
+        except msgspec.DecodeError:
+            whole = [msgspec.json.decode(line) for line in text.splitlines() if line.strip()]
+        results = whole if isinstance(whole, list) else [whole]
+        if not results or not all(isinstance(r, dict) and "completed" in r for r in results):
+            raise ValueError(  # noqa: TRY301 - named with the file below, as msgspec's are
+                "got JSON that is no benchmark result; expected the object that `vllm bench serve "
+                "--save-result` writes"
+            )
+        runs = [_run(result, path.stem) for result in results]
     except ValueError as error:  # msgspec's are of this kind
         raise ValueError(f"{path}: {error}") from None
-
-
-def _results(data: bytes) -> list[dict[str, Any]]:
-    try:
-        whole = msgspec.json.decode(data)
-    except msgspec.DecodeError:
-        whole = [msgspec.json.decode(line) for line in data.splitlines() if line.strip()]
-    found = whole if isinstance(whole, list) else [whole]
-    if not found or not all(isinstance(one, dict) and "completed" in one for one in found):
-        raise ValueError(
-            "got JSON that is no benchmark result; expected the object that `vllm bench serve "
-            "--save-result` writes"
-        )
-    return found
+    if len(runs) != 1:
+        raise ValueError(f"{path}: got {len(runs)} results; expected one (several: split the file)")
+    return runs[0]
 
 
 def _run(result: dict[str, Any], name: str) -> tuple[Header, list[Record]]:
@@ -129,74 +163,5 @@ def _run(result: dict[str, Any], name: str) -> tuple[Header, list[Record]]:
         )
     details = msgspec.convert(result, BenchDetails)
     scalars = {key: value for key, value in result.items() if not isinstance(value, list | dict)}
-    records = [_record(details, index, name) for index in range(len(details.start_times))]
+    records = [details.record(index, name) for index in range(len(details.start_times))]
     return Header(writer="load", clock="perf_counter", configuration=scalars), records
-
-
-def _record(details: BenchDetails, index: int, name: str) -> Record:
-    sent_at = details.start_times[index]
-    outcome = _outcome(details, index)
-    done = outcome == "completed"
-    intended_at, released_at = (
-        _intended(details, index),
-        sent_at + details.latencies[index] if done else None,
-    )
-    token_at = _token_at(details, index) if done else []
-    return Record(
-        request_id=details.request_ids[index] if details.request_ids else f"{name}-{index}",
-        outcome=outcome,
-        batch_size=details.batch_sizes[index] if details.batch_sizes else None,
-        intended_at=intended_at,
-        held_until=_held_until(details, index, intended_at),
-        sent_at=sent_at,
-        first_token_at=token_at[0] if token_at else None,
-        last_token_at=token_at[-1] if token_at else None,
-        token_at=token_at if details.itls[index] else None,
-        released_at=released_at,
-        queueing_delay=details.server_queue_times[index] if details.server_queue_times else None,
-        service_time=details.server_service_times[index] if details.server_service_times else None,
-        sojourn_time=None
-        if released_at is None
-        else released_at - (sent_at if intended_at is None else intended_at),
-        prompt_tokens=details.input_lens[index],
-        output_tokens=details.output_lens[index] if done else None,
-        error=details.errors[index] or None,
-    )
-
-
-def _outcome(details: BenchDetails, index: int) -> Outcome:
-    """vLLM does not write down who succeeded: it is who has no error and an answer."""
-    if details.outcomes:
-        return details.outcomes[index]
-    error = details.errors[index]
-    if not error and details.latencies[index] > 0:
-        return "completed"
-    return _REASONS.get(error, "failed")
-
-
-def _intended(details: BenchDetails, index: int) -> float | None:
-    if details.intended_times:
-        return details.intended_times[index]
-    if details.max_concurrency is None or details.queue_times is None:
-        return None  # the wait in the client's event loop was never measured
-    return details.start_times[index] - details.queue_times[index]
-
-
-def _held_until(details: BenchDetails, index: int, intended_at: float | None) -> float | None:
-    """When a limit on the requests at once had a place for it: its wait for that is no lateness.
-    vLLM keeps the wait alone.
-    """
-    sent_at = details.start_times[index]
-    late = 0.0 if details.send_lateness_s is None else details.send_lateness_s[index]
-    if details.max_concurrency is None or intended_at is None or late is None:
-        return None
-    return sent_at - late if sent_at - late > intended_at + LEAST_HELD else None
-
-
-def _token_at(details: BenchDetails, index: int) -> list[float]:
-    """The instant of every chunk; one more than there are tokens is the end of the answer, which
-    vLLM counts as a gap.
-    """
-    first = details.start_times[index] + details.ttfts[index]
-    chunks = list(accumulate(details.itls[index], initial=first))
-    return chunks[:-1] if len(chunks) == details.output_lens[index] + 1 else chunks

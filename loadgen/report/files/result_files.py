@@ -1,4 +1,4 @@
-"""Where a load run is written: the run file that grows with it, its timetable, and the JSON of
+"""The files of a load run: the run file that grows with it, its timetable, and the JSON of
 `vllm bench serve`.
 
 The run file is written unless --no-save is given, into `runs/` where nothing names it.
@@ -50,7 +50,7 @@ class ResultOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResultFiles:
-    """What is to be written; nothing where `run` is None."""
+    """The files to be written; none where `run` is None."""
 
     run: Path | None
     timetable: Path | None
@@ -59,7 +59,7 @@ class ResultFiles:
     named_by_time: bool = False  # `run` takes a number where a file of that name is there already
 
     def written(self) -> list[Path]:
-        """Those that are there now."""
+        """The files that are there now."""
         return [
             path
             for path in (self.run, self.timetable, self.bench)
@@ -67,7 +67,7 @@ class ResultFiles:
         ]
 
     def reserved(self) -> ResultFiles:
-        """The same, with a run file that nobody else writes where its name is the time. Raises
+        """Reserve a run file that nobody else writes where its name is the time. Raises
         LoadError where it cannot be written.
         """
         if self.run is None:
@@ -78,7 +78,10 @@ class ResultFiles:
                 tell_missing_folder(self.run)
             self.run.parent.mkdir(parents=True, exist_ok=True)
             if not self.named_by_time:
-                _try_to_write(self.run)
+                was_there = self.run.exists()
+                self.run.open("ab").close()  # what is there is left as it is
+                if not was_there:
+                    self.run.unlink()
                 return self
             return dataclasses.replace(self, run=_created(self.run))
         except OSError as error:
@@ -86,14 +89,6 @@ class ResultFiles:
             raise LoadError(
                 f"{where}; --output FILE names another place, --no-save writes no file"
             ) from None
-
-
-def _try_to_write(path: Path) -> None:
-    """Raises OSError. What is there is left as it is."""
-    was_there = path.exists()
-    path.open("ab").close()
-    if not was_there:
-        path.unlink()
 
 
 def _created(path: Path) -> Path:
@@ -121,38 +116,33 @@ def result_files(options: ResultOptions, seed: int) -> ResultFiles:
         raise SpecError(
             f"got --output {output} with {flags[-1]}; expected one name for the run file"
         )
+    label = options.label or "load"
     if flags:
-        return _three_files(options, seed)
+        name, folder = options.result_filename, options.result_dir
+        if output is not None and is_folder(output):
+            folder = output
+        elif output is not None:
+            name = str(output)
+        saved, default = options.save_result, f"{label}-{seed}.jsonl"
+        if name is None:
+            name = default if saved is None else str(saved / default if is_folder(saved) else saved)
+        stem = Path(folder or "") / name
+        first = stem.with_suffix(".jsonl") if stem.suffix in {".json", ".jsonl"} else stem
+        return ResultFiles(
+            run=first,
+            timetable=options.save_timetable or first.with_suffix(".timetable"),
+            bench=stem.with_suffix(".json"),
+            options=options,
+        )
     unnamed = output is None or is_folder(output)
-    run = Path(output or RUNS) / f"{options.label or 'load'}-{_now()}.jsonl" if unnamed else output
+    now = datetime.now(UTC).astimezone().strftime("%Y%m%d-%H%M%S")  # local time
+    run = Path(output or RUNS) / f"{label}-{now}.jsonl" if unnamed else output
     return ResultFiles(
         run=None if options.no_save else run,
         timetable=options.save_timetable,
         bench=None,
         options=options,
         named_by_time=unnamed,
-    )
-
-
-def _now() -> str:
-    """The local time, as it stands in the name of a file."""
-    return datetime.now(UTC).astimezone().strftime("%Y%m%d-%H%M%S")
-
-
-def _three_files(options: ResultOptions, seed: int) -> ResultFiles:
-    output, save, folder = options.output, options.save_result, options.result_dir
-    name = options.result_filename if output is None else str(output)
-    if output is not None and is_folder(output):
-        name, folder = options.result_filename, output
-    default = f"{options.label or 'load'}-{seed}.jsonl"
-    saved = default if save is None else str(save / default) if is_folder(save) else str(save)
-    stem = Path(folder or "") / (saved if name is None else name)
-    run = stem.with_suffix(".jsonl") if stem.suffix in {".json", ".jsonl"} else stem
-    return ResultFiles(
-        run=run,
-        timetable=options.save_timetable or run.with_suffix(".timetable"),
-        bench=stem.with_suffix(".json"),
-        options=options,
     )
 
 

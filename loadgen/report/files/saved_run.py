@@ -9,7 +9,6 @@ NAME.sender0.jsonl and so on, which are read as one run.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 from pathlib import Path
 
 from loadgen.measures.missing import incomplete, missing_records
@@ -19,29 +18,26 @@ from loadgen.sending.run import LoadResult, held_back, lateness
 from policies.text import SpecError, short_number
 from queueing.measurement.record import Header, Record
 
-Part = tuple[Path, Header, list[Record], bool]  # a file, and whether its last line was cut
+RunPart = tuple[Path, Header, list[Record], bool]  # a file, and whether its last line was cut
 
 
 def read_results(paths: Sequence[Path]) -> list[tuple[str, LoadResult]]:
     """Every run in the files, under the names of its files. Raises SpecError."""
-    runs: dict[str, list[Part]] = {}
-    for path in chain.from_iterable(map(_with_senders, paths)):
-        header, records, cut = _read(path)
-        run = records[0].request_id.rpartition("-")[0] if records else str(path)
-        runs.setdefault(run if ".sender" in path.name else str(path), []).append(
-            (path, header, records, cut)
-        )
+    runs: dict[str, list[RunPart]] = {}
+    for path in paths:
+        files = [path]
+        if not path.exists() or not path.stat().st_size:  # a killed run has left its senders'
+            files = sorted(path.parent.glob(f"{path.stem}.sender*{path.suffix}")) or [path]
+        for file in files:
+            header, records, cut = _read(file)
+            run = records[0].request_id.rpartition("-")[0] if records else str(file)
+            runs.setdefault(run if ".sender" in file.name else str(file), []).append(
+                (file, header, records, cut)
+            )
     return [
         (name := ", ".join(str(part[0]) for part in parts), _result(name, parts))
         for parts in runs.values()
     ]
-
-
-def _with_senders(path: Path) -> list[Path]:
-    """The file; where a killed run has left none or an empty one, those of its senders."""
-    if path.exists() and path.stat().st_size:
-        return [path]
-    return sorted(path.parent.glob(f"{path.stem}.sender*{path.suffix}")) or [path]
 
 
 def _read(path: Path) -> tuple[Header, list[Record], bool]:
@@ -58,14 +54,7 @@ def _read(path: Path) -> tuple[Header, list[Record], bool]:
             f"got {path}, written by a {header.writer}; expected a run file of kendall load "
             "(kendall compare reads this one)"
         )
-    _check_instants(path, records)
-    return header, records, cut
-
-
-def _check_instants(path: Path, records: Sequence[Record]) -> None:
-    """Some results of `vllm bench serve` know no intended instant; a run that knows some knows
-    all.
-    """
+    # some results of `vllm bench serve` know no intended instant; a run that knows some knows all
     known = any(record.intended_at is not None for record in records)
     for record in records:
         if known and (record.intended_at is None or record.intended_at < 0):
@@ -74,9 +63,10 @@ def _check_instants(path: Path, records: Sequence[Record]) -> None:
                 f"{path}: got intended_at {got} for request {record.request_id}; expected an "
                 "instant >= 0: the file is damaged"
             )
+    return header, records, cut
 
 
-def _result(name: str, parts: Sequence[Part]) -> LoadResult:
+def _result(name: str, parts: Sequence[RunPart]) -> LoadResult:
     header = parts[0][1]
     records = [record for _, _, some, _ in parts for record in some]
     cut = any(cut for *_, cut in parts)

@@ -1,4 +1,4 @@
-"""What a report is made of, gathered from a sweep's folder, a folder of runs, or cells that are
+"""The data of a report, gathered from a sweep's folder, a folder of runs, or cells that are
 at hand.
 """
 
@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from loadgen.compare.cells import (
-    Asked,
     MissingCell,
     ReportCell,
     RunFile,
+    TheoryInputs,
     cells_of_files,
 )
 from policies.registry import policy_names
@@ -38,7 +38,6 @@ class ReportData:
         default_factory=dict
     )  # of the whole: engine, model, lengths, ...
     date: str | None = None  # of the run, ISO
-    searches: Sequence[dict[str, Any]] = ()
     events: Sequence[str] = ()  # restarts, interruptions, files with records missing
 
 
@@ -52,21 +51,23 @@ def of_folder(folder: Path) -> ReportData:
             f"got {folder}; expected a sweep's folder (plan.json) or one with run files (*.jsonl)"
         )
     profile = profile_of(folder)
-    asked = Asked(law=profile.law if profile else None)
-    found = of_files([RunFile.read(path) for path in paths], asked, profile)
-    return dataclasses.replace(found, cells=in_order(found.cells))
+    asked = TheoryInputs(law=profile.law if profile else None)
+    data = of_files([RunFile.read(path) for path in paths], asked, profile)
+    return dataclasses.replace(data, cells=in_order(data.cells))
 
 
-def of_files(files: Sequence[RunFile], asked: Asked, profile: Profile | None = None) -> ReportData:
-    """Single runs."""
-    found = of_cells(
+def of_files(
+    files: Sequence[RunFile], asked: TheoryInputs, profile: Profile | None = None
+) -> ReportData:
+    """Compare single runs."""
+    data = of_cells(
         cells_of_files(files, asked),
         [file.header for file in files if file.header.writer != "load"],
         asked.law,
         profile,
     )
     return dataclasses.replace(
-        found,
+        data,
         events=[f"{file.path.name}: {sentence}" for file in files for sentence in file.incomplete],
     )
 
@@ -89,7 +90,7 @@ def of_cells(
 
 
 def in_order(cells: Sequence[ReportCell]) -> list[ReportCell]:
-    """By load; policies in the order of the documents, those of one name as they first appear."""
+    """Sort by load; policies as in the documents, those of one name as they first appear."""
     known = policy_names()
     texts = list(dict.fromkeys(cell.comparison.policy for cell in cells))
 
@@ -111,7 +112,7 @@ def profile_of(folder: Path) -> Profile | None:
 
 
 def common(configurations: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What all agree on."""
+    """The fields that are the same in all of them."""
     if not configurations:
         return {}
     first, *others = configurations

@@ -13,9 +13,10 @@ import msgspec
 
 from loadgen.compare.cells import ReportCell
 from loadgen.compare.residual import PARTS
-from loadgen.report.html.columns import COLUMNS
+from loadgen.report.columns import IN_CSV
 from loadgen.report.html.data import ReportData, in_order, of_folder
 from loadgen.report.html.page import page
+from loadgen.report.numbers import MS
 from loadgen.report.orders import order_heads, order_values, tenths_of
 from loadgen.report.report import as_object
 from queueing.measurement.paths import writing
@@ -54,19 +55,17 @@ def write_csv(cells: Sequence[ReportCell], path: Path) -> Path:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     tenths = tenths_of([cell.comparison for cell in cells])
-    heads = [*(column.key for column in COLUMNS), *(f"part_{part}_ms" for part in PARTS)]
+    heads = [*(key for key, _ in IN_CSV), *(f"part_{part}_ms" for part in PARTS)]
     writer.writerow([*heads, *order_heads(tenths)])
-    writer.writerows([*_row(cell), *order_values(cell.comparison, tenths)] for cell in cells)
+    for cell in cells:
+        split = cell.comparison.split
+        parts = [None if split is None else split.part(name).seconds * MS for name in PARTS]
+        numbers = [value(cell) for _, value in IN_CSV]
+        writer.writerow([*numbers, *parts, *order_values(cell.comparison, tenths)])
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text.getvalue(), encoding="utf-8")
     return path
-
-
-def _row(cell: ReportCell) -> list[Any]:
-    split = cell.comparison.split
-    parts = [None if split is None else split.part(name).seconds * 1e3 for name in PARTS]
-    return [*(column.value(cell) for column in COLUMNS), *parts]
 
 
 def as_json(cells: Sequence[ReportCell]) -> list[dict[str, Any]]:

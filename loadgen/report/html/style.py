@@ -1,5 +1,5 @@
-"""What all figures share: names of colours, axes, sizes. A figure is a plain dict as plotly.js
-takes it.
+"""The style that all figures share: names of colours, axes, sizes. A figure is a plain dict as
+plotly.js takes it.
 
 Colours are names ("$observed") which the page replaces by those of its theme, so that one figure
 serves light, dark and paper.

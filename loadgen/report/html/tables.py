@@ -9,11 +9,23 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from loadgen.compare.cells import MissingCell, ReportCell
-from loadgen.report.html.columns import SHOWN, Column
-from loadgen.report.html.numbers import MS, label, load_text, mean_and_half, ms, percent, typeset
-from loadgen.report.html.words import chip_class
+from loadgen.report.columns import ON_PAGE
+from loadgen.report.numbers import (
+    MS,
+    NO_NUMBER,
+    chip_class,
+    label,
+    load_text,
+    mean_and_half,
+    ms,
+    number,
+    percent,
+    typeset,
+    with_small,
+)
 from queueing.measurement.arrival_audit import Audit
 
+TEXT = {"policy", "verdict"}  # columns that are no numbers
 # verdict of the check -> class of the chip, and its text
 CHECKED = {
     "agree": ("agree", "agree"),
@@ -37,18 +49,22 @@ def chip(cell: ReportCell) -> str:
 
 
 def matrix(cells: Sequence[ReportCell]) -> str:
-    """Policies by loads, each with its verdict and means."""
-    loads = list(
-        dict.fromkeys(None if cell.load is None else round(cell.load, 2) for cell in cells)
-    )
-    names = list(dict.fromkeys(label(cell) for cell in cells))
-    found = {
+    """Policies by loads, each with its verdict and means. A field names its load itself: a narrow
+    page has no column headings.
+    """
+    places = {
         (label(cell), None if cell.load is None else round(cell.load, 2)): cell for cell in cells
     }
+    names = dict.fromkeys(name for name, _ in places)
+    loads = dict.fromkeys(load for _, load in places)
     head = "".join(f'<th scope="col">{escape(load_text(load))}</th>' for load in loads)
     body = "".join(
         f'<tr><th scope="row">{escape(name)}</th>'
-        + "".join(_matrix_cell(load, found.get((name, load))) for load in loads)
+        + "".join(
+            f'<td data-load="{escape(load_text(load))}"><div>{means(places.get((name, load)))}'
+            "</div></td>"
+            for load in loads
+        )
         + "</tr>"
         for name in names
     )
@@ -60,81 +76,67 @@ def matrix(cells: Sequence[ReportCell]) -> str:
     return f'<div class="scroll">{table}</div>'
 
 
-def _matrix_cell(load: float | None, cell: ReportCell | None) -> str:
-    """Names its load itself: a narrow page has no column headings."""
-    return f'<td data-load="{escape(load_text(load))}"><div>{_in_matrix(cell)}</div></td>'
-
-
-def _in_matrix(cell: ReportCell | None) -> str:
+def means(cell: ReportCell | None) -> str:
+    """The verdict of a cell, the observed mean, and below it those of the model and of the theory;
+    a line breaks between its parts only.
+    """
     if cell is None:
         return "<small>not measured</small>"
     quantity, check = cell.comparison.quantity, cell.comparison.check
     mean, half = mean_and_half(quantity.observed.mean, quantity.observed.half_width)
-    means = f'<span class="whole"><span class="observed">{mean}</span> ± {half} ms</span>'
+    text = f'<span class="whole"><span class="observed">{mean}</span> ± {half} ms</span>'
+    lines = []
     if check is not None:
-        half = f"{check.relative_half_width * 100:.1f}"
-        means += _line(
-            f"model {ms(check.modelled)} ms",
-            f"({percent(check.ratio - 1)} ± {half}\N{NO-BREAK SPACE}%)",
-        )
-    if quantity.a_priori is not None:
-        means += _line(
-            f"steady state {ms(quantity.a_priori.mean)} ms",
-            f"({percent(quantity.a_priori.deviation)})",
-        )
-    return f'{chip(cell)}<span class="means">{means}</span>'
-
-
-def _line(*parts: str) -> str:
-    """Below the observed mean, broken between its parts only."""
-    said = " ".join(f'<span class="whole">{part}</span>' for part in parts)
-    return f"<br><small>{said}</small>"
-
-
-TEXT = {"policy", "verdict"}
+        off = f"{percent(check.ratio - 1)} ± {check.relative_half_width * 100:.1f}"
+        lines.append((f"model {ms(check.modelled)} ms", f"({off}\N{NO-BREAK SPACE}%)"))
+    if (theory := quantity.a_priori) is not None:
+        lines.append((f"steady state {ms(theory.mean)} ms", f"({percent(theory.deviation)})"))
+    for parts in lines:
+        whole = " ".join(f'<span class="whole">{part}</span>' for part in parts)
+        text = with_small(text, whole)
+    return f'{chip(cell)}<span class="means">{text}</span>'
 
 
 def full_table(cells: Sequence[ReportCell]) -> str:
     """Every number; sortable by its headings."""
+    kinds = ["" if column.key not in TEXT else ' class="text"' for column in ON_PAGE]
     head = "".join(
-        f'<th scope="col"{_kind(c.key)}>{c.heading}'
-        f"{f'<small>{c.unit}</small>' if c.unit else ''}</th>"
-        for c in SHOWN
+        f'<th scope="col"{kind}>{column.title}'
+        f"{f'<small>{column.unit}</small>' if column.unit else ''}</th>"
+        for column, kind in zip(ON_PAGE, kinds, strict=True)
     )
-    body = "".join(
-        "<tr>" + "".join(_data(cell, column) for column in SHOWN) + "</tr>" for cell in cells
-    )
+    body = []
+    for cell in cells:
+        body.append("<tr>")
+        for column, kind in zip(ON_PAGE, kinds, strict=True):
+            value = None if column.value is None else column.value(cell)
+            sort = ""
+            if isinstance(value, int | float) and math.isfinite(value):
+                sort = f' data-value="{round(value, 9) + 0.0:.9g}"'
+            body.append(f"<td{kind}{sort}>{column.page(cell)}</td>")
+        body.append("</tr>")
     return (
-        '<div class="scroll"><table class="sortable '
-        f'numbers-table"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+        '<div class="scroll"><table class="sortable numbers-table"><thead><tr>'
+        f"{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
     )
-
-
-def _data(cell: ReportCell, column: Column) -> str:
-    value = column.value(cell)
-    sort = (
-        f' data-value="{round(value, 9) + 0.0:.9g}"'
-        if isinstance(value, int | float) and math.isfinite(value)
-        else ""
-    )
-    shown = column.shown(cell) if column.shown else ""
-    return f"<td{_kind(column.key)}{sort}>{shown}</td>"
-
-
-def _kind(key: str) -> str:
-    return ' class="text"' if key in TEXT else ""
 
 
 def simple_table(
     headings: Sequence[str], rows: Iterable[Sequence[str]], text: Sequence[int] = (0,)
 ) -> str:
     """Rows of ready HTML; `text` are the columns that are not numbers."""
+    kinds = [
+        "" if i not in text else ' class="text long"' if i else ' class="text"'
+        for i in range(len(headings))
+    ]
     head = "".join(
-        f'<th scope="col"{" class=text" if i in text else ""}>{h}</th>'
-        for i, h in enumerate(headings)
+        f'<th scope="col"{" class=text" if i in text else ""}>{heading}</th>'
+        for i, heading in enumerate(headings)
     )
     body = "".join(
-        "<tr>" + "".join(f"<td{_long(i, text)}>{v}</td>" for i, v in enumerate(row)) + "</tr>"
+        "<tr>"
+        + "".join(f"<td{kind}>{value}</td>" for kind, value in zip(kinds, row, strict=True))
+        + "</tr>"
         for row in rows
     )
     return (
@@ -143,48 +145,31 @@ def simple_table(
     )
 
 
-def _long(index: int, text: Sequence[int]) -> str:
-    return "" if index not in text else ' class="text long"' if index else ' class="text"'
-
-
 def senders(cells: Sequence[ReportCell]) -> str:
     """Arrivals and lateness, a row per cell; columns of which nothing is known are left out."""
+    timed = any(cell.lateness is not None for cell in cells)
+    audited = any(cell.audit is not None for cell in cells)
     headings = ["cell", "asked", "arrived", "against<br>asked"]
-    rows = [_arrived(cell) for cell in cells]
-    if any(cell.lateness is not None for cell in cells):
-        headings += ["lateness,<br>mean", "<br>p99"]
-        rows = [row + _late(cell) for row, cell in zip(rows, cells, strict=True)]
-    text = [0]
-    if any(cell.audit is not None for cell in cells):
-        text.append(len(headings) + 1)
-        headings += ["dispersion", "audit of the arrivals"]
-        rows = [
-            [*row, _dispersion(cell.audit), _audit(cell.audit)]
-            for row, cell in zip(rows, cells, strict=True)
+    headings += ["lateness,<br>mean", "<br>p99"] if timed else []
+    headings += ["dispersion", "audit of the arrivals"] if audited else []
+    rows = []
+    for cell in cells:
+        asked, rate = cell.comparison.asked_rate, cell.comparison.arrival_rate
+        row = [
+            f"{escape(label(cell))} · {load_text(cell.load)}",
+            NO_NUMBER if asked is None else f"{asked:.2f}/s",
+            f"{rate:.2f}/s",
+            percent(None if asked is None else rate / asked - 1),
         ]
-    return simple_table(headings, rows, text=text)
-
-
-def _arrived(cell: ReportCell) -> list[str]:
-    asked, rate = cell.comparison.asked_rate, cell.comparison.arrival_rate
-    name = f"{escape(label(cell))} · {load_text(cell.load)}"
-    return [
-        name,
-        "–" if asked is None else f"{asked:.2f}/s",
-        f"{rate:.2f}/s",
-        percent(None if asked is None else rate / asked - 1),
-    ]
-
-
-def _late(cell: ReportCell) -> list[str]:
-    late = cell.lateness
-    return ["–", "–"] if late is None else [f"{late.mean * MS:.2f} ms", f"{late.p99 * MS:.2f} ms"]
-
-
-def _dispersion(audit: Audit | None) -> str:
-    return (
-        "–" if audit is None or not math.isfinite(audit.dispersion) else f"{audit.dispersion:.2f}"
-    )
+        if timed:
+            late = cell.lateness
+            times = (None, None) if late is None else (late.mean, late.p99)
+            row += [NO_NUMBER if time is None else f"{time * MS:.2f} ms" for time in times]
+        if audited:
+            dispersion = None if cell.audit is None else cell.audit.dispersion
+            row += [number(dispersion, ".2f", NO_NUMBER), _audit(cell.audit)]
+        rows.append(row)
+    return simple_table(headings, rows, text=(0, len(headings) - 1) if audited else (0,))
 
 
 def _audit(audit: Audit | None) -> str:
@@ -193,11 +178,11 @@ def _audit(audit: Audit | None) -> str:
     late = audit.lateness
     if audit.valid is False and late is not None:
         budget = f"budget {late.budget.mean * MS:g} and {late.budget.p99 * MS:g} ms"
-        said = (
+        text = (
             f"reached the gateway {ms(late.mean)} ms late on average, p99 {ms(late.p99)} ms "
             f"({budget}); {audit.verdict}"
         )
-        return f'<span class="chip off">INVALID</span> {escape(said)}'
+        return f'<span class="chip off">INVALID</span> {escape(text)}'
     kind = "noise" if audit.poisson is None else "agree" if audit.poisson else "off"
     word, _, rest = audit.verdict.partition(": ")
     return (
@@ -207,7 +192,7 @@ def _audit(audit: Audit | None) -> str:
 
 
 def missing_table(missing: Sequence[MissingCell]) -> str:
-    """What was planned and has no result."""
+    """List the cells that were planned and have no result."""
     rows = [
         (escape(m.policy), load_text(m.load), escape(m.state), escape(m.reason)) for m in missing
     ]

@@ -1,4 +1,4 @@
-"""What the report explains: captions, how to read it, method and limits."""
+"""The texts of the report: captions, how to read it, method and limits."""
 
 from __future__ import annotations
 

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from loadgen.compare.cells import ReportCell
-from loadgen.report.html.marks import MARKS, Mark, Panel, observed_marks, one_legend, scatter
-from loadgen.report.html.numbers import MS, label, load_text, ms, percent
+from loadgen.report.html.marks import MARKS, Panel, observed_marks, one_legend, scatter
 from loadgen.report.html.style import (
     Figure,
     Trace,
@@ -20,13 +19,14 @@ from loadgen.report.html.style import (
     log_axis,
     title_over,
 )
+from loadgen.report.numbers import MS, label, load_text, ms, percent
 
 PANELS = 6  # most that one row shows
 ROW, HEAD = 46, 120  # pixels
 
 
 def panels_of(cells: Sequence[ReportCell]) -> list[tuple[str, list[ReportCell]]]:
-    """Cells by load; nothing where there are more loads than panels."""
+    """Group the cells by load; nothing where there are more loads than panels."""
     by_load: dict[float | None, list[ReportCell]] = {}
     for cell in cells:
         by_load.setdefault(None if cell.load is None else round(cell.load, 2), []).append(cell)
@@ -47,8 +47,24 @@ def versus_figure(cells: Sequence[ReportCell]) -> Figure | None:
         "margin": {"l": 8, "r": 8, "t": 76, "b": 48},
         "legend": legend_at_top(),
     }
-    layout["yaxis"] = _rows(names)
-    values = [value for cell in cells for value in _extent(cell)]
+    layout["yaxis"] = {
+        "tickmode": "array",
+        "tickvals": list(range(len(names))),
+        "ticktext": names,
+        "range": [len(names) - 0.5, -0.5],
+        "automargin": True,
+        "gridcolor": "$grid",
+        "zeroline": False,
+        "ticklen": 6,
+        "tickcolor": "$none",
+        "tickfont": {"size": 12, "color": "$ink"},
+    }
+    values = []
+    for quantity in (cell.comparison.quantity for cell in cells):
+        mean, observed = quantity.observed.mean, quantity.observed
+        estimates = [getattr(quantity, mark.key) for mark in MARKS]
+        values += [mean * MS, min(observed.high, 3 * mean) * MS, max(observed.low, 0.3 * mean) * MS]
+        values += [estimate.mean * MS for estimate in estimates if estimate is not None]
     traces: list[Trace] = []
     for index, ((title, group), domain) in enumerate(
         zip(panels, columns(len(panels), 0.025), strict=True)
@@ -59,7 +75,18 @@ def versus_figure(cells: Sequence[ReportCell]) -> Figure | None:
         )
         layout["annotations"].append(title_over(f"<b>{title}</b>", f"x{panel.key}", "y"))
         rows = [names.index(label(cell)) for cell in group]
-        traces += [_marks(mark, panel, group, rows) for mark in MARKS]
+        for mark in MARKS:
+            estimates = [
+                (estimate, row)
+                for cell, row in zip(group, rows, strict=True)
+                if (estimate := getattr(cell.comparison.quantity, mark.key)) is not None
+            ]
+            points = [(estimate.mean * MS, row - mark.above) for estimate, row in estimates]
+            texts = [
+                f"{mark.name}: {ms(e.mean)} ms<br>observed {percent(e.deviation)}"
+                for e, _ in estimates
+            ]
+            traces.append(scatter(mark, panel, points, texts))
         traces += observed_marks(panel, group, rows, along="x")
     return figure(
         "beside",
@@ -68,48 +95,3 @@ def versus_figure(cells: Sequence[ReportCell]) -> Figure | None:
         height=HEAD + ROW * len(names),
         min_width=260 + 150 * len(panels),
     )
-
-
-def _rows(names: Sequence[str]) -> dict[str, Any]:
-    return {
-        "tickmode": "array",
-        "tickvals": list(range(len(names))),
-        "ticktext": list(names),
-        "range": [len(names) - 0.5, -0.5],
-        "automargin": True,
-        "gridcolor": "$grid",
-        "zeroline": False,
-        "ticklen": 6,
-        "tickcolor": "$none",
-        "tickfont": {"size": 12, "color": "$ink"},
-    }
-
-
-def _marks(mark: Mark, panel: Panel, cells: Sequence[ReportCell], rows: Sequence[int]) -> Trace:
-    beside = [
-        (getattr(cell.comparison.quantity, mark.key), row)
-        for cell, row in zip(cells, rows, strict=True)
-    ]
-    found = [(estimate, row) for estimate, row in beside if estimate is not None]
-    points = [(estimate.mean * MS, row - mark.above) for estimate, row in found]
-    return scatter(
-        mark,
-        panel,
-        points,
-        [f"{mark.name}: {ms(e.mean)} ms<br>observed {percent(e.deviation)}" for e, _ in found],
-    )
-
-
-def _extent(cell: ReportCell) -> list[float]:
-    quantity = cell.comparison.quantity
-    observed = quantity.observed
-    ends = [
-        observed.mean * MS,
-        min(observed.high, 3 * observed.mean) * MS,
-        max(observed.low, 0.3 * observed.mean) * MS,
-    ]
-    return ends + [
-        estimate.mean * MS
-        for mark in MARKS
-        if (estimate := getattr(quantity, mark.key)) is not None
-    ]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from loadgen.compare.cells import ReportCell, RunFile, audit_of, lateness_of
+from loadgen.compare.cells import ReportCell, RunFile, lateness_of
 from loadgen.report.html.data import ReportData, common, of_cells, profile_of
 from loadgen.sweep.report.results import Results, results_of
 
@@ -32,8 +32,7 @@ def of_sweep(folder: Path, results: Results | None = None) -> ReportData:
                     load=swept.load,
                     max_output_tokens=swept.max_output_tokens,
                     lateness=lateness_of(sent),
-                    audit=audit_of(sides["gateway"], result.comparison, sent),
-                    notes=("shorter than asked (--cell-limit)",) if swept.cut else (),
+                    audit=sides["gateway"].audit(result.comparison, sent),
                     model=None
                     if basis is None
                     else basis.model(swept.policy, swept.max_output_tokens),
@@ -46,7 +45,6 @@ def of_sweep(folder: Path, results: Results | None = None) -> ReportData:
         missing=[result.missing for result in results.cells if result.comparison is None],
         configuration=common([header.configuration for header in headers])
         | {key: plan[key] for key in ("model", "output_tokens", "prompt_tokens")},
-        searches=results.searches,
         events=[f"gateway started again: {event['reason']}" for event in results.restarts]
         + [f"interrupted in {event['cell']}: {event['reason']}" for event in results.cuts],
     )

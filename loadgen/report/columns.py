@@ -1,0 +1,325 @@
+"""The columns of a report, each once: what the CSV has of a cell, how the page shows it, and how a
+table on a terminal does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from html import escape
+
+from loadgen.compare.cells import ReportCell
+from loadgen.compare.comparison import Comparison, TheoryEstimate
+from loadgen.report.numbers import (
+    MS,
+    NO_NUMBER,
+    chip_class,
+    label,
+    mean_and_half,
+    ms,
+    number,
+    percent,
+    plain_ms,
+    with_small,
+)
+from policies.text import short_number
+from queueing.measurement.check import Check, signed
+
+SHORT = {"sampling noise": "chance"}  # verdicts, in a table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportColumn:
+    """One column: in the CSV where it has a value, on the page where it has a title, in a table of
+    a terminal where it has a heading.
+    """
+
+    key: str  # of the CSV
+    value: Callable[[ReportCell], float | str | None] | None = None
+    title: str = ""
+    unit: str = ""
+    page: Callable[[ReportCell], str] = lambda _: ""  # as HTML
+    heading: str = ""
+    text: Callable[[Comparison], str] = lambda _: ""
+
+
+def policy_name(comparison: Comparison) -> str:
+    """The policy, with a star where the sojourn is compared."""
+    return comparison.policy + ("*" if comparison.compared == "sojourn_time" else "")
+
+
+def difference(check: Check, digits: int = 0) -> str:
+    """Observed / model - 1 with its half width, which takes that many places at least."""
+    if not check.modelled:
+        return "-"
+    half = 100 * check.relative_half_width
+    width = f"± {half:{digits}.1f} %" if math.isfinite(half) else "± ?"
+    return f"{signed((check.ratio - 1) * 100)} {width}"
+
+
+def _signed_percent(share: float | None) -> str:
+    return "-" if share is None or not math.isfinite(share) else f"{signed(share * 100)} %"
+
+
+def _over(observed: str, predicted: str) -> str:
+    return observed if predicted == "-" else f"{observed}\n{predicted}"
+
+
+def _estimate(key: str, title: str, heading: str = "", *, deviation: bool = True) -> ReportColumn:
+    """The mean of one theory; below it, or beside it on a terminal, the observation's deviation."""
+
+    def estimate(comparison: Comparison) -> TheoryEstimate | None:
+        of_theory: TheoryEstimate | None = getattr(comparison.quantity, key)
+        return of_theory
+
+    def on_page(cell: ReportCell) -> str:
+        known = estimate(cell.comparison)
+        return NO_NUMBER if known is None else with_small(ms(known.mean), percent(known.deviation))
+
+    def on_terminal(comparison: Comparison) -> str:
+        known = estimate(comparison)
+        if known is None or (deviation and math.isnan(known.mean)):
+            return "-"
+        share = known.deviation  # infinite from a mean of nothing
+        off = f"{share * 100:+.1f}%" if math.isfinite(share) else "-"
+        return f"{plain_ms(known.mean)} {off:>6}" if deviation else plain_ms(known.mean)
+
+    return ReportColumn(
+        key=f"{key}_ms",
+        value=lambda cell: None if (e := estimate(cell.comparison)) is None else e.mean * MS,
+        title=title,
+        unit="ms",
+        page=on_page,
+        heading=heading,
+        text=on_terminal,
+    )
+
+
+def _quantile(level: str) -> ReportColumn:
+    """An observed quantile above the predicted one at the run's speed."""
+
+    def predicted(comparison: Comparison) -> float:
+        return comparison.quantity.theory_quantiles.get("predicted", {}).get(level, math.nan)
+
+    def on_page(cell: ReportCell) -> str:
+        quantity = cell.comparison.quantity
+        known = level in quantity.theory_quantiles.get("predicted", {})
+        said = ms(predicted(cell.comparison)) if known else None
+        return with_small(ms(quantity.quantiles.get(level)), said)
+
+    return ReportColumn(
+        key=f"{level}_ms",
+        value=lambda cell: _in_ms(cell.comparison.quantity.quantiles.get(level)),
+        title=level,
+        unit="ms",
+        page=on_page,
+        heading=f"{level}\n(ms)",
+        text=lambda c: _over(
+            plain_ms(c.quantity.quantiles.get(level, math.nan)), plain_ms(predicted(c))
+        ),
+    )
+
+
+def _predicted_quantile(level: str) -> ReportColumn:
+    return ReportColumn(
+        key=f"predicted_{level}_ms",
+        value=lambda cell: _in_ms(
+            cell.comparison.quantity.theory_quantiles.get("predicted", {}).get(level)
+        ),
+    )
+
+
+def _in_ms(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * MS
+
+
+def _beside_prediction(key: str, title: str, heading: str) -> ReportColumn:
+    """A plain number above its prediction at the run's speed."""
+
+    def pair(comparison: Comparison, nothing: str) -> tuple[str, str]:
+        observed, predicted = getattr(comparison, key), getattr(comparison, f"predicted_{key}")
+        return number(observed, ".2f", nothing), number(predicted, ".2f", nothing)
+
+    def on_page(cell: ReportCell) -> str:
+        observed, predicted = pair(cell.comparison, NO_NUMBER)
+        return with_small(observed, None if predicted == NO_NUMBER else predicted)
+
+    return ReportColumn(
+        key=key,
+        value=lambda cell: getattr(cell.comparison, key),
+        title=title,
+        page=on_page,
+        heading=heading,
+        text=lambda comparison: _over(*pair(comparison, "-")),
+    )
+
+
+def _of_check(key: str, value: Callable[[Check], float | str]) -> ReportColumn:
+    return ReportColumn(
+        key=key, value=lambda cell: None if (c := cell.comparison.check) is None else value(c)
+    )
+
+
+def _observed_on_page(cell: ReportCell) -> str:
+    observed = cell.comparison.quantity.observed
+    mean, half = mean_and_half(observed.mean, observed.half_width)
+    return with_small(f'<span class="observed">{mean}</span>', f"± {half}")
+
+
+def _observed_on_terminal(comparison: Comparison) -> str:
+    observed = comparison.quantity.observed
+    return f"{plain_ms(observed.mean)} ± {plain_ms(observed.half_width):>5}"
+
+
+def _difference_on_page(cell: ReportCell) -> str:
+    check = cell.comparison.check
+    if check is None:
+        return NO_NUMBER
+    half = check.relative_half_width
+    width = f"{half * 100:.1f} %" if math.isfinite(half) else "∞"
+    return with_small(percent(check.ratio - 1), f"± {width}")
+
+
+def _difference_on_terminal(comparison: Comparison) -> str:
+    check = comparison.check
+    if check is None:
+        return "-"
+    return difference(check, digits=4) + ("!" if check.verdict == "disagree" else "")
+
+
+def _gateways_share(comparison: Comparison) -> float | None:
+    recursion = comparison.quantity.measured_service
+    return None if recursion is None else recursion.deviation
+
+
+def _arrivals_share(comparison: Comparison) -> str:
+    """The model's mean of these very requests against the steady state."""
+    if comparison.of_others:
+        return "disturbed"
+    check, predicted = comparison.check, comparison.quantity.predicted
+    if check is None or predicted is None or not predicted.mean > 0:
+        return "-"
+    return _signed_percent(check.modelled / predicted.mean - 1)
+
+
+def _verdict_on_page(cell: ReportCell) -> str:
+    kind = "INVALID" if cell.invalid else cell.verdict.kind
+    return f'<span class="chip {chip_class(kind)}">{escape(SHORT.get(kind, kind))}</span>'
+
+
+LEVELS = ("p50", "p90", "p99")
+COLUMNS = (
+    ReportColumn(
+        key="policy",
+        value=lambda cell: cell.comparison.policy,
+        title="policy",
+        page=lambda cell: escape(label(cell)),
+        heading="policy",
+        text=policy_name,
+    ),
+    ReportColumn(
+        key="load",
+        value=lambda cell: cell.load,
+        title="load",
+        page=lambda cell: number(cell.load, ".2f", NO_NUMBER),
+        heading="load",
+        text=lambda comparison: number(comparison.load, ".2f"),
+    ),
+    ReportColumn(key="max_output_tokens", value=lambda cell: cell.max_output_tokens),
+    ReportColumn(
+        key="n",
+        value=lambda cell: cell.comparison.n,
+        title="n<br>rate",
+        page=lambda cell: with_small(
+            f"{cell.comparison.n:,}", f"{short_number(cell.comparison.arrival_rate, 3)}/s"
+        ),
+        heading="n",
+        text=lambda comparison: str(comparison.n),
+    ),
+    ReportColumn(key="arrival_rate", value=lambda cell: cell.comparison.arrival_rate),
+    ReportColumn(
+        key="observed_ms",
+        value=lambda cell: cell.comparison.quantity.observed.mean * MS,
+        title="observed",
+        unit="ms",
+        page=_observed_on_page,
+        heading="observed\n(ms)",
+        text=_observed_on_terminal,
+    ),
+    ReportColumn(
+        key="half_width_ms",
+        value=lambda cell: cell.comparison.quantity.observed.half_width * MS,
+    ),
+    ReportColumn(
+        key="same_arrivals_ms",
+        value=lambda cell: (
+            None if (replay := cell.comparison.quantity.same_arrivals) is None else replay.mean * MS
+        ),
+        title="model, same<br>requests",
+        unit="ms",
+        page=lambda cell: ms(check.modelled) if (check := cell.comparison.check) else NO_NUMBER,
+        heading="model\n(ms)",
+        text=lambda comparison: plain_ms(check.modelled) if (check := comparison.check) else "-",
+    ),
+    ReportColumn(
+        key="check_difference_ms",
+        value=lambda cell: check.difference * MS if (check := cell.comparison.check) else None,
+        title="difference",
+        page=_difference_on_page,
+        heading="difference",
+        text=_difference_on_terminal,
+    ),
+    _of_check("check_half_width_ms", lambda check: check.half_width * MS),
+    _of_check("check_verdict", lambda check: check.verdict),
+    ReportColumn(
+        key="measured_service_ms",
+        value=lambda cell: (
+            None
+            if (recursion := cell.comparison.quantity.measured_service) is None
+            else recursion.mean * MS
+        ),
+        title="gateway’s<br>share",
+        page=lambda cell: percent(_gateways_share(cell.comparison)),
+        heading="gateway's\nshare",
+        text=lambda comparison: _signed_percent(_gateways_share(comparison)),
+    ),
+    _estimate("live", "live", "live\n(ms)"),
+    _estimate("predicted", "run’s<br>speed", "steady\nstate (ms)", deviation=False),
+    _estimate("a_priori", "a priori", "a priori\n(ms)", deviation=False),
+    _estimate("paper", "as<br>printed", "as printed\n(ms)"),
+    ReportColumn(key="arrivals_share", heading="arrivals'\nshare", text=_arrivals_share),
+    ReportColumn(
+        key="mean_batch_size",
+        heading="batch\nsize",
+        text=lambda comparison: number(comparison.batch_size, ".2f"),
+    ),
+    *map(_quantile, LEVELS),
+    *map(_predicted_quantile, LEVELS),
+    _beside_prediction("batch_size", "batch<br>size", "batch\nsize"),
+    _beside_prediction("utilisation", "in use", "utili-\nsation"),
+    ReportColumn(
+        key="speed",
+        value=lambda cell: speed.factor if (speed := cell.comparison.speed) else None,
+        title="speed",
+        page=lambda cell: (
+            with_small(f"{speed.factor:.3f}", f"cv {speed.cv:.2f}")
+            if (speed := cell.comparison.speed)
+            else NO_NUMBER
+        ),
+        heading="speed",
+        text=lambda comparison: number(speed.factor, ".3f") if (speed := comparison.speed) else "-",
+    ),
+    ReportColumn(
+        key="cv", value=lambda cell: speed.cv if (speed := cell.comparison.speed) else None
+    ),
+    ReportColumn(
+        key="verdict",
+        value=lambda cell: "INVALID" if cell.invalid else cell.verdict.text,
+        title="verdict",
+        page=_verdict_on_page,
+    ),
+)
+BY_KEY = {column.key: column for column in COLUMNS}
+IN_CSV = tuple((column.key, column.value) for column in COLUMNS if column.value is not None)
+ON_PAGE = tuple(column for column in COLUMNS if column.title)
