@@ -16,7 +16,8 @@ from loadgen.sweep.slo import SATURATION, ObservedSlo
 from policies import Fixed, is_first_come
 from queueing.errors import PredictionError
 from queueing.model import Model
-from queueing.optimization.rates import heaviest_scanned, largest_kept
+from queueing.optimization.rates import heaviest_scanned
+from queueing.optimization.search import bisected
 from queueing.prediction import predict_model
 
 FIRST = 1.1  # factor of the first bracket, around the prediction
@@ -130,13 +131,16 @@ def predicted_rate(model: Model, slo: ObservedSlo | None) -> float | None:
             raise _NoValueError
         return value <= slo.bound
 
+    def between(low: float, high: float) -> float | None:
+        return (low + high) / 2 if high - low > PRECISION else None
+
     try:
         # the delay of others rises with the load
         rises = is_first_come(model.policy) and not isinstance(model.policy, Fixed)
         low = 0.0 if rises else heaviest_scanned(kept)
         if low is None:
             return None
-        return limit * largest_kept(kept, low, 1.0, absolute=PRECISION) or None
+        return limit * bisected(kept, low, 1.0, between) or None
     except _NoValueError:
         return None
 

@@ -195,7 +195,7 @@ def optimize(
             "max_clipped_fraction": max_clipped_fraction,
             "slo": slo,
         }
-        goal = _goal(objective, fitting(ctx, weights, read))
+        goal = objective_of(objective, fitting(ctx, weights, read))
         of_orders = {"predictor"} if target == "order" else set()
         told = fitting(ctx, {"predictor": predictor}, of_orders).get("predictor")
         _check_target(target, candidates, largest, told)
@@ -261,7 +261,8 @@ def optimize(
     show(found.to_dict(), lambda to: print_optimum(found, to, given), latency, as_json)
 
 
-def _goal(name: str, given: dict[str, Any]) -> Objective:
+def objective_of(name: str, given: dict[str, Any]) -> Objective:
+    """From the texts and numbers of the options. Raises SpecError."""
     slo = given.pop("slo", None)
     weights = {key: value for key, value in given.items() if value is not None}
     goal = Objective(name=name, **({} if slo is None else parse_slos(slo)), **weights)

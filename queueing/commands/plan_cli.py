@@ -42,7 +42,15 @@ from queueing.latency.profile import profile_of
 from queueing.measurement.paths import check_writable
 from queueing.model import Limits
 from queueing.optimization.objective import Objective, parse_slos
-from queueing.optimization.plan import CUTS, Choices, Demand, Kind, Plan, check_costs, make_plan
+from queueing.optimization.plan import (
+    CUTS,
+    CapacityPlan,
+    Choices,
+    Demand,
+    Kind,
+    check_costs,
+    make_plan,
+)
 from queueing.optimization.reach import NOTHING
 from queueing.optimization.search import Point
 from queueing.prediction.asked import Asked
@@ -234,7 +242,7 @@ def _slots(given: str, step_tokens: int | None) -> list[int]:
     return kept
 
 
-def print_plan(found: Plan, to: Console) -> None:
+def print_plan(found: CapacityPlan, to: Console) -> None:
     """The table of options, and the best in a sentence."""
     names = list(dict.fromkeys(slo.name for slo in found.goal.slos))
     headings = [name.replace("_", " ", 1).replace("_", "\n", 1) + " (s)" for name in names]
@@ -270,7 +278,7 @@ def _name(option: Point) -> str:
     return f"{option['latency']} with {counted(option['max_num_seqs'], 'slot')}{cut}"
 
 
-def _row(option: Point, found: Plan, names: list[str], *, limited: bool) -> list[str]:
+def _row(option: Point, found: CapacityPlan, names: list[str], *, limited: bool) -> list[str]:
     mark = ">" if option is found.best else "*" if option["frontier"] else ""
     limit = option["max_output_tokens"]
     cuts = ["none" if limit is None else str(limit), f"{option['clipped_fraction']:.2%}"]
@@ -286,7 +294,7 @@ def _row(option: Point, found: Plan, names: list[str], *, limited: bool) -> list
     ]
 
 
-def _best(found: Plan, best: Point) -> str:
+def _best(found: CapacityPlan, best: Point) -> str:
     cost = f"a cost of {best['cost']:g}"
     servers = counted(best["servers"], "server")
     text = f"best: {servers} of {_name(best)}, {cost}, load {short_number(best['load'], 3)}"
@@ -295,7 +303,7 @@ def _best(found: Plan, best: Point) -> str:
     return f"{text}; they keep the SLO up to {short_number(found.largest_rate, 4)} requests/s"
 
 
-def _nothing(found: Plan) -> str:
+def _nothing(found: CapacityPlan) -> str:
     remedy = "raise --largest, relax the SLO, or lower the rate"
     if all(str(each["why"]).startswith(CUTS) for each in found.options):
         remedy = "raise --max-output-tokens or --max-clipped-fraction"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from queueing.measurement.paths import writing
-from queueing.optimization.plan import Plan
+from queueing.optimization.plan import CapacityPlan
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,7 +17,7 @@ COLOURS = ("#0b5fb0", "#c2571a", "#3c7d3a", "#7a4da3", "#8a939e")
 BOUND = "#16191d"
 
 
-def draw_plan(found: Plan, path: Path) -> Path:
+def draw_plan(found: CapacityPlan, path: Path) -> Path:
     """One mark for each option, labelled with its servers and slots; the frontier as a line."""
     import matplotlib as mpl  # noqa: PLC0415 - half a second, and only here
 
@@ -42,7 +42,7 @@ def draw_plan(found: Plan, path: Path) -> Path:
     return path
 
 
-def _marks(axis: Axes, found: Plan, name: str) -> bool:
+def _marks(axis: Axes, found: CapacityPlan, name: str) -> bool:
     """Whether any has a token limit."""
     possible = [each for each in found.options if each["servers"] is not None]
     for number, kind in enumerate(dict.fromkeys(each["latency"] for each in found.options)):

@@ -10,7 +10,6 @@ those of the law do not, and a p95 of the time to the first token was 4 to 13 % 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 
@@ -39,27 +38,21 @@ def with_answer_quantiles(
     """The prediction with those, and its own means; as it is where a simulation costs too much.
     `least`: seconds that the gateway itself needs from an arrival to its dispatch.
     """
-    simulated = _simulated(model, rate, scatter)
-    if simulated is None:
+    roomy = enough_slots(model, rate)
+    if not is_compiled(roomy):
         return prediction
+    try:
+        count = affordable_requests(model, rate, DRAWN)
+    except OutOfReachError:
+        return prediction
+    begin = begin_of(roomy, rate, count)
+    run = scattered(steady_run(roomy, rate, begin, np.random.SeedSequence(0)), scatter)
+    simulated = summary([run], model, model.load(rate), ())
     noted = prediction
     if prediction.method != "simulation":
         note = f"{APPROXIMATE_MEANS}quantiles from a simulation of {DRAWN:,} requests"
         noted = dataclasses.replace(prediction, assumptions=(*prediction.assumptions, note))
     return with_quantiles_of(simulated.with_turnaround(least), noted, NAMES)
-
-
-def _simulated(model: Model, rate: float, scatter: Scatter | None) -> Prediction | None:
-    roomy = enough_slots(model, rate)
-    if not is_compiled(roomy):
-        return None
-    try:
-        count = affordable_requests(model, rate, DRAWN)
-    except OutOfReachError:
-        return None
-    begin = begin_of(roomy, rate, count)
-    run = scattered(steady_run(roomy, rate, begin, np.random.SeedSequence(0)), scatter)
-    return summary([run], model, model.load(rate), ())
 
 
 def scattered(run: SimulatedRun, scatter: Scatter | None) -> SimulatedRun:
@@ -68,9 +61,7 @@ def scattered(run: SimulatedRun, scatter: Scatter | None) -> SimulatedRun:
         return run
     drawn = np.random.default_rng(0).integers(0, scatter.first.size, run.arrived_at.size)
     first = np.maximum(run.first_token_at + scatter.first[drawn], run.dispatched_at)
-    later: dict[str, Any] = {
-        name: np.maximum(getattr(run, name) + scatter.whole[drawn], first)
-        for name in ("released_at", "server_free_at")
-    }
-    columns = {name: getattr(run, name) for name in COLUMNS} | {"first_token_at": first} | later
+    columns = {name: getattr(run, name) for name in COLUMNS} | {"first_token_at": first}
+    for name in ("released_at", "server_free_at"):
+        columns[name] = np.maximum(getattr(run, name) + scatter.whole[drawn], first)
     return SimulatedRun(run.arrived_at, run.output_tokens, columns, gaps=run.gaps)

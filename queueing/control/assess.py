@@ -1,5 +1,5 @@
-"""One look at a window: estimates, the check, the long run with its interval, every assumption, and
-the verdict. For the predicting process.
+"""One assessment of a window: estimates, the check, the long run with its interval, every
+assumption, and the verdict. For the predicting process.
 
 The mean, p50, p90 and p99 that theory gives at the window's rate, lengths, speed and residual;
 never a delay enters them.
@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from policies import Policy, SpecError, parse_policy, served_as
+from policies import SpecError, parse_policy, served_as
 from policies.text import policy_batch_size
 from queueing.control.long_run import LongRun, long_run
 from queueing.estimation.arrivals import while_requests_came
@@ -33,7 +33,7 @@ from queueing.estimation.assumptions.memory_assumption import enough_memory
 from queueing.estimation.assumptions.verdict import Compared, compare, with_check
 from queueing.estimation.checked import Pairs, check_window, cut_at
 from queueing.estimation.estimates import Estimates, estimate, held_tokens
-from queueing.estimation.interval import NORMAL, UNKNOWN, Estimate
+from queueing.estimation.interval import UNKNOWN, Estimate
 from queueing.estimation.speed.own_shape import own_shape
 from queueing.estimation.speed.speed_history import SpeedHistory
 from queueing.estimation.speed.speeds import Speeds
@@ -86,74 +86,60 @@ def assess(
     seen = while_requests_came(seen)
     shape_of = own_shape if history is None else history.own_shape
     own = shape_of(policy, seen, shape, limits.step_tokens)
-    estimates, speeds = _estimated(seen, policy, (own.law, shape), limits, history)
+    speeds = Speeds.of(policy, seen, own.law, limits.step_tokens)
+    slow = None if history is None else history.add(speeds, seen.epoch)
+    estimates = estimate(seen, policy, shape, speeds=speeds, slow=slow).with_shape(own.law, shape)
+    cut = 0.0
+    if limits.batch_tokens is not None:
+        batches, prompts = seen.mine.column("batch_id"), seen.mine.column("prompt_tokens")
+        cut = prompts_cut(batches, np.nan_to_num(prompts), limits.batch_tokens)
+    held = held_tokens(seen.mine, limits.reserved_tokens)
+    estimates = dataclasses.replace(estimates, held_tokens=held, prompts_cut=cut)
     point = OperatingPoint(estimates=estimates, shape=shape, limits=limits, factors=speeds.factors)
+    sojourn = policy.joins_running
     if not estimates.count or not estimates.arrival_rate.value > 0 or point.lengths is None:
-        return _nothing(seen, estimates, policy)
+        compared = compare(seen, UNKNOWN, client_assumptions(seen), sojourn=sojourn)
+        return Assessment(estimates=estimates, load=UNKNOWN, compared=compared)
     if (refusal := point.lengths.refusal(limits.max_output_tokens)) is not None:
         raise SpecError(refusal)
     setting = Setting(
         policy=seen.policy, max_output_tokens=limits.max_output_tokens, servers=limits.servers
     )
     model = point.model(setting)
-    load = _load(model, estimates, shape)
+    load = load_interval(model, estimates, shape)
     found = long_run(point, setting, model, load, scatter=own.scatter, before=known)
     assumptions = _assumptions(seen, speeds, found, limits, waiting_before=waiting_before)
     pairs = check_window(seen, cut_at(model, limits.batch_tokens), speeds)
+    compared = compare(seen, found.interval, assumptions, sojourn=sojourn)
     return Assessment(
         estimates=estimates,
         load=found.load,
         long_run=found,
-        compared=_compared(seen, found.interval, assumptions, pairs, policy),
+        compared=compared if pairs is None else with_check(compared, pairs.check, sojourn=sojourn),
         pairs=pairs,
         model=model,
         server_speeds={each.server: math.exp(each.log) for each in speeds.servers},
     )
 
 
-def _estimated(
-    seen: Snapshot,
-    policy: Policy,
-    shapes: tuple[LatencyModel, LatencyModel],
-    limits: Limits,
-    history: SpeedHistory | None,
-) -> tuple[Estimates, Speeds]:
-    """`shapes`: the engine's own, and the calibrated one."""
-    own, shape = shapes
-    speeds = Speeds.of(policy, seen, own, limits.step_tokens)
-    slow = None if history is None else history.add(speeds, seen.epoch)
-    found = estimate(seen, policy, shape, speeds=speeds, slow=slow)
-    found = found.with_shape(own, shape)
-    held = held_tokens(seen.mine, limits.reserved_tokens)
-    return dataclasses.replace(found, held_tokens=held, prompts_cut=_cut(seen, limits)), speeds
-
-
-def _cut(seen: Snapshot, limits: Limits) -> float:
-    if limits.batch_tokens is None:
-        return 0.0
-    batches, prompts = seen.mine.column("batch_id"), seen.mine.column("prompt_tokens")
-    return prompts_cut(batches, np.nan_to_num(prompts), limits.batch_tokens)
-
-
-def _compared(
-    seen: Snapshot,
-    interval: Estimate,
-    assumptions: Sequence[Assumption],
-    pairs: Pairs | None,
-    policy: Policy,
-) -> Compared:
-    sojourn = policy.joins_running
-    found = compare(seen, interval, assumptions, sojourn=sojourn)
-    return found if pairs is None else with_check(found, pairs.check, sojourn=sojourn)
-
-
 def _assumptions(
     seen: Snapshot, speeds: Speeds, found: LongRun, limits: Limits, *, waiting_before: int
 ) -> tuple[Assumption, ...]:
     clients, policy = client_assumptions(seen), parse_policy(seen.policy)
+    violated = {each.name for each in clients if each.holds is False}
     several = [equal_servers(speeds.servers)] if seen.servers > 1 else []
     bounds = [each for each in (policy_batch_size(policy), limits.max_num_seqs) if each is not None]
-    relaxation = _relaxation(found.model, found.load.value, found.prediction)
+    kept_finite = None  # what bounds the queue whatever arrives
+    if limits.patience is not None:
+        kept_finite = "patience"
+    elif "all_admitted" in violated:
+        kept_finite = "what the gateway refuses"
+    if found.model.sequences is None:
+        says = "not judged: every call is of one sequence"
+        within_calls = Assumption("independent_lengths", None, math.nan, says)
+    else:
+        alike = found.estimates.alike(found.model.policy, limits.max_num_seqs)
+        within_calls = independent_lengths(alike, found.mean, found.with_independent_lengths)
     rate = found.estimates.arrival_rate.value
     free_rate = (found.model.largest_stable_rate - rate) * found.model.call_size
     return (
@@ -161,58 +147,25 @@ def _assumptions(
         *engine_assumptions(
             speeds,
             continuous=policy.joins_running,
-            wander_effect=_wander_effect(found, relaxation),
+            wander_effect=found.wander_effect,
             stalled=found.stalled,
         ),
         *several,
         enough_memory(seen, policy, min(bounds, default=None)),
-        stable_queue(found.load, seen.judged(), kept_finite=_kept_finite(clients, limits)),
-        _settled(seen, clients, relaxation, waiting_before, free_rate),
-        _within_calls(found, limits),
+        stable_queue(found.load, seen.judged(), kept_finite=kept_finite),
+        # a closed loop forgets sooner than the open queue whose relaxation time this is: not judged
+        settled(
+            seen.now - seen.start,
+            seen.start - seen.epoch_at,
+            math.inf if "open_loop" in violated else found.relaxation_time,
+            waiting_before=waiting_before,
+            free_rate=max(free_rate, 1e-9),
+        ),
+        within_calls,
     )
 
 
-def _wander_effect(found: LongRun, relaxation: float) -> float | None:
-    """By what share the slow wander of the speed moves the mean of a window, at most (95 %): what
-    is fast against the queue's relaxation time averages out in it.
-    """
-    slow, window = found.estimates.wander, found.estimates.now - found.estimates.start
-    if not slow.significant or found.mean is None:
-        return None
-    left = slow.tau / (slow.tau + relaxation)
-    spread = slow.sigma.value * math.sqrt(left * min(1.0, 2 * slow.tau / window))
-    return NORMAL * abs(found.speed_elasticity) * spread
-
-
-def _within_calls(found: LongRun, limits: Limits) -> Assumption:
-    if found.model.sequences is None:
-        says = "not judged: every call is of one sequence"
-        return Assumption("independent_lengths", None, math.nan, says)
-    return independent_lengths(
-        found.estimates.alike(found.model.policy, limits.max_num_seqs),
-        found.mean,
-        found.with_independent_lengths,
-    )
-
-
-def _kept_finite(clients: Sequence[Assumption], limits: Limits) -> str | None:
-    """What bounds the queue whatever arrives."""
-    if limits.patience is not None:
-        return "patience"
-    refuses = any(each.name == "all_admitted" and each.holds is False for each in clients)
-    return "what the gateway refuses" if refuses else None
-
-
-def _nothing(seen: Snapshot, estimates: Estimates, policy: Policy) -> Assessment:
-    compared = compare(seen, UNKNOWN, client_assumptions(seen), sojourn=policy.joins_running)
-    return Assessment(
-        estimates=estimates,
-        load=UNKNOWN,
-        compared=compared,
-    )
-
-
-def _load(model: Model, estimates: Estimates, shape: LatencyModel) -> Estimate:
+def load_interval(model: Model, estimates: Estimates, shape: LatencyModel) -> Estimate:
     """Arrival rate over the largest stable one, with what rate and speed leave open. A speed
     without an interval may as well be the calibrated one.
     """
@@ -229,54 +182,4 @@ def _load(model: Model, estimates: Estimates, shape: LatencyModel) -> Estimate:
         value * lowest * max(0.0, 1 - relative),
         value * highest * (1 + relative),
         estimates.arrival_rate.effective_n,
-    )
-
-
-def _settled(
-    seen: Snapshot,
-    clients: Sequence[Assumption],
-    relaxation: float,
-    waiting_before: int,
-    free: float,
-) -> Assumption:
-    """Not judged of a closed loop, which forgets sooner than the open queue whose relaxation
-    time this is.
-    """
-    closed = any(each.name == "open_loop" and each.holds is False for each in clients)
-    known = math.inf if closed else relaxation
-    return settled(
-        seen.now - seen.start,
-        seen.start - seen.epoch_at,
-        known,
-        waiting_before=waiting_before,
-        free_rate=max(free, 1e-9),
-    )
-
-
-def _relaxation(model: Model, load: float, prediction: Prediction | None) -> float:
-    if prediction is None:
-        return math.inf
-    size = prediction.batch_size.mean or 1.0
-    if model.policy.joins_running:
-        return relaxation_time(
-            load, (prediction.sojourn_time.mean or 0.0) / max(1.0, size), one_by_one=True
-        )
-    service = model.batch_time.mean(max(1, round(size)))
-    return relaxation_time(load, service / model.servers, one_by_one=model.bound == 1)
-
-
-def relaxation_time(
-    load: float, service_time: float, *, one_by_one: bool, scv: float = 1.0
-) -> float:
-    """Seconds in which a queue forgets where it began; infinite at load 1.
-
-    One by one: that of M/M/1, s / (1 - sqrt(load))^2, times (1 + scv) / 2. Batches of all that
-    wait: the number found falls by the factor `load` a batch, so s / (1 - load).
-    """
-    if load >= 1:
-        return math.inf
-    return (
-        service_time * (1 + scv) / 2 / (1 - math.sqrt(load)) ** 2
-        if one_by_one
-        else service_time / (1 - load)
     )

@@ -16,12 +16,13 @@ from queueing.control.answer_quantiles import with_answer_quantiles
 from queueing.errors import PredictionError, UnstableQueueError
 from queueing.estimation.assumptions.engine_assumptions import StalledDelay
 from queueing.estimation.estimates import Estimates
-from queueing.estimation.interval import UNKNOWN, Estimate, without_interval
+from queueing.estimation.interval import NORMAL, UNKNOWN, Estimate, without_interval
 from queueing.estimation.speed.own_shape import Scatter
 from queueing.model import Model
 from queueing.optimization.forecast import Setting
-from queueing.optimization.gain.measure import Measure
+from queueing.optimization.gain.measure import Criterion
 from queueing.optimization.gain.operating_point import OperatingPoint
+from queueing.optimization.quantity import served_mean
 from queueing.prediction import predict_model
 from queueing.result import Prediction, Quantity
 
@@ -54,12 +55,8 @@ class LongRun:
 
     @property
     def mean(self) -> float | None:
-        """Of that duration, of dispatched requests, as lost ones have none; seconds."""
-        return None if self.prediction is None else self._mean_of(self.prediction)
-
-    def _mean_of(self, found: Prediction) -> float | None:
-        delay = self.compared == "queueing_delay"
-        return (found.served_queueing_delay if delay else found.sojourn_time).mean
+        """The mean of that duration, of dispatched requests, seconds."""
+        return None if self.prediction is None else served_mean(self.prediction, self.compared)
 
     @cached_property
     def interval(self) -> Estimate:
@@ -103,7 +100,7 @@ class LongRun:
                 found = self.point.measured(predict_model)(calm, self.point.rate)
             except PredictionError:
                 return None
-            smooth = self._mean_of(found)
+            smooth = served_mean(found, self.compared)
         return None if smooth is None else StalledDelay(mean, smooth)
 
     @cached_property
@@ -121,8 +118,33 @@ class LongRun:
         return self.point.sensitivity.with_independent_lengths(self.setting, self._measure)
 
     @property
-    def _measure(self) -> Measure:
-        return Measure(quantity=self.compared)
+    def wander_effect(self) -> float | None:
+        """By what share the slow wander of the speed moves the mean of a window, at most (95 %):
+        what is fast against the queue's relaxation time averages out in it.
+        """
+        slow, window = self.estimates.wander, self.estimates.now - self.estimates.start
+        if not slow.significant or self.mean is None:
+            return None
+        left = slow.tau / (slow.tau + self.relaxation_time)
+        spread = slow.sigma.value * math.sqrt(left * min(1.0, 2 * slow.tau / window))
+        return NORMAL * abs(self.speed_elasticity) * spread
+
+    @cached_property
+    def relaxation_time(self) -> float:
+        """Seconds in which the queue forgets where it began; infinite without a steady state."""
+        if self.prediction is None:
+            return math.inf
+        size, load = self.prediction.batch_size.mean or 1.0, self.load.value
+        if self.model.policy.joins_running:
+            apart = (self.prediction.sojourn_time.mean or 0.0) / max(1.0, size)
+            return relaxation_time(load, apart, one_by_one=True)
+        service = self.model.batch_time.mean(max(1, round(size)))
+        one_by_one = self.model.bound == 1
+        return relaxation_time(load, service / self.model.servers, one_by_one=one_by_one)
+
+    @property
+    def _measure(self) -> Criterion:
+        return Criterion(quantity=self.compared)
 
     def stands(self, now: Estimates, model: Model, load: float) -> bool:
         """Whether it may stand for these estimates too."""
@@ -178,4 +200,21 @@ def long_run(
         load=load,
         prediction=prediction,
         scatter=scatter,
+    )
+
+
+def relaxation_time(
+    load: float, service_time: float, *, one_by_one: bool, scv: float = 1.0
+) -> float:
+    """Seconds in which a queue forgets where it began; infinite at load 1.
+
+    One by one: that of M/M/1, s / (1 - sqrt(load))^2, times (1 + scv) / 2. Batches of all that
+    wait: the number found falls by the factor `load` a batch, so s / (1 - load).
+    """
+    if load >= 1:
+        return math.inf
+    return (
+        service_time * (1 + scv) / 2 / (1 - math.sqrt(load)) ** 2
+        if one_by_one
+        else service_time / (1 - load)
     )

@@ -16,10 +16,18 @@ _LARGEST = 1024  # where neither the policy nor the engine has a bound
 def service_ahead(model: Model) -> BatchService | SlotService:
     """Moments under the model's law and lengths. Raises NotConvergedError for slots."""
     bound = _LARGEST if model.bound is None else model.bound
-    return _slots(model, bound) if model.policy.joins_running else _batches(model, bound)
-
-
-def _batches(model: Model, bound: int) -> BatchService:
+    if model.policy.joins_running:
+        slots = model.slot_time
+        mean, share = slots.parts(bound, refilled=True)
+        first, more = slots.first_token(bound, share, refilled=True), slots.mean_tokens - 1
+        step = (mean - first) / more if more > 0 else slots.law.step(bound)
+        return SlotService(
+            slots=bound * model.servers,
+            throughput=model.servers * bound / mean,
+            scv=slots.scv(bound, mean, share),
+            first_token=first,
+            pace=Pace(first - step, step),
+        )
     time = model.batch_time
     sizes = sorted({min(2**power, bound) for power in range(bound.bit_length() + 1)})
     means = [time.mean(size) for size in sizes]
@@ -27,6 +35,7 @@ def _batches(model: Model, bound: int) -> BatchService:
         max(0.0, time.second_moment(size) - mean**2)
         for size, mean in zip(sizes, means, strict=True)
     ]
+    step = time.law.step(1)
     return BatchService(
         largest=bound,
         servers=model.servers,
@@ -34,21 +43,5 @@ def _batches(model: Model, bound: int) -> BatchService:
         means=tuple(means),
         variances=tuple(variances),
         first_token=time.first_token(bound),
-        pace=Pace(means[0] - time.law.step(1) * model.output_tokens.mean, time.law.step(1))
-        if bound == 1
-        else None,
-    )
-
-
-def _slots(model: Model, bound: int) -> SlotService:
-    time = model.slot_time
-    mean, share = time.parts(bound, refilled=True)
-    first, more = time.first_token(bound, share, refilled=True), time.mean_tokens - 1
-    step = (mean - first) / more if more > 0 else time.law.step(bound)
-    return SlotService(
-        slots=bound * model.servers,
-        throughput=model.servers * bound / mean,
-        scv=time.scv(bound, mean, share),
-        first_token=first,
-        pace=Pace(first - step, step),
+        pace=Pace(means[0] - step * model.output_tokens.mean, step) if bound == 1 else None,
     )

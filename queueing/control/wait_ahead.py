@@ -35,6 +35,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Protocol
 
 import numpy as np
@@ -50,7 +51,7 @@ _PARTS = 32  # of a law, of equal chance
 _SHARES = np.arange(1, _PARTS) / _PARTS
 
 
-class Waiting(Protocol):
+class WaitLaw(Protocol):
     """A wait that is not over yet, seconds."""
 
     @property
@@ -122,7 +123,7 @@ class BatchFormation:
 
 
 @dataclass(frozen=True, slots=True)
-class Together:
+class WaitForFormation:
     """The longer of a wait for the server and an independent batch formation delay."""
 
     server: Wait
@@ -176,7 +177,7 @@ class Followed:
     chance.
     """
 
-    wait: Waiting
+    wait: WaitLaw
     after: Wait
 
     @property
@@ -207,7 +208,7 @@ class Followed:
     def _parts(self) -> list[float]:
         if self.after.certain:
             return [self.after.mean]
-        shape, scale = self.after.mean**2 / self.after.variance, 0.0
+        shape = self.after.mean**2 / self.after.variance
         scale = self.after.variance / self.after.mean
         ends = gammaincinv(shape, _SHARES)
         below = np.append(gammainc(shape + 1, ends), 1.0)
@@ -216,7 +217,7 @@ class Followed:
 
 
 @dataclass(frozen=True, slots=True)
-class InService:
+class BatchInService:
     """A batch that is being served: its size, and seconds since its dispatch."""
 
     size: int
@@ -265,7 +266,7 @@ class BatchService:
             mean, self.variances[at - 1] + share * (self.variances[at] - self.variances[at - 1])
         )
 
-    def wait(self, place: int, in_service: Sequence[InService]) -> Wait:
+    def wait(self, place: int, in_service: Sequence[BatchInService]) -> Wait:
         """Of the one with `place` requests before it."""
         before = place // self.largest
         left = self._left(in_service)[before % self.servers]
@@ -275,7 +276,7 @@ class BatchService:
         full = self.time(self.largest)
         return Wait(left.mean + turns * full.mean, left.variance + turns * full.variance)
 
-    def until_gone(self, count: int, in_service: Sequence[InService]) -> float:
+    def until_gone(self, count: int, in_service: Sequence[BatchInService]) -> float:
         """Mean time until `count` of those in the system have left it, counted with the ends of
         their batches; seconds.
         """
@@ -288,13 +289,13 @@ class BatchService:
         batches = -(-(count - gone) // self.largest)
         return last + batches * self.time(self.largest).mean / self.servers
 
-    def _end(self, batch: InService) -> Wait:
+    def _end(self, batch: BatchInService) -> Wait:
         return self.time(batch.size).after(batch.elapsed)
 
-    def _left(self, in_service: Sequence[InService]) -> list[Wait]:
+    def _left(self, in_service: Sequence[BatchInService]) -> list[Wait]:
         left = [self._end(batch) for batch in in_service[: self.servers]]
         left += [Wait(0.0)] * (self.servers - len(left))
-        return sorted(left, key=_mean)
+        return sorted(left, key=attrgetter("mean"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -322,10 +323,6 @@ class SlotService:
     def until_gone(self, count: int) -> float:
         """Mean time until `count` of those in the system have left it, seconds."""
         return max(0, count) / self.throughput
-
-
-def _mean(wait: Wait) -> float:
-    return wait.mean
 
 
 def batch_formation(

@@ -41,7 +41,7 @@ Ranked = tuple[float, float]  # rank, tokens or seconds
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class SampledWait:
     """A wait as equally likely values, seconds, ascending."""
 
     values: tuple[float, ...]
@@ -60,7 +60,7 @@ class Drawn:
         return self.values[max(0, math.ceil(level * len(self.values)) - 1)]
 
 
-class Numbers:
+class RandomDraws:
     """Random numbers, drawn in blocks: one at a time a generator is slow."""
 
     def __init__(self, rng: np.random.Generator) -> None:
@@ -86,7 +86,23 @@ class Numbers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class OvertakingArrivals:
+    """Those who may overtake, by samples of late: rank of one that arrives now, and its tokens,
+    ascending. A rank grows by `moves` (0 or 1) in every second that its request arrives later.
+    """
+
+    rate: float  # of all arrivals, per second
+    sampled: Sequence[Ranked]
+    pace: Pace
+    moves: float = 0.0
+
+    def overtaking(self, rank: float) -> int:
+        """How many of those sampled rank before it, if they came now."""
+        return bisect_left(self.sampled, (rank,))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaceInOrder:
     """A request in the queue and what ranks before it; of each the equally likely seconds.
     `before` them `seconds` of work for every slot.
     """
@@ -107,96 +123,75 @@ class Standing:
         share = 1 / self.slots
         return Wait(self.before + share * sum(means), share**2 * max(0.0, variance))
 
+    def wait(self, arrivals: OvertakingArrivals, draws: RandomDraws) -> Wait | SampledWait:
+        """Infinite where those who overtake are more than the slots can serve."""
+        if self.slots == 1 or self.before > 0:
+            return self.by_work(arrivals)
+        return self.sampled(arrivals, draws)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arrivals:
-    """Those who may overtake, by samples of late: rank of one that arrives now, and its tokens,
-    ascending. A rank grows by `moves` (0 or 1) in every second that its request arrives later.
-    """
+    def by_work(self, arrivals: OvertakingArrivals) -> Wait:
+        """From the work ahead and the load of those who overtake."""
+        work = self.work
+        passing = arrivals.sampled[: arrivals.overtaking(self.rank)]
+        some = passing[:: 1 + len(passing) // STRATA]  # in the order of rank: as good as all
+        all_sampled = len(arrivals.sampled) * len(some) * self.slots
+        each = arrivals.rate * len(passing) / all_sampled if some else 0.0  # of those, per second
+        services = [(rank, arrivals.pace.seconds(tokens)) for rank, tokens in some]
+        load, added = each * sum(seconds for _, seconds in services), 0.0
+        if arrivals.moves:
+            for rank, seconds in reversed(services):  # those who stop overtaking first
+                until = (self.rank - rank) / arrivals.moves
+                if load < 1 and work.mean + added <= (1 - load) * until:
+                    break
+                load -= each * seconds
+                added += each * seconds * until
+        if load >= 1:
+            return Wait(math.inf)
+        mean = (work.mean + added) / (1 - load)
+        squares = each * sum(seconds**2 for _, seconds in services) / self.slots
+        variance = (work.variance + mean * squares) / (1 - load) ** 2
+        return Wait(mean, variance)
 
-    rate: float  # of all arrivals, per second
-    sampled: Sequence[Ranked]
-    pace: Pace
-    moves: float = 0.0
+    def sampled(self, arrivals: OvertakingArrivals, draws: RandomDraws) -> SampledWait:
+        """Futures; one where it is certain."""
+        overtaking = arrivals.overtaking(self.rank)
+        times = (*self.left, *(seconds for _, seconds in self.ahead))
+        certain = not overtaking and all(len(seconds) == 1 for seconds in times)
+        count = 1 if certain else FUTURES
+        waits = [self._future(arrivals, overtaking, draws) for _ in range(count)]
+        return SampledWait(tuple(sorted(waits)))
 
-    def overtaking(self, rank: float) -> int:
-        """How many of those sampled rank before it, if they came now."""
-        return bisect_left(self.sampled, (rank,))
+    def _future(self, arrivals: OvertakingArrivals, overtaking: int, draws: RandomDraws) -> float:
+        free = [draws.one_of(seconds) for seconds in self.left]
+        free += [0.0] * (self.slots - len(free))
+        heapify(free)
+        waiting = [(rank, draws.one_of(seconds)) for rank, seconds in self.ahead]
+        rate = arrivals.rate * overtaking / len(arrivals.sampled) if overtaking else 0.0
+        arrives_at, left, last = draws.gap(rate) if rate > 0 else math.inf, ARRIVALS, 0.0
+        while True:
+            now = free[0]
+            while arrives_at <= now and left:
+                rank, tokens = arrivals.sampled[draws.below(overtaking)]
+                if (rank := rank + arrivals.moves * arrives_at) < self.rank:
+                    heappush(waiting, (rank, arrivals.pace.seconds(tokens)))
+                last, left = arrives_at, left - 1
+                arrives_at += draws.gap(rate)
+            if not waiting and arrives_at > now:
+                return now
+            if not left:
+                since = now if arrives_at > now else last
+                return since + self._rest(arrivals, waiting, since, now - since)
+            heapreplace(free, now + heappop(waiting)[1])
 
-
-def wait_in_order(standing: Standing, arrivals: Arrivals, numbers: Numbers) -> Wait | Drawn:
-    """Infinite where those who overtake are more than the slots can serve."""
-    if standing.slots == 1 or standing.before > 0:
-        return by_work(standing, arrivals)
-    return drawn(standing, arrivals, numbers)
-
-
-def by_work(standing: Standing, arrivals: Arrivals) -> Wait:
-    """From the work ahead and the load of those who overtake."""
-    work = standing.work
-    passing = arrivals.sampled[: arrivals.overtaking(standing.rank)]
-    some = passing[:: 1 + len(passing) // STRATA]  # in the order of rank: as good as all
-    all_sampled = len(arrivals.sampled) * len(some) * standing.slots
-    each = arrivals.rate * len(passing) / all_sampled if some else 0.0  # of those, per second
-    services = [(rank, arrivals.pace.seconds(tokens)) for rank, tokens in some]
-    load, added = each * sum(seconds for _, seconds in services), 0.0
-    if arrivals.moves:
-        for rank, seconds in reversed(services):  # those who stop overtaking first
-            until = (standing.rank - rank) / arrivals.moves
-            if load < 1 and work.mean + added <= (1 - load) * until:
-                break
-            load -= each * seconds
-            added += each * seconds * until
-    if load >= 1:
-        return Wait(math.inf)
-    mean = (work.mean + added) / (1 - load)
-    squares = each * sum(seconds**2 for _, seconds in services) / standing.slots
-    variance = (work.variance + mean * squares) / (1 - load) ** 2
-    return Wait(mean, variance)
-
-
-def drawn(standing: Standing, arrivals: Arrivals, numbers: Numbers) -> Drawn:
-    """Futures; one where it is certain."""
-    overtaking = arrivals.overtaking(standing.rank)
-    times = (*standing.left, *(seconds for _, seconds in standing.ahead))
-    certain = not overtaking and all(len(seconds) == 1 for seconds in times)
-    count = 1 if certain else FUTURES
-    waits = [_future(standing, arrivals, overtaking, numbers) for _ in range(count)]
-    return Drawn(tuple(sorted(waits)))
-
-
-def _future(standing: Standing, arrivals: Arrivals, overtaking: int, numbers: Numbers) -> float:
-    free = [numbers.one_of(seconds) for seconds in standing.left]
-    free += [0.0] * (standing.slots - len(free))
-    heapify(free)
-    waiting = [(rank, numbers.one_of(seconds)) for rank, seconds in standing.ahead]
-    rate = arrivals.rate * overtaking / len(arrivals.sampled) if overtaking else 0.0
-    arrives_at, left, last = numbers.gap(rate) if rate > 0 else math.inf, ARRIVALS, 0.0
-    while True:
-        now = free[0]
-        while arrives_at <= now and left:
-            rank, tokens = arrivals.sampled[numbers.below(overtaking)]
-            if (rank := rank + arrivals.moves * arrives_at) < standing.rank:
-                heappush(waiting, (rank, arrivals.pace.seconds(tokens)))
-            last, left = arrives_at, left - 1
-            arrives_at += numbers.gap(rate)
-        if not waiting and arrives_at > now:
-            return now
-        if not left:
-            since = now if arrives_at > now else last
-            return since + _rest(standing, arrivals, waiting, since, now - since)
-        heapreplace(free, now + heappop(waiting)[1])
-
-
-def _rest(
-    standing: Standing, arrivals: Arrivals, waiting: Sequence[Ranked], since: float, busy: float
-) -> float:
-    """Mean seconds from then on, where all slots are taken for `busy` of them."""
-    behind = Standing(
-        rank=standing.rank - arrivals.moves * since,
-        slots=standing.slots,
-        left=(),
-        ahead=[(rank, (seconds,)) for rank, seconds in waiting],
-        before=busy,
-    )
-    return by_work(behind, arrivals).mean
+    def _rest(
+        self, arrivals: OvertakingArrivals, waiting: Sequence[Ranked], since: float, busy: float
+    ) -> float:
+        """Mean seconds from then on, where all slots are taken for `busy` of them."""
+        behind = PlaceInOrder(
+            rank=self.rank - arrivals.moves * since,
+            slots=self.slots,
+            left=(),
+            ahead=[(rank, (seconds,)) for rank, seconds in waiting],
+            before=busy,
+        )
+        return behind.by_work(arrivals).mean

@@ -18,13 +18,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from policies.immediate import Single
 from queueing.distributions.token_distribution import Vector
-from queueing.errors import NotConvergedError, UnstableQueueError
+from queueing.errors import NotConvergedError
 from queueing.model import Model, with_quantiles
 from queueing.optimization.objective import Slo, levels_of
 from queueing.prediction import (
@@ -34,9 +33,8 @@ from queueing.prediction import (
     predict_model,
     without_means,
 )
-from queueing.prediction.solutions import IN_DOUBT
-from queueing.prediction.steady_state import known_delay, with_quantiles_of
-from queueing.result import LEVELS, Levels, Prediction, Quantiles, Quantity
+from queueing.prediction.steady_state import doubt_of, known_delay, with_quantiles_of
+from queueing.result import LEVELS, Prediction, Quantiles, Quantity
 from queueing.simulation.experiment import (
     mean_gaps,
     quantiles_of_gaps,
@@ -44,9 +42,6 @@ from queueing.simulation.experiment import (
     simulate_run,
     simulate_steady_state,
 )
-
-if TYPE_CHECKING:
-    from queueing.simulation.fast import SimulatedRun
 
 SIMULATED, ROUGH, SHORTEST = 100_000, 30_000, 5_000  # requests
 _MANY, _FEW, _FULL = 64, 20, 3  # predictions that share the time of a search, of each kind
@@ -60,10 +55,9 @@ NOTE = f"simulated with {SIMULATED:,} requests: an exact answer takes longer tha
 
 def precise(model: Model, arrival_rate: float) -> Prediction:
     """The steady state. Raises UnstableQueueError."""
-    method = _checked(model, arrival_rate)
-    if method == "simulation" or (
-        method == "exact" and (model.bound is None or model.bound > LARGEST_EXACT)
-    ):
+    model.stable_load(arrival_rate)
+    method = best_method(model)
+    if method == "simulation" or (method == "exact" and _is_dear(model)):
         return simulated(model, arrival_rate)
     return _solved(model, arrival_rate, method)
 
@@ -79,12 +73,19 @@ def rough(
 ) -> Prediction:
     """Mean delays and loss, and the quantiles that `slos` bound. A queue with a steady state."""
     warm_up = requests // 10
+    gaps = Quantiles()
     whole = simulate_run(model, arrival_rate, requests, np.random.SeedSequence(0), since=warm_up)
     run = whole.after(warm_up)
     served = ~run.lost
     own = run.queueing_delay[served]
     lost = 1 - own.size / served.size
     every = own if not lost else np.where(served, run.queueing_delay, model.patience or math.inf)
+    if not model.policy.padded and any(slo.field == "inter_token_latency" for slo in slos):
+        _, means, weights = mean_gaps(run)
+        levels = levels_of(slo for slo in slos if slo.field == "inter_token_latency")
+        if means.size:
+            found = quantiles_of_gaps([run], levels) if levels else {}
+            gaps = _quantiles(float(np.average(means, weights=weights)), found)
     return Prediction(
         policy=model.text,
         effective_max_batch_size=model.bound,
@@ -99,7 +100,7 @@ def rough(
         time_to_first_token=_of(
             (run.first_token_at - run.arrived_at)[served], slos, "time_to_first_token"
         ),
-        inter_token_latency=_between_tokens(model, run, slos),
+        inter_token_latency=gaps,
         service_time=_of((run.server_free_at - run.dispatched_at)[served], slos, "service_time"),
         loss_fraction=lost,
     )
@@ -109,11 +110,14 @@ def searched(model: Model, arrival_rate: float, slos: Sequence[Slo] = ()) -> Pre
     """One of dozens in a search: a formula, or as `rough` with more requests. Raises
     UnstableQueueError.
     """
-    method = _checked(model, arrival_rate)
-    if _formula(model, method) and all(_trusted(model, slo) for slo in slos):
-        found = _solved(with_quantiles(model, levels_of(slos)), arrival_rate, method)
-        if all(slo.value(found) is not None for slo in slos):
-            return found
+    model.stable_load(arrival_rate)
+    method = best_method(model)
+    if (
+        method == "approximation" or (method == "exact" and isinstance(model.policy, Single))
+    ) and all(_trusted(model, slo) for slo in slos):
+        solved = _solved(with_quantiles(model, levels_of(slos)), arrival_rate, method)
+        if all(slo.value(solved) is not None for slo in slos):
+            return solved
     found = rough(model, arrival_rate, slos, SIMULATED)
     return without_means(found) if infinite_mean(model, model.load(arrival_rate)) else found
 
@@ -169,95 +173,67 @@ class Prices:
     def _by_formula(self, model: Model, arrival_rate: float) -> Prediction | None:
         """None where there is none, it is in doubt, or dozens of it take too long."""
         method = best_method(model)
-        if method == "simulation" or (method == "exact" and self._is_dear(model)):
+        largest = LARGEST_UNPADDED if self.many and not model.policy.padded else LARGEST_EXACT
+        if method == "simulation" or (method == "exact" and _is_dear(model, largest)):
             return None
         try:
-            found = predict_model(model, arrival_rate, method)
+            return by_formula(model, arrival_rate, method)
         except NotConvergedError:
             return None
-        doubted = any(each.startswith(IN_DOUBT) for each in found.assumptions)
-        return None if doubted else found
-
-    def _is_dear(self, model: Model) -> bool:
-        """Whether exact batches take seconds: those without a bound, and many of large unpadded
-        ones.
-        """
-        largest = LARGEST_UNPADDED if self.many and not model.policy.padded else LARGEST_EXACT
-        return model.bound is None or model.bound > largest
 
 
 def own_error(prediction: Prediction, quantity: Quantity = "queueing_delay") -> float:
     """Relative standard error that the method itself leaves in a mean."""
     found = getattr(prediction, quantity)
-    if prediction.method == "approximation":
-        return _approximate(prediction, quantity)
-    return float(found.standard_error / found.mean) if found.standard_error and found.mean else 0.0
-
-
-def _approximate(prediction: Prediction, quantity: Quantity) -> float:
-    delay, found = prediction.queueing_delay.mean, getattr(prediction, quantity).mean
-    sojourn = prediction.sojourn_time.mean
-    if delay is None or not found or sojourn is None:
+    if prediction.method != "approximation":
+        known = found.standard_error and found.mean
+        return float(found.standard_error / found.mean) if known else 0.0
+    delay, sojourn = prediction.queueing_delay.mean, prediction.sojourn_time.mean
+    if delay is None or not found.mean or sojourn is None:
         return APPROXIMATE
     of_delay = APPROXIMATE if delay > SHORT * sojourn else APPROXIMATE_SHORT
     if quantity == "queueing_delay":
         return of_delay
-    return math.hypot(of_delay * delay / found, APPROXIMATE_SERVICE)
+    return math.hypot(of_delay * delay / found.mean, APPROXIMATE_SERVICE)
 
 
-def _checked(model: Model, arrival_rate: float) -> str:
-    load = model.load(arrival_rate)
-    if load >= 1 and model.patience is None:
-        raise UnstableQueueError(load)
-    return best_method(model)
-
-
-def _trusted(model: Model, slo: Slo) -> bool:
-    """Not an approximation for a quantile, of which it knows less than of means."""
-    return slo.level is None or best_method(model) != "approximation"
-
-
-def _formula(model: Model, method: str) -> bool:
-    return method == "approximation" or (method == "exact" and isinstance(model.policy, Single))
+def by_formula(model: Model, arrival_rate: float, method: str) -> Prediction | None:
+    """By an exact method or an approximation; None where that is in doubt. Raises
+    NotConvergedError, UnstableQueueError.
+    """
+    found = predict_model(model, arrival_rate, method)
+    return None if doubt_of(found) is not None else found
 
 
 def _solved(model: Model, arrival_rate: float, method: str) -> Prediction:
+    """By a formula, else simulated."""
+    note = NOTE
     try:
-        found = predict_model(model, arrival_rate, method)
+        found = by_formula(model, arrival_rate, method)
     except NotConvergedError as error:
-        return simulated(
-            model,
-            arrival_rate,
-            f"simulated with {SIMULATED:,} requests, not {method}: {error.reason}",
-        )
-    doubted = any(each.startswith(IN_DOUBT) for each in found.assumptions)
-    return simulated(model, arrival_rate) if doubted else found
+        found, note = None, f"simulated with {SIMULATED:,} requests, not {method}: {error.reason}"
+    return simulated(model, arrival_rate, note) if found is None else found
+
+
+def _is_dear(model: Model, largest: int = LARGEST_EXACT) -> bool:
+    """Whether an exact answer takes seconds: large batches, and those without a bound."""
+    return model.bound is None or model.bound > largest
+
+
+def _trusted(model: Model, slo: Slo) -> bool:
+    """Whether the method's quantile is used: an approximation knows less of it than of means."""
+    return slo.level is None or best_method(model) != "approximation"
 
 
 def _of(values: Vector, slos: Sequence[Slo], field: Quantity) -> Quantiles:
-    asked = _asked(slos, field)
-    found = {name: float(np.quantile(values, asked[name])) for name in asked}
-    return _named(float(values.mean()), found)
+    levels = levels_of(slo for slo in slos if slo.field == field)
+    return _quantiles(
+        float(values.mean()), {name: float(np.quantile(values, levels[name])) for name in levels}
+    )
 
 
-def _between_tokens(model: Model, run: SimulatedRun, slos: Sequence[Slo]) -> Quantiles:
-    """Where an SLO bounds it, and there are gaps."""
-    if model.policy.padded or all(slo.field != "inter_token_latency" for slo in slos):
-        return Quantiles()
-    _, means, gaps = mean_gaps(run)
-    if not means.size:
-        return Quantiles()
-    asked = _asked(slos, "inter_token_latency")
-    found = quantiles_of_gaps([run], asked) if asked else {}
-    return _named(float(np.average(means, weights=gaps)), found)
-
-
-def _asked(slos: Sequence[Slo], field: Quantity) -> Levels:
-    return levels_of(slo for slo in slos if slo.field == field)
-
-
-def _named(mean: float, found: Mapping[str, float]) -> Quantiles:
-    """Of the quantiles that are known."""
-    values = {name: float(value) for name, value in found.items()}
+def _quantiles(mean: float, known: Mapping[str, float]) -> Quantiles:
+    """Those of `known` alone."""
+    values = {name: float(value) for name, value in known.items()}
     levels = {**LEVELS, **dict.fromkeys(values, 0.0)}
     return Quantiles.of(levels, mean, map(values.get, levels))

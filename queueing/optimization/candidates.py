@@ -106,21 +106,16 @@ def sized(
         own = in_force
     if field is None:
         return family if own is None else format_policy(own)
-    if max_num_seqs is not None and size >= max_num_seqs and _is_optional(family, field):
-        return family if own is None else format_policy(_without_size(own, field))
+    cls = policy_class(family)
+    # whether a policy without a size of its own takes what the engine takes
+    optional = cls is not None and parameters_of(cls)[field].default is None
+    if max_num_seqs is not None and size >= max_num_seqs and optional:
+        if own is None:
+            return family
+        return format_policy(dataclasses.replace(own, **{field: None}))  # type: ignore[type-var]
     if own is not None:
         return format_policy(with_size(own, size))
     return f"{family}:{field}={size}"
-
-
-def _is_optional(family: str, field: str) -> bool:
-    """Whether a policy without a size of its own takes what the engine takes."""
-    cls = policy_class(family)
-    return cls is not None and parameters_of(cls)[field].default is None
-
-
-def _without_size(policy: Policy, field: str) -> Policy:
-    return dataclasses.replace(policy, **{field: None})  # type: ignore[type-var]
 
 
 def with_size(policy: Policy, size: int) -> Policy:

@@ -10,7 +10,8 @@ Delay       capped batches' delay is flat at low load: delays within 0.1 % count
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from policies.text import SpecError, format_policy, parse_policy, policy_batch_size
 from queueing.model import Model, with_quantiles
@@ -49,74 +50,85 @@ def best_batch_size(
     The best one by its values of `full`, where it is given. Raises SpecError for a policy without a
     size, NoStableChoiceError.
     """
-    largest = _largest(model, largest)
+    if largest < 1:
+        raise SpecError(f"got largest={largest}; expected at least 1")
+    if model.step_tokens is not None and model.policy.joins_running:
+        largest = min(largest, model.step_tokens)  # a step takes no more sequences than tokens
     check_reach(dataclasses.replace(model, policy=with_size(model.policy, 1)), objective)
-    model = with_quantiles(model, levels_of(objective.slos))
-    points: dict[int, Point] = {}
-    quantity = compared_by([model.policy], objective.slo)
-
-    def predicted(size: int, by: Predict) -> Point:
-        sized = dataclasses.replace(model, policy=with_size(model.policy, size))
-        return scored(
-            {"batch_size": size}, sized, arrival_rate, objective, predict=by, quantity=quantity
-        )
-
-    def score(size: int) -> float | None:
-        points[size] = predicted(size, predict)
-        return score_of(points[size])
-
-    if largest <= ALL_SIZES or objective.name == "slo":
-        for size in range(1, largest + 1):
-            score(size)
-    else:
-        list(refined(1, largest, score, first=ALL_SIZES))
-        if objective.name != "throughput":
-            _reach_smallest(points, score)
-        own = policy_batch_size(model.policy)
-        if own is not None and own <= largest and own not in points:
-            score(own)  # what is asked about belongs to the curve, wherever the grid lies
-    curve = [points[size] for size in sorted(points)]
-    note = None
+    search = SizeSearch(
+        model=with_quantiles(model, levels_of(objective.slos)),
+        arrival_rate=arrival_rate,
+        objective=objective,
+        quantity=compared_by([model.policy], objective.slo),
+        predict=predict,
+    )
+    timed, note = objective.name != "throughput", None
     found = confirmed_choice(
         "batch-size",
         objective,
-        curve,
-        None if full is None else lambda point: predicted(point["batch_size"], full),
-        by_sojourn=objective.name != "throughput",
+        search.curve(largest),
+        None if full is None else lambda point: search.predicted(point["batch_size"], full),
+        by_sojourn=timed,
     )
-    if objective.name == "throughput" and found.best["batch_size"] == largest:
+    if not timed and found.best["batch_size"] == largest:
         note = f"the throughput still rises at {largest}: no finite optimum up to there"
-    return dataclasses.replace(
-        found, note=note, compared=None if objective.name == "throughput" else quantity
-    )
+    return dataclasses.replace(found, note=note, compared=search.quantity if timed else None)
 
 
-def _reach_smallest(points: dict[int, Point], score: Callable[[int], float | None]) -> None:
-    """Try sizes below the one that the tolerances choose, until its neighbour is outside them."""
-    while allowed := [
-        points[size] for size in sorted(points) if score_of(points[size]) is not None
-    ]:
-        chosen = near_sojourns(near_scores(allowed))[0]["batch_size"]
-        below = max((size for size in points if size < chosen), default=0)
-        if chosen - below <= 1:
-            return
-        score((below + chosen) // 2)
+@dataclass(frozen=True, kw_only=True)
+class SizeSearch:
+    """Batch sizes of a policy. `points`: those that were predicted, by their sizes."""
 
+    model: Model
+    arrival_rate: float | None
+    objective: Objective
+    quantity: Quantity
+    predict: Predict
+    points: dict[int, Point] = field(default_factory=dict)
 
-def _largest(model: Model, asked: int) -> int:
-    """No more sequences than an engine step has tokens."""
-    if asked < 1:
-        raise SpecError(f"got largest={asked}; expected at least 1")
-    if model.step_tokens is None or not model.policy.joins_running:
-        return asked
-    return min(asked, model.step_tokens)
+    def curve(self, largest: int) -> list[Point]:
+        """Every size up to `largest`; of many a grid that is refined about its best."""
+        if largest <= ALL_SIZES or self.objective.name == "slo":
+            return [self.predicted(size, self.predict) for size in range(1, largest + 1)]
+        list(refined(1, largest, self.score, first=ALL_SIZES))
+        if self.objective.name != "throughput":
+            self.reach_smallest()
+        own = policy_batch_size(self.model.policy)
+        if own is not None and own <= largest and own not in self.points:
+            self.score(own)  # what is asked about belongs to the curve, wherever the grid lies
+        return [self.points[size] for size in sorted(self.points)]
 
+    def reach_smallest(self) -> None:
+        """Try sizes below the one that the tolerances choose, until its neighbour is outside
+        them.
+        """
+        while allowed := [
+            self.points[size]
+            for size in sorted(self.points)
+            if score_of(self.points[size]) is not None
+        ]:
+            chosen = near_sojourns(near_scores(allowed))[0]["batch_size"]
+            below = max((size for size in self.points if size < chosen), default=0)
+            if chosen - below <= 1:
+                return
+            self.score((below + chosen) // 2)
 
-def batch_size_by_rate(
-    model: Model, arrival_rates: Sequence[float], objective: Objective, largest: int = LARGEST_SIZE
-) -> list[Optimum]:
-    """b* at each rate."""
-    return [best_batch_size(model, rate, objective, largest) for rate in arrival_rates]
+    def score(self, size: int) -> float | None:
+        """The quick score of one more size."""
+        self.points[size] = self.predicted(size, self.predict)
+        return score_of(self.points[size])
+
+    def predicted(self, size: int, by: Predict) -> Point:
+        """The point at a size."""
+        sized = dataclasses.replace(self.model, policy=with_size(self.model.policy, size))
+        return scored(
+            {"batch_size": size},
+            sized,
+            self.arrival_rate,
+            self.objective,
+            predict=by,
+            quantity=self.quantity,
+        )
 
 
 def best_policy(

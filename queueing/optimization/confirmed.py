@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from queueing.optimization.objective import Objective
-from queueing.optimization.search import Optimum, Point, choose
+from queueing.optimization.search import Optimum, Point, bisected, choose
 
 MOST = 3  # full predictions of one search, where the first ones keep the SLOs
 CLOSE = 0.002  # of a bound: nearer, nothing is gained by another one
@@ -61,9 +61,10 @@ def confirmed_choice(
     note: str | None = None,
     *,
     by_sojourn: bool = False,
+    learns: bool = True,
 ) -> Optimum:
-    """As `choose`, its best point by its `full` values; None: by those it has. Raises
-    NoStableChoiceError.
+    """As `choose`, its best point by its `full` values; None: by those it has. `learns`: where the
+    two values differ, the other points are judged by the moved bounds. Raises NoStableChoiceError.
     """
     moved, points = Moved(objective), list(curve)
     while True:
@@ -75,6 +76,8 @@ def confirmed_choice(
         points[at] = best
         if best["score"] is not None:
             return Optimum(target, objective.name, best, points, note)
+        if not learns:
+            continue
         moved.learn(quick, best)
         points = [
             point | {"score": None} if point is not best and not moved.kept(point) else point
@@ -118,10 +121,7 @@ class Rising:
         if low is None:
             return None
         high = min([ceiling, *(at for at in below if at > low)])
-        while (middle := self.between(low, high)) is not None:
-            kept = moved.kept(self.quick(middle))
-            low, high = (middle, high) if kept else (low, middle)
-        return low
+        return bisected(lambda at: moved.kept(self.quick(at)), low, high, self.between)
 
     def curve(self, found: Mapping[float, Point]) -> list[Point]:
         """All points, in order: larger ones than those confirmed are no choice."""

@@ -21,6 +21,12 @@ class Setting:
     max_output_tokens: int | None = None
     servers: int = 1
 
+    @property
+    def limit_words(self) -> str:
+        """`no token limit`, or `token limit 96`."""
+        limit = self.max_output_tokens
+        return "no token limit" if limit is None else f"token limit {limit}"
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Forecast:
@@ -42,6 +48,10 @@ class Forecast:
     def stable(self) -> bool:
         """Whether it has a steady state."""
         return self.prediction is not None and self.prediction.stable
+
+    def interval(self, quantity: Quantity) -> Estimate:
+        """The mean sojourn time, or else the mean queueing delay, with its interval."""
+        return self.sojourn if quantity == "sojourn_time" else self.mean
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON."""

@@ -127,6 +127,14 @@ class Objective:
         """All of them, the one that compares first."""
         return () if self.slo is None else (self.slo, *self.also)
 
+    @property
+    def at_a_limit(self) -> Objective:
+        """What it means where the token limit is given: v1, v2 and clipped weigh limits, and mean
+        delay then.
+        """
+        plain = self.name in ("delay", "throughput", "slo")
+        return self if plain else Objective(name="delay")
+
     def kept(self, prediction: Prediction) -> bool:
         """Whether every SLO is. Raises SpecError where the method has no such quantile."""
         return all(slo.kept(prediction) for slo in self.slos)

@@ -34,11 +34,11 @@ from queueing.models.soap.predictor_text import (
     parse_predictor,
 )
 from queueing.models.soap.token_orders import is_solved
+from queueing.optimization.answer import by_formula
 from queueing.optimization.objective import Objective
 from queueing.optimization.search import Optimum, Point, choose
-from queueing.prediction import methods, predict_model
+from queueing.prediction import methods
 from queueing.prediction.by_length import LONGEST, durations_by_length
-from queueing.prediction.solutions import IN_DOUBT
 from queueing.simulation.experiment import begin_of, check_kept_up, steady_run
 
 PREDICTORS = ("exact", "lognormal:sigma=0.5")
@@ -50,7 +50,7 @@ Beats = Literal["always", "up to largest_sigma", "never"]
 
 
 @dataclass(frozen=True, slots=True)
-class Durations:
+class OrderDurations:
     """Means, seconds."""
 
     delay: float
@@ -74,7 +74,7 @@ def best_order(
             f"got policy {model.text} for --target order; expected it without an order of its own"
         )
     asked = list(dict.fromkeys(map(parse_predictor, predictors or PREDICTORS)))
-    search = _Search(model, arrival_rate, {})
+    search = OrderSearch(model, arrival_rate, {})
     orders = search.usual() if candidates is None else list(candidates)
     policies = [with_order(model.policy, order) for order in (FIRST_COME.name, *orders)]
     curve: list[Point] = []
@@ -88,12 +88,12 @@ def best_order(
 
 
 @dataclass(frozen=True)
-class _Search:
-    """One queue; `known` keeps what was computed."""
+class OrderSearch:
+    """Orders of one queue; `known` keeps what was computed."""
 
     model: Model
     rate: float
-    known: dict[tuple[str, str], Durations]
+    known: dict[tuple[str, str], OrderDurations]
 
     def usual(self) -> list[str]:
         """Orders of the analysis that this policy serves, with the thresholds that they need."""
@@ -105,7 +105,8 @@ class _Search:
         for name, order in ORDERS.items():
             fields = dataclasses.fields(order)
             needed = [each.name for each in fields if each.default is dataclasses.MISSING]
-            if not type(self.model.policy).serves(order) or not _has_analysis(name):
+            analysed = is_solved(order(**dict.fromkeys(needed, 1)))  # whatever its parameters
+            if not type(self.model.policy).serves(order) or not analysed:
                 continue
             if needed == ["threshold"]:
                 found.append(f"{name}:threshold={format_number(self._best_threshold(name))}")
@@ -149,13 +150,14 @@ class _Search:
 
     def durations(
         self, policy: Policy, predictor: PredictorText, like: str | None = None
-    ) -> Durations:
+    ) -> OrderDurations:
         """`like`: the method of what it is compared with. Raises UnstableQueueError, SpecError."""
         model = dataclasses.replace(self.model, policy=policy, predictor=predictor)
         simulated = methods(model)[0] == "simulation" or like == "simulation"
         key = (f"{model.text} simulated" if simulated else model.text, str(predictor))
         if key not in self.known:
-            self.known[key] = (_simulated if simulated else _solved)(model, self.rate)
+            solved = None if simulated else _solved(model, self.rate)
+            self.known[key] = _simulated(model, self.rate) if solved is None else solved
         return self.known[key]
 
     def gain(self, policy: Policy, sigma: float) -> float:
@@ -194,29 +196,23 @@ class _Search:
         return min(tried, key=delay)
 
 
-def _has_analysis(name: str) -> bool:
-    """Whether the analysis has an order of this name, whatever its parameters."""
-    order = ORDERS[name]
-    needed = {
-        each.name: 1 for each in dataclasses.fields(order) if each.default is dataclasses.MISSING
-    }
-    return is_solved(order(**needed))
-
-
-def _solved(model: Model, rate: float) -> Durations:
+def _solved(model: Model, rate: float) -> OrderDurations | None:
+    """None where `kendall predict` simulates too."""
     try:
-        found = predict_model(model, rate, methods(model)[0])
+        found = by_formula(model, rate, methods(model)[0])
     except NotConvergedError:
-        return _simulated(model, rate)
+        return None
     by_length = durations_by_length(model, rate)
+    if found is None or by_length is None:
+        return None
     delay, sojourn = found.queueing_delay.mean, found.sojourn_time.mean
-    doubted = any(text.startswith(IN_DOUBT) for text in found.assumptions)
-    if doubted or by_length is None or delay is None or sojourn is None:
-        return _simulated(model, rate)  # as `kendall predict` does
-    return Durations(delay, sojourn, sum(by_length.of_longest(model.output_tokens)), found.method)
+    if delay is None or sojourn is None:
+        return None
+    longest = sum(by_length.of_longest(model.output_tokens))
+    return OrderDurations(delay, sojourn, longest, found.method)
 
 
-def _simulated(model: Model, rate: float) -> Durations:
+def _simulated(model: Model, rate: float) -> OrderDurations:
     """Of the same requests under every order."""
     model.stable_load(rate)
     run = steady_run(model, rate, begin_of(model, rate, SIMULATED), np.random.SeedSequence(0))
@@ -225,7 +221,7 @@ def _simulated(model: Model, rate: float) -> Durations:
     sojourn, tokens = run.sojourn_time[kept], run.output_tokens[kept]
     count = max(1, round(LONGEST * tokens.size))
     longest = np.argsort(-tokens, kind="stable")[:count]
-    return Durations(
+    return OrderDurations(
         float(run.queueing_delay[kept].mean()),
         float(sojourn.mean()),
         float(sojourn[longest].mean()),

@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
 
 from policies.text import SpecError, counted
 from queueing.errors import NoStableChoiceError, UnattainableError
@@ -67,9 +66,52 @@ class Demand:
     clipped: Callable[[int | None], float]  # fraction of the answers that a limit cuts
     goal: Objective
 
+    def option(
+        self,
+        choice: tuple[Kind, int, int | None],
+        largest: int,
+        tell: Callable[[Model], None] = lambda _: None,
+    ) -> Point:
+        """The fewest servers of a choice, at most `largest`; `tell` hears of every prediction."""
+        kind, slots, limit = choice
+        cut, most = self.clipped(limit), self.goal.max_clipped_fraction
+        option: Point = {
+            "latency": kind.name,
+            "max_num_seqs": slots,
+            "max_output_tokens": limit,
+            "clipped_fraction": cut,
+            "servers": None,
+            "cost": None,
+            "why": None,
+        }
+        if cut > most:
+            return option | {"why": f"{CUTS} {cut:.3g} of the answers, more than {most:g}"}
+        asked = self.asked(slots, kind.law, limit)
+        try:
+            quick, full = predictors(asked, self.goal, tell)
+            found = fewest_servers(
+                asked.model, asked.arrival_rate, self.goal, largest, quick, full=full
+            )
+        except UnattainableError as error:
+            return option | {"why": str(error).partition(f"; {error.remedy}")[0]}
+        except NoStableChoiceError as error:
+            return option | {"why": str(error).partition("; lower the arrival rate")[0]}
+        known = {name: value for name, value in found.best.items() if name not in DROPPED}
+        return option | known | {"cost": known["servers"] * kind.cost}
+
+    def headroom(self, law: LatencyModel, best: Point) -> float | None:
+        """The largest rate at which an option keeps the SLOs; None of a recorded trace."""
+        asked = self.asked(best["max_num_seqs"], law, best["max_output_tokens"])
+        if asked.trace is not None:
+            return None
+        model = dataclasses.replace(asked.model, servers=int(best["servers"]))
+        quick, full = predictors(asked, self.goal)
+        found = largest_rate(model, self.goal, PRECISION, quick, full=full)
+        return max(float(found.best["arrival_rate"]), asked.arrival_rate)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class CapacityPlan:
     """Every option, in the order of the choices: `servers` and `cost` None where there is none,
     and `why` says so.
     """
@@ -79,7 +121,7 @@ class Plan:
     best: Point | None
     largest_rate: float | None = None  # of the best: the SLOs are kept up to there
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Point:
         """As JSON."""
         return {
             "slo": self.goal.constraint,
@@ -91,64 +133,37 @@ class Plan:
 
 def make_plan(
     demand: Demand, choices: Choices, tell: Callable[[str], None] = lambda _: None
-) -> Plan:
+) -> CapacityPlan:
     """`tell` hears what is being worked on. Raises SpecError."""
     options = []
     for number, choice in enumerate(choices, start=1):
         kind, slots, _ = choice
         name = f"option {number} of {len(choices)}: {kind.name}, {counted(slots, 'slot')}"
-        options.append(_option(demand, choice, choices.largest, _telling(tell, name)))
+        options.append(
+            demand.option(
+                choice,
+                choices.largest,
+                lambda model, name=name: tell(f"{name}, {counted(model.servers, 'server')}"),  # type: ignore[misc]
+            )
+        )
     marked = with_frontier(options, demand.goal)
     possible = [each for each in marked if each["servers"] is not None]
     if not possible:
-        return Plan(goal=demand.goal, options=marked, best=None)
+        return CapacityPlan(goal=demand.goal, options=marked, best=None)
     best = min(possible, key=lambda each: _ranks(each, demand.goal))
     tell(f"headroom of {best['servers']} of {best['latency']}")
     law = next(kind.law for (kind, *_), each in zip(choices, marked, strict=True) if each is best)
-    return Plan(
-        goal=demand.goal, options=marked, best=best, largest_rate=_headroom(demand, law, best)
+    return CapacityPlan(
+        goal=demand.goal, options=marked, best=best, largest_rate=demand.headroom(law, best)
     )
-
-
-def _telling(tell: Callable[[str], None], name: str) -> Callable[[Model], None]:
-    return lambda model: tell(f"{name}, {counted(model.servers, 'server')}")
-
-
-def _option(
-    demand: Demand,
-    choice: tuple[Kind, int, int | None],
-    largest: int,
-    tell: Callable[[Model], None],
-) -> Point:
-    kind, slots, limit = choice
-    cut, most = demand.clipped(limit), demand.goal.max_clipped_fraction
-    option: Point = {
-        "latency": kind.name,
-        "max_num_seqs": slots,
-        "max_output_tokens": limit,
-        "clipped_fraction": cut,
-        "servers": None,
-        "cost": None,
-        "why": None,
-    }
-    if cut > most:
-        return option | {"why": f"{CUTS} {cut:.3g} of the answers, more than {most:g}"}
-    asked = demand.asked(slots, kind.law, limit)
-    try:
-        by = predictors(asked, demand.goal, tell)
-        found = fewest_servers(asked.model, asked.arrival_rate, demand.goal, largest, **by)
-    except UnattainableError as error:
-        return option | {"why": str(error).partition(f"; {error.remedy}")[0]}
-    except NoStableChoiceError as error:
-        return option | {"why": str(error).partition("; lower the arrival rate")[0]}
-    known = {name: value for name, value in found.best.items() if name not in DROPPED}
-    return option | known | {"cost": known["servers"] * kind.cost}
 
 
 def predictors(
     asked: Asked, goal: Objective, tell: Callable[[Model], None] = lambda _: None
-) -> dict[str, Any]:
-    """Of a search: `predict` and `full`; a trace is replayed. `tell` hears of every prediction."""
+) -> tuple[Predict, Predict | None]:
+    """The quick and the full predictions of a search; a trace is replayed, and has no full ones.
+    `tell` hears of every prediction.
+    """
     prices = Prices(goal.slos)
 
     def told(predict: Predict) -> Predict:
@@ -159,17 +174,8 @@ def predictors(
         return predicted
 
     if asked.trace is not None:
-        return {"predict": told(lambda model, _: dataclasses.replace(asked, model=model).predict())}
-    return {"predict": told(prices.quick), "full": told(prices.full)}
-
-
-def _headroom(demand: Demand, law: LatencyModel, best: Mapping[str, Any]) -> float | None:
-    asked = demand.asked(best["max_num_seqs"], law, best["max_output_tokens"])
-    if asked.trace is not None:
-        return None
-    model = dataclasses.replace(asked.model, servers=int(best["servers"]))
-    found = largest_rate(model, demand.goal, PRECISION, **predictors(asked, demand.goal))
-    return max(float(found.best["arrival_rate"]), asked.arrival_rate)
+        return told(lambda model, _: dataclasses.replace(asked, model=model).predict()), None
+    return told(prices.quick), told(prices.full)
 
 
 def _ranks(option: Point, goal: Objective) -> tuple[float, float, float]:

@@ -31,7 +31,7 @@ def compared_by(policies: Iterable[Policy], slo: Slo | None = None) -> Quantity:
     if slo is not None and slo.field == "time_to_first_token":
         return "time_to_first_token"
     candidates = list(policies)
-    families = {_family(policy) for policy in candidates}
+    families = {"capped" if each.name == "dynamic" else each.name for each in candidates}
     return (
         "queueing_delay"
         if len(families) == 1 and not candidates[0].joins_running
@@ -60,5 +60,9 @@ def mean_of(prediction: Prediction, quantity: Quantity) -> float | None:
     return every + (1 - lost) * (found - served)
 
 
-def _family(policy: Policy) -> str:
-    return "capped" if policy.name == "dynamic" else policy.name
+def served_mean(prediction: Prediction, quantity: Quantity) -> float | None:
+    """The mean queueing delay or sojourn time of dispatched requests, seconds: lost requests have
+    neither.
+    """
+    delay = quantity == "queueing_delay"
+    return (prediction.served_queueing_delay if delay else prediction.sojourn_time).mean

@@ -9,7 +9,7 @@ searched for its floor. With patience loads above 1 are steady, and are tried to
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,9 +21,9 @@ from policies.text import SpecError
 from queueing.model import Model, with_quantiles
 from queueing.optimization.choices import scored
 from queueing.optimization.confirmed import Rising
-from queueing.optimization.objective import Objective, Slo, levels_of
+from queueing.optimization.objective import Objective, levels_of
 from queueing.optimization.reach import check_reach
-from queueing.optimization.search import Optimum, Point, Predict, choose, point_of
+from queueing.optimization.search import Optimum, Point, Predict, bisected, choose, point_of
 from queueing.prediction import predict_model
 
 LIGHTEST, HEAVIEST, IMPATIENT = (
@@ -46,22 +46,34 @@ def largest_rate(
     `full` where it is given. Raises SpecError, NoStableChoiceError.
     """
     if objective.name == "throughput":
-        return _largest_stable(model)
+        if model.patience is not None:
+            raise SpecError(
+                f"got patience={model.patience:g}; expected none: with patience every rate is "
+                "stable"
+            )
+        best: Point = {"arrival_rate": model.largest_stable_rate, "load": 1.0}
+        note = "at this rate itself the queue grows without end"
+        return Optimum("arrival-rate", "throughput", best, [best], note)
     if objective.name != "slo" or objective.slo is None:
         raise SpecError(
             f"got objective={objective.name} for arrival-rate; expected throughput or slo"
         )
     for slo in objective.slos:
-        _check_binding(model, slo)
+        patience = model.patience
+        if patience is not None and slo.field == "queueing_delay" and slo.seconds >= patience:
+            raise SpecError(
+                f"got slo={slo} with patience={patience:g}; expected a shorter bound: no request "
+                "waits longer than that"
+            )
     check_reach(model, objective)
     model = with_quantiles(model, levels_of(objective.slos))
-    search = _Search(model=model, objective=objective, precision=precision, predict=predict)
+    search = RateSearch(model=model, objective=objective, precision=precision, predict=predict)
     return search.largest(full)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Search:
-    """`points`: those that were predicted, by their loads."""
+class RateSearch:
+    """The largest rate that keeps the SLOs. `points`: those that were predicted, by their loads."""
 
     model: Model
     objective: Objective
@@ -70,13 +82,13 @@ class _Search:
     points: dict[float, Point] = field(default_factory=dict)
 
     def largest(self, full: Predict | None) -> Optimum:
-        """The largest rate that keeps the SLOs."""
-        note, low = None, _lowest_kept(self.model, self.kept, self.objective.slos, self.predict)
+        """By the quick values, and then by those of `full` where it is given."""
+        note, low = None, self.start()
         high = HEAVIEST if self.model.patience is None else IMPATIENT
         if low is not None and self.kept(high):
             note, low = f"the SLO still holds at load {high:g}, the largest that was tried", high
         elif low is not None:
-            low = largest_kept(self.kept, low, high, relative=self.precision)
+            low = bisected(self.kept, low, high, self.between)
         if full is None or low is None:
             curve = [self.points[load] for load in sorted(self.points)]
             return choose("arrival-rate", self.objective, curve, note)
@@ -112,32 +124,30 @@ class _Search:
         """The middle of two loads that are not near enough."""
         return (low + high) / 2 if high - low > self.precision * low else None
 
-
-def _largest_stable(model: Model) -> Optimum:
-    if model.patience is not None:
-        raise SpecError(
-            f"got patience={model.patience:g}; expected none: with patience every rate is stable"
+    def start(self) -> float | None:
+        """A load that keeps the SLOs: the lightest; for fixed the heaviest of a scan, or the floor
+        of its valley.
+        """
+        if is_first_come(self.model.policy) and not isinstance(self.model.policy, Fixed):
+            return LIGHTEST if self.kept(LIGHTEST) else None
+        if (heaviest := heaviest_scanned(self.kept)) is not None:
+            return heaviest
+        place = 1 + int(np.argmin([self.excess(load) for load in SCAN[1:-1]]))
+        bounds = SCAN[place - 1], SCAN[place + 1]
+        floor = minimize_scalar(
+            self.excess, bounds=bounds, method="bounded", options={"xatol": 1e-4}
         )
-    best: Point = {"arrival_rate": model.largest_stable_rate, "load": 1.0}
-    note = "at this rate itself the queue grows without end"
-    return Optimum("arrival-rate", "throughput", best, [best], note)
+        return float(floor.x) if self.kept(float(floor.x)) else None
 
-
-def largest_kept(
-    kept: Callable[[float], bool],
-    low: float,
-    high: float,
-    *,
-    relative: float = 0.0,
-    absolute: float = 0.0,
-) -> float:
-    """The largest load that keeps the SLO, by bisection between one that does and one that does
-    not, within a tolerance as `math.isclose` has it.
-    """
-    while high - low > max(relative * low, absolute):
-        middle = (low + high) / 2
-        low, high = (middle, high) if kept(middle) else (low, middle)
-    return low
+    def excess(self, load: float) -> float:
+        """The largest quick value over the bound of its SLO."""
+        rate, slos = load * self.model.largest_stable_rate, self.objective.slos
+        _, prediction = point_of({}, self.model, rate, self.predict)
+        found = [None if prediction is None else slo.value(prediction) for slo in slos]
+        return max(
+            math.inf if value is None else value / slo.seconds
+            for value, slo in zip(found, slos, strict=True)
+        )
 
 
 def heaviest_scanned(kept: Callable[[float], bool]) -> float | None:
@@ -145,42 +155,3 @@ def heaviest_scanned(kept: Callable[[float], bool]) -> float | None:
     batches form more slowly at low loads.
     """
     return max([load for load in SCAN[1:-1] if kept(load)], default=None)
-
-
-def _check_binding(model: Model, slo: Slo) -> None:
-    """With patience nobody waits longer than that: such an SLO says nothing."""
-    if (
-        model.patience is not None
-        and slo.field == "queueing_delay"
-        and slo.seconds >= model.patience
-    ):
-        raise SpecError(
-            f"got slo={slo} with patience={model.patience:g}; expected a shorter bound: no "
-            "request waits longer than that"
-        )
-
-
-def _lowest_kept(
-    model: Model, kept: Callable[[float], bool], slos: Sequence[Slo], predict: Predict
-) -> float | None:
-    """A load that keeps the SLO, to start from: the lightest; for fixed the heaviest of a scan,
-    or the floor of its valley.
-    """
-    if is_first_come(model.policy) and not isinstance(model.policy, Fixed):
-        return LIGHTEST if kept(LIGHTEST) else None
-    if (heaviest := heaviest_scanned(kept)) is not None:
-        return heaviest
-
-    def value(load: float) -> float:
-        _, prediction = point_of({}, model, load * model.largest_stable_rate, predict)
-        found = [None if prediction is None else slo.value(prediction) for slo in slos]
-        return max(
-            math.inf if value is None else value / slo.seconds
-            for value, slo in zip(found, slos, strict=True)
-        )
-
-    place = 1 + int(np.argmin([value(load) for load in SCAN[1:-1]]))
-    floor = minimize_scalar(
-        value, bounds=(SCAN[place - 1], SCAN[place + 1]), method="bounded", options={"xatol": 1e-4}
-    )
-    return float(floor.x) if kept(float(floor.x)) else None

@@ -11,8 +11,6 @@ Every request takes at least that long, so each quantile is at least that of the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from policies.registry import is_first_come
 from policies.text import short_number
 from queueing.distributions.token_distribution import TokenDistribution
@@ -31,12 +29,6 @@ _REMEDIES = {  # beside a longer bound and a faster engine
 
 def check_reach(model: Model, objective: Objective) -> None:
     """Raises UnattainableError where even an empty queue breaks an SLO."""
-    if (why := next(_broken(model, objective), None)) is not None:
-        raise UnattainableError(*why)
-
-
-def _broken(model: Model, objective: Objective) -> Iterator[tuple[str, str]]:
-    """Why, and what can help."""
     for slo in objective.slos:
         if (seconds := least_seconds(model, slo)) > slo.seconds:
             part = "mean" if slo.level is None else slo.metric
@@ -45,7 +37,8 @@ def _broken(model: Model, objective: Objective) -> Iterator[tuple[str, str]]:
                 f"{short_number(seconds, 3)} s"
             )
             other = _REMEDIES.get(slo.field, "")
-            yield f"{NOTHING}{slo}: {why}", f"expected a longer bound, a faster engine{other}"
+            remedy = f"expected a longer bound, a faster engine{other}"
+            raise UnattainableError(f"{NOTHING}{slo}: {why}", remedy)
 
 
 def least_seconds(model: Model, slo: Slo) -> float:
@@ -69,15 +62,12 @@ def least_seconds(model: Model, slo: Slo) -> float:
     setup = law.setup(1)
     if model.policy.joins_running:
         setup = law.admission(1) + law.turnaround * law.speed
-    prompt, tokens = _prompt(model, slo), 1.0
+    prompts, tokens = model.prompt_tokens, 1.0
+    prompt = 0.0 if prompts is None else _statistic(prompts, slo)
     if slo.field != "time_to_first_token":
         tokens = _statistic(model.output_tokens, slo)
         prompt = prompt if slo.level is None else 0.0  # quantiles of a sum are not their sum
     return fastest * (setup + law.speed * law.kp * prompt + law.step(1) * tokens)
-
-
-def _prompt(model: Model, slo: Slo) -> float:
-    return 0.0 if model.prompt_tokens is None else _statistic(model.prompt_tokens, slo)
 
 
 def _statistic(lengths: TokenDistribution, slo: Slo) -> float:

@@ -1,5 +1,5 @@
-"""The answer of a search, and the two ways to search: every choice, or a coarse grid that is
-refined about its best.
+"""The answer of a search, and the ways to search: every choice; a coarse grid that is refined about
+its best; bisection for the last choice that is kept.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -24,6 +24,7 @@ Point = dict[
 ]  # the choice, its load, its predicted values, its `score` (None where it may not be chosen)
 TIE = 1e-3  # delays, and then sojourns, nearer than this are one: the first choice decides
 NIL = 1e-6  # of the sojourn: delays that differ by less are one, however small they are
+Number = TypeVar("Number", int, float)
 
 
 @dataclass(frozen=True)
@@ -145,6 +146,46 @@ def score_of(point: Point) -> float | None:
     """Its score; None where it may not be chosen."""
     score = point["score"]
     return None if score is None else float(score)
+
+
+def bisected(
+    kept: Callable[[Number], bool],
+    low: Number,
+    high: Number,
+    between: Callable[[Number, Number], Number | None],
+) -> Number:
+    """The largest choice that is kept, between `low`, which is, and `high`, which is not. `between`
+    gives the next one to try; None where the two are near enough.
+    """
+    while (middle := between(low, high)) is not None:
+        low, high = (middle, high) if kept(middle) else (low, middle)
+    return low
+
+
+def whole_between(low: Number, high: Number) -> Number | None:
+    """The middle of two whole numbers; None where they are neighbours."""
+    return (low + high) // 2 if high - low > 1 else None
+
+
+def largest_kept(kept: Callable[[int], bool], start: int, least: int, most: int) -> int | None:
+    """The largest of `least` .. `most` that is kept, where all below it are: from `start` by
+    doubling steps, then by bisection. None where none is.
+    """
+    step = 1
+    if kept(start):
+        low, high = start, most + 1
+        while low < most and high > most:
+            probe = min(low + step, most)
+            low, high = (probe, high) if kept(probe) else (low, probe)
+            step *= 2
+    else:
+        low, high = least - 1, start
+        while high > least and low < least:
+            probe = max(high - step, least)
+            low, high = (probe, high) if kept(probe) else (low, probe)
+            step *= 2
+    low = bisected(kept, low, high, whole_between)
+    return low if low >= least else None
 
 
 def refined(

@@ -18,7 +18,14 @@ from queueing.optimization.confirmed import Moved
 from queueing.optimization.objective import Objective, levels_of
 from queueing.optimization.quantity import compared_by
 from queueing.optimization.reach import check_reach
-from queueing.optimization.search import Optimum, Point, Predict, choose
+from queueing.optimization.search import (
+    Optimum,
+    Point,
+    Predict,
+    bisected,
+    choose,
+    whole_between,
+)
 from queueing.prediction import predict_model
 
 NEAR = 1.15  # times a bound: a quick value below may be longer than the full one
@@ -33,10 +40,17 @@ def fewest_servers(
     *,
     full: Predict | None = None,
 ) -> Optimum:
-    """Of 1 .. `largest`, by the values of `full` where it is given. Raises SpecError without an
-    SLO, NoStableChoiceError.
+    """The fewest of 1 .. `largest`, by the values of `full` where it is given. Raises SpecError
+    without an SLO, NoStableChoiceError.
     """
-    _check(objective, largest)
+    if objective.name != "slo":
+        why = "the delay always falls with more servers"
+        raise SpecError(
+            f"got objective={objective.name} for servers; expected slo, for example --slo "
+            f"p99_queueing_delay=2s: {why}"
+        )
+    if largest < 1:
+        raise SpecError(f"got largest={largest}; expected at least 1")
     check_reach(model, objective)
     model = with_quantiles(model, levels_of(objective.slos))
     points: dict[int, Point] = {}
@@ -61,51 +75,30 @@ def fewest_servers(
     while not kept(high) and high < largest:
         step *= 2
         low, high = high, min(largest, start + step)
-    while high - low > 1 and points[high]["score"] is not None:
-        middle = (low + high) // 2
-        low, high = (low, middle) if kept(middle) else (middle, high)
-    if full is not None and points[high]["score"] is not None:
-        first = _confirmed(
-            kept, full, (start + 1, high, largest), lambda each: _is_near(points, objective, each)
-        )
-        for servers in points:
-            points[servers] |= {"score": None} if servers < first else {}
+    if points[high]["score"] is not None:
+        high = 1 + bisected(lambda servers: not kept(servers), low, high, whole_between)
+        if full is not None:
+            first = _confirmed(
+                lambda servers: kept(servers, full),
+                (start + 1, high, largest),
+                lambda servers: (
+                    servers in points and Moved(objective).excess(points[servers]) < NEAR
+                ),
+            )
+            for servers in points:
+                points[servers] |= {"score": None} if servers < first else {}
     return choose("servers", objective, [points[servers] for servers in sorted(points)])
 
 
 def _confirmed(
-    kept: Callable[[int, Predict], bool],
-    full: Predict,
-    numbers: tuple[int, int, int],
-    near: Callable[[int], bool],
+    kept: Callable[[int], bool], numbers: tuple[int, int, int], near: Callable[[int], bool]
 ) -> int:
     """The fewest servers about those that seemed to be enough, by their full values; more than the
-    largest number where none is.
+    largest number where none is. `near`: a longer simulation may find that so many are enough.
     """
     least, servers, largest = numbers
-    if not kept(servers, full):
-        while servers < largest:
-            servers += 1
-            if kept(servers, full):
-                return servers
-        return largest + 1
-    while servers > least and near(servers - 1) and kept(servers - 1, full):
+    if not kept(servers):
+        return next((more for more in range(servers + 1, largest + 1) if kept(more)), largest + 1)
+    while servers > least and near(servers - 1) and kept(servers - 1):
         servers -= 1
     return servers
-
-
-def _is_near(points: dict[int, Point], objective: Objective, servers: int) -> bool:
-    """Whether a longer simulation may find that so many keep the SLOs."""
-    point = points.get(servers)
-    return point is not None and Moved(objective).excess(point) < NEAR
-
-
-def _check(objective: Objective, largest: int) -> None:
-    if objective.name != "slo":
-        why = "the delay always falls with more servers"
-        raise SpecError(
-            f"got objective={objective.name} for servers; expected slo, for example --slo "
-            f"p99_queueing_delay=2s: {why}"
-        )
-    if largest < 1:
-        raise SpecError(f"got largest={largest}; expected at least 1")

@@ -12,6 +12,7 @@ score with one valley).
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -32,6 +33,7 @@ from queueing.optimization.search import (
     point_of,
     refined,
     score_of,
+    whole_between,
 )
 from queueing.prediction import predict_model
 
@@ -62,102 +64,125 @@ def best_token_limit(
             "got objective=v2 without a patience; expected one (v2 weighs lost requests), or the "
             "objective v1"
         )
-    longest = (
-        model.output_tokens.longest
-        if largest is None
-        else min(largest, model.output_tokens.longest)
-    )
+    whole = model.output_tokens.longest
+    longest = whole if largest is None else min(largest, whole)
     compared = compared_by([model.policy]) if objective.name in ("delay", "clipped") else None
-    if _is_plain(model) and objective.name in ("delay", "v1", "clipped", "throughput"):
-        found = choose(TARGET, objective, _every_limit(model, arrival_rate, objective, longest))
-        return dataclasses.replace(found, compared=compared)
-    check_reach(clipped_at(model, 1), objective)
-    model = with_quantiles(model, levels_of(objective.slos))
-    points: dict[float, Point] = {}
-    useful = utilities(model.output_tokens)
-
-    def predicted(limit: float, by: Predict) -> Point:
-        utility = float(useful[int(limit)])
-        return _point(model, arrival_rate, objective, int(limit), utility, predict=by)
-
-    def quick(limit: float) -> Point:
-        if limit not in points:
-            points[limit] = predicted(limit, predict)
-        return points[limit]
-
-    tried = refined(1, longest, lambda limit: score_of(quick(limit)))
-    curve = [points[limit] for limit in tried]
-    note = None if len(curve) == longest else REFINED
-    if objective.name != "slo" or full is None:
-        by_full = None if full is None else lambda each: predicted(each["max_output_tokens"], full)
-        found = confirmed_choice(TARGET, objective, curve, by_full, note)
-        return dataclasses.replace(found, compared=compared)
-    first = choose(TARGET, objective, curve).best["max_output_tokens"]
-    rising = Rising(
-        objective,
-        points,
-        quick,
-        lambda limit: predicted(limit, full),
-        lambda low, high: (low + high) // 2 if high - low > 1 else None,
-        longest + 1,
-    )
-    return choose(TARGET, objective, rising.curve(rising.confirmed(first)), note)
-
-
-def _is_plain(model: Model) -> bool:
-    """M/G/1."""
-    return (
+    if objective.name in ("delay", "v1", "clipped", "throughput") and (
         isinstance(model.policy, Single)
         and in_arrival_order(model.policy)
         and (model.servers, model.arrival_scv, model.arrival_process) == (1, 1.0, None)
         and model.patience is None
         and model.sequences is None
         and not model.disaggregated
+    ):
+        found = choose(TARGET, objective, _every_limit(model, arrival_rate, objective, longest))
+        return dataclasses.replace(found, compared=compared)
+    check_reach(clipped_at(model, 1), objective)
+    model = with_quantiles(model, levels_of(objective.slos))
+    search = LimitSearch(
+        model=model,
+        arrival_rate=arrival_rate,
+        objective=objective,
+        predict=predict,
+        useful=utilities(model.output_tokens),
     )
+    return dataclasses.replace(search.best(longest, full), compared=compared)
 
 
-def _point(
-    model: Model,
-    arrival_rate: float,
-    objective: Objective,
-    limit: int,
-    utility: float,
-    *,
-    predict: Predict,
-) -> Point:
-    clipped = float(model.output_tokens.survival[limit])
-    limited = clipped_at(model, limit)
-    choice = {"max_output_tokens": limit, "clipped_fraction": clipped, "utility": utility}
-    point, prediction = point_of(choice, limited, arrival_rate, predict)
-    if prediction is None:
-        return point
-    delay, served = (
-        float(prediction.queueing_delay.mean or 0.0),
-        float(prediction.served_queueing_delay.mean or 0.0),
-    )
-    compared = float(mean_of(prediction, compared_by([model.policy])) or 0.0)
-    allowed = True
-    if objective.name in ("v1", "v2"):
-        value = objective.utility_score(
-            utility, served if objective.name == "v2" else delay, prediction.loss_fraction or 0.0
+@dataclass(frozen=True, kw_only=True)
+class LimitSearch:
+    """The best limit of those predicted one by one; `useful`: the utility of each; `points`: those
+    that were predicted quickly.
+    """
+
+    model: Model
+    arrival_rate: float
+    objective: Objective
+    predict: Predict
+    useful: Vector
+    points: dict[float, Point] = field(default_factory=dict)
+
+    def best(self, longest: int, full: Predict | None) -> Optimum:
+        """By the quick values, and then by those of `full` where it is given."""
+        tried = refined(1, longest, lambda limit: score_of(self.quick(limit)))
+        curve = [self.points[limit] for limit in tried]
+        note = None if len(curve) == longest else REFINED
+        if full is None:
+            return choose(TARGET, self.objective, curve, note)
+        if self.objective.name != "slo":
+            return confirmed_choice(
+                TARGET,
+                self.objective,
+                curve,
+                lambda point: self.predicted(point["max_output_tokens"], full),
+                note,
+            )
+        first = choose(TARGET, self.objective, curve).best["max_output_tokens"]
+        rising = Rising(
+            self.objective,
+            self.points,
+            self.quick,
+            lambda limit: self.predicted(limit, full),
+            whole_between,
+            longest + 1,
         )
-    elif objective.name == "throughput":
-        value = -limited.largest_stable_rate
-    elif objective.name == "slo":
-        # the longest answers that keep it
-        allowed, value = objective.kept(prediction), -float(limit)
-    else:
-        allowed, value = (
-            objective.name == "delay" or clipped <= objective.max_clipped_fraction,
-            compared,
+        return choose(TARGET, self.objective, rising.curve(rising.confirmed(first)), note)
+
+    def quick(self, limit: float) -> Point:
+        """The point at a limit, each once."""
+        if limit not in self.points:
+            self.points[limit] = self.predicted(limit, self.predict)
+        return self.points[limit]
+
+    def predicted(self, limit: float, by: Predict) -> Point:
+        """The point at a limit."""
+        objective, limit = self.objective, int(limit)
+        utility, clipped = (
+            float(self.useful[limit]),
+            float(self.model.output_tokens.survival[limit]),
         )
-    return point | objective.bounded(prediction) | {"score": value if allowed else None}
+        limited = clipped_at(self.model, limit)
+        choice = {"max_output_tokens": limit, "clipped_fraction": clipped, "utility": utility}
+        point, prediction = point_of(choice, limited, self.arrival_rate, by)
+        if prediction is None:
+            return point
+        allowed = True
+        if objective.name in ("v1", "v2"):
+            waits = (
+                prediction.served_queueing_delay
+                if objective.name == "v2"
+                else prediction.queueing_delay
+            )
+            value = objective.utility_score(
+                utility, float(waits.mean or 0.0), prediction.loss_fraction or 0.0
+            )
+        elif objective.name == "throughput":
+            value = -limited.largest_stable_rate
+        elif objective.name == "slo":
+            # the longest answers that keep it
+            allowed, value = objective.kept(prediction), -float(limit)
+        else:
+            allowed = objective.name == "delay" or clipped <= objective.max_clipped_fraction
+            value = float(mean_of(prediction, compared_by([self.model.policy])) or 0.0)
+        return point | objective.bounded(prediction) | {"score": value if allowed else None}
 
 
 def _every_limit(
     model: Model, arrival_rate: float, objective: Objective, longest: int
 ) -> list[Point]:
-    mean, squares = _service_moments(model, longest)
+    """M/G/1 at the limits 1 .. `longest`, at once."""
+    limits = np.arange(1, longest + 1)
+    above = model.output_tokens.survival[:longest]  # P(N > k), k = 0 ..
+    first, second = np.cumsum(above), np.cumsum((2 * limits - 1) * above)
+    law, prompts = model.law, model.prompt_tokens
+    setup = law.setup(1, 0.0 if prompts is None else prompts.mean)
+    extra = 0.0 if prompts is None else (law.speed * law.kp) ** 2 * prompts.variance
+    step = law.step(1)
+    mean = setup + step * first  # E[H] of a single request, seconds
+    stalls = law.stall_share * law.stall * mean
+    squares = (1 + law.cv**2) * (
+        setup**2 + extra + 2 * setup * step * first + step**2 * second + stalls
+    )
     load = arrival_rate * mean
     stable = load < 1
     with np.errstate(divide="ignore"):
@@ -184,20 +209,3 @@ def _every_limit(
         }
         for i in range(longest)
     ]
-
-
-def _service_moments(model: Model, longest: int) -> tuple[Vector, Vector]:
-    """E[H] and E[H^2] of a single request, seconds, at the limits 1 .. `longest`."""
-    limits = np.arange(1, longest + 1)
-    above = model.output_tokens.survival[:longest]  # P(N > k), k = 0 ..
-    first, second = np.cumsum(above), np.cumsum((2 * limits - 1) * above)
-    law, prompts = model.law, model.prompt_tokens
-    setup = law.setup(1, 0.0 if prompts is None else prompts.mean)
-    extra = 0.0 if prompts is None else (law.speed * law.kp) ** 2 * prompts.variance
-    step = law.step(1)
-    mean = setup + step * first
-    stalls = law.stall_share * law.stall * mean
-    squares = (1 + law.cv**2) * (
-        setup**2 + extra + 2 * setup * step * first + step**2 * second + stalls
-    )
-    return mean, squares

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 from policies.text import counted, short_number
 from queueing.measurement.slo import PREDICTED
 from queueing.optimization.quantity import WORDS
-from queueing.optimization.search import TIE, Optimum, Point, near_scores, near_sojourns
+from queueing.optimization.search import TIE, Optimum, near_scores, near_sojourns
 
 _NAME = re.compile(rf"(?:p[\d.]+_)?({'|'.join(PREDICTED)})")
 # queueing delay, sojourn time or time to first token: the one that compares the choices
@@ -59,47 +58,79 @@ def order_lines(found: Optimum) -> list[str]:
     for predictor in dict.fromkeys(point["predictor"] for point in found.curve):
         own = [point for point in found.curve if point["predictor"] in (None, predictor)]
         stable = [point for point in own if point["score"] is not None]
-        if predictor is not None and stable:
-            best = min(stable, key=lambda point: float(point["score"]))
-            told = "without" if predictor == "none" else f"with {predictor}"
-            lines.append(f"{told} predictions: {_order_line(best)}")
+        if predictor is None or not stable:
+            continue
+        best = min(stable, key=lambda point: float(point["score"]))
+        ratio, longest = best["delay_ratio"], best["longest_ratio"]
+        needs = {
+            "always": "; it gains with predictions of any spread",
+            "up to largest_sigma": f"; it gains up to sigma {best['largest_sigma']}",
+        }.get(best["beats_fcfs"], "")
+        gains = (
+            ", no order has a shorter mean delay than fcfs"
+            if ratio is None or ratio >= 1
+            else f" cuts the mean delay by {percent_of(1 - ratio)}, and the longest tenth of the "
+            f"requests take {longest:.2f} times as long{needs}"
+        )
+        with_predictor = "without" if predictor == "none" else f"with {predictor}"
+        lines.append(f"{with_predictor} predictions: {best['order']}{gains}")
     return lines
 
 
-def _order_line(best: Point) -> str:
-    ratio, longest = best["delay_ratio"], best["longest_ratio"]
-    if ratio is None or ratio >= 1:
-        return f"{best['order']}, no order has a shorter mean delay than fcfs"
-    needs = {
-        "always": "; it gains with predictions of any spread",
-        "up to largest_sigma": f"; it gains up to sigma {best['largest_sigma']}",
-    }
-    return (
-        f"{best['order']} cuts the mean delay by {1 - ratio:.0%}, and the longest tenth of the "
-        f"requests take {longest:.2f} times as long{needs.get(best['beats_fcfs'], '')}"
-    ).replace("%", " %")
+def percent_of(share: float, places: int = 0) -> str:
+    """`12 %`."""
+    return f"{share:.{places}%}".replace("%", " %")
 
 
 def result_line(found: Optimum) -> str:
     """Which choice is best, and why."""
-    return f"best: {_choice(found)}, {_named(found, _reason(found))}"
+    goal = GOALS[found.objective]
+    if found.objective == "slo":
+        goal = SLO_GOALS.get(found.target, goal)
+    first = "the first of" if found.target in ("policy", "order") else "the smallest of"
+    if found.target not in ("batch-size", "policy") or found.objective == "throughput":
+        equal = [point for point in found.curve if point.get("score") == found.best.get("score")]
+        reason = goal if len(equal) == 1 else f"{first} {len(equal)} with {goal}"
+    else:
+        near = near_scores([point for point in found.curve if point["score"] is not None])
+        if len(near_sojourns(near)) == 1:
+            first = "the one with the shortest sojourn time of"
+        tied = f"{first} {len(near)} choices with {goal}, within {percent_of(TIE, 1)}"
+        reason = goal if len(near) == 1 else tied
+    return f"best: {_choice(found)}, {_named(found, reason)}"
 
 
 def legend(found: Optimum) -> str:
-    """The mark and the score."""
-    parts = [
-        "> marks the best choice",
-        *(_about_orders(found) if found.target == "order" else _about_score(found)),
-        *_about_durations(found),
-        *_about_losses(found),
-    ]
+    """The mark, the score, and the dash of a stable choice."""
+    parts = ["> marks the best choice"]
+    stable = [point for point in found.curve if point.get("stable")]
+    if found.target == "order":
+        parts += _ABOUT_ORDERS
+        if len(stable) < len(found.curve):
+            parts.append("- in a whole row: unstable, interruptions cost more than is free")
+    scored = found.best.get("score") is not None and not judged_by_slo(found)
+    if scored and found.target != "order":
+        parts.append(f"score: {_named(found, SCORES[found.objective])} (less is better)")
+        if any(point["score"] is None for point in stable):
+            parts.append("- as a score: unstable, or outside the constraint")
+        elif len(stable) < len(found.curve):
+            parts.append("- as a score: unstable")
+    given = {
+        name
+        for point in stable
+        for name, value in point.items()
+        if is_duration(name) and value is not None
+    }
+    if any(point.get(name) is None for point in stable for name in given):
+        parts.append("- as a duration of a stable choice: not given by its method")
+    if any(point.get("loss_fraction") for point in found.curve):
+        # with patience the durations are means over different requests
+        in_score = " and in the score" if scored and found.compared is not None else ""
+        parts.append(
+            f"a lost request counts as its patience in the queueing delay{in_score}; sojourn time "
+            "and first token: of the requests that are served"
+        )
     return "; ".join(parts)
-
-
-def _about_orders(found: Optimum) -> tuple[str, ...]:
-    if all(point["stable"] for point in found.curve):
-        return _ABOUT_ORDERS
-    return (*_ABOUT_ORDERS, "- in a whole row: unstable, interruptions cost more than is free")
 
 
 def judged_by_slo(found: Optimum) -> bool:
@@ -109,50 +140,8 @@ def judged_by_slo(found: Optimum) -> bool:
     return found.objective == "slo" and found.target in SLO_GOALS
 
 
-def _about_score(found: Optimum) -> list[str]:
-    if found.best.get("score") is None or judged_by_slo(found):
-        return []
-    text = f"score: {_named(found, SCORES[found.objective])} (less is better)"
-    if all(point["score"] is not None for point in found.curve):
-        return [text]
-    if all(point["score"] is not None for point in found.curve if point["stable"]):
-        return [text, "- as a score: unstable"]
-    return [text, "- as a score: unstable, or outside the constraint"]
-
-
-def _about_durations(found: Optimum) -> list[str]:
-    """The dash of a stable choice."""
-    stable = [point for point in found.curve if point.get("stable")]
-    names = {name: None for point in stable for name in point if is_duration(name)}
-    given = [name for name in names if any(point.get(name) is not None for point in stable)]
-    missing = any(point.get(name) is None for point in stable for name in given)
-    return ["- as a duration of a stable choice: not given by its method"] if missing else []
-
-
-def _about_losses(found: Optimum) -> list[str]:
-    """With patience the durations are means over different requests."""
-    if not any(point.get("loss_fraction") for point in found.curve):
-        return []
-    scored = (
-        found.compared is not None
-        and found.best.get("score") is not None
-        and not judged_by_slo(found)
-    )
-    where = "the queueing delay and in the score" if scored else "the queueing delay"
-    return [
-        (
-            f"a lost request counts as its patience in {where}; sojourn time and first token: of "
-            "the requests that are served"
-        )
-    ]
-
-
 def _named(found: Optimum, text: str) -> str:
     return text.replace(DURATION, WORDS[found.compared or "queueing_delay"])
-
-
-def _by_target(found: Optimum, texts: dict[str, str]) -> str | None:
-    return texts.get(found.target) if found.objective == "slo" else None
 
 
 def _choice(found: Optimum) -> str:
@@ -165,30 +154,9 @@ def _choice(found: Optimum) -> str:
             return counted(found.best["servers"], "server")
         case "order":
             predictor = found.best["predictor"]
-            told = "" if predictor is None else f" with {predictor} predictions"
-            return f"{found.best['order']}{told}"
+            by = "" if predictor is None else f" with {predictor} predictions"
+            return f"{found.best['order']}{by}"
         case "arrival-rate":
             return f"{short_number(found.best['arrival_rate'], 5)} requests per second"
         case _:
             return str(found.best["policy"])
-
-
-def _reason(found: Optimum) -> str:
-    goal = _by_target(found, SLO_GOALS) or GOALS[found.objective]
-    if found.target not in ("batch-size", "policy") or found.objective == "throughput":
-        equal = [point for point in found.curve if point.get("score") == found.best.get("score")]
-        return goal if len(equal) == 1 else f"{_first(found)} {len(equal)} with {goal}"
-    near = near_scores([point for point in found.curve if point["score"] is not None])
-    if len(near) == 1:
-        return goal
-    return (
-        f"{_tie(found, near_sojourns(near))} {len(near)} choices with {goal}, within {TIE:.1%}"
-    ).replace("%", " %")
-
-
-def _tie(found: Optimum, nearest: Sequence[Point]) -> str:
-    return "the one with the shortest sojourn time of" if len(nearest) == 1 else _first(found)
-
-
-def _first(found: Optimum) -> str:
-    return "the first of" if found.target in ("policy", "order") else "the smallest of"

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from queueing.control.wait_ahead import Followed, Wait, Waiting
+from queueing.control.wait_ahead import Followed, Wait, WaitLaw
 from queueing.optimization.quantity import WORDS
 from server.admission.limits import DelayTarget
 from server.admission.request_deadlines import TTFT
@@ -40,14 +40,14 @@ class Objective:
         """The header that asked for it."""
         return TTFT.decode() if self.own else None
 
-    def kept(self, wait: Waiting) -> bool:
+    def kept(self, wait: WaitLaw) -> bool:
         """Whether a request with this wait before it meets the objective."""
         law = self._law(wait)
         if self.target.level is None:
             return law.mean <= self.target.seconds
         return law.within(self.target.seconds) >= self.target.level
 
-    def seconds_until_kept(self, wait: Waiting) -> float:
+    def seconds_until_kept(self, wait: WaitLaw) -> float:
         """Until the wait has become short enough; infinite where no wait at all would still be
         too long.
         """
@@ -55,7 +55,7 @@ class Objective:
             return math.inf
         return max(0.0, self._at_level(wait) - self.target.seconds)
 
-    def rejection(self, wait: Waiting) -> str:
+    def rejection(self, wait: WaitLaw) -> str:
         """One line: got, expected."""
         words = WORDS[self.target.quantity]
         part = "mean" if self.target.level is None else f"p{100 * self.target.level:g}"
@@ -65,11 +65,11 @@ class Objective:
         advice = "retry later, or allow more" if self.own else "retry later"
         return f"{found}; expected at most {self.target.seconds:.3g} s: {advice}"
 
-    def _law(self, wait: Waiting) -> Waiting:
+    def _law(self, wait: WaitLaw) -> WaitLaw:
         if self.target.quantity not in QUEUED:
             return self.after
         return wait if self.after == AT_ONCE else Followed(wait, self.after)
 
-    def _at_level(self, wait: Waiting) -> float:
+    def _at_level(self, wait: WaitLaw) -> float:
         law, level = self._law(wait), self.target.level
         return law.mean if level is None else law.quantile(level)

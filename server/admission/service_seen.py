@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from queueing.control.wait_ahead import BatchService, InService, Pace, SlotService, Wait
+from queueing.control.wait_ahead import BatchInService, BatchService, Pace, SlotService, Wait
 from queueing.measurement.record import Record
 from queueing.result import Quantity
 from server.queue.sequence import Batch
@@ -217,9 +217,11 @@ class ServiceSeen:
         seen = self._pauses.first_token
         return seen.mean if seen.weight > 0 else None
 
-    def in_service(self, now: float) -> list[InService]:
+    def in_service(self, now: float) -> list[BatchInService]:
         """The batches that are being served."""
-        return [InService(len(members), now - began) for began, members in self._serving.values()]
+        return [
+            BatchInService(len(members), now - began) for began, members in self._serving.values()
+        ]
 
     def batches(self, largest: int, servers: int) -> BatchService | None:
         """None before a batch was over."""

@@ -19,9 +19,9 @@ from policies import Fixed, Request, is_first_come
 from queueing.control.wait_ahead import (
     BatchService,
     SlotService,
-    Together,
     Wait,
-    Waiting,
+    WaitForFormation,
+    WaitLaw,
     batch_formation,
 )
 from queueing.measurement.record import Record
@@ -56,7 +56,7 @@ class Waits:
         self._in_order = WaitsInOrder(gateway)
         self.joined = self._in_order.on_arrival  # a request stands in the queue
         # question, instant, answer
-        self._last: tuple[tuple[int, int, int], float, Waiting | None] | None = None
+        self._last: tuple[tuple[int, int, int], float, WaitLaw | None] | None = None
         registry = gateway.metrics.registry
         self._predicted = Counter(
             "kendall_wait_predicted_seconds",
@@ -138,7 +138,7 @@ class Waits:
             else self._seen.batches(size, servers)
         )
 
-    def wait(self, place: int, *, joining: int, request: Request | None = None) -> Waiting | None:
+    def wait(self, place: int, *, joining: int, request: Request | None = None) -> WaitLaw | None:
         """Of one with `place` requests before it; `joining`: how many more will stand in the
         queue than do now. Under another order than that of arrival its place alone does not tell:
         None without the request.
@@ -156,7 +156,7 @@ class Waits:
             return AT_ONCE  # nearly always below saturation
         service = self.service()
         if isinstance(service, SlotService):
-            found: Waiting | None = service.wait(place, in_service)
+            found: WaitLaw | None = service.wait(place, in_service)
         else:
             found = None if service is None else self._batch_wait(service, place, joining, now)
         self._last = question, now, found
@@ -172,7 +172,7 @@ class Waits:
         slots = batcher.effective_max_batch_size * batcher.capabilities.servers
         return place < slots - in_service
 
-    def _batch_wait(self, service: BatchService, place: int, joining: int, now: float) -> Waiting:
+    def _batch_wait(self, service: BatchService, place: int, joining: int, now: float) -> WaitLaw:
         batcher = self._gateway.batcher
         found = service.wait(place, self._seen.in_service(now))
         if not isinstance(batcher.policy, Fixed):
@@ -188,7 +188,7 @@ class Waits:
         formation = batch_formation(
             place, batcher.queue_length + joining, service.largest, rate, left
         )
-        return found if formation is None else Together(found, formation)
+        return found if formation is None else WaitForFormation(found, formation)
 
     def until_gone(self, count: int) -> float | None:
         """Mean seconds until `count` of those in the system have left it."""
@@ -261,7 +261,7 @@ class Places:
                 wait = self._wait(place, waiting.request)
                 listener(place, None if wait is None else wait.mean)
 
-    def _wait(self, place: int, request: Request) -> Waiting | None:
+    def _wait(self, place: int, request: Request) -> WaitLaw | None:
         """Under an order of its own an estimate takes a good part of a millisecond: only of the
         first `WALKED`.
         """

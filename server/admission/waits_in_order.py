@@ -21,11 +21,10 @@ from queueing.control.predicted_lengths import PredictedLengths
 from queueing.control.wait_ahead import BatchService, Pace, SlotService, Wait
 from queueing.control.wait_in_order import (
     MANY,
-    Arrivals,
-    Drawn,
-    Numbers,
-    Standing,
-    wait_in_order,
+    OvertakingArrivals,
+    PlaceInOrder,
+    RandomDraws,
+    SampledWait,
 )
 from queueing.measurement.record import Record
 from server.admission.host import Host
@@ -40,7 +39,7 @@ class WaitsInOrder:
 
     def __init__(self, gateway: Host) -> None:
         self._gateway = gateway
-        self._numbers = Numbers(np.random.default_rng(SEED))
+        self._numbers = RandomDraws(np.random.default_rng(SEED))
         self._lengths = PredictedLengths()
         self._arrived: deque[Request] = deque()
         # of them: rank of one that arrives now, and its tokens, as they may be
@@ -87,7 +86,7 @@ class WaitsInOrder:
 
     def wait(
         self, request: Request, place: int, service: BatchService | SlotService
-    ) -> Wait | Drawn | None:
+    ) -> Wait | SampledWait | None:
         """Of one with `place` requests before it; None: not under this policy, or the pace of
         service is not known.
         """
@@ -101,7 +100,7 @@ class WaitsInOrder:
             return Wait(0.0)
         shift = _moves(order) * self._gateway.now()
         before, ahead = self._ahead(place, pace, order, slots)
-        standing = Standing(
+        in_order = PlaceInOrder(
             rank=order.rank(request, 0) - shift,
             slots=slots,
             left=[self._left(each, pace) for each in in_service[:slots]],
@@ -109,8 +108,10 @@ class WaitsInOrder:
             before=before,
         )
         rate = self._gateway.live_model().activity.sequence_rate()
-        arrivals = Arrivals(rate=rate, sampled=self._sampled, pace=pace, moves=_moves(order))
-        return wait_in_order(standing, arrivals, self._numbers)
+        arrivals = OvertakingArrivals(
+            rate=rate, sampled=self._sampled, pace=pace, moves=_moves(order)
+        )
+        return in_order.wait(arrivals, self._numbers)
 
     # what stands before it
 

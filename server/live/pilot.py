@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from policies import parse_policy
 from policies.parameters import parameters_of, size_field
-from queueing.control.autopilot.bounds import Bounds
+from queueing.control.autopilot.bounds import AutopilotBounds
 from queueing.optimization.forecast import Setting
 from server.admission.limits_in_force import PolicyChange
 from server.calibration.host import LiveHost
@@ -27,7 +27,9 @@ log = logging.getLogger("kendall.autopilot")
 KEPT = 100  # decisions
 
 
-def autopilot_bounds(policy: str, allowed: Sequence[str], max_clipped_fraction: float) -> Bounds:
+def autopilot_bounds(
+    policy: str, allowed: Sequence[str], max_clipped_fraction: float
+) -> AutopilotBounds:
     """By the flags; without a list, the kind of policy stays and its batch size is free (of
     dynamic: capped; not of one that needs other parameters too). Raises SpecError.
     """
@@ -38,7 +40,9 @@ def autopilot_bounds(policy: str, allowed: Sequence[str], max_clipped_fraction: 
         own: tuple[str, ...] = (policy,)
     else:
         own = ("dynamic", "capped") if in_force.name == "dynamic" else (in_force.name,)
-    return Bounds(policies=tuple(allowed) or own, max_clipped_fraction=max_clipped_fraction)
+    return AutopilotBounds(
+        policies=tuple(allowed) or own, max_clipped_fraction=max_clipped_fraction
+    )
 
 
 class Pilot:

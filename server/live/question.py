@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from policies.core import UNBOUNDED
-from queueing.control.autopilot.bounds import Bounds
+from queueing.control.autopilot.bounds import AutopilotBounds
 from queueing.estimation.window.producer import WindowDelta, WindowProducer
 from queueing.latency.law import LatencyModel
 from queueing.optimization.forecast import Setting
@@ -34,7 +34,7 @@ class Question:
     max_context_tokens: int | None = None
     reserved_tokens: int | None = None
     patience: float | None = None  # seconds
-    bounds: Bounds | None = None  # of the autopilot; None: those it has
+    bounds: AutopilotBounds | None = None  # of the autopilot; None: those it has
     # largest batch and longest answer that the law was measured on
     reach: tuple[int, int] | None = None
     waiting: int = 0
@@ -71,7 +71,7 @@ class Window:
         self.producer.begin_epoch(epoch, now, carry_lengths=False)
         self._anew = True
 
-    def question(self, bounds: Bounds, *, saving: bool) -> Question | None:
+    def question(self, bounds: AutopilotBounds, *, saving: bool) -> Question | None:
         """With what is new, which is in no later question; None without a latency law."""
         gateway = self._gateway
         if gateway.latency.law is None:

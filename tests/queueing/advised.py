@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from policies import parse_policy
 from queueing.control.advice import advise as advice
-from queueing.control.advice import what_if
+from queueing.control.advice.what_if import usual_token_limits
 from queueing.distributions.token_distribution import TokenDistribution
 from queueing.estimation.estimates import Estimates
 from queueing.estimation.window_queue import Limits
 from queueing.latency.law import LatencyModel
 from queueing.model import Model
+from queueing.optimization.candidates import (
+    at_sizes,
+    canonical,
+    one_knob_away,
+    usual_policies,
+    usual_sizes,
+)
 from queueing.optimization.forecast import Advice, Forecast, Setting
 from queueing.optimization.gain.operating_point import OperatingPoint
 from queueing.optimization.objective import Objective
@@ -41,11 +49,28 @@ def forecast(
 
 
 def what_ifs(
-    estimates: Estimates, shape: LatencyModel, current: Setting, limits: Limits, **asked: Any
+    estimates: Estimates,
+    shape: LatencyModel,
+    current: Setting,
+    limits: Limits,
+    *,
+    policies: Sequence[str] | None = None,
+    token_limits: Sequence[int | None] | None = None,
+    sizes: Sequence[int] | None = None,
+    beside: bool = False,
 ) -> list[Forecast]:
-    """Of the settings one knob away."""
-    operating_point = OperatingPoint(estimates=estimates, shape=shape, limits=limits)
-    return list(what_if.what_ifs(operating_point, current, **asked))
+    """Of the settings one knob away, the usual ones where none are given; `beside`: that in force
+    comes first.
+    """
+    point = OperatingPoint(estimates=estimates, shape=shape, limits=limits)
+    most = limits.max_num_seqs
+    others = one_knob_away(
+        current,
+        policies=usual_policies(current, most) if policies is None else policies,
+        token_limits=usual_token_limits(point) if token_limits is None else token_limits,
+        sizes=usual_sizes(current, most) if sizes is None else at_sizes(current, sizes, most),
+    )
+    return [point.forecast(each) for each in ([canonical(current)] if beside else []) + others]
 
 
 def advise(

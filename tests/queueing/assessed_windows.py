@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from queueing.control.autopilot.assessed_window import AssessedWindow
-from queueing.control.autopilot.bounds import Bounds
+from queueing.control.autopilot.bounds import AutopilotBounds
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.estimation.assumptions.assumption import Assumption
 from queueing.estimation.estimates import Estimates
@@ -25,7 +25,7 @@ HOLDS = tuple(
     Assumption(name, True, 0.0, "")
     for name in ("settled", "stable_queue", "constant_speed", "poisson_arrivals")
 )
-BOUNDS = Bounds(policies=("capped", "elastic"), smallest_token_limit=8)
+BOUNDS = AutopilotBounds(policies=("capped", "elastic"), smallest_token_limit=8)
 
 
 def capacity(setting: Setting) -> float:

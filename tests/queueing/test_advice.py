@@ -32,7 +32,7 @@ from queueing.optimization.candidates import usual_policies
 from queueing.optimization.choices import best_batch_size
 from queueing.optimization.forecast import Advice, Forecast, Setting
 from queueing.optimization.gain.known_lengths import known_lengths
-from queueing.optimization.gain.measure import Measure
+from queueing.optimization.gain.measure import Criterion
 from queueing.optimization.gain.response import Response
 from queueing.optimization.objective import Objective, parse_slo
 from queueing.optimization.token_limit import best_token_limit
@@ -447,7 +447,7 @@ def test_a_gain_that_prints_as_0_is_no_reason_to_change(value: float, low: float
         curve=(),
         says="",
     )
-    said = sentence(found, there, DELAY, Measure(DELAY), (0.0831, 0.083))
+    said = sentence(found, there, DELAY, Criterion(DELAY), (0.0831, 0.083))
     means = (
         "mean queueing delay 83.1 ms with capped:max_batch_size=8, 83 ms with "
         "capped:max_batch_size=9"
@@ -455,11 +455,11 @@ def test_a_gain_that_prints_as_0_is_no_reason_to_change(value: float, low: float
     unsure = "" if value < HALF_A_PERCENT else "; the gain is uncertain and may be none"
     assert said == f"no change is worth making: {means}{unsure}"
     worth = replace(found, gain=Estimate(0.03, 0.02, 0.06, 900.0))
-    assert sentence(worth, there, DELAY, Measure(DELAY), (0.0831, 0.0806)).startswith(
+    assert sentence(worth, there, DELAY, Criterion(DELAY), (0.0831, 0.0806)).startswith(
         "set capped:max_batch_size=9 instead of "
     )
     slo = Objective(name="slo", slo=parse_slo("p99_queueing_delay=2s"))
-    met = sentence(found, there, slo, Measure(slo), (0.0831, 0.083))
+    met = sentence(found, there, slo, Criterion(slo), (0.0831, 0.083))
     assert met.startswith(
         "capped:max_batch_size=8 meets the SLO; no change is worth making: p99 of the queueing "
         "delay 83.1 ms with "
@@ -501,7 +501,7 @@ def test_a_change_that_is_not_advised_has_no_percentage_and_names_its_quantity(
         says="",
         compared="sojourn_time",
     )
-    measure = Measure(objective, "queueing_delay" if name == "slo" else "sojourn_time")
+    measure = Criterion(objective, "queueing_delay" if name == "slo" else "sojourn_time")
     said = sentence(found, there, objective, measure, (0.0831, 0.0748))
     assert "%" not in said or said.startswith("the token limit 9 is enough"), said
     assert measure.name in said

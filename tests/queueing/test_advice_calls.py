@@ -12,7 +12,7 @@ import pytest
 
 from policies import parse_policy
 from queueing.control.advice.advise import parse_objective
-from queueing.control.autopilot.bounds import Bounds
+from queueing.control.autopilot.bounds import AutopilotBounds
 from queueing.control.autopilot.controller import Autopilot
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.estimation.estimates import Estimates, estimate
@@ -21,7 +21,6 @@ from queueing.estimation.window_queue import Limits
 from queueing.model import Model
 from queueing.optimization.forecast import Setting
 from queueing.optimization.gain.operating_point import OperatingPoint
-from queueing.optimization.gain.reported import reported_slos
 from queueing.result import Prediction
 from queueing.simulation.experiment import simulate_model
 from tests.queueing.advised import advise, what_ifs
@@ -130,7 +129,7 @@ def test_the_99th_percentile_that_advice_reports_is_that_of_the_queue_of_calls(f
     objective = parse_objective({"slo": f"p99_{field}=0.5"})
     for policy in (POLICY, "elastic:max_batch_size=8"):
         expected = getattr(simulated(policy), field).p99
-        (found,) = reported_slos(operating_point, Setting(policy=policy), objective)
+        (found,) = operating_point.reported_slos(Setting(policy=policy), objective)
         assert found == pytest.approx(expected, rel=WITHIN), policy
 
 
@@ -170,7 +169,7 @@ def test_the_autopilot_leaves_a_setting_that_calls_of_four_would_overload() -> N
     for size in (1, 4):
         assessed = seen(0.0, current, rate)
         of_calls = dataclasses.replace(assessed.estimates, sequences=lengths(np.full(500, size)))
-        bounds = Bounds(policies=("capped", "elastic"), max_clipped_fraction=0.0)
+        bounds = AutopilotBounds(policies=("capped", "elastic"), max_clipped_fraction=0.0)
         decisions[size] = Autopilot(bounds=bounds, mode="act").decide(
             dataclasses.replace(assessed, estimates=of_calls)
         )

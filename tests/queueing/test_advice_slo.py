@@ -20,9 +20,9 @@ from queueing.latency.law import parse_law
 from queueing.optimization import answer
 from queueing.optimization.forecast import Advice, Setting
 from queueing.optimization.gain import window_model
-from queueing.optimization.gain.measure import Measure
+from queueing.optimization.gain.measure import Criterion
 from queueing.optimization.gain.operating_point import OperatingPoint
-from queueing.optimization.gain.reported import keeps_slo, largest_kept, reported_slos
+from queueing.optimization.search import largest_kept
 from queueing.result import Prediction, Quantiles
 from tests.queueing.advised import POLICY, advise
 from tests.queueing.estimation_runs import Engine, poisson, seen, serve
@@ -44,8 +44,7 @@ def breaks(advice: Advice, slo: str, estimates: Estimates) -> bool:
     objective = parse_objective({"slo": slo})
     assert advice.best is not None
     assert objective.slo is not None
-    (found,) = reported_slos(
-        OperatingPoint(estimates=estimates, shape=LAW, limits=OPERATED),
+    (found,) = OperatingPoint(estimates=estimates, shape=LAW, limits=OPERATED).reported_slos(
         advice.best.setting,
         objective,
     )
@@ -121,7 +120,7 @@ def test_the_limit_and_the_servers_are_the_same_however_the_search_errs(
     longer = replace(limit.best.setting, max_output_tokens=limit.best.setting.max_output_tokens + 1)
     fewer = replace(servers.best.setting, servers=servers.best.setting.servers - 1)
     assert [
-        keeps_slo(operating_point, each, objective)
+        operating_point.keeps_slo(each, objective)
         for each in (limit.best.setting, longer, servers.best.setting, fewer)
     ] == [True, False] * 2
     assert any(
@@ -199,7 +198,7 @@ def test_one_more_server_is_not_advised_for_a_gain_that_may_be_none() -> None:
         operated(), LAW, Setting(policy=POLICY), OPERATED, parse_objective({}), targets=["servers"]
     )
     assert found.best is not None
-    given = (found.best, parse_objective({}), Measure(parse_objective({})), (0.0375, 0.0372))
+    given = (found.best, parse_objective({}), Criterion(parse_objective({})), (0.0375, 0.0372))
     unsure = sentence(replace(found, gain=Estimate(0.01, -0.02, 0.24, 900.0)), *given)
     means = "mean queueing delay 37.5 ms with 1 server, 37.2 ms with 2 servers"
     assert unsure == f"no change is worth making: {means}; the gain is uncertain and may be none"

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from policies import SpecError
-from queueing.control.autopilot.bounds import Bounds, knob_between
+from queueing.control.autopilot.bounds import AutopilotBounds, knob_between
 from queueing.control.autopilot.candidates import candidates, lowest_limit, repairs
-from queueing.control.autopilot.choosing import Ranked, _gain_in
+from queueing.control.autopilot.choosing import RankedSetting, gain_or_load
 from queueing.control.autopilot.controller import Autopilot
 from queueing.control.autopilot.decision import Decision
 from queueing.control.autopilot.judging import measured_gain
@@ -24,8 +24,7 @@ from queueing.estimation.lengths.lengths import lengths
 from queueing.estimation.window_queue import Limits
 from queueing.optimization.candidates import batch_sizes, preferred
 from queueing.optimization.forecast import Setting
-from queueing.optimization.gain.gain import gain_of
-from queueing.optimization.gain.measure import Measure
+from queueing.optimization.gain.measure import Criterion
 from queueing.optimization.gain.operating_point import OperatingPoint
 from queueing.optimization.objective import Objective
 from tests.queueing.assessed_windows import (
@@ -44,7 +43,7 @@ BEST = Setting(
 )  # for BOUNDS: P(N > 64) = 7 %, P(N > 96) = 2.4 %
 
 
-def pilot(bounds: Bounds = BOUNDS, **options: object) -> Autopilot:
+def pilot(bounds: AutopilotBounds = BOUNDS, **options: object) -> Autopilot:
     return Autopilot(bounds=bounds, mode="act", **options)  # type: ignore[arg-type]
 
 
@@ -58,7 +57,7 @@ def around(value: float, relative: float = 0.1) -> Estimate:
 def test_sizes_and_limits_are_preferred_numbers_inside_the_bounds() -> None:
     assert preferred(3, 20) == (3, 4, 6, 8, 12, 16)
     assert batch_sizes(10) == (1, 2, 3, 4, 6, 8, 10)
-    bounds = Bounds(
+    bounds = AutopilotBounds(
         policies=("elastic",), largest_batch_size=4, smallest_token_limit=16, largest_token_limit=64
     )
     assert bounds.token_limits(2048) == (16, 24, 32, 48, 64)
@@ -67,21 +66,23 @@ def test_sizes_and_limits_are_preferred_numbers_inside_the_bounds() -> None:
     assert sizes == [
         f"elastic:max_batch_size={size}" for size in (1, 2, 3, 4)
     ]  # the bare name would be the engine's 8
-    wider = Bounds(policies=("elastic",))
+    wider = AutopilotBounds(policies=("elastic",))
     assert [
         each.policy for each in wider.other_sizes(Setting(policy="elastic:max_batch_size=6"), 8)
     ][-1] == "elastic"
 
 
-@pytest.mark.parametrize("others", [Bounds.other_sizes, Bounds.other_policies])
+@pytest.mark.parametrize("others", [AutopilotBounds.other_sizes, AutopilotBounds.other_policies])
 def test_another_batch_size_leaves_the_other_keys_of_the_policy_as_they_are(
-    others: Callable[[Bounds, Setting, int], list[Setting]],
+    others: Callable[[AutopilotBounds, Setting, int], list[Setting]],
 ) -> None:
     """Without `max_wait` the last requests before a pause would wait for ever."""
     found = [
         each.policy
         for each in others(
-            Bounds(policies=("fixed",)), Setting(policy="fixed:batch_size=4,max_wait=0.5"), 8
+            AutopilotBounds(policies=("fixed",)),
+            Setting(policy="fixed:batch_size=4,max_wait=0.5"),
+            8,
         )
     ]
     assert found
@@ -90,7 +91,7 @@ def test_another_batch_size_leaves_the_other_keys_of_the_policy_as_they_are(
 
 
 def test_a_text_with_keys_allows_only_itself() -> None:
-    bounds = Bounds(policies=("capped:max_batch_size=4",))
+    bounds = AutopilotBounds(policies=("capped:max_batch_size=4",))
     others = bounds.other_policies(Setting(policy="dynamic"), 8)
     assert [each.policy for each in others] == ["capped:max_batch_size=4"]
     assert bounds.other_sizes(others[0], 8) == []
@@ -110,7 +111,7 @@ def test_a_text_with_keys_allows_only_itself() -> None:
 )
 def test_bounds_that_make_no_sense_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(SpecError, match=r"got .*expected"):
-        Bounds(**wrong)  # type: ignore[arg-type]
+        AutopilotBounds(**wrong)  # type: ignore[arg-type]
 
 
 def test_an_unknown_mode_is_refused() -> None:
@@ -127,7 +128,7 @@ def test_a_limit_surely_cuts_no_more_than_allowed() -> None:
     assert lowest_limit(sample(), BOUNDS, LONGEST) == 96
     few = lowest_limit(sample(40), BOUNDS, LONGEST)
     assert few is None or few > 96
-    assert lowest_limit(sample(), Bounds(max_clipped_fraction=0.0), LONGEST) is None
+    assert lowest_limit(sample(), AutopilotBounds(max_clipped_fraction=0.0), LONGEST) is None
 
 
 def test_a_limit_that_cuts_too_much_is_raised() -> None:
@@ -207,7 +208,7 @@ def test_a_limit_is_lifted_where_every_one_cuts_too_much_or_lies_beyond_the_engi
 
 
 def test_a_limit_that_is_required_is_set() -> None:
-    bounds = Bounds(policies=("elastic",), largest_token_limit=128)
+    bounds = AutopilotBounds(policies=("elastic",), largest_token_limit=128)
     found = pilot(bounds).decide(seen(0.0, Setting(policy="elastic"), 0.3 * capacity(BEST)))
     assert found is not None
     assert found.after.max_output_tokens is not None
@@ -270,7 +271,10 @@ def test_nothing_is_turned_for_a_gain_that_is_not_sure() -> None:
     longer: the same gain is held back.
     """
     current = Setting(policy="fixed:batch_size=4")
-    rate, bounds = 0.5 * capacity(current), Bounds(policies=("fixed",), max_clipped_fraction=0.0)
+    rate, bounds = (
+        0.5 * capacity(current),
+        AutopilotBounds(policies=("fixed",), max_clipped_fraction=0.0),
+    )
     sharp, vague = (
         pilot(bounds).decide(seen(0.0, current, rate, relative=relative))
         for relative in (0.01, 0.35)
@@ -309,7 +313,9 @@ def test_no_change_makes_a_stable_queue_unstable(seed: int) -> None:
     changes = 0
     for _ in range(5):
         autopilot = pilot(
-            Bounds(policies=("single", "capped", "elastic", "continuous"), smallest_token_limit=8)
+            AutopilotBounds(
+                policies=("single", "capped", "elastic", "continuous"), smallest_token_limit=8
+            )
         )
         size = int(rng.integers(1, SEQS + 1))
         text = str(
@@ -341,7 +347,7 @@ def test_a_setting_near_saturation_is_held_back_where_the_rate_is_vague() -> Non
     """Single requests at a light load: smaller batches wait less only if they stay stable at the
     upper end of the rate.
     """
-    bounds = Bounds(policies=("fixed", "capped"), max_clipped_fraction=0.0)
+    bounds = AutopilotBounds(policies=("fixed", "capped"), max_clipped_fraction=0.0)
     current = Setting(policy="fixed:batch_size=8")
     near = Setting(policy="capped:max_batch_size=1")
     rate = 0.9 * capacity(near)
@@ -358,7 +364,7 @@ def test_with_failing_assumptions_only_the_load_may_fall() -> None:
     slow = Assumption(
         "constant_speed", False, 2.0, "the engine became slower by a factor of 2.00 at 50 s"
     )
-    bounds = Bounds(policies=("fixed", "capped"), max_clipped_fraction=0.0)
+    bounds = AutopilotBounds(policies=("fixed", "capped"), max_clipped_fraction=0.0)
     filling = Setting(
         policy="fixed:batch_size=8"
     )  # waits for company: smaller batches wait less, at a higher load
@@ -413,7 +419,7 @@ def test_lengths_beyond_the_longest_seen_are_taken_both_ways() -> None:
 
 def test_after_a_change_nothing_for_so_many_seconds_and_requests() -> None:
     autopilot, current = (
-        pilot(Bounds(policies=("elastic",), smallest_token_limit=8)),
+        pilot(AutopilotBounds(policies=("elastic",), smallest_token_limit=8)),
         Setting(policy="dynamic"),
     )
     rate = 0.5 * capacity(current)
@@ -663,7 +669,7 @@ FREE, CLIPPED = Setting(policy="elastic"), Setting(policy="elastic", max_output_
 def gained(rate: float, before: Setting, after: Setting, relative: float = 0.02) -> Estimate:
     found = seen(0.0, before, rate, relative=relative)
     operating_point = OperatingPoint(estimates=found.estimates, shape=LAW, limits=found.limits)
-    return gain_of(operating_point, before, after, Measure(Objective(name="delay")))
+    return operating_point.gain(before, after, Criterion(Objective(name="delay")))
 
 
 def test_between_two_settings_without_a_steady_state_the_loads_are_compared() -> None:
@@ -672,11 +678,11 @@ def test_between_two_settings_without_a_steady_state_the_loads_are_compared() ->
     for before, after in ((FREE, CLIPPED), (CLIPPED, FREE)):
         shown = seen(0.0, before, rate)
         operating_point = OperatingPoint(estimates=shown.estimates, shape=LAW, limits=shown.limits)
-        chosen = Ranked(after, math.nan, math.inf)
-        gain = _gain_in(operating_point, before, chosen)
+        chosen = RankedSetting(after, math.nan, math.inf)
+        gain = gain_or_load(operating_point, before, chosen)
         assert gain.value == gain.low == gain.high
         assert gain.value == pytest.approx(1 - loads[after] / loads[before], abs=0.02)
-        assert gain_of(operating_point, before, after, Measure()) == UNKNOWN
+        assert operating_point.gain(before, after, Criterion()) == UNKNOWN
 
 
 def test_where_either_setting_can_be_forecast_the_gain_is_that_of_the_forecasts() -> None:
@@ -688,9 +694,9 @@ def test_where_either_setting_can_be_forecast_the_gain_is_that_of_the_forecasts(
     ):
         shown = seen(0.0, FREE, rate, relative=0.1, limits=limits)
         operating_point = OperatingPoint(estimates=shown.estimates, shape=LAW, limits=limits)
-        gain = _gain_in(operating_point, FREE, Ranked(CLIPPED, math.nan, math.inf))
-        measure = Measure(Objective(name="delay"))
-        assert gain == gain_of(operating_point, FREE, CLIPPED, measure)
+        gain = gain_or_load(operating_point, FREE, RankedSetting(CLIPPED, math.nan, math.inf))
+        measure = Criterion(Objective(name="delay"))
+        assert gain == operating_point.gain(FREE, CLIPPED, measure)
         assert gain.low < gain.value
 
 

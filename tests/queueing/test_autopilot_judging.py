@@ -11,18 +11,15 @@ from typing import Any
 import pytest
 
 from queueing.control.autopilot.assessed_window import AssessedWindow
-from queueing.control.autopilot.bounds import Bounds, Rules
-from queueing.control.autopilot.choosing import Chooser, Ranked, _worth
-from queueing.control.autopilot.controller import Autopilot
+from queueing.control.autopilot.bounds import AutopilotBounds, Rules
+from queueing.control.autopilot.choosing import Chooser, RankedSetting
 from queueing.control.autopilot.decision import Decision
 from queueing.control.autopilot.judging import (
-    forbidden,
     judge,
     measured_gain,
     overwhelmed,
-    remember,
 )
-from queueing.control.autopilot.knowledge import Knowledge, _sharper, learn
+from queueing.control.autopilot.knowledge import Knowledge, learn
 from queueing.control.autopilot.state import Carried, State, Trial
 from queueing.estimation.assumptions.assumption import Assumption
 from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
@@ -226,26 +223,26 @@ def test_the_measured_gain_has_the_sign_of_the_change_and_the_doubts_of_both_mea
 
 def test_a_failure_speaks_against_a_setting_for_ten_minutes_then_twenty_near_its_rate() -> None:
     state, rules = State(), Rules()
-    remember(state, trial(), 10.0, 1000.0, rules)
+    state.remember(AFTER, 10.0, 1000.0, rules)
     (first,) = state.failures
     assert (first.setting, first.until, first.times, first.rate) == (AFTER, 1600.0, 1, 10.0)
-    assert forbidden(state, AFTER, 10.0, 1599.0, rules) is first
-    assert forbidden(state, AFTER, 10.0, 1600.0, rules) is None
-    assert forbidden(state, START, 10.0, 1001.0, rules) is None
+    assert state.failure_of(AFTER, 10.0, 1599.0, rules) is first
+    assert state.failure_of(AFTER, 10.0, 1600.0, rules) is None
+    assert state.failure_of(START, 10.0, 1001.0, rules) is None
     for rate, speaks in ((13.4, True), (13.6, False), (7.5, True), (7.3, False)):
-        assert (forbidden(state, AFTER, rate, 1001.0, rules) is first) == speaks
-    remember(state, trial(), 12.0, 2000.0, rules)
+        assert (state.failure_of(AFTER, rate, 1001.0, rules) is first) == speaks
+    state.remember(AFTER, 12.0, 2000.0, rules)
     (second,) = state.failures
     assert (second.until, second.times, second.rate) == (3200.0, 2, 12.0)
-    remember(state, trial(after=START), 12.0, 2000.0, rules)
+    state.remember(START, 12.0, 2000.0, rules)
     assert [(each.setting, each.until, each.times) for each in state.failures] == [
         (AFTER, 3200.0, 2),
         (START, 2600.0, 1),
     ]
 
 
-def weighed(mean: float | None, load: float = 0.5) -> Ranked:
-    return Ranked(START, load, math.inf if mean is None else mean)
+def weighed(mean: float | None, load: float = 0.5) -> RankedSetting:
+    return RankedSetting(START, load, math.inf if mean is None else mean)
 
 
 @pytest.mark.parametrize(
@@ -265,9 +262,9 @@ def weighed(mean: float | None, load: float = 0.5) -> Ranked:
     ],
 )
 def test_a_gain_is_worth_a_new_epoch_from_five_per_cent_and_a_millisecond_on(
-    before: Ranked, after: Ranked, worth: bool
+    before: RankedSetting, after: RankedSetting, worth: bool
 ) -> None:
-    assert _worth(before, after, Rules()) == worth
+    assert after.beats(before, Rules()) == worth
 
 
 @pytest.mark.parametrize(
@@ -279,11 +276,11 @@ def test_a_gain_is_worth_a_new_epoch_from_five_per_cent_and_a_millisecond_on(
     ],
 )
 def test_a_gain_as_large_as_a_threshold_is_worth_it(
-    before: Ranked, after: Ranked, threshold: dict[str, float]
+    before: RankedSetting, after: RankedSetting, threshold: dict[str, float]
 ) -> None:
-    assert _worth(before, after, Rules(**threshold))
+    assert after.beats(before, Rules(**threshold))
     ((name, value),) = threshold.items()
-    assert not _worth(before, after, Rules(**{name: value + 1e-9}))
+    assert not after.beats(before, Rules(**{name: value + 1e-9}))
 
 
 @pytest.mark.parametrize(
@@ -309,12 +306,12 @@ def test_of_two_rates_the_sharper_counts_unless_they_part(
     own: Estimate, age: float, value: float
 ) -> None:
     earlier = Carried(symmetric(10.0, 0.1, 700.0), 1000.0, 0)
-    found = _sharper(own, earlier, 1000.0 + age, Rules())
+    found = earlier.or_sharper(own, 1000.0 + age, Rules())
     assert found.value == value
     if value == 10.0:
         assert found.effective_n == 700.0
         assert found.high - 10.0 == pytest.approx(math.hypot(0.1, 0.5 * age / 60))
-    assert _sharper(own, Carried(), 1000.0, Rules()) is own
+    assert Carried().or_sharper(own, 1000.0, Rules()) is own
 
 
 def knowing(*loads: Mapping[Setting, float]) -> Knowledge:
@@ -322,10 +319,7 @@ def knowing(*loads: Mapping[Setting, float]) -> Knowledge:
     7.1 % higher and 6.9 % lower.
     """
     operating_points: list[Any] = [
-        SimpleNamespace(
-            rate=1.0, model=lambda setting, each=each: SimpleNamespace(load=lambda _: each[setting])
-        )
-        for each in loads
+        SimpleNamespace(load=lambda setting, each=each: each[setting]) for each in loads
     ]
     return Knowledge(
         tuple(operating_points), symmetric(10.0, 0.5, 500.0), symmetric(1.0, 0.02, 500.0)
@@ -333,7 +327,7 @@ def knowing(*loads: Mapping[Setting, float]) -> Knowledge:
 
 
 def choosing(*loads: Mapping[Setting, float]) -> Chooser:
-    return Chooser(seen(0.0, START, 10.0), knowing(*loads), Bounds(), State(), Rules())
+    return Chooser(seen(0.0, START, 10.0), knowing(*loads), AutopilotBounds(), State(), Rules())
 
 
 @pytest.mark.parametrize(
@@ -370,18 +364,16 @@ def test_the_safe_direction_is_a_load_lower_by_a_twentieth_whatever_the_situatio
 def test_a_queue_is_surely_unstable_where_its_load_is_above_1_at_the_lower_ends(
     load: float, unstable: bool
 ) -> None:
-    autopilot, assessed = Autopilot(mode="act"), seen(0.0, START, 10.0)
-    assert autopilot._unstable(assessed, knowing({START: load})) == unstable
-    assert autopilot._unstable(assessed, knowing({START: 2.0}, {START: load})) == unstable, (
-        "at every operating point"
-    )
-    patient = dataclasses.replace(assessed, limits=Limits(patience=1.0))
-    assert not autopilot._unstable(patient, knowing({START: 2.0}))
+    assert choosing({START: load}).unstable == unstable
+    assert choosing({START: 2.0}, {START: load}).unstable == unstable, "at every operating point"
+    of = choosing({START: 2.0})
+    patient = dataclasses.replace(of.seen, limits=Limits(patience=1.0))
+    assert not dataclasses.replace(of, seen=patient).unstable
     grows = Assumption("stable_queue", False, 0.99, "it grows")
     for judged in (199, 200):
-        assert autopilot._unstable(
-            seen(0.0, START, 10.0, judged=judged, failing=(grows,)), knowing({START: 0.9})
-        ) == (judged == 200)
+        growing = seen(0.0, START, 10.0, judged=judged, failing=(grows,))
+        of = dataclasses.replace(choosing({START: 0.9}), seen=growing)
+        assert of.unstable == (judged == 200)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from policies.text import SpecError
 from queueing.commands.optimize_cli import app, print_optimum
 from queueing.errors import NoStableChoiceError
 from queueing.model import Model
-from queueing.optimization.orders import PREDICTORS, WORST, _Search, best_order
+from queueing.optimization.orders import PREDICTORS, WORST, OrderSearch, best_order
 from queueing.optimization.search import Optimum, Point
 from queueing.optimization.words import order_lines
 from queueing.prediction import predict_model
@@ -179,7 +179,7 @@ def test_a_threshold_is_the_best_of_nine_or_the_median(
         }
         median, best = best, min(delays, key=lambda each: delays[each])
         assert best != median
-    assert f"threshold:threshold={best}" in _Search(model, rate, {}).usual()
+    assert f"threshold:threshold={best}" in OrderSearch(model, rate, {}).usual()
 
 
 def test_an_order_without_analysis_is_simulated_beside_fcfs_on_the_same_requests() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from policies import parse_policy
 from queueing.control.advice.advise import parse_objective
-from queueing.control.autopilot.bounds import Bounds
+from queueing.control.autopilot.bounds import AutopilotBounds
 from queueing.control.autopilot.controller import Autopilot
 from queueing.control.autopilot.decision import Decision
 from queueing.control.words import share
@@ -360,7 +360,8 @@ def test_the_turnaround_is_the_shortest_delay_of_all_epochs() -> None:
 
 def test_the_autopilot_compares_families_by_sojourn_and_says_so() -> None:
     autopilot = Autopilot(
-        bounds=Bounds(policies=("capped", "continuous"), max_clipped_fraction=0.0), mode="act"
+        bounds=AutopilotBounds(policies=("capped", "continuous"), max_clipped_fraction=0.0),
+        mode="act",
     )
     found = autopilot.decide(assessed(POLICY))
     assert found is not None

@@ -16,7 +16,7 @@ from functools import cache
 import pytest
 
 from policies import parse_policy
-from queueing.control.autopilot.bounds import Bounds
+from queueing.control.autopilot.bounds import AutopilotBounds
 from queueing.control.autopilot.controller import Autopilot
 from queueing.estimation.estimates import Estimates, estimate
 from queueing.estimation.speed.speed_process import Stalls
@@ -180,7 +180,8 @@ def test_the_autopilot_gains_what_the_stalling_machine_does() -> None:
     """The machine's own means."""
     shown = dataclasses.replace(assessed(POLICY), estimates=window(POLICY), shape=LAWS[LAW][0])
     autopilot = Autopilot(
-        bounds=Bounds(policies=("capped", "continuous"), max_clipped_fraction=0.0), mode="act"
+        bounds=AutopilotBounds(policies=("capped", "continuous"), max_clipped_fraction=0.0),
+        mode="act",
     )
     found = autopilot.decide(shown)
     assert found is not None

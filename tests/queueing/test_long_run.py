@@ -17,7 +17,7 @@ from queueing.estimation.speed.speed_process import Stalls
 from queueing.estimation.window_queue import Limits
 from queueing.optimization.answer import precise
 from queueing.optimization.forecast import Setting
-from queueing.optimization.gain.measure import Measure
+from queueing.optimization.gain.measure import Criterion
 from queueing.optimization.gain.operating_point import OperatingPoint
 from tests.queueing.assessed_windows import LAW, capacity, seen
 
@@ -140,7 +140,7 @@ def test_stalls_cost_what_the_same_machine_without_them_lacks() -> None:
 
 def test_a_slower_machine_and_more_requests_change_the_delay_alike() -> None:
     """Scaling time scales the delay."""
-    of, measure = point(FOUR), Measure()
+    of, measure = point(FOUR), Criterion()
     rate, here = (of.sensitivity.at_rate(FOUR, measure, factor) for factor in (0.95, 1.0))
     by_rate = math.log(here / rate) / -math.log(0.95)
     assert at(of, FOUR).speed_elasticity == pytest.approx(1 + by_rate, rel=0.02)

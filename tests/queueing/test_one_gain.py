@@ -10,7 +10,7 @@ import pytest
 
 from policies import parse_policy
 from queueing.control.advice.advise import advise as choices
-from queueing.control.autopilot.bounds import Bounds
+from queueing.control.autopilot.bounds import AutopilotBounds
 from queueing.control.autopilot.controller import Autopilot
 from queueing.control.autopilot.decision import Decision
 from queueing.estimation.estimates import Estimates
@@ -18,8 +18,7 @@ from queueing.estimation.speed.speed_process import Stalls
 from queueing.model import Model
 from queueing.optimization.choices import best_batch_size, best_policy
 from queueing.optimization.forecast import Setting
-from queueing.optimization.gain.gain import gain_of
-from queueing.optimization.gain.measure import Measure
+from queueing.optimization.gain.measure import Criterion
 from queueing.optimization.gain.operating_point import OperatingPoint
 from queueing.optimization.gain.response import NIL
 from queueing.optimization.quantity import compared_by
@@ -41,7 +40,7 @@ def gain(before: float, after: float) -> float:
 
 def decided(known: Estimates, law: str, after: str) -> Decision:
     """What the autopilot says of that one setting."""
-    bounds = Bounds(policies=(after,), max_clipped_fraction=0.0)
+    bounds = AutopilotBounds(policies=(after,), max_clipped_fraction=0.0)
     seen = dataclasses.replace(assessed(POLICY), estimates=known, shape=LAWS[law][0])
     found = Autopilot(mode="act", bounds=bounds).decide(seen)
     assert found is not None
@@ -109,7 +108,7 @@ def test_only_of_continuous_a_window_knows_more_than_optimize(after: str) -> Non
     operating_point = OperatingPoint(estimates=known, shape=LAWS["page"][0], limits=LIMITS)
     quantity = compared_by(map(parse_policy, (POLICY, after)))
     by_what_if, by_optimize = asked(known, "page", after)
-    found = gain_of(operating_point, CURRENT, Setting(policy=after), Measure(DELAY, quantity)).value
+    found = operating_point.gain(CURRENT, Setting(policy=after), Criterion(DELAY, quantity)).value
     assert found == by_what_if
     if parse_policy(after).joins_running:
         assert found < by_optimize < found + 0.05

@@ -15,6 +15,7 @@ from scipy import stats
 
 from policies import parse_policy
 from policies.text import SpecError
+from queueing.control.advice.searches import AdviceSearch
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.errors import UnstableQueueError
 from queueing.estimation.interval import NORMAL, UNKNOWN, symmetric
@@ -25,7 +26,6 @@ from queueing.estimation.window_queue import Limits
 from queueing.model import Model
 from queueing.optimization import answer
 from queueing.optimization.answer import (
-    _formula,
     own_error,
     precise,
     rough,
@@ -34,18 +34,11 @@ from queueing.optimization.answer import (
 )
 from queueing.optimization.forecast import Setting
 from queueing.optimization.gain.known_lengths import known_lengths
-from queueing.optimization.gain.measure import Measure
+from queueing.optimization.gain.measure import Criterion
 from queueing.optimization.gain.operating_point import OperatingPoint
-from queueing.optimization.gain.reported import (
-    keeps_slo,
-    largest_kept,
-    reported,
-    reported_slos,
-    verified,
-)
-from queueing.optimization.gain.sensitivity import STEP, _half_width
+from queueing.optimization.gain.sensitivity import STEP, log_half_width
 from queueing.optimization.objective import Objective, parse_slo
-from queueing.optimization.search import Optimum
+from queueing.optimization.search import Optimum, largest_kept
 from queueing.result import Prediction, Quantiles
 from queueing.simulation.experiment import simulate_run
 from tests.queueing.assessed_windows import LAW, LAWFUL, capacity, seen
@@ -56,7 +49,7 @@ FOUR, SINGLE, SLOTS = (
     Setting(policy="single"),
     Setting(policy="continuous:max_batch_size=4"),
 )
-DELAY = Measure()
+DELAY = Criterion()
 
 
 def operating_point(load: float = 0.5, **about: Any) -> OperatingPoint:
@@ -157,12 +150,6 @@ def test_which_answer_is_exact_and_which_is_simulated() -> None:
     for price in (precise, searched):
         with pytest.raises(UnstableQueueError):
             price(model("single"), 1.01 * model("single").largest_stable_rate)
-    for policy, method, formula in (
-        ("single", "exact", True),
-        ("dynamic", "exact", False),
-        ("dynamic", "approximation", True),
-    ):
-        assert _formula(model(policy), method) == formula
 
 
 @pytest.mark.parametrize(("size", "method"), [(64, "exact"), (65, "simulation")])
@@ -272,7 +259,8 @@ def test_what_is_known_of_a_window_bounds_what_is_known_of_a_setting() -> None:
     of = operating_point()
     assert (of.rate, of.effective_n) == (of.estimates.arrival_rate.value, 500.0)
     assert [
-        _half_width(each) for each in (symmetric(4.0, 1.0, 9.0), UNKNOWN, symmetric(0.0, 1.0, 9.0))
+        log_half_width(each)
+        for each in (symmetric(4.0, 1.0, 9.0), UNKNOWN, symmetric(0.0, 1.0, 9.0))
     ] == [0.25, 2.0, 2.0]
     assert (
         but(of, arrival_rate=symmetric(0.0, 0.1, 9.0)).refusal(None)
@@ -297,7 +285,10 @@ def test_a_response_has_the_directions_of_every_estimate() -> None:
     end, lengths by their parts.
     """
     of = operating_point(0.5)
-    base, rate = of.sensitivity._ask(FOUR, DELAY), of.sensitivity._ask(FOUR, DELAY, rate=1 - STEP)
+    base, rate = (
+        of.sensitivity.evaluated(FOUR, DELAY),
+        of.sensitivity.evaluated(FOUR, DELAY, rate=1 - STEP),
+    )
     found = of.sensitivity.response(FOUR, DELAY)
     assert (found.load, found.pole, found.needs_stability) == (base.load, True, True)
     assert found.loads[:5].tolist() == pytest.approx([0.01, 0.005, 0.0, 0.0, 0.0])
@@ -305,12 +296,12 @@ def test_a_response_has_the_directions_of_every_estimate() -> None:
         0.95
     )
     assert found.smooth[0] == pytest.approx(0.01 * per_rate, rel=1e-4)
-    speed = of.sensitivity._ask(FOUR, DELAY, speed=1 - STEP)
+    speed = of.sensitivity.evaluated(FOUR, DELAY, speed=1 - STEP)
     per_speed = math.log(
         base.value * (1 - base.load) / (speed.value * (1 - speed.load))
     ) / -math.log(0.95)
     assert found.smooth[1] == pytest.approx(0.005 * per_speed, rel=1e-4)
-    wider = of.sensitivity._ask(FOUR, DELAY, law=replace(of.law, cv=0.16))
+    wider = of.sensitivity.evaluated(FOUR, DELAY, law=replace(of.law, cv=0.16))
     assert found.smooth[2] == pytest.approx(math.log(wider.value / base.value), rel=1e-4)
     assert found.smooth[3:5].tolist() == [0.0, 0.0]
     assert of.lengths is not None
@@ -319,7 +310,7 @@ def test_a_response_has_the_directions_of_every_estimate() -> None:
     logs = np.log(heavier)
     assert found.loads[5:] == pytest.approx(scale * (logs - logs.mean()))
     parts = [
-        of.sensitivity._ask(FOUR, DELAY, rate=1 / each, whole=part)
+        of.sensitivity.evaluated(FOUR, DELAY, rate=1 / each, whole=part)
         for each, part in zip(heavier, of.lengths.parts, strict=True)
     ]
     smooth = np.array(
@@ -340,42 +331,48 @@ def test_a_response_has_the_directions_of_every_estimate() -> None:
 
 def test_another_rate_or_speed_is_asked_of_the_model_there() -> None:
     of = operating_point(0.5)
-    assert of.sensitivity._ask(FOUR, DELAY, rate=0.8).load == pytest.approx(
-        0.8 * of.sensitivity._ask(FOUR, DELAY).load
+    assert of.sensitivity.evaluated(FOUR, DELAY, rate=0.8).load == pytest.approx(
+        0.8 * of.sensitivity.evaluated(FOUR, DELAY).load
     )
-    assert of.sensitivity._ask(FOUR, DELAY, speed=0.8).load == pytest.approx(
-        0.8 * of.sensitivity._ask(FOUR, DELAY).load
+    assert of.sensitivity.evaluated(FOUR, DELAY, speed=0.8).load == pytest.approx(
+        0.8 * of.sensitivity.evaluated(FOUR, DELAY).load
     )
     assert (
         of.sensitivity.at_rate(FOUR, DELAY, 0.8)
-        == of.sensitivity._ask(FOUR, DELAY, rate=0.8).value
+        == of.sensitivity.evaluated(FOUR, DELAY, rate=0.8).value
         < of.sensitivity.at_rate(FOUR, DELAY, 1.0)
     )
 
 
 def test_the_residual_counts_where_it_may_be_larger() -> None:
     of = operating_point()
-    base = of.sensitivity._ask(FOUR, DELAY)
+    base = of.sensitivity.evaluated(FOUR, DELAY)
     vague = but(of, cv=symmetric(0.15, 0.3, 9.0))
-    assert vague.sensitivity._by_residual(FOUR, DELAY, base) == pytest.approx(
-        math.log(of.sensitivity._ask(FOUR, DELAY, law=replace(of.law, cv=0.45)).value / base.value),
+
+    def by_residual(point: OperatingPoint, setting: Setting) -> float:
+        return float(point.sensitivity.response(setting, DELAY).smooth[2])
+
+    assert by_residual(vague, FOUR) == pytest.approx(
+        math.log(
+            of.sensitivity.evaluated(FOUR, DELAY, law=replace(of.law, cv=0.45)).value / base.value
+        ),
         rel=1e-4,
     )
-    assert vague.sensitivity._by_residual(FOUR, DELAY, base) > 0
-    assert of.sensitivity._by_residual(SLOTS, DELAY, base) == 0.0
-    assert but(of, cv=UNKNOWN).sensitivity._by_residual(FOUR, DELAY, base) == 0.0
+    assert by_residual(vague, FOUR) > 0
+    assert by_residual(vague, SLOTS) == 0.0
+    assert by_residual(but(of, cv=UNKNOWN), FOUR) == 0.0
 
 
 @pytest.mark.parametrize("count", [1, 4, 100])
 def test_what_stalls_add_is_known_by_the_root_of_their_number(count: int) -> None:
     of = but(operating_point(0.4), stalls=Stalls(count, 0.05, 1.0, None, 0.5))
-    base = of.sensitivity._ask(FOUR, DELAY, law=of.law)
-    calm = of.sensitivity._ask(FOUR, DELAY, stalling=False)
+    base = of.sensitivity.evaluated(FOUR, DELAY, law=of.law)
+    calm = of.sensitivity.evaluated(FOUR, DELAY, stalling=False)
     assert calm.value < 0.8 * base.value
-    assert of.sensitivity._by_stalls(FOUR, DELAY) == pytest.approx(
+    assert of.sensitivity.response(FOUR, DELAY).smooth[3] == pytest.approx(
         NORMAL * (1 - calm.value / base.value) / math.sqrt(count)
     )
-    assert operating_point(0.4).sensitivity._by_stalls(FOUR, DELAY) == 0.0
+    assert operating_point(0.4).sensitivity.response(FOUR, DELAY).smooth[3] == 0.0
 
 
 @pytest.mark.parametrize(("share", "named"), [(0.0098, False), (0.0103, True)])
@@ -387,10 +384,12 @@ def test_a_backlog_of_a_hundredth_of_the_sojourn_is_named(share: float, named: b
     stalling = but(of, stalls=Stalls(3, 0.001, 1.0, None, size))
     backlog = stalling.backlog(stalling.model(SLOTS), stalling.rate)
     assert backlog == pytest.approx(share * sojourn)
-    found = replace(of.predicted(SLOTS), sojourn_time=Quantiles(sojourn))
-    notes = stalling._left_out(stalling.model(SLOTS), found)
-    assert bool(notes) == (backlog > 0.01 * sojourn) == named
-    assert stalling._left_out(stalling.model(FOUR), found) == (), "its law holds them"
+    found = stalling.forecast(SLOTS)
+    assert found.prediction is not None
+    behind = found.prediction.sojourn_time.mean or 0.0
+    assert behind == pytest.approx(sojourn + backlog)
+    assert bool(found.notes) == (backlog > 0.01 * behind) == named
+    assert stalling.forecast(FOUR).notes == (), "its law holds them"
 
 
 # what is reported
@@ -421,13 +420,13 @@ SLO = Objective(name="slo", slo=parse_slo("mean_queueing_delay=1s"))
 
 def test_an_slo_is_kept_by_the_value_that_is_reported() -> None:
     of = told({1: 0.999, 2: 1.0, 3: 1.001})
-    assert [reported(of, sized(size), Measure(SLO)) for size in (1, 2, 3)] == [0.999, 1.0, 1.001]
-    assert [keeps_slo(of, sized(size), SLO) for size in (1, 2, 3, 4)] == [True, True, False, False]
+    assert [of.reported(sized(size), Criterion(SLO)) for size in (1, 2, 3)] == [0.999, 1.0, 1.001]
+    assert [of.keeps_slo(sized(size), SLO) for size in (1, 2, 3, 4)] == [True, True, False, False]
     assert (
-        reported_slos(of, sized(4), SLO),
-        reported_slos(of, sized(1), Objective(name="delay")),
+        of.reported_slos(sized(4), SLO),
+        of.reported_slos(sized(1), Objective(name="delay")),
     ) == ([math.inf], [])
-    assert keeps_slo(of, sized(4), Objective(name="delay"))
+    assert of.keeps_slo(sized(4), Objective(name="delay"))
 
 
 def test_a_choice_that_breaks_the_slo_when_it_is_reported_gives_way_to_the_next() -> None:
@@ -440,12 +439,12 @@ def test_a_choice_that_breaks_the_slo_when_it_is_reported_gives_way_to_the_next(
 
     def of(values: dict[int, float], current: int) -> tuple[int, Any]:
         optimum = Optimum("batch-size", "slo", curve[0], curve, compared="queueing_delay")
-        found = verified(
-            told(values), SLO, optimum, lambda each: sized(each["size"]), sized(current)
+        found = AdviceSearch(told(values), sized(current), SLO).verified(
+            optimum, lambda each: sized(each["size"])
         )
-        return found.best["size"], next(
-            each["score"] for each in found.curve if each["size"] == current
-        )
+        assert found.setting is not None
+        size = parse_policy(found.setting.policy).max_batch_size  # type: ignore[attr-defined]
+        return size, next(each["score"] for each in found.curve if each["size"] == current)
 
     assert of({1: 0.9, 2: 0.5, 3: 0.3, 4: 1.4}, 1) == (3, 0.9)
     assert of({1: 0.9, 2: 0.5, 3: 1.1, 4: 1.4}, 1) == (2, 0.9)
@@ -453,7 +452,10 @@ def test_a_choice_that_breaks_the_slo_when_it_is_reported_gives_way_to_the_next(
     assert of({1: 0.9, 2: 0.5, 3: 0.3, 4: 0.8}, 4) == (3, 1.4), "what is in force counts by its own"
     assert of({1: 0.9, 2: 0.5, 3: 1.3, 4: 0.8}, 3) == (2, None)
     plain = Optimum("batch-size", "delay", curve[0], curve, compared="queueing_delay")
-    assert verified(told({}), Objective(name="delay"), plain, lambda _: sized(1), sized(1)) is plain
+    found = AdviceSearch(told({}), sized(1), Objective(name="delay")).verified(
+        plain, lambda _: sized(1)
+    )
+    assert (found.setting, found.curve) == (sized(1), tuple(curve))
 
 
 @pytest.mark.parametrize("start", [1, 30, 64, 100])

@@ -19,7 +19,7 @@ from queueing.latency.law import LatencyModel
 from queueing.latency.profile import load_profile
 from queueing.model import Model
 from queueing.optimization.candidates import usual_policies
-from queueing.optimization.choices import batch_size_by_rate, best_batch_size, best_policy
+from queueing.optimization.choices import best_batch_size, best_policy
 from queueing.optimization.forecast import Setting
 from queueing.optimization.objective import Objective, parse_slo, utilities
 from queueing.optimization.rates import largest_rate
@@ -205,10 +205,8 @@ def test_a_table_says_how_many_choices_it_does_not_show(capsys: pytest.CaptureFi
 def test_the_best_batch_size_grows_with_the_rate_and_is_the_best_of_its_curve() -> None:
     heavy = queue("fixed:batch_size=2")
     sizes = [
-        found.best["batch_size"]
-        for found in batch_size_by_rate(
-            heavy, [20.0, 60.0, 150.0], Objective(name="delay"), largest=16
-        )
+        best_batch_size(heavy, rate, Objective(name="delay"), largest=16).best["batch_size"]
+        for rate in (20.0, 60.0, 150.0)
     ]
     assert sizes == sorted(sizes)
     assert sizes[0] < sizes[-1]

@@ -24,7 +24,7 @@ from policies import (
 )
 from policies.core import IDLE
 from policies.registry import use_modules
-from queueing.control.autopilot.bounds import Bounds
+from queueing.control.autopilot.bounds import AutopilotBounds
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.errors import PredictionError
 from queueing.latency.law import LatencyModel
@@ -187,11 +187,11 @@ def test_the_policy_in_force_is_among_the_usual_ones() -> None:
 
 
 def test_the_autopilot_keeps_its_parameters() -> None:
-    bounds = Bounds(policies=("weighted:weight=2", "shortest"))
+    bounds = AutopilotBounds(policies=("weighted:weight=2", "shortest"))
     texts = [each.policy for each in bounds.other_policies(Setting(policy="dynamic"), 4)]
     assert texts == ["weighted:weight=2", "shortest:max_batch_size=4"]
     with pytest.raises(SpecError, match="expected weight too"):
-        Bounds(policies=("weighted",))
+        AutopilotBounds(policies=("weighted",))
 
 
 def test_its_own_starts_stand_where_the_recursion_knows_no_condition() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from queueing.control.advice.sentence import percent
 from queueing.control.words import HALF_A_PERCENT, bounded, seconds, share, small_share
 from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
-from queueing.optimization.gain.response import Asked, Response, slope
+from queueing.optimization.gain.response import Evaluation, Response
 
 
 def response(
@@ -132,10 +132,10 @@ def test_a_gain_is_open_towards_the_setting_that_may_lose_its_steady_state() -> 
 def test_the_slope_of_a_power_of_the_load_is_its_exponent(power: float, pole: bool) -> None:
     """g = load^power, over 1 - load where there is a pole."""
 
-    def at(load: float) -> Asked:
-        return Asked(load**power / ((1 - load) if pole else 1.0), load)
+    def at(load: float) -> Evaluation:
+        return Evaluation(load**power / ((1 - load) if pole else 1.0), load)
 
-    assert slope(at(0.6), at(0.6 * 0.95), 0.05, pole=pole) == pytest.approx(power, abs=1e-6)
+    assert at(0.6).slope(at(0.6 * 0.95), 0.05, pole=pole) == pytest.approx(power, abs=1e-6)
 
 
 @pytest.mark.parametrize(

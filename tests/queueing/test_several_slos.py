@@ -25,7 +25,7 @@ from queueing.optimization.rates import largest_rate
 from queueing.optimization.servers import fewest_servers
 from queueing.prediction import predict_model
 from queueing.simulation.experiment import simulate_model, simulate_run, summary
-from tests.queueing.test_objective_borders import DELAYS, forecast, predicted
+from tests.queueing.test_objective import DELAYS, forecast, predicted
 
 LAW = LatencyModel(k1=0.0002, k2=0.02, k3=0.00001, k4=0.02)
 LENGTHS = parse_distribution("geometric:mean=40")

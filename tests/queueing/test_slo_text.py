@@ -10,7 +10,7 @@ from loadgen.compare.assertions import parse_assertions
 from loadgen.measures.goodput import Limit, parse_goodput
 from loadgen.sweep.slo import parse_slo as of_sweep
 from policies.text import SpecError
-from queueing.commands.optimize_cli import _goal
+from queueing.commands.optimize_cli import objective_of
 from queueing.measurement.record import Record
 from queueing.measurement.slo import RECORDED, SloText, full_name, read_slo, split_slos
 from queueing.optimization.gain.measure import parse_objective
@@ -69,7 +69,7 @@ def test_every_command_refuses_a_text_in_the_same_words(text: str, says: str) ->
 
 
 @pytest.mark.parametrize(
-    "read", [delay_targets, split_slos, lambda text: _goal("slo", {"slo": text})]
+    "read", [delay_targets, split_slos, lambda text: objective_of("slo", {"slo": text})]
 )
 def test_one_bound_of_a_quantile(read: Callable[[str], object]) -> None:
     with pytest.raises(
@@ -93,7 +93,7 @@ def by_advise(text: str) -> list[tuple[float | None, str, float]]:
 
 
 def by_optimize(text: str) -> list[tuple[float | None, str, float]]:
-    slos = _goal("slo", {"slo": text}).slos
+    slos = objective_of("slo", {"slo": text}).slos
     return [(slo.level, slo.field, slo.seconds) for slo in slos]
 
 

@@ -13,12 +13,12 @@ from policies import Fixed, parse_policy
 from queueing.control.service_ahead import service_ahead
 from queueing.control.wait_ahead import (
     BatchFormation,
+    BatchInService,
     BatchService,
-    InService,
     SlotService,
-    Together,
     Wait,
-    Waiting,
+    WaitForFormation,
+    WaitLaw,
     batch_formation,
 )
 from queueing.distributions.token_distribution import parse_distribution
@@ -72,7 +72,7 @@ def test_what_is_left_of_a_service_is_finite_however_late_it_is() -> None:
 def test_batches_before_it_are_full_ones(
     place: int, size: int, elapsed: float, expected: float
 ) -> None:
-    assert CERTAIN.wait(place, [InService(size, elapsed)]).mean == pytest.approx(expected)
+    assert CERTAIN.wait(place, [BatchInService(size, elapsed)]).mean == pytest.approx(expected)
 
 
 def test_an_empty_server_keeps_nobody_waiting() -> None:
@@ -82,7 +82,7 @@ def test_an_empty_server_keeps_nobody_waiting() -> None:
 
 def test_several_servers_take_turns() -> None:
     two = BatchService(largest=1, servers=2, sizes=(1,), means=(1.0,), variances=(0.0,))
-    busy = [InService(1, 0.2), InService(1, 0.7)]
+    busy = [BatchInService(1, 0.2), BatchInService(1, 0.7)]
     assert [two.wait(place, busy).mean for place in range(4)] == pytest.approx([0.3, 0.8, 1.3, 1.8])
 
 
@@ -104,16 +104,18 @@ def test_free_slots_start_at_once_and_full_ones_by_departures() -> None:
 
 
 def test_the_backlog_is_gone_when_its_batches_are_over() -> None:
-    assert CERTAIN.until_gone(1, [InService(4, 0.5)]) == pytest.approx(2.0)
-    assert CERTAIN.until_gone(5, [InService(4, 0.5)]) == pytest.approx(4.5)
+    assert CERTAIN.until_gone(1, [BatchInService(4, 0.5)]) == pytest.approx(2.0)
+    assert CERTAIN.until_gone(5, [BatchInService(4, 0.5)]) == pytest.approx(4.5)
     idle = BatchService(largest=1, servers=2, sizes=(1,), means=(1.0,), variances=(0.0,))
-    assert idle.until_gone(1, [InService(1, 0.2)]) == pytest.approx(0.8), "not the idle server's"
+    assert idle.until_gone(1, [BatchInService(1, 0.2)]) == pytest.approx(0.8), (
+        "not the idle server's"
+    )
     assert idle.until_gone(1, []) == pytest.approx(0.5), "two at a time"
 
 
 def test_of_several_batches_in_service_as_many_end_as_have_to() -> None:
     two = BatchService(largest=4, servers=2, sizes=(1, 4), means=(1.0, 1.0), variances=(0.0, 0.0))
-    busy = [InService(1, 0.2), InService(3, 0.7)]
+    busy = [BatchInService(1, 0.2), BatchInService(3, 0.7)]
     assert [two.until_gone(count, busy) for count in (1, 3, 4, 5, 9)] == pytest.approx(
         [0.3, 0.3, 0.8, 1.3, 1.8]
     )
@@ -127,24 +129,28 @@ def test_company_is_waited_for_beside_the_server() -> None:
     ) == BatchFormation(2, 2.0, math.inf)
     assert batch_formation(place=3, waiting=4, batch_size=4, rate=2.0, left=math.inf) is None
     assert batch_formation(place=0, waiting=6, batch_size=4, rate=2.0, left=math.inf) is None
-    assert Together(Wait(0.0), BatchFormation(2, 2.0, math.inf)).mean == pytest.approx(
+    assert WaitForFormation(Wait(0.0), BatchFormation(2, 2.0, math.inf)).mean == pytest.approx(
         1.0, rel=1e-3
     )
-    assert Together(Wait(0.0), BatchFormation(9, 0.001, 0.3)).mean == pytest.approx(0.3)
-    assert Together(Wait(5.0), BatchFormation(1, 100.0, math.inf)).mean == pytest.approx(5.0)
-    one = Together(
+    assert WaitForFormation(Wait(0.0), BatchFormation(9, 0.001, 0.3)).mean == pytest.approx(0.3)
+    assert WaitForFormation(Wait(5.0), BatchFormation(1, 100.0, math.inf)).mean == pytest.approx(
+        5.0
+    )
+    one = WaitForFormation(
         Wait(1.0, 1.0), BatchFormation(1, 1.0, math.inf)
     )  # the longer of two exponentials
     assert one.mean == pytest.approx(1.5, rel=1e-3)
     assert one.within(one.quantile(0.9)) == pytest.approx(0.9)
-    assert Together(Wait(1.0), BatchFormation(9, 0.001, 0.3)).quantile(1.0) == pytest.approx(1.0)
+    assert WaitForFormation(Wait(1.0), BatchFormation(9, 0.001, 0.3)).quantile(
+        1.0
+    ) == pytest.approx(1.0)
     assert BatchFormation(9, 0.001, 0.3).within(0.3) == 1.0
-    assert Together(Wait(0.0), BatchFormation(1, 0.0, math.inf)).mean == math.inf
+    assert WaitForFormation(Wait(0.0), BatchFormation(1, 0.0, math.inf)).mean == math.inf
 
 
 def _waits(
     records: list[Record], service: BatchService | SlotService, policy: object, rate: float
-) -> list[tuple[float, Waiting]]:
+) -> list[tuple[float, WaitLaw]]:
     """Every request's delay, and its wait by what it found at its arrival."""
     arrived, begun, free = (
         np.array([getattr(r, f) for r in records])
@@ -159,11 +165,13 @@ def _waits(
             np.count_nonzero((arrived < at) & (begun >= at))
         )  # those that its own arrival starts with it waited until then
         inside = np.flatnonzero((begun < at) & (free > at))
-        wait: Waiting
+        wait: WaitLaw
         if isinstance(service, SlotService):
             wait = service.wait(place, len(inside))
         else:
-            served = [InService(len(inside), at - float(begun[inside[0]]))] if len(inside) else []
+            served = (
+                [BatchInService(len(inside), at - float(begun[inside[0]]))] if len(inside) else []
+            )
             wait = service.wait(place, served)
             if isinstance(policy, Fixed):
                 first = np.sort(arrived[(arrived <= at) & (begun >= at)])[
@@ -172,7 +180,7 @@ def _waits(
                 together = batch_formation(
                     place, place + 1, service.largest, rate, float(first) + policy.max_wait - at
                 )
-                wait = wait if together is None else Together(wait, together)  # type: ignore[arg-type]
+                wait = wait if together is None else WaitForFormation(wait, together)  # type: ignore[arg-type]
         found.append((record.queueing_delay, wait))
     return found
 

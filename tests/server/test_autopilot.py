@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import pytest
 
 from policies import parse_policy
-from queueing.control.autopilot.bounds import Bounds
+from queueing.control.autopilot.bounds import AutopilotBounds
 from queueing.control.autopilot.controller import Autopilot
 from queueing.control.autopilot.decision import Decision
 from queueing.distributions.token_distribution import TokenDistribution, parse_distribution
@@ -35,7 +35,7 @@ class Scene:
     law: LatencyModel
     lengths: TokenDistribution
     max_num_seqs: int
-    bounds: Bounds
+    bounds: AutopilotBounds
 
     def model(self, setting: Setting) -> Model:
         return Model.read(
@@ -92,13 +92,13 @@ REAL = Scene(
     law=parse_law("k1=0.004,k2=0.02,k3=2e-4,k4=0.01,cv=0.1"),
     lengths=parse_distribution("lognormal:mu=5,sigma=0.9", LONGEST),
     max_num_seqs=64,
-    bounds=Bounds(policies=("capped", "elastic")),
+    bounds=AutopilotBounds(policies=("capped", "elastic")),
 )
 SMALL = Scene(
     law=parse_law("k1=0.002,k2=0.01,k3=5e-4,k4=0.01,cv=0.1"),
     lengths=parse_distribution("lognormal:mu=3,sigma=0.8", 256),
     max_num_seqs=16,
-    bounds=Bounds(policies=("capped", "elastic"), smallest_token_limit=8),
+    bounds=AutopilotBounds(policies=("capped", "elastic"), smallest_token_limit=8),
 )
 
 
@@ -188,7 +188,10 @@ def test_where_one_knob_is_enough_the_queue_is_stable_from_the_first_change_on()
     first move; then only better.
     """
     scene = dataclasses.replace(
-        SMALL, bounds=Bounds(policies=("capped", "elastic", "continuous"), smallest_token_limit=8)
+        SMALL,
+        bounds=AutopilotBounds(
+            policies=("capped", "elastic", "continuous"), smallest_token_limit=8
+        ),
     )
     rate = 0.8 * scene.model(Setting(policy="continuous")).largest_stable_rate
     run = drive(scene, BAD, [(300.0, rate)])
@@ -204,7 +207,9 @@ def test_it_settles_again_after_steps_in_the_load() -> None:
     """Full batches only, whose best size depends on the load: x 0.5 wants smaller ones, x 1.5
     larger ones. Five minutes each.
     """
-    scene = dataclasses.replace(SMALL, bounds=Bounds(policies=("fixed",), smallest_token_limit=8))
+    scene = dataclasses.replace(
+        SMALL, bounds=AutopilotBounds(policies=("fixed",), smallest_token_limit=8)
+    )
     base = 0.5 * scene.capacity()
     rates = [(300.0, base), (400.0, 0.5 * base), (400.0, 1.5 * base)]
     # of 8 seeds 7 end the first five minutes at the best setting; the other needs a few more to

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from policies import Request, parse_policy
-from queueing.control.autopilot.state import Failure, State
+from queueing.control.autopilot.state import FailedSetting, State
 from queueing.optimization.forecast import Setting
 from server.admission.limits_in_force import PolicyChange
 from server.gateway import Gateway
@@ -139,7 +139,7 @@ def test_a_remembered_policy_that_is_not_installed_is_said_and_stops_no_start(
         async with running("single", autopilot=mode, state_file=file) as (_, gateway):
             assert gateway.live is not None
             tried = Setting(policy="gone" if of == "memory" else known)
-            failure = Failure(setting=tried, until=9.0, times=1, rate=1.0)
+            failure = FailedSetting(setting=tried, until=9.0, times=1, rate=1.0)
             gateway.live.pilot.state = State(failures=(failure,)).to_dict()
             gateway.live.saved.save()
         state = json.loads(file.read_bytes())

@@ -1,5 +1,5 @@
 """Advice: the best choice of one knob for the stated objective, what it should gain
-(queueing.optimization.gain.gain), and one sentence for the operator.
+(`OperatingPoint.gain`), and one sentence for the operator.
 
 A gain whose interval holds 0 is no reason for a change. A setting without a steady state is never
 advised.
@@ -17,10 +17,8 @@ from queueing.control.words import NO_CHANGE
 from queueing.estimation.interval import UNKNOWN
 from queueing.optimization.candidates import canonical
 from queueing.optimization.forecast import Advice, Setting
-from queueing.optimization.gain.gain import gain_of
 from queueing.optimization.gain.measure import parse_objective
 from queueing.optimization.gain.operating_point import OperatingPoint
-from queueing.optimization.gain.reported import reported, reported_slos
 from queueing.optimization.objective import Objective
 
 __all__ = ["TARGETS", "advise", "parse_objective"]
@@ -46,55 +44,50 @@ def advise(
                 f"{', '.join(TARGETS)}{suggest(target, tuple(TARGETS))}"
             )
     current = canonical(current)
-    found: list[Advice] = []
+    given: list[Advice] = []
     for target in targets:
-        if found and over is not None and over():
-            found.append(_left_out(found[0], target))
-        else:
-            found.append(_advice(operating_point, current, objective, target))
-    return found
+        if not given or over is None or not over():
+            given.append(_advice(operating_point, current, objective, target))
+            continue
+        why = "the searches before it took too long; ask for this target alone"
+        given.append(
+            dataclasses.replace(
+                given[0],
+                target=target,
+                best=None,
+                gain=UNKNOWN,
+                curve=(),
+                says=f"no choice of {target}: {why}",
+            )
+        )
+    return given
 
 
-def _left_out(first: Advice, target: str) -> Advice:
-    why = "the searches before it took too long; ask for this target alone"
-    return dataclasses.replace(
-        first,
-        target=target,
-        best=None,
-        gain=UNKNOWN,
-        curve=(),
-        says=f"no choice of {target}: {why}",
-    )
-
-
-def _advice(
-    operating_point: OperatingPoint, current: Setting, objective: Objective, target: str
-) -> Advice:
-    found = search(operating_point, current, objective, target)
-    measure = measure_of(operating_point, (current, found.setting or current), objective, target)
-    now = operating_point.forecast(current)
-    best = None if found.setting is None else operating_point.forecast(found.setting)
-    gain = UNKNOWN if best is None else gain_of(operating_point, current, best.setting, measure)
+def _advice(point: OperatingPoint, current: Setting, objective: Objective, target: str) -> Advice:
+    choice = search(point, current, objective, target)
+    measure = measure_of(point, (current, choice.setting or current), objective, target)
+    now = point.forecast(current)
+    best = None if choice.setting is None else point.forecast(choice.setting)
     advice = Advice(
         target=target,
         objective=objective.name,
         compared=measure.compared,
         current=now,
         best=best,
-        gain=gain,
-        curve=found.curve,
-        says=f"no choice of {target}: {found.why}",
+        gain=UNKNOWN if best is None else point.gain(current, best.setting, measure),
+        curve=choice.curve,
+        says=f"no choice of {target}: {choice.why}",
     )
     if best is None:
         return advice
     values = [
-        None if each.prediction is None else reported(operating_point, each.setting, measure)
+        None if each.prediction is None else point.reported(each.setting, measure)
         for each in (now, best)
     ]
-    in_force = reported_slos(operating_point, current, objective) if now.stable else None
+    in_force = point.reported_slos(current, objective) if now.stable else None
     says = sentence(advice, best, objective, measure, values, in_force=in_force)
     return dataclasses.replace(
         advice,
-        says="; ".join(each for each in (says, found.left_out) if each),
+        says="; ".join(each for each in (says, choice.left_out) if each),
         change=best.setting != current and NO_CHANGE not in says,
     )

@@ -70,25 +70,25 @@ def behind_load_balancer(
 def _routed(
     window: WindowModel, model: Model, routing: str, one_queue: Prediction
 ) -> dict[str, Any]:
-    """With how much more than in one queue; or `reason` says why it has no numbers."""
-    nothing = dict.fromkeys(("method", *_DURATIONS, "more"))
-    try:
-        found = _predicted(window, dataclasses.replace(model, routing=routing))
-    except (SpecError, PredictionError) as error:
-        return {"routing": routing, **nothing, "reason": str(error)}
-    more = {name: _difference(found, one_queue, name) for name in _DURATIONS}
-    return {"routing": routing, **_durations(found), "more": more, "reason": None}
-
-
-def _predicted(window: WindowModel, model: Model) -> Prediction:
-    """As the gateway would measure it. Behind a stall waits who has joined that server's queue; the
-    fewest requests avoid it as one queue does.
+    """A queue at each server, as the gateway would measure it, and how much more than in one queue;
+    or `reason` says why it has no numbers. Behind a stall waits who has joined that server's queue;
+    the fewest requests avoid it as one queue does.
     """
-    one = one_of_several(model)
-    if one is None:
-        return window.measured(_simulated)(model, window.rate)
-    own_rate = window.rate / model.servers
-    return window.measured(precise)(one, own_rate)
+    try:
+        routed = dataclasses.replace(model, routing=routing)
+        one = one_of_several(routed)
+        if one is None:
+            prediction = window.measured(_simulated)(routed, window.rate)
+        else:
+            prediction = window.measured(precise)(one, window.rate / model.servers)
+    except (SpecError, PredictionError) as error:
+        nothing = dict.fromkeys(("method", *_DURATIONS, "more"))
+        return {"routing": routing, **nothing, "reason": str(error)}
+    more: dict[str, float | None] = {}
+    for name in _DURATIONS:
+        here, central = (getattr(each, name).mean for each in (prediction, one_queue))
+        more[name] = None if here is None or central is None else here - central
+    return {"routing": routing, **_durations(prediction), "more": more, "reason": None}
 
 
 def _simulated(model: Model, arrival_rate: float) -> Prediction:
@@ -98,10 +98,6 @@ def _simulated(model: Model, arrival_rate: float) -> Prediction:
     return simulate_model(model, arrival_rate, num_requests=count)
 
 
-def _durations(found: Prediction) -> dict[str, Any]:
-    return {"method": found.method} | {name: getattr(found, name).as_dict() for name in _DURATIONS}
-
-
-def _difference(found: Prediction, one_queue: Prediction, name: Quantity) -> float | None:
-    means = [getattr(each, name).mean for each in (found, one_queue)]
-    return None if None in means else means[0] - means[1]
+def _durations(prediction: Prediction) -> dict[str, Any]:
+    durations = {name: getattr(prediction, name).as_dict() for name in _DURATIONS}
+    return {"method": prediction.method} | durations

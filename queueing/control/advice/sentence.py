@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policies.text import short_number
+from policies.text import counted, short_number
 from queueing.control.words import HALF_A_PERCENT, NO_CHANGE, seconds, share, small_share
 from queueing.estimation.interval import Estimate
-from queueing.optimization.forecast import Advice, Forecast
-from queueing.optimization.gain.measure import Measure, forbidden
+from queueing.optimization.forecast import Advice, Forecast, Setting
+from queueing.optimization.gain.measure import Criterion, forbidden
 from queueing.optimization.objective import Objective
 
 
@@ -18,7 +18,7 @@ def sentence(
     advice: Advice,
     best: Forecast,
     objective: Objective,
-    measure: Measure,
+    measure: Criterion,
     values: Sequence[float | None],
     *,
     in_force: Sequence[float] | None = None,
@@ -27,8 +27,11 @@ def sentence(
     `in_force`: what each SLO bounds, seconds.
     """
     now, gain, target = advice.current, advice.gain, advice.target
-    here, there = setting_text(now, target), setting_text(best, target)
-    before, after = (_number(value, measure) for value in values)
+    here, there = knob_text(now.setting, target), knob_text(best.setting, target)
+    before, after = (
+        seconds(value) if value is None or measure.seconds else short_number(value)
+        for value in values
+    )
     change = f"{measure.name} {before} -> {after}"
     against = forbidden(
         objective, now, limits_tokens=target == "max-output-tokens", simulated=in_force
@@ -50,38 +53,32 @@ def sentence(
     elif _too_small(gain):
         met = "" if objective.slo is None else f"{here} meets the SLO; "
         means = f"{measure.name} {before} with {here}, {after} with {there}"
-        return f"{met}{NO_CHANGE}: {means}{_why_not(gain)}" + _notes(best)
+        # where the numbers alone would be a reason to change
+        unsure = "" if gain.value < HALF_A_PERCENT else "; the gain is uncertain and may be none"
+        return f"{met}{NO_CHANGE}: {means}{unsure}" + _notes(best)
     else:
         text = f"set {there} instead of {here}: {change}, {percent(gain)}"
-    return text + _cut(now, best, target) + _beside(now, best, measure) + _notes(best)
-
-
-def _why_not(gain: Estimate) -> str:
-    """Where the numbers alone would be a reason to change."""
-    return "" if gain.value < HALF_A_PERCENT else "; the gain is uncertain and may be none"
+    return text + _clipped(now, best, target) + _delays(now, best, measure) + _notes(best)
 
 
 def _notes(best: Forecast) -> str:
     return "".join(f"; {note}" for note in best.notes)
 
 
-def _cut(now: Forecast, best: Forecast, target: str) -> str:
+def _clipped(now: Forecast, best: Forecast, target: str) -> str:
     """The fraction of the answers that the token limit cuts, and that in force where it is
     another one.
     """
-    if (
-        target != "max-output-tokens"
-        or best.setting.max_output_tokens is None
-        or best.clipped_fraction is None
-    ):
+    cut, limit = best.clipped_fraction, best.setting.max_output_tokens
+    if target != "max-output-tokens" or limit is None or cut is None:
         return ""
     other = now.setting != best.setting and now.clipped_fraction is not None
-    return f"; cuts {small_share(best.clipped_fraction)} of the answers" + (
+    return f"; cuts {small_share(cut)} of the answers" + (
         f", now {small_share(now.clipped_fraction)}" if other else ""
     )
 
 
-def _beside(now: Forecast, best: Forecast, measure: Measure) -> str:
+def _delays(now: Forecast, best: Forecast, measure: Criterion) -> str:
     """The queueing delays too, where sojourn times were compared."""
     if measure.compared in (None, "queueing_delay") or now.setting == best.setting:
         return ""
@@ -92,17 +89,13 @@ def _beside(now: Forecast, best: Forecast, measure: Measure) -> str:
     return f"; mean queueing delay {seconds(delays[0])} -> {seconds(delays[1])}"
 
 
-def setting_text(found: Forecast, target: str) -> str:
+def knob_text(setting: Setting, target: str) -> str:
     """The knob that the target turns, as it stands."""
-    setting = found.setting
     if target == "servers":
-        return f"{setting.servers} server{'' if setting.servers == 1 else 's'}"
+        return counted(setting.servers, "server")
     if target == "max-output-tokens":
-        return (
-            "no token limit"
-            if setting.max_output_tokens is None
-            else f"the token limit {setting.max_output_tokens}"
-        )
+        unlimited = setting.max_output_tokens is None
+        return setting.limit_words if unlimited else f"the {setting.limit_words}"
     return setting.policy
 
 
@@ -116,7 +109,3 @@ def percent(gain: Estimate) -> str:
 def _too_small(gain: Estimate) -> bool:
     """Whether the gain or the lower end of its interval is 0 as `percent` prints them."""
     return min(gain.low, gain.value) < HALF_A_PERCENT
-
-
-def _number(value: float | None, measure: Measure) -> str:
-    return seconds(value) if value is None or measure.seconds else short_number(value)

@@ -8,10 +8,9 @@ window alone, a higher one only under a named family ("extrapolated").
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 
 from queueing.optimization.candidates import (
-    at_sizes,
     canonical,
     one_knob_away,
     usual_policies,
@@ -21,34 +20,6 @@ from queueing.optimization.forecast import Forecast, Setting
 from queueing.optimization.gain.operating_point import OperatingPoint
 
 LEVELS = (0.5, 0.75, 0.9)  # of the lengths: the token limits asked about
-
-
-def what_ifs(
-    operating_point: OperatingPoint,
-    current: Setting,
-    *,
-    policies: Sequence[str] | None = None,
-    token_limits: Sequence[int | None] | None = None,
-    sizes: Sequence[int] | None = None,
-    beside: bool = False,
-) -> Iterator[Forecast]:
-    """Other policies, then other token limits, then other batch sizes, one knob turned at a time;
-    the usual ones where none are given.
-
-    `beside`: the setting in force comes first, by the same method. Each is predicted when it is
-    asked for: those that are simulated take seconds.
-
-    Raises SpecError for a text that names no policy.
-    """
-    bound = operating_point.limits.max_num_seqs
-    others = one_knob_away(
-        current,
-        policies=usual_policies(current, bound) if policies is None else policies,
-        token_limits=usual_token_limits(operating_point) if token_limits is None else token_limits,
-        sizes=usual_sizes(current, bound) if sizes is None else at_sizes(current, sizes, bound),
-    )
-    every = ([canonical(current)] if beside else []) + others
-    return (operating_point.forecast(each) for each in every)
 
 
 class WhatIfs:
@@ -100,5 +71,5 @@ def usual_token_limits(operating_point: OperatingPoint) -> tuple[int, ...]:
     lengths = operating_point.lengths
     if lengths is None:
         return ()
-    found = (lengths.whole.quantile(level) for level in LEVELS)
-    return tuple(dict.fromkeys(limit for limit in found if limit <= lengths.known_to))
+    limits = (lengths.whole.quantile(level) for level in LEVELS)
+    return tuple(dict.fromkeys(limit for limit in limits if limit <= lengths.known_to))

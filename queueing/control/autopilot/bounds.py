@@ -25,7 +25,7 @@ USUAL = ("capped", "elastic", "continuous")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
+class AutopilotBounds:
     """`policies`: a bare name (`elastic`) allows every batch size of it, a text with keys
     (`capped:max_batch_size=8`) just itself.
 

@@ -8,7 +8,7 @@ import math
 import numpy as np
 
 from queueing.control.autopilot.assessed_window import AssessedWindow
-from queueing.control.autopilot.bounds import Bounds
+from queueing.control.autopilot.bounds import AutopilotBounds
 from queueing.estimation.lengths.lengths import Lengths
 from queueing.optimization.candidates import one_knob_away
 from queueing.optimization.forecast import Setting
@@ -19,7 +19,9 @@ ONE_SIDED = 1.6448536269514722  # 95 %
 URGENT = 1.0
 
 
-def candidates(seen: AssessedWindow, bounds: Bounds, *, urgent: bool = False) -> list[Setting]:
+def candidates(
+    seen: AssessedWindow, bounds: AutopilotBounds, *, urgent: bool = False
+) -> list[Setting]:
     """What the bounds allow of the settings one knob away: policies, then batch sizes, then token
     limits.
 
@@ -33,30 +35,31 @@ def candidates(seen: AssessedWindow, bounds: Bounds, *, urgent: bool = False) ->
     lower = limit is not None and (
         current.max_output_tokens is None or limit < current.max_output_tokens
     )
-    found = [
+    settings = [
         *bounds.other_policies(current, seqs),
         *bounds.other_sizes(current, seqs),
         *one_knob_away(current, token_limits=(limit,) if lower else ()),
     ]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(settings))
 
 
-def repairs(seen: AssessedWindow, bounds: Bounds) -> tuple[Setting, str] | None:
+def repairs(seen: AssessedWindow, bounds: AutopilotBounds) -> tuple[Setting, str] | None:
     """What brings the setting in force back inside the bounds, and what is wrong with it; None
     where it lies inside.
     """
     current, lengths = seen.current, seen.estimates.output_tokens
     limit = current.max_output_tokens
     lowest = lowest_limit(lengths, bounds, seen.longest)
-    if limit is not None and lower_fraction(lengths, limit) > bounds.max_clipped_fraction:
+    most = bounds.max_clipped_fraction
+    if limit is not None and lower_fraction(lengths, limit) > most:
         cut = clipped_fraction(lengths, limit)
         above = [each for each in bounds.token_limits(seen.longest) if each > limit]
         higher = lowest if lowest is not None and lowest > limit else next(iter(above), None)
         if higher is None and bounds.largest_token_limit is not None:
             return None  # the operator's own largest limit: nothing higher may be set
         return dataclasses.replace(current, max_output_tokens=higher), (
-            f"the token limit {limit} cuts {cut:.1%} of the answers, more than the "
-            f"{bounds.max_clipped_fraction:.1%} allowed"
+            f"the token limit {limit} cuts {cut:.1%} of the answers, more than the {most:.1%} "
+            "allowed"
         )
     if not bounds.allows_limit(limit):
         allowed = bounds.token_limits(seen.longest)
@@ -64,12 +67,12 @@ def repairs(seen: AssessedWindow, bounds: Bounds) -> tuple[Setting, str] | None:
         if target != limit:
             return dataclasses.replace(
                 current, max_output_tokens=target
-            ), f"{_named(limit)} lies outside the bounds"
+            ), f"{'the ' * (limit is not None)}{current.limit_words} lies outside the bounds"
     return None
 
 
 def lowest_limit(
-    lengths: Lengths, bounds: Bounds, longest: int, z: float = ONE_SIDED
+    lengths: Lengths, bounds: AutopilotBounds, longest: int, z: float = ONE_SIDED
 ) -> int | None:
     """The lowest allowed limit that surely cuts no more answers than allowed (`z`: how surely);
     None where there is none.
@@ -89,18 +92,8 @@ def clipped_fraction(lengths: Lengths, limit: int) -> float:
 
 
 def upper_fraction(lengths: Lengths, limit: int, z: float = ONE_SIDED) -> float:
-    """Upper end of P(N > limit), one-sided (Wilson's score interval)."""
-    return _wilson(lengths, limit, z)
-
-
-def lower_fraction(lengths: Lengths, limit: int, z: float = ONE_SIDED) -> float:
-    """Lower end."""
-    return _wilson(lengths, limit, -z)
-
-
-def _wilson(lengths: Lengths, limit: int, z: float) -> float:
-    """From the answers that say whether they go beyond the limit: those that ended, or reached
-    it.
+    """Upper end of P(N > limit), one-sided (Wilson's score interval); the lower end for z < 0. From
+    the answers that say whether they go beyond the limit: those that ended, or reached it.
     """
     number = int(np.count_nonzero(~lengths.censored | (lengths.counts >= limit)))
     if not number:
@@ -110,5 +103,6 @@ def _wilson(lengths: Lengths, limit: int, z: float) -> float:
     return (p + spread / 2 + z * root) / (1 + spread)
 
 
-def _named(limit: int | None) -> str:
-    return "no token limit" if limit is None else f"the token limit {limit}"
+def lower_fraction(lengths: Lengths, limit: int, z: float = ONE_SIDED) -> float:
+    """Lower end of P(N > limit), one-sided."""
+    return upper_fraction(lengths, limit, -z)

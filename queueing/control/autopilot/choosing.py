@@ -9,17 +9,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from policies import parse_policy
+from policies.text import counted
 from queueing.control.autopilot.assessed_window import AssessedWindow
-from queueing.control.autopilot.bounds import Bounds, Rules, knob_between
+from queueing.control.autopilot.bounds import AutopilotBounds, Rules, knob_between
 from queueing.control.autopilot.candidates import candidates
 from queueing.control.autopilot.decision import Decision
-from queueing.control.autopilot.judging import forbidden
-from queueing.control.autopilot.knowledge import Knowledge, predicted_of
+from queueing.control.autopilot.knowledge import Knowledge
 from queueing.control.autopilot.state import State
 from queueing.estimation.interval import UNKNOWN, Estimate
 from queueing.optimization.forecast import Setting
-from queueing.optimization.gain.gain import gain_of
-from queueing.optimization.gain.measure import Measure
+from queueing.optimization.gain.measure import Criterion
 from queueing.optimization.gain.operating_point import OperatingPoint
 from queueing.optimization.objective import Objective
 from queueing.optimization.quantity import WORDS, compared_by
@@ -38,13 +37,24 @@ class Proposal:
 
 
 @dataclass(frozen=True, slots=True)
-class Ranked:
+class RankedSetting:
     """A setting with the mean that orders it, seconds; infinite without a steady state."""
 
     setting: Setting
     load: float
     mean: float
     quantity: Quantity = "queueing_delay"
+
+    def beats(self, other: RankedSetting, rules: Rules) -> bool:
+        """Whether the gain over another one, as it is simulated, exceeds the thresholds; where
+        neither is stable, whether the load falls.
+        """
+        if math.isinf(self.mean):
+            return math.isinf(other.mean) and self.load <= (1 - rules.safer) * other.load
+        return (
+            self.mean <= (1 - rules.threshold) * other.mean
+            and other.mean - self.mean >= rules.floor
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +63,7 @@ class Chooser:
 
     seen: AssessedWindow
     known: Knowledge
-    bounds: Bounds
+    bounds: AutopilotBounds
     state: State
     rules: Rules
 
@@ -64,7 +74,7 @@ class Chooser:
 
     def loads(self, setting: Setting) -> list[float]:
         """At each operating point."""
-        return [each.model(setting).load(each.rate) for each in self.known.operating_points]
+        return [each.load(setting) for each in self.known.operating_points]
 
     def lowers(self, setting: Setting, by: float) -> bool:
         """Whether the load falls by that fraction at least, at every operating point."""
@@ -80,14 +90,33 @@ class Chooser:
         worst = self.loads(setting)[0] * self.known.highest
         return worst <= 1 - self.rules.margin or self.lowers(setting, 0.0)
 
+    @property
+    def unstable(self) -> bool:
+        """Whether the queue in force surely has no steady state: at every operating point."""
+        if self.seen.limits.patience is not None:
+            return False
+        if self.seen.holds("stable_queue") is False and self.seen.enough:
+            return True
+        return all(load * self.known.lowest > 1 for load in self.loads(self.current))
+
+    def against(self, setting: Setting) -> str | None:
+        """Why a setting is not tried, though it seems better."""
+        if not self.safe(setting):
+            load = self.loads(setting)[0]
+            return (
+                f"at load {load:.2f} (up to {load * self.known.highest:.2f}) the queue might "
+                "become unstable"
+            )
+        return self.failed(setting)
+
     def failed(self, setting: Setting) -> str | None:
         """Why it is remembered not to work."""
-        found = forbidden(self.state, setting, self.known.rate.value, self.seen.now, self.rules)
-        if found is None:
+        failure = self.state.failure_of(setting, self.known.rate.value, self.seen.now, self.rules)
+        if failure is None:
             return None
         return (
-            f"it did worse than predicted {found.times} time{'s' * (found.times > 1)} at this "
-            "load and is not tried again yet"
+            f"it did worse than predicted {counted(failure.times, 'time')} at this load and is "
+            "not tried again yet"
         )
 
     def doubts(self) -> str | None:
@@ -114,129 +143,113 @@ class Chooser:
             load_before=self.loads(self.current)[-1],
             load_after=self.loads(after)[0],
             compared=quantity,
-            predicted_before=predicted_of(self.known.operating_points[-1], self.current, quantity),
-            predicted_after=predicted_of(cautious, after, quantity),
+            predicted_before=self.known.operating_points[-1].predicted_mean(self.current, quantity),
+            predicted_after=cautious.predicted_mean(after, quantity),
             predicted_gain=gain,
             observed_before=self.seen.observed_of(quantity) if self.seen.enough else UNKNOWN,
         )
 
-
-def rescue(chooser: Chooser) -> Proposal | None:
-    """In a queue without a steady state: the lowest load one knob away."""
-    seen, current = chooser.seen, chooser.current
-    pool = [
-        each
-        for each in candidates(seen, chooser.bounds, urgent=True)
-        if chooser.lowers(each, chooser.rules.safer)
-    ]
-    tried = [each for each in pool if chooser.failed(each) is None] or pool
-    load = chooser.loads(current)[-1]
-    words = (
-        f"the load is {load:.2f} ({load * chooser.known.lowest:.2f} to "
-        f"{load * chooser.known.highest:.2f}): the queue grows without bound"
-    )
-    if not tried:
-        against = (
-            "no setting one knob away is known to lower the load by much: fewer requests or "
-            "more servers may be needed"
+    def rescue(self) -> Proposal:
+        """In a queue without a steady state: the lowest load one knob away."""
+        pool = [
+            each
+            for each in candidates(self.seen, self.bounds, urgent=True)
+            if self.lowers(each, self.rules.safer)
+        ]
+        tried = [each for each in pool if self.failed(each) is None] or pool
+        load = self.loads(self.current)[-1]
+        words = (
+            f"the load is {load:.2f} ({load * self.known.lowest:.2f} to "
+            f"{load * self.known.highest:.2f}): the queue grows without bound"
         )
-        return Proposal(chooser.decision(current, words, UNKNOWN), against)
-    best = min(tried, key=lambda each: chooser.loads(each)[0])
-    then = chooser.loads(best)[0]
-    gain = 1 - then / chooser.loads(current)[0]
-    reason = f"{words}; of the settings one knob away this has the lowest load, {then:.2f}"
-    return Proposal(
-        chooser.decision(
-            best,
-            reason,
-            Estimate(gain, gain, gain, 0.0) if then >= 1 else Estimate(1.0, 1.0, 1.0, 0.0),
+        if not tried:
+            against = (
+                "no setting one knob away is known to lower the load by much: fewer requests or "
+                "more servers may be needed"
+            )
+            return Proposal(self.decision(self.current, words, UNKNOWN), against)
+        best = min(tried, key=lambda each: self.loads(each)[0])
+        then = self.loads(best)[0]
+        gain = 1 - then / self.loads(self.current)[0] if then >= 1 else 1.0
+        reason = f"{words}; of the settings one knob away this has the lowest load, {then:.2f}"
+        return Proposal(self.decision(best, reason, Estimate(gain, gain, gain, 0.0)))
+
+    def to_bounds(self, target: Setting, why: str) -> Proposal:
+        """Back inside the bounds, if the queue stays stable there."""
+        reason = f"{why}; this is the nearest setting inside the bounds"
+        against = None if self.safe(target) else "but there the queue might have no steady state"
+        return Proposal(self.decision(target, reason, UNKNOWN), against)
+
+    def search(self) -> Proposal | None:
+        """In a stable queue: the shortest mean delay or sojourn one knob away, if it is surely
+        shorter.
+        """
+        cautious, rules, doubts = self.known.operating_points[0], self.rules, self.doubts()
+        pool = [
+            each
+            for each in candidates(self.seen, self.bounds)
+            if doubts is None or self.lowers(each, rules.safer)
+        ]
+        better = [
+            each
+            for each in ranked(cautious, self.current, pool)
+            if each.beats(_ranking(cautious, self.current, each.quantity), rules)
+        ]
+        if not better:
+            return None
+        against = [self.against(each.setting) for each in better]
+        allowed = [each for each, reason in zip(better, against, strict=True) if reason is None]
+        if not allowed:
+            return Proposal(self.described(better[0], self.gain(better[0]), doubts), against[0])
+        unsure: Proposal | None = None
+        for each in allowed[:TRIED]:
+            gain = self.gain(each)
+            if gain.value <= rules.threshold:
+                continue
+            proposal = Proposal(self.described(each, gain, doubts))
+            if gain.low > 0:
+                return proposal
+            unsure = unsure or replace(
+                proposal, against="the gain is not sure: its interval holds 0"
+            )
+        return unsure
+
+    def gain(self, chosen: RankedSetting) -> Estimate:
+        """What holds at every operating point."""
+        gains = [gain_or_load(each, self.current, chosen) for each in self.known.operating_points]
+        return replace(
+            gains[0], low=min(each.low for each in gains), high=max(each.high for each in gains)
         )
-    )
 
-
-def to_bounds(chooser: Chooser, target: Setting, why: str) -> Proposal:
-    """Back inside the bounds, if the queue stays stable there."""
-    reason = f"{why}; this is the nearest setting inside the bounds"
-    against = None if chooser.safe(target) else "but there the queue might have no steady state"
-    return Proposal(chooser.decision(target, reason, UNKNOWN), against)
-
-
-def search(chooser: Chooser) -> Proposal | None:
-    """In a stable queue: the shortest mean delay or sojourn one knob away, if it is surely
-    shorter.
-    """
-    cautious, rules, doubts = chooser.known.operating_points[0], chooser.rules, chooser.doubts()
-    pool = [
-        each
-        for each in candidates(chooser.seen, chooser.bounds)
-        if doubts is None or chooser.lowers(each, rules.safer)
-    ]
-    better = [
-        each
-        for each in ranked(cautious, chooser.current, pool)
-        if _worth(_ranking(cautious, chooser.current, each.quantity), each, rules)
-    ]
-    if not better:
-        return None
-    against = [_against(chooser, each.setting) for each in better]
-    allowed = [each for each, reason in zip(better, against, strict=True) if reason is None]
-    if not allowed:
-        return Proposal(
-            _described(chooser, better[0], _gain(chooser, better[0]), doubts), against[0]
-        )
-    unsure: Proposal | None = None
-    for each in allowed[:TRIED]:
-        gain = _gain(chooser, each)
-        if gain.value <= rules.threshold:
-            continue
-        found = Proposal(_described(chooser, each, gain, doubts))
-        if gain.low > 0:
-            return found
-        unsure = unsure or replace(found, against="the gain is not sure: its interval holds 0")
-    return unsure
+    def described(self, chosen: RankedSetting, gain: Estimate, doubts: str | None) -> Decision:
+        """The change to a setting, with why it is the best one."""
+        reason = f"the shortest mean {WORDS[chosen.quantity]} one knob away"
+        if doubts is not None:
+            reason = f"only the safe direction, a lower load ({chosen.load:.2f}), as {doubts}"
+        return self.decision(chosen.setting, reason, gain)
 
 
 def ranked(
     operating_point: OperatingPoint, current: Setting, pool: Sequence[Setting]
-) -> list[Ranked]:
+) -> list[RankedSetting]:
     """In the order of what compares all of them; each with what compares it with the setting in
     force.
     """
     common = between(current, *pool)
-    found = sorted(
+    in_order = sorted(
         (_ranking(operating_point, each, common) for each in pool),
         key=lambda each: (each.mean, each.load),
     )
     return [
-        _ranking(operating_point, each.setting, between(current, each.setting)) for each in found
+        _ranking(operating_point, each.setting, between(current, each.setting)) for each in in_order
     ]
 
 
-def _ranking(operating_point: OperatingPoint, setting: Setting, quantity: Quantity) -> Ranked:
-    load = operating_point.model(setting).load(operating_point.rate)
-    return Ranked(setting, load, operating_point.ranking_mean(setting, quantity), quantity)
-
-
-def _worth(before: Ranked, after: Ranked, rules: Rules) -> bool:
-    """Whether the gain, as it is simulated, exceeds the thresholds; where neither is stable,
-    whether the load falls.
-    """
-    if math.isinf(after.mean):
-        return math.isinf(before.mean) and after.load <= (1 - rules.safer) * before.load
-    return (
-        after.mean <= (1 - rules.threshold) * before.mean
-        and before.mean - after.mean >= rules.floor
-    )
-
-
-def _against(chooser: Chooser, setting: Setting) -> str | None:
-    if not chooser.safe(setting):
-        load = chooser.loads(setting)[0]
-        return (
-            f"at load {load:.2f} (up to {load * chooser.known.highest:.2f}) the queue might "
-            "become unstable"
-        )
-    return chooser.failed(setting)
+def _ranking(
+    operating_point: OperatingPoint, setting: Setting, quantity: Quantity
+) -> RankedSetting:
+    mean = operating_point.ranking_mean(setting, quantity)
+    return RankedSetting(setting, operating_point.load(setting), mean, quantity)
 
 
 def between(*settings: Setting) -> Quantity:
@@ -244,25 +257,13 @@ def between(*settings: Setting) -> Quantity:
     return compared_by(parse_policy(each.policy) for each in settings)
 
 
-def _gain(chooser: Chooser, chosen: Ranked) -> Estimate:
-    """What holds at every operating point; where neither setting has a steady state, of loads."""
-    gains = [_gain_in(each, chooser.current, chosen) for each in chooser.known.operating_points]
-    return replace(
-        gains[0], low=min(each.low for each in gains), high=max(each.high for each in gains)
-    )
-
-
-def _gain_in(operating_point: OperatingPoint, current: Setting, chosen: Ranked) -> Estimate:
-    found = gain_of(operating_point, current, chosen.setting, Measure(DELAY, chosen.quantity))
+def gain_or_load(
+    operating_point: OperatingPoint, current: Setting, chosen: RankedSetting
+) -> Estimate:
+    """What a setting gains over the one in force; where neither has a steady state, of loads."""
+    gain = operating_point.gain(current, chosen.setting, Criterion(DELAY, chosen.quantity))
     forecasts = [operating_point.forecast(each) for each in (current, chosen.setting)]
     if any(each.prediction is not None or not each.load >= 1 for each in forecasts):
-        return found
+        return gain
     less = 1 - forecasts[1].load / forecasts[0].load
     return Estimate(less, less, less, operating_point.effective_n)
-
-
-def _described(chooser: Chooser, chosen: Ranked, gain: Estimate, doubts: str | None) -> Decision:
-    reason = f"the shortest mean {WORDS[chosen.quantity]} one knob away"
-    if doubts is not None:
-        reason = f"only the safe direction, a lower load ({chosen.load:.2f}), as {doubts}"
-    return chooser.decision(chosen.setting, reason, gain)

@@ -26,15 +26,13 @@ from typing import Any, Literal, get_args
 
 from policies.text import SpecError
 from queueing.control.autopilot.assessed_window import AssessedWindow
-from queueing.control.autopilot.bounds import Bounds, Rules
+from queueing.control.autopilot.bounds import AutopilotBounds, Rules
 from queueing.control.autopilot.candidates import repairs
-from queueing.control.autopilot.choosing import Chooser, Proposal, rescue, search, to_bounds
+from queueing.control.autopilot.choosing import Chooser, Proposal
 from queueing.control.autopilot.decision import Decision
-from queueing.control.autopilot.judging import judge, measurable, overwhelmed, remember
-from queueing.control.autopilot.knowledge import Knowledge, learn, predicted_of
+from queueing.control.autopilot.judging import judge, measurable, overwhelmed
+from queueing.control.autopilot.knowledge import Knowledge, learn
 from queueing.control.autopilot.state import State, Trial
-from queueing.optimization.forecast import Setting
-from queueing.optimization.gain.operating_point import OperatingPoint
 
 Mode = Literal["off", "advise", "act"]
 
@@ -45,7 +43,7 @@ class Autopilot:
     Raises SpecError for a mode it lacks.
     """
 
-    bounds: Bounds = field(default_factory=Bounds)
+    bounds: AutopilotBounds = field(default_factory=AutopilotBounds)
     mode: Mode = "off"
     rules: Rules = field(default_factory=Rules)
     state: State = field(default_factory=State)
@@ -62,7 +60,10 @@ class Autopilot:
         """
         if self.mode == "off":
             return None
-        self._check_in_force(seen)
+        trial = self.state.trial
+        if trial is not None and trial.decision.after != seen.current:
+            # somebody else turned a knob, or the driver did not: there is nothing to measure
+            self.state.trial = None
         known = learn(seen, self.state, self.rules)
         if isinstance(known, str):
             return None  # nothing to say either: the prediction already tells what is missing
@@ -70,9 +71,9 @@ class Autopilot:
         if judged is not None:
             return judged
         chooser = Chooser(seen, known, self.bounds, self.state, self.rules)
-        if self._unstable(seen, known):
+        if chooser.unstable:
             resting = seen.now - self.state.changed_at < self.rules.rescue_gap
-            return None if resting else self._proposed(seen, known, rescue(chooser))
+            return None if resting else self._proposed(seen, known, chooser.rescue())
         if self._resting(seen) or (
             seen.now < self.state.think_at and chooser.loads(seen.current)[0] < 1
         ):
@@ -80,7 +81,7 @@ class Autopilot:
         self.state.think_at = seen.now + self.rules.think_every
         wrong = repairs(seen, self.bounds)
         return self._proposed(
-            seen, known, search(chooser) if wrong is None else to_bounds(chooser, *wrong)
+            seen, known, chooser.search() if wrong is None else chooser.to_bounds(*wrong)
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -93,12 +94,6 @@ class Autopilot:
         """
         self.state = State.from_dict(plain).shifted(shift)
 
-    def _check_in_force(self, seen: AssessedWindow) -> None:
-        trial = self.state.trial
-        if trial is not None and trial.decision.after != seen.current:
-            # somebody else turned a knob, or the driver did not: there is nothing to measure
-            self.state.trial = None
-
     def _judged(self, seen: AssessedWindow, known: Knowledge) -> Decision | None:
         """What became of the last change, if that can be said."""
         trial = self.state.trial
@@ -107,15 +102,14 @@ class Autopilot:
         over = seen.now - trial.decision.at >= self.rules.longest_trial
         if not (over or overwhelmed(seen, trial) or measurable(seen, trial, self.rules)):
             return None
-        predicted = predicted_of(known.operating_points[0], seen.current, trial.decision.compared)
+        cautious = known.operating_points[0]
+        predicted = cautious.predicted_mean(seen.current, trial.decision.compared)
         found = judge(seen, trial, known.rate, predicted, self.rules)
         if found is None:
             return None
         self.state.trial = None
         if found.kind == "rollback":
-            here, there = (
-                _load(known.operating_points[0], setting) for setting in (found.before, found.after)
-            )
+            here, there = (cautious.load(setting) for setting in (found.before, found.after))
             if there * known.highest >= 1 and there > here:
                 reason = (
                     f"{found.reason}, but before it the load would now be {there:.2f}: there "
@@ -125,21 +119,13 @@ class Autopilot:
                     found, kind="kept", before=found.after, after=found.before, reason=reason
                 )
                 return replace(found, load_before=found.load_after, load_after=found.load_before)
-            remember(self.state, trial, known.rate.value, seen.now, self.rules)
+            self.state.remember(trial.decision.after, known.rate.value, seen.now, self.rules)
             if self.mode != "act":
                 return replace(
                     found, kind="held back", reason=f"the autopilot only advises ({found.reason})"
                 )
             self._changed(seen, self.rules.cool_down * self.rules.after_rollback)
         return found
-
-    def _unstable(self, seen: AssessedWindow, known: Knowledge) -> bool:
-        """Whether the queue in force surely has no steady state: at every operating point."""
-        if seen.limits.patience is not None:
-            return False
-        if seen.holds("stable_queue") is False and seen.enough:
-            return True
-        return all(_load(each, seen.current) * known.lowest > 1 for each in known.operating_points)
 
     def _resting(self, seen: AssessedWindow) -> bool:
         """Whether the last change is too recent; before the first one there is nothing to wait
@@ -178,7 +164,3 @@ class Autopilot:
         self.state.changed_at, self.state.cool_until = seen.now, seen.now + pause
         self.state.think_at = seen.now + min(pause, self.rules.think_every)
         self.state.said = None
-
-
-def _load(operating_point: OperatingPoint, setting: Setting) -> float:
-    return operating_point.model(setting).load(operating_point.rate)

@@ -54,11 +54,8 @@ class Decision:
     @property
     def says(self) -> str:
         """One line for the log."""
-        turned = (
-            setting_text(self.before)
-            if self.before == self.after
-            else f"{self.knob}, {setting_text(self.before)} -> {setting_text(self.after)}"
-        )
+        before, after = (f"{each.policy}, {each.limit_words}" for each in (self.before, self.after))
+        turned = before if self.before == self.after else f"{self.knob}, {before} -> {after}"
         parts = [f"{self.kind}: {turned}", self.reason]
         predicted, observed = (
             _beside(
@@ -98,16 +95,6 @@ class Decision:
                 value = Estimate.from_dict(value)
             fields[item.name] = math.nan if value is None else value
         return cls(**fields)
-
-
-def setting_text(setting: Setting) -> str:
-    """The setting in words."""
-    limit = (
-        "no token limit"
-        if setting.max_output_tokens is None
-        else f"token limit {setting.max_output_tokens}"
-    )
-    return f"{setting.policy}, {limit}"
 
 
 def _beside(before: Estimate, after: Estimate, gain: Estimate, missing: str) -> str:

@@ -20,7 +20,7 @@ from dataclasses import replace
 from queueing.control.autopilot.assessed_window import AssessedWindow
 from queueing.control.autopilot.bounds import Rules
 from queueing.control.autopilot.decision import Decision, Kind
-from queueing.control.autopilot.state import Failure, State, Trial
+from queueing.control.autopilot.state import Trial
 from queueing.estimation.interval import UNKNOWN, Estimate
 
 GROWN = 3.0  # times the predicted queue length
@@ -56,7 +56,8 @@ def judge(
     """`kept` or `rollback`, or None where it is too early. `predicted_now`: of the setting in
     force at this window's estimates.
     """
-    moved = _moved(rate, trial.rate, rules)
+    apart = not (rate.low <= trial.rate.high and trial.rate.low <= rate.high)
+    moved = apart and abs(math.log(rate.value / trial.rate.value)) > rules.forgiven
     if overwhelmed(seen, trial) and not moved:
         reason = f"{seen.waiting} requests wait, far more than predicted: the queue grows"
         return _answer(seen, trial, "rollback", reason)
@@ -78,12 +79,6 @@ def judge(
     return _answer(seen, trial, "kept", "it does not do worse than predicted and than before")
 
 
-def _moved(rate: Estimate, before: Estimate, rules: Rules) -> bool:
-    """Whether the rate has surely changed so much that two means are not to be compared."""
-    apart = not (rate.low <= before.high and before.low <= rate.high)
-    return apart and abs(math.log(rate.value / before.value)) > rules.forgiven
-
-
 def measured_gain(before: Estimate, after: Estimate) -> Estimate:
     """1 - after / before of two independent means."""
     if not (before.known and after.known) or before.value <= 0 or after.value <= 0:
@@ -96,30 +91,6 @@ def measured_gain(before: Estimate, after: Estimate) -> Estimate:
         1 - ratio / factor,
         min(before.effective_n, after.effective_n),
     )
-
-
-def remember(state: State, trial: Trial, rate: float, now: float, rules: Rules) -> None:
-    """That this setting failed at this rate."""
-    after = trial.decision.after
-    times = 1 + max((each.times for each in state.failures if each.setting == after), default=0)
-    failure = Failure(
-        setting=after, until=now + rules.forbidden * 2 ** (times - 1), times=times, rate=rate
-    )
-    state.failures = (*(each for each in state.failures if each.setting != after), failure)
-
-
-def forbidden(
-    state: State, setting: object, rate: float, now: float, rules: Rules
-) -> Failure | None:
-    """The failure that speaks against a setting now."""
-    for each in state.failures:
-        if (
-            each.setting == setting
-            and now < each.until
-            and abs(math.log(rate / each.rate)) <= rules.forgiven
-        ):
-            return each
-    return None
 
 
 def _above(observed: Estimate, other: Estimate) -> bool:

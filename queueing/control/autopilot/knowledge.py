@@ -2,9 +2,7 @@
 young, lengths beyond the longest seen.
 
 A switch begins an epoch and the window of arrivals with it; but how often clients ask does not
-depend on the policy. So the sharper of the two is used, the earlier one's interval widened by
-`DRIFT` per minute of age; where the intervals do not meet, the rate has changed, and only this
-epoch's counts.
+depend on the policy. So the sharper of the two is used (`Carried.or_sharper`).
 
 Lengths censored at the largest count (all answers so far cut at a limit; or the longest still in
 service) may end anywhere between there and the engine's context. Settings under such a limit do not
@@ -24,15 +22,10 @@ from policies.text import counted
 from queueing.control.autopilot.assessed_window import AssessedWindow
 from queueing.control.autopilot.bounds import Rules
 from queueing.control.autopilot.state import Carried, State
-from queueing.errors import PredictionError
 from queueing.estimation.estimates import Estimates
-from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
+from queueing.estimation.interval import Estimate
 from queueing.estimation.lengths.lengths import Lengths
-from queueing.optimization.forecast import Setting
 from queueing.optimization.gain.operating_point import OperatingPoint
-from queueing.result import Quantity
-
-DRIFT = 0.05  # relative, per minute
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,12 +41,12 @@ class Knowledge:
     @property
     def highest(self) -> float:
         """Factor on a load at the upper ends of rate and speed."""
-        return _upper(self.rate) * _upper(self.speed)
+        return math.prod(each.high / each.value for each in (self.rate, self.speed))
 
     @property
     def lowest(self) -> float:
         """Factor on a load at the lower ends."""
-        return _lower(self.rate) * _lower(self.speed)
+        return math.prod(max(0.0, each.low) / each.value for each in (self.rate, self.speed))
 
 
 def learn(seen: AssessedWindow, state: State, rules: Rules) -> Knowledge | str:
@@ -63,8 +56,8 @@ def learn(seen: AssessedWindow, state: State, rules: Rules) -> Knowledge | str:
     found = seen.estimates
     if state.rate.epoch != found.epoch:
         state.rate_before, state.speed_before = state.rate, state.speed
-    rate = _sharper(found.arrival_rate, state.rate_before, seen.now, rules)
-    speed = _sharper(found.speed, state.speed_before, seen.now, rules)
+    rate = state.rate_before.or_sharper(found.arrival_rate, seen.now, rules)
+    speed = state.speed_before.or_sharper(found.speed, seen.now, rules)
     state.rate, state.speed = (Carried(each, seen.now, found.epoch) for each in (rate, speed))
     if not rate.known or not rate.value > 0 or rate.effective_n < rules.fewest_arrivals:
         return (
@@ -75,7 +68,11 @@ def learn(seen: AssessedWindow, state: State, rules: Rules) -> Knowledge | str:
     if ended < rules.fewest_ended:
         return f"{counted(ended, 'answer')} ended, {rules.fewest_ended} are needed"
     if not speed.known:
-        speed = _unseen(speed.value, seen.shape.speed, rules)
+        # no window has shown it with an interval: anything between its value, if it has one, and
+        # the calibrated one
+        both = [each for each in (speed.value, seen.shape.speed) if math.isfinite(each)]
+        low, high = (1 - rules.unseen_speed) * min(both), (1 + rules.unseen_speed) * max(both)
+        speed = Estimate(both[0], low, high, 0.0)
     whole = dataclasses.replace(found, arrival_rate=rate, speed=speed)
     operating_points = tuple(
         OperatingPoint(estimates=each, shape=seen.shape, limits=seen.limits)
@@ -85,26 +82,10 @@ def learn(seen: AssessedWindow, state: State, rules: Rules) -> Knowledge | str:
     return Knowledge(operating_points, rate, speed) if refusal is None else refusal
 
 
-def _unseen(value: float, calibrated: float, rules: Rules) -> Estimate:
-    """A speed that no window has shown with an interval: anything between its value, if it has
-    one, and the calibrated one.
-    """
-    both = [each for each in (value, calibrated) if math.isfinite(each)]
-    low, high = (1 - rules.unseen_speed) * min(both), (1 + rules.unseen_speed) * max(both)
-    return Estimate(both[0], low, high, 0.0)
-
-
-def predicted_of(operating_point: OperatingPoint, setting: Setting, quantity: Quantity) -> Estimate:
-    """The predicted mean with its interval; unknown without a steady state."""
-    try:
-        found = operating_point.forecast(setting)
-    except PredictionError:
-        return UNKNOWN
-    return found.sojourn if quantity == "sojourn_time" else found.mean
-
-
 def _completed(found: Estimates, seen: AssessedWindow) -> list[Estimates]:
-    """With lengths of which nothing is left open."""
+    """The estimates with lengths of which nothing is left open: what is censored at the largest
+    count ends somewhere.
+    """
     lengths, limit = found.output_tokens, seen.current.max_output_tokens
     if not lengths.unknown_mass:
         return [found]
@@ -113,40 +94,14 @@ def _completed(found: Estimates, seen: AssessedWindow) -> list[Estimates]:
         if limit is not None and limit <= lengths.known_to
         else [seen.longest, lengths.known_to]
     )
-    return [
-        dataclasses.replace(found, output_tokens=_ending_at(lengths, max(end, lengths.known_to)))
+    top = lengths.censored & (lengths.counts == lengths.known_to)
+    samples = [
+        Lengths(
+            np.where(top, max(end, lengths.known_to), lengths.counts),
+            lengths.censored & ~top,
+            lengths.weights,
+            lengths.restored_n,
+        )
         for end in dict.fromkeys(ends)
     ]
-
-
-def _ending_at(lengths: Lengths, end: int) -> Lengths:
-    """What is censored at the largest count ends at `end`."""
-    top = lengths.censored & (lengths.counts == lengths.known_to)
-    return Lengths(
-        np.where(top, end, lengths.counts),
-        lengths.censored & ~top,
-        lengths.weights,
-        lengths.restored_n,
-    )
-
-
-def _sharper(own: Estimate, carried: Carried, now: float, rules: Rules) -> Estimate:
-    """Of this epoch, or of an earlier one, widened."""
-    age = now - carried.at
-    if not carried.estimate.known or age > rules.carried:
-        return own
-    value = carried.estimate.value
-    half = math.hypot((carried.estimate.high - carried.estimate.low) / 2, DRIFT * value * age / 60)
-    earlier = symmetric(value, half, carried.estimate.effective_n)
-    if not own.known or not own.value > 0:
-        return earlier
-    apart = own.high < earlier.low or own.low > earlier.high
-    return own if apart or own.relative <= earlier.relative else earlier
-
-
-def _upper(estimate: Estimate) -> float:
-    return estimate.high / estimate.value
-
-
-def _lower(estimate: Estimate) -> float:
-    return max(0.0, estimate.low) / estimate.value
+    return [dataclasses.replace(found, output_tokens=each) for each in samples]

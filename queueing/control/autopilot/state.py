@@ -10,11 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from queueing.control.autopilot.bounds import Rules
 from queueing.control.autopilot.decision import Decision
-from queueing.estimation.interval import UNKNOWN, Estimate
+from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
 from queueing.optimization.forecast import Setting
 
 SCHEMA_VERSION = 1
+DRIFT = 0.05  # of an estimate of an earlier epoch, relative, per minute
 CARRIED = ("rate", "speed", "rate_before", "speed_before")
 
 
@@ -29,7 +31,7 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
+class FailedSetting:
     """A setting that did worse than predicted: not to be tried before `until`, unless the rate
     has left that of then.
     """
@@ -38,6 +40,17 @@ class Failure:
     until: float
     times: int
     rate: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON."""
+        plain = dataclasses.asdict(self)
+        return {"knobs": plain.pop("setting"), **plain}  # the state file's name for it
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> FailedSetting:
+        """What `to_dict` wrote."""
+        about = {name: plain[name] for name in ("until", "times", "rate")}
+        return cls(setting=Setting(**plain["knobs"]), **about)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +61,31 @@ class Carried:
     at: float = -math.inf
     epoch: int = -1
 
+    def or_sharper(self, own: Estimate, now: float, rules: Rules) -> Estimate:
+        """The estimate of this epoch, or this earlier one where that is sharper: its interval
+        widened by `DRIFT` per minute of age. Where the two do not meet, the value has changed, and
+        only this epoch's counts.
+        """
+        age = now - self.at
+        if not self.estimate.known or age > rules.carried:
+            return own
+        value = self.estimate.value
+        half = math.hypot((self.estimate.high - self.estimate.low) / 2, DRIFT * value * age / 60)
+        earlier = symmetric(value, half, self.estimate.effective_n)
+        if not own.known or not own.value > 0:
+            return earlier
+        apart = own.high < earlier.low or own.low > earlier.high
+        return own if apart or own.relative <= earlier.relative else earlier
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON."""
+        return {"estimate": self.estimate.to_dict(), "at": _number(self.at), "epoch": self.epoch}
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> Carried:
+        """What `to_dict` wrote."""
+        return cls(Estimate.from_dict(plain["estimate"]), _instant(plain["at"]), plain["epoch"])
+
 
 @dataclass(slots=True)
 class State:
@@ -57,13 +95,38 @@ class State:
     cool_until: float = -math.inf
     think_at: float = -math.inf
     trial: Trial | None = None
-    failures: tuple[Failure, ...] = ()
+    failures: tuple[FailedSetting, ...] = ()
     rate: Carried = field(default_factory=Carried)  # of this epoch
     speed: Carried = field(default_factory=Carried)
     rate_before: Carried = field(default_factory=Carried)  # of the one before
     speed_before: Carried = field(default_factory=Carried)
     said: Setting | None = None  # the setting that was held back last
     said_at: float = -math.inf
+
+    def remember(self, setting: Setting, rate: float, now: float, rules: Rules) -> None:
+        """That this setting failed at this rate."""
+        others = [each for each in self.failures if each.setting != setting]
+        times = 1 + max(
+            (each.times for each in self.failures if each.setting == setting), default=0
+        )
+        until = now + rules.forbidden * 2 ** (times - 1)
+        failure = FailedSetting(setting=setting, until=until, times=times, rate=rate)
+        self.failures = (*others, failure)
+
+    def failure_of(
+        self, setting: Setting, rate: float, now: float, rules: Rules
+    ) -> FailedSetting | None:
+        """The failure that speaks against a setting now."""
+        return next(
+            (
+                each
+                for each in self.failures
+                if each.setting == setting
+                and now < each.until
+                and abs(math.log(rate / each.rate)) <= rules.forgiven
+            ),
+            None,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON."""
@@ -75,8 +138,8 @@ class State:
             "schema_version": SCHEMA_VERSION,
             "said": None if self.said is None else dataclasses.asdict(self.said),
         }
-        plain |= {name: _carried(getattr(self, name)) for name in CARRIED}
-        plain["failures"] = [_failure(each) for each in self.failures]
+        plain |= {name: getattr(self, name).to_dict() for name in CARRIED}
+        plain["failures"] = [each.to_dict() for each in self.failures]
         trial = self.trial
         plain["trial"] = None
         if trial is not None:
@@ -100,8 +163,8 @@ class State:
             name: _instant(plain[name])
             for name in ("changed_at", "cool_until", "think_at", "said_at")
         }
-        fields |= {name: _read_carried(plain[name]) for name in CARRIED}
-        failures = tuple(_read_failure(each) for each in plain["failures"])
+        fields |= {name: Carried.from_dict(plain[name]) for name in CARRIED}
+        failures = tuple(FailedSetting.from_dict(each) for each in plain["failures"])
         trial = plain["trial"]
         if trial is not None:
             trial = Trial(
@@ -141,28 +204,6 @@ class State:
             said=self.said,
             said_at=self.said_at + seconds,
         )
-
-
-def _carried(value: Carried) -> dict[str, Any]:
-    return {"estimate": value.estimate.to_dict(), "at": _number(value.at), "epoch": value.epoch}
-
-
-def _read_carried(plain: Mapping[str, Any]) -> Carried:
-    return Carried(Estimate.from_dict(plain["estimate"]), _instant(plain["at"]), plain["epoch"])
-
-
-def _failure(value: Failure) -> dict[str, Any]:
-    plain = dataclasses.asdict(value)
-    return {"knobs": plain.pop("setting"), **plain}  # the state file's name for it
-
-
-def _read_failure(plain: Mapping[str, Any]) -> Failure:
-    return Failure(
-        setting=Setting(**plain["knobs"]),
-        until=plain["until"],
-        times=plain["times"],
-        rate=plain["rate"],
-    )
 
 
 def _number(value: float) -> float | None:

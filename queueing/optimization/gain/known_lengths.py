@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -94,22 +93,25 @@ def known_lengths(sample: Lengths, family: str | None = None) -> KnownLengths | 
         )
     if sample.counts.size < FEWEST:
         return None
-    parts: dict[str, Any] = {
-        "parts": tuple(_as_seen(sample.only(group, GROUPS)) for group in range(GROUPS)),
-        "to_error": GROUPS**-0.5,
-    }
-    if not sample.unknown_mass:
-        return KnownLengths(whole=sample.law(), known_to=math.inf, reach=math.inf, **parts)
-    known, note = float(sample.known_to), ""
-    if family is not None:
+    note = ""
+    if sample.unknown_mass and family is not None:
         try:
-            return _beyond(sample, family)
+            return _extrapolated(sample, family)
         except (SpecError, NotConvergedError) as error:
             note = f"the family {family} could not be fitted: {error}"
-    return KnownLengths(whole=_as_seen(sample), known_to=known, reach=known, note=note, **parts)
+    known = float(sample.known_to) if sample.unknown_mass else math.inf
+    return KnownLengths(
+        whole=_as_seen(sample),
+        parts=tuple(_as_seen(sample.only(group, GROUPS)) for group in range(GROUPS)),
+        to_error=GROUPS**-0.5,
+        known_to=known,
+        reach=known,
+        note=note,
+    )
 
 
-def _beyond(sample: Lengths, family: str) -> KnownLengths:
+def _extrapolated(sample: Lengths, family: str) -> KnownLengths:
+    """Beyond the largest known count, by the fitted law of a family."""
     fitted = _fit(sample, family)
     rests = [sample.without(group, REFITTED) for group in range(REFITTED)]
     cut, known = float(sample.survival[sample.known_to - 1]), sample.known_to

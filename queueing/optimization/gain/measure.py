@@ -57,7 +57,7 @@ def parse_objective(params: Mapping[str, str]) -> Objective:
 
 
 @dataclass(frozen=True)
-class Measure:
+class Criterion:
     """Of an objective; without one the mean of `quantity`, of dispatched requests."""
 
     objective: Objective | None = None

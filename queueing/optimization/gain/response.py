@@ -87,7 +87,7 @@ class Response:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Evaluation:
     """A quantity at one set of estimates and its load, where there is a steady state."""
 
     value: float
@@ -97,10 +97,13 @@ class Asked:
         """ln g."""
         return math.log((self.value + NIL) * (1 - self.load if pole else 1.0))
 
+    def slope(self, lower: Evaluation, step: float, *, pole: bool) -> float:
+        """d ln g / d ln x, where this is at x and `lower` at x (1 - step)."""
+        return (self.smooth(pole=pole) - lower.smooth(pole=pole)) / -math.log1p(-step)
 
-def slope(here: Asked, lower: Asked, step: float, *, pole: bool) -> float:
-    """d ln g / d ln x, from x and x (1 - step)."""
-    return (here.smooth(pole=pole) - lower.smooth(pole=pole)) / -math.log1p(-step)
+    def log_ratio(self, other: Evaluation) -> float:
+        """ln of this quantity over the other one."""
+        return self.smooth(pole=False) - other.smooth(pole=False)
 
 
 def _unit(gradient: Vector) -> Vector:

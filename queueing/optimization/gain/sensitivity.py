@@ -19,8 +19,8 @@ from queueing.latency.law import LatencyModel
 from queueing.model import Model
 from queueing.optimization.answer import ROUGH, own_error, rough
 from queueing.optimization.forecast import Setting
-from queueing.optimization.gain.measure import Measure
-from queueing.optimization.gain.response import Asked, Response, slope
+from queueing.optimization.gain.measure import Criterion
+from queueing.optimization.gain.response import Evaluation, Response
 from queueing.optimization.gain.window_model import WindowModel
 from queueing.result import Prediction
 from queueing.simulation.fast import is_compiled
@@ -35,43 +35,48 @@ UNKNOWN_HALF = 2.0  # half width of the logarithm of what was not seen
 
 
 class Sensitivity:
-    """Of settings at one operating point; what was simulated or found out is kept."""
+    """How settings respond at one operating point; every simulation and response is kept."""
 
     def __init__(self, point: WindowModel) -> None:
         self.point = point
         self._simulated: dict[Hashable, Prediction] = {}
-        self._responses: dict[tuple[Setting, Measure], Response] = {}
+        self._responses: dict[tuple[Setting, Criterion], Response] = {}
 
-    def response(self, setting: Setting, measure: Measure) -> Response:
+    def response(self, setting: Setting, measure: Criterion) -> Response:
         """How what is measured of the setting moves. Only for a setting with a steady state."""
         if (setting, measure) not in self._responses:
             self._responses[setting, measure] = self._response(setting, measure)
         return self._responses[setting, measure]
 
-    def at_rate(self, setting: Setting, measure: Measure, factor: float) -> float:
+    def at_rate(self, setting: Setting, measure: Criterion, factor: float) -> float:
         """What is measured of the setting at another arrival rate, by simulation. Where it has a
         steady state there.
         """
-        return self._ask(setting, measure, rate=factor).value
+        return self.evaluated(setting, measure, rate=factor).value
 
-    def speed_elasticity(self, setting: Setting, measure: Measure) -> float:
+    def speed_elasticity(self, setting: Setting, measure: Criterion) -> float:
         """d ln M / d ln speed. Where the setting has a steady state."""
-        here, faster = self._ask(setting, measure), self._ask(setting, measure, speed=1 - STEP)
-        return slope(here, faster, STEP, pole=False)
+        here, faster = (
+            self.evaluated(setting, measure),
+            self.evaluated(setting, measure, speed=1 - STEP),
+        )
+        return here.slope(faster, STEP, pole=False)
 
-    def with_independent_lengths(self, setting: Setting, measure: Measure) -> float:
+    def with_independent_lengths(self, setting: Setting, measure: Criterion) -> float:
         """M with independent output lengths in a call, over M."""
         if not self.point.model(setting).intraclass_correlation:
             return 1.0
-        each = (self._ask(setting, measure, correlation=value) for value in (0.0, None))
-        return math.exp(_difference(*each))
+        without, here = (
+            self.evaluated(setting, measure, correlation=value) for value in (0.0, None)
+        )
+        return math.exp(without.log_ratio(here))
 
-    def _response(self, setting: Setting, measure: Measure) -> Response:
+    def _response(self, setting: Setting, measure: Criterion) -> Response:
         known, patient = self.point.estimates, self.point.limits.patience is None
-        base, pole = self._ask(setting, measure), measure.has_pole and patient
-        more = slope(base, self._ask(setting, measure, rate=1 - STEP), STEP, pole=pole)
-        slower = slope(base, self._ask(setting, measure, speed=1 - STEP), STEP, pole=pole)
-        rate, speed = _half_width(known.arrival_rate), _half_width(known.speed)
+        base, pole = self.evaluated(setting, measure), measure.has_pole and patient
+        more = base.slope(self.evaluated(setting, measure, rate=1 - STEP), STEP, pole=pole)
+        slower = base.slope(self.evaluated(setting, measure, speed=1 - STEP), STEP, pole=pole)
+        rate, speed = log_half_width(known.arrival_rate), log_half_width(known.speed)
         assert self.point.lengths is not None
         parts = [{"whole": each} for each in self.point.lengths.parts]
         found = [self._by_parts(setting, measure, parts, self.point.lengths.to_error, more)]
@@ -97,7 +102,7 @@ class Sensitivity:
     def _by_parts(
         self,
         setting: Setting,
-        measure: Measure,
+        measure: Criterion,
         parts: Sequence[Mapping[str, Any]],
         to_error: float,
         more: float,
@@ -107,10 +112,10 @@ class Sensitivity:
         """
         loads, smooth = [], []
         pole = measure.has_pole and self.point.limits.patience is None
-        here = self._ask(setting, measure).load
+        here = self.evaluated(setting, measure).load
         for part in parts:
             heavier = self._queue(setting, **part).load(self.point.rate) / here
-            asked = self._ask(setting, measure, rate=1 / heavier, **part)
+            asked = self.evaluated(setting, measure, rate=1 / heavier, **part)
             loads.append(math.log(heavier))
             smooth.append(asked.smooth(pole=pole) + more * loads[-1])
         degrees = len(loads) - 1
@@ -119,7 +124,7 @@ class Sensitivity:
             np.array(smooth) - np.mean(smooth)
         )
 
-    def _by_stalls(self, setting: Setting, measure: Measure) -> float:
+    def _by_stalls(self, setting: Setting, measure: Criterion) -> float:
         """Of n stalls, each as likely as any other moment, what they add to M has the relative
         error 1 / sqrt(n).
         """
@@ -127,14 +132,14 @@ class Sensitivity:
             self.point.model(setting), self.point.rate
         ):
             return 0.0
-        stalling = self._ask(setting, measure, law=self.point.law)
-        calm = self._ask(setting, measure, stalling=False)
+        stalling = self.evaluated(setting, measure, law=self.point.law)
+        calm = self.evaluated(setting, measure, stalling=False)
         count = max(1, self.point.estimates.stalls.count)
         return (
             NORMAL * (1 - calm.value / stalling.value) / math.sqrt(count) if stalling.value else 0.0
         )
 
-    def _by_residual(self, setting: Setting, measure: Measure, base: Asked) -> float:
+    def _by_residual(self, setting: Setting, measure: Criterion, base: Evaluation) -> float:
         cv = self.point.estimates.cv
         if (
             not cv.known
@@ -143,17 +148,17 @@ class Sensitivity:
         ):
             return 0.0
         wider = dataclasses.replace(self._calm, cv=cv.high)
-        return _difference(self._ask(setting, measure, law=wider), base)
+        return self.evaluated(setting, measure, law=wider).log_ratio(base)
 
-    def _by_correlation(self, setting: Setting, measure: Measure) -> float:
+    def _by_correlation(self, setting: Setting, measure: Criterion) -> float:
         """Of output lengths in a call: of one that is not known both ends are possible."""
         if self.point.estimates.call_sizes is None:
             return 0.0
         policy = self.point.model(setting).policy
         alike = self.point.estimates.alike(policy, self.point.limits.max_num_seqs)
         ends = max(0.0, alike.low), min(1.0, max(0.0, alike.high))
-        low, high = (self._ask(setting, measure, correlation=value) for value in ends)
-        return _difference(high, low) / 2
+        low, high = (self.evaluated(setting, measure, correlation=value) for value in ends)
+        return high.log_ratio(low) / 2
 
     @property
     def _calm(self) -> LatencyModel:
@@ -175,17 +180,17 @@ class Sensitivity:
             return model
         return dataclasses.replace(model, intraclass_correlation=correlation)
 
-    def _ask(
+    def evaluated(
         self,
         setting: Setting,
-        measure: Measure,
+        measure: Criterion,
         *,
         rate: float = 1.0,
         speed: float = 1.0,
         stalling: bool = True,
         law: LatencyModel | None = None,
         **about: Any,
-    ) -> Asked:
+    ) -> Evaluation:
         """The number at other estimates, by one simulation for all measures that need no quantile;
         `about` as for `_queue`, `stalling`: with the backlog of a continuous engine.
         """
@@ -203,14 +208,9 @@ class Sensitivity:
             self._simulated[key] = ask(model, at)
         assert self.point.lengths is not None
         whole = about.get("whole") or self.point.lengths.whole
-        return Asked(measure.of(self._simulated[key], model, whole), model.load(at))
+        return Evaluation(measure.of(self._simulated[key], model, whole), model.load(at))
 
 
-def _difference(one: Asked, other: Asked) -> float:
-    """Of their logarithms."""
-    return one.smooth(pole=False) - other.smooth(pole=False)
-
-
-def _half_width(estimate: Estimate) -> float:
-    """Of the logarithm."""
+def log_half_width(estimate: Estimate) -> float:
+    """Half the width of the 95 % interval of the estimate's logarithm."""
     return estimate.relative if estimate.known and estimate.value else UNKNOWN_HALF

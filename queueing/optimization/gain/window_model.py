@@ -104,6 +104,10 @@ class WindowModel:
         )
         return at_their_speeds(found, self.factors)
 
+    def load(self, setting: Setting) -> float:
+        """The setting's load at the window's rate."""
+        return self.model(setting).load(self.rate)
+
     def _limits(self, setting: Setting) -> Limits:
         limit = setting.max_output_tokens
         return dataclasses.replace(self.limits, servers=setting.servers, max_output_tokens=limit)

@@ -16,7 +16,13 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from policies import Request, Single, SpecError, Waiting, parse_policy
-from queueing.control.wait_ahead import BatchService, SlotService, Together, Wait, batch_formation
+from queueing.control.wait_ahead import (
+    BatchService,
+    SlotService,
+    Wait,
+    WaitForFormation,
+    batch_formation,
+)
 from queueing.measurement.record import Record
 from server.admission.concurrency import AdaptiveLimit
 from server.admission.control import Overload, _floor, _level
@@ -513,7 +519,7 @@ def test_fixed_batching_waits_for_company_or_until_its_oldest_has_waited(
 
 
 def _later(wait: Any, other: Any) -> float:
-    return float(Together(wait, other).mean)
+    return float(WaitForFormation(wait, other).mean)
 
 
 def test_slots_seen_are_those_of_all_servers() -> None:

@@ -1,5 +1,5 @@
-"""The parts of the controller at their borders: what is known at a look, what a setting gains,
-which settings may be chosen, and when.
+"""The autopilot's choice: what is known of a window, what a setting gains, which settings may be
+chosen, and when.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from queueing.control.autopilot.assessed_window import LONGEST, AssessedWindow, assessed_window
-from queueing.control.autopilot.bounds import Bounds, Rules, knob_between
+from queueing.control.autopilot.bounds import AutopilotBounds, Rules, knob_between
 from queueing.control.autopilot.candidates import (
     candidates,
     clipped_fraction,
@@ -22,16 +22,13 @@ from queueing.control.autopilot.candidates import (
 )
 from queueing.control.autopilot.choosing import (
     Chooser,
-    _against,
     between,
     ranked,
-    rescue,
-    to_bounds,
 )
 from queueing.control.autopilot.controller import Autopilot
 from queueing.control.autopilot.decision import Decision
-from queueing.control.autopilot.knowledge import Knowledge, _unseen, learn, predicted_of
-from queueing.control.autopilot.state import Carried, Failure, State, Trial
+from queueing.control.autopilot.knowledge import Knowledge, learn
+from queueing.control.autopilot.state import Carried, FailedSetting, State, Trial
 from queueing.estimation.assumptions.assumption import Assumption
 from queueing.estimation.assumptions.verdict import observed_mean
 from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
@@ -86,7 +83,7 @@ def test_what_the_controller_goes_by_unless_it_is_told() -> None:
 def test_a_speed_that_no_interval_shows_may_be_its_value_or_the_calibrated_one(
     value: float, low: float, high: float
 ) -> None:
-    found = _unseen(value, 1.0, Rules())
+    found = known(seen(0.0, ELASTIC, 10.0, speed=replace(UNKNOWN, value=value))).speed
     assert (found.low, found.high) == pytest.approx((low, high))
     assert found.value == (value if math.isfinite(value) else 1.0)
 
@@ -218,7 +215,7 @@ def test_lengths_of_which_something_is_open_end_at_both_extremes(
 
 
 def test_bounds_at_their_borders() -> None:
-    bounds = Bounds(policies=("elastic",), smallest_token_limit=16, largest_token_limit=64)
+    bounds = AutopilotBounds(policies=("elastic",), smallest_token_limit=16, largest_token_limit=64)
     assert [bounds.allows_limit(limit) for limit in (15, 16, 64, 65, None)] == [
         False,
         True,
@@ -226,17 +223,19 @@ def test_bounds_at_their_borders() -> None:
         False,
         False,
     ]
-    assert Bounds().allows_limit(10**6)
-    assert Bounds().allows_limit(None)
-    assert Bounds().token_limits(33) == (16, 24, 32)
-    assert Bounds().token_limits(32) == (16, 24), "an answer of the longest length is never cut"
+    assert AutopilotBounds().allows_limit(10**6)
+    assert AutopilotBounds().allows_limit(None)
+    assert AutopilotBounds().token_limits(33) == (16, 24, 32)
+    assert AutopilotBounds().token_limits(32) == (16, 24), (
+        "an answer of the longest length is never cut"
+    )
     assert bounds.token_limits(49) == (16, 24, 32, 48)
     assert (
-        Bounds().bound(None),
-        Bounds(largest_batch_size=7).bound(None),
-        Bounds(largest_batch_size=7).bound(5),
+        AutopilotBounds().bound(None),
+        AutopilotBounds(largest_batch_size=7).bound(None),
+        AutopilotBounds(largest_batch_size=7).bound(5),
     ) == (64, 7, 5)
-    assert Bounds(
+    assert AutopilotBounds(
         max_clipped_fraction=0.0,
         smallest_token_limit=1,
         largest_token_limit=1,
@@ -262,7 +261,7 @@ def test_families_have_their_size_or_the_engines() -> None:
         "capped:max_batch_size=8",
         "dynamic",
     )
-    both = Bounds(policies=("capped", "elastic", "fixed:batch_size=2"))
+    both = AutopilotBounds(policies=("capped", "elastic", "fixed:batch_size=2"))
     assert [
         each.policy for each in both.other_policies(Setting(policy="capped:max_batch_size=3"), 8)
     ] == [
@@ -273,8 +272,8 @@ def test_families_have_their_size_or_the_engines() -> None:
     ]
     sizes = [each.policy for each in both.other_sizes(Setting(policy="dynamic"), 4)]
     assert sizes == [f"capped:max_batch_size={size}" for size in (1, 2, 3, 4)]
-    assert Bounds(policies=("single",)).other_sizes(SINGLE, 8) == []
-    assert Bounds(policies=("elastic",)).other_sizes(FOUR, 8) == []
+    assert AutopilotBounds(policies=("single",)).other_sizes(SINGLE, 8) == []
+    assert AutopilotBounds(policies=("elastic",)).other_sizes(FOUR, 8) == []
 
 
 @pytest.mark.parametrize(
@@ -369,9 +368,9 @@ def test_the_lost_are_ranked_by_their_patience_and_slots_by_their_stalls() -> No
 
 def test_what_is_predicted_of_a_setting_is_unknown_without_a_steady_state() -> None:
     of = operating_point(0.5 * capacity(ELASTIC))
-    assert predicted_of(of, ELASTIC, "queueing_delay") == of.forecast(ELASTIC).mean
-    assert predicted_of(of, ELASTIC, "sojourn_time") == of.forecast(ELASTIC).sojourn
-    assert not predicted_of(operating_point(5 * capacity(ELASTIC)), ELASTIC, "sojourn_time").known
+    assert of.predicted_mean(ELASTIC, "queueing_delay") == of.forecast(ELASTIC).mean
+    assert of.predicted_mean(ELASTIC, "sojourn_time") == of.forecast(ELASTIC).sojourn
+    assert not operating_point(5 * capacity(ELASTIC)).predicted_mean(ELASTIC, "sojourn_time").known
 
 
 # which setting
@@ -382,7 +381,7 @@ def chooser(
     current: Setting = ELASTIC,
     *,
     state: State | None = None,
-    bounds: Bounds = BOUNDS,
+    bounds: AutopilotBounds = BOUNDS,
     **about: Any,
 ) -> Chooser:
     shown = seen(100.0, current, rate, **about)
@@ -404,13 +403,13 @@ def test_a_setting_is_safe_two_hundredths_below_capacity_at_the_upper_ends(
     assert of.loads(FOUR)[0] == pytest.approx(load)
     assert of.loads(ELASTIC)[0] < load
     assert of.safe(FOUR) == safe
-    assert (_against(of, FOUR) is None) == safe
+    assert (of.against(FOUR) is None) == safe
     if not safe:
         assert (
-            _against(of, FOUR)
+            of.against(FOUR)
             == f"at load {load:.2f} (up to {load * 1.01505:.2f}) the queue might become unstable"
         )
-    found = to_bounds(of, FOUR, "why")
+    found = of.to_bounds(FOUR, "why")
     assert (found.against is None, found.decision.reason) == (
         safe,
         "why; this is the nearest setting inside the bounds",
@@ -436,7 +435,7 @@ def test_the_load_falls_by_a_fraction_or_it_does_not() -> None:
 
 def test_a_failure_is_said_with_its_number() -> None:
     for times, words in ((1, "1 time "), (2, "2 times ")):
-        state = State(failures=(Failure(setting=FOUR, until=200.0, times=times, rate=20.0),))
+        state = State(failures=(FailedSetting(setting=FOUR, until=200.0, times=times, rate=20.0),))
         assert (chooser(20.0, state=state).failed(FOUR) or "").startswith(
             f"it did worse than predicted {words}at this load"
         )
@@ -505,7 +504,7 @@ def test_of_an_unstable_queue_the_lowest_load_is_sought_among_those_that_did_not
         Setting(policy="capped:max_batch_size=8"),
         current=Setting(policy="capped:max_batch_size=8"),
     )
-    found = rescue(of)
+    found = of.rescue()
     assert found is not None
     assert found.against is None
     pool = {
@@ -522,11 +521,15 @@ def test_of_an_unstable_queue_the_lowest_load_is_sought_among_those_that_did_not
     assert found.decision.predicted_gain.value == (
         1.0 if pool[best] < 1 else pytest.approx(1 - pool[best] / load)
     )
-    failed = State(failures=(Failure(setting=best, until=1e9, times=1, rate=of.known.rate.value),))
-    second = rescue(replace(of, state=failed))
+    failed = State(
+        failures=(FailedSetting(setting=best, until=1e9, times=1, rate=of.known.rate.value),)
+    )
+    second = replace(of, state=failed).rescue()
     assert second is not None
     assert second.decision.after == min(pool.keys() - {best}, key=lambda setting: pool[setting])
-    nowhere = rescue(replace(of, bounds=Bounds(policies=("single",), max_clipped_fraction=0.0)))
+    nowhere = replace(
+        of, bounds=AutopilotBounds(policies=("single",), max_clipped_fraction=0.0)
+    ).rescue()
     assert nowhere is not None
     assert "no setting one knob away is known to lower the load by much" in (nowhere.against or "")
     assert nowhere.decision.after == of.current
@@ -584,17 +587,30 @@ def test_a_queue_is_unstable_by_its_growth_too() -> None:
         assert (found is not None and "grows without bound" in found.reason) == rescued
 
 
-def test_a_rollback_rests_four_times_as_long() -> None:
+@pytest.mark.parametrize(("cool_down", "rests", "thinks"), [(60.0, 240.0, 60.0), (1.25, 5.0, 5.0)])
+def test_a_rollback_rests_four_times_as_long(cool_down: float, rests: float, thinks: float) -> None:
     """And the change that follows a rest begins another search a minute later."""
-    autopilot = Autopilot(bounds=BOUNDS, mode="act")
-    autopilot._changed(seen(100.0, ELASTIC, 1.0), 240.0)
-    assert (autopilot.state.changed_at, autopilot.state.cool_until, autopilot.state.think_at) == (
-        100.0,
-        340.0,
-        160.0,
+    change = Decision(
+        at=90.0,
+        kind="change",
+        knob="policy",
+        before=FOUR,
+        after=ELASTIC,
+        reason="it pays",
+        predicted_after=symmetric(0.1, 0.01, 100.0),
     )
-    autopilot._changed(seen(100.0, ELASTIC, 1.0), 5.0)
-    assert autopilot.state.think_at == 105.0
+    rate = seen(100.0, ELASTIC, 1.0).estimates.arrival_rate
+    autopilot = Autopilot(bounds=BOUNDS, mode="act", rules=replace(RULES, cool_down=cool_down))
+    autopilot.state.trial = Trial(decision=change, rate=rate, waiting=0, unstable_before=False)
+    found = autopilot.decide(seen(100.0, ELASTIC, 1.0, waiting=1000))
+    assert found is not None
+    assert found.kind == "rollback"
+    state = autopilot.state
+    assert (state.changed_at, state.cool_until, state.think_at) == (
+        100.0,
+        100.0 + rests,
+        100.0 + thinks,
+    )
 
 
 # state
@@ -610,7 +626,7 @@ def test_a_state_on_another_clock_is_the_same_later() -> None:
         cool_until=2.0,
         think_at=3.0,
         trial=Trial(decision=decision, rate=estimate, waiting=4, unstable_before=True),
-        failures=(Failure(setting=FOUR, until=5.0, times=2, rate=9.0),),
+        failures=(FailedSetting(setting=FOUR, until=5.0, times=2, rate=9.0),),
         rate=Carried(estimate, 6.0, 3),
         speed=Carried(estimate, 8.0, 3),
         rate_before=Carried(estimate, 1.5, 2),
@@ -628,7 +644,7 @@ def test_a_state_on_another_clock_is_the_same_later() -> None:
     )
     assert later.trial is not None
     assert (later.trial.decision, later.trial.waiting) == (replace(decision, at=107.0), 4)
-    assert later.failures == (Failure(setting=FOUR, until=105.0, times=2, rate=9.0),)
+    assert later.failures == (FailedSetting(setting=FOUR, until=105.0, times=2, rate=9.0),)
     assert (later.rate, later.speed) == (Carried(estimate, 106.0), Carried(estimate, 108.0)), (
         "of no epoch of now"
     )

@@ -1,6 +1,4 @@
-"""The parts of a choice at their borders: ties, searches, thinned curves, limits, sentences and
-the words of an optimisation.
-"""
+"""A choice: ties, searches, thinned curves, limits, sentences and the words of an optimisation."""
 
 from __future__ import annotations
 
@@ -15,13 +13,12 @@ from policies import parse_policy
 from policies.text import SpecError
 from queueing.control.advice.searches import (
     SHOWN,
-    _at_a_limit,
-    _limited,
-    _thinned,
+    AdviceSearch,
     measure_of,
     search,
+    thinned,
 )
-from queueing.control.advice.sentence import sentence, setting_text
+from queueing.control.advice.sentence import knob_text, sentence
 from queueing.control.advice.what_if import usual_token_limits
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.errors import NoStableChoiceError, UnstableQueueError
@@ -39,7 +36,7 @@ from queueing.optimization.candidates import (
 )
 from queueing.optimization.choices import best_batch_size, scored
 from queueing.optimization.forecast import Advice, Forecast, Setting
-from queueing.optimization.gain.measure import Measure
+from queueing.optimization.gain.measure import Criterion
 from queueing.optimization.gain.operating_point import OperatingPoint
 from queueing.optimization.objective import Objective, parse_slo
 from queueing.optimization.rates import largest_rate
@@ -403,7 +400,7 @@ def test_the_fewest_servers_are_above_the_load_in_whole_servers() -> None:
 @pytest.mark.parametrize(("size", "every"), [(79, 1), (80, 2), (119, 2), (120, 3)])
 def test_a_curve_shows_some_forty_points_and_the_best(size: int, every: int) -> None:
     curve = [point(number, float(number)) for number in range(size)]
-    found = _thinned(Optimum("batch-size", "delay", curve[7], curve))
+    found = thinned(Optimum("batch-size", "delay", curve[7], curve))
     assert SHOWN == 40
     assert [each["batch_size"] for each in found] == [
         number for number in range(size) if number % every == 0 or number == 7
@@ -412,12 +409,13 @@ def test_a_curve_shows_some_forty_points_and_the_best(size: int, every: int) -> 
 
 def test_a_limit_that_would_cut_nothing_is_none() -> None:
     free, limited = Setting(policy="single"), Setting(policy="single", max_output_tokens=50)
-    assert [_limited(free, limit, 100).max_output_tokens for limit in (99, 100, 101)] == [
+    of_free, of_limited = (AdviceSearch(operating_point(), each, DELAY) for each in (free, limited))
+    assert [of_free.limited(limit, 100).max_output_tokens for limit in (99, 100, 101)] == [
         99,
         None,
         None,
     ]
-    assert [_limited(limited, limit, 100).max_output_tokens for limit in (99, 100)] == [99, 100]
+    assert [of_limited.limited(limit, 100).max_output_tokens for limit in (99, 100)] == [99, 100]
 
 
 def operating_point(**about: Any) -> OperatingPoint:
@@ -444,22 +442,22 @@ def test_what_the_choices_of_a_target_are_compared_by() -> None:
     one = Setting(policy="capped:max_batch_size=8")
     v1 = Objective(name="v1")
 
-    def of(objective: Objective, target: str, best: Setting = one) -> Measure:
+    def of(objective: Objective, target: str, best: Setting = one) -> Criterion:
         return measure_of(operating_point(), (one, best), objective, target)
 
-    assert of(DELAY, "policy") == Measure(DELAY, "sojourn_time")
-    assert of(DELAY, "policy", Setting(policy="single")) == Measure(DELAY, "sojourn_time")
-    assert of(DELAY, "policy", Setting(policy="dynamic")) == Measure(DELAY, "queueing_delay"), (
+    assert of(DELAY, "policy") == Criterion(DELAY, "sojourn_time")
+    assert of(DELAY, "policy", Setting(policy="single")) == Criterion(DELAY, "sojourn_time")
+    assert of(DELAY, "policy", Setting(policy="dynamic")) == Criterion(DELAY, "queueing_delay"), (
         "as the autopilot compares these two"
     )
-    assert of(DELAY, "batch-size") == Measure(DELAY, "queueing_delay")
-    assert of(v1, "batch-size") == Measure(DELAY, "queueing_delay")
-    assert of(v1, "max-output-tokens") == Measure(v1, "queueing_delay")
-    assert of(SLO, "servers") == Measure(SLO, "queueing_delay")
+    assert of(DELAY, "batch-size") == Criterion(DELAY, "queueing_delay")
+    assert of(v1, "batch-size") == Criterion(DELAY, "queueing_delay")
+    assert of(v1, "max-output-tokens") == Criterion(v1, "queueing_delay")
+    assert of(SLO, "servers") == Criterion(SLO, "queueing_delay")
     sojourn = Objective(name="slo", slo=parse_slo("mean_sojourn_time=2s"))
-    assert of(sojourn, "max-output-tokens") == Measure(sojourn, "sojourn_time")
+    assert of(sojourn, "max-output-tokens") == Criterion(sojourn, "sojourn_time")
     assert [
-        _at_a_limit(each) for each in (DELAY, THROUGHPUT, SLO, v1, Objective(name="clipped"))
+        each.at_a_limit for each in (DELAY, THROUGHPUT, SLO, v1, Objective(name="clipped"))
     ] == [DELAY, THROUGHPUT, SLO, DELAY, DELAY]
 
 
@@ -545,7 +543,7 @@ def said(
     *,
     gain: tuple[float, float, float] = (0.4, 0.3, 0.5),
     objective: Objective = DELAY,
-    measure: Measure | None = None,
+    measure: Criterion | None = None,
     values: tuple[float | None, float | None] = (2.0, 1.2),
     **about: Any,
 ) -> str:
@@ -558,7 +556,7 @@ def said(
         curve=(),
         says="",
     )
-    return sentence(found, best, objective, measure or Measure(objective), values, **about)
+    return sentence(found, best, objective, measure or Criterion(objective), values, **about)
 
 
 SIX = forecast("capped:max_batch_size=6")
@@ -654,19 +652,19 @@ def test_a_limit_that_cuts_too_much_is_said_where_the_limit_is_what_is_chosen() 
 
 def test_delays_stand_beside_sojourns_and_notes_behind_all() -> None:
     best = replace(forecast("elastic"), notes=("extrapolated: x", "y"))
-    text = said("policy", forecast(), best, measure=Measure(DELAY, "sojourn_time"))
+    text = said("policy", forecast(), best, measure=Criterion(DELAY, "sojourn_time"))
     assert text.endswith("; mean queueing delay 12.5 ms -> 12.5 ms; extrapolated: x; y")
     assert "mean sojourn time 2 s -> 1.2 s" in text
     plain = said(
         "policy",
         forecast(),
         best,
-        measure=Measure(Objective(name="v1"), "sojourn_time"),
+        measure=Criterion(Objective(name="v1"), "sojourn_time"),
         values=(0.5, 0.25),
     )
     assert "shortfall of V1 0.5 -> 0.25" in plain
     assert "12.5 ms" not in plain
-    assert [setting_text(forecast(servers=count), "servers") for count in (1, 2)] == [
+    assert [knob_text(Setting(policy="single", servers=count), "servers") for count in (1, 2)] == [
         "1 server",
         "2 servers",
     ]

@@ -17,7 +17,7 @@ from queueing.estimation.interval import UNKNOWN
 from queueing.latency.law import LatencyModel
 from queueing.model import Model
 from queueing.optimization.forecast import Forecast, Setting
-from queueing.optimization.gain.measure import Measure, forbidden, parse_objective
+from queueing.optimization.gain.measure import Criterion, forbidden, parse_objective
 from queueing.optimization.objective import Objective, Slo, parse_slo, utilities
 from queueing.result import Prediction, Quantiles
 from tests.queueing.made import prediction_of
@@ -174,10 +174,10 @@ P99, SOJOURN = parse_slo("p99_queueing_delay=9s"), parse_slo("mean_sojourn_time=
 @pytest.mark.parametrize(
     ("measure", "value", "name", "pole", "stable", "seconds", "compared"),
     [
-        (Measure(), 0.9, "mean queueing delay", True, True, True, "queueing_delay"),
+        (Criterion(), 0.9, "mean queueing delay", True, True, True, "queueing_delay"),
         # of those who are lost, a tenth, the wait alone: 1 s + 0.9 times what follows it
         (
-            Measure(quantity="sojourn_time"),
+            Criterion(quantity="sojourn_time"),
             1.99,
             "mean sojourn time",
             True,
@@ -186,7 +186,7 @@ P99, SOJOURN = parse_slo("p99_queueing_delay=9s"), parse_slo("mean_sojourn_time=
             "sojourn_time",
         ),
         (
-            Measure(Objective(name="delay")),
+            Criterion(Objective(name="delay")),
             1.0,
             "mean queueing delay",
             True,
@@ -195,7 +195,7 @@ P99, SOJOURN = parse_slo("p99_queueing_delay=9s"), parse_slo("mean_sojourn_time=
             "queueing_delay",
         ),
         (
-            Measure(Objective(name="clipped"), "sojourn_time"),
+            Criterion(Objective(name="clipped"), "sojourn_time"),
             1.99,
             "mean sojourn time",
             True,
@@ -204,7 +204,7 @@ P99, SOJOURN = parse_slo("p99_queueing_delay=9s"), parse_slo("mean_sojourn_time=
             "sojourn_time",
         ),
         (
-            Measure(Objective(name="slo", slo=P99)),
+            Criterion(Objective(name="slo", slo=P99)),
             3.0,
             "p99 of the queueing delay",
             True,
@@ -213,7 +213,7 @@ P99, SOJOURN = parse_slo("p99_queueing_delay=9s"), parse_slo("mean_sojourn_time=
             "queueing_delay",
         ),
         (
-            Measure(Objective(name="slo", slo=SOJOURN), "sojourn_time"),
+            Criterion(Objective(name="slo", slo=SOJOURN), "sojourn_time"),
             2.0,
             "mean sojourn time",
             True,
@@ -223,7 +223,7 @@ P99, SOJOURN = parse_slo("p99_queueing_delay=9s"), parse_slo("mean_sojourn_time=
         ),
         # an SLO on another duration than the one that is compared
         (
-            Measure(Objective(name="slo", slo=SOJOURN)),
+            Criterion(Objective(name="slo", slo=SOJOURN)),
             1.0,
             "mean queueing delay",
             True,
@@ -233,7 +233,7 @@ P99, SOJOURN = parse_slo("p99_queueing_delay=9s"), parse_slo("mean_sojourn_time=
         ),
         # half a second a token, of 1, 2, 2 and 2 tokens
         (
-            Measure(Objective(name="throughput")),
+            Criterion(Objective(name="throughput")),
             0.875,
             "time per request at the largest stable rate",
             False,
@@ -242,9 +242,9 @@ P99, SOJOURN = parse_slo("p99_queueing_delay=9s"), parse_slo("mean_sojourn_time=
             None,
         ),
         # a reader gets 1, 1, 2/3 and 1/2 of the answer
-        (Measure(V1), 0.25 * 5 / 24 + 0.75 * 1.0, "shortfall of V1", False, True, False, None),
+        (Criterion(V1), 0.25 * 5 / 24 + 0.75 * 1.0, "shortfall of V1", False, True, False, None),
         (
-            Measure(Objective(name="v2", theta=0.25, loss_cost=3.0)),
+            Criterion(Objective(name="v2", theta=0.25, loss_cost=3.0)),
             0.25 * 5 / 24 + 0.75 * 0.9 + 3 * 0.1,
             "shortfall of V2",
             False,
@@ -255,7 +255,7 @@ P99, SOJOURN = parse_slo("p99_queueing_delay=9s"), parse_slo("mean_sojourn_time=
     ],
 )
 def test_what_an_objective_compares_settings_by(
-    measure: Measure,
+    measure: Criterion,
     value: float,
     name: str,
     pole: bool,

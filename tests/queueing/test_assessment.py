@@ -1,5 +1,5 @@
-"""The parts of a look at a window, each by hand: load, relaxation, band of the wander, silence,
-transient and stalls.
+"""An assessment by hand: load, relaxation time, silence before and after the requests, transient
+and stalls.
 """
 
 from __future__ import annotations
@@ -7,15 +7,18 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from policies import parse_policy
-from queueing.control.assess import _load, _relaxation, _settled, assess
+from queueing.control.assess import assess, load_interval
+from queueing.control.long_run import LongRun
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.estimation.arrivals import while_requests_came
 from queueing.estimation.assumptions.assumption import Assumption
+from queueing.estimation.assumptions.engine_assumptions import settled
 from queueing.estimation.estimates import Estimates
 from queueing.estimation.interval import UNKNOWN, symmetric
 from queueing.estimation.lengths.lengths import lengths
@@ -64,17 +67,29 @@ def predicted(**about: object) -> Prediction:
     return prediction_of(**(given | about))
 
 
+def relaxation(queue: Model, load: float, prediction: Prediction | None) -> float:
+    point: Any = None  # nothing is asked of it
+    return LongRun(
+        point=point,
+        setting=Setting(policy="single"),
+        model=queue,
+        load=symmetric(load, 0.0, 9.0),
+        prediction=prediction,
+        scatter=None,
+    ).relaxation_time
+
+
 def test_the_load_has_the_doubts_of_rate_and_speed() -> None:
     queue, off = model("single"), math.hypot(0.01, 0.005)
     value = RATE / queue.largest_stable_rate
-    found = _load(queue, estimates(), LAW)
+    found = load_interval(queue, estimates(), LAW)
     assert (found.value, found.low, found.high) == pytest.approx(
         (value, value * (1 - off), value * (1 + off))
     )
     assert found.effective_n == 1000.0
-    alone = _load(queue, estimates(speed=UNKNOWN), LAW)
+    alone = load_interval(queue, estimates(speed=UNKNOWN), LAW)
     assert alone.high == pytest.approx(value * 1.01)
-    vague = _load(queue, estimates(arrival_rate=symmetric(RATE, 15.0, 3.0)), LAW)
+    vague = load_interval(queue, estimates(arrival_rate=symmetric(RATE, 15.0, 3.0)), LAW)
     assert vague.low == 0.0
 
 
@@ -84,7 +99,7 @@ def test_a_speed_without_an_interval_leaves_the_load_of_the_calibrated_one_open(
 ) -> None:
     """Twice as slow by a few slots: the load may be half of what they say."""
     queue = model("single")
-    found = _load(queue, estimates(speed=dataclasses.replace(UNKNOWN, value=speed)), LAW)
+    found = load_interval(queue, estimates(speed=dataclasses.replace(UNKNOWN, value=speed)), LAW)
     assert (found.low, found.high) == pytest.approx(
         (found.value * low * 0.99, found.value * high * 1.01)
     )
@@ -94,26 +109,24 @@ def test_a_speed_without_an_interval_leaves_the_load_of_the_calibrated_one_open(
 def test_a_queue_of_single_requests_relaxes_as_one_by_one(servers: int, load: float) -> None:
     queue = model("single", servers=servers)
     expected = queue.batch_time.mean(1) / servers / (1 - math.sqrt(load)) ** 2
-    assert _relaxation(queue, load, predicted(batch_size=Mean(1.0))) == pytest.approx(expected)
-    assert _relaxation(queue, load, predicted(batch_size=Mean())) == pytest.approx(expected)
+    assert relaxation(queue, load, predicted(batch_size=Mean(1.0))) == pytest.approx(expected)
+    assert relaxation(queue, load, predicted(batch_size=Mean())) == pytest.approx(expected)
 
 
 def test_a_queue_of_batches_relaxes_in_batches_of_its_mean_size() -> None:
     queue = model("capped:max_batch_size=8", servers=2)
-    assert _relaxation(queue, 0.6, predicted()) == pytest.approx(queue.batch_time.mean(3) / 2 / 0.4)
-    assert _relaxation(queue, 0.6, predicted(batch_size=Mean(0.2))) == pytest.approx(
+    assert relaxation(queue, 0.6, predicted()) == pytest.approx(queue.batch_time.mean(3) / 2 / 0.4)
+    assert relaxation(queue, 0.6, predicted(batch_size=Mean(0.2))) == pytest.approx(
         queue.batch_time.mean(1) / 2 / 0.4
     )
-    assert _relaxation(queue, 0.6, None) == math.inf
+    assert relaxation(queue, 0.6, None) == math.inf
 
 
 def test_continuous_batching_relaxes_in_the_sojourn_over_those_in_service() -> None:
     queue = model("continuous:max_batch_size=8")
-    assert _relaxation(queue, 0.64, predicted(batch_size=Mean(4.0))) == pytest.approx(
-        1.2 / 4 / 0.04
-    )
-    assert _relaxation(queue, 0.64, predicted(batch_size=Mean(0.5))) == pytest.approx(1.2 / 0.04)
-    assert _relaxation(queue, 0.64, predicted(sojourn_time=Quantiles())) == 0.0
+    assert relaxation(queue, 0.64, predicted(batch_size=Mean(4.0))) == pytest.approx(1.2 / 4 / 0.04)
+    assert relaxation(queue, 0.64, predicted(batch_size=Mean(0.5))) == pytest.approx(1.2 / 0.04)
+    assert relaxation(queue, 0.64, predicted(sojourn_time=Quantiles())) == 0.0
 
 
 def arriving(gaps: list[float], silence: float) -> Snapshot:
@@ -169,20 +182,34 @@ def test_the_silence_before_the_first_request_is_no_gap_of_the_arrivals(
     assert (rate == pytest.approx(10.0, rel=0.01)) == begun
 
 
-OPEN, CLOSED = Assumption("open_loop", True, 0.0, ""), Assumption("open_loop", False, 0.0, "")
-
-
-def test_a_transient_is_judged_of_an_open_loop_with_what_waited_before() -> None:
+def test_a_transient_is_judged_with_what_waited_before() -> None:
     """100 s from the beginning of the epoch; 6 s of relaxation are 18 s, and 100 that waited
     take 5 s.
     """
-    window = dataclasses.replace(arriving([1.0], 0.0), now=100.0)
-    found = _settled(window, (OPEN,), 6.0, 100, 20.0)
+
+    def judged(relaxation_time: float, waiting: int, free: float, begun: float = 0.0) -> Assumption:
+        return settled(
+            100.0 - begun, begun, relaxation_time, waiting_before=waiting, free_rate=free
+        )
+
+    found = judged(6.0, 100, 20.0)
     assert (found.holds, found.measure) == (False, pytest.approx(0.23))
-    assert _settled(window, (OPEN,), 6.0, 0, 20.0).measure == pytest.approx(0.18)
-    assert _settled(window, (CLOSED,), 6.0, 100, 20.0).holds is None
-    assert _settled(dataclasses.replace(window, start=20.0), (OPEN,), 6.0, 0, 20.0).measure == 0.0
-    assert _settled(window, (OPEN,), 6.0, 1, -5.0).holds is False, "what waits is never served"
+    assert judged(6.0, 0, 20.0).measure == pytest.approx(0.18)
+    assert judged(math.inf, 100, 20.0).holds is None
+    assert judged(6.0, 0, 20.0, 20.0).measure == 0.0
+    assert judged(6.0, 1, 1e-9).holds is False, "what waits is never served"
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_transient_is_judged_of_an_open_loop_alone(closed: bool) -> None:
+    def again(end: float, rng: np.random.Generator) -> float:
+        return float(end + rng.exponential(0.05))
+
+    arrivals = np.zeros(6) if closed else poisson(60.0, 1500, 1)
+    run = serve(arrivals, Engine(most=8), 3, again=again if closed else None, most=1500)
+    found = assess(window_of_run(run, "capped:max_batch_size=8"), LAW, Limits(max_num_seqs=16))
+    (transient,) = (each for each in found.compared.assumptions if each.name == "settled")
+    assert (transient.holds is None) == closed
 
 
 STALLS = Stalls(3, 0.02, 1.0, None, 0.5)
