@@ -18,19 +18,15 @@ from policies import Policy, SpecError, parse_policy, served_as
 from policies.text import policy_batch_size
 from queueing.control.long_run import LongRun, long_run
 from queueing.estimation.arrivals import while_requests_came
-from queueing.estimation.assumptions.assumption import Assumption
-from queueing.estimation.assumptions.client_assumptions import (
-    client_assumptions,
-    independent_lengths,
+from queueing.estimation.assumptions.assumption import (
+    Assumption,
+    Evidence,
+    ForecastEvidence,
+    judged,
 )
-from queueing.estimation.assumptions.engine_assumptions import (
-    engine_assumptions,
-    equal_servers,
-    settled,
-    stable_queue,
-)
-from queueing.estimation.assumptions.memory_assumption import enough_memory
-from queueing.estimation.assumptions.verdict import Compared, compare, with_check
+from queueing.estimation.assumptions.engine_assumptions import ENGINE_TESTS
+from queueing.estimation.assumptions.forecast_assumptions import FORECAST_TESTS
+from queueing.estimation.assumptions.verdict import Compared, compare
 from queueing.estimation.checked import Pairs, check_window, cut_at
 from queueing.estimation.estimates import Estimates, estimate, held_tokens
 from queueing.estimation.interval import NORMAL, UNKNOWN, Estimate
@@ -144,32 +140,33 @@ def _compared(
 ) -> Compared:
     sojourn = policy.joins_running
     found = compare(seen, interval, assumptions, sojourn=sojourn)
-    return found if pairs is None else with_check(found, pairs.check, sojourn=sojourn)
+    return found if pairs is None else found.with_check(pairs.check, sojourn=sojourn)
 
 
 def _assumptions(
     seen: Snapshot, speeds: Speeds, found: LongRun, limits: Limits, *, waiting_before: int
 ) -> tuple[Assumption, ...]:
-    clients, policy = client_assumptions(seen), parse_policy(seen.policy)
-    several = [equal_servers(speeds.servers)] if seen.servers > 1 else []
+    policy = parse_policy(seen.policy)
     bounds = [each for each in (policy_batch_size(policy), limits.max_num_seqs) if each is not None]
     relaxation = _relaxation(found.model, found.load.value, found.prediction)
     rate = found.estimates.arrival_rate.value
-    free_rate = (found.model.largest_stable_rate - rate) * found.model.call_size
-    return (
-        *clients,
-        *engine_assumptions(
-            speeds,
-            continuous=policy.joins_running,
-            wander_effect=_wander_effect(found, relaxation),
-            stalled=found.stalled,
-        ),
-        *several,
-        enough_memory(seen, policy, min(bounds, default=None)),
-        stable_queue(found.load, seen.judged(), kept_finite=_kept_finite(clients, limits)),
-        _settled(seen, clients, relaxation, waiting_before, free_rate),
-        _within_calls(found, limits),
+    alone = found.model.sequences is None
+    forecast = ForecastEvidence(
+        policy=policy,
+        speeds=speeds,
+        load=found.load,
+        mean=found.mean,
+        stalled=found.stalled,
+        wander_effect=_wander_effect(found, relaxation),
+        relaxation=relaxation,
+        free_rate=(found.model.largest_stable_rate - rate) * found.model.call_size,
+        waiting_before=waiting_before,
+        patience=limits.patience,
+        slots=min(bounds, default=None),
+        alike=None if alone else found.estimates.alike(found.model.policy, limits.max_num_seqs),
+        independent_effect=1.0 if alone else found.with_independent_lengths,
     )
+    return judged(Evidence(seen=seen, forecast=forecast), (*FORECAST_TESTS, *ENGINE_TESTS))
 
 
 def _wander_effect(found: LongRun, relaxation: float) -> float | None:
@@ -184,27 +181,9 @@ def _wander_effect(found: LongRun, relaxation: float) -> float | None:
     return NORMAL * abs(found.speed_elasticity) * spread
 
 
-def _within_calls(found: LongRun, limits: Limits) -> Assumption:
-    if found.model.sequences is None:
-        says = "not judged: every call is of one sequence"
-        return Assumption("independent_lengths", None, math.nan, says)
-    return independent_lengths(
-        found.estimates.alike(found.model.policy, limits.max_num_seqs),
-        found.mean,
-        found.with_independent_lengths,
-    )
-
-
-def _kept_finite(clients: Sequence[Assumption], limits: Limits) -> str | None:
-    """What bounds the queue whatever arrives."""
-    if limits.patience is not None:
-        return "patience"
-    refuses = any(each.name == "all_admitted" and each.holds is False for each in clients)
-    return "what the gateway refuses" if refuses else None
-
-
 def _nothing(seen: Snapshot, estimates: Estimates, policy: Policy) -> Assessment:
-    compared = compare(seen, UNKNOWN, client_assumptions(seen), sojourn=policy.joins_running)
+    assumptions = judged(Evidence(seen=seen), FORECAST_TESTS)
+    compared = compare(seen, UNKNOWN, assumptions, sojourn=policy.joins_running)
     return Assessment(
         estimates=estimates,
         load=UNKNOWN,
@@ -229,27 +208,6 @@ def _load(model: Model, estimates: Estimates, shape: LatencyModel) -> Estimate:
         value * lowest * max(0.0, 1 - relative),
         value * highest * (1 + relative),
         estimates.arrival_rate.effective_n,
-    )
-
-
-def _settled(
-    seen: Snapshot,
-    clients: Sequence[Assumption],
-    relaxation: float,
-    waiting_before: int,
-    free: float,
-) -> Assumption:
-    """Not judged of a closed loop, which forgets sooner than the open queue whose relaxation
-    time this is.
-    """
-    closed = any(each.name == "open_loop" and each.holds is False for each in clients)
-    known = math.inf if closed else relaxation
-    return settled(
-        seen.now - seen.start,
-        seen.start - seen.epoch_at,
-        known,
-        waiting_before=waiting_before,
-        free_rate=max(free, 1e-9),
     )
 
 
