@@ -77,8 +77,8 @@ class Mmpp:
     def instants(
         self, rng: np.random.Generator, *, count: int | None = None, duration: float | None = None
     ) -> FloatArray:
-        """See `Arrivals.instants`. The states come from a generator spawned from `rng`, the gaps
-        from `rng` itself: other rates in the same states meet the same path and the same unit gaps.
+        """See `ArrivalStream.instants`. The states come from a generator spawned from `rng`, the
+        gaps from `rng` itself: other rates in the same states meet the same path and unit gaps.
         """
         check_end(self.mean_rate, count, duration)
         self._check_changes(count, duration)

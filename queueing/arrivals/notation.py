@@ -98,7 +98,8 @@ def in_words(process: ArrivalProcess) -> tuple[str, ...]:
             kind = f"index of dispersion {dispersion} over long windows"
         case Piecewise() | Ramp():
             return (
-                f"arrivals {format_arrivals(process)}: {rate} over its {_seconds(process)}",
+                f"arrivals {format_arrivals(process)}: {rate} over its "
+                f"{format_number(span(process))} s",
                 "no steady state: every request from an empty queue to the last arrival counts",
             )
         case _:
@@ -127,7 +128,3 @@ def span(process: Ending) -> float:
 def cycle(process: ArrivalProcess) -> float:
     """Mean seconds in which a modulated process passes all its states; 0 for others."""
     return sum(process.durations) if isinstance(process, Mmpp) else 0.0
-
-
-def _seconds(process: Ending) -> str:
-    return f"{format_number(span(process))} s"

@@ -28,7 +28,7 @@ MOST = 10**8  # arrivals in a timetable: more is a slip of the pen, and would no
 FIRST_DRAW = 1024
 
 
-class Arrivals(Protocol):
+class ArrivalStream(Protocol):
     """An arrival process on the line from 0."""
 
     @property
@@ -67,7 +67,7 @@ class Poisson:
     def instants(
         self, rng: np.random.Generator, *, count: int | None = None, duration: float | None = None
     ) -> FloatArray:
-        """See `Arrivals.instants`."""
+        """See `ArrivalStream.instants`."""
         check_end(self.rate, count, duration)
         return partial_sums(lambda size: rng.exponential(size=size) / self.rate, count, duration)
 
@@ -99,7 +99,7 @@ class Gamma:
     def instants(
         self, rng: np.random.Generator, *, count: int | None = None, duration: float | None = None
     ) -> FloatArray:
-        """See `Arrivals.instants`."""
+        """See `ArrivalStream.instants`."""
         if math.isinf(self.burstiness):
             return Deterministic(self.rate).instants(rng, count=count, duration=duration)
         check_end(self.rate, count, duration)
@@ -133,7 +133,7 @@ class Deterministic:
         count: int | None = None,
         duration: float | None = None,
     ) -> FloatArray:
-        """See `Arrivals.instants`."""
+        """See `ArrivalStream.instants`."""
         check_end(self.rate, count, duration)
         size = math.floor((duration or 0) * self.rate) + 1 if count is None else count
         return cut(np.arange(1, size + 1) / self.rate, count, duration)
@@ -161,7 +161,7 @@ class Recorded:
         count: int | None = None,
         duration: float | None = None,
     ) -> FloatArray:
-        """See `Arrivals.instants`; ends with the recording."""
+        """See `ArrivalStream.instants`; ends with the recording."""
         check_bounds(count, duration)
         return cut(self.at, count, duration)
 

@@ -49,7 +49,7 @@ class Piecewise:
     def instants(
         self, rng: np.random.Generator, *, count: int | None = None, duration: float | None = None
     ) -> FloatArray:
-        """See `Arrivals.instants`; ends with the last piece."""
+        """See `ArrivalStream.instants`; ends with the last piece."""
         check_bounds(count, duration)
         rates, starts, expected = knots(np.asarray(self.rates), np.asarray(self.durations))
         units = unit_instants(rng, count, float(expected[-1]))
@@ -88,7 +88,7 @@ class Ramp:
     def instants(
         self, rng: np.random.Generator, *, count: int | None = None, duration: float | None = None
     ) -> FloatArray:
-        """See `Arrivals.instants`; ends with the ramp."""
+        """See `ArrivalStream.instants`; ends with the ramp."""
         check_bounds(count, duration)
         units = unit_instants(rng, count, self.mean_rate * self.duration)
         return cut(np.minimum(self._invert(units), self.duration), count, duration)

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from policies.text import SpecError
 from queueing.arrivals.length_prediction import IntArray, predict_lengths
-from queueing.arrivals.processes import Arrivals, FloatArray, Poisson, delivered_rate
+from queueing.arrivals.processes import ArrivalStream, FloatArray, Poisson, delivered_rate
 from queueing.distributions.flows import Flows, check_name
 from queueing.measurement.record import shown, unmarked
 from queueing.models.soap.predictor_text import PredictorText
@@ -31,7 +31,7 @@ from queueing.models.soap.predictor_text import PredictorText
 __all__ = [
     "FloatArray",
     "IntArray",
-    "Lengths",
+    "LengthLaw",
     "Timetable",
     "delivered_rate",
     "draw",
@@ -46,7 +46,7 @@ __all__ = [
 ]
 
 
-class Lengths(Protocol):
+class LengthLaw(Protocol):
     """Where token counts come from: a
     `queueing.distributions.token_distribution.TokenDistribution`.
     """
@@ -95,7 +95,7 @@ class Timetable:
 
 
 def draw(
-    rate: float, num_prompts: int, seed: int, prompt_tokens: Lengths, output_tokens: Lengths
+    rate: float, num_prompts: int, seed: int, prompt_tokens: LengthLaw, output_tokens: LengthLaw
 ) -> Timetable:
     """A Poisson timetable: `rate` in requests per second (infinity sends all at once). Raises
     SpecError.
@@ -110,13 +110,13 @@ def draw(
 
 
 def draw_timetable(
-    process: Arrivals,
+    process: ArrivalStream,
     *,
     count: int | None = None,
     duration: float | None = None,
     seed: int,
-    prompt_tokens: Lengths,
-    output_tokens: Lengths,
+    prompt_tokens: LengthLaw,
+    output_tokens: LengthLaw,
 ) -> Timetable:
     """`count` arrivals of a process, those within `duration` seconds, or whichever ends first.
     Raises SpecError.

@@ -50,7 +50,7 @@ class Row(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Format:
+class TraceFormat:
     """How a kind of trace is read."""
 
     read: Callable[[Path], Iterator[Row]]
@@ -78,14 +78,6 @@ def _csv_rows(path: Path, columns: Sequence[str], instant: Callable[[str], float
                 raise bad_line(
                     path, lines.line_num, ",".join(cells), ",".join(columns), error
                 ) from None
-
-
-def _azure(path: Path) -> Iterator[Row]:
-    return _csv_rows(path, AZURE, nanoseconds)
-
-
-def _burstgpt(path: Path) -> Iterator[Row]:
-    return _csv_rows(path, BURSTGPT, decimal_nanoseconds)
 
 
 def _json_lines(path: Path) -> Iterator[Row]:
@@ -131,12 +123,12 @@ def _timetable(path: Path) -> Iterator[Row]:
 
 
 FORMATS = {
-    "azure": Format(_azure, 1e9),
-    "burstgpt": Format(_burstgpt, 1e9),
-    "mooncake": Format(_json_lines, 1e3),
-    "bailian": Format(_json_lines, 1.0),
-    "run": Format(_run, 1.0),
-    "timetable": Format(_timetable, 1.0, from_first=False),
+    "azure": TraceFormat(lambda path: _csv_rows(path, AZURE, nanoseconds), 1e9),
+    "burstgpt": TraceFormat(lambda path: _csv_rows(path, BURSTGPT, decimal_nanoseconds), 1e9),
+    "mooncake": TraceFormat(_json_lines, 1e3),
+    "bailian": TraceFormat(_json_lines, 1.0),
+    "run": TraceFormat(_run, 1.0),
+    "timetable": TraceFormat(_timetable, 1.0, from_first=False),
 }
 
 

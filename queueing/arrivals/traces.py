@@ -12,21 +12,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from policies.text import SpecError, suggest
 from queueing.arrivals.timetable import Timetable
-from queueing.arrivals.trace_formats import FORMATS, Format, Row, detect
+from queueing.arrivals.trace_formats import FORMATS, Row, TraceFormat, detect
 from queueing.distributions.laws import LONGEST
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class LoadedTrace:
     """What a file gave."""
 
     kind: str
@@ -50,7 +48,7 @@ def read_trace(
 
 def load_trace(
     path: Path, kind: str = "auto", time_scale: float = 1.0, *, count: int | None = None
-) -> Trace:
+) -> LoadedTrace:
     """As `read_trace`, with the kind that was found and the number of rows that were left out."""
     if not 0 < time_scale < math.inf:
         raise SpecError(f"got time scale {time_scale}; expected a number > 0 (0.5: twice as fast)")
@@ -78,39 +76,35 @@ def load_trace(
             "at least one"
         )
     late = sum(later[0] < earlier[0] for earlier, later in pairwise(rows))
-    return Trace(found, _timetable(rows, FORMATS[found], time_scale), skipped, late)
+    return LoadedTrace(found, _timetable(rows, FORMATS[found], time_scale), skipped, late)
 
 
-def _whole_predictions(predicted: npt.NDArray[Any]) -> npt.NDArray[np.int64] | None:
-    """In tokens, 0 where a request has none; None where none has one."""
+def _usable(form: TraceFormat, path: Path, count: int | None) -> tuple[list[Row], int]:
+    """Rows with tokens, at most `count`, and how many without were skipped among them."""
+    rows: list[Row] = []
+    skipped = 0
+    for row in form.read(path):
+        if row.prompt_tokens and row.output_tokens:
+            rows.append(row)
+        else:
+            skipped += 1
+        if len(rows) == count:
+            break
+    return rows, skipped
+
+
+def _timetable(rows: list[Row], form: TraceFormat, time_scale: float) -> Timetable:
+    at, prompts, outputs, predicted, flows = (
+        np.array(column) for column in zip(*rows, strict=True)
+    )
     given = np.array([value is not None for value in predicted])
-    if not given.any():
-        return None
     tokens = np.where(given, predicted, 0).astype(float)
     if (lowest := tokens.min()) < 0:
         raise SpecError(
             f"got a predicted length of {lowest:g} tokens in the trace; expected numbers > 0"
         )
-    whole = np.clip(np.rint(tokens), 1, LONGEST)  # a longer one is no longer than any limit
-    return np.where(given, whole, 0).astype(np.int64)
-
-
-def _usable(form: Format, path: Path, count: int | None) -> tuple[list[Row], int]:
-    skipped = 0
-
-    def usable(row: Row) -> bool:
-        nonlocal skipped
-        lost = not (row.prompt_tokens and row.output_tokens)
-        skipped += lost
-        return not lost
-
-    return list(islice(filter(usable, form.read(path)), count)), skipped
-
-
-def _timetable(rows: list[Row], form: Format, time_scale: float) -> Timetable:
-    at, prompts, outputs, predicted, flows = (
-        np.array(column) for column in zip(*rows, strict=True)
-    )
+    # a longer one is no longer than any limit; 0 where a request has none
+    whole = np.where(given, np.clip(np.rint(tokens), 1, LONGEST), 0).astype(np.int64)
     order = np.argsort(at, kind="stable")
     # before the division: dates are whole numbers, exact
     since = at - at.min() if form.from_first else at
@@ -118,6 +112,6 @@ def _timetable(rows: list[Row], form: Format, time_scale: float) -> Timetable:
         intended_at=(since / form.per_second * time_scale)[order].astype(np.float64),
         prompt_tokens=prompts[order].astype(np.int64),
         output_tokens=outputs[order].astype(np.int64),
-        predicted_output_tokens=_whole_predictions(predicted[order]),
+        predicted_output_tokens=whole[order] if given.any() else None,
         flow=None if None in flows else flows[order],
     )

@@ -18,19 +18,15 @@ from policies import SpecError, parse_policy, served_as
 from policies.text import policy_batch_size
 from queueing.control.long_run import LongRun, long_run
 from queueing.estimation.arrivals import while_requests_came
-from queueing.estimation.assumptions.assumption import Assumption
-from queueing.estimation.assumptions.client_assumptions import (
-    client_assumptions,
-    independent_lengths,
+from queueing.estimation.assumptions.assumption import (
+    Assumption,
+    Evidence,
+    ForecastEvidence,
+    judged,
 )
-from queueing.estimation.assumptions.engine_assumptions import (
-    engine_assumptions,
-    equal_servers,
-    settled,
-    stable_queue,
-)
-from queueing.estimation.assumptions.memory_assumption import enough_memory
-from queueing.estimation.assumptions.verdict import Compared, compare, with_check
+from queueing.estimation.assumptions.engine_assumptions import ENGINE_TESTS
+from queueing.estimation.assumptions.forecast_assumptions import FORECAST_TESTS
+from queueing.estimation.assumptions.verdict import Compared, compare
 from queueing.estimation.checked import Pairs, check_window, cut_at
 from queueing.estimation.estimates import Estimates, estimate, held_tokens
 from queueing.estimation.interval import UNKNOWN, Estimate
@@ -98,7 +94,8 @@ def assess(
     point = OperatingPoint(estimates=estimates, shape=shape, limits=limits, factors=speeds.factors)
     sojourn = policy.joins_running
     if not estimates.count or not estimates.arrival_rate.value > 0 or point.lengths is None:
-        compared = compare(seen, UNKNOWN, client_assumptions(seen), sojourn=sojourn)
+        assumptions = judged(Evidence(seen=seen), FORECAST_TESTS)
+        compared = compare(seen, UNKNOWN, assumptions, sojourn=sojourn)
         return Assessment(estimates=estimates, load=UNKNOWN, compared=compared)
     if (refusal := point.lengths.refusal(limits.max_output_tokens)) is not None:
         raise SpecError(refusal)
@@ -115,7 +112,7 @@ def assess(
         estimates=estimates,
         load=found.load,
         long_run=found,
-        compared=compared if pairs is None else with_check(compared, pairs.check, sojourn=sojourn),
+        compared=compared if pairs is None else compared.with_check(pairs.check, sojourn=sojourn),
         pairs=pairs,
         model=model,
         server_speeds={each.server: math.exp(each.log) for each in speeds.servers},
@@ -125,44 +122,26 @@ def assess(
 def _assumptions(
     seen: Snapshot, speeds: Speeds, found: LongRun, limits: Limits, *, waiting_before: int
 ) -> tuple[Assumption, ...]:
-    clients, policy = client_assumptions(seen), parse_policy(seen.policy)
-    violated = {each.name for each in clients if each.holds is False}
-    several = [equal_servers(speeds.servers)] if seen.servers > 1 else []
+    policy = parse_policy(seen.policy)
     bounds = [each for each in (policy_batch_size(policy), limits.max_num_seqs) if each is not None]
-    kept_finite = None  # what bounds the queue whatever arrives
-    if limits.patience is not None:
-        kept_finite = "patience"
-    elif "all_admitted" in violated:
-        kept_finite = "what the gateway refuses"
-    if found.model.sequences is None:
-        says = "not judged: every call is of one sequence"
-        within_calls = Assumption("independent_lengths", None, math.nan, says)
-    else:
-        alike = found.estimates.alike(found.model.policy, limits.max_num_seqs)
-        within_calls = independent_lengths(alike, found.mean, found.with_independent_lengths)
     rate = found.estimates.arrival_rate.value
-    free_rate = (found.model.largest_stable_rate - rate) * found.model.call_size
-    return (
-        *clients,
-        *engine_assumptions(
-            speeds,
-            continuous=policy.joins_running,
-            wander_effect=found.wander_effect,
-            stalled=found.stalled,
-        ),
-        *several,
-        enough_memory(seen, policy, min(bounds, default=None)),
-        stable_queue(found.load, seen.judged(), kept_finite=kept_finite),
-        # a closed loop forgets sooner than the open queue whose relaxation time this is: not judged
-        settled(
-            seen.now - seen.start,
-            seen.start - seen.epoch_at,
-            math.inf if "open_loop" in violated else found.relaxation_time,
-            waiting_before=waiting_before,
-            free_rate=max(free_rate, 1e-9),
-        ),
-        within_calls,
+    alone = found.model.sequences is None
+    forecast = ForecastEvidence(
+        policy=policy,
+        speeds=speeds,
+        load=found.load,
+        mean=found.mean,
+        stalled=found.stalled,
+        wander_effect=found.wander_effect,
+        relaxation=found.relaxation_time,
+        free_rate=(found.model.largest_stable_rate - rate) * found.model.call_size,
+        waiting_before=waiting_before,
+        patience=limits.patience,
+        slots=min(bounds, default=None),
+        alike=None if alone else found.estimates.alike(found.model.policy, limits.max_num_seqs),
+        independent_effect=1.0 if alone else found.with_independent_lengths,
     )
+    return judged(Evidence(seen=seen, forecast=forecast), (*FORECAST_TESTS, *ENGINE_TESTS))
 
 
 def load_interval(model: Model, estimates: Estimates, shape: LatencyModel) -> Estimate:

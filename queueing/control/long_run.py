@@ -14,7 +14,7 @@ from functools import cached_property
 
 from queueing.control.answer_quantiles import with_answer_quantiles
 from queueing.errors import PredictionError, UnstableQueueError
-from queueing.estimation.assumptions.engine_assumptions import StalledDelay
+from queueing.estimation.assumptions.assumption import StalledDelay
 from queueing.estimation.estimates import Estimates
 from queueing.estimation.interval import NORMAL, UNKNOWN, Estimate, without_interval
 from queueing.estimation.speed.own_shape import Scatter

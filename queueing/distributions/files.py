@@ -48,14 +48,10 @@ def _counts(path: Path) -> Iterator[int]:
     first = text.lstrip().partition("\n")[0]
     if not first.startswith("{"):
         return _from_csv(text)
-    if _is_run(first):
+    header: Any = msgspec.json.decode(first)
+    if isinstance(header, dict) and "writer" in header:
         return (record.output_tokens or 0 for record in cut_run_of(text.encode(), path)[1])
     return _from_json_lines(text)
-
-
-def _is_run(first: str) -> bool:
-    header: Any = msgspec.json.decode(first)
-    return isinstance(header, dict) and "writer" in header
 
 
 def _from_csv(text: str) -> Iterator[int]:
@@ -66,7 +62,11 @@ def _from_csv(text: str) -> Iterator[int]:
     if not rows:
         return
     first = rows[0][1]
-    header = None if all(_is_number(cell) for cell in first) else rows.pop(0)[1]
+    header: list[str] | None = None
+    try:
+        list(map(float, first))
+    except ValueError:
+        header = rows.pop(0)[1]
     if header and not rows:
         raise ValueError(f"no counts, only {short_repr(','.join(header))}")
     if header and FIELD in header:
@@ -95,14 +95,6 @@ def _from_json_lines(text: str) -> Iterator[int]:
             raise ValueError(f"line {number} has no field {FIELD}")
         if value[FIELD] is not None:  # a request that was lost
             yield _count(value[FIELD], number)
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
 
 
 def _count(value: Any, line: int) -> int:

@@ -24,7 +24,7 @@ from scipy.optimize import minimize
 
 from policies.text import SpecError, suggest
 from queueing.distributions.censoring import Counts, Sample, redraw, sample
-from queueing.distributions.families import SEARCHES, Coordinates, Parameters
+from queueing.distributions.families import SEARCHES, Coordinates
 from queueing.distributions.laws import LAWS, Law
 from queueing.distributions.text import KEYS, DistributionText
 from queueing.distributions.token_distribution import TokenDistribution, parse_distribution
@@ -128,10 +128,17 @@ def _estimate(family: str, data: Sample, *, precise: bool) -> DistributionText:
     dimensions = len(KEYS[family])
     start = np.vstack([np.zeros(dimensions), 0.3 * np.eye(dimensions)])
     tolerance = 1e-7 if precise else 1e-3
+
+    def loss(coordinates: Coordinates) -> float:
+        try:
+            law = LAWS[family](family, *parameters(coordinates))
+        except (SpecError, OverflowError):
+            return IMPOSSIBLE
+        return -_log_likelihood(law, data)
+
     found = minimize(
-        _loss,
+        loss,
         np.zeros(dimensions),
-        args=(family, parameters, data),
         method="Nelder-Mead",
         options={
             "initial_simplex": start,
@@ -148,14 +155,6 @@ def _estimate(family: str, data: Sample, *, precise: bool) -> DistributionText:
             "name another family, or give more counts",
         )
     return DistributionText(family, tuple(float(value) for value in parameters(found.x)))
-
-
-def _loss(coordinates: Coordinates, family: str, parameters: Parameters, data: Sample) -> float:
-    try:
-        law = LAWS[family](family, *parameters(coordinates))
-    except (SpecError, OverflowError):
-        return IMPOSSIBLE
-    return -_log_likelihood(law, data)
 
 
 def _log_likelihood(law: Law, data: Sample) -> float:

@@ -56,6 +56,11 @@ class Law:
         """P(N >= n) of the rounded law at each of the counts (>= 1)."""
         return np.where(counts == 1, 1.0, self.above(np.where(counts == 1, 0.5, counts - 0.5)))
 
+    def pmf(self, longest: int) -> Vector:
+        """The probability vector over 0, 1, ..., `longest`; what is beyond goes to the last."""
+        last = self.at_least(np.array([float(longest)]))
+        return np.concatenate([[0.0], self.probabilities(np.arange(1.0, longest)), last])
+
 
 class TooLongError(SpecError):
     """A law that only a limit makes usable; the message ends where the caller names its own way
@@ -67,7 +72,22 @@ def rounded_pmf(law: Law, text: str, cap: int | None) -> Vector:
     """The probability vector over 0, 1, ..., cut at `cap` or where nothing is left. Raises
     TooLongError.
     """
-    return _up_to(law, _longest(law, text, cap))
+    for most in (SUPPORT_LIMIT, LONGEST):
+        limit = most if cap is None else min(cap, most)
+        negligible = law.above(np.arange(1, limit + 1) + 0.5) < TAIL_MASS
+        if negligible[-1]:
+            return law.pmf(int(np.argmax(negligible)) + 1)
+        if limit == cap:
+            return law.pmf(cap)
+    beyond = float(law.above(np.array([LONGEST + 0.5]))[0])
+    lacks = ""  # of its moments
+    alpha = re.match(r"pareto:.*alpha=([^,]+)", text.strip())
+    if alpha is not None and float(alpha[1]) <= 2:
+        lacks = " (alpha <= 2: its variance and a mean delay are infinite)"
+        if float(alpha[1]) <= 1:
+            lacks = " (alpha <= 1: its mean is infinite)"
+    exceeds = f"of which a share of {beyond:.2g} exceeds {LONGEST:,} tokens{lacks}"
+    raise TooLongError(f"got {text!r}, {exceeds}; expected at most {TAIL_MASS:g}: ")
 
 
 def tailed_pmf(law: Law, text: str, index: float) -> tuple[Vector, Tail | None]:
@@ -83,42 +103,12 @@ def tailed_pmf(law: Law, text: str, index: float) -> tuple[Vector, Tail | None]:
         )
     beyond = float(law.above(np.array([LONGEST - 0.5]))[0])
     if 0 < beyond <= MOST_BEYOND and (beyond >= TAIL_MASS or index < math.inf):
-        pmf, tail = _up_to(law, LONGEST), Tail.of(law.above, LONGEST - 0.5, index)
+        pmf, tail = law.pmf(LONGEST), Tail.of(law.above, LONGEST - 0.5, index)
         if beyond >= TAIL_MASS or tail.moment(2) > _MISSED * float(
             pmf @ np.arange(len(pmf)) ** 2.0
         ):
             return pmf, tail
     return rounded_pmf(law, text, None), None
-
-
-def _up_to(law: Law, longest: int) -> Vector:
-    last = law.at_least(np.array([float(longest)]))
-    return np.concatenate([[0.0], law.probabilities(np.arange(1.0, longest)), last])
-
-
-def _longest(law: Law, text: str, cap: int | None) -> int:
-    for most in (SUPPORT_LIMIT, LONGEST):
-        limit = most if cap is None else min(cap, most)
-        negligible = law.above(np.arange(1, limit + 1) + 0.5) < TAIL_MASS
-        if negligible[-1]:
-            return int(np.argmax(negligible)) + 1
-        if limit == cap:
-            return cap
-    beyond = float(law.above(np.array([LONGEST + 0.5]))[0])
-    exceeds = f"of which a share of {beyond:.2g} exceeds {LONGEST:,} tokens{_infinite(text)}"
-    raise TooLongError(f"got {text!r}, {exceeds}; expected at most {TAIL_MASS:g}: ")
-
-
-def _infinite(text: str) -> str:
-    """Of a Pareto law: the moments that it lacks."""
-    alpha = re.match(r"pareto:.*alpha=([^,]+)", text.strip())
-    if alpha is None or float(alpha[1]) > 2:
-        return ""
-    return (
-        " (alpha <= 1: its mean is infinite)"
-        if float(alpha[1]) <= 1
-        else " (alpha <= 2: its variance and a mean delay are infinite)"
-    )
 
 
 def _check(holds: bool, text: str, expected: str) -> None:

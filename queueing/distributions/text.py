@@ -71,7 +71,15 @@ def read_text(text: str) -> DistributionText:
             f"got an empty distribution; expected one of {', '.join(KEYS)}, for example "
             f"{EXAMPLES['geometric']}"
         )
-    _check_number(text.strip())
+    try:
+        value = float(text)
+    except ValueError:
+        pass
+    else:
+        raise SpecError(
+            f"got lengths {text.strip()!r}; expected a distribution: did you mean "
+            f"deterministic:value={format_number(value)}?"
+        )
     name, pairs = split_spec(text, EXAMPLES)
     _check_keys(name, pairs)
     if name == "empirical":
@@ -84,17 +92,6 @@ def read_text(text: str) -> DistributionText:
 def format_distribution(text: str) -> str:
     """The canonical text of the same law. Raises SpecError as `read_text` does."""
     return str(read_text(text))
-
-
-def _check_number(text: str) -> None:
-    try:
-        value = float(text)
-    except ValueError:
-        return
-    raise SpecError(
-        f"got lengths {text!r}; expected a distribution: did you mean "
-        f"deterministic:value={format_number(value)}?"
-    )
 
 
 def _check_keys(name: str, pairs: dict[str, str]) -> None:

@@ -269,20 +269,16 @@ def _build(spec: DistributionText, text: str, cap: int | None, *, tail: bool) ->
             spec.numbers, [_build(part, str(part), cap, tail=tail) for part in spec.parts]
         )
     if spec.path is not None:
-        return _empirical(Path(spec.path), text, cap)
+        counts = read_counts(Path(spec.path))
+        kept = counts if cap is None else [min(count, cap) for count in counts]
+        if kept and max(kept) > SUPPORT_LIMIT:
+            raise TooLongError(
+                f"got {text!r}, whose counts exceed {SUPPORT_LIMIT:,}; expected shorter lengths: "
+            )
+        return TokenDistribution.from_counts(kept)
     law = LAWS[spec.name](text, *spec.numbers)
     if tail:
         return TokenDistribution(
             *tailed_pmf(law, text, spec.numbers[0] if spec.name == "pareto" else math.inf)
         )
     return TokenDistribution(rounded_pmf(law, text, cap))
-
-
-def _empirical(path: Path, text: str, cap: int | None) -> TokenDistribution:
-    counts = read_counts(path)
-    kept = counts if cap is None else [min(count, cap) for count in counts]
-    if kept and max(kept) > SUPPORT_LIMIT:
-        raise TooLongError(
-            f"got {text!r}, whose counts exceed {SUPPORT_LIMIT:,}; expected shorter lengths: "
-        )
-    return TokenDistribution.from_counts(kept)

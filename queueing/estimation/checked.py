@@ -61,7 +61,7 @@ class Pairs:
     draws: npt.NDArray[np.float64]  # a row for each draw of the residuals, a column a request
     check: Check
 
-    def by_second(self, until: float = math.inf) -> dict[str, Any]:
+    def by_second(self, until: float = math.inf) -> dict[str, list[float] | None]:
         """Means of the requests that ended within each second that was over `until` then: its end,
         their number, the observed one, the model's, and between which the means of nine in ten
         draws lie (none of a single one).
@@ -88,7 +88,7 @@ class Pairs:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Requests:
+class WindowRequests:
     """In the order in which they enter the model; seconds and tokens."""
 
     enters: Vector
@@ -107,10 +107,74 @@ class Requests:
     judged: npt.NDArray[np.bool_]
     row: npt.NDArray[np.intp]  # of the snapshot; none of those that are still in service
 
-    def part(self, kept: Any) -> Requests:
+    def part(self, kept: Any) -> WindowRequests:
         """Some of them: a mask, indices or a slice."""
         names = (each.name for each in dataclasses.fields(self))
-        return Requests(**{name: getattr(self, name)[kept] for name in names})
+        return WindowRequests(**{name: getattr(self, name)[kept] for name in names})
+
+    def with_running(self, seen: Snapshot) -> WindowRequests:
+        """With those that share the engine now, at the tokens that they have."""
+        if not seen.in_service:
+            return self
+        at = np.array([each[0] for each in seen.in_service])
+        tokens = np.array([max(1, each[1]) for each in seen.in_service], dtype=np.int64)
+        prompt = int(self.prompts.mean()) if self.prompts.size else 0
+        running = {
+            each.name: np.full(at.size, math.nan) for each in dataclasses.fields(WindowRequests)
+        }
+        running |= dict.fromkeys(("enters", "arrived", "dispatched"), at)
+        running |= {"outputs": tokens, "prompts": np.full(at.size, prompt, dtype=np.int64)}
+        running |= {"judged": np.zeros(at.size, dtype=bool), "row": np.full(at.size, -1)}
+        return WindowRequests(
+            **{name: np.concatenate([getattr(self, name), more]) for name, more in running.items()}
+        )
+
+    def batch_factors(self, model: Model) -> BatchFactors | None:
+        """Of the batches that a policy forms; None where it interrupts them, as no record says what
+        an interruption wastes.
+        """
+        if order_of(model.policy).preemptive:
+            return None
+        order, first = by_batch(self.batch)
+
+        def over(values: npt.NDArray[Any], how: np.ufunc) -> Vector:
+            return np.asarray(how.reduceat(values[order], first), dtype=np.float64)
+
+        size, server = over(self.size, np.maximum), over(self.server, np.maximum)
+        at, ends = over(self.dispatched, np.minimum), over(self.freed, np.maximum)
+        total, longest = over(self.outputs, np.add), over(self.outputs, np.maximum)
+        prompts = over(self.prompts, np.add)
+        sums = size, total, longest, prompts
+        lawful = np.add(*lawful_times(model.law, sums, padded=model.policy.padded))
+        whole = np.isfinite(over(self.held, np.add))  # not a number of one makes it of the sum
+        whole &= np.diff(np.append(first, order.size)) == size
+        measured, about = np.where(whole, ends - at, math.nan), (size, longest, prompts)
+        return BatchFactors.of(server.astype(np.intp), at, measured, lawful, about)
+
+    def replayed(
+        self,
+        model: Model,
+        speeds: Speeds | None,
+        flows: npt.NDArray[np.str_] = NO_FLOWS,
+    ) -> Replayed:
+        """Served by the model at the speed that the machine had; without `speeds` at the law's."""
+        given = trace_of(self, flows)
+        if not model.policy.joins_running:
+            draws = DRAWS if self.row.size < MANY else DRAWS // 2
+            return replayed(model, given, machine=self.batch_factors(model), draws=draws)
+        path = None if speeds is None else path_of(model, speeds)
+        holding = Holding(self.dispatched, self.held)
+        return replayed(model, given, machine=path, holding=holding)
+
+    def delay_by_services(self, policy: Policy, judged: npt.NDArray[np.bool_]) -> float | None:
+        """The mean delay by the recursion on batches and service times as measured
+        (queueing.measurement.recursion); None where it is not of batches in order of arrival.
+        """
+        if policy.joins_running or not is_first_come(policy):
+            return None
+        instants = (self.enters, self.dispatched, self.freed)
+        starts = batch_starts(policy, np.stack([*instants, self.batch, self.server]))
+        return float((starts[judged] - self.arrived[judged]).mean())
 
 
 def check_window(seen: Snapshot, model: Model, speeds: Speeds) -> Pairs | None:
@@ -130,7 +194,7 @@ def check_window(seen: Snapshot, model: Model, speeds: Speeds) -> Pairs | None:
     if np.count_nonzero(requests.judged) < FEWEST:
         return None
     model = _at_speed(model, _speed(policy, speeds))
-    found = _replayed(requests, model, speeds)
+    found = requests.replayed(model, speeds)
     return _pairs(seen, requests, model, found, sojourn=policy.joins_running)
 
 
@@ -160,11 +224,11 @@ def check_run(
         return None
     model, requests = _at_speed(model, speed), requests_of(seen, model)
     if model.policy.joins_running:
-        found = _replayed(requests, model, None, flows)
+        found = requests.replayed(model, None, flows)
         speed = dataclasses.replace(speed, factor=found.speed, cv=0.0)
         model = _at_speed(model, speed)
     model = at_their_speeds(model, speeds.factors)
-    found = _replayed(requests, model, speeds, flows)
+    found = requests.replayed(model, speeds, flows)
     instants = np.empty((2, requests.row.size))
     instants[:, requests.row] = found.dispatched.mean(axis=0), found.released.mean(axis=0)
     delay, sojourn = (
@@ -198,7 +262,7 @@ def at_their_speeds(model: Model, factors: Mapping[int, float]) -> Model:
 
 
 def _pairs(
-    seen: Snapshot, requests: Requests, model: Model, found: Replayed, *, sojourn: bool
+    seen: Snapshot, requests: WindowRequests, model: Model, found: Replayed, *, sojourn: bool
 ) -> Pairs:
     """Of the judged ones."""
     ends = requests.released if sojourn else requests.dispatched
@@ -209,36 +273,26 @@ def _pairs(
     if not sojourn and math.isfinite(seen.shortest_delay):  # what the gateway needs at least
         every = np.maximum(every, seen.shortest_delay)
     modelled = every.mean(axis=0)
+    joins, batches = model.policy.joins_running, BATCHES
+    if not joins:  # members of a batch share their fate: a part is of several
+        batches = min(BATCHES, np.unique(requests.batch[judged]).size // TOGETHER)
+    half = math.inf
+    if batches >= FEWEST_PARTS:
+        half = batch_means_interval(observed - modelled, batches=batches).half_width
+    means = every.mean(axis=1)
     # parts of one path, as in overload, need not be independent: what was seen is one more draw
-    joins = model.policy.joins_running
-    within = _interval(observed - modelled, requests.batch[judged], joins=joins)
+    if means.size > 1:
+        spread = float(means.std(ddof=1)) * math.sqrt(1 + 1 / means.size)
+        half = max(half, student(means.size - 1, 0.95) * spread)
     held = ENOUGH if joins else 0.0  # what the holding times are right within
     check = Check(
         observed=float(observed.mean()),
         modelled=float(modelled.mean()),
-        half_width=max(within, _of_one_more(every.mean(axis=1))) + held * float(modelled.mean()),
+        half_width=half + held * float(modelled.mean()),
         requests=int(observed.size),
-        measured_services=None if sojourn else _by_services(requests, model, judged),
+        measured_services=None if sojourn else requests.delay_by_services(model.policy, judged),
     )
     return Pairs(ended_at=ends[judged], observed=observed, draws=every, check=check)
-
-
-def _interval(differences: Vector, batch: Vector, *, joins: bool) -> float:
-    """Half width of their mean; members of a batch share their fate: a part is of several."""
-    if joins:
-        return batch_means_interval(differences).half_width
-    parts = np.unique(batch).size // TOGETHER
-    if parts < FEWEST_PARTS:
-        return math.inf
-    return batch_means_interval(differences, batches=min(BATCHES, parts)).half_width
-
-
-def _of_one_more(means: Vector) -> float:
-    """Half width of where the mean of another draw lies about that of these; 0 of a single one."""
-    if means.size < 2:
-        return 0.0
-    spread = float(means.std(ddof=1)) * math.sqrt(1 + 1 / means.size)
-    return student(means.size - 1, 0.95) * spread
 
 
 def plain(model: Model) -> Model:
@@ -261,7 +315,7 @@ def cut_at(model: Model, batch_tokens: int | None) -> Model:
     return dataclasses.replace(model, step_tokens=batch_tokens)
 
 
-def requests_of(seen: Snapshot, model: Model) -> Requests:
+def requests_of(seen: Snapshot, model: Model) -> WindowRequests:
     """Those of this epoch that were dispatched, with what ran when it began."""
     joins = model.policy.joins_running
     dispatched, freed = seen.column("dispatched_at"), seen.column("server_free_at")
@@ -277,7 +331,7 @@ def requests_of(seen: Snapshot, model: Model) -> Requests:
     enters = np.where(started < seen.start, started, np.maximum(arrived, seen.start))
     outputs = np.nan_to_num(column["output_tokens"])
     whole = (column["ending"] <= CENSORED) & (outputs >= 1)
-    found = Requests(
+    found = WindowRequests(
         enters=np.maximum(enters, busy),
         arrived=arrived,
         dispatched=started,
@@ -294,23 +348,20 @@ def requests_of(seen: Snapshot, model: Model) -> Requests:
         judged=seen.judged_rows(sojourn=joins)[own],
         row=np.flatnonzero(own),
     )
-    found = _with_running(found, seen) if joins else found
+    found = found.with_running(seen) if joins else found
     return found.part(np.lexsort((found.dispatched, found.arrived, found.enters)))
 
 
-def _with_running(found: Requests, seen: Snapshot) -> Requests:
-    """And those that share the engine now, with the tokens that they have."""
-    if not seen.in_service:
-        return found
-    at = np.array([each[0] for each in seen.in_service])
-    tokens = np.array([max(1, each[1]) for each in seen.in_service], dtype=np.int64)
-    prompt = int(found.prompts.mean()) if found.prompts.size else 0
-    running = {each.name: np.full(at.size, math.nan) for each in dataclasses.fields(Requests)}
-    running |= dict.fromkeys(("enters", "arrived", "dispatched"), at)
-    running |= {"outputs": tokens, "prompts": np.full(at.size, prompt, dtype=np.int64)}
-    running |= {"judged": np.zeros(at.size, dtype=bool), "row": np.full(at.size, -1)}
-    return Requests(
-        **{name: np.concatenate([getattr(found, name), more]) for name, more in running.items()}
+def trace_of(requests: WindowRequests, flows: npt.NDArray[np.str_] = NO_FLOWS) -> fast.Trace:
+    """The arrivals of the model; `flows`: of each of the snapshot's rows."""
+    limits = np.where(np.isnan(requests.limits), requests.outputs, requests.limits)
+    return fast.Trace(
+        requests.enters,
+        requests.outputs,
+        requests.prompts,
+        predicted=requests.predicted,
+        limits=np.maximum(limits, 1).astype(np.int64),
+        flows=flows[requests.row] if flows.size else flows,
     )
 
 
@@ -323,74 +374,10 @@ def path_of(model: Model, speeds: Speeds) -> SpeedPath | None:
     return path_of_slots(times.at, times.measured, times.fitted, outside)
 
 
-def machine_of(seen: Snapshot, requests: Requests, model: Model) -> Machine | None:
+def machine_of(seen: Snapshot, requests: WindowRequests, model: Model) -> Machine | None:
     """How fast the one server of a window was at each moment, for whatever it is to serve."""
     if not keeps_pace(model):
         return None
     if not model.policy.joins_running:
-        return factors_of(requests, model)
+        return requests.batch_factors(model)
     return path_of(model, Speeds.of(model.policy, seen, model.law, model.step_tokens))
-
-
-def factors_of(requests: Requests, model: Model) -> BatchFactors | None:
-    """Of the batches that a policy forms; none of one that interrupts them, as no record tells what
-    an interruption wastes.
-    """
-    if order_of(model.policy).preemptive:
-        return None
-    order, first = by_batch(requests.batch)
-
-    def over(values: npt.NDArray[Any], how: np.ufunc) -> Vector:
-        return np.asarray(how.reduceat(values[order], first), dtype=np.float64)
-
-    size, server = over(requests.size, np.maximum), over(requests.server, np.maximum)
-    at, ends = over(requests.dispatched, np.minimum), over(requests.freed, np.maximum)
-    total, longest = over(requests.outputs, np.add), over(requests.outputs, np.maximum)
-    prompts = over(requests.prompts, np.add)
-    sums = size, total, longest, prompts
-    lawful = np.add(*lawful_times(model.law, sums, padded=model.policy.padded))
-    whole = np.isfinite(over(requests.held, np.add))  # not a number of one makes it of the sum
-    whole &= np.diff(np.append(first, order.size)) == size
-    measured, about = np.where(whole, ends - at, math.nan), (size, longest, prompts)
-    return BatchFactors.of(server.astype(np.intp), at, measured, lawful, about)
-
-
-def trace_of(requests: Requests, flows: npt.NDArray[np.str_] = NO_FLOWS) -> fast.Trace:
-    """As they enter the model; `flows` of the snapshot's rows."""
-    limits = np.where(np.isnan(requests.limits), requests.outputs, requests.limits)
-    return fast.Trace(
-        requests.enters,
-        requests.outputs,
-        requests.prompts,
-        predicted=requests.predicted,
-        limits=np.maximum(limits, 1).astype(np.int64),
-        flows=flows[requests.row] if flows.size else flows,
-    )
-
-
-def _replayed(
-    requests: Requests,
-    model: Model,
-    speeds: Speeds | None,
-    flows: npt.NDArray[np.str_] = NO_FLOWS,
-) -> Replayed:
-    """Without `speeds` at the law's."""
-    given = trace_of(requests, flows)
-    if not model.policy.joins_running:
-        draws = DRAWS if requests.row.size < MANY else DRAWS // 2
-        return replayed(model, given, machine=factors_of(requests, model), draws=draws)
-    path = None if speeds is None else path_of(model, speeds)
-    holding = Holding(requests.dispatched, requests.held)
-    return replayed(model, given, machine=path, holding=holding)
-
-
-def _by_services(requests: Requests, model: Model, judged: npt.NDArray[np.bool_]) -> float | None:
-    """The mean delay by the recursion on batches and service times as measured
-    (queueing.measurement.recursion); None where it is not of batches in order of arrival.
-    """
-    policy = model.policy
-    if policy.joins_running or not is_first_come(policy):
-        return None
-    instants = (requests.enters, requests.dispatched, requests.freed)
-    starts = batch_starts(policy, np.stack([*instants, requests.batch, requests.server]))
-    return float((starts[judged] - requests.arrived[judged]).mean())

@@ -25,7 +25,7 @@ from policies.text import counted, policy_batch_size
 from queueing.distributions.token_distribution import TokenDistribution
 from queueing.estimation.arrivals import arrival_rate, dispersion
 from queueing.estimation.change import FEW_CHANGES, changes
-from queueing.estimation.interval import NORMAL, Estimate, symmetric
+from queueing.estimation.interval import NORMAL, Estimate, Plain, symmetric
 from queueing.estimation.lengths.lengths import Lengths, lengths, weigh
 from queueing.estimation.lengths.predictions import predictor_of
 from queueing.estimation.lengths.same_lengths import lengths_from, outputs, prompts
@@ -132,34 +132,38 @@ class Estimates:
             return law
         return dataclasses.replace(law, stall_share=self.stalls.time_share, stall=self.stalls.size)
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, object]:
         """For `/admin/state`: every estimate with its interval and effective sample size,
         without the samples.
         """
         plain = {name: getattr(self, name) for name in (*_PLAIN, "gateway_turnaround")}
         numbers = {name: getattr(self, name).to_dict() for name in _NUMBERS}
-        slow = {
+        counts = {name: _lengths(getattr(self, name)) for name in _SAMPLES}
+        others = {
+            "within_calls": self.within_calls.to_dict(),
+            "held_tokens": _number(self.held_tokens),
+            "prefill": self.prefill,
+            "prompts_cut": self.prompts_cut,
+            "admission": self.admission,
+            "wander": self._wander(),
+            "stalls": dataclasses.asdict(self.stalls),
+            "notes": list(self.notes),
+        }
+        return plain | numbers | counts | others
+
+    def to_dict(self) -> dict[str, object]:
+        """All of it as JSON, for the state file."""
+        samples = {name: getattr(self, name).to_dict() for name in _SAMPLES}
+        summary = self.summary()
+        wander = {"fast_cv": _number(self.wander.fast_cv)} | self._wander()
+        return {"schema_version": SCHEMA_VERSION} | summary | samples | {"wander": wander}
+
+    def _wander(self) -> dict[str, object]:
+        return {
             "sigma": self.wander.sigma.to_dict(),
             "tau": _number(self.wander.tau),
             "significant": self.wander.significant,
         }
-        counts = {name: _lengths(getattr(self, name)) for name in _SAMPLES}
-        return (
-            plain
-            | numbers
-            | counts
-            | {"within_calls": self.within_calls.to_dict()}
-            | {"held_tokens": _number(self.held_tokens), "prefill": self.prefill}
-            | {"prompts_cut": self.prompts_cut}
-            | {"admission": self.admission}
-            | {"wander": slow, "stalls": dataclasses.asdict(self.stalls), "notes": list(self.notes)}
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """All of it as JSON, for the state file."""
-        samples = {name: getattr(self, name).to_dict() for name in _SAMPLES}
-        wander = {"fast_cv": _number(self.wander.fast_cv)} | self.summary()["wander"]
-        return {"schema_version": SCHEMA_VERSION} | self.summary() | samples | {"wander": wander}
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Estimates:
@@ -210,48 +214,38 @@ def estimate(
     `speeds`: those of the snapshot's batch times, where the caller has use for them too; `slow`:
     the wander where more is known of it than the snapshot says.
     """
-    changed = _rate_changed_at(seen)
-    found = Speeds.of(policy, seen, shape) if speeds is None else speeds
-    told = seen.telling(lengths_from(seen))
-    slow = found.slow if slow is None else slow
+    rates = changes(seen.arrivals)
+    # none in bursts: their rate is that of the whole window, their interval wide
+    changed = rates[-1].at if 0 < len(rates) <= FEW_CHANGES else None
+    since = seen.start if changed is None else changed
+    speeds = Speeds.of(policy, seen, shape) if speeds is None else speeds
+    slow = speeds.slow if slow is None else slow
+    continuous = policy.joins_running
+    no_residual = Estimate(0.0, 0.0, 0.0, speeds.recent.count)  # slots have none
+    of_one_law = seen.telling(lengths_from(seen))
+    shortest = seen.shortest_delay
     return Estimates(
         policy=seen.policy,
         epoch=seen.epoch,
         start=seen.start,
         now=seen.now,
         count=len(seen.mine.rows),
-        arrival_rate=_arrival_rate(seen, changed, half_life),
+        arrival_rate=arrival_rate(seen.arrivals, since, seen.now, half_life=half_life),
         dispersion=dispersion(seen.arrivals, seen.start, seen.now),
         rate_changed_at=changed,
-        output_tokens=output_lengths(told, half_life),
-        prompt_tokens=prompt_lengths(told, half_life),
+        output_tokens=output_lengths(of_one_law, half_life),
+        prompt_tokens=prompt_lengths(of_one_law, half_life),
         sequences=lengths(seen.call_sizes, ages=seen.now - seen.arrivals, half_life=half_life),
-        within_calls=alike_within_calls(told),
-        speed=_speed(found.telling, slow, continuous=policy.joins_running),
-        cv=_cv(found, continuous=policy.joins_running),
+        within_calls=alike_within_calls(of_one_law),
+        speed=window_speed(speeds.telling, slow, continuous=continuous),
+        cv=no_residual if continuous else residual_cv(speeds.without_stalls),
         wander=slow,
-        speed_changed_at=None if found.step is None else found.step.at,
-        stalls=found.stalls,
-        notes=_notes(seen, told.carried_from),
-        gateway_turnaround=_turnaround(seen),
-        predictor=predictor_of(told),
+        speed_changed_at=None if speeds.step is None else speeds.step.at,
+        stalls=speeds.stalls,
+        notes=_notes(seen, of_one_law.carried_from),
+        gateway_turnaround=max(0.0, shortest) if math.isfinite(shortest) else 0.0,
+        predictor=predictor_of(of_one_law),
     )
-
-
-def _arrival_rate(seen: Snapshot, changed: float | None, half_life: float) -> Estimate:
-    since = seen.start if changed is None else changed
-    return arrival_rate(seen.arrivals, since, seen.now, half_life=half_life)
-
-
-def _cv(speeds: Speeds, *, continuous: bool) -> Estimate:
-    """Slots have no residual."""
-    if continuous:
-        return Estimate(0.0, 0.0, 0.0, speeds.recent.count)
-    return residual_cv(speeds.without_stalls)
-
-
-def _turnaround(seen: Snapshot) -> float:
-    return max(0.0, seen.shortest_delay) if math.isfinite(seen.shortest_delay) else 0.0
 
 
 def held_tokens(mine: Snapshot, reserved: int | None) -> float:
@@ -264,14 +258,6 @@ def held_tokens(mine: Snapshot, reserved: int | None) -> float:
         return math.nan
     kept = np.minimum(limits, math.inf if reserved is None else reserved)
     return float((kept + cached)[known].mean())
-
-
-def _rate_changed_at(seen: Snapshot) -> float | None:
-    """The last change; none in bursts: their rate is that of the whole window, their interval
-    wide.
-    """
-    changed = changes(seen.arrivals)
-    return changed[-1].at if 0 < len(changed) <= FEW_CHANGES else None
 
 
 def output_lengths(seen: Snapshot, half_life: float = math.inf) -> Lengths:
@@ -297,9 +283,9 @@ def prompt_lengths(seen: Snapshot, half_life: float = math.inf) -> Lengths:
     return prompts(seen, seen.column("dispatched_at") >= seen.carried_from, half_life)
 
 
-def _speed(times: BatchTimes, slow: Wander, *, continuous: bool) -> Estimate:
-    """Widened by the wander, whose mean over the window is not 0, and for slots by the error of
-    their accounting.
+def window_speed(times: BatchTimes, slow: Wander, *, continuous: bool) -> Estimate:
+    """The speed. Its interval is widened by the wander, whose mean over the window is not 0, and
+    for slots by the error of their accounting.
     """
     found = speed(times)
     if not found.known:
@@ -315,34 +301,31 @@ def _speed(times: BatchTimes, slow: Wander, *, continuous: bool) -> Estimate:
     return symmetric(found.value, half, found.effective_n)
 
 
-def _notes(seen: Snapshot, told_from: float) -> tuple[str, ...]:
+def _notes(seen: Snapshot, used_from: float) -> tuple[str, ...]:
+    """Which lengths of earlier epochs are used, and which are not."""
     earlier = seen.column("dispatched_at")[seen.column("epoch") != seen.epoch]
-    used, all_of_them = (
-        int(np.count_nonzero(earlier >= since)) for since in (told_from, seen.carried_from)
+    used, known = (
+        int(np.count_nonzero(earlier >= since)) for since in (used_from, seen.carried_from)
     )
     notes = []
     if used:
-        notes += [
-            (
-                f"lengths of {counted(used, 'request')} of earlier epochs are used: they do not "
-                "depend on the policy"
-            )
-        ]
-    if used < all_of_them:
-        notes += [
-            (
-                f"lengths of {counted(all_of_them - used, 'request')} of earlier epochs are not "
-                "used: they differ from those that followed"
-            )
-        ]
+        notes.append(
+            f"lengths of {counted(used, 'request')} of earlier epochs are used: they do not depend "
+            "on the policy"
+        )
+    if used < known:
+        notes.append(
+            f"lengths of {counted(known - used, 'request')} of earlier epochs are not used: they "
+            "differ from those that followed"
+        )
     return tuple(notes)
 
 
-def _lengths(sample: Lengths) -> dict[str, Any]:
+def _lengths(sample: Lengths) -> dict[str, Plain | float]:
     quantiles = {name: sample.quantile(level).to_dict() for name, level in LEVELS.items()}
     top = sample.known_to or None
     mean = sample.mean(top) if top else sample.mean()
-    known = {
+    known: dict[str, Plain | float] = {
         "known_to": sample.known_to,
         "unknown_mass": sample.unknown_mass,
         "mean_to_known": mean.to_dict(),

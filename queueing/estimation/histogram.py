@@ -6,7 +6,6 @@ or, where these cannot be driven through it, of the steady state at the window's
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +32,7 @@ def drawn(model: Model, arrival_rate: float, *, sojourn: bool = False) -> Vector
     return np.asarray(values[~run.lost], dtype=float)
 
 
-def beside(observed: Vector, predicted: Vector) -> dict[str, Any] | None:
+def beside(observed: Vector, predicted: Vector) -> dict[str, float | list[float]] | None:
     """Shares of both in classes of one round width, in seconds; `beyond` is what lies above the
     last. None where there are too few.
 

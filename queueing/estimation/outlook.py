@@ -28,7 +28,14 @@ import numpy.typing as npt
 from policies.ordered import counts
 from queueing.estimation.arrivals import while_requests_came
 from queueing.estimation.change import Vector
-from queueing.estimation.checked import FEWEST, Requests, machine_of, plain, requests_of, trace_of
+from queueing.estimation.checked import (
+    FEWEST,
+    WindowRequests,
+    machine_of,
+    plain,
+    requests_of,
+    trace_of,
+)
 from queueing.estimation.estimates import Estimates
 from queueing.estimation.interval import NORMAL, Estimate
 from queueing.estimation.replayed import Machine, keeps_pace, replayed
@@ -136,7 +143,7 @@ class Outlook:
     seconds whose traffic they are drawn from.
     """
 
-    stretches: tuple[Requests, ...]
+    stretches: tuple[WindowRequests, ...]
     speeds: Vector
     paths: tuple[SpeedPath | None, ...]  # of one server, with its speed on the whole
     seconds: float
@@ -168,7 +175,7 @@ class Outlook:
         return np.array(found).T if len(found) > 1 else None
 
 
-def limited(requests: Requests, limit: int | None) -> Requests:
+def limited(requests: WindowRequests, limit: int | None) -> WindowRequests:
     """Under a token limit that none of their own exceeds."""
     if limit is None:
         return requests
@@ -211,7 +218,11 @@ def outlook(
         at, sizes = recent.drawn(seconds * faster, rng)
         at /= faster
         at = np.concatenate([np.zeros(present), np.repeat(at, sizes.astype(int))])
-        rows = _runs(told.row.size, at.size, rng)
+        # runs of neighbours, from parts of random weights
+        weights, runs = rng.dirichlet(np.ones(PARTS)), at.size // RUN + 1
+        parts = rng.choice(PARTS, size=runs, p=weights) + rng.random(runs)
+        begins = (parts / PARTS * told.row.size).astype(np.intp)
+        rows = ((begins[:, None] + np.arange(RUN)).ravel() % told.row.size)[: at.size]
         judged = np.arange(at.size) >= present
         stretches.append(dataclasses.replace(told.part(rows), enters=at, arrived=at, judged=judged))
     return Outlook(
@@ -245,14 +256,6 @@ def _resampled(
     if not speeds:
         return None
     return SpeedPath(np.concatenate(knots), scale * np.concatenate(speeds), scale * path.outside)
-
-
-def _runs(count: int, wanted: int, rng: np.random.Generator) -> npt.NDArray[np.intp]:
-    """So many of `count` rows, in runs of neighbours, from parts of random weights."""
-    weights = rng.dirichlet(np.ones(PARTS))
-    parts = rng.choice(PARTS, size=wanted // RUN + 1, p=weights) + rng.random(wanted // RUN + 1)
-    starts = (parts / PARTS * count).astype(np.intp)
-    return ((starts[:, None] + np.arange(RUN)).ravel() % count)[:wanted]
 
 
 def band(means: Vector) -> Estimate:

@@ -66,7 +66,10 @@ def replayed(
     continuous engine corrected by `holding`. One seed draws the same for every law with the same
     cv; a policy from outside has one draw.
     """
-    model, given = _as_kernels_have_it(model, _together(given))
+    at = given.arrived_at
+    if np.any(at[1:] == at[:-1]):  # the policy decides once all of one instant are there
+        given = dataclasses.replace(given, call_ends=np.searchsorted(at, at, "right"))
+    model, given = _as_kernels_have_it(model, given)
     factors = machine if isinstance(machine, BatchFactors) else None
     path = machine if isinstance(machine, SpeedPath) else None
     if model.policy.joins_running:
@@ -147,14 +150,6 @@ def _at_pace(model: Model, given: fast.Trace, path: SpeedPath | None) -> Replaye
         dispatched = np.where(at_once, given.arrived_at, path.to_run(run.dispatched_at))
         found = np.stack([dispatched, path.to_run(run.released_at)])[:, None]
     return Replayed(dispatched=found[0], released=found[1], speed=speed)
-
-
-def _together(given: fast.Trace) -> fast.Trace:
-    """Who comes at one instant is there when the policy decides, as the sequences of a call are."""
-    at = given.arrived_at
-    if not np.any(at[1:] == at[:-1]):
-        return given
-    return dataclasses.replace(given, call_ends=np.searchsorted(at, at, "right"))
 
 
 def _as_kernels_have_it(model: Model, given: fast.Trace) -> tuple[Model, fast.Trace]:

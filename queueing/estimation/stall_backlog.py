@@ -35,7 +35,6 @@ import math
 
 import numpy as np
 
-from queueing.distributions.token_distribution import Vector
 from queueing.errors import NotConvergedError
 from queueing.estimation.speed.speed_process import Stalls
 from queueing.model import Model
@@ -76,25 +75,20 @@ def work_left(model: Model, load: float, others: float = 1.0) -> float:
     """
     if model.servers == 1:
         return load / (1 - load)
-    rates = _rates(model)
-    weights = log_weights(load, rates)
-    weights = np.exp(weights - weights.max())
-    weights[-1] /= 1 - load  # with the states in which requests wait
-    room = others * (model.servers - 1) / model.servers
-    left = np.maximum(np.append(0.0, rates) - room, 0.0)
-    return float(left @ weights / weights.sum()) / (1 - load)
-
-
-def _rates(model: Model) -> Vector:
-    """X(n) / X for n = 1, ..., all slots of all servers."""
     slots, servers = model.bound or _ENOUGH, model.servers
     known = np.unique(np.geomspace(1, slots, min(slots, _FOLLOWED)).astype(int))
     time = model.slot_time
-    rates = [time.throughput(n, refilled=n == slots) for n in known.tolist()]
-    each = np.interp(np.arange(slots + 1), [0, *known], [0.0, *rates])
+    followed = [time.throughput(n, refilled=n == slots) for n in known.tolist()]
+    each = np.interp(np.arange(slots + 1), [0, *known], [0.0, *followed])
     share, more = np.divmod(np.arange(1, servers * slots + 1), servers)
     total = (servers - more) * each[share] + more * each[np.minimum(share + 1, slots)]
-    return np.asarray(total / total[-1])
+    rates = total / total[-1]  # X(n) / X for n = 1, ..., all slots of all servers
+    weights = log_weights(load, rates)
+    weights = np.exp(weights - weights.max())
+    weights[-1] /= 1 - load  # with the states in which requests wait
+    room = others * (servers - 1) / servers
+    left = np.maximum(np.append(0.0, rates) - room, 0.0)
+    return float(left @ weights / weights.sum()) / (1 - load)
 
 
 def utilisation_of(model: Model, arrival_rate: float) -> float:

@@ -25,9 +25,8 @@ from queueing.distributions.lattice import Vector
 from queueing.distributions.token_distribution import TokenDistribution
 from queueing.errors import SMALLER, OutOfReachError
 from queueing.latency.law import LatencyModel
-from queueing.latency.prefill import prompt_total
 from queueing.latency.service_laws import thinned
-from queueing.latency.service_table import Service, ServiceTable
+from queueing.latency.service_table import ServiceTable, TabulatedService
 
 _MOST_NUMBERS = 17_000_000  # of the laws of the longest output, some seconds
 
@@ -54,7 +53,7 @@ class BatchTime:
         """The laws for b = 1 .. `largest`, kept: they do not depend on the arrival rate."""
         if largest not in self._tables:
             self._check_reach(largest)
-            service = Service(
+            service = TabulatedService(
                 law=self.law,
                 outputs=self.outputs,
                 unit=self.unit,
@@ -207,3 +206,15 @@ class BatchTime:
         covariance = self.outputs.total_with_longest(count)
         own = law.k3**2 * self.outputs.total_variance(count) + law.k4**2 * longest.variance
         return law.speed**2 * (own + 2 * law.k3 * law.k4 * covariance)
+
+
+def prompt_total(
+    prompt_tokens: TokenDistribution, batch_size: int, *, padded: bool
+) -> tuple[float, float]:
+    """Mean and variance of the prompt tokens that a batch of `batch_size` computes: their sum,
+    or b D_max where they are padded.
+    """
+    if not padded:
+        return batch_size * prompt_tokens.mean, batch_size * prompt_tokens.variance
+    longest = prompt_tokens.maximum(batch_size)
+    return batch_size * longest.mean, batch_size**2 * longest.variance

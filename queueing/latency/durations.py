@@ -38,10 +38,17 @@ def check_durations(
         raise SpecError(NO_STEPS)
     sizes = (1, _EVER if bound is None else bound)
     shortest = output.shortest if batches else 1
-    size, least = min(
-        ((size, _least(law, size, shortest, prompts, batches=batches)) for size in sizes),
-        key=lambda found: found[1],
-    )
+    cheapest = 0
+    if prompts is not None:
+        cheapest = prompts.shortest if law.kp >= 0 else prompts.longest
+
+    def duration(size: int) -> float:
+        if batches:
+            return law.padded(size, shortest, size * cheapest)
+        return law.admission(size, size * cheapest) + law.step(size)
+
+    size = min(sizes, key=duration)
+    least = duration(size)
     if not least > 0:
         raise SpecError(_refusal(law, size, shortest, least, batches=batches))
     most = law.padded(
@@ -55,16 +62,6 @@ def check_durations(
             f"and {most:.3g} s; expected seconds between {_SHORTEST:g} and {_LONGEST:g}: "
             "coefficients are in seconds"
         )
-
-
-def _least(
-    law: LatencyModel, size: int, shortest: int, prompts: TokenDistribution | None, *, batches: bool
-) -> float:
-    """The shortest duration of a batch of `size`, or of a step that admits `size`, seconds."""
-    each = 0 if prompts is None else prompts.shortest if law.kp >= 0 else prompts.longest
-    if batches:
-        return law.padded(size, shortest, size * each)
-    return law.admission(size, size * each) + law.step(size)
 
 
 def _refusal(law: LatencyModel, size: int, shortest: int, least: float, *, batches: bool) -> str:

@@ -60,13 +60,22 @@ def fit_law(
     """The law that fits these batches. Raises ValueError where they cannot tell the coefficients
     apart.
     """
-    design = _design(batches, padded=padded)
+    rows = []
+    cell_of: dict[tuple[tuple[int, ...], int], list[int]] = {}  # repeats of each designed cell
+    for index, batch in enumerate(batches):
+        size, longest, total = len(batch.lengths), max(batch.lengths), sum(batch.lengths)
+        rows.append([size, 1, batch.prompt_tokens, size * longest if padded else total, longest])
+        cell_of.setdefault((batch.lengths, batch.prompt_tokens), []).append(index)
+    design = np.array(rows, dtype=float)
+    cells = [np.array(indices) for indices in cell_of.values()]
     times = np.array([batch.service_time for batch in batches])
-    varied, cells = _varied(design), _cells(batches)
+    varied = _varied(design)
     coefficients = _solve(design, times, varied)
     fitted = design @ coefficients
-    indices = (_resample(cells, rng) for _ in range(bootstrap))
-    draws = [_solve(design[index], times[index], varied) for index in indices]
+    draws = []
+    for _ in range(bootstrap):
+        index = np.concatenate([rng.choice(cell, cell.size) for cell in cells])
+        draws.append(_solve(design[index], times[index], varied))
     low, high = np.percentile(np.array([coefficients, *draws]), [2.5, 97.5], axis=0)
     law = LatencyModel(
         **dict(zip(COEFFICIENTS, map(float, coefficients), strict=True)),
@@ -88,14 +97,6 @@ def fit_law(
     )
 
 
-def _design(batches: Sequence[Measured], *, padded: bool) -> FloatArray:
-    rows = []
-    for batch in batches:
-        size, longest, total = len(batch.lengths), max(batch.lengths), sum(batch.lengths)
-        rows.append([size, 1, batch.prompt_tokens, size * longest if padded else total, longest])
-    return np.array(rows, dtype=float)
-
-
 def _varied(design: FloatArray) -> NDArray[np.bool_]:
     """Which coefficients the batches tell: with one prompt length its cost is part of k1."""
     prompts = design[:, 2] / design[:, 0]
@@ -115,15 +116,3 @@ def _solve(design: FloatArray, times: FloatArray, varied: NDArray[np.bool_]) -> 
         coefficients[varied], _ = nnls(design[:, varied] * weights[:, None], times * weights)
         weights = 1 / np.maximum(design @ coefficients, 1e-9)
     return coefficients
-
-
-def _cells(batches: Sequence[Measured]) -> list[NDArray[np.intp]]:
-    """Indices of the repeats of each designed cell."""
-    found: dict[tuple[tuple[int, ...], int], list[int]] = {}
-    for index, batch in enumerate(batches):
-        found.setdefault((batch.lengths, batch.prompt_tokens), []).append(index)
-    return [np.array(indices) for indices in found.values()]
-
-
-def _resample(cells: Sequence[NDArray[np.intp]], rng: np.random.Generator) -> NDArray[np.intp]:
-    return np.concatenate([rng.choice(indices, indices.size) for indices in cells])

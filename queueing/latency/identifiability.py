@@ -46,13 +46,30 @@ def of_cells(
     """Designed cells, and the fit's 95 % intervals of k1 .. k4 (s)."""
     if not cells:
         return Identifiability(np.inf, 0, 0, ("nothing was measured: no coefficient is known",))
-    design = np.array([_row(cell, padded=padded) for cell in cells])
+    rows = []
+    for cell in cells:
+        size, longest = len(cell.lengths), max(cell.lengths)
+        rows.append((size, 1.0, size * longest if padded else sum(cell.lengths), longest))
+    design = np.array(rows, dtype=float)
     scaled = design / np.linalg.norm(design, axis=0)
     _, sizes, directions = np.linalg.svd(scaled)
     condition = (
         float(sizes[0] / sizes[-1]) if len(sizes) == len(NAMES) and sizes[-1] > 1e-12 else np.inf
     )
-    doubts = [*_trades(condition, directions[-1]), *_vague(design, intervals), *_ranges(design)]
+    doubts = [
+        *trade_offs(condition, directions[-1]),
+        *vague_coefficients(design, intervals),
+    ]
+    if np.unique(design[:, 0]).size < 2:
+        doubts.append(
+            f"only batches of {design[0, 0]:.0f} were measured: how the time grows with the size "
+            "is not known"
+        )
+    if np.unique(design[:, 3]).size < 2:
+        doubts.append(
+            f"only lengths of {design[0, 3]:.0f} were measured: what a token costs is not known "
+            "apart from the set-up"
+        )
     return Identifiability(
         condition, int(design[:, 0].max()), int(design[:, 3].max()), tuple(doubts)
     )
@@ -74,12 +91,8 @@ def beyond(
     return tuple(doubts)
 
 
-def _row(cell: Measured, *, padded: bool) -> tuple[float, ...]:
-    size, longest = len(cell.lengths), max(cell.lengths)
-    return size, 1.0, float(size * longest if padded else sum(cell.lengths)), float(longest)
-
-
-def _trades(condition: float, weakest: np.ndarray[tuple[int], np.dtype[np.float64]]) -> list[str]:
+def trade_offs(condition: float, weakest: Vector) -> list[str]:
+    """Coefficients that the weakest direction of the design cannot tell apart."""
     if condition <= ILL:
         return []
     names = [name for name, part in zip(NAMES, np.abs(weakest), strict=True) if part > 0.3]
@@ -91,10 +104,8 @@ def _trades(condition: float, weakest: np.ndarray[tuple[int], np.dtype[np.float6
     ]
 
 
-def _vague(
-    design: np.ndarray[tuple[int, int], np.dtype[np.float64]],
-    intervals: Mapping[str, tuple[float, float]],
-) -> list[str]:
+def vague_coefficients(design: Vector, intervals: Mapping[str, tuple[float, float]]) -> list[str]:
+    """Coefficients whose interval is wider than `VAGUE` of what their column contributes."""
     doubts = []
     for index, name in enumerate(NAMES):
         low, high = intervals.get(name, (0.0, 0.0))
@@ -106,19 +117,4 @@ def _vague(
                 f"{name} is known to +-{half:.2g} s only ({share:.3g} ms in a mean batch): its "
                 f"value is {middle:.2g} s"
             )
-    return doubts
-
-
-def _ranges(design: np.ndarray[tuple[int, int], np.dtype[np.float64]]) -> list[str]:
-    doubts = []
-    if np.unique(design[:, 0]).size < 2:
-        doubts.append(
-            f"only batches of {design[0, 0]:.0f} were measured: how the time grows with the size "
-            "is not known"
-        )
-    if np.unique(design[:, 3]).size < 2:
-        doubts.append(
-            f"only lengths of {design[0, 3]:.0f} were measured: what a token costs is not known "
-            "apart from the set-up"
-        )
     return doubts

@@ -148,7 +148,14 @@ def find_profile(name_or_path: str) -> ProfileFile:
         places.append(("file", Path(name_or_path)))
     for source, path in places:
         if path.is_file():
-            return ProfileFile(_read(path), path, source)
+            try:
+                profile = msgspec.json.decode(path.read_bytes(), type=Profile)
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                raise SpecError(
+                    f"got latency {path}, a file that is not a profile ({error}); `kendall "
+                    "calibrate MODEL` writes one"
+                ) from None
+            return ProfileFile(profile, path, source)
     if Path(name_or_path).is_dir():
         raise SpecError(
             f"got latency {name_or_path!r}, a folder; expected the file of a profile, which "
@@ -175,16 +182,6 @@ def _expected() -> str:
         f"{kinds} (shipped: {shipped}; `kendall profiles` lists all, `kendall "
         "calibrate MODEL` makes one)"
     )
-
-
-def _read(path: Path) -> Profile:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Profile)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise SpecError(
-            f"got latency {path}, a file that is not a profile ({error}); `kendall calibrate "
-            "MODEL` writes one"
-        ) from None
 
 
 def load_profile(name_or_path: str) -> Profile:

@@ -71,7 +71,13 @@ def least_squares(columns: dict[str, Vector], response: Sequence[float]) -> Leas
     determine it.
     """
     design, measured = np.column_stack(list(columns.values())), np.asarray(response, dtype=float)
-    _check(design, measured)
+    points, unknowns = design.shape
+    finite = np.isfinite(design).all() and np.isfinite(measured).all()
+    if len(measured) != points or points <= unknowns or not finite:
+        raise SpecError(
+            f"got {points} points and {len(measured)} responses; expected as many of both, "
+            f"finite, and more than {unknowns}"
+        )
     lengths = np.linalg.norm(design, axis=0)
     if np.any(lengths == 0) or np.linalg.matrix_rank(design / lengths) < len(columns):
         raise SpecError(
@@ -93,16 +99,3 @@ def least_squares(columns: dict[str, Vector], response: Sequence[float]) -> Leas
         r2=1 - squares / total if total > 0 else float("nan"),
         residuals=residuals,
     )
-
-
-def _check(design: Vector, measured: Vector) -> None:
-    points, unknowns = design.shape
-    if (
-        len(measured) != points
-        or points <= unknowns
-        or not (np.isfinite(design).all() and np.isfinite(measured).all())
-    ):
-        raise SpecError(
-            f"got {points} points and {len(measured)} responses; expected as many of both, "
-            f"finite, and more than {unknowns}"
-        )

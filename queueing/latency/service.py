@@ -51,7 +51,7 @@ class Member:
 _BEYOND = 2**62  # steps
 
 
-class _Stretch:
+class _SlowStretch:
     """Equal steps from the end of a first one on, and the stalls in them."""
 
     def __init__(self, law: LatencyModel, rng: np.random.Generator) -> None:
@@ -177,7 +177,7 @@ class ServiceProcess:
         self._pending: dict[str, Member] = {}  # admitted, not yet in a step
         self._entry_at = math.inf  # the earliest instant at which one of them may enter
         self._padded = False
-        self._stretch = _Stretch(law, rng)
+        self._stretch = _SlowStretch(law, rng)
         self._opens_batch = False  # the next stretch pays k2
         self._steps = 0  # completed in this stretch
         # composition changed at `_now`, or nobody is in a step: the next one opens a new stretch

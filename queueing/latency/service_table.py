@@ -60,7 +60,7 @@ _CACHED = 16_000  # numbers that stay in a core's cache
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Service:
+class TabulatedService:
     """What the service time of a batch depends on besides its size, in requests of `unit`
     sequences each: one, or a whole call.
     """
@@ -72,20 +72,59 @@ class Service:
     pad_prompts: bool = False
     unit: int = 1
 
+    def range(self, largest: int) -> tuple[float, float]:
+        """The longest service time that is likely, and the shortest that is possible, seconds."""
+        law, output, prompts = self.law, self.outputs.lengths, self.prompt_tokens
+        one, most = self.unit, self.unit * largest  # sequences of the smallest and largest batch
+        least, fewest = (
+            float(np.flatnonzero(output.pmf)[0]),
+            0.0 if prompts is None else float(np.flatnonzero(prompts.pmf)[0]),
+        )
+        tokens = (
+            0.0
+            if prompts is None
+            else float(most * prompts.longest)
+            if self.pad_prompts
+            else likely_sum(CallLengths(prompts), most)
+        )
+        if self.padded:
+            shortest = min(law.padded(b, least, b * fewest) for b in (one, most))
+            return law.padded(most, output.longest, tokens), shortest
+        shortest = min(law.unpadded(b, b * least, least, b * fewest) for b in (one, most))
+        total = likely_sum(self.outputs, most)
+        return law.unpadded(most, total, output.longest, tokens), shortest
+
+    def lattice(
+        self, largest: int, arrivals: float, horizon: float, shortest: float
+    ) -> tuple[int, int]:
+        """How many points of the lattice lie below 0, none but where stencils may reach there, and
+        how many there are.
+        """
+        least = _POINTS if self.padded else _UNPADDED_POINTS
+        points = max(least, _power_of_two(arrivals / _FINENESS))
+        if (self.padded and self.prompt_tokens is None) or (
+            shortest >= _REACH * horizon / (points - _MARGIN)
+        ):
+            return 0, points
+        finer = max(points, _power_of_two(arrivals * _REACH * self.law.cv**2 / _NEAREST))
+        if finer == points or finer * largest <= _MOST_NUMBERS:
+            return _REACH, finer
+        return 0, points  # the few small batches' stencils wrap round
+
 
 class ServiceTable:
     """Rate-independent: built once for a service and a largest batch, whose mean service time is
     `mean` seconds.
     """
 
-    def __init__(self, service: Service, *, largest: int, mean: float) -> None:
+    def __init__(self, service: TabulatedService, *, largest: int, mean: float) -> None:
         law = service.law
         self.law, self.largest, self._padded = law, largest, service.padded
         prompts = None if law.kp == 0 else service.prompt_tokens
         steady = dataclasses.replace(service, law=law.without_stalls(), prompt_tokens=prompts)
-        horizon, shortest = _range(steady, largest)
+        horizon, shortest = steady.range(largest)
         arrivals = largest * horizon / mean  # at the largest stable rate
-        self.origin, points = _lattice(steady, largest, arrivals, horizon, shortest)
+        self.origin, points = steady.lattice(largest, arrivals, horizon, shortest)
         self.width = horizon / (points - _MARGIN - self.origin)
         self.most_stalls = most_stalls(law.stall_rate / (1 - law.stall_share) * horizon)
         self._check_size(points, 0 if service.padded else service.outputs.lengths.longest)
@@ -274,8 +313,20 @@ class ServiceTable:
         """
         period, *known = self._kernel
         if period != _period(grid) or known[0].shape[1] <= grid.points:
-            known = list(_gamma_transform(instants, grid.s, self.law.cv**2))
-            self._kernel = (_period(grid), known[0], known[1])
+            # (1 + s t v)^(-1/v) for s of one real part
+            s, variance = grid.s, self.law.cv**2
+            real, imaginary = np.empty((2, len(instants), len(s)))
+            p = 1 + float(s[0].real) * variance * instants
+            for part in blocks(len(instants), max(1, _CACHED // len(s))):
+                r = np.multiply.outer(variance * instants[part] / p[part], s.imag)
+                size = p[part, None] ** (-1 / variance) * np.exp(np.log1p(r * r) / (-2 * variance))
+                half = np.tan(np.arctan(r) / (2 * variance))
+                square = half * half
+                size /= 1 + square
+                real[part] = size * (1 - square)
+                imaginary[part] = -2 * size * half
+            known = [real, imaginary]
+            self._kernel = (_period(grid), real, imaginary)
         return known[0][:, : grid.points + 1], known[1][:, : grid.points + 1]
 
 
@@ -286,62 +337,6 @@ def _power_of_two(least: float) -> int:
 def _period(grid: Grid) -> float:
     """Of the transforms' frequencies, as far as rounding lets it be known: log2 of seconds."""
     return round(math.log2(grid.width * grid.points), 9)
-
-
-def _gamma_transform(instants: Vector, s: Complex, variance: float) -> tuple[Vector, Vector]:
-    """(1 + s t v)^(-1/v) for s of one real part."""
-    real, imaginary = np.empty((2, len(instants), len(s)))
-    p = 1 + float(s[0].real) * variance * instants
-    for part in blocks(len(instants), max(1, _CACHED // len(s))):
-        r = np.multiply.outer(variance * instants[part] / p[part], s.imag)
-        size = p[part, None] ** (-1 / variance) * np.exp(np.log1p(r * r) / (-2 * variance))
-        half = np.tan(np.arctan(r) / (2 * variance))
-        square = half * half
-        size /= 1 + square
-        real[part] = size * (1 - square)
-        imaginary[part] = -2 * size * half
-    return real, imaginary
-
-
-def _range(service: Service, largest: int) -> tuple[float, float]:
-    """The longest service time that is likely, and the shortest that is possible, seconds."""
-    law, output, prompts = service.law, service.outputs.lengths, service.prompt_tokens
-    one, most = service.unit, service.unit * largest  # sequences of the smallest and largest batch
-    least, fewest = (
-        float(np.flatnonzero(output.pmf)[0]),
-        0.0 if prompts is None else float(np.flatnonzero(prompts.pmf)[0]),
-    )
-    tokens = (
-        0.0
-        if prompts is None
-        else float(most * prompts.longest)
-        if service.pad_prompts
-        else likely_sum(CallLengths(prompts), most)
-    )
-    if service.padded:
-        shortest = min(law.padded(b, least, b * fewest) for b in (one, most))
-        return law.padded(most, output.longest, tokens), shortest
-    shortest = min(law.unpadded(b, b * least, least, b * fewest) for b in (one, most))
-    total = likely_sum(service.outputs, most)
-    return law.unpadded(most, total, output.longest, tokens), shortest
-
-
-def _lattice(
-    service: Service, largest: int, arrivals: float, horizon: float, shortest: float
-) -> tuple[int, int]:
-    """How many points of the lattice lie below 0, none but where stencils may reach there, and
-    how many there are.
-    """
-    least = _POINTS if service.padded else _UNPADDED_POINTS
-    points = max(least, _power_of_two(arrivals / _FINENESS))
-    if (service.padded and service.prompt_tokens is None) or (
-        shortest >= _REACH * horizon / (points - _MARGIN)
-    ):
-        return 0, points
-    finer = max(points, _power_of_two(arrivals * _REACH * service.law.cv**2 / _NEAREST))
-    if finer == points or finer * largest <= _MOST_NUMBERS:
-        return _REACH, finer
-    return 0, points  # the few small batches' stencils wrap round
 
 
 def _rebinned(laws: Vector, ratio: float, first_at: float, points: int) -> Vector:

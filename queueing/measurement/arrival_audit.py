@@ -72,6 +72,12 @@ class Lateness:
     max: float
     budget: Budget
 
+    @classmethod
+    def of(cls, late: FloatArray, budget: Budget) -> Lateness:
+        """Of each arrival's seconds."""
+        p50, p99 = np.quantile(late, (0.5, 0.99)).tolist()
+        return cls(float(late.mean()), p50, p99, float(late.max()), budget)
+
     @property
     def within(self) -> bool:
         """Whether the budget was kept."""
@@ -123,12 +129,28 @@ def audit_arrivals(
     verdict compares with the timetable alone. Raises ValueError where the two arrays differ in
     length, or an instant is not finite.
     """
-    _check(instants, intended)
-    late = _lateness(instants, intended, budget or Budget())
-    stream = _judged(instants, asked_rate, significance)
+    if not np.isfinite(instants).all():
+        raise ValueError(
+            f"got {np.count_nonzero(~np.isfinite(instants))} instants that are not finite; "
+            "expected seconds"
+        )
+    if intended is not None and intended.size != instants.size:
+        raise ValueError(
+            f"got {instants.size} instants and {intended.size} intended ones; expected one for each"
+        )
+    late = None
+    if intended is not None and instants.size:
+        late = Lateness.of(instants - intended, budget or Budget())
+    finite = asked_rate if asked_rate is not None and 0 < asked_rate < math.inf else None
+    stream = _Stream.of(instants, finite, significance)
     gaps, span = stream.gaps, stream.span
-    reasons = _reasons(stream) if process == "poisson" else _missed(late)
+    if process == "poisson":
+        reasons = stream.reasons
+    else:
+        kept = late is None or late.within
+        reasons = () if kept else ("it does not keep its timetable",)
     low, high = tests.rate_interval(gaps.size, span) if span else (math.nan, math.nan)
+    dispersions = [t.statistic for t in stream.tests if t.name.startswith("dispersion")]
     return Audit(
         n=instants.size,
         span=span,
@@ -137,7 +159,7 @@ def audit_arrivals(
         rate_high=high,
         asked_rate=asked_rate,
         gap_variation=float(gaps.std() / gaps.mean()) if span else math.nan,
-        dispersion=_dispersion(stream.tests),
+        dispersion=dispersions[-1] if dispersions else math.nan,
         process=process,
         significance=significance,
         tests=stream.tests,
@@ -151,7 +173,7 @@ def audit_arrivals(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Stream:
-    """Arrivals from the first one on, and what was tested of them."""
+    """Arrivals from the first one on, and the tests of them."""
 
     ordered: FloatArray
     gaps: FloatArray
@@ -160,41 +182,26 @@ class _Stream:
     step: float  # of the clock
     tests: tuple[Test, ...]
 
+    @classmethod
+    def of(cls, instants: FloatArray, asked_rate: float | None, significance: float) -> _Stream:
+        """Untested where there are too few."""
+        ordered = np.sort(instants) - (instants.min() if instants.size else 0.0)
+        gaps = np.diff(ordered)
+        gaps = np.where(gaps < LEAST_RESOLUTION, 0.0, gaps)
+        span = float(ordered[-1]) if gaps.any() else 0.0
+        if instants.size < ENOUGH or not span > 0:
+            return cls(ordered, gaps, span, asked_rate, math.nan, ())
+        step = resolution(instants)
+        found = list(_findings(ordered, gaps, asked_rate, step))
+        return cls(ordered, gaps, span, asked_rate, step, tests_by_holm(found, significance, gaps))
 
-def _judged(instants: FloatArray, asked_rate: float | None, significance: float) -> _Stream:
-    ordered = np.sort(instants) - (instants.min() if instants.size else 0.0)
-    gaps = _gaps(ordered)
-    span = float(ordered[-1]) if gaps.any() else 0.0
-    finite = asked_rate if asked_rate is not None and 0 < asked_rate < math.inf else None
-    if instants.size < ENOUGH or not span > 0:
-        return _Stream(ordered, gaps, span, finite, math.nan, ())
-    step = resolution(instants)
-    found = list(_findings(ordered, gaps, finite, step))
-    return _Stream(ordered, gaps, span, finite, step, _judge(found, significance, gaps))
-
-
-def _check(instants: FloatArray, intended: FloatArray | None) -> None:
-    if not np.isfinite(instants).all():
-        raise ValueError(
-            f"got {np.count_nonzero(~np.isfinite(instants))} instants that are not finite; "
-            "expected seconds"
-        )
-    if intended is not None and intended.size != instants.size:
-        raise ValueError(
-            f"got {instants.size} instants and {intended.size} intended ones; expected one for each"
-        )
-
-
-def _dispersion(judged: Sequence[Test]) -> float:
-    """In the longest judged windows."""
-    found = (test.statistic for test in reversed(judged) if test.name.startswith("dispersion"))
-    return next(found, math.nan)
-
-
-def _gaps(ordered: FloatArray) -> FloatArray:
-    """Nothing where they are below the finest resolution that a clock has."""
-    gaps = np.diff(ordered)
-    return np.where(gaps < LEAST_RESOLUTION, 0.0, gaps)
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why it is not Poisson; none where it is."""
+        if self.ordered.size >= ENOUGH and not self.tests:
+            return ("all arrive at one instant",)
+        rejected = {test.name: test.statistic for test in self.tests if not test.holds}
+        return disease(self.ordered, self.gaps, rejected, self.asked_rate, self.step)
 
 
 def resolution(instants: FloatArray) -> float:
@@ -213,10 +220,10 @@ def resolution(instants: FloatArray) -> float:
         for step in STEPS
         if step >= 4 * noise and steps_by(step, since[:ENOUGH]) and steps_by(step, since)
     )
-    return _tick(np.diff(np.sort(since)), next(found, max(LEAST_RESOLUTION, rounding)))
+    return tick(np.diff(np.sort(since)), next(found, max(LEAST_RESOLUTION, rounding)))
 
 
-def _tick(gaps: FloatArray, step: float) -> float:
+def tick(gaps: FloatArray, step: float) -> float:
     """The tick of a clock that counts in `step` but ticks more seldom, as counters of 25 or 100 MHz
     do: 40 or 10 ns, rounded.
 
@@ -266,34 +273,27 @@ def _findings(
     for period in PERIODS:
         if (found := tests.phase(ordered, period)) is not None:
             yield f"phase in {period:g} s", found
-    yield from _of_gaps(gaps, step < FINE * float(gaps.mean()), asked_rate, step)
-    if asked_rate is not None:
-        yield "rate", tests.rate(gaps.size, float(ordered[-1]), asked_rate)
-        yield "span too exact", tests.too_exact([(gaps.size, float(ordered[-1]))], asked_rate)
-
-
-def _of_gaps(
-    gaps: FloatArray, fine: bool, asked_rate: float | None, step: float
-) -> Iterator[tuple[str, Finding]]:
-    """`fine`: the clock tells the gaps apart."""
     above = above_dead_time(gaps)
     yield "longest gap", tests.longest_gap(gaps)
     yield "correlation, lag 1", tests.correlation(above)
     lags = min(LAGS, above.size // 20)
     yield f"correlation, lags 1-{lags}", tests.correlation(above, lags)
-    if fine:
+    if step < FINE * float(gaps.mean()):  # the clock tells the gaps apart
         yield "gap law", tests.gap_law(above)
         yield "gap spacings", tests.gap_spacings(above)
         yield "repeated gaps", tests.repeated_gaps(above, step)
         if asked_rate is not None:
             yield "gap law at the asked rate", tests.gap_law(above, 1 / asked_rate)
+    if asked_rate is not None:
+        yield "rate", tests.rate(gaps.size, float(ordered[-1]), asked_rate)
+        yield "span too exact", tests.too_exact([(gaps.size, float(ordered[-1]))], asked_rate)
 
 
-def _judge(
+def tests_by_holm(
     found: list[tuple[str, Finding]], significance: float, gaps: FloatArray
 ) -> tuple[Test, ...]:
-    """Holm: the i-th smallest of k p-values is held against significance / (k - i), until the
-    first that passes.
+    """By Holm's rule: the i-th smallest of k p-values is held against significance / (k - i),
+    until the first that passes.
     """
     rejected: set[str] = set()
     for index, (name, finding) in enumerate(sorted(found, key=lambda pair: pair[1].p_value)):
@@ -304,25 +304,6 @@ def _judge(
         Test(name, f.statistic, f.p_value, name not in rejected, in_words(name, f.statistic, gaps))
         for name, f in found
     )
-
-
-def _lateness(instants: FloatArray, intended: FloatArray | None, budget: Budget) -> Lateness | None:
-    if intended is None or not instants.size:
-        return None
-    late = instants - intended
-    p50, p99 = np.quantile(late, (0.5, 0.99)).tolist()
-    return Lateness(float(late.mean()), p50, p99, float(late.max()), budget)
-
-
-def _missed(late: Lateness | None) -> tuple[str, ...]:
-    return () if late is None or late.within else ("it does not keep its timetable",)
-
-
-def _reasons(stream: _Stream) -> tuple[str, ...]:
-    if stream.ordered.size >= ENOUGH and not stream.tests:
-        return ("all arrive at one instant",)
-    rejected = {test.name: test.statistic for test in stream.tests if not test.holds}
-    return disease(stream.ordered, stream.gaps, rejected, stream.asked_rate, stream.step)
 
 
 def _verdict(n: int, process: str, reasons: Sequence[str], late: Lateness | None) -> str:

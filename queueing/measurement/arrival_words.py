@@ -18,6 +18,7 @@ REPEATED = 0.25
 # seconds: Linux wakes a sleeper that much late (its timer slack), so a sleep adds at least as much
 # to a gap
 SLEEP = 5e-5
+GAP_LAWS = ("gap law", "gap spacings", "gap law at the asked rate")
 SOME, MUCH = (
     0.05,
     0.15,
@@ -80,9 +81,18 @@ def disease(
         *_of_equal_gaps(ordered, gaps, failed, step),
         *_of_pauses(gaps, failed, asked_rate),
         *_of_counts(ordered, failed),
-        *_of_rate(gaps, failed, asked_rate),
-        *_of_gaps(gaps, failed),
     ]
+    if "rate" in failed and asked_rate is not None:
+        rates = f"{short_number(1 / gaps.mean())} of {short_number(asked_rate)}"
+        found.append(f"delivered {rates} per second asked")
+    if "span too exact" in failed:
+        found.append("the run ends at n / rate more exactly than chance does: a rescaled schedule")
+    lags = [value for name, value in failed.items() if name.startswith("correlation")]
+    if lags:
+        found.append(f"gaps are correlated (rank correlation {max(lags, key=abs):+.2f})")
+    laws = [name for name in GAP_LAWS if name in failed]
+    if laws:
+        found.append(f"gaps are not exponential: {in_words(laws[0], failed[laws[0]], gaps)}")
     return tuple(found) or tuple(
         in_words(name, statistic, gaps) for name, statistic in failed.items()
     )
@@ -107,17 +117,17 @@ def _of_equal_gaps(
             "their mean)"
         )
         return
-    share, words = _phase(ordered, failed)
+    share, words = pinned_phase(ordered, failed)
     # the others are of requests sent at once, as after a stall, and say nothing of a seed
     long = gaps > 0.1 * gaps.mean()
-    repeated = "repeated gaps" in failed and _repeated(gaps[long], step)
+    repeated = "repeated gaps" in failed and gaps_repeat(gaps[long], step)
     bursts = any(value > 1.5 for name, value in failed.items() if name.startswith("dispersion"))
     if share > (MUCH if repeated or bursts else SOME):
         yield words
     elif repeated:
         yield (
-            f"the same gaps occur again: {_distinct(gaps, step)} distinct of {gaps.size}, as of "
-            "senders that share one seed"
+            f"the same gaps occur again: {distinct_gaps(gaps, step)} distinct of {gaps.size}, "
+            "as of senders that share one seed"
         )
     elif any(name.startswith("correlation") for name in failed):
         alike = float(np.mean((np.abs(np.diff(gaps)) < 0.1 * gaps.mean()) & long[1:] & long[:-1]))
@@ -128,7 +138,7 @@ def _of_equal_gaps(
             )
 
 
-def _repeated(gaps: FloatArray, step: float) -> bool:
+def gaps_repeat(gaps: FloatArray, step: float) -> bool:
     """Whether so many gaps are equal, beyond those that are so because many are nearly alike,
     that one draw made them all.
     """
@@ -136,11 +146,12 @@ def _repeated(gaps: FloatArray, step: float) -> bool:
     return equal - (alike - equal) * EQUAL / (NEAR - EQUAL) > REPEATED * gaps.size
 
 
-def _distinct(gaps: FloatArray, step: float) -> int:
+def distinct_gaps(gaps: FloatArray, step: float) -> int:
+    """The number of gaps that the clock tells apart."""
     return 1 + int(np.sum(np.diff(np.sort(gaps)) > step))
 
 
-def _phase(ordered: FloatArray, failed: Mapping[str, float]) -> tuple[float, str]:
+def pinned_phase(ordered: FloatArray, failed: Mapping[str, float]) -> tuple[float, str]:
     """Largest share of arrivals around one phase of a period whose test failed, and what it
     means; 0 where none did.
     """
@@ -209,25 +220,3 @@ def _of_counts(ordered: FloatArray, failed: Mapping[str, float]) -> Iterator[str
     elif "constant rate" in failed:
         half = float(np.mean(ordered <= (ordered[0] + ordered[-1]) / 2))
         yield f"the rate is not constant: {half:.0%} of arrivals lie in the first half of the time"
-
-
-def _of_rate(
-    gaps: FloatArray, failed: Mapping[str, float], asked_rate: float | None
-) -> Iterator[str]:
-    if "rate" in failed and asked_rate is not None:
-        yield (
-            f"delivered {short_number(1 / gaps.mean())} of {short_number(asked_rate)} per "
-            "second asked"
-        )
-    if "span too exact" in failed:
-        yield "the run ends at n / rate more exactly than chance does: a rescaled schedule"
-
-
-def _of_gaps(gaps: FloatArray, failed: Mapping[str, float]) -> Iterator[str]:
-    lags = [value for name, value in failed.items() if name.startswith("correlation")]
-    if lags:
-        yield f"gaps are correlated (rank correlation {max(lags, key=abs):+.2f})"
-    for name in ("gap law", "gap spacings", "gap law at the asked rate"):
-        if name in failed:
-            yield f"gaps are not exponential: {in_words(name, failed[name], gaps)}"
-            return

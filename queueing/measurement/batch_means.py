@@ -133,7 +133,8 @@ def variance_of_mean(values: FloatArray, parts: int) -> tuple[float, float]:
     """From `parts` batches whose means may be correlated, and that correlation at lag 1."""
     means = batch_means(values, parts)
     correlation = lag_correlation(means)
-    return float(means.var(ddof=1)) / parts * _inflation(correlation, parts), correlation
+    variance = float(means.var(ddof=1)) / parts * autoregression_inflation(correlation, parts)
+    return variance, correlation
 
 
 def replications_interval(runs: Sequence[FloatArray], confidence: float = 0.95) -> Interval:
@@ -190,7 +191,7 @@ def normal(confidence: float) -> float:
     return float(ndtri((1 + confidence) / 2))
 
 
-def _inflation(correlation: float, parts: int) -> float:
+def autoregression_inflation(correlation: float, parts: int) -> float:
     """Variance of the mean of a first-order autoregression over that of independent values."""
     if math.isnan(correlation):
         return 1.0

@@ -100,11 +100,12 @@ def single_server_variance(
     arrivals are not exponential.
     """
     n = arrived_at.size
-    if (
-        n < LEAST
-        or not _one_by_one(arrived_at + delays, service_times)
-        or not _exponential(np.diff(arrived_at))
-    ):
+    if n < LEAST or not _one_by_one(arrived_at + delays, service_times):
+        return None
+    gaps = np.diff(arrived_at)
+    mean = float(gaps.mean())
+    # the squared coefficient of variation is 1 within four standard errors
+    if not mean > 0 or abs(float(gaps.var()) / mean**2 - 1) > 4 * math.sqrt(8 / gaps.size):
         return None
     rate = (n - 1) / float(arrived_at[-1] - arrived_at[0])
     moments = [float(np.mean(service_times**k)) for k in (1, 2, 3, 4)]
@@ -122,11 +123,3 @@ def _one_by_one(starts: FloatArray, service_times: FloatArray) -> bool:
     before = np.maximum.accumulate(end)[:-1]
     overlap = float(np.sum(np.clip(np.minimum(before, end[1:]) - begin[1:], 0.0, None)))
     return overlap <= OVERLAP * float(service_times.sum())
-
-
-def _exponential(gaps: FloatArray) -> bool:
-    """Whether their squared coefficient of variation is 1 within four standard errors (sqrt(8 /
-    n)).
-    """
-    mean = float(gaps.mean())
-    return mean > 0 and abs(float(gaps.var()) / mean**2 - 1) <= 4 * math.sqrt(8 / gaps.size)

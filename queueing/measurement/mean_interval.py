@@ -70,11 +70,12 @@ def mean_interval(
     if values.size < 2 or not plain.mean > 0 or values.min() < 0:
         return plain
     if theory is not None:
-        return _by_theory(
-            plain, normal(confidence) * math.sqrt(theory.relative / plain.n), theory.memory
-        )
+        relative = normal(confidence) * math.sqrt(theory.relative / plain.n)
+        half_width = max(plain.half_width, WITH_THEORY * relative * (1 + relative) * plain.mean)
+        effective_n = min(plain.effective_n, plain.n / theory.memory)
+        return dataclasses.replace(plain, half_width=half_width, effective_n=effective_n)
     widest = widest_interval(values, confidence)
-    return dataclasses.replace(widest, half_width=_widened(widest.relative) * widest.mean)
+    return dataclasses.replace(widest, half_width=widened(widest.relative) * widest.mean)
 
 
 def run_factor(relative: float, effective_n: float) -> float:
@@ -91,13 +92,6 @@ def plug_in(relative: float) -> float:
     return (relative / (1 + relative) ** 2 if relative < 1 else relative / 4) / WITHOUT_THEORY
 
 
-def _by_theory(plain: Interval, relative: float, memory: float) -> Interval:
-    half_width = max(plain.half_width, WITH_THEORY * relative * (1 + relative) * plain.mean)
-    return dataclasses.replace(
-        plain, half_width=half_width, effective_n=min(plain.effective_n, plain.n / memory)
-    )
-
-
 def widest_interval(values: FloatArray, confidence: float = 0.95) -> Interval:
     """Mean of a stationary sequence with the widest interval of all scales, not widened for what
     a lucky run underestimates.
@@ -109,25 +103,19 @@ def widest_interval(values: FloatArray, confidence: float = 0.95) -> Interval:
     while parts <= plain.n:
         found, correlation = variance_of_mean(shifted, parts)
         if parts == BATCHES or correlation <= MOST_CORRELATED:
-            variance, half_width = (
-                max(variance, found),
-                max(half_width, student(parts - 1, confidence) * math.sqrt(found)),
-            )
+            variance = max(variance, found)
+            half_width = max(half_width, student(parts - 1, confidence) * math.sqrt(found))
         parts *= 2
-    local = _variance_of_correlation(shifted)
-    variance, half_width = (
-        max(variance, local),
-        max(half_width, normal(confidence) * math.sqrt(local)),
-    )
-    effective_n = (
-        min(float(shifted.var(ddof=1)) / variance, float(plain.n))
-        if variance
-        else plain.effective_n
-    )
+    local = correlation_variance(shifted)
+    variance = max(variance, local)
+    half_width = max(half_width, normal(confidence) * math.sqrt(local))
+    effective_n = plain.effective_n
+    if variance:
+        effective_n = min(float(shifted.var(ddof=1)) / variance, float(plain.n))
     return dataclasses.replace(plain, half_width=half_width, effective_n=effective_n)
 
 
-def _variance_of_correlation(values: FloatArray) -> float:
+def correlation_variance(values: FloatArray) -> float:
     """Of the mean, from the largest distance over which two delays correlate by a half; 0 where
     not even neighbours do.
     """
@@ -144,7 +132,7 @@ def _variance_of_correlation(values: FloatArray) -> float:
     return memory * total / values.size
 
 
-def _widened(relative: float) -> float:
+def widened(relative: float) -> float:
     """The half width over the mean that covers a mean which was underestimated, from that by the
     run's variance alone.
     """

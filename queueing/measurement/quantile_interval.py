@@ -74,7 +74,7 @@ def _interval(
     n = values.size
     if n < 2:
         return None
-    found = _at(ordered, level)
+    found = order_statistic(ordered, level)
     above = widest_interval((values > found).astype(np.float64), confidence)
     half, effective = WIDER * above.half_width, above.effective_n
     if level - half <= 0 or level + half >= 1 or effective * min(level, 1 - level) < LEAST_BEYOND:
@@ -82,11 +82,11 @@ def _interval(
     return QuantileInterval(
         level,
         float(np.quantile(values, level)),
-        _at(ordered, level - half),
-        _at(ordered, level + half),
+        order_statistic(ordered, level - half),
+        order_statistic(ordered, level + half),
     )
 
 
-def _at(ordered: FloatArray, level: float) -> float:
+def order_statistic(ordered: FloatArray, level: float) -> float:
     """Inverse of the empirical distribution."""
     return float(ordered[min(max(int(np.ceil(level * ordered.size)) - 1, 0), ordered.size - 1)])

@@ -8,7 +8,7 @@ whose origin the header names.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -125,44 +125,28 @@ def cut_run_of(data: bytes, path: Path) -> tuple[Header, list[Record], bool]:
     data = unmarked(data)
     if not data.strip():
         raise ValueError(f"{path}: the file is empty; expected {RUN_FILE}")
-    lines, cut = _whole_lines(data)
-    return *_decoded(iter(lines), path), cut
-
-
-def unmarked(data: bytes) -> bytes:
-    """Text without the byte order mark that some editors put before it."""
-    return data.removeprefix(codecs.BOM_UTF8)
-
-
-def _decoded(lines: Iterator[bytes], path: Path) -> tuple[Header, list[Record]]:
-    header = _decode(next(lines, b""), Header, path, 1)
+    first, *lines = data.splitlines()
+    cut = bool(lines) and not data.endswith(b"\n")
+    if cut:
+        try:
+            msgspec.json.decode(lines[-1])
+            cut = False
+        except msgspec.DecodeError:
+            lines.pop()
+    header = _decode(first, Header, path, 1)
     if header.schema_version > SCHEMA_VERSION:
         raise ValueError(
             f"{path}: got schema version {header.schema_version}; this Kendall reads up to "
             f"{SCHEMA_VERSION}"
         )
-    return header, list(_records(lines, path))
+    numbered = enumerate(lines, start=2)
+    records = [_decode(line, Record, path, number) for number, line in numbered if line.strip()]
+    return header, records, cut
 
 
-def _whole_lines(data: bytes) -> tuple[list[bytes], bool]:
-    """Whether the last line is left out, too."""
-    lines = data.splitlines()
-    cut = len(lines) > 1 and not data.endswith(b"\n") and not _is_whole(lines[-1])
-    return lines[:-1] if cut else lines, cut
-
-
-def _is_whole(line: bytes) -> bool:
-    try:
-        msgspec.json.decode(line)
-    except msgspec.DecodeError:
-        return False
-    return True
-
-
-def _records(lines: Iterator[bytes], path: Path) -> Iterator[Record]:
-    for number, line in enumerate(lines, start=2):
-        if line.strip():
-            yield _decode(line, Record, path, number)
+def unmarked(data: bytes) -> bytes:
+    """Text without the byte order mark that some editors put before it."""
+    return data.removeprefix(codecs.BOM_UTF8)
 
 
 _T = TypeVar("_T")

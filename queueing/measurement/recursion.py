@@ -63,41 +63,42 @@ class Served:
     flow: str | None = None
     preemptions: int = 0
 
+    @classmethod
+    def of(cls, record: Record) -> Served | None:
+        """None where it was never dispatched, or its service is not known."""
+        free_at = record.released_at if record.server_free_at is None else record.server_free_at
+        known = (record.policy, record.batch_id, record.arrived_at, record.dispatched_at, free_at)
+        if None in known:
+            return None
+        policy, batch_id, arrived_at, dispatched_at, server_free_at = known
+        if record.preemptions and record.queueing_delay is not None:
+            dispatched_at = float(arrived_at or 0.0) + record.queueing_delay
+        return cls(
+            id=record.request_id,
+            policy=str(policy),
+            epoch=record.epoch or 0,
+            server_id=record.server_id or 0,
+            batch_id=int(batch_id or 0),
+            batch_size=record.batch_size or 1,
+            arrived_at=float(arrived_at or 0.0),
+            dispatched_at=float(dispatched_at or 0.0),
+            server_free_at=float(server_free_at or 0.0),
+            released_at=record.released_at,
+            prompt_tokens=record.computed_tokens,
+            output_tokens=record.output_tokens or 0,
+            completed=record.outcome == "completed",
+            preemptions=record.preemptions or 0,
+            max_output_tokens=record.max_output_tokens,
+            predicted_output_tokens=record.predicted_output_tokens,
+            client_request_id=record.client_request_id,
+            flow=record.flow,
+        )
+
 
 def served(records: Iterable[Record]) -> list[Served]:
     """The dispatched ones, in order of arrival."""
-    found = [one for record in records if (one := _served(record)) is not None]
+    found = [one for record in records if (one := Served.of(record)) is not None]
     return sorted(found, key=attrgetter("arrived_at"))
-
-
-def _served(record: Record) -> Served | None:
-    free_at = record.released_at if record.server_free_at is None else record.server_free_at
-    known = (record.policy, record.batch_id, record.arrived_at, record.dispatched_at, free_at)
-    if None in known:
-        return None
-    policy, batch_id, arrived_at, dispatched_at, server_free_at = known
-    if record.preemptions and record.queueing_delay is not None:
-        dispatched_at = float(arrived_at or 0.0) + record.queueing_delay
-    return Served(
-        id=record.request_id,
-        policy=str(policy),
-        epoch=record.epoch or 0,
-        server_id=record.server_id or 0,
-        batch_id=int(batch_id or 0),
-        batch_size=record.batch_size or 1,
-        arrived_at=float(arrived_at or 0.0),
-        dispatched_at=float(dispatched_at or 0.0),
-        server_free_at=float(server_free_at or 0.0),
-        released_at=record.released_at,
-        prompt_tokens=record.computed_tokens,
-        output_tokens=record.output_tokens or 0,
-        completed=record.outcome == "completed",
-        preemptions=record.preemptions or 0,
-        max_output_tokens=record.max_output_tokens,
-        predicted_output_tokens=record.predicted_output_tokens,
-        client_request_id=record.client_request_id,
-        flow=record.flow,
-    )
 
 
 def batches(requests: Iterable[Served]) -> list[list[Served]]:
@@ -119,35 +120,24 @@ def measured_starts(requests: Sequence[Served]) -> dict[str, float]:
     runs = itertools.groupby(batches(requests), key=lambda members: members[0].policy)
     for text, run in runs:
         policy, members = parse_policy(text), list(run)
-        starts |= _starts(policy, members, free)
+        of_run = list(itertools.chain.from_iterable(members))
+        if not is_first_come(policy):
+            starts |= {request.id: request.dispatched_at for request in of_run}
+        elif policy.joins_running:
+            starts |= _slot_starts(of_run, free)
+        else:
+            table = np.array(
+                [
+                    (r.arrived_at, r.dispatched_at, r.server_free_at, r.batch_id, r.server_id)
+                    for r in of_run
+                ]
+            )
+            began = batch_starts(policy, table.T, free).tolist()
+            starts |= {request.id: at for request, at in zip(of_run, began, strict=True)}
         for batch in members:
             end = max(member.server_free_at for member in batch)
             free[batch[0].server_id] = max(end, free.get(batch[0].server_id, -math.inf))
     return starts
-
-
-def _starts(
-    policy: Policy, run: Sequence[list[Served]], free: dict[int, float]
-) -> dict[str, float]:
-    if not is_first_come(policy):
-        return {member.id: member.dispatched_at for members in run for member in members}
-    if policy.joins_running:
-        return _slot_starts(run, free)
-    return _batch_starts(policy, run, free)
-
-
-def _batch_starts(
-    policy: Policy, run: Sequence[list[Served]], free: dict[int, float]
-) -> dict[str, float]:
-    requests = list(itertools.chain.from_iterable(run))
-    table = np.array(
-        [
-            (r.arrived_at, r.dispatched_at, r.server_free_at, r.batch_id, r.server_id)
-            for r in requests
-        ]
-    )
-    starts = batch_starts(policy, table.T, free)
-    return {request.id: at for request, at in zip(requests, starts.tolist(), strict=True)}
 
 
 def batch_starts(
@@ -204,10 +194,8 @@ def _ready(
     return np.where(sizes >= full, youngest, np.minimum(oldest + policy.max_wait, at))
 
 
-def _slot_starts(run: Iterable[list[Served]], free: dict[int, float]) -> dict[str, float]:
-    requests = sorted(
-        itertools.chain.from_iterable(run), key=lambda r: (r.dispatched_at, r.arrived_at)
-    )
+def _slot_starts(run: Iterable[Served], free: dict[int, float]) -> dict[str, float]:
+    requests = sorted(run, key=lambda r: (r.dispatched_at, r.arrived_at))
     slots: list[float] = []
     for server in {request.server_id for request in requests}:
         most = max(request.batch_size for request in requests if request.server_id == server)

@@ -68,20 +68,11 @@ def find_warm_up(delays: FloatArray) -> WarmUp:
     rule = f"twice that, at most {share} of the run"
     if needed > most:
         rule = f"twice that would exceed {share} of the run, the most that is left out"
-    return WarmUp(
-        dropped,
-        memory,
-        (
-            f"{_left_out(dropped, n)}: the queue began empty, and delays are correlated over about "
-            f"{over} ({rule})"
-        ),
+    first = "the first of" if dropped == 1 else f"the first {dropped:,} of"
+    left_out = f"{first} {n:,} requests {'is' if dropped == 1 else 'are'} left out"
+    if not dropped:
+        left_out = f"none of {n:,} requests is left out"
+    says = (
+        f"{left_out}: the queue began empty, and delays are correlated over about {over} ({rule})"
     )
-
-
-def _left_out(dropped: int, count: int) -> str:
-    if dropped == 0:
-        return f"none of {count:,} requests is left out"
-    return (
-        f"the first {'of' if dropped == 1 else f'{dropped:,} of'} {count:,} requests "
-        f"{'is' if dropped == 1 else 'are'} left out"
-    )
+    return WarmUp(dropped, memory, says)

@@ -10,7 +10,7 @@ from queueing.measurement.check import SAID
 from server.telemetry.metrics import MAX_POLICIES, Metrics
 
 if TYPE_CHECKING:
-    from queueing.estimation.assumptions.checks import Check
+    from queueing.estimation.assumptions.checks import SelfCheck
     from server.telemetry.energy.meter import EnergyMeter
 
 STATS = ("mean", "p50", "p90", "p95", "p99")
@@ -143,7 +143,7 @@ class LiveGauges:
                 for stat in ("mean",) if quantity == "time_to_first_token" else STATS:
                     gauge.labels(each["policy"], stat).set(_number(each[quantity][stat]))
 
-    def checks(self, found: Sequence[Check]) -> None:
+    def checks(self, found: Sequence[SelfCheck]) -> None:
         """1 where the law holds."""
         for check in found:
             self._metrics.verdicts.check_holds.labels(check.name).set(float(check.holds))

@@ -280,6 +280,8 @@ def described(question: Question, seen: Snapshot, found: Assessment) -> Answer:
     law, compared = found.estimates.law(question.shape), _compared(found)
     joins = parse_policy(seen.policy).joins_running
     predicted, comparison = _predicted(seen, found), compared.to_dict()
+    for each in compared.assumptions:
+        comparison["assumptions"][each.name]["applies"] = each.applies
     interval = compared.predicted.of_duration().to_dict()
     return {
         **predicted,

@@ -19,7 +19,7 @@ from queueing.measurement.record import Record
 from server.live.activity import BusyTime
 
 if TYPE_CHECKING:
-    from queueing.estimation.assumptions.checks import Check
+    from queueing.estimation.assumptions.checks import SelfCheck
     from server.queue.sequence import SequenceState
 
 log = logging.getLogger("kendall.live")
@@ -83,7 +83,7 @@ class SelfChecks:
 
     def judge(
         self, now: float, unanswered: Iterable[SequenceState], waiting: int, servers: int
-    ) -> list[Check]:
+    ) -> list[SelfCheck]:
         """Judge the stretch that ends now and begin the next; a law that breaks is logged once."""
         import numpy as np  # noqa: PLC0415 - the gateway answers `--help` without numerics
 
@@ -131,7 +131,7 @@ class SelfChecks:
         self._area += self._number * (now - self._last)
         self._last = now
 
-    def _tell(self, found: list[Check]) -> None:
+    def _tell(self, found: list[SelfCheck]) -> None:
         broken = frozenset(check.name for check in found if not check.holds)
         for check in found:
             if check.name in broken - self._broken:

@@ -184,7 +184,11 @@ def test_a_gateway_that_refuses_calls_is_no_growing_queue_and_blames_no_client(
         names = comparison["assumptions"]
         names["all_admitted"] = {"holds": False, "says": says}
         for name in ("no_retries", "open_loop", "constant_rate", "poisson_arrivals"):
-            names[name] = {"holds": None, "says": "not judged: the gateway refuses calls"}
+            names[name] = {
+                "holds": None,
+                "says": "not judged: the gateway refuses calls",
+                "applies": False,
+            }
 
     async def main() -> tuple[str, str]:
         async with staged(site.browser, site.gateway.url, refusing) as page:
@@ -276,7 +280,11 @@ def test_assumptions_that_hold_are_one_line_and_those_of_other_calls_none(site: 
         found["stable_queue"] = {"holds": True, "says": "the load is 0.5"}
         found["law_shape"] = {"holds": False, "says": "the law misses"}
         found["constant_speed"] = {"holds": None, "says": "too few batches"}
-        found["enough_memory"] = {"holds": None, "says": "not judged: batches, or preemption"}
+        found["enough_memory"] = {
+            "holds": None,
+            "says": "not judged: batches, or preemption",
+            "applies": False,
+        }
 
     async def main() -> None:
         async with staged(site.browser, site.gateway.url, judged) as page:

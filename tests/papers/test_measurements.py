@@ -31,16 +31,10 @@ from papers.memory import (
     sequence_bytes,
 )
 from policies.text import SpecError
-from queueing.distributions.token_distribution import TokenDistribution, parse_distribution
+from queueing.distributions.token_distribution import parse_distribution
 from queueing.errors import UnstableQueueError
 from queueing.latency.fit import COEFFICIENTS, Measured, fit_law
 from queueing.latency.law import LatencyModel
-from queueing.latency.prefill import (
-    fit_prefill,
-    padded_prompt_service_time,
-    padding_share,
-    uniform_longest_prompt,
-)
 from queueing.latency.profile import SHIPPED, load_profile
 from queueing.latency.regression import fit_line, least_squares
 
@@ -319,7 +313,7 @@ def test_memory_arguments_that_make_no_sense_are_refused() -> None:
 def test_the_longest_uniform_prompt_has_the_law_and_mean_of_equation_17(batch_size: int) -> None:
     prompts = parse_distribution("uniform:low=0,high=4000")
     longest = prompts.maximum(batch_size)
-    assert longest.mean == pytest.approx(uniform_longest_prompt(4000, batch_size), rel=1e-4)
+    assert longest.mean == pytest.approx(4000 * batch_size / (batch_size + 1), rel=1e-4)
     for x in (500, 3000, 3900):
         assert longest.cdf[x] == pytest.approx(((x + 0.5) / 4000) ** batch_size, rel=1e-10)
 
@@ -336,32 +330,9 @@ def test_a_batch_with_padded_prompts_takes_the_mean_of_what_its_members_make_it_
     seconds = 0.01 * size + 0.03 + 2e-4 * size * longest_prompt + (4e-4 * size + 0.02) * longest
     error = seconds.std() / math.sqrt(runs)
     assert error < 0.005 * seconds.mean()
-    assert abs(padded_prompt_service_time(law, prompts, outputs, size) - seconds.mean()) < 4 * error
-
-
-def test_padding_is_the_share_beyond_the_mean_prompt() -> None:
-    prompts = TokenDistribution(np.array([0, 0.5, 0, 0.5]))
-    assert padding_share(prompts, 1) == 0
-    assert padding_share(prompts, 2) == pytest.approx(1 - 2 / 2.5)
-
-
-def test_prefill_is_fitted_by_a_quadratic_whose_intervals_cover() -> None:
-    rng = np.random.default_rng(5)
-    lengths = np.array([64, 128, 256, 512, 1024, 2048, 4096, 8192] * 3, dtype=float)
-    covered = np.zeros(3)
-    for _ in range(400):
-        seconds = 0.02 + 1e-4 * lengths + 4e-9 * lengths**2 + rng.normal(0, 0.005, lengths.size)
-        fit = fit_prefill(lengths.tolist(), seconds.tolist())
-        covered += [
-            fit.intervals[key][0] < truth < fit.intervals[key][1]
-            for key, truth in (("a", 0.02), ("b", 1e-4), ("c", 4e-9))
-        ]
-    assert np.abs(covered / 400 - 0.95).max() < 4 * math.sqrt(0.95 * 0.05 / 400)
-    assert fit(1000) == pytest.approx(0.02 + 0.1 + 0.004, abs=0.01)
-    assert fit.r2 > 0.99
-    assert fit.residuals == pytest.approx(seconds - np.array([fit(n) for n in lengths]), abs=1e-12)
-    with pytest.raises(SpecError, match="apart"):
-        fit_prefill([64, 64, 128, 128, 128], [1, 1, 2, 2, 2])
+    prompt_tokens = size * prompts.maximum(size).mean
+    mean = law.padded(size, outputs.maximum(size).mean, prompt_tokens)
+    assert abs(mean - seconds.mean()) < 4 * error
 
 
 def test_a_fitted_law_lies_in_its_intervals_and_these_hold_the_true_one() -> None:

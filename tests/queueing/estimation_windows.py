@@ -7,7 +7,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from queueing.estimation.window.window import FIELDS, Snapshot
+from queueing.estimation.assumptions.assumption import Assumption, Evidence, judged
+from queueing.estimation.assumptions.forecast_assumptions import FORECAST_TESTS
+from queueing.estimation.window.window import FIELDS, WIDTH, Snapshot
 from queueing.measurement.record import Record
 from queueing.model import Model
 from queueing.simulation.experiment import simulate_run
@@ -22,6 +24,29 @@ def window_of(model: Model, load: float, count: int, seed: int) -> Snapshot:
         simulate_run(model, load * model.largest_stable_rate, count, np.random.SeedSequence(seed)),
         model,
     )
+
+
+def arrival_assumptions(
+    instants: npt.NDArray[np.float64], *, explained: bool = False
+) -> tuple[Assumption, Assumption]:
+    """constant_rate and poisson_arrivals of these instants; `explained`: clients retry."""
+    start, now = (
+        (float(end) for end in (instants[0], instants[-1])) if instants.size else (0.0, 0.0)
+    )
+    window = Snapshot(
+        policy="single",
+        epoch=0,
+        epoch_at=start,
+        start=start,
+        now=now,
+        arrivals=instants,
+        rows=np.empty((0, WIDTH)),
+    )
+    retries = Assumption("no_retries", not explained, float(explained), "")
+    names = "constant_rate", "poisson_arrivals"
+    tests = (test for test in FORECAST_TESTS if test.name in names)
+    _, constant, process = judged(Evidence(seen=window, verdicts={"no_retries": retries}), tests)
+    return constant, process
 
 
 def snapshot_of_run(

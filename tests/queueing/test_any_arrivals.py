@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from queueing.estimation.arrivals import arrival_rate, dispersion
 from queueing.estimation.assumptions.assumption import factor
-from queueing.estimation.assumptions.client_assumptions import arrival_assumptions
 from queueing.estimation.change import changes
 from queueing.measurement.arrival_audit import audit_arrivals
+from tests.queueing.estimation_windows import arrival_assumptions
 
 GAPS = st.one_of(
     st.just(0.0),

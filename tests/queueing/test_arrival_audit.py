@@ -16,10 +16,10 @@ from policies.text import counted
 from queueing.measurement import arrival_tests
 from queueing.measurement.arrival_audit import (
     Budget,
-    _judge,
     above_dead_time,
     audit_arrivals,
     resolution,
+    tests_by_holm,
 )
 from queueing.measurement.arrival_tests import Finding
 from queueing.measurement.arrival_words import disease
@@ -170,7 +170,9 @@ NAMES = ("constant rate", "gap law", "longest gap", "rate")
 def test_several_tests_are_held_against_holms_levels_in_any_order(
     p_values: tuple[float, ...], rejected: int, order: tuple[int, ...]
 ) -> None:
-    judged = _judge([(NAMES[i], Finding(1.0, p_values[i])) for i in order], 0.01, np.ones(10))
+    judged = tests_by_holm(
+        [(NAMES[i], Finding(1.0, p_values[i])) for i in order], 0.01, np.ones(10)
+    )
     assert [test.name for test in judged] == [NAMES[i] for i in order]
     assert {test.name for test in judged if not test.holds} == set(NAMES[:rejected])
 

@@ -14,13 +14,18 @@ from scipy import stats
 from queueing.measurement import arrival_tests
 from queueing.measurement.arrival_audit import (
     Budget,
-    _gaps,
-    _tick,
     above_dead_time,
     audit_arrivals,
     resolution,
+    tick,
 )
-from queueing.measurement.arrival_words import _distinct, _phase, _repeated, disease, in_words
+from queueing.measurement.arrival_words import (
+    disease,
+    distinct_gaps,
+    gaps_repeat,
+    in_words,
+    pinned_phase,
+)
 
 FloatArray = NDArray[np.float64]
 
@@ -302,26 +307,25 @@ def test_a_clock_without_a_step_resolves_what_its_floats_do() -> None:
 
 
 def test_a_gap_below_a_nanosecond_is_none() -> None:
-    assert _gaps(np.array([0.0, 1e-9])).tolist() == [1e-9]
-    assert _gaps(np.array([0.0, 0.999e-9])).tolist() == [0.0]
+    assert [audit_arrivals(np.array([0.0, gap])).span for gap in (1e-9, 0.999e-9)] == [1e-9, 0.0]
 
 
 @pytest.mark.parametrize(
-    ("tick", "told"), [(2, False), (4, True), (10, True), (40, True), (64, True), (65, False)]
+    ("steps", "told"), [(2, False), (4, True), (10, True), (40, True), (64, True), (65, False)]
 )
-def test_a_tick_is_four_to_sixty_four_steps(tick: int, told: bool) -> None:
+def test_a_tick_is_four_to_sixty_four_steps(steps: int, told: bool) -> None:
     """Gaps of whole ticks; within a step."""
-    gaps = tick * np.random.default_rng(2).geometric(0.01, 3000).astype(float)
-    assert _tick(gaps, 1.0) == (pytest.approx(tick, abs=1.0) if told else 1.0)
-    assert _tick(gaps * 1e-9, 1e-9) == pytest.approx((tick if told else 1) * 1e-9, abs=1.0001e-9)
+    gaps = steps * np.random.default_rng(2).geometric(0.01, 3000).astype(float)
+    assert tick(gaps, 1.0) == (pytest.approx(steps, abs=1.0) if told else 1.0)
+    assert tick(gaps * 1e-9, 1e-9) == pytest.approx((steps if told else 1) * 1e-9, abs=1.0001e-9)
 
 
 def test_gaps_without_a_valley_have_the_clocks_step() -> None:
     gaps = np.random.default_rng(2).geometric(0.01, 3000).astype(float)
-    assert _tick(gaps, 1.0) == 1.0
-    assert _tick(np.array([10.0, 20.0, 30.0, 40.0]), 1.0) == 1.0, "none are equal"
-    assert _tick(np.array([10.0] * 3 + [20.0, 40.0]), 1.0) == 1.0, "three pairs are equal"
-    assert _tick(np.array([10.0] * 3 + [20.0] * 2), 1.0) == pytest.approx(10.0, abs=1.0), "four are"
+    assert tick(gaps, 1.0) == 1.0
+    assert tick(np.array([10.0, 20.0, 30.0, 40.0]), 1.0) == 1.0, "none are equal"
+    assert tick(np.array([10.0] * 3 + [20.0, 40.0]), 1.0) == 1.0, "three pairs are equal"
+    assert tick(np.array([10.0] * 3 + [20.0] * 2), 1.0) == pytest.approx(10.0, abs=1.0), "four are"
 
 
 @pytest.mark.parametrize(("equal_gaps", "told"), [(5, True), (6, False)])
@@ -331,15 +335,15 @@ def test_gaps_a_tick_apart_are_half_as_many_as_those_that_are_equal(
     """Five equal gaps are ten pairs, and five of them are a tick from the sixth gap; six are
     fifteen, and six a tick from the seventh.
     """
-    tick = _tick(np.array([10.0] * equal_gaps + [20.0]), 1.0)
-    assert tick == (pytest.approx(10.0, abs=1.0) if told else 1.0)
+    found = tick(np.array([10.0] * equal_gaps + [20.0]), 1.0)
+    assert found == (pytest.approx(10.0, abs=1.0) if told else 1.0)
 
 
 def test_a_tick_that_is_rounded_to_several_steps_is_the_middle_one() -> None:
     """Eight pairs of gaps each are 9, 10, 11 and 12 steps apart; three pairs are between, a tenth
     of the 31 that are equal.
     """
-    assert _tick(np.array([10.0] * 8 + [19.0, 20.0, 21.0, 22.0]), 1.0) == 10.0
+    assert tick(np.array([10.0] * 8 + [19.0, 20.0, 21.0, 22.0]), 1.0) == 10.0
 
 
 def test_what_a_write_takes_is_taken_off_eight_times_where_it_is_long_for_chance() -> None:
@@ -468,14 +472,14 @@ def test_repeated_gaps_are_a_quarter_of_the_gaps_beyond_those_nearly_alike() -> 
     for doubled, repeated in ((240, False), (260, True)):
         apart = 20e-6 * np.arange(1, 1001 - doubled)
         gaps = np.concatenate([apart, apart[:doubled]])
-        assert _repeated(gaps, 1e-6) == (doubled > 0.25 * gaps.size) == repeated
+        assert gaps_repeat(gaps, 1e-6) == (doubled > 0.25 * gaps.size) == repeated
     near = np.concatenate(
         [20e-6 * np.arange(1, 501), 20e-6 * np.arange(1, 501) + 5e-6]
     )  # alike, not equal
-    assert not _repeated(near, 1e-6)
-    assert _distinct(np.array([1.0, 1.0, 2.0, 2.05, 5.0]), 0.1) == 3
-    assert _distinct(np.array([1.0, 1.0, 2.0, 2.05, 5.0]), 0.01) == 4
-    assert _distinct(np.array([1.0, 2.0, 4.0]), 1.0) == 2, "a step apart are the same"
+    assert not gaps_repeat(near, 1e-6)
+    assert distinct_gaps(np.array([1.0, 1.0, 2.0, 2.05, 5.0]), 0.1) == 3
+    assert distinct_gaps(np.array([1.0, 1.0, 2.0, 2.05, 5.0]), 0.01) == 4
+    assert distinct_gaps(np.array([1.0, 2.0, 4.0]), 1.0) == 2, "a step apart are the same"
 
 
 def test_the_phase_that_most_arrivals_share_is_told_with_its_width() -> None:
@@ -485,13 +489,13 @@ def test_the_phase_that_most_arrivals_share_is_told_with_its_width() -> None:
     spread = (np.arange(800) + 0.5) / 800
     around = np.concatenate([np.full(75, 0.3), np.full(65, 0.995), np.full(60, 0.004)])
     seconds = np.sort(np.arange(1000) * 1.0 + np.concatenate([spread, around]))
-    share, words = _phase(seconds, {"phase in 1 s": 0.1})
+    share, words = pinned_phase(seconds, {"phase in 1 s": 0.1})
     assert share == pytest.approx(0.125 + 0.8 * 0.02, abs=0.002)
     assert (
         words == f"{share:.0%} of arrivals are within 10 ms of one phase: pinned to whole seconds"
     )
-    assert _phase(seconds, {"gap law": 0.1}) == (0.0, "")
-    tenths = _phase(seconds / 10, {"phase in 0.1 s": 0.1})
+    assert pinned_phase(seconds, {"gap law": 0.1}) == (0.0, "")
+    tenths = pinned_phase(seconds / 10, {"phase in 0.1 s": 0.1})
     assert tenths[0] == pytest.approx(share, abs=1e-6)
     assert tenths[1].endswith("are within 1 ms of one phase: pinned to tenths of a second")
 

@@ -102,7 +102,7 @@ def test_the_model_follows_a_machine_whose_speed_changes(
     """One speed for the run misses the delays of the slow moments."""
     requests = run(parse_policy(text), rate, speed)
     followed = checked(requests)
-    monkeypatch.setattr("queueing.estimation.checked.factors_of", lambda *_: None)
+    monkeypatch.setattr("queueing.estimation.checked.WindowRequests.batch_factors", lambda *_: None)
     constant = checked(requests)
     assert abs(followed.queueing_delay.ratio - 1) < 0.06
     off = abs(constant.queueing_delay.ratio - 1)
@@ -116,7 +116,7 @@ def test_a_machine_of_constant_speed_is_served_as_by_its_one_speed(
     requests = run(parse_policy(text), 20.0, lambda _: 1.4)
     followed = checked(requests)
     assert followed.speed.factor == pytest.approx(1.4, rel=0.03)
-    monkeypatch.setattr("queueing.estimation.checked.factors_of", lambda *_: None)
+    monkeypatch.setattr("queueing.estimation.checked.WindowRequests.batch_factors", lambda *_: None)
     assert followed.queueing_delay.modelled == pytest.approx(
         checked(requests).queueing_delay.modelled, rel=0.02, abs=1e-4
     )

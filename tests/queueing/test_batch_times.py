@@ -10,13 +10,9 @@ import pytest
 from policies import parse_policy
 from queueing.estimation.speed.batch_times import (
     BatchTimes,
-    _grouped,
-    _together,
-    _until_step,
     batch_times,
-    fine_groups,
-    last_of_groups,
     slot_times,
+    wait_for_step,
 )
 from queueing.estimation.window.snapshot import CENSORED, ENDED, FIELDS, WITHOUT_LENGTH, Snapshot
 from queueing.latency.law import LatencyModel
@@ -192,17 +188,20 @@ def test_who_comes_behind_an_end_waits_for_the_next_step_after_his_turnaround() 
     the third of them.
     """
     start, ends, step = np.array([5.010, 5.030, 4.0]), np.array([5.0, 2.0]), np.full(3, 0.022)
-    assert _until_step(start, ends, step, 0.05, 1.0) == pytest.approx([0.006, 0.011, 0.011])
-    assert _until_step(start[:1], ends, step[:1], 0.05, 2.0) == pytest.approx(
+    assert wait_for_step(start, ends, step, 0.05, 1.0) == pytest.approx([0.006, 0.011, 0.011])
+    assert wait_for_step(start[:1], ends, step[:1], 0.05, 2.0) == pytest.approx(
         [3 * 0.022 - 0.055]
     )  # at half the pace 5 ms of a step
-    assert _until_step(np.array([5.0]), ends, step[:1], 0.044, 1.0) == pytest.approx(
+    assert wait_for_step(np.array([5.0]), ends, step[:1], 0.044, 1.0) == pytest.approx(
         [0.0], abs=1e-12
     )
 
 
-def test_sequences_of_one_instant_came_together() -> None:
-    assert _together(np.array([1.0, 2.0, 1.0, 3.0, 1.0])).tolist() == [3.0, 1.0, 3.0, 1.0, 3.0]
+def test_sequences_of_one_instant_do_not_wait_for_each_others_step() -> None:
+    whole = SLOTS.turnaround + 2 * SLOTS.k1 + 20 * TWO
+    rows = [row(number, 0.0, whole, 20, size=2) for number in (1, 2)]
+    (found,) = slot_times(window(row(0, -100.0, -99.9, 1), *rows), SLOTS)
+    assert found.fitted == pytest.approx([whole, whole])
 
 
 def slots_of(count: int) -> BatchTimes:
@@ -215,24 +214,24 @@ def slots_of(count: int) -> BatchTimes:
 
 def test_consecutive_slots_are_added_up_in_groups_of_four_times_the_company() -> None:
     each = slots_of(20)
-    found = _grouped(each)
+    found = each.grouped()
     assert found.at.tolist() == [0.0, 8.0]
     assert found.measured.tolist() == [sum(range(8)), sum(range(8, 16))]
     assert found.fitted.tolist() == [2 * sum(range(8)), 2 * sum(range(8, 16))]
     assert found.size.tolist() == [1.5, 1.5]
     assert found.longest.tolist() == [4.5, 12.5]
     assert found.decoding == pytest.approx([3.5 / 20, 11.5 / 20])
-    assert _grouped(slots_of(7)).count == 0
-    assert _grouped(slots_of(0)).count == 0
-    assert [last_of_groups(slots_of(count)) for count in (20, 16, 8, 7, 0)] == [15, 15, 7, *NONE]
+    assert slots_of(7).grouped().count == 0
+    assert slots_of(0).grouped().count == 0
+    assert [slots_of(count).last_grouped_at for count in (20, 16, 8, 7, 0)] == [15, 15, 7, *NONE]
 
 
 def test_fine_groups_are_as_large_as_leaves_enough_of_them() -> None:
     """One to four times the company."""
-    found = fine_groups(slots_of(200))
+    found = slots_of(200).finely_grouped()
     assert found.at.tolist() == [8.0 * group for group in range(25)]
     counts = {
-        count: fine_groups(slots_of(count)).count for count in (0, 1, 3, 40, 59, 60, 119, 120)
+        count: slots_of(count).finely_grouped().count for count in (0, 1, 3, 40, 59, 60, 119, 120)
     }
     assert counts == {0: 0, 1: 1, 3: 1, 40: 20, 59: 29, 60: 20, 119: 23, 120: 20}
 

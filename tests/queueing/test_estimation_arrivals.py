@@ -13,9 +13,9 @@ from scipy import stats
 
 from queueing.estimation.arrivals import arrival_rate, dispersion, inflation
 from queueing.estimation.assumptions.assumption import factor
-from queueing.estimation.assumptions.client_assumptions import arrival_assumptions
 from queueing.estimation.change import Change, burstiness, changes, local_scv
 from tests.queueing.estimation_runs import gamma, modulated, poisson
+from tests.queueing.estimation_windows import arrival_assumptions
 
 RUNS = 200
 

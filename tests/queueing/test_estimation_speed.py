@@ -11,7 +11,7 @@ import pytest
 
 from policies import parse_policy
 from queueing.estimation.assumptions.engine_assumptions import constant_speed, law_shape, no_stalls
-from queueing.estimation.estimates import _speed, estimate
+from queueing.estimation.estimates import estimate, window_speed
 from queueing.estimation.interval import NORMAL, Estimate
 from queueing.estimation.speed.batch_times import BatchTimes, batch_times
 from queueing.estimation.speed.slot_stalls import slot_stalls
@@ -146,7 +146,7 @@ def test_a_step_in_the_speed_is_not_wander() -> None:
     assert found.ratio == pytest.approx(2.0, rel=0.1)
     assert sum(speed_change(wandering(seed, 0.08, 40.0)) is not None for seed in range(30)) <= 3
     assert not any(speed_change(wandering(seed, 0.0, 40.0)) for seed in range(50))
-    assert constant_speed(slowed).says.startswith(
+    assert constant_speed(Speeds(slowed)).says.startswith(
         "the engine became slower by a factor of 1.97, 599 s before the last batch"
     )
 
@@ -157,8 +157,9 @@ def test_stalls_are_counted_with_the_time_they_took() -> None:
     found = stalls(BatchTimes(times.at, times.measured + extra, *rest(times)))
     assert found.count == times.count // 200
     assert found.time_share == pytest.approx(extra.sum() / (times.measured + extra).sum(), rel=0.02)
-    assert no_stalls(times).holds
-    assert not no_stalls(BatchTimes(times.at, times.measured + extra, *rest(times))).holds
+    assert no_stalls(times.count, stalls(times)).holds
+    stalling = BatchTimes(times.at, times.measured + extra, *rest(times))
+    assert not no_stalls(stalling.count, stalls(stalling)).holds
 
 
 def test_slow_moments_that_grow_batches_are_not_taken_for_a_wrong_shape() -> None:
@@ -215,7 +216,7 @@ def test_a_wrong_shape_is_named_by_the_lengths_where_the_speed_changes(
     )
     records = serve(poisson(60.0, 8000, 1), engine, 1)
     times = batch_times(parse_policy("dynamic"), seen(records, "dynamic").mine, LAW)
-    assert constant_speed(times).holds is False
+    assert constant_speed(Speeds(times)).holds is False
     found = law_shape(times, constant=False)
     assert (found.holds is False, "length" in found.says) == (accused, True)
     assert (found.measure > 0.08) is accused
@@ -227,7 +228,7 @@ def test_too_few_batches_say_nothing() -> None:
     assert not residual_cv(few).known
     assert not wander(few).sigma.known
     assert speed_change(few) is None
-    assert constant_speed(few).holds is None
+    assert constant_speed(Speeds(few)).holds is None
 
 
 def measured(*ratios: float, fitted: float = 1.0) -> BatchTimes:
@@ -364,24 +365,24 @@ def test_a_speed_that_wanders_is_known_less_well_and_one_of_slots_by_their_accou
     widened = plain.value * NORMAL * 0.05 * math.sqrt(2 * 20 / span)
     half = (plain.high - plain.low) / 2
     assert widened > half
-    found = _speed(times, SLOW, continuous=False)
+    found = window_speed(times, SLOW, continuous=False)
     assert (found.low, found.value, found.high) == pytest.approx(
         (plain.value - widened, plain.value, plain.value + widened)
     )
     assert found.effective_n == plain.effective_n
-    assert _speed(times, replace(SLOW, tau=1e9), continuous=False).high == pytest.approx(
+    assert window_speed(times, replace(SLOW, tau=1e9), continuous=False).high == pytest.approx(
         plain.value * (1 + NORMAL * 0.05)
     )
-    assert _speed(
+    assert window_speed(
         times, replace(SLOW, sigma=Estimate(1e-6, 0.0, 0.1, 50.0)), continuous=False
     ).high == pytest.approx(plain.high)
-    assert _speed(times, replace(SLOW, significant=False), continuous=False).high == pytest.approx(
-        plain.high
-    )
-    assert _speed(times, NO_WANDER, continuous=True).high == pytest.approx(
+    assert window_speed(
+        times, replace(SLOW, significant=False), continuous=False
+    ).high == pytest.approx(plain.high)
+    assert window_speed(times, NO_WANDER, continuous=True).high == pytest.approx(
         plain.high + 0.012 * plain.value
     )
-    assert not _speed(times.part(times.at < 5), SLOW, continuous=True).known
+    assert not window_speed(times.part(times.at < 5), SLOW, continuous=True).known
 
 
 @pytest.mark.parametrize(("batches", "known"), [(19, False), (20, True)])

@@ -24,7 +24,8 @@ from hypothesis import strategies as st
 from policies import parse_policy
 from queueing.control.assess import Assessment, assess
 from queueing.distributions.token_distribution import parse_distribution
-from queueing.estimation.assumptions.engine_assumptions import StalledDelay, no_stalls
+from queueing.estimation.assumptions.assumption import Assumption, StalledDelay
+from queueing.estimation.assumptions.engine_assumptions import no_stalls
 from queueing.estimation.estimates import Estimates, estimate
 from queueing.estimation.speed.batch_times import BatchTimes, batch_times
 from queueing.estimation.speed.slot_stalls import slot_stalls
@@ -300,6 +301,10 @@ def _times(measured: np.ndarray, fitted: np.ndarray) -> BatchTimes:
     return BatchTimes(np.cumsum(2 * measured), measured, fitted, ones, ones, ones)
 
 
+def judged(times: BatchTimes, stalled: StalledDelay | None = None) -> Assumption:
+    return no_stalls(times.count, stalls(times), stalled)
+
+
 def test_stalls_fail_by_what_they_cost() -> None:
     times = _times(np.where(np.arange(200) == 50, 0.3, 0.03), np.full(200, 0.03))
     dear, cheap, tiny = (
@@ -307,12 +312,12 @@ def test_stalls_fail_by_what_they_cost() -> None:
         StalledDelay(0.012, 0.0115),
         StalledDelay(0.0012, 0.0006),
     )
-    assert [no_stalls(times, each).holds for each in (dear, cheap, tiny)] == [False, True, True]
+    assert [judged(times, each).holds for each in (dear, cheap, tiny)] == [False, True, True]
     assert (
-        no_stalls(times, dear).says
+        judged(times, dear).says
         == "1 stall holds 4.3% of the busy time, the longest 0.27 s: 2 ms of the predicted delay"
     )
-    assert not no_stalls(times).holds
+    assert not judged(times).holds
 
 
 def test_stalls_of_slots_count_once_whoever_was_in_service() -> None:
@@ -341,8 +346,8 @@ def _union(starts: np.ndarray, ends: np.ndarray) -> float:
 def test_stalls_fail_from_a_tenth_of_the_prediction() -> None:
     times = _times(np.where(np.arange(200) == 50, 0.3, 0.03), np.full(200, 0.03))
     dear, cheap = StalledDelay(0.0224, 0.020), StalledDelay(0.0218, 0.020)
-    assert [no_stalls(times, each).holds for each in (dear, cheap)] == [False, True]
-    assert no_stalls(times, dear).says.endswith("2.4 ms of the predicted delay")
+    assert [judged(times, each).holds for each in (dear, cheap)] == [False, True]
+    assert judged(times, dear).says.endswith("2.4 ms of the predicted delay")
 
 
 @pytest.mark.parametrize("policy", [POLICY, "dynamic"])

@@ -16,8 +16,8 @@ from policies import parse_policy
 from queueing.control.assess import Assessment, assess, relaxation_time
 from queueing.distributions.token_distribution import TokenDistribution
 from queueing.estimation.assumptions.assumption import Assumption
-from queueing.estimation.assumptions.client_assumptions import open_loop
-from queueing.estimation.assumptions.verdict import ENGINE, compare, with_check
+from queueing.estimation.assumptions.forecast_assumptions import open_loop
+from queueing.estimation.assumptions.verdict import ENGINE, compare
 from queueing.estimation.estimates import estimate
 from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
 from queueing.estimation.window.snapshot import WIDTH
@@ -297,15 +297,15 @@ def test_a_disagreement_has_the_assumptions_of_the_engine_that_fail() -> None:
     )
     off = Check(observed=0.2, modelled=0.1, half_width=0.01, requests=500)
     for given, reasons in (((), ("unexplained",)), ((bursts, slow), ("constant_speed",))):
-        found = with_check(compare(snapshot, UNKNOWN, given), off, sojourn=False)
+        found = compare(snapshot, UNKNOWN, given).with_check(off, sojourn=False)
         assert (found.verdict, found.reasons) == ("disagree", reasons)
         assert found.check is not None
         assert len(found.check.causes) == 1
     lost = dataclasses.replace(off, measured_services=0.15)
-    found = with_check(compare(snapshot, UNKNOWN, (slow,)), lost, sojourn=False)
+    found = compare(snapshot, UNKNOWN, (slow,)).with_check(lost, sojourn=False)
     assert found.reasons == ("gateway", "constant_speed")
     near = dataclasses.replace(off, observed=0.1)
-    assert with_check(compare(snapshot, UNKNOWN, (slow,)), near, sojourn=False).reasons == ()
+    assert compare(snapshot, UNKNOWN, (slow,)).with_check(near, sojourn=False).reasons == ()
     assert compare(snapshot, UNKNOWN, (slow,)).verdict == "not enough data"
 
 

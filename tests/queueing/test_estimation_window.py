@@ -17,7 +17,7 @@ from queueing.control.assess import assess
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.estimation.arrivals import while_requests_came
 from queueing.estimation.assumptions.checks import conservation, little_law, utilisation_law
-from queueing.estimation.assumptions.engine_assumptions import settled, stable_queue
+from queueing.estimation.assumptions.forecast_assumptions import settled, stable_queue
 from queueing.estimation.assumptions.verdict import observed_mean
 from queueing.estimation.estimates import Estimates, estimate, output_lengths
 from queueing.estimation.interval import UNKNOWN, Estimate
@@ -27,7 +27,12 @@ from queueing.estimation.speed.speed_process import Stalls
 from queueing.estimation.window.window import Snapshot, Window
 from queueing.estimation.window_queue import Limits
 from queueing.latency.fit import Measured, fit_law
-from queueing.latency.identifiability import _trades, _vague, beyond, of_cells
+from queueing.latency.identifiability import (
+    beyond,
+    of_cells,
+    trade_offs,
+    vague_coefficients,
+)
 from queueing.latency.law import LatencyModel
 from queueing.measurement.delay_variance import single_server_variance
 from queueing.measurement.statistics import mean_interval
@@ -469,7 +474,7 @@ def test_the_condition_of_a_design_is_that_of_its_scaled_columns() -> None:
 def test_coefficients_trade_against_each_other_from_a_hundredfold_on(
     condition: float, doubted: bool
 ) -> None:
-    said = _trades(condition, np.array([0.31, -0.9, 0.29, -0.31]))
+    said = trade_offs(condition, np.array([0.31, -0.9, 0.29, -0.31]))
     assert bool(said) == doubted
     if doubted:
         assert said[0].startswith(
@@ -481,7 +486,7 @@ def test_coefficients_trade_against_each_other_from_a_hundredfold_on(
 def test_a_coefficient_is_vague_from_half_of_itself_on(half: float, vague: bool) -> None:
     design = np.array([[2.0, 1.0, 30.0, 10.0], [4.0, 1.0, 50.0, 20.0]])
     for sign in (1, -1):
-        said = _vague(design, {"k3": (sign * 0.01 - half, sign * 0.01 + half)})
+        said = vague_coefficients(design, {"k3": (sign * 0.01 - half, sign * 0.01 + half)})
         assert bool(said) == vague
         if vague:
             assert said == [

@@ -12,7 +12,7 @@ from scipy import stats
 
 from queueing.measurement.batch_means import (
     Interval,
-    _inflation,
+    autoregression_inflation,
     batch_means,
     batch_means_interval,
     replications_interval,
@@ -21,14 +21,18 @@ from queueing.measurement.batch_means import (
 )
 from queueing.measurement.delay_variance import AsymptoticVariance
 from queueing.measurement.mean_interval import (
-    _variance_of_correlation,
-    _widened,
+    correlation_variance,
     mean_interval,
     plug_in,
     run_factor,
+    widened,
     widest_interval,
 )
-from queueing.measurement.quantile_interval import _at, quantile_interval, quantile_intervals
+from queueing.measurement.quantile_interval import (
+    order_statistic,
+    quantile_interval,
+    quantile_intervals,
+)
 
 FloatArray = NDArray[np.float64]
 
@@ -97,7 +101,7 @@ def test_independent_values_are_at_most_their_number() -> None:
     ],
 )
 def test_correlated_batches_tell_less(correlation: float, factor: float) -> None:
-    assert _inflation(correlation, 20) == pytest.approx(factor)
+    assert autoregression_inflation(correlation, 20) == pytest.approx(factor)
 
 
 def test_blocks_are_as_equal_as_they_can_be() -> None:
@@ -176,7 +180,7 @@ def own_memory_variance(values: FloatArray) -> float:
 def test_the_widest_interval_is_that_of_all_scales(n: int, load: float) -> None:
     values = delays(n, 3, load) if load else np.random.default_rng(3).exponential(1.0, n)
     local = own_memory_variance(values)
-    assert _variance_of_correlation(values) == pytest.approx(local)
+    assert correlation_variance(values) == pytest.approx(local)
     widths, variances, parts = [stats.norm.ppf(0.975) * math.sqrt(local)], [local], min(20, n)
     while parts <= n:
         variance, correlation = own_variance(values, parts)
@@ -193,17 +197,15 @@ def test_the_widest_interval_is_that_of_all_scales(n: int, load: float) -> None:
     assert found.effective_n == pytest.approx(min(values.var(ddof=1) / max(variances), n))
     assert found.mean == pytest.approx(values.mean())
     printed = mean_interval(values)
-    assert printed.half_width == pytest.approx(
-        _widened(max(widths) / values.mean()) * values.mean()
-    )
+    assert printed.half_width == pytest.approx(widened(max(widths) / values.mean()) * values.mean())
     assert printed.effective_n == found.effective_n
 
 
 def test_a_linear_trend_remembers_up_to_a_quarter_of_the_run() -> None:
     values = np.arange(64.0)
-    assert _variance_of_correlation(values) == pytest.approx(own_memory_variance(values))
+    assert correlation_variance(values) == pytest.approx(own_memory_variance(values))
     assert own_memory_variance(values) > 0
-    assert _variance_of_correlation(np.ones(50)) == 0.0
+    assert correlation_variance(np.ones(50)) == 0.0
 
 
 @pytest.mark.parametrize(("n", "distance"), [(28, 4), (36, 4), (44, 8)])
@@ -212,24 +214,24 @@ def test_a_step_is_remembered_over_a_fifth_of_the_run(n: int, distance: int) -> 
     correlation = (n - 3 * distance) / (n - distance)
     memory = distance * (4 - 3 * math.sqrt(1 - correlation)) / (1 - correlation)
     values = np.repeat([-1.0, 1.0], n // 2)
-    assert _variance_of_correlation(values) == pytest.approx(memory / n)
+    assert correlation_variance(values) == pytest.approx(memory / n)
 
 
 @pytest.mark.parametrize("relative", [0.01, 0.1, 0.2, 0.2173])
-def test_a_lucky_mean_is_widened_to_what_it_does_not_exclude(relative: float) -> None:
+def test_a_lucky_mean_iswidened_to_what_it_does_not_exclude(relative: float) -> None:
     """w = mean (1 + u) is where w - mean = 1.15 r w^2 / mean."""
-    u = _widened(relative)
+    u = widened(relative)
     assert u == pytest.approx(1.15 * relative * (1 + u) ** 2)
     assert plug_in(u) == pytest.approx(relative)
 
 
 def test_beyond_a_quarter_the_width_goes_on_in_proportion() -> None:
-    assert _widened(0.25 / 1.15) == pytest.approx(1.0)
-    assert _widened(1.0) == pytest.approx(4.6)
+    assert widened(0.25 / 1.15) == pytest.approx(1.0)
+    assert widened(1.0) == pytest.approx(4.6)
     assert plug_in(4.6) == pytest.approx(1.0)
     assert plug_in(1.0) == pytest.approx(0.25 / 1.15)
-    assert _widened(1e-7) == pytest.approx(1.15e-7)
-    assert _widened(0.0) == 0.0
+    assert widened(1e-7) == pytest.approx(1.15e-7)
+    assert widened(0.0) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -286,7 +288,9 @@ def test_a_quantiles_ends_are_the_order_statistics_at_the_ends_of_its_share(leve
 
 def test_the_inverse_of_an_empirical_distribution() -> None:
     ordered = np.array([1.0, 2.0, 3.0, 4.0])
-    assert [_at(ordered, level) for level in (0.0, 0.25, 0.26, 0.5, 0.75, 0.76, 1.0, 1.2)] == [
+    assert [
+        order_statistic(ordered, level) for level in (0.0, 0.25, 0.26, 0.5, 0.75, 0.76, 1.0, 1.2)
+    ] == [
         1.0,
         1.0,
         2.0,

@@ -7,7 +7,7 @@ from policies import parse_policy
 from queueing.control.assess import assess
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.estimation.assumptions.assumption import Assumption
-from queueing.estimation.assumptions.memory_assumption import (
+from queueing.estimation.assumptions.engine_assumptions import (
     NEGLIGIBLE,
     enough_memory,
     waits_beside_free_slots,

@@ -17,7 +17,6 @@ from queueing.commands.optimize_cli import app as optimize_app
 from queueing.distributions.token_distribution import TokenDistribution, parse_distribution
 from queueing.latency.batch_time import BatchTime
 from queueing.latency.law import LatencyModel
-from queueing.latency.prefill import padded_prompt_service_time
 from queueing.latency.service import Member, ServiceProcess
 from queueing.model import Model
 from queueing.models.printed import psi
@@ -82,9 +81,8 @@ def test_moments_and_arrivals_are_those_of_all_batches_enumerated(
     ]
     assert time.table(3).arrivals(rate, count)[b - 1] == pytest.approx(expected, abs=1e-9)
     if outputs_padded:
-        assert time.mean(b) == pytest.approx(
-            padded_prompt_service_time(law, FEW, SHORT, b), rel=1e-12
-        )
+        prompts = b * FEW.maximum(b).mean
+        assert time.mean(b) == pytest.approx(law.padded(b, SHORT.maximum(b).mean, prompts))
 
 
 CELLS = [

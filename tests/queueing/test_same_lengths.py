@@ -15,8 +15,6 @@ from queueing.distributions.token_distribution import TokenDistribution, parse_d
 from queueing.estimation.estimates import Estimates, estimate
 from queueing.estimation.lengths.lengths import Lengths, lengths
 from queueing.estimation.lengths.same_lengths import (
-    _survival,
-    _told_to,
     differ,
     lengths_from,
     prompts,
@@ -188,17 +186,14 @@ def test_samples_are_compared_as_far_as_a_tenth_of_either_is_cut() -> None:
             [30] * (200 - number) + [10] * number, [False] * (200 - number) + [True] * number
         )
 
-    assert _told_to(cut(0)) == np.inf
-    assert _told_to(cut(20)) == np.inf
-    assert _told_to(cut(21)) == 9.0
     short = lengths([12] * 200)
     assert differ(cut(20), short), "all end at 30 or at 12"
     assert not differ(cut(21), short), "up to nine none ends"
 
 
 def test_beyond_the_longest_answer_what_is_left_stays() -> None:
-    assert _survival(lengths([1, 2, 2, 3]), 5).tolist() == [1.0, 0.75, 0.25, 0.0, 0.0, 0.0]
-    assert _survival(lengths([1, 2, 2, 3]), 1).tolist() == [1.0, 0.75]
+    assert lengths([1, 2, 2, 3]).survival_to(5).tolist() == [1.0, 0.75, 0.25, 0.0, 0.0, 0.0]
+    assert lengths([1, 2, 2, 3]).survival_to(1).tolist() == [1.0, 0.75]
 
 
 def test_only_what_the_window_carries_is_told() -> None:

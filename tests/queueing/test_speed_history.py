@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from queueing.estimation.speed.batch_times import BatchTimes, _grouped
+from queueing.estimation.speed.batch_times import BatchTimes
 from queueing.estimation.speed.speed_change import speed_change
 from queueing.estimation.speed.speed_history import STRETCH, SpeedHistory
 from queueing.estimation.speed.speeds import Speeds
@@ -76,9 +76,9 @@ def test_a_stretch_ends_after_four_minutes_wherever_the_clock_stands(start: floa
         history.add(
             Speeds(whole.part((whole.at <= start + end) & (whole.at > start + end - 60))), 0
         )
-    ends = [each.end - start for each in history._over]
+    ends = [each.end - start for each in history.over]
     assert ends == pytest.approx([250.0, 510.0], abs=21.0)
-    assert [each.count for each in history._over] == pytest.approx([2500, 2600], abs=210)
+    assert [each.count for each in history.over] == pytest.approx([2500, 2600], abs=210)
 
 
 def test_the_wander_of_a_stretch_is_known_before_the_stretch_is_over() -> None:
@@ -86,7 +86,7 @@ def test_the_wander_of_a_stretch_is_known_before_the_stretch_is_over() -> None:
     history = SpeedHistory()
     over = history.add(Speeds(batches(1, STRETCH + 5, SIGMA)), 0)
     assert over is not None
-    assert (len(history._over), history._open) == (1, [])
+    assert (len(history.over), history.open) == (1, [])
     assert over.sigma.effective_n == pytest.approx(max(2.0, STRETCH / (2 * over.tau)))
 
 
@@ -126,7 +126,7 @@ def test_what_came_before_a_step_of_the_speed_is_dropped() -> None:
         )
     )
     history.add(Speeds(both), 0)
-    assert min(part.at[0] for part in history._open if part.count) == pytest.approx(100.0, abs=5.0)
+    assert min(part.at[0] for part in history.open if part.count) == pytest.approx(100.0, abs=5.0)
 
 
 def times_of(ratio: np.ndarray) -> BatchTimes:
@@ -278,10 +278,10 @@ def test_slots_of_a_steady_engine_show_no_wander_however_often_they_are_looked_a
     slots = BatchTimes(0.1 * np.arange(count), ratio * fitted, fitted, 64 * ones, ones, ones)
     for now in np.arange(50.0, 600.0, 5.0):
         seen = slots.part((slots.at <= now) & (slots.at > now - window))
-        found = history.add(Speeds(_grouped(seen), (seen,)), 0)
+        found = history.add(Speeds(seen.grouped(), (seen,)), 0)
         significant += found is not None and found.significant
     assert (
-        sum(part.count for part in history._open) + sum(each.count for each in history._over)
+        sum(part.count for part in history.open) + sum(each.count for each in history.over)
         <= count // 256
     )
     assert significant == 0

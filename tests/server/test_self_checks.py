@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from policies import Policy, Request, parse_policy
-from queueing.estimation.assumptions.checks import Check
+from queueing.estimation.assumptions.checks import SelfCheck
 from queueing.latency.law import LatencyModel
 from queueing.measurement.record import Record
 from server.engines.emulated import EmulatedEngine
@@ -96,7 +96,7 @@ class Watched(Observer):
 
 async def watched(
     policy: Policy, fault: str | None, servers: int = 1, delay: float = 0.0
-) -> list[Check]:
+) -> list[SelfCheck]:
     """Poisson arrivals for some stretches, some cancelled; the checks of all stretches."""
     loop = asyncio.get_running_loop()
     engine = EmulatedEngine(LAW, servers=servers)
@@ -106,7 +106,7 @@ async def watched(
         engine, capabilities, policy, [Delayed(delay), observer] if delay else [observer]
     )
     rng = np.random.default_rng(5)
-    found: list[Check] = []
+    found: list[SelfCheck] = []
 
     def arrive(number: int) -> None:
         request = Request(

@@ -26,7 +26,7 @@ SLACK = 0.0005  # seconds between a counter and a record, per event
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class SelfCheck:
     """`holds` is |measured - expected| <= tolerance."""
 
     name: str
@@ -40,11 +40,13 @@ class Check:
         return abs(self.measured - self.expected) <= self.tolerance
 
 
-def conservation(arrived: int, ended: Mapping[str, int], waiting: int, in_service: int) -> Check:
+def conservation(
+    arrived: int, ended: Mapping[str, int], waiting: int, in_service: int
+) -> SelfCheck:
     """`ended` by outcome: completed, failed, rejected, abandoned, cancelled; all since the
     process began.
     """
-    return Check(
+    return SelfCheck(
         "conservation", float(arrived), float(sum(ended.values()) + waiting + in_service), 0.0
     )
 
@@ -57,16 +59,16 @@ def little_law(
     end: float,
     *,
     slack: float = SLACK,
-) -> Check:
+) -> SelfCheck:
     """`counted`: time average of the number in the system by the counter. `left_at` inf for who
     is still there.
     """
     if not start < end:
-        return Check("little", math.nan, counted, 0.0)
+        return SelfCheck("little", math.nan, counted, 0.0)
     present = np.minimum(left_at, end) - np.maximum(arrived_at, start)
     inside = present > 0
     events = 2.0 * int(np.count_nonzero(inside))
-    return Check(
+    return SelfCheck(
         "little",
         float(present[inside].sum()) / (end - start),
         counted,
@@ -82,31 +84,24 @@ def utilisation_law(
     *,
     servers: int = 1,
     slack: float = SLACK,
-) -> Check:
+) -> SelfCheck:
     """`counted`: fraction of time that a server was busy, averaged over servers, by their counters.
 
     `intervals`: dispatch, instant at which the server was free (inf while in service) and server of
     every request.
     """
     if not start < end:
-        return Check("utilisation", math.nan, counted, 0.0)
+        return SelfCheck("utilisation", math.nan, counted, 0.0)
     begun_at, free_at, server_id = intervals
     begins, ends = np.maximum(begun_at, start), np.minimum(free_at, end)
     inside = ends > begins
     busy, stretches = 0.0, 0
     for server in np.unique(server_id[inside]):
         mine = inside & (server_id == server)
-        seconds, number = _union(begins[mine], ends[mine])
-        busy, stretches = busy + seconds, stretches + number
+        order = np.argsort(begins[mine], kind="stable")
+        begin, covered = begins[mine][order], np.maximum.accumulate(ends[mine][order])
+        before = np.append(-math.inf, covered[:-1])
+        busy += float(np.sum(np.maximum(0.0, covered - np.maximum(begin, before))))
+        stretches += int(np.count_nonzero(begin > before))
     share = (end - start) * servers
-    return Check("utilisation", busy / share, counted, 2 * slack * stretches / share)
-
-
-def _union(begins: Vector, ends: Vector) -> tuple[float, int]:
-    """Seconds covered by the intervals, and in how many stretches."""
-    order = np.argsort(begins, kind="stable")
-    begin, covered = begins[order], np.maximum.accumulate(ends[order])
-    before = np.append(-math.inf, covered[:-1])
-    return float(np.sum(np.maximum(0.0, covered - np.maximum(begin, before)))), int(
-        np.count_nonzero(begin > before)
-    )
+    return SelfCheck("utilisation", busy / share, counted, 2 * slack * stretches / share)

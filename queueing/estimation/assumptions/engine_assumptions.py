@@ -1,5 +1,5 @@
-"""What the engine must be: a constant speed, no stalls, service times of the law's shape, a queue
-that is stable and settled.
+"""Assumptions about the engine: servers that are equally fast, no stalls, a constant speed, service
+times of the law's shape, and memory enough that requests wait for slots only, as the model has it.
 
 equal_servers    of several servers: fails where their speeds differ
                  (queueing.estimation.speed.server_speeds); the prediction takes each at its own
@@ -22,32 +22,41 @@ law_shape        log r_i, minus the average of `BEFORE` batches before it, the l
                  the errors by blocks of consecutive batches. Fails where the coefficient is beyond
                  `SIGNIFICANT` errors and moves the time by `MISFIT` between the 10th and 90th
                  percentile.
-stable_queue     fails where the load's interval lies above 1, or the load is above `NEAR_ONE` and
-                 the delay grows over the window: Kendall's score of its means in `TREND` blocks is
-                 at least `RISES` of 45 (one in 1000 without a trend), and its later half is twice
-                 its earlier.
-settled          fails where the time that the queue needs to forget how the epoch began,
-                 `RELAXATIONS` relaxation times and the clearing of what waited then, is more than
-                 `UNSETTLED` of the window.
+enough_memory    of policies whose requests join running ones. A request waits from `lag` after its
+                 arrival to its dispatch, and is in service until `lag` after its slot is free; lag
+                 is twice the gateway's shortest delay, at least `LEAST_LAG`: the gateway's own work
+                 is no wait for memory. Fails where for more than `NEGLIGIBLE` of the window a
+                 request waited while fewer were in service than there are slots. Without a bound on
+                 the slots each wait is one for memory.
+
+Not judged: batches; an order that preempts, whose records do not say when each wait was; a window
+in which nobody was served.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from policies.core import Policy
+from policies.ordered import order_of
 from policies.text import short_number
-from queueing.estimation.assumptions.assumption import Assumption, factor
+from queueing.estimation.assumptions.assumption import (
+    Assumption,
+    ForecastTest,
+    StalledDelay,
+    factor,
+    not_judged,
+)
 from queueing.estimation.change import Vector
-from queueing.estimation.interval import Estimate
 from queueing.estimation.speed.batch_times import BatchTimes
 from queueing.estimation.speed.server_speeds import LEAST, ServerSpeed, differ, ends_of
-from queueing.estimation.speed.speed_process import Stalls, stalls
+from queueing.estimation.speed.speed_process import Stalls
 from queueing.estimation.speed.speeds import Speeds
-from queueing.measurement.batch_means import batch_means, batch_means_interval
+from queueing.estimation.window.snapshot import Snapshot
+from queueing.measurement.batch_means import batch_means_interval
 
 STALL_SHARE = 0.02
 MATERIAL = 0.10
@@ -55,9 +64,8 @@ FLOOR = 1e-3  # seconds
 SIGNIFICANT, MISFIT = 4.5, 0.08
 BEFORE = 5
 FEWEST = 100  # batches
-NEAR_ONE = 0.95
-TREND, RISES = 10, 35
-RELAXATIONS, UNSETTLED = 3.0, 0.2
+NEGLIGIBLE = 0.02  # of the time
+LEAST_LAG = 0.002  # seconds
 
 
 def equal_servers(speeds: Sequence[ServerSpeed]) -> Assumption:
@@ -77,48 +85,8 @@ def equal_servers(speeds: Sequence[ServerSpeed]) -> Assumption:
     return Assumption("equal_servers", False, ratio, says)
 
 
-def engine_assumptions(
-    speeds: Speeds,
-    *,
-    continuous: bool,
-    wander_effect: float | None = None,
-    stalled: StalledDelay | None = None,
-) -> tuple[Assumption, ...]:
-    """no_stalls, constant_speed, law_shape; `wander_effect`: relative half width or shift that
-    the wander gives to the mean delay.
-    """
-    constant = _constant_speed(speeds, wander_effect)
-    not_judged = Assumption("law_shape", None, math.nan, "not judged: slots are not batches")
-    shape = (
-        not_judged if continuous else law_shape(speeds.steady, constant=constant.holds is not False)
-    )
-    return (_no_stalls(speeds.times.count, speeds.stalls, stalled), constant, shape)
-
-
-@dataclass(frozen=True, slots=True)
-class StalledDelay:
-    """The predicted mean delay, and what it would be without the stalls; seconds."""
-
-    mean: float
-    smooth: float
-
-    @property
-    def price(self) -> float:
-        """What the stalls add."""
-        return self.mean - self.smooth
-
-    @property
-    def effect(self) -> float:
-        """The same as a share of the mean."""
-        return self.price / self.mean if self.mean else 0.0
-
-
-def no_stalls(times: BatchTimes, stalled: StalledDelay | None = None) -> Assumption:
-    """Rare long batches."""
-    return _no_stalls(times.count, stalls(times), stalled)
-
-
-def _no_stalls(count: int, found: Stalls, stalled: StalledDelay | None) -> Assumption:
+def no_stalls(count: int, found: Stalls, stalled: StalledDelay | None = None) -> Assumption:
+    """Whether rare long batches, of so many, cost little."""
     if not count:
         return Assumption("no_stalls", None, math.nan, "no batch was served whole")
     if not found.count:
@@ -135,12 +103,8 @@ def _no_stalls(count: int, found: Stalls, stalled: StalledDelay | None) -> Assum
     return Assumption("no_stalls", not fails, stalled.effect, says)
 
 
-def constant_speed(times: BatchTimes, wander_effect: float | None = None) -> Assumption:
-    """A step in the speed, or wander."""
-    return _constant_speed(Speeds(times), wander_effect)
-
-
-def _constant_speed(speeds: Speeds, wander_effect: float | None) -> Assumption:
+def constant_speed(speeds: Speeds, wander_effect: float | None = None) -> Assumption:
+    """Whether the speed neither made a step nor wanders so much that the delay moves."""
     stepped, slow = speeds.step, speeds.slow
     if stepped is not None:
         word = "slower" if stepped.ratio > 1 else "faster"
@@ -170,7 +134,9 @@ def law_shape(times: BatchTimes, *, constant: bool = True) -> Assumption:
     if times.count < FEWEST:
         return Assumption("law_shape", None, math.nan, "too few batches")
     sizes = np.log(times.size)
-    by_length = _misfit(times, _unexplained(times.decoding, sizes), "length")
+    powers = np.vander(sizes, 3)
+    explained = powers @ np.linalg.lstsq(powers, times.decoding, rcond=None)[0]
+    by_length = _misfit(times, times.decoding - explained, "length")
     if constant:
         return max(by_length, _misfit(times, sizes, "batch size"), key=lambda found: found.measure)
     if by_length.holds is False:
@@ -183,15 +149,10 @@ def law_shape(times: BatchTimes, *, constant: bool = True) -> Assumption:
     )
 
 
-def _unexplained(column: Vector, other: Vector) -> Vector:
-    """What a polynomial of `other` leaves of the column."""
-    powers = np.vander(other, 3)
-    return np.asarray(column - powers @ np.linalg.lstsq(powers, column, rcond=None)[0])
-
-
 def _misfit(times: BatchTimes, column: Vector, name: str) -> Assumption:
-    logs = np.log(times.ratio)
-    logs, column = _against_before(logs), column[BEFORE + 1 :]
+    logs, column = np.log(times.ratio), column[BEFORE + 1 :]
+    sums = np.cumsum(np.concatenate([[0.0], logs]))
+    logs = logs[BEFORE + 1 :] - (sums[BEFORE:-2] - sums[: -BEFORE - 2]) / BEFORE
     spread = float(np.quantile(column, 0.9) - np.quantile(column, 0.1))
     centred = column - column.mean()
     total = float(centred @ centred)
@@ -210,69 +171,77 @@ def _misfit(times: BatchTimes, column: Vector, name: str) -> Assumption:
     return Assumption("law_shape", not fails, moved if fails else 0.0, says)
 
 
-def _against_before(values: Vector) -> Vector:
-    sums = np.cumsum(np.concatenate([[0.0], values]))
-    before = (sums[BEFORE:-2] - sums[: -BEFORE - 2]) / BEFORE
-    return np.asarray(values[BEFORE + 1 :] - before)
-
-
-def stable_queue(load: Estimate, delays: Vector, *, kept_finite: str | None = None) -> Assumption:
-    """Whether there is a steady state; `delays` in order of arrival, `kept_finite` by what, where
-    there is one at any load.
-    """
-    if kept_finite is not None:
-        says = f"{kept_finite} keeps the queue finite"
-        return Assumption("stable_queue", True, load.value, says)
-    if not math.isfinite(load.value):
-        return Assumption("stable_queue", None, load.value, "no law, or no arrivals")
-    growing = load.value > NEAR_ONE and _grows(delays)
-    fails = load.low > 1 or growing
-    says = f"the load is {load.value:.2f} ({load.low:.2f} to {load.high:.2f})"
-    if fails:
-        says += ": the queue grows without bound"
-    elif load.value >= 1:
-        says += ": whether there is a steady state is not known yet"
-    return Assumption("stable_queue", False if fails else load.value < 1 or None, load.value, says)
-
-
-def _grows(delays: Vector) -> bool:
-    if delays.size < FEWEST:
-        return False
-    means = batch_means(delays, TREND)
-    rises = int(
-        sum(
-            np.sign(means[later] - means[earlier])
-            for earlier in range(TREND)
-            for later in range(earlier + 1, TREND)
-        )
-    )
-    return rises >= RISES and float(means[TREND // 2 :].mean()) > 2 * float(
-        means[: TREND // 2].mean()
-    )
-
-
-def settled(
-    window: float,
-    since_epoch: float,
-    relaxation: float,
-    *,
-    waiting_before: int = 0,
-    free_rate: float = math.inf,
-) -> Assumption:
-    """Whether the window is long against what the epoch began with.
-
-    `window` seconds of data, `since_epoch` seconds from the epoch's start to the window's start,
-    `waiting_before` requests that waited when the epoch began, `free_rate` requests/s that can be
-    served beyond those that arrive.
-    """
-    transient = RELAXATIONS * relaxation + (waiting_before / free_rate if waiting_before else 0.0)
-    if math.isnan(transient) or math.isinf(relaxation):
-        return Assumption("settled", None, math.nan, "the queue's relaxation time is not known")
-    share = max(0.0, transient - since_epoch) / window if window > 0 else math.inf
-    fails = share > UNSETTLED
+def enough_memory(seen: Snapshot, policy: Policy, slots: int | None) -> Assumption:
+    """`slots` of each server; None: no bound."""
+    if not policy.joins_running or order_of(policy).preemptive:
+        return not_judged("enough_memory", "batches, or preemption")
+    if not len(seen.rows) or not seen.now > seen.start:
+        return Assumption("enough_memory", None, math.nan, "nobody was served")
+    share = waits_beside_free_slots(seen, math.inf if slots is None else slots * seen.servers)
+    if share <= NEGLIGIBLE:
+        return Assumption("enough_memory", True, share, "requests wait for slots only")
     says = (
-        f"the queue needs {short_number(transient, 3)} s to forget how this epoch began"
-        if fails
-        else "settled"
+        f"for {share:.0%} of the time a request waited although a slot was free: prompts and token "
+        "limits of those in service fill the KV memory"
     )
-    return Assumption("settled", not fails, share, says)
+    return Assumption("enough_memory", False, share, says)
+
+
+def waits_beside_free_slots(seen: Snapshot, slots: float) -> float:
+    """The share of the window in which a request waited and not all slots were taken."""
+    shortest = seen.shortest_delay if math.isfinite(seen.shortest_delay) else 0.0
+    lag = max(LEAST_LAG, 2 * shortest)
+    mine = seen.column("epoch") == seen.epoch
+    arrived_at, begun_at, free_at = (
+        seen.column(name)[mine] for name in ("arrived_at", "dispatched_at", "server_free_at")
+    )
+    waited = begun_at > arrived_at + lag
+    running = np.array([at for at, _ in seen.in_service])
+    changes = (
+        (arrived_at[waited] + lag, 1, 0),
+        (begun_at[waited], -1, 0),
+        (begun_at, 0, 1),
+        (np.where(np.isnan(free_at), begun_at, free_at) + lag, 0, -1),
+        (running, 0, 1),
+    )
+    window = seen.start, seen.now
+    times = np.clip(np.concatenate([at for at, _, _ in changes]), *window)
+    waits, serves = (
+        np.concatenate([np.full(len(change[0]), change[kind]) for change in changes])
+        for kind in (1, 2)
+    )
+    order = np.argsort(times, kind="stable")
+    waiting, serving = np.cumsum(waits[order]), np.cumsum(serves[order])
+    seconds = np.diff(times[order], append=window[1])
+    return float(seconds[(waiting > 0) & (serving < slots)].sum()) / (window[1] - window[0])
+
+
+ENGINE_TESTS = (
+    ForecastTest(
+        "equal_servers",
+        lambda evidence, forecast: (
+            equal_servers(forecast.speeds.servers) if evidence.seen.servers > 1 else None
+        ),
+    ),
+    ForecastTest(
+        "no_stalls",
+        lambda _, forecast: no_stalls(
+            forecast.speeds.times.count, forecast.speeds.stalls, forecast.stalled
+        ),
+    ),
+    ForecastTest(
+        "constant_speed",
+        lambda _, forecast: constant_speed(forecast.speeds, forecast.wander_effect),
+    ),
+    ForecastTest(
+        "law_shape",
+        lambda evidence, forecast: law_shape(
+            forecast.speeds.steady, constant=not evidence.fails("constant_speed")
+        ),
+        lambda forecast: "slots are not batches" if forecast.policy.joins_running else None,
+    ),
+    ForecastTest(
+        "enough_memory",
+        lambda evidence, forecast: enough_memory(evidence.seen, forecast.policy, forecast.slots),
+    ),
+)

@@ -14,12 +14,13 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
 from policies.text import short_number
-from queueing.estimation.assumptions.assumption import Assumption, Name
+from queueing.estimation.assumptions.assumption import Assumption
+from queueing.estimation.assumptions.engine_assumptions import ENGINE_TESTS
 from queueing.estimation.change import Vector
 from queueing.estimation.interval import UNKNOWN, Estimate, symmetric, without_interval
 from queueing.estimation.window.snapshot import Snapshot
@@ -29,15 +30,8 @@ from queueing.measurement.quantile_interval import quantile_intervals
 from queueing.measurement.statistics import mean_interval
 from queueing.result import LEVELS
 
-ORDER: tuple[Name, ...] = get_args(Name)
-BURSTS: Name = "poisson_arrivals"
-ENGINE: tuple[Name, ...] = (
-    "equal_servers",
-    "no_stalls",
-    "constant_speed",
-    "law_shape",
-    "enough_memory",
-)
+BURSTS = "poisson_arrivals"
+ENGINE = tuple(test.name for test in ENGINE_TESTS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +59,34 @@ class Compared:
         if self.check is None or self.verdict != "disagree":
             return ()
         gateway = ("gateway",) if self.check.of_gateway else ()
-        engine = tuple(each.name for each in self.assumptions if _of_engine(each))
-        return (*gateway, *engine) or ("unexplained",)
+        return (*gateway, *(each.name for each in self.suspects)) or ("unexplained",)
+
+    @property
+    def suspects(self) -> tuple[Assumption, ...]:
+        """Assumptions of the engine that fail, which the model of the same requests lacks too."""
+        return tuple(
+            each for each in self.assumptions if each.name in ENGINE and each.holds is False
+        )
+
+    def with_check(self, check: Check, *, sojourn: bool) -> Compared:
+        """With the model of the same requests, also in the words of arrivals that are not
+        Poisson.
+        """
+        what = "sojourn time" if sojourn else "queueing delay"
+        modelled = (
+            f"; with these arrivals the model has a mean {what} of "
+            f"{short_number(check.modelled, 3)} s"
+        )
+        assumptions = tuple(
+            dataclasses.replace(each, says=each.says + modelled)
+            if each.name == BURSTS and each.holds is False
+            else each
+            for each in self.assumptions
+        )
+        suspects = tuple(f"the engine: {each.says}" for each in self.suspects)
+        closed = any(each.name == "open_loop" and each.holds is False for each in assumptions)
+        check = dataclasses.replace(check, suspects=suspects, closed_loop=closed)
+        return dataclasses.replace(self, check=check, assumptions=assumptions)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON."""
@@ -97,31 +117,8 @@ def compare(
         predicted=predicted,
         error=observed.value / predicted.value - 1 if predicted.value else math.nan,
         observed_quantiles=observed_quantiles(values),
-        assumptions=tuple(sorted(assumptions, key=lambda each: ORDER.index(each.name))),
+        assumptions=tuple(assumptions),
     )
-
-
-def with_check(compared: Compared, check: Check, *, sojourn: bool) -> Compared:
-    """With the model of the same requests, also in the words of arrivals that are not Poisson."""
-    what = "sojourn time" if sojourn else "queueing delay"
-    told = (
-        f"; with these arrivals the model has a mean {what} of {short_number(check.modelled, 3)} s"
-    )
-    assumptions = tuple(
-        dataclasses.replace(each, says=each.says + told)
-        if each.name == BURSTS and each.holds is False
-        else each
-        for each in compared.assumptions
-    )
-    suspects = tuple(f"the engine: {each.says}" for each in assumptions if _of_engine(each))
-    closed = any(each.name == "open_loop" and each.holds is False for each in assumptions)
-    check = dataclasses.replace(check, suspects=suspects, closed_loop=closed)
-    return dataclasses.replace(compared, check=check, assumptions=assumptions)
-
-
-def _of_engine(each: Assumption) -> bool:
-    """Whether the model of the same requests lacks it too."""
-    return each.name in ENGINE and each.holds is False
 
 
 def observed_mean(seen: Snapshot, *, sojourn: bool = False) -> Estimate:

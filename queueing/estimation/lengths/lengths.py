@@ -92,6 +92,11 @@ class Lengths:
             1 - np.divide(ended, at_risk, out=np.zeros_like(ended), where=at_risk > 0)
         )
 
+    def survival_to(self, top: int) -> Vector:
+        """P(N > n) for n = 0 .. top; beyond the longest count what is left of it there."""
+        known = self.survival[: top + 1]
+        return np.append(known, np.full(top + 1 - known.size, known[-1]))
+
     @cached_property
     def _tables(self) -> tuple[Vector, Vector]:
         """Weight that ended at each count 0 .. known_to, and weight known to reach it."""
@@ -187,7 +192,7 @@ class Lengths:
         kept = np.arange(self.counts.size) % groups == group
         return Lengths(self.counts[kept], self.censored[kept], self.weights[kept])
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, list[float] | float]:
         """Distinct (count, censored) with their weight: small."""
         keys, index = np.unique(2 * self.counts + self.censored, return_inverse=True)
         weights = np.bincount(index, self.weights, len(keys))

@@ -74,7 +74,7 @@ def differ(one: Lengths, other: Lengths) -> bool:
     if not one.counts.size or not other.counts.size:
         return False
     top = int(min(_told_to(one), _told_to(other), max(one.known_to, other.known_to)))
-    apart = np.max(np.abs(_survival(one, top) - _survival(other, top)))
+    apart = np.max(np.abs(one.survival_to(top) - other.survival_to(top)))
     return bool(
         apart > max(MATERIAL, CHANCE * math.sqrt(1 / one.counts.size + 1 / other.counts.size))
     )
@@ -85,9 +85,3 @@ def _told_to(sample: Lengths) -> float:
     cut = np.sort(sample.counts[sample.censored])
     allowed = int(CUT * sample.counts.size)
     return math.inf if cut.size <= allowed else float(cut[allowed] - 1)
-
-
-def _survival(sample: Lengths, top: int) -> npt.NDArray[np.float64]:
-    """P(N > n) for n = 0 .. top; beyond the longest answer what is left of it there."""
-    known = sample.survival[: top + 1]
-    return np.append(known, np.full(top + 1 - known.size, known[-1]))

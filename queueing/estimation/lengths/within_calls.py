@@ -20,14 +20,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from scipy.special import stdtrit
 
 from queueing.estimation.change import Vector
-from queueing.estimation.interval import UNKNOWN, Estimate
+from queueing.estimation.interval import UNKNOWN, Estimate, Plain
 from queueing.estimation.window.snapshot import CENSORED, WITHOUT_LENGTH, Snapshot
 
 Ints = npt.NDArray[np.int64]
@@ -43,12 +42,12 @@ class WithinCalls:
     longest: Estimate = UNKNOWN
     total: Estimate = UNKNOWN
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Plain]:
         """As JSON."""
         return {"longest": self.longest.to_dict(), "total": self.total.to_dict()}
 
     @classmethod
-    def from_dict(cls, plain: Mapping[str, Any]) -> WithinCalls:
+    def from_dict(cls, plain: Mapping[str, Plain]) -> WithinCalls:
         """What `to_dict` wrote."""
         return cls(Estimate.from_dict(plain["longest"]), Estimate.from_dict(plain["total"]))
 

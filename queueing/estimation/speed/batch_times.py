@@ -72,6 +72,48 @@ class BatchTimes:
         """Some of them: a mask, or indices."""
         return BatchTimes(*(getattr(self, name)[kept] for name in self.__dataclass_fields__))
 
+    def at_factor(self, factor: float) -> BatchTimes:
+        """Beside a law whose times are so many times as long."""
+        return self if factor == 1 else dataclasses.replace(self, fitted=factor * self.fitted)
+
+    @property
+    def _most_together(self) -> int:
+        """The largest number in service, of the slots of one server."""
+        return int(self.size.max()) if self.count else 1
+
+    def grouped(self) -> BatchTimes:
+        """The slots of one server in groups of several times the number in service."""
+        return self._added_up(OVERLAP * self._most_together)
+
+    def finely_grouped(self, fewest: int = FEWEST) -> BatchTimes:
+        """The slots of one server in groups of one to four times the number in service, as large as
+        leaves `fewest` of them: for the mean alone, because neighbours are alike.
+        """
+        most = self._most_together
+        return self._added_up(max(most, min(OVERLAP * most, self.count // fewest)))
+
+    @property
+    def last_grouped_at(self) -> float:
+        """Dispatch of the last slot of one server that is in a group."""
+        per_group = OVERLAP * self._most_together
+        kept = self.count // per_group * per_group
+        return float(np.sort(self.at)[kept - 1]) if kept else -np.inf
+
+    def _added_up(self, per_group: int) -> BatchTimes:
+        """Consecutive requests; what is left over is dropped."""
+        kept = self.count // per_group * per_group
+        order = np.argsort(self.at, kind="stable")[:kept]
+        table = {
+            name: getattr(self, name)[order].reshape(-1, per_group)
+            for name in self.__dataclass_fields__
+        }
+        sums = {name: table[name].sum(axis=1) for name in ("measured", "fitted")}
+        return BatchTimes(
+            at=table["at"][:, 0],
+            **sums,
+            **{name: table[name].mean(axis=1) for name in ("size", "longest", "decoding")},
+        )
+
 
 def batch_times(
     policy: Policy, seen: Snapshot, law: LatencyModel, slots: Sequence[BatchTimes] | None = None
@@ -81,38 +123,8 @@ def batch_times(
     """
     if policy.joins_running:
         each_server = slot_times(seen, law) if slots is None else slots
-        return joined([_grouped(each) for each in each_server])
-    return joined([_batches(seen, law.at_speed(1.0), padded=policy.padded)])
-
-
-def joined(parts: Sequence[BatchTimes]) -> BatchTimes:
-    """All usable ones in order of start."""
-    found = BatchTimes.chained(parts)
-    order = np.argsort(found.at, kind="stable")
-    usable = (found.measured > 0) & (found.fitted > 0)
-    return found.part(order[usable[order]])
-
-
-def at_factor(times: BatchTimes, factor: float) -> BatchTimes:
-    """Beside a law whose times are so many times as long."""
-    return times if factor == 1 else dataclasses.replace(times, fitted=factor * times.fitted)
-
-
-def times_by_server(
-    policy: Policy, seen: Snapshot, law: LatencyModel, slots: Sequence[BatchTimes]
-) -> dict[int, BatchTimes]:
-    """The same of each server alone, in the order of their ids."""
-    column = seen.column("server_id")
-    servers = np.unique(column)
-    if policy.joins_running:
-        found = [batch_times(policy, seen, law, [each]) for each in slots]
-    else:
-        own = (seen.having(picked(seen.rows, column == server)) for server in servers)
-        found = [batch_times(policy, each, law) for each in own]
-    return dict(zip(servers.astype(int).tolist(), found, strict=True))
-
-
-def _batches(seen: Snapshot, law: LatencyModel, *, padded: bool) -> BatchTimes:
+        return joined([each.grouped() for each in each_server])
+    law = law.at_speed(1.0)
     order, first = by_batch(seen.column("batch_id"))
     ids = seen.column("batch_id")[order]
     if not first.size:
@@ -124,7 +136,7 @@ def _batches(seen: Snapshot, law: LatencyModel, *, padded: bool) -> BatchTimes:
     size, at = over("batch_size", np.maximum), over("dispatched_at", np.minimum)
     total, longest = over("output_tokens", np.add), over("output_tokens", np.maximum)
     prompts, interrupted = over("prompt_tokens", np.add), over("preemptions", np.add)
-    setup, decoding = lawful_times(law, (size, total, longest, prompts), padded=padded)
+    setup, decoding = lawful_times(law, (size, total, longest, prompts), padded=policy.padded)
     fitted = setup + (law.k1 + law.k2 + law.kr) * interrupted + decoding
     times = BatchTimes(
         at,
@@ -143,7 +155,29 @@ def _batches(seen: Snapshot, law: LatencyModel, *, padded: bool) -> BatchTimes:
     )
     whole &= np.isfinite(over("released_at", np.maximum))  # who was cancelled has no release
     whole &= ~np.isnan(times.measured)
-    return times.part(_uninterrupted(whole, interrupted))
+    return joined([times.part(_uninterrupted(whole, interrupted))])
+
+
+def joined(parts: Sequence[BatchTimes]) -> BatchTimes:
+    """All usable ones in order of start."""
+    found = BatchTimes.chained(parts)
+    order = np.argsort(found.at, kind="stable")
+    usable = (found.measured > 0) & (found.fitted > 0)
+    return found.part(order[usable[order]])
+
+
+def times_by_server(
+    policy: Policy, seen: Snapshot, law: LatencyModel, slots: Sequence[BatchTimes]
+) -> dict[int, BatchTimes]:
+    """The same of each server alone, in the order of their ids."""
+    column = seen.column("server_id")
+    servers = np.unique(column)
+    if policy.joins_running:
+        found = [batch_times(policy, seen, law, [each]) for each in slots]
+    else:
+        own = (seen.having(picked(seen.rows, column == server)) for server in servers)
+        found = [batch_times(policy, each, law) for each in own]
+    return dict(zip(servers.astype(int).tolist(), found, strict=True))
 
 
 def lawful_times(
@@ -173,35 +207,34 @@ def slot_times(
     """One entry a request, for each continuous server, in the order of their ids; `step_tokens`:
     that a step computes at most, where long prompts take several.
     """
-    servers = seen.column("server_id")
-    return [
-        _slots_of(seen.having(picked(seen.rows, servers == server)), law.at_speed(1.0), step_tokens)
-        for server in np.unique(servers)
-    ]
-
-
-def _slots_of(seen: Snapshot, law: LatencyModel, step_tokens: int | None) -> BatchTimes:
-    """Rows at the window's edges miss some of their batch mates and are left out."""
-    seen = seen.having(picked(seen.rows, np.isfinite(seen.column("server_free_at"))))
-    rough = _slots_at(seen, law, 1.0, step_tokens)
-    return (
-        _slots_at(seen, law, float(rough.measured.sum() / rough.fitted.sum()), step_tokens)
-        if rough.count
-        else rough
-    )
+    servers, law = seen.column("server_id"), law.at_speed(1.0)
+    ended = np.isfinite(seen.column("server_free_at"))
+    found = []
+    for server in np.unique(servers):
+        own = seen.having(picked(seen.rows, ended & (servers == server)))
+        times = _slots_at(own, law, 1.0, step_tokens)
+        if times.count:
+            pace = float(times.measured.sum() / times.fitted.sum())
+            times = _slots_at(own, law, pace, step_tokens)
+        found.append(times)
+    return found
 
 
 def _slots_at(
     seen: Snapshot, law: LatencyModel, pace: float, step_tokens: int | None
 ) -> BatchTimes:
-    """`pace`: roughly the speed, at which turnarounds and the waits for a step went by."""
+    """`pace`: roughly the speed, at which turnarounds and the waits for a step went by. Rows at the
+    window's edges miss some of their batch mates and are left out.
+    """
     start, end, tokens, size = (
         seen.column(name)
         for name in ("dispatched_at", "server_free_at", "output_tokens", "batch_size")
     )
-    others = size - _together(start)  # in service when it came
+    # the sequences of a call enter an idle engine without waiting for each other
+    _, place, counts = np.unique(start, return_inverse=True, return_counts=True)
+    others = size - counts[place]  # in service when it came
     step = law.k3 * others + law.k4
-    wait = np.where(others > 0, _until_step(start, end, step, law.turnaround, pace), 0.0)
+    wait = np.where(others > 0, wait_for_step(start, end, step, law.turnaround, pace), 0.0)
     stops = law.k1 + law.kp * seen.column("prompt_tokens")
     ready = start + pace * law.turnaround
     left = _stopped_then(ready, ready + pace * wait, pace * stops) / pace
@@ -268,15 +301,9 @@ def _stopped_then(ready: Vector, enter: Vector, stops: Vector) -> Vector:
     return np.maximum(left, 0.0)
 
 
-def _together(start: Vector) -> Vector:
-    """How many were dispatched at each one's instant: the sequences of a call enter an idle
-    engine without waiting for each other.
-    """
-    _, place, counts = np.unique(start, return_inverse=True, return_counts=True)
-    return np.asarray(counts[place], dtype=np.float64)
-
-
-def _until_step(start: Vector, end: Vector, step: Vector, turnaround: float, pace: float) -> Vector:
+def wait_for_step(
+    start: Vector, end: Vector, step: Vector, turnaround: float, pace: float
+) -> Vector:
     """Lawful seconds from the end of the turnaround to the next step: steps end as requests do;
     half a step where none just did.
     """
@@ -286,47 +313,3 @@ def _until_step(start: Vector, end: Vector, step: Vector, turnaround: float, pac
     near = since < step
     passed = np.where(near, since, 0.0) + turnaround
     return np.where(near, np.ceil(passed / step - 1e-6) * step - passed, step / 2)
-
-
-def _grouped(each: BatchTimes) -> BatchTimes:
-    return _added_up(each, OVERLAP * _company(each))
-
-
-def fine_groups(each: BatchTimes, fewest: int = FEWEST) -> BatchTimes:
-    """The slots of one server in groups of one to four times the number in service, as large as
-    leaves `fewest` of them: for the mean alone, because neighbours are alike.
-    """
-    company = _company(each)
-    return _added_up(each, max(company, min(OVERLAP * company, each.count // fewest)))
-
-
-def last_of_groups(each: BatchTimes) -> float:
-    """Dispatch of the last slot of one server that is in a group."""
-    kept = _kept(each, OVERLAP * _company(each))
-    return float(np.sort(each.at)[kept - 1]) if kept else -np.inf
-
-
-def _company(each: BatchTimes) -> int:
-    return int(each.size.max()) if each.count else 1
-
-
-def _kept(each: BatchTimes, per_group: int) -> int:
-    return each.count // per_group * per_group
-
-
-def _added_up(each: BatchTimes, per_group: int) -> BatchTimes:
-    """Consecutive requests; what is left over is dropped."""
-    kept = _kept(each, per_group)
-    if not kept:
-        return each.part(np.zeros(each.count, dtype=bool))
-    order = np.argsort(each.at, kind="stable")[:kept]
-    table = {
-        name: getattr(each, name)[order].reshape(-1, per_group)
-        for name in each.__dataclass_fields__
-    }
-    sums = {name: table[name].sum(axis=1) for name in ("measured", "fitted")}
-    return BatchTimes(
-        at=table["at"][:, 0],
-        **sums,
-        **{name: table[name].mean(axis=1) for name in ("size", "longest", "decoding")},
-    )

@@ -62,7 +62,7 @@ class OwnShape:
 
 
 @dataclass(frozen=True, eq=False)
-class _Told:
+class _Comparable:
     """Requests in the order of their dispatch, and of those that can be compared the observed
     times; seconds, tokens.
     """
@@ -74,6 +74,46 @@ class _Told:
     telling: npt.NDArray[np.bool_]
     first: Vector  # from dispatch to first token
     rest: Vector  # from there to the end of the slot
+
+    @classmethod
+    def of(cls, mine: Snapshot, shape: LatencyModel, step_tokens: int | None) -> _Comparable | None:
+        """None where too few requests tell anything, or their times are not those of one engine."""
+        if np.unique(mine.column("server_id")).size != 1:
+            return None
+        kept = mine.having(picked(mine.rows, np.isfinite(mine.column("server_free_at"))))
+        order = np.argsort(kept.column("dispatched_at"), kind="stable")
+        kept = kept.having(kept.rows[order[-MOST:]])
+        if (kept.column("preemptions") > 0).any():
+            return None
+        at, end = kept.column("dispatched_at"), kept.column("server_free_at")
+        first = kept.column("first_token_at") - at
+        longest = float((end - at).max(initial=0.0))
+        telling = np.isfinite(first) & (kept.column("ending") <= CENSORED)
+        telling &= (kept.column("output_tokens") > 1) & (end - at > first)
+        # who was in service before them, or goes on behind them, is not known
+        telling &= at >= at.min(initial=math.inf) + longest
+        telling &= at <= at.max(initial=0.0) - longest
+        # in virtual time: whether such a one comes before that step's end or after it is not known
+        instants = np.sort(end)
+        place = np.searchsorted(instants, at)
+        before = instants[np.maximum(place - 1, 0)]
+        after = instants[np.minimum(place, instants.size - 1)]
+        telling &= np.minimum(np.abs(at - before), np.abs(after - at)) > TOGETHER
+        if np.count_nonzero(telling) < FEWEST:
+            return None
+        outputs = np.maximum(kept.column("output_tokens"), 1).astype(np.int64)
+        prompts = np.maximum(kept.column("prompt_tokens"), 0).astype(np.int64)
+        slots = ROOM * int(kept.column("batch_size").max())
+        model = Model(
+            policy=Continuous(max_batch_size=slots),
+            output_tokens=TokenDistribution.from_counts(outputs),
+            law=shape,
+            prompt_tokens=TokenDistribution.from_counts(np.maximum(prompts, 1)),
+            max_num_seqs=slots,
+            step_tokens=step_tokens,
+        )
+        rest = (end - at - first)[telling]
+        return cls(model, at - at.min(), outputs, prompts, telling, first[telling], rest)
 
     def replayed(self, law: LatencyModel) -> tuple[Vector, Vector]:
         """First and rest under this law, of those that tell."""
@@ -102,6 +142,21 @@ class _Told:
         rest = apart * (late - late.mean() - slope * apart)
         return slope, math.sqrt(float(rest @ rest)) / square
 
+    def fitted(self, shape: LatencyModel, *, by_prompt: bool) -> LatencyModel:
+        """The law at the engine's speed; kp stays that of the shape unless it is fitted too."""
+        kp, turnaround, pace = shape.kp, shape.turnaround, 1.0  # of the engine: seconds
+        path = []
+        for _ in range(ROUNDS):
+            first, rest = self.replayed(_at(shape, kp, turnaround, pace))
+            late = self.first - first
+            pace *= float(self.rest.mean() / rest.mean()) ** PART
+            steeper = PART * max(self.slope(late)[0], -kp) if by_prompt else shape.kp * pace - kp
+            later = PART * float(late.mean()) - steeper * float(self.telling_prompts.mean())
+            kp, turnaround = kp + steeper, max(0.0, turnaround + later)
+            path.append((kp, turnaround, pace))
+        kp, turnaround, pace = np.mean(path[ROUNDS // 2 :], axis=0).tolist()
+        return _at(shape, kp, turnaround, pace)
+
     def tells_kp(self, law: LatencyModel) -> bool:
         """Whether the kp of this law, which was fitted, is known well enough."""
         _, error = self.slope(self.first - self.replayed(law)[0])
@@ -128,75 +183,17 @@ def own_shape(
     say nothing else, or too little, and where calls hold several sequences.
     """
     one_by_one = policy.joins_running and not (seen.call_sizes > 1).any()
-    told = _told(seen.mine, shape, step_tokens) if one_by_one else None
+    told = _Comparable.of(seen.mine, shape, step_tokens) if one_by_one else None
     if told is None:
         return OwnShape(shape)
-    own = _fitted(told, shape, by_prompt=True) if shape.kp else None
+    own = told.fitted(shape, by_prompt=True) if shape.kp else None
     if own is None or not told.tells_kp(own):
-        own = _fitted(told, shape, by_prompt=False)
+        own = told.fitted(shape, by_prompt=False)
     first, rest = told.replayed(shape.at_speed(own.speed))
     if told.is_as(first):
         return OwnShape(shape, told.scatter(first, rest))
     return OwnShape(own.at_speed(shape.speed), told.scatter(*told.replayed(own)))
 
 
-def _fitted(told: _Told, shape: LatencyModel, *, by_prompt: bool) -> LatencyModel:
-    """At the engine's speed; kp stays that of the shape unless it is fitted too."""
-    kp, turnaround, pace = shape.kp, shape.turnaround, 1.0  # of the engine: seconds
-    path = []
-    for _ in range(ROUNDS):
-        first, rest = told.replayed(_at(shape, kp, turnaround, pace))
-        late = told.first - first
-        pace *= float(told.rest.mean() / rest.mean()) ** PART
-        steeper = PART * max(told.slope(late)[0], -kp) if by_prompt else shape.kp * pace - kp
-        later = PART * float(late.mean()) - steeper * float(told.telling_prompts.mean())
-        kp, turnaround = kp + steeper, max(0.0, turnaround + later)
-        path.append((kp, turnaround, pace))
-    kp, turnaround, pace = np.mean(path[ROUNDS // 2 :], axis=0).tolist()
-    return _at(shape, kp, turnaround, pace)
-
-
 def _at(shape: LatencyModel, kp: float, turnaround: float, pace: float) -> LatencyModel:
     return dataclasses.replace(shape, kp=kp / pace, turnaround=turnaround / pace, speed=pace)
-
-
-def _told(mine: Snapshot, shape: LatencyModel, step_tokens: int | None) -> _Told | None:
-    """None where too few requests tell anything, or their times are not those of one engine."""
-    if np.unique(mine.column("server_id")).size != 1:
-        return None
-    kept = mine.having(picked(mine.rows, np.isfinite(mine.column("server_free_at"))))
-    kept = kept.having(kept.rows[np.argsort(kept.column("dispatched_at"), kind="stable")[-MOST:]])
-    if (kept.column("preemptions") > 0).any():
-        return None
-    at, end = kept.column("dispatched_at"), kept.column("server_free_at")
-    first = kept.column("first_token_at") - at
-    longest = float((end - at).max(initial=0.0))
-    telling = np.isfinite(first) & (kept.column("ending") <= CENSORED)
-    telling &= (kept.column("output_tokens") > 1) & (end - at > first)
-    # who was in service before them, or goes on behind them, is not known
-    telling &= (at >= at.min(initial=math.inf) + longest) & (at <= at.max(initial=0.0) - longest)
-    # in virtual time: whether such a one comes before that step's end or after it is not known
-    telling &= _distance(at, np.sort(end)) > TOGETHER
-    if np.count_nonzero(telling) < FEWEST:
-        return None
-    outputs = np.maximum(kept.column("output_tokens"), 1).astype(np.int64)
-    prompts = np.maximum(kept.column("prompt_tokens"), 0).astype(np.int64)
-    slots = ROOM * int(kept.column("batch_size").max())
-    model = Model(
-        policy=Continuous(max_batch_size=slots),
-        output_tokens=TokenDistribution.from_counts(outputs),
-        law=shape,
-        prompt_tokens=TokenDistribution.from_counts(np.maximum(prompts, 1)),
-        max_num_seqs=slots,
-        step_tokens=step_tokens,
-    )
-    rest = (end - at - first)[telling]
-    return _Told(model, at - at.min(), outputs, prompts, telling, first[telling], rest)
-
-
-def _distance(at: Vector, instants: Vector) -> Vector:
-    """To the nearest of the sorted instants; seconds."""
-    place = np.searchsorted(instants, at)
-    before = instants[np.maximum(place - 1, 0)]
-    after = instants[np.minimum(place, instants.size - 1)]
-    return np.asarray(np.minimum(np.abs(at - before), np.abs(after - at)))

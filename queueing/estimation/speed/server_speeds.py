@@ -34,15 +34,18 @@ class ServerSpeed:
 
 def speeds_of(batches: Mapping[int, BatchTimes]) -> list[ServerSpeed]:
     """Of the servers that have served enough."""
-    usual = {server: without_outliers(times) for server, times in batches.items()}
-    return [_speed(server, times) for server, times in usual.items() if times.count >= LEAST]
-
-
-def _speed(server: int, times: BatchTimes) -> ServerSpeed:
-    parts = (np.array_split(each, BLOCKS) for each in (times.measured, times.fitted))
-    logs = np.array([math.log(took.sum() / law.sum()) for took, law in zip(*parts, strict=True)])
-    whole = math.log(float(times.measured.sum() / times.fitted.sum()))
-    return ServerSpeed(server, whole, float(logs.std(ddof=1)) / math.sqrt(BLOCKS))
+    found = []
+    for server, every in batches.items():
+        times = without_outliers(every)
+        if times.count < LEAST:
+            continue
+        parts = (np.array_split(each, BLOCKS) for each in (times.measured, times.fitted))
+        logs = np.array(
+            [math.log(took.sum() / law.sum()) for took, law in zip(*parts, strict=True)]
+        )
+        whole = math.log(float(times.measured.sum() / times.fitted.sum()))
+        found.append(ServerSpeed(server, whole, float(logs.std(ddof=1)) / math.sqrt(BLOCKS)))
+    return found
 
 
 def ends_of(speeds: Sequence[ServerSpeed]) -> tuple[ServerSpeed, ServerSpeed]:

@@ -41,7 +41,7 @@ TAUS = np.geomspace(BLOCK / 2, STRETCH / 2, 12)
 
 
 @dataclass(frozen=True, eq=False)
-class _Stretch:
+class SpeedStretch:
     """What one says of the process."""
 
     end: float  # seconds
@@ -50,17 +50,35 @@ class _Stretch:
     count: int  # batches
     level: float = 0.0  # mean logarithm of measured over lawful times
 
+    @classmethod
+    def of(cls, parts: list[BatchTimes]) -> SpeedStretch | None:
+        """None where there are too few batches."""
+        times = BatchTimes.chained(parts)
+        if times.count < FEWEST_BLOCKS:
+            return None
+        span = float(times.at[-1] - times.at[0])
+        blocks = block_speeds(times, max(FEWEST_BLOCKS, round(span / BLOCK)))
+        if blocks is None or blocks.fast_cv == 0:
+            return None
+        return cls(
+            float(times.at[-1]),
+            blocks.likelihoods(TAUS),
+            times.count * blocks.fast_cv**2,
+            times.count,
+            float(np.log(times.measured.sum() / times.fitted.sum())),
+        )
+
 
 @dataclass(slots=True)
 class SpeedHistory:
     """Fed with every assessment; windows may overlap."""
 
     seconds: float = HOUR
-    _over: deque[_Stretch] = field(default_factory=deque)
-    _open: list[BatchTimes] = field(default_factory=list)
+    over: deque[SpeedStretch] = field(default_factory=deque)
+    open: list[BatchTimes] = field(default_factory=list)  # of the stretch that goes on
     _epoch: int | None = None
     _until: float = -math.inf  # dispatch of the last batch, or slot, that was taken in
-    _now: _Stretch | None = None
+    _now: SpeedStretch | None = None
     # with its epoch, instant and number of requests
     _shape: tuple[int, float, int, OwnShape] | None = None
 
@@ -87,25 +105,31 @@ class SpeedHistory:
             self._epoch = epoch
         times = speeds.steady
         if speeds.step is not None:
-            self._open = [part.part(part.at >= speeds.step.at) for part in self._open]
+            self.open = [part.part(part.at >= speeds.step.at) for part in self.open]
             times = times.part(times.at >= speeds.step.at)
         new = times.part(times.at > self._until)
         if new.count:
-            self._open.append(new)
+            self.open.append(new)
             self._until = max(float(new.at[-1]), speeds.last_at)  # no group shares a slot
         now = self._so_far()
-        if now is not None and now.end - float(BatchTimes.chained(self._open).at[0]) >= STRETCH:
+        if now is not None and now.end - float(BatchTimes.chained(self.open).at[0]) >= STRETCH:
             self._close()
             now = None
-        while self._over and self._over[0].end < self._until - self.seconds:
-            self._over.popleft()
-        return _process([*self._over, *([] if now is None else [now])])
+        while self.over and self.over[0].end < self._until - self.seconds:
+            self.over.popleft()
+        stretches = [*self.over, *([] if now is None else [now])]
+        if not stretches:
+            return None
+        likelihood: Vector = np.sum([each.likelihood for each in stretches], axis=0)
+        count = sum(each.count for each in stretches)
+        fast = math.sqrt(sum(each.fast for each in stretches) / count)
+        return most_likely(likelihood, TAUS, span=STRETCH * len(stretches), fast_cv=fast)
 
-    def _so_far(self) -> _Stretch | None:
+    def _so_far(self) -> SpeedStretch | None:
         """The one that goes on: as it was, until it has a tenth more batches."""
-        count = sum(part.count for part in self._open)
+        count = sum(part.count for part in self.open)
         if self._now is None or not self._now.count <= count < GOES_ON * self._now.count:
-            self._now = _stretch(self._open)
+            self._now = SpeedStretch.of(self.open)
         return self._now
 
     @property
@@ -113,39 +137,13 @@ class SpeedHistory:
         """Standard deviation of the log speed of one stretch about that of the one before: what is
         usual where there were few.
         """
-        levels = np.array([each.level for each in self._over])
+        levels = np.array([each.level for each in self.over])
         steps = np.diff(levels)
         sure = USUAL_STRETCHES * USUAL_APART**2 + float(steps @ steps)
         return math.sqrt(sure / (USUAL_STRETCHES + steps.size))
 
     def _close(self) -> None:
-        found = _stretch(self._open)
+        found = SpeedStretch.of(self.open)
         if found is not None:
-            self._over.append(found)
-        self._open, self._now = [], None
-
-
-def _process(stretches: list[_Stretch]) -> Wander | None:
-    if not stretches:
-        return None
-    likelihood: Vector = np.sum([each.likelihood for each in stretches], axis=0)
-    count = sum(each.count for each in stretches)
-    fast = math.sqrt(sum(each.fast for each in stretches) / count)
-    return most_likely(likelihood, TAUS, span=STRETCH * len(stretches), fast_cv=fast)
-
-
-def _stretch(parts: list[BatchTimes]) -> _Stretch | None:
-    times = BatchTimes.chained(parts)
-    if times.count < FEWEST_BLOCKS:
-        return None
-    span = float(times.at[-1] - times.at[0])
-    blocks = block_speeds(times, max(FEWEST_BLOCKS, round(span / BLOCK)))
-    if blocks is None or blocks.fast_cv == 0:
-        return None
-    return _Stretch(
-        float(times.at[-1]),
-        blocks.likelihoods(TAUS),
-        times.count * blocks.fast_cv**2,
-        times.count,
-        float(np.log(times.measured.sum() / times.fitted.sum())),
-    )
+            self.over.append(found)
+        self.open, self._now = [], None

@@ -16,11 +16,8 @@ from policies import Policy
 from queueing.estimation.speed.batch_times import (
     FEWEST,
     BatchTimes,
-    at_factor,
     batch_times,
-    fine_groups,
     joined,
-    last_of_groups,
     slot_times,
     times_by_server,
 )
@@ -58,12 +55,12 @@ class Speeds:
         if seen.servers == 1:
             return cls(batch_times(policy, seen.mine, shape, slots), tuple(slots))
         by_server = times_by_server(policy, seen.mine, shape, slots)
-        groups = (fine_groups(each, LEAST) for each in slots)
+        groups = (each.finely_grouped(LEAST) for each in slots)
         servers = speeds_of(dict(zip(by_server, groups, strict=True)) if slots else by_server)
         own = factors(servers, by_server)
         given = [own.get(server, 1.0) for server in by_server]  # in the order of the slots
-        times = joined(list(map(at_factor, by_server.values(), given)))
-        return cls(times, tuple(map(at_factor, slots, given)), servers, own)
+        times = joined(list(map(BatchTimes.at_factor, by_server.values(), given)))
+        return cls(times, tuple(map(BatchTimes.at_factor, slots, given)), servers, own)
 
     @cached_property
     def stalls(self) -> Stalls:
@@ -99,13 +96,13 @@ class Speeds:
         if self.recent.count >= FEWEST or not self.slots:
             return self.recent
         since = -math.inf if self.step is None else self.step.at
-        return joined([fine_groups(each.part(each.at >= since)) for each in self.slots])
+        return joined([each.part(each.at >= since).finely_grouped() for each in self.slots])
 
     @cached_property
     def last_at(self) -> float:
         """Dispatch of the last batch, or of the last slot that is in a group."""
         if self.slots:
-            return max(map(last_of_groups, self.slots))
+            return max(each.last_grouped_at for each in self.slots)
         return float(self.times.at[-1]) if self.times.count else -math.inf
 
     @cached_property

@@ -66,7 +66,32 @@ class BlockSpeeds:
 
     def likelihoods(self, taus: Vector) -> TauLikelihoods:
         """Log likelihood at every pair of a tau and a sigma of `SIGMAS`."""
-        return np.array([_likelihoods(self, float(tau)) for tau in taus])
+        return np.array([self.likelihoods_of(float(tau)) for tau in taus])
+
+    def likelihoods_of(self, tau: float) -> Vector:
+        """Log likelihood for every sigma, the mean estimated and integrated out (restricted
+        likelihood).
+
+        In units of the noise, N^-1/2 (sigma^2 R + N) N^-1/2 = U (sigma^2 Lambda + 1) U^T: one
+        eigenvalue problem serves all sigmas.
+        """
+        unit = 1 / np.sqrt(self.noise)
+        values, vectors = np.linalg.eigh(unit[:, None] * self.covariance(tau) * unit)
+        spread = np.outer(SIGMAS**2, np.maximum(values, 0.0)) + 1
+        ones, levels = vectors.T @ unit, vectors.T @ (unit * self.level)
+        weight = (ones**2 / spread).sum(axis=1)
+        mean = (ones * levels / spread).sum(axis=1) / weight
+        rest = ((levels - mean[:, None] * ones) ** 2 / spread).sum(axis=1)
+        return np.asarray(-0.5 * (np.log(spread).sum(axis=1) + rest + np.log(weight)))
+
+    def covariance(self, tau: float) -> npt.NDArray[np.float64]:
+        """Of the block means without their noise, at sigma 1."""
+        share = tau / self.width
+        lost = -math.expm1(-1 / share)  # 1 - e^(-d / tau)
+        apart = np.abs(np.subtract.outer(self.at, self.at))
+        covariance = share**2 * lost**2 * np.exp(-(apart - self.width) / tau)
+        np.fill_diagonal(covariance, 2 * share * (1 - share * lost))
+        return np.asarray(covariance)
 
 
 def block_speeds(times: BatchTimes, blocks: int = BLOCKS) -> BlockSpeeds | None:
@@ -114,29 +139,3 @@ def most_likely(likelihood: TauLikelihoods, taus: Vector, *, span: float, fast_c
         fast_cv,
         significant=bool(best - likelihood[0, 0] > SIGNIFICANT_DROP),
     )
-
-
-def _likelihoods(blocks: BlockSpeeds, tau: float) -> Vector:
-    """Log likelihood for every sigma, the mean estimated and integrated out (restricted
-    likelihood).
-
-    In units of the noise, N^-1/2 (sigma^2 R + N) N^-1/2 = U (sigma^2 Lambda + 1) U^T: one
-    eigenvalue problem serves all sigmas.
-    """
-    unit = 1 / np.sqrt(blocks.noise)
-    values, vectors = np.linalg.eigh(unit[:, None] * _correlation(blocks, tau) * unit)
-    spread = np.outer(SIGMAS**2, np.maximum(values, 0.0)) + 1
-    ones, levels = vectors.T @ unit, vectors.T @ (unit * blocks.level)
-    weight = (ones**2 / spread).sum(axis=1)
-    mean = (ones * levels / spread).sum(axis=1) / weight
-    rest = ((levels - mean[:, None] * ones) ** 2 / spread).sum(axis=1)
-    return np.asarray(-0.5 * (np.log(spread).sum(axis=1) + rest + np.log(weight)))
-
-
-def _correlation(blocks: BlockSpeeds, tau: float) -> npt.NDArray[np.float64]:
-    share = tau / blocks.width
-    lost = -math.expm1(-1 / share)  # 1 - e^(-d / tau)
-    apart = np.abs(np.subtract.outer(blocks.at, blocks.at))
-    covariance = share**2 * lost**2 * np.exp(-(apart - blocks.width) / tau)
-    np.fill_diagonal(covariance, 2 * share * (1 - share * lost))
-    return np.asarray(covariance)

@@ -167,19 +167,21 @@ def row(record: Record, arrived_at: float, dispatched_at: float) -> tuple[float,
     if record.preemptions and record.queueing_delay is not None:
         dispatched_at = arrived_at + record.queueing_delay  # as if all its waits came first
     free_at = record.released_at if record.server_free_at is None else record.server_free_at
+    completed = record.outcome == "completed"
+    ending = CENSORED if record.clipped or not completed else ENDED
+    if produced < 1 or record.outcome in ("failed", "rejected"):
+        ending = WITHOUT_LENGTH
     return (
         arrived_at,
         dispatched_at,
         math.nan if free_at is None else free_at,
-        math.nan
-        if record.released_at is None or record.outcome != "completed"
-        else record.released_at,
+        math.nan if record.released_at is None or not completed else record.released_at,
         -1.0 if record.batch_id is None else record.batch_id,
         record.batch_size or 1,
         record.server_id or 0,
         record.computed_tokens,
         produced,
-        _ending(record, produced),
+        ending,
         record.epoch or 0,
         math.nan if predicted is None else predicted,
         record.preemptions or 0,
@@ -187,9 +189,3 @@ def row(record: Record, arrived_at: float, dispatched_at: float) -> tuple[float,
         record.cached_tokens or 0,
         math.nan if record.first_token_at is None else record.first_token_at,
     )
-
-
-def _ending(record: Record, produced: int) -> float:
-    if produced < 1 or record.outcome in ("failed", "rejected"):
-        return WITHOUT_LENGTH
-    return CENSORED if record.clipped or record.outcome != "completed" else ENDED

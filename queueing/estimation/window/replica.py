@@ -23,7 +23,7 @@ from queueing.estimation.window.snapshot import COLUMN, WIDTH, Snapshot, picked
 SECONDS = 300.0
 
 
-class Tail:
+class StreamTail:
     """The last `most` rows of a stream (at least), column after column in memory, so that
     reading one does not read all.
     """
@@ -65,6 +65,11 @@ class Tail:
         """Whether older rows were forgotten."""
         return self._forgot or self._end > self._most
 
+    def after(self, start: float) -> Vector:
+        """The first column's values beyond that."""
+        values = self.rows[:, 0]
+        return values[values > start]
+
     def clear(self) -> None:
         """Forget all."""
         self._end, self._forgot = 0, False
@@ -77,13 +82,15 @@ class WindowReplica:
     seconds: float = SECONDS
     most: int = MOST
     _delta: WindowDelta | None = None  # the last
-    _tails: dict[str, Tail] = field(default_factory=dict)
-    _refused: dict[str, Tail] = field(default_factory=dict)  # by the limit
+    _tails: dict[str, StreamTail] = field(default_factory=dict)
+    _refused: dict[str, StreamTail] = field(default_factory=dict)  # by the limit
     _shortest: float = math.inf  # queueing delay so far, seconds
 
     def __post_init__(self) -> None:
         names = ("arrivals", "sequences", "retries", "lost", "rows")
-        self._tails = {name: Tail(self.most, WIDTH if name == "rows" else 1) for name in names}
+        self._tails = {
+            name: StreamTail(self.most, WIDTH if name == "rows" else 1) for name in names
+        }
 
     def add(self, delta: WindowDelta) -> None:
         """The next delta of the producer; none may be left out."""
@@ -94,9 +101,13 @@ class WindowReplica:
         if delta.begun:
             self._refused = {}
         for limit, instants in delta.refused.items():
-            self._refused.setdefault(limit, Tail(self.most, 1)).extend(instants)
+            self._refused.setdefault(limit, StreamTail(self.most, 1)).extend(instants)
         self._delta = delta
-        self._shortest = min(self._shortest, _shortest_delay(delta.rows))
+        if delta.rows:
+            rows = np.frombuffer(delta.rows, dtype=np.float64).reshape(-1, WIDTH)
+            delays = rows[:, COLUMN["dispatched_at"]] - rows[:, COLUMN["arrived_at"]]
+            known = np.isfinite(delays)
+            self._shortest = float(np.min(delays, initial=self._shortest, where=known))
 
     def snapshot(
         self,
@@ -118,6 +129,9 @@ class WindowReplica:
         start = self._start(self._delta.epoch_at, now)
         rows = self._tails["rows"].rows
         arrivals, sequences = self._arrived_after(start)
+        # dispatched in the window, or in service as it began
+        dispatched, freed = rows[:, COLUMN["dispatched_at"]], rows[:, COLUMN["server_free_at"]]
+        kept = (dispatched >= now - self.seconds) | (freed > start)
         return Snapshot(
             policy=policy,
             epoch=self._delta.epoch,
@@ -126,13 +140,13 @@ class WindowReplica:
             now=now,
             arrivals=arrivals,
             sequences=sequences if (sequences > 1).any() else None,
-            rows=picked(rows, _within(rows, start, now - self.seconds)),
+            rows=picked(rows, kept),
             in_service=in_service,
             ended=ended,
             waiting=waiting,
-            retries=_after(self._tails["retries"], start).size,
-            lost_at=_after(self._tails["lost"], start),
-            refused={limit: _after(tail, start).size for limit, tail in self._refused.items()},
+            retries=self._tails["retries"].after(start).size,
+            lost_at=self._tails["lost"].after(start),
+            refused={limit: tail.after(start).size for limit, tail in self._refused.items()},
             servers=servers,
             carried_from=max(self._delta.carried_from, now - self.seconds),
             shortest_delay=self._shortest,
@@ -154,26 +168,3 @@ class WindowReplica:
         order = np.argsort(instants, kind="stable")
         within = order[instants[order] > start]
         return instants[within], self._tails["sequences"].rows[:, 0][within]
-
-
-def _after(tail: Tail, start: float) -> Vector:
-    found = tail.rows[:, 0]
-    return found[found > start]
-
-
-def _shortest_delay(numbers: array[float]) -> float:
-    """Of dispatched requests; infinite where there are none."""
-    rows = (
-        np.frombuffer(numbers, dtype=np.float64).reshape(-1, WIDTH)
-        if numbers
-        else np.empty((0, WIDTH))
-    )
-    delays = rows[:, COLUMN["dispatched_at"]] - rows[:, COLUMN["arrived_at"]]
-    return float(np.min(delays, initial=math.inf, where=np.isfinite(delays)))
-
-
-def _within(rows: npt.NDArray[np.float64], start: float, since: float) -> npt.NDArray[np.bool_]:
-    """Dispatched since then, or in service as the window began."""
-    dispatched, freed = rows[:, COLUMN["dispatched_at"]], rows[:, COLUMN["server_free_at"]]
-    kept: npt.NDArray[np.bool_] = (dispatched >= since) | (freed > start)
-    return kept

@@ -26,7 +26,7 @@ from policies.ordered import counts
 from queueing.estimation.change import Vector
 from queueing.estimation.checked import (
     FEWEST,
-    Requests,
+    WindowRequests,
     cut_at,
     machine_of,
     plain,
@@ -69,7 +69,7 @@ class SameRequests:
         return {}
 
     @cached_property
-    def _requests(self) -> Requests:
+    def _requests(self) -> WindowRequests:
         model = plain(self.point.model(self.current))
         requests = requests_of(self.seen, model)
         driven = not fast.is_compiled(model)

@@ -8,7 +8,7 @@ const WORDS = { holds: "holds", fails: "fails", unknown: "cannot tell" };
 
 export function updateLights({ look, checks, gateway }) {
   const found = look?.prediction?.comparison.assumptions ?? {};
-  const known = Object.entries(ASSUMPTIONS).map(([name, [title]]) => ({ title, ...found[name] })).filter(applies);
+  const known = Object.entries(ASSUMPTIONS).map(([name, [title]]) => ({ title, ...found[name] })).filter(isJudged);
   const rows = known.filter(({ holds }) => holds !== true).map(({ title, holds, says }) => light(title, holds, says));
   const holding = known.filter(({ holds }) => holds === true);
   if (holding.length) rows.push(fold(holding, rows.length));
@@ -21,7 +21,7 @@ export function updateLights({ look, checks, gateway }) {
 }
 
 /** Not those of other policies and other calls. */
-const applies = ({ holds, says }) => holds !== undefined && !(holds === null && says.startsWith("not judged"));
+const isJudged = ({ holds, applies }) => holds !== undefined && applies !== false;
 
 /** What holds is one line, which shows each of them. */
 function fold(holding, others) {

@@ -1,28 +1,29 @@
-"""Each threshold of an assumption and of a self-check: what lies just inside holds, what lies
-just outside does not.
+"""Assumptions and self-checks: what lies just inside a threshold holds, what lies just outside does
+not; what arrivals meet, the shape of the law, steps and wander, by hand.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from queueing.estimation.arrivals import while_requests_came
-from queueing.estimation.assumptions import client_assumptions, engine_assumptions
+from queueing.estimation.assumptions import engine_assumptions, forecast_assumptions
+from queueing.estimation.assumptions.assumption import LEVEL, StalledDelay
 from queueing.estimation.assumptions.checks import conservation, little_law, utilisation_law
-from queueing.estimation.assumptions.client_assumptions import (
-    arrival_assumptions,
-    no_retries,
-    open_loop,
-)
 from queueing.estimation.assumptions.engine_assumptions import (
-    StalledDelay,
-    _no_stalls,
     constant_speed,
     law_shape,
+    no_stalls,
+)
+from queueing.estimation.assumptions.forecast_assumptions import (
+    no_retries,
+    number_in_system,
+    open_loop,
     settled,
     stable_queue,
 )
@@ -33,12 +34,14 @@ from queueing.estimation.lengths.same_lengths import differ
 from queueing.estimation.speed.batch_times import BatchTimes
 from queueing.estimation.speed.speed_change import speed_change
 from queueing.estimation.speed.speed_process import Stalls, stalled
-from queueing.estimation.speed.wander import SIGMAS, most_likely
-from queueing.estimation.window.snapshot import Snapshot
-from queueing.latency.identifiability import _trades, _vague, beyond
+from queueing.estimation.speed.speeds import Speeds
+from queueing.estimation.speed.wander import SIGMAS, Wander, most_likely
+from queueing.estimation.window.snapshot import COLUMN, Snapshot
+from queueing.estimation.window.window import snapshot_of
 from queueing.measurement.statistics import Interval
-from tests.queueing.estimation_runs import poisson
-from tests.queueing.speed_runs import wandering
+from tests.queueing.estimation_runs import Engine, poisson, serve
+from tests.queueing.estimation_windows import arrival_assumptions
+from tests.queueing.speed_runs import rest, wandering
 
 QUIET = np.random.default_rng(0).exponential(size=1000)
 WINDOW = Snapshot(
@@ -77,12 +80,12 @@ def test_stalls_are_tolerated_by_their_share_or_by_what_they_cost(
     share: float, delay: StalledDelay | None, holds: bool
 ) -> None:
     stalls = Stalls(3, share, 2.0, None)
-    found = _no_stalls(100, stalls, delay)
+    found = no_stalls(100, stalls, delay)
     assert found.holds == holds
     assert found.measure == pytest.approx(share if delay is None else delay.effect)
     assert "3 stalls hold" in found.says
-    assert _no_stalls(0, stalls, delay).holds is None
-    assert _no_stalls(100, Stalls(0, 0.0, 0.0, None), delay).holds
+    assert no_stalls(0, stalls, delay).holds is None
+    assert no_stalls(100, Stalls(0, 0.0, 0.0, None), delay).holds
 
 
 @pytest.mark.parametrize(
@@ -92,10 +95,10 @@ def test_a_speed_that_wanders_is_tolerated_as_long_as_it_moves_the_delay_by_less
     effect: float | None, holds: bool
 ) -> None:
     """By 8 %: without a computed effect three times that counts."""
-    found = constant_speed(wandering(1, 0.08, 40.0), effect)
+    found = constant_speed(Speeds(wandering(1, 0.08, 40.0)), effect)
     assert found.holds == holds
     assert found.measure == pytest.approx(0.08, rel=0.5)
-    assert constant_speed(wandering(1, 0.0, 40.0), effect).holds
+    assert constant_speed(Speeds(wandering(1, 0.0, 40.0)), effect).holds
 
 
 @pytest.mark.parametrize(
@@ -231,8 +234,8 @@ def test_a_loop_is_closed_by_what_arrivals_meet_and_by_how_many_there_ever_are(
     at = np.insert(np.arange(401.0), 200, 200.0)
     number = np.insert(np.append(np.tile([0.0, 2.0], 200), 0.0), 200, most)
     monkeypatch.setattr(
-        client_assumptions,
-        "_number_in_system",
+        forecast_assumptions,
+        "number_in_system",
         lambda _: (np.full(400, 1 + score / 400), at, number),
     )
     found = open_loop(replace(WINDOW, arrivals=np.arange(400.0)))
@@ -275,14 +278,14 @@ def test_few_changes_between_poisson_pieces_are_changes_of_the_rate(
     """300 arrivals at equal distances, which are not Poisson."""
     asked: list[int] = []
 
-    def judged(piece: np.ndarray) -> bool:
+    def judged(piece: np.ndarray, significance: float) -> SimpleNamespace:
         asked.append(piece.size)
-        return passes
+        return SimpleNamespace(poisson=passes and significance == LEVEL)
 
     monkeypatch.setattr(
-        client_assumptions, "changes", lambda _: [Change(at, at + 1, 2.0) for at in changed_at]
+        forecast_assumptions, "changes", lambda _: [Change(at, at + 1, 2.0) for at in changed_at]
     )
-    monkeypatch.setattr(client_assumptions, "_passes", judged)
+    monkeypatch.setattr(forecast_assumptions, "audit_arrivals", judged)
     rate, process = arrival_assumptions(np.arange(300.0))
     assert (rate.holds, process.holds) == holds
     assert asked == pieces
@@ -300,7 +303,7 @@ def test_gaps_are_bursty_from_three_standard_errors_on(ratio: float, above: bool
 FIVE = np.arange(5.0)  # in turn: the mean of the five before is always the same
 
 
-def shaped(count: int, moved: float, by: str = "batch size") -> BatchTimes:
+def in_turn(count: int, moved: float, by: str = "batch size") -> BatchTimes:
     """Batches without scatter, whose times move by that factor's logarithm from the smallest to
     the largest, or from short to long.
     """
@@ -325,12 +328,12 @@ def shaped(count: int, moved: float, by: str = "batch size") -> BatchTimes:
 def test_a_law_may_miss_less_than_8_percent_between_small_and_large(
     moved: float, count: int, holds: bool | None, by: str
 ) -> None:
-    found = law_shape(shaped(count, moved, by))
+    found = law_shape(in_turn(count, moved, by))
     assert found.holds is holds
     if holds is False:
         assert found.measure == pytest.approx(abs(moved))
         assert f"on the {by}: {abs(moved):.0%}" in found.says
-    judged = law_shape(shaped(count, moved, by), constant=False).holds
+    judged = law_shape(in_turn(count, moved, by), constant=False).holds
     assert judged is (False if holds is False and by == "length" else None), (
         "sizes are not judged where the speed changes"
     )
@@ -340,7 +343,7 @@ def test_a_law_may_miss_less_than_8_percent_between_small_and_large(
 def test_a_law_misses_only_beyond_four_and_a_half_standard_errors(
     errors: float, holds: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    times = shaped(500, 0.2)
+    times = in_turn(500, 0.2)
     column = np.log(times.size)[6:]
     scatter = (
         0.2 / math.log(16) / errors * float(np.sum((column - column.mean()) ** 2)) / column.size
@@ -387,7 +390,9 @@ def test_a_step_of_the_speed_is_a_tenth_and_explains_four_fifths(
             pytest.approx(239.5, abs=0.5),
             pytest.approx(math.exp(step)),
         )
-        assert ("slower" if step > 0 else "faster") in constant_speed(stepped(step, uneven)).says
+        assert ("slower" if step > 0 else "faster") in constant_speed(
+            Speeds(stepped(step, uneven))
+        ).says
 
 
 @pytest.mark.parametrize(
@@ -478,22 +483,221 @@ def test_lengths_differ_beyond_chance_and_five_in_a_hundred(
     assert differ(half, other) == differ(other, half) == differs
 
 
-def test_what_a_calibration_cannot_tell_is_doubted_beyond_its_bounds() -> None:
-    """One batch in a hundred beyond the calibrated ones, a condition number of 100, half of a
-    coefficient.
+def test_arrivals_meet_who_is_there_and_those_of_before_count() -> None:
+    """From 10 to 20 s: two were there, one of them without an answer; one left before, one
+    stays; one was lost at 17.5 s.
     """
-    for more, doubts in ((10, 0), (11, 1)):
-        sizes = np.append(np.ones(1000 - more), np.full(more, 9.0))
-        assert len(beyond(sizes, np.ones(1000), 8, 64)) == doubts
-        assert len(beyond(np.ones(1000), sizes, 64, 8)) == doubts
-    weakest = np.array([0.7, 0.7, 0.1, 0.1])
-    assert _trades(100.0, weakest) == []
-    assert _trades(100.1, weakest) == [
-        (
-            "k1 and k2 trade against each other (condition number 100): measure more distinct "
-            "sizes and lengths"
+    ends = {
+        8.0: (12.0, 12.0),
+        9.0: (math.nan, 14.0),
+        11.0: (15.0, 15.5),
+        13.0: (25.0, 25.0),
+        5.0: (9.0, 9.0),
+    }
+    rows = np.zeros((len(ends), len(COLUMN)))
+    for place, (arrived, (released, free)) in enumerate(ends.items()):
+        rows[place, [COLUMN["arrived_at"], COLUMN["released_at"], COLUMN["server_free_at"]]] = (
+            arrived,
+            released,
+            free,
         )
-    ]
-    for half, doubts in ((0.499, 0), (0.501, 1)):
-        assert len(_vague(np.ones((3, 4)), {"k2": (1 - half, 1 + half)})) == doubts
-        assert len(_vague(np.ones((3, 4)), {"k2": (-1 - half, -1 + half)})) == doubts
+    arrivals, lost = np.array([11.0, 13.0, 16.0]), np.array([17.5])
+    seen = replace(WINDOW, start=10.0, now=20.0, arrivals=arrivals, rows=rows, lost_at=lost)
+    met, at, number = number_in_system(seen)
+    assert met.tolist() == [2, 2, 1]
+    assert at.tolist() == [10, 11, 12, 13, 14, 15, 16, 17.5, 20]
+    assert number.tolist() == [2, 3, 2, 3, 2, 1, 2, 1, 1]
+    met, _, number = number_in_system(replace(seen, sequences=np.array([1.0, 3.0, 1.0])))
+    assert met.tolist() == [2, 2, 3]
+    assert number.tolist() == [2, 3, 2, 5, 4, 3, 4, 3, 3]
+    last = replace(seen, now=15.0, arrivals=np.array([11.0, 13.0, 15.0]), lost_at=np.empty(0))
+    assert number_in_system(last)[0].tolist() == [2, 2, 1], "who leaves then is gone already"
+    later = replace(seen, start=12.0, arrivals=arrivals[1:])
+    assert number_in_system(later)[0].tolist() == [2, 1], "and was not there who left then"
+
+
+def test_an_open_loop_is_judged_by_what_arrivals_meet_against_the_time_average() -> None:
+    """z = sum (met - mean) / sqrt(N var), by the clock."""
+    window = served(100)
+    met, at, number = number_in_system(window)
+    spans = np.diff(at)
+    mean = sum(number[i] * spans[i] for i in range(spans.size)) / spans.sum()
+    variance = sum((number[i] - mean) ** 2 * spans[i] for i in range(spans.size)) / spans.sum()
+    found = open_loop(window)
+    assert found.holds
+    assert found.measure == pytest.approx(sum(met - mean) / math.sqrt(100 * variance))
+    assert open_loop(served(99)).holds is None
+
+
+def served(count: int) -> Snapshot:
+    """Single requests, each for a fixed time, Poisson arrivals."""
+    records = serve(poisson(20.0, count, 4), Engine(most=1), 4)
+    found = snapshot_of(records, "single", 0.0, float(records[-1].released_at or 0.0))
+    assert found.arrivals.size == count
+    return found
+
+
+def test_a_closed_loop_is_one_from_four_and_a_half_errors_on() -> None:
+    """Six clients, each thinking for 0.1 s, before a server that takes one at a time: z falls
+    with the root of the number.
+    """
+    found = {}
+    for count in (150, 200, 300, 400, 600, 1000):
+        records = serve(
+            np.linspace(0, 0.1, 6),
+            Engine(most=1),
+            1,
+            again=lambda end, rng: end + rng.exponential(0.1),
+            most=count,
+        )
+        judged = open_loop(
+            snapshot_of(records, "single", 0.0, float(records[-1].released_at or 0.0))
+        )
+        found[judged.measure] = judged.holds
+    assert all(holds == (z > -4.5) for z, holds in found.items())
+    assert any(-9 < z <= -4.5 for z in found)
+    assert any(z > -4.5 for z in found)
+
+
+def steps_of(speeds: Speeds, sigma: float, *, significant: bool) -> Speeds:
+    """With that wander in place of its own."""
+    slow = Wander(Estimate(sigma, 0.5 * sigma, 2 * sigma, 50.0), 20.0, 0.1, significant=significant)
+    vars(speeds)["slow"], vars(speeds)["step"] = slow, None
+    return speeds
+
+
+@pytest.mark.parametrize(
+    ("sigma", "significant", "holds"),
+    [(0.033, True, True), (0.034, True, False), (0.5, False, True), (math.nan, True, None)],
+)
+def test_without_a_computed_effect_three_standard_deviations_of_the_speed_count(
+    sigma: float, significant: bool, holds: bool | None
+) -> None:
+    found = constant_speed(
+        steps_of(Speeds(wandering(1, 0.0, 40.0)), sigma, significant=significant), None
+    )
+    assert found.holds == holds
+    if holds is False:
+        assert "by 3.4% over 20 s" in found.says
+        assert "moves by 10%" in found.says
+
+
+@pytest.mark.parametrize(("factor", "word"), [(2.0, "slower"), (0.5, "faster")])
+def test_a_step_of_the_speed_is_told_with_its_direction(factor: float, word: str) -> None:
+    times = wandering(3, 0.0, 40.0)
+    stepped = BatchTimes(
+        times.at, times.measured * np.where(times.at > 600, factor, 1.0), *rest(times)
+    )
+    found = constant_speed(Speeds(stepped))
+    assert (found.holds, found.measure) == (False, pytest.approx(factor, rel=0.1))
+    assert f"became {word} by a factor of " in found.says
+
+
+def shaped(slope: float, count: int = 2000, noise: float = 1e-3, *, by: str = "size") -> BatchTimes:
+    """Batches of 1 to 8 whose ratio goes with the size, or with the share of decoding (from 0.1
+    to 0.9), to that power.
+    """
+    rng = np.random.default_rng(7)
+    size, decoding = rng.integers(1, 9, count).astype(float), rng.uniform(0.1, 0.9, count)
+    ratio = np.exp(
+        slope * (np.log(size) if by == "size" else decoding) + noise * rng.normal(size=count)
+    )
+    ones = np.ones(count)
+    return BatchTimes(np.arange(count) * 1.0, ratio, ones, size, ones, decoding)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize(
+    ("by", "words", "spread"), [("size", "batch size", math.log(8)), ("decoding", "length", 0.64)]
+)
+@pytest.mark.parametrize(("moved", "holds"), [(0.07, True), (0.09, False)])
+def test_a_shape_fails_where_it_moves_the_time_by_eight_per_cent(
+    sign: int, by: str, words: str, spread: float, moved: float, holds: bool
+) -> None:
+    """Between the tenth and the ninetieth percentile: sizes of 1 and 8, shares of 0.18 and 0.82."""
+    found = law_shape(shaped(sign * moved / spread, by=by))
+    assert found.holds == holds
+    assert found.measure == (0.0 if holds else pytest.approx(moved, rel=0.05))
+    if not holds:
+        assert words in found.says
+
+
+@pytest.mark.parametrize(
+    ("noise", "holds"), [(0.03, False), (0.28, False), (0.3, True), (0.35, True)]
+)
+def test_a_shape_that_chance_could_have_made_holds(noise: float, holds: bool) -> None:
+    """More than a tenth between small and large, by 40, 4.7, 4.3 and 3.4 errors of the scatter."""
+    assert law_shape(shaped(0.08, noise=noise)).holds == holds
+
+
+def test_a_shape_is_judged_of_a_hundred_batches() -> None:
+    assert law_shape(shaped(0.2, 99)).holds is None
+    assert law_shape(shaped(0.2, 100)).holds is not None
+    flat = shaped(0.0)
+    assert (
+        law_shape(BatchTimes(flat.at, flat.measured, *(np.ones(flat.count),) * 4)).says
+        == "the length does not vary"
+    )
+
+
+def growing(inversions: int) -> np.ndarray:
+    """A thousand delays in ten blocks, each longer than the one before but for neighbours that
+    change places.
+    """
+    levels = list(np.linspace(1, 60, 10))
+    for place in range(0, 2 * min(inversions, 5), 2):
+        levels[place], levels[place + 1] = levels[place + 1], levels[place]
+    if inversions > 5:
+        levels[1], levels[2] = levels[2], levels[1]
+    return np.repeat(levels, 100)
+
+
+@pytest.mark.parametrize(("inversions", "holds"), [(0, False), (5, False), (6, True)])
+def test_a_queue_grows_from_thirty_five_rises_of_forty_five_on(
+    inversions: int, holds: bool
+) -> None:
+    """Each pair of blocks in the wrong order takes two off."""
+    found = stable_queue(Estimate(0.96, 0.9, 1.02, 100.0), growing(inversions))
+    assert found.holds == holds
+
+
+def test_without_time_there_is_no_law_to_hold() -> None:
+    nothing = utilisation_law(0.5, (np.zeros(1), np.ones(1), np.zeros(1)), 2.0, 2.0)
+    assert not nothing.holds
+    assert (nothing.measured, nothing.tolerance) == (0.5, 0.0)
+    assert math.isnan(nothing.expected)
+
+
+def test_where_the_speed_changes_only_the_lengths_accuse() -> None:
+    by_length, by_size = (
+        law_shape(shaped(0.3, by=by), constant=False) for by in ("decoding", "size")
+    )
+    assert (by_length.holds, by_size.holds) == (False, None)
+    assert "length" in by_length.says
+    assert (
+        by_size.says
+        == "right for the lengths; not judged for the sizes, which change with the speed"
+    )
+    assert by_length == law_shape(shaped(0.3, by="decoding"))
+
+
+def test_a_batch_is_held_against_the_five_before_the_last() -> None:
+    """The slope between small and large, by hand."""
+    times = shaped(0.3, noise=0.05)
+    logs, sizes = np.log(times.ratio), np.log(times.size)
+    against = [logs[i] - logs[i - 6 : i - 1].mean() for i in range(6, times.count)]
+    slope = np.polyfit(sizes[6:], against, 1)[0]
+    found = law_shape(times)
+    assert "batch size" in found.says
+    low, high = np.quantile(sizes[6:], [0.1, 0.9])
+    assert found.measure == pytest.approx(slope * (high - low))
+
+
+@pytest.mark.parametrize("power", [1, 2])
+def test_what_the_size_says_of_the_lengths_is_taken_away_up_to_its_square(power: int) -> None:
+    """Both the ratio and the share of decoding go with that power of the logarithm of the size."""
+    times = shaped(0.0)
+    logs = np.log(times.size) ** power
+    own = 1e-3 * np.random.default_rng(3).normal(size=times.count)
+    times = replace(times, measured=times.measured * np.exp(0.3 * logs), decoding=0.1 * logs + own)
+    assert law_shape(times, constant=False).holds is None
