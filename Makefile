@@ -11,7 +11,7 @@ CACHES := .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 PURE := tests/policies tests/queueing tests/papers
 BESIDE := tests/loadgen tests/bench tests/grafana tests/kendall tests/server
 QUICK = $(BIN)/pytest -q -m "not slow" --timeout 300 --randomly-seed=$(SEED) -n
-BENCHES := simulators predictions load_generators live_cost page_cost gateway
+BENCHES := gateway live_cost load_generators page_cost predictions simulators
 OPERATOR_RULES := docker/k8s/components/prometheus-operator/prometheusrule.yaml
 
 help: ## this list

@@ -110,7 +110,7 @@ class Trial:
     forecasts_held: list[bool] = field(default_factory=list)  # of the next five minutes, each
 
     def rate(self, policy: str, load: float) -> float:
-        """Calls per second."""
+        """The calls per second that make the load."""
         return load * largest_stable_rate(
             parse_policy(policy),
             parse_distribution(LENGTHS, LIMIT),
@@ -138,7 +138,7 @@ class Trial:
         await self.gateway.ask("PUT", "/admin/policy", body)
 
     async def cell(self, policy: str, load: float) -> bool:
-        """Whether the check holds at the end of the cell."""
+        """Load one policy for `SECONDS`; True where the check holds at the end."""
         await self.put(Setting(policy=policy, max_output_tokens=LIMIT))
         sending = asyncio.create_task(self.send(self.rate(policy, load), SECONDS))
         await asyncio.sleep(EARLY)
@@ -155,7 +155,7 @@ class Trial:
         return holds(late)
 
     async def recorded(self, path: Path, policy: str, load: float) -> bool:
-        """Whether nine in ten windows of 20 minutes of a trace's traffic hold."""
+        """Send 20 minutes of a trace's traffic; True where nine in ten windows hold."""
         engine = (await self.gateway.ask("GET", "/v1/models"))["data"][0]
         table = thinned(
             read_trace(path),
@@ -195,7 +195,7 @@ class Trial:
         return sum(held) >= 0.9 * len(held)
 
     async def switches(self) -> bool:
-        """Whether nine in ten gains came."""
+        """Change the setting under load; True where nine in ten gains came."""
         rate = self.rate(SWITCHES[0].policy, SWITCH_LOAD)
         await self.put(SWITCHES[0])
         sending = asyncio.create_task(self.send(rate, 1.2 * (SECONDS + BETWEEN) * len(SWITCHES)))
@@ -221,7 +221,7 @@ class Trial:
 
 
 def holds(check: dict[str, Any] | None) -> bool:
-    """Whether the model agrees, by its interval or within 10 %."""
+    """True where the model agrees, by its interval or within 10 %."""
     if check is None or check["verdict"] == "disagree":
         return False
     within = abs(check["ratio"] - 1) <= 0.1
@@ -229,7 +229,6 @@ def holds(check: dict[str, Any] | None) -> bool:
 
 
 def in_words(check: dict[str, Any] | None) -> str:
-    """One line."""
     if check is None:
         return "no check"
     if check["ratio_low"] is None:
@@ -253,7 +252,7 @@ def thinned(
     context: int,
     batch_tokens: int,
 ) -> Timetable:
-    """As many of the trace's first hour, drawn at random, as make the load; answers of `longest`
+    """Draw as many requests of the trace's first hour as make the load; answers have `longest`
     tokens at most and prompts that leave room for them in the context, `slots` at once. The prompts
     of a batch have `batch_tokens` at most.
     """
@@ -308,7 +307,6 @@ def gains(path: Path, law: LatencyModel) -> Iterator[tuple[str, bool]]:
 
 
 def text(setting: Setting) -> str:
-    """A setting, short."""
     return f"{setting.policy.replace('max_batch_size=', '')}, {setting.max_output_tokens} tokens"
 
 
@@ -322,8 +320,8 @@ def epoch_window(requests: Sequence[Served]) -> Snapshot:
 def same_requests(
     window: Snapshot, current: Setting, law: LatencyModel, history: History | None = None
 ) -> SameRequests:
-    """What settings would have done with the window's requests and, where the history is known,
-    will do until the next switch.
+    """The settings' durations of the window's requests and, where the history is known, of those
+    until the next switch.
     """
     limits = Limits(max_output_tokens=current.max_output_tokens, max_num_seqs=SLOTS)
     arrivals, speeds = history or (None, None)
@@ -346,7 +344,7 @@ def observed_over_model(
 
 
 async def measure(options: argparse.Namespace) -> bool:
-    """Whether what was asked for holds."""
+    """Run one of the four trials; True where it holds."""
     traces, folder = options.what == "traces", options.folder / options.what
     folder.mkdir(parents=True, exist_ok=True)
     folder.joinpath("gateway.jsonl").unlink(missing_ok=True)
