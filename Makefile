@@ -11,6 +11,7 @@ CACHES := .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 PURE := tests/policies tests/queueing tests/papers
 BESIDE := tests/loadgen tests/bench tests/grafana tests/kendall tests/server
 QUICK = $(BIN)/pytest -q -m "not slow" --timeout 300 --randomly-seed=$(SEED) -n
+BENCHES := gateway live_cost load_generators page_cost predictions simulators
 OPERATOR_RULES := docker/k8s/components/prometheus-operator/prometheusrule.yaml
 
 help: ## this list
@@ -69,8 +70,8 @@ check: setup-dev ## lint, format, types, import direction, spelling
 audit: ## known vulnerabilities in the pinned packages; fails if the database cannot be reached
 	@$(PYTHON) tools/audit.py
 
-bench: setup-dev ## the benchmarks, one after the other
-	@for file in $(filter-out bench/__init__.py bench/live_validation.py bench/orders.py bench/several_servers.py,$(wildcard bench/*.py)); do echo "== $$file"; $(BIN)/python "$$file" $(ARGS) || exit 1; done
+bench: setup-dev ## the benchmarks that need no peer, GPU or trace, one after the other
+	@for name in $(BENCHES); do echo "== bench/$$name.py"; $(BIN)/python "bench/$$name.py" $(ARGS) || exit 1; done
 
 conformance: setup-dev ## openai-python's tests, schemathesis and the statuses on the real engine; writes docs/conformance.md
 	@$(BIN)/python -m tests.conformance.generate

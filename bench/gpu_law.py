@@ -42,63 +42,63 @@ NUMBER_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 def numbers(text: str) -> list[int]:
     """`1,2,4`. Raises ValueError, which argparse reports."""
-    found = [int(part) for part in text.split(",")]
-    if min(found) < 1 or len(set(found)) < len(found):
+    values = [int(part) for part in text.split(",")]
+    if min(values) < 1 or len(set(values)) < len(values):
         raise ValueError(text)
-    return found
+    return values
 
 
 def parser() -> argparse.ArgumentParser:
     """The options; those of the shape override the preset's."""
-    found = argparse.ArgumentParser(
+    options = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    found.add_argument(
+    options.add_argument(
         "--fit",
         nargs="+",
         type=Path,
         metavar="RAW",
         help="fit these raw files instead of measuring",
     )
-    found.add_argument("--name", default="gpu-law", help="of the files and of the profile")
-    found.add_argument("--output", type=Path, default=Path("runs/gpu-law"), help="folder")
-    found.add_argument(
+    options.add_argument("--name", default="gpu-law", help="of the files and of the profile")
+    options.add_argument("--output", type=Path, default=Path("runs/gpu-law"), help="folder")
+    options.add_argument(
         "--device",
         choices=("auto", "cuda", "cpu"),
         default="auto",
         help="auto: the GPU, or nothing",
     )
-    found.add_argument(
+    options.add_argument(
         "--model", choices=tuple(PRESETS), default="llama-7b", help="shape of the model"
     )
     for field in fields(Shape):
-        found.add_argument(
+        options.add_argument(
             f"--{field.name}", type=int, help="of the model, instead of the preset's"
         )
-    found.add_argument("--dtype", choices=tuple(DTYPES), default="bf16")
-    found.add_argument("--batch-sizes", type=numbers, default=[1, 2, 4, 8, 16, 32, 64])
-    found.add_argument(
+    options.add_argument("--dtype", choices=tuple(DTYPES), default="bf16")
+    options.add_argument("--batch-sizes", type=numbers, default=[1, 2, 4, 8, 16, 32, 64])
+    options.add_argument(
         "--prompt-tokens",
         type=numbers,
         default=[128, 32, 512],
         help="the first with every output length",
     )
-    found.add_argument("--output-tokens", type=numbers, default=[16, 64, 256, 1024])
-    found.add_argument(
+    options.add_argument("--output-tokens", type=numbers, default=[16, 64, 256, 1024])
+    options.add_argument(
         "--repeats", type=int, default=5, help="rounds over all cells; six or more if time is left"
     )
-    found.add_argument(
+    options.add_argument(
         "--budget-seconds", type=float, default=540.0, help="no batch is begun that would end later"
     )
-    found.add_argument(
+    options.add_argument(
         "--eager",
         action="store_true",
         help="launch every kernel of a step from Python, without CUDA graphs",
     )
-    found.add_argument(
+    options.add_argument(
         "--seed", type=int, default=1, help="of the order, the weights and the prompts"
     )
-    return found
+    return options
 
 
 def shape_of(options: argparse.Namespace) -> Shape:
@@ -112,7 +112,7 @@ def shape_of(options: argparse.Namespace) -> Shape:
 
 
 def lacking() -> list[str]:
-    """What measuring needs and this machine does not have."""
+    """The packages that measuring needs and this machine does not have."""
     return [
         f"the package {name}"
         for name in ("torch", "numpy")
@@ -132,7 +132,7 @@ def choose_device(asked: str) -> str | None:
 def measure_all(options: argparse.Namespace, device: str, began: float) -> int:
     """Measure into OUTPUT/NAME.jsonl; the exit code."""
     from bench.gpu.device import energy_counter, free_memory, machine, now, versions
-    from bench.gpu.measure import Bench, line_writer, measure
+    from bench.gpu.measure import Bench, line_writer
 
     sizes = sizes_that_fit(options, free_memory(device))
     if not sizes:
@@ -163,8 +163,7 @@ def measure_all(options: argparse.Namespace, device: str, began: float) -> int:
             graphs=graphs,
         )
         until = began + options.budget_seconds
-        served = measure(
-            bench,
+        served = bench.measure(
             cells,
             repeats=options.repeats,
             seed=options.seed,
@@ -195,7 +194,7 @@ def sizes_that_fit(options: argparse.Namespace, memory: float) -> list[int]:
 
 
 def configuration(options: argparse.Namespace, sizes: list[int]) -> dict[str, Any]:
-    """What was asked for, and the batch sizes that fit."""
+    """The header's part that the options determine, with the batch sizes that fit."""
     shape, names = (
         shape_of(options),
         ("seed", "prompt_tokens", "output_tokens", "repeats", "budget_seconds"),
@@ -212,17 +211,17 @@ def configuration(options: argparse.Namespace, sizes: list[int]) -> dict[str, An
 
 def fit_all(options: argparse.Namespace) -> int:
     """Fit raw files into OUTPUT/NAME.json and NAME.md; the exit code."""
-    from bench.gpu.fit import padded_law, profile_of, read_runs
+    from bench.gpu.fit import read_runs
     from bench.gpu.report import report
     from policies.text import SpecError
 
     try:
         run = read_runs(options.fit)
-        fit = padded_law(run)
+        fit = run.padded_law()
         text = report(run, fit)
     except SpecError as error:
         return refuse(str(error))
-    profile_of(run, fit, options.name).save(options.output / f"{options.name}.json")
+    run.profile(fit, options.name).save(options.output / f"{options.name}.json")
     (options.output / f"{options.name}.md").write_text(text)
     print(text)
     return 0

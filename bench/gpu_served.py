@@ -54,24 +54,25 @@ FAILURES = (OSError, RuntimeError, subprocess.SubprocessError)  # of one cell
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options."""
-    found = argparse.ArgumentParser(
+    options = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    found.add_argument("--folder", type=Path, default=Path("runs/gpu-served"))
-    found.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    found.add_argument("--model", choices=tuple(PRESETS), default="llama-7b", help="shape")
-    found.add_argument("--layers", type=int, help="of the model, instead of the preset's")
-    found.add_argument("--cuda-graphs", action="store_true", help="ask `transformers serve` for it")
-    found.add_argument("--slots", type=int, default=8, help="of the server, and batch size")
-    found.add_argument("--loads", default="0.5,0.7", help="comma-separated")
-    found.add_argument("--cell-seconds", type=float, default=60.0, help="of load")
-    found.add_argument("--pilot-seconds", type=float, default=12.0, help="of load before a cell")
-    found.add_argument("--repeats", type=int, default=5, help="of each calibrated batch")
-    found.add_argument("--seed", type=int, default=1)
-    found.add_argument("--scratch", type=Path, default=Path("/dev/shm/kendall-gpu-served"))
-    found.add_argument("--compare", action="store_true", help="compare what was measured")
-    return found
+    options.add_argument("--folder", type=Path, default=Path("runs/gpu-served"))
+    options.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    options.add_argument("--model", choices=tuple(PRESETS), default="llama-7b", help="shape")
+    options.add_argument("--layers", type=int, help="of the model, instead of the preset's")
+    options.add_argument(
+        "--cuda-graphs", action="store_true", help="ask `transformers serve` for it"
+    )
+    options.add_argument("--slots", type=int, default=8, help="of the server, and batch size")
+    options.add_argument("--loads", default="0.5,0.7", help="comma-separated")
+    options.add_argument("--cell-seconds", type=float, default=60.0, help="of load")
+    options.add_argument("--pilot-seconds", type=float, default=12.0, help="of load before a cell")
+    options.add_argument("--repeats", type=int, default=5, help="of each calibrated batch")
+    options.add_argument("--seed", type=int, default=1)
+    options.add_argument("--scratch", type=Path, default=Path("/dev/shm/kendall-gpu-served"))
+    options.add_argument("--compare", action="store_true", help="compare what was measured")
+    return options
 
 
 def make_model(home: Path, shape: Shape, device: str) -> Path:
@@ -110,11 +111,10 @@ def make_model(home: Path, shape: Shape, device: str) -> Path:
 
 
 def ask(url: str) -> dict[str, Any]:
-    """JSON of the gateway."""
     request = urllib.request.Request(url, headers={"Authorization": f"Bearer {ADMIN_KEY}"})
     with urllib.request.urlopen(request, timeout=60) as answer:
-        found: dict[str, Any] = json.load(answer)
-        return found
+        body: dict[str, Any] = json.load(answer)
+        return body
 
 
 def kendall(*arguments: object) -> None:
@@ -123,16 +123,16 @@ def kendall(*arguments: object) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
-    """What all cells share."""
+class ServedModel:
+    """`transformers serve` with the model, and the gateway before it."""
 
     options: argparse.Namespace
-    behind: Server
+    server: Server
     tokenizer: Path
 
     @property
     def law(self) -> Path:
-        """The calibrated one."""
+        """The file of the calibrated law."""
         law: Path = self.options.folder / "law.json"
         return law
 
@@ -140,17 +140,73 @@ class Setting:
     def gateway(self, *more: object) -> Iterator[str]:
         """One before the server; its URL."""
         command = [sys.executable, "-m", "kendall", "serve", "--engine", "http", "--engine-url"]
-        command += [self.behind.url, "--max-num-seqs", str(self.options.slots), "--max-model-len"]
+        command += [self.server.url, "--max-num-seqs", str(self.options.slots), "--max-model-len"]
         command += ["4096", "--tokenizer", str(self.tokenizer), "--port", "{port}", "--admin-key"]
         command += [ADMIN_KEY, "--prediction-interval", "1s", "--what-if-interval", "600s"]
         command += map(str, more)
-        own = {"PYTHONPATH": here()}
-        with running("gateway", command, self.options.folder, own) as front:
-            yield front.url
+        path = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+        own = {"PYTHONPATH": os.pathsep.join(path)}
+        with running("gateway", command, self.options.folder, own) as server:
+            yield server.url
+
+    def calibrate(self) -> None:
+        """The law, through the gateway; once before, for what the engine prepares at its first use.
+        Raises CalledProcessError.
+        """
+        bounds = ("--max-batch-size", self.options.slots, "--max-output-tokens", LONGEST)
+        with self.gateway() as url:
+            for repeats in (2, self.options.repeats):
+                more = ("--repeats", repeats, "--prompt-tokens", 64, "--output", self.law)
+                kendall("calibrate", url, *bounds, *more, "--admin-key", ADMIN_KEY)
+
+    def serve(
+        self,
+        left: list[tuple[str, float]],
+        known: dict[str, Live],
+        say: Callable[[str], None],
+    ) -> None:
+        """Take the cells off `left` until there are none or one fails; `known`: the last look at
+        each policy.
+        """
+        while left:
+            policy, load = left.pop(0)
+            guess = rate_at(load, self.rate(policy, load), known.get(policy))
+            try:
+                known[policy] = self.cell(policy, load, guess)
+            except FAILURES as error:
+                say(f"{policy}, {load}: {error}")
+                return
+            say(f"{policy}, {load}: {in_words(known[policy])}")
+
+    def rate(self, policy: str, load: float) -> float:
+        """Requests/s at this load by the calibrated law; batches are not padded."""
+        from kendall import largest_stable_rate
+
+        unpadded, slots = policy.replace("capped", "elastic"), self.options.slots
+        return load * largest_stable_rate(
+            unpadded, LENGTHS, str(self.law), max_num_seqs=slots, prompt_tokens=PROMPTS
+        )
+
+    def cell(self, policy: str, load: float, guess: float) -> Live:
+        """A pilot at `guess` requests/s, then one load before a gateway of its own; what the live
+        model said of it. Raises FAILURES.
+        """
+        options, name = self.options, f"{policy.partition(':')[0]}-{load:g}"
+        given = ("--policy", policy, "--latency", self.law)
+        with self.gateway(*given) as url:
+            _, pilot = flow(options, url, guess, options.pilot_seconds)
+        print(f"pilot at {guess:.4g}/s: {in_words(pilot)}", flush=True)
+        rate = rate_at(load, guess, pilot)
+        with self.gateway(*given, "--record-file", options.folder / f"{name}.jsonl") as url:
+            ended, live = flow(options, url, rate, options.cell_seconds)
+        facts = {"rate": rate, "pilot": {"rate": guess, "live": pilot}, "load_exit": ended}
+        path = options.folder / f"{name}.live.json"
+        path.write_text(json.dumps({**facts, "live": live}, indent=1))
+        return live
 
 
 @contextmanager
-def serving_model(options: argparse.Namespace, snapshot: Path) -> Iterator[Setting]:
+def serving_model(options: argparse.Namespace, snapshot: Path) -> Iterator[ServedModel]:
     """`transformers serve`, with its first answer made."""
     command = [sys.executable, "-c", SERVE, "serve", NAME]
     command += ["--continuous-batching", "--device", options.device, "--dtype", "bfloat16"]
@@ -165,28 +221,11 @@ def serving_model(options: argparse.Namespace, snapshot: Path) -> Iterator[Setti
         )
         with urllib.request.urlopen(request, timeout=120) as answer:
             print("first answer:", answer.read().decode()[:300], flush=True)
-        yield Setting(options, server, snapshot / "tokenizer.json")
-
-
-def here() -> str:
-    """This tree before what else is there."""
-    tree = str(Path(__file__).parents[1])
-    return os.pathsep.join([tree, *filter(None, [os.environ.get("PYTHONPATH")])])
-
-
-def rate_of(policy: str, load: float, law: Path, slots: int) -> float:
-    """Requests/s at this load by the calibrated law; batches are not padded."""
-    from kendall import largest_stable_rate
-
-    unpadded = policy.replace("capped", "elastic")
-    most = largest_stable_rate(
-        unpadded, LENGTHS, str(law), max_num_seqs=slots, prompt_tokens=PROMPTS
-    )
-    return load * most
+        yield ServedModel(options, server, snapshot / "tokenizer.json")
 
 
 def measure(options: argparse.Namespace) -> None:
-    """Everything, into the folder."""
+    """Measure every cell into the folder."""
     began = perf_counter()
 
     def say(text: str) -> None:
@@ -199,46 +238,13 @@ def measure(options: argparse.Namespace) -> None:
     say("the model is written")
     left, known, calibrated = list(cells(options)), dict[str, Live](), False
     while left or not calibrated:
-        with serving_model(options, snapshot) as setting:
+        with serving_model(options, snapshot) as served:
             say("transformers serve answers")
             if not calibrated:
-                calibrate(setting)
+                served.calibrate()
                 say("calibrated")
                 calibrated = True
-            served(setting, left, known, say)
-
-
-def served(
-    setting: Setting,
-    left: list[tuple[str, float]],
-    known: dict[str, Live],
-    say: Callable[[str], None],
-) -> None:
-    """Take the cells off `left` until there are none or one fails; `known`: what was last seen of
-    each policy.
-    """
-    while left:
-        policy, load = left.pop(0)
-        guess = rate_of(policy, load, setting.law, setting.options.slots)
-        try:
-            live = cell(setting, policy, load, rate_at(load, guess, known.get(policy)))
-        except FAILURES as error:
-            say(f"{policy}, {load}: {error}")
-            return
-        known[policy] = live
-        say(f"{policy}, {load}: {told(live)}")
-
-
-def calibrate(setting: Setting) -> None:
-    """The law, through the gateway; once before, for what the engine prepares at its first use.
-    Raises CalledProcessError.
-    """
-    options = setting.options
-    bounds = ("--max-batch-size", options.slots, "--max-output-tokens", LONGEST)
-    with setting.gateway() as url:
-        for repeats in (2, options.repeats):
-            more = ("--repeats", repeats, "--prompt-tokens", 64, "--output", setting.law)
-            kendall("calibrate", url, *bounds, *more, "--admin-key", ADMIN_KEY)
+            served.serve(left, known, say)
 
 
 def cells(options: argparse.Namespace) -> Iterator[tuple[str, float]]:
@@ -248,37 +254,19 @@ def cells(options: argparse.Namespace) -> Iterator[tuple[str, float]]:
             yield policy.format(slots=options.slots), load
 
 
-def cell(setting: Setting, policy: str, load: float, guess: float) -> Live:
-    """A pilot at `guess` requests/s, then one load before a gateway of its own; what the live model
-    said of it. Raises FAILURES.
-    """
-    options, name = setting.options, f"{policy.partition(':')[0]}-{load:g}"
-    given = ("--policy", policy, "--latency", setting.law)
-    with setting.gateway(*given) as url:
-        _, pilot = flow(options, url, guess, options.pilot_seconds)
-    print(f"pilot at {guess:.4g}/s: {told(pilot)}", flush=True)
-    rate = rate_at(load, guess, pilot)
-    with setting.gateway(*given, "--record-file", options.folder / f"{name}.jsonl") as url:
-        ended, live = flow(options, url, rate, options.cell_seconds)
-    facts = {"rate": rate, "pilot": {"rate": guess, "live": pilot}, "load_exit": ended}
-    (options.folder / f"{name}.live.json").write_text(json.dumps({**facts, "live": live}, indent=1))
-    return live
-
-
 def rate_at(load: float, guess: float, live: Live | None) -> float:
-    """Requests/s for this load by what was seen of the same policy; `guess`: nothing was."""
-    found = (live or {}).get("prediction")
-    if not found or not found["load"]:
+    """Requests/s for this load by the last look at the same policy; without one, `guess`."""
+    prediction = (live or {}).get("prediction")
+    if not prediction or not prediction["load"]:
         return guess
-    return float(load * found["arrival_rate"] / found["load"])
+    return float(load * prediction["arrival_rate"] / prediction["load"])
 
 
-def told(live: Live) -> str:
-    """In a line."""
-    found = live.get("prediction")
-    if not found:
+def in_words(live: Live) -> str:
+    prediction = live.get("prediction")
+    if not prediction:
         return str(live.get("reason", "nothing"))
-    return str({each: found.get(each) for each in ("n", "arrival_rate", "load", "speed")})
+    return str({name: prediction.get(name) for name in ("n", "arrival_rate", "load", "speed")})
 
 
 def flow(options: argparse.Namespace, url: str, rate: float, seconds: float) -> tuple[int, Live]:
@@ -316,7 +304,6 @@ def compare(options: argparse.Namespace) -> None:
 
 
 def main() -> int:
-    """Measure or compare."""
     options = parser().parse_args()
     if options.compare:
         compare(options)

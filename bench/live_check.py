@@ -1,4 +1,4 @@
-"""Does the live check hold on a real engine, and does a gain come that was foretold?
+"""Does the live check hold on a real engine, and do the gains come that were predicted?
 
     .venv/bin/python bench/live_check.py cells       24 cells: six policies at four loads, 60 s each
     .venv/bin/python bench/live_check.py overload    load 1.3 for 60 s, two policies
@@ -10,10 +10,11 @@
 Starts a gateway with the tiny model, calibrates it, and sends Poisson load. A cell holds where the
 verdict of `/admin/prediction`'s check is not "disagree" and the observed mean lies in its interval
 or within 10 % of the model's; it is read 30 s after the switch to the cell, and at its end. A
-change holds where the band of its gain over as long a time as the setting is then in force, of
-which nine in ten are within, covers the gain that is measured after it: 1 - observed mean / the
-model's mean of the same requests under the setting before, at the ratio of observed to model that
-its own check had. One line a cell on standard output, all answers in runs/live-check/.
+change holds where the gain that is measured after it lies in the interval of its predicted gain,
+that of nine in ten stretches as long as the setting is then in force. The measured gain is
+1 - observed mean / the model's mean of the same requests under the setting before, at the ratio of
+observed to model that its own check had. One line a cell on standard output, all answers in
+runs/live-check/.
 """
 
 from __future__ import annotations
@@ -31,174 +32,203 @@ from typing import Any
 
 import numpy as np
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
+from loadgen.gateway.gateway_process import GatewayProcess, free_port
+from loadgen.sending.client.target import Target
+from loadgen.sending.run import run_load
+from policies import parse_policy
+from queueing.arrivals.timetable import Timetable, draw
+from queueing.arrivals.traces import read_trace
+from queueing.control.assess import assess
+from queueing.distributions.token_distribution import TokenDistribution, parse_distribution
+from queueing.estimation.checked import check_run
+from queueing.estimation.outlook import RecentArrivals, forecast_error, outlook
+from queueing.estimation.speed.speed_history import SpeedHistory
+from queueing.estimation.window.of_run import window_of_run
+from queueing.estimation.window.snapshot import Snapshot
+from queueing.estimation.window_queue import Limits
+from queueing.latency.law import LatencyModel
+from queueing.latency.profile import Profile
+from queueing.measurement.record import read_run
+from queueing.measurement.recursion import Served, served
+from queueing.model import Model, step_bound
+from queueing.optimization.forecast import Setting
+from queueing.optimization.gain.operating_point import OperatingPoint
+from queueing.optimization.gain.same_requests import SameRequests
+from queueing.optimization.quantity import compared_by
+from queueing.prediction.steady_state import largest_stable_rate
+from queueing.result import Quantity
 
-from bench.live.design import KINDS, TABLE  # noqa: E402 - behind the path
-from bench.live.thinned import thinned  # noqa: E402
-
-PROMPTS, LIMIT, MOST = TABLE.prompt_tokens, TABLE.longest, TABLE.max_num_seqs
-LENGTHS = KINDS["g"][1]
+PROMPTS, LENGTHS = "deterministic:value=32", "geometric:mean=16"
+LIMIT, SLOTS = 96, 16  # output tokens, sequences at once
+POLICIES = (
+    "single",
+    "dynamic",
+    "fixed:batch_size=4",
+    "capped:max_batch_size=8",
+    "elastic:max_batch_size=8",
+    "continuous:max_batch_size=4",
+)
+CELL_LOADS = (0.3, 0.5, 0.6, 0.75)
+OVERLOAD = 1.3
 OVERLOADED = ("capped:max_batch_size=8", "continuous:max_batch_size=4")
-CHANGES: tuple[tuple[str, int], ...] = (  # settings in turn, each one knob or several away
-    ("capped:max_batch_size=4", LIMIT),
-    ("capped:max_batch_size=8", LIMIT),
-    ("elastic:max_batch_size=8", LIMIT),
-    ("continuous:max_batch_size=8", LIMIT),
-    ("continuous:max_batch_size=4", LIMIT),
-    ("dynamic", LIMIT),
-    ("capped:max_batch_size=4", LIMIT),
-    ("capped:max_batch_size=4", 24),
-    ("elastic:max_batch_size=4", 24),
-    ("capped:max_batch_size=8", 24),
-    ("capped:max_batch_size=2", 24),
+SWITCH_LOAD = 0.7
+SWITCHES = tuple(  # settings in turn, each one knob or several from the one before
+    Setting(policy=policy, max_output_tokens=limit)
+    for policy, limit in (
+        ("capped:max_batch_size=4", LIMIT),
+        ("capped:max_batch_size=8", LIMIT),
+        ("elastic:max_batch_size=8", LIMIT),
+        ("continuous:max_batch_size=8", LIMIT),
+        ("continuous:max_batch_size=4", LIMIT),
+        ("dynamic", LIMIT),
+        ("capped:max_batch_size=4", LIMIT),
+        ("capped:max_batch_size=4", 24),
+        ("elastic:max_batch_size=4", 24),
+        ("capped:max_batch_size=8", 24),
+        ("capped:max_batch_size=2", 24),
+    )
 )
 EARLY, SECONDS, BETWEEN = 30.0, 60.0, 6.0
 # recorded traffic, the first file under the first policy and so on: seconds, windows, tokens
-RECORDED = ("dynamic", "continuous:max_batch_size=8", "capped:max_batch_size=8")
-LOADS = (0.5, 0.8)
+TRACE_POLICIES = ("dynamic", "continuous:max_batch_size=8", "capped:max_batch_size=8")
+TRACE_LOADS = (0.5, 0.8)
 WINDOW, WINDOWS, LONGEST, CONTEXT = 300.0, 4, 256, 2_048
+HOUR = 3_600.0  # seconds
+RUNS = Path(__file__).parents[1] / "runs" / "live-check"
+History = tuple[RecentArrivals, SpeedHistory]  # what a gateway knows across epochs
 
 
 @dataclass
-class Bench:
-    """A gateway under load."""
+class Trial:
+    """A gateway under load, and what its live check said."""
 
-    gateway: Any
-    law: Any
+    gateway: GatewayProcess
+    law: LatencyModel
     folder: Path
     seed: int = 1
     answers: list[dict[str, Any]] = field(default_factory=list)
-    foretold: list[bool] = field(default_factory=list)  # whether the next five minutes held
+    forecasts_held: list[bool] = field(default_factory=list)  # of the next five minutes, each
 
-    def rate(self, policy: str, load: float, limit: int = LIMIT) -> float:
-        """Calls per second."""
-        from policies import parse_policy
-        from queueing.distributions.token_distribution import parse_distribution
-        from queueing.prediction.steady_state import largest_stable_rate
-
+    def rate(self, policy: str, load: float) -> float:
+        """The calls per second that make the load."""
         return load * largest_stable_rate(
             parse_policy(policy),
-            parse_distribution(LENGTHS, limit),
+            parse_distribution(LENGTHS, LIMIT),
             self.law,
-            max_num_seqs=MOST,
+            max_num_seqs=SLOTS,
             prompt_tokens=parse_distribution(PROMPTS),
         )
 
-    async def load(self, rate: float, seconds: float) -> None:
+    async def send(self, rate: float, seconds: float) -> None:
         """Poisson arrivals for so long."""
-        from loadgen.sending.client.target import Target
-        from loadgen.sending.run import run_load
-        from queueing.arrivals.timetable import draw
-        from queueing.distributions.token_distribution import parse_distribution
-
         self.seed += 1
         count = max(20, round(rate * seconds))
         lengths = parse_distribution(PROMPTS), parse_distribution(LENGTHS, LIMIT)
         target = Target(base_url=self.gateway.url, model="tiny", max_tokens=LIMIT)
         await run_load(target, draw(rate, count, self.seed, *lengths), seed=self.seed)
 
-    async def looked(self) -> dict[str, Any]:
-        """The last assessment."""
-        return dict(await self.gateway.ask("GET", "/admin/prediction"))
+    async def prediction(self) -> dict[str, Any]:
+        """The last assessment's; empty where there is none."""
+        assessment = await self.gateway.ask("GET", "/admin/prediction")
+        return assessment.get("prediction") or {}
 
-    async def put(self, policy: str, limit: int = LIMIT) -> None:
-        """Another setting."""
-        await self.gateway.ask(
-            "PUT", "/admin/policy", {"policy": policy, "max_output_tokens": limit}
-        )
+    async def put(self, setting: Setting) -> None:
+        """Put another setting in force."""
+        body = {"policy": setting.policy, "max_output_tokens": setting.max_output_tokens}
+        await self.gateway.ask("PUT", "/admin/policy", body)
 
     async def cell(self, policy: str, load: float) -> bool:
-        """Whether both looks hold."""
-        await self.put(policy)
-        sending = asyncio.create_task(self.load(self.rate(policy, load), SECONDS))
+        """Load one policy for `SECONDS`; True where the check holds at the end."""
+        await self.put(Setting(policy=policy, max_output_tokens=LIMIT))
+        sending = asyncio.create_task(self.send(self.rate(policy, load), SECONDS))
         await asyncio.sleep(EARLY)
-        looks = [await self.looked()]
+        early = (await self.prediction()).get("check")
         await asyncio.wait([sending], timeout=SECONDS - EARLY)
         await asyncio.sleep(BETWEEN)
-        looks.append(await self.looked())
-        await self.put("dynamic")  # fixed would keep the last batch, which is not full
+        late = (await self.prediction()).get("check")
+        # fixed would keep the last batch, which is not full
+        await self.put(Setting(policy="dynamic", max_output_tokens=LIMIT))
         await sending
-        held = []
-        for name, look in zip(("30 s", "60 s"), looks, strict=True):
-            check = (look.get("prediction") or {}).get("check")
-            held.append(holds(check))
-            self.keep(f"{policy} {load} {name}", check=check, holds=held[-1])
-            print(f"{policy:28} {load:5.2f}  {name}  {said(check)}", flush=True)
-        return held[-1]
+        for name, check in (("30 s", early), ("60 s", late)):
+            self.keep(f"{policy} {load} {name}", check=check, holds=holds(check))
+            print(f"{policy:28} {load:5.2f}  {name}  {in_words(check)}", flush=True)
+        return holds(late)
 
     async def recorded(self, path: Path, policy: str, load: float) -> bool:
-        """Whether nine in ten windows hold of 20 minutes of a trace's traffic."""
-        from loadgen.sending.client.target import Target
-        from loadgen.sending.run import run_load
-        from queueing.arrivals.traces import read_trace
-
+        """Send 20 minutes of a trace's traffic; True where nine in ten windows hold."""
         engine = (await self.gateway.ask("GET", "/v1/models"))["data"][0]
-        tokens = engine["max_num_batched_tokens"]
-        given = {"most": MOST, "longest": LONGEST, "context": CONTEXT, "batch_tokens": tokens}
-        table = thinned(read_trace(path), policy, load, self.law, **given)
+        table = thinned(
+            read_trace(path),
+            policy,
+            load,
+            self.law,
+            slots=SLOTS,
+            longest=LONGEST,
+            context=CONTEXT,
+            batch_tokens=engine["max_num_batched_tokens"],
+        )
         table = table.rows(np.flatnonzero(table.intended_at < WINDOW * WINDOWS))
-        await self.put(policy, LONGEST)
+        await self.put(Setting(policy=policy, max_output_tokens=LONGEST))
         target = Target(base_url=self.gateway.url, model="tiny", max_tokens=LONGEST)
         sending = asyncio.create_task(run_load(target, table, seed=self.seed))
         held: list[bool] = []
-        told: dict[str, Any] | None = None  # of the next five minutes, a window before
+        forecast: dict[str, Any] | None = None  # that the window before made of this one
         for number in range(WINDOWS):
             await asyncio.sleep(WINDOW)
-            look = await self.looked()
-            found = look.get("prediction") or {}
-            check = found.get("check")
+            prediction = await self.prediction()
+            check = prediction.get("check")
             held.append(holds(check))
             name = f"{path.stem} {load}"
-            self.keep(f"{policy} {name} {number + 1}", look=look, holds=held[-1])
-            print(f"{policy:28} {name}  window {number + 1}  {said(check)}", flush=True)
-            if told is not None and check is not None:
-                self.foretold.append(told["low"] <= check["observed"] <= told["high"])
+            self.keep(f"{policy} {name} {number + 1}", prediction=prediction, holds=held[-1])
+            print(f"{policy:28} {name}  window {number + 1}  {in_words(check)}", flush=True)
+            if forecast is not None and check is not None:
+                low, high = forecast["low"], forecast["high"]
+                self.forecasts_held.append(low <= check["observed"] <= high)
                 print(
-                    f"{'':28} foretold {1e3 * told['low']:.0f} to {1e3 * told['high']:.0f} ms"
-                    f"{'' if self.foretold[-1] else '  DID NOT HOLD'}",
+                    f"{'':28} predicted {1e3 * low:.0f} to {1e3 * high:.0f} ms"
+                    f"{'' if self.forecasts_held[-1] else '  DID NOT HOLD'}",
                     flush=True,
                 )
-            told = (found.get("forecast") or {}).get("next")
+            forecast = (prediction.get("forecast") or {}).get("next")
         await sending
-        await self.put("dynamic", LONGEST)
+        await self.put(Setting(policy="dynamic", max_output_tokens=LONGEST))
         return sum(held) >= 0.9 * len(held)
 
-    async def changes(self) -> bool:
-        """Whether nine in ten gains came."""
-        rate = self.rate(CHANGES[0][0], 0.7)
-        await self.put(*CHANGES[0])
-        sending = asyncio.create_task(self.load(rate, 1.2 * (SECONDS + BETWEEN) * len(CHANGES)))
-        for setting in CHANGES[1:]:
+    async def switches(self) -> bool:
+        """Change the setting under load; True where nine in ten gains came."""
+        rate = self.rate(SWITCHES[0].policy, SWITCH_LOAD)
+        await self.put(SWITCHES[0])
+        sending = asyncio.create_task(self.send(rate, 1.2 * (SECONDS + BETWEEN) * len(SWITCHES)))
+        for setting in SWITCHES[1:]:
             await asyncio.sleep(SECONDS + BETWEEN)
-            await self.put(*setting)
+            await self.put(setting)
         await asyncio.sleep(SECONDS + BETWEEN)
         sending.cancel()
         await asyncio.wait([sending])
         await asyncio.sleep(BETWEEN)
-        came = list(gains(self.folder / "gateway.jsonl", self.law))
-        for line, told in came:
+        came = []
+        for line, held in gains(self.folder / "gateway.jsonl", self.law):
             print(line, flush=True)
-            self.keep(line, holds=told)
-        print(f"{sum(told for _, told in came)} of {len(came)} gains came")
-        return sum(told for _, told in came) >= 0.9 * len(came) - 1e-9
+            self.keep(line, holds=held)
+            came.append(held)
+        print(f"{sum(came)} of {len(came)} gains came")
+        return sum(came) >= 0.9 * len(came) - 1e-9
 
-    def keep(self, name: str, **about: Any) -> None:
-        """For later looks."""
-        self.answers.append({"name": name, **about})
+    def keep(self, name: str, **facts: Any) -> None:
+        """Write one more answer into the folder."""
+        self.answers.append({"name": name, **facts})
         self.folder.joinpath("answers.json").write_text(json.dumps(self.answers, indent=1))
 
 
 def holds(check: dict[str, Any] | None) -> bool:
-    """Whether the model agrees, by its interval or within 10 %."""
+    """True where the model agrees, by its interval or within 10 %."""
     if check is None or check["verdict"] == "disagree":
         return False
     within = abs(check["ratio"] - 1) <= 0.1
     return within or bool(check["ratio_low"] <= 1 <= check["ratio_high"])
 
 
-def said(check: dict[str, Any] | None) -> str:
-    """In one line."""
+def in_words(check: dict[str, Any] | None) -> str:
     if check is None:
         return "no check"
     if check["ratio_low"] is None:
@@ -211,163 +241,160 @@ def said(check: dict[str, Any] | None) -> str:
     )
 
 
-def gains(path: Path, law: Any) -> Iterator[tuple[str, bool]]:
-    """Of every change a line, and whether the gain that was foretold covers the measured one."""
-    from queueing.estimation.outlook import RecentArrivals
-    from queueing.estimation.speed.speed_history import SpeedHistory
-    from queueing.measurement.record import read_run
-    from queueing.measurement.recursion import served
+def thinned(
+    trace: Timetable,
+    policy: str,
+    load: float,
+    law: LatencyModel,
+    *,
+    slots: int,
+    longest: int,
+    context: int,
+    batch_tokens: int,
+) -> Timetable:
+    """Draw as many requests of the trace's first hour as make the load; answers have `longest`
+    tokens at most and prompts that leave room for them in the context, `slots` at once. The prompts
+    of a batch have `batch_tokens` at most.
+    """
+    hour = trace.intended_at < HOUR
+    arrived_at = trace.intended_at[hour]
+    outputs = np.clip(trace.output_tokens[hour], 1, longest)
+    prompts = np.clip(trace.prompt_tokens[hour], 1, context - longest)
+    parsed = parse_policy(policy)
+    model = Model(
+        policy=parsed,
+        output_tokens=TokenDistribution.from_counts(outputs),
+        law=law,
+        max_num_seqs=slots,
+        prompt_tokens=TokenDistribution.from_counts(prompts),
+        step_tokens=step_bound(parsed, slots, None, batch_tokens),
+    )
+    share = load * model.largest_stable_rate / (arrived_at.size / HOUR)
+    kept = np.random.default_rng(0).random(arrived_at.size) < share
+    return Timetable(arrived_at[kept], prompts[kept], outputs[kept])
 
-    everyone = served(read_run(path)[1])
-    numbers = sorted({each.epoch for each in everyone})[-len(CHANGES) :]
+
+def gains(path: Path, law: LatencyModel) -> Iterator[tuple[str, bool]]:
+    """A line for every switch of a run, and whether the interval of its predicted gain covers the
+    measured one.
+    """
+    requests = served(read_run(path)[1])
+    numbers = sorted({request.epoch for request in requests})[-len(SWITCHES) :]
     epochs = [
-        (setting, [each for each in everyone if each.epoch == epoch])
-        for setting, epoch in zip(CHANGES, numbers, strict=True)
+        (setting, epoch_window([request for request in requests if request.epoch == number]))
+        for setting, number in zip(SWITCHES, numbers, strict=True)
     ]
-    known = RecentArrivals(), SpeedHistory()  # across epochs, as a gateway has them
+    history = RecentArrivals(), SpeedHistory()
     for (before, first), (after, second) in itertools.pairwise(epochs):
-        quantity = compared(before[0], after[0])
-        same = same_requests(first, before, law, known)
-        told = same.next_gain(setting_of(after), quantity)
-        narrow = same.gain(setting_of(after), quantity)
-        back = same_requests(second, after, law)
-        here = back.mean(setting_of(before), quantity)
-        observed = mean_of(second, quantity)
-        if here is None:
+        quantity = compared_by((parse_policy(before.policy), parse_policy(after.policy)))
+        outcome = same_requests(first, before, law, history)
+        predicted = outcome.next_gain(after, quantity)
+        same = outcome.gain(after, quantity)
+        modelled = same_requests(second, after, law).mean(before, quantity)
+        if modelled is None:
             continue
-        gain = 1 - observed / (here * ratio(first, before, law, quantity))
-        held = told.low <= gain <= told.high
+        observed = float(second.judged(sojourn=quantity == "sojourn_time").mean())
+        measured = 1 - observed / (modelled * observed_over_model(first, before, law, quantity))
+        held = predicted.low <= measured <= predicted.high
         yield (
-            f"{text(before):32} -> {text(after):32} {quantity:14} foretold {100 * told.value:+7.1f}"
-            f" % ({100 * told.low:+.1f} to {100 * told.high:+.1f}; same requests "
-            f"{100 * narrow.low:+.1f} to {100 * narrow.high:+.1f})  came {100 * gain:+7.1f} %"
+            f"{text(before):32} -> {text(after):32} {quantity:14} predicted "
+            f"{100 * predicted.value:+7.1f} % ({100 * predicted.low:+.1f} to "
+            f"{100 * predicted.high:+.1f}; same requests {100 * same.low:+.1f} to "
+            f"{100 * same.high:+.1f})  measured {100 * measured:+7.1f} %"
             f"{'' if held else '  DID NOT'}",
             held,
         )
 
 
-def compared(before: str, after: str) -> Any:
-    """The duration by which the two are compared."""
-    from policies import parse_policy
-    from queueing.optimization.quantity import compared_by
-
-    return compared_by((parse_policy(before), parse_policy(after)))
+def text(setting: Setting) -> str:
+    return f"{setting.policy.replace('max_batch_size=', '')}, {setting.max_output_tokens} tokens"
 
 
-def setting_of(asked: tuple[str, int]) -> Any:
-    """As a what-if has it."""
-    from queueing.optimization.forecast import Setting
-
-    return Setting(policy=asked[0], max_output_tokens=asked[1])
+def epoch_window(requests: Sequence[Served]) -> Snapshot:
+    """An epoch's requests from its first dispatch on: those that waited then are its first."""
+    window = window_of_run(requests, min(r.dispatched_at - r.arrived_at for r in requests))
+    began = min(request.dispatched_at for request in requests)
+    return dataclasses.replace(window, start=began, epoch_at=began)
 
 
 def same_requests(
-    requests: Sequence[Any], asked: tuple[str, int], law: Any, known: tuple[Any, Any] | None = None
-) -> Any:
-    """What settings would have done with them, and, where the traffic and the speed before are
-    known, will do in the next minute.
+    window: Snapshot, current: Setting, law: LatencyModel, history: History | None = None
+) -> SameRequests:
+    """The settings' durations of the window's requests and, where the history is known, of those
+    until the next switch.
     """
-    from queueing.control.assess import assess
-    from queueing.estimation.outlook import forecast_error, outlook
-    from queueing.estimation.window_queue import Limits
-    from queueing.optimization.gain.operating_point import OperatingPoint
-    from queueing.optimization.gain.same_requests import SameRequests
-
-    limits = Limits(max_output_tokens=asked[1], max_num_seqs=MOST)
-    seen = window_of_epoch(requests)
-    recent, speeds = known or (None, None)
-    found = assess(seen, law, limits, history=speeds)
-    point = OperatingPoint(estimates=found.estimates, shape=law, limits=limits)
+    limits = Limits(max_output_tokens=current.max_output_tokens, max_num_seqs=SLOTS)
+    arrivals, speeds = history or (None, None)
+    assessment = assess(window, law, limits, history=speeds)
+    point = OperatingPoint(estimates=assessment.estimates, shape=law, limits=limits)
     ahead = None
-    if recent is not None and speeds is not None and found.model is not None:
-        recent.add(seen)
-        error = forecast_error(found.estimates, speeds)
-        ahead = outlook(seen, found.model, recent, error, seconds=SECONDS + BETWEEN)
-    return SameRequests(seen, point, setting_of(asked), ahead)
+    if arrivals is not None and speeds is not None and assessment.model is not None:
+        arrivals.add(window)
+        error = forecast_error(assessment.estimates, speeds)
+        ahead = outlook(window, assessment.model, arrivals, error, seconds=SECONDS + BETWEEN)
+    return SameRequests(window, point, current, ahead)
 
 
-def ratio(requests: Sequence[Any], asked: tuple[str, int], law: Any, quantity: str) -> float:
-    """Observed over modelled, by the check: what both sides of a gain have in common."""
-    from queueing.estimation.checked import check_run
-
-    model = same_requests(requests, asked, law).point.model(setting_of(asked))
-    found = check_run(window_of_epoch(requests), model)
-    return 1.0 if found is None else float(getattr(found, quantity).ratio)
-
-
-def mean_of(requests: Sequence[Any], quantity: str) -> float:
-    """Observed, seconds, without the warm-up."""
-    return float(window_of_epoch(requests).judged(sojourn=quantity == "sojourn_time").mean())
+def observed_over_model(
+    window: Snapshot, current: Setting, law: LatencyModel, quantity: Quantity
+) -> float:
+    """The check's ratio, which both sides of a gain have in common."""
+    check = check_run(window, same_requests(window, current, law).point.model(current))
+    return 1.0 if check is None else float(getattr(check, quantity).ratio)
 
 
-def window_of_epoch(requests: Sequence[Any]) -> Any:
-    """Which begins with its first dispatch: who waited then stands at its beginning."""
-    from queueing.estimation.window.of_run import window_of_run
-
-    seen = window_of_run(requests, min(r.dispatched_at - r.arrived_at for r in requests))
-    began = min(r.dispatched_at for r in requests)
-    return dataclasses.replace(seen, start=began, epoch_at=began)
-
-
-def text(asked: tuple[str, int]) -> str:
-    """A setting, short."""
-    return f"{asked[0].replace('max_batch_size=', '')}, {asked[1]} tokens"
-
-
-async def measure(
-    asked: str, folder: Path, port: int, loads: Sequence[float], traces: Sequence[Path]
-) -> int:
-    """All that was asked for; 0 where it holds."""
-    from loadgen.gateway.gateway_process import GatewayProcess, free_port
-    from queueing.latency.profile import Profile
-
-    window = WINDOW if asked == "traces" else SECONDS + BETWEEN
+async def measure(options: argparse.Namespace) -> bool:
+    """Run one of the four trials; True where it holds."""
+    traces, folder = options.what == "traces", options.folder / options.what
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.joinpath("gateway.jsonl").unlink(missing_ok=True)
+    window = WINDOW if traces else SECONDS + BETWEEN
     arguments = [
         "tiny",
         *("--allow-forced-lengths", "--served-model-name", "tiny"),
-        *("--max-output-tokens", str(LIMIT), "--max-num-seqs", str(MOST)),
+        *("--max-output-tokens", str(LIMIT), "--max-num-seqs", str(SLOTS)),
         *("--max-num-queued-reqs", "0", "--prediction-window", f"{window:g}"),
         *("--record-file", str(folder / "gateway.jsonl")),
     ]
-    async with GatewayProcess(arguments, free_port(port), folder / "gateway.log") as gateway:
+    async with GatewayProcess(
+        arguments, free_port(options.port), folder / "gateway.log"
+    ) as gateway:
         await gateway.ready()
         body = {"max_output_tokens": 32, "prompt_tokens": 32, "repeats": 12}
-        if asked == "traces":
+        if traces:
             body = {"max_output_tokens": 64, "prompt_tokens": 512, "repeats": 6}
         profile = Profile.from_dict(await gateway.ask("POST", "/admin/calibrate", body))
         print(f"law: {profile.law}, cells within {profile.mape:.1%}", flush=True)
-        bench = Bench(gateway, profile.law.at_speed(1.0), folder)
-        if asked == "switches":
-            return 0 if await bench.changes() else 1
-        if asked == "traces":
-            each = list(zip(traces, itertools.cycle(RECORDED), strict=False))
-            runs = [await bench.recorded(*one, load) for load in loads or LOADS for one in each]
-            right = sum(bench.foretold)
-            print(f"{right} of {len(bench.foretold)} means of the next five minutes as foretold")
-            return 0 if all(runs) and right >= 0.8 * len(bench.foretold) else 1
-        cells = [(policy, load) for load in loads or TABLE.loads for policy in TABLE.policies]
-        if asked == "overload":
-            cells = [(policy, 1.3) for policy in OVERLOADED]
-        held = [await bench.cell(*each) for each in cells]
+        trial = Trial(gateway, profile.law.at_speed(1.0), folder)
+        if options.what == "switches":
+            return await trial.switches()
+        if traces:
+            files = list(zip(options.trace, itertools.cycle(TRACE_POLICIES), strict=False))
+            loads = options.loads or TRACE_LOADS
+            runs = [await trial.recorded(*file, load) for load in loads for file in files]
+            right = sum(trial.forecasts_held)
+            every = len(trial.forecasts_held)
+            print(f"{right} of {every} means of the next five minutes as predicted")
+            return all(runs) and right >= 0.8 * every
+        cells = [(policy, load) for load in options.loads or CELL_LOADS for policy in POLICIES]
+        if options.what == "overload":
+            cells = [(policy, OVERLOAD) for policy in OVERLOADED]
+        held = [await trial.cell(*cell) for cell in cells]
         print(f"{sum(held)} of {len(held)} cells hold")
-        return 0 if sum(held) >= 11 / 12 * len(held) else 1
+        return sum(held) >= 11 / 12 * len(held)
 
 
 def main() -> int:
-    """The command line."""
+    """Exit status 0 where what was asked for holds."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("what", choices=("cells", "overload", "switches", "traces"))
-    parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "live-check")
+    parser.add_argument("--folder", type=Path, default=RUNS)
     parser.add_argument("--loads", type=float, nargs="+", default=())
     parser.add_argument("--trace", type=Path, action="append", default=[], metavar="FILE")
     parser.add_argument("--port", type=int, default=8094)
-    asked = parser.parse_args()
-    folder = asked.folder / asked.what
-    folder.mkdir(parents=True, exist_ok=True)
-    folder.joinpath("gateway.jsonl").unlink(missing_ok=True)
-    return asyncio.run(measure(asked.what, folder, asked.port, asked.loads, asked.trace))
+    return 0 if asyncio.run(measure(parser.parse_args())) else 1
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ the interpreter and the pool's pipe do besides, and starting the process (second
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import pickle
@@ -32,7 +33,7 @@ import resource
 import time
 import tracemalloc
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +42,10 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import numpy as np
 
 from policies import parse_policy
-from queueing.control.assess import Assessment, assess
+from queueing.control.assess import assess
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.estimation.window.producer import MOST, WindowDelta, WindowProducer
+from queueing.estimation.window.replica import WindowReplica
 from queueing.estimation.window_queue import Limits
 from queueing.latency.law import LatencyModel
 from queueing.measurement.machine import hardware
@@ -63,9 +65,8 @@ LOOKS = 60  # five minutes of them
 ALLOWED = 0.03  # of one core
 LONGEST_PAUSE = 1e-3  # seconds, p99
 LENGTHS = parse_distribution("lognormal:mu=3.85,sigma=0.7", 256)
-LAW = LatencyModel(
-    k1=0.0003, k2=0.0014, k3=0.00002, k4=0.0012, cv=0.15
-)  # of the small engine of docs, before it is scaled
+# of the small engine of docs, before it is scaled
+LAW = LatencyModel(k1=0.0003, k2=0.0014, k3=0.00002, k4=0.0012, cv=0.15)
 LIMITS = Limits(max_output_tokens=256, max_num_seqs=64)
 POLICIES = (
     "single",
@@ -85,73 +86,66 @@ class Costs:
     fed: int = 0
     handing: list[float] = field(default_factory=list)
     assessing: list[float] = field(default_factory=list)
-    wondering: list[float] = field(default_factory=list)
+    what_ifs: list[float] = field(default_factory=list)
     feeding_pauses: list[float] = field(default_factory=list)
     handing_pauses: list[float] = field(default_factory=list)
     taking: list[float] = field(default_factory=list)
-    message: int = 0  # bytes
 
     @property
     def per_request(self) -> float:
         """CPU seconds of feeding one request: its arrival and its record."""
         return self.feeding / self.fed
 
-    def share(self, rate: float) -> float:
-        """Of one core."""
-        per_look = [sum(parts) for parts in zip(self.handing, self.assessing, strict=True)]
-        return self.per_request * rate + float(np.mean(per_look)) / EVERY
+    @property
+    def per_look(self) -> float:
+        """CPU seconds of handing over and assessing."""
+        return float(np.mean(self.handing) + np.mean(self.assessing))
 
 
 def scaled(policy: str) -> Model:
     """The queue whose load is `LOAD` at `RATE`."""
-    plain = Model(
+    model = Model(
         policy=parse_policy(policy),
         output_tokens=LENGTHS,
         law=LAW,
         max_num_seqs=LIMITS.max_num_seqs,
     )
-    factor = LOAD * plain.largest_stable_rate / RATE
+    factor = LOAD * model.largest_stable_rate / RATE
     law = LatencyModel(
         **{name: factor * getattr(LAW, name) for name in ("k1", "k2", "k3", "k4")}, cv=LAW.cv
     )
-    return Model(
-        policy=plain.policy, output_tokens=LENGTHS, law=law, max_num_seqs=LIMITS.max_num_seqs
-    )
+    return replace(model, law=law)
 
 
 def events(model: Model, seconds: float) -> Iterator[tuple[float, Record | None]]:
     """Instants of arrivals (without a record) and of ends (with it), in order."""
     run = simulate_run(model, RATE, int(seconds * RATE), np.random.SeedSequence(1))
-    arrived, left = run.arrived_at, run.released_at
-    order = np.argsort(np.concatenate([left, arrived]), kind="stable")
-    size = arrived.size
-    for index in order.tolist():
+    size = run.arrived_at.size
+    instants = np.concatenate([run.released_at, run.arrived_at])
+    for index in np.argsort(instants, kind="stable").tolist():
         if index >= size:
-            yield float(arrived[index - size]), None
-        else:
-            yield float(left[index]), _record(run, index)
-
-
-def _record(run: Any, index: int) -> Record:
-    return Record(
-        request_id=str(index),
-        outcome="completed",
-        epoch=0,
-        server_id=0,
-        batch_id=int(run.batch_id[index]),
-        batch_size=int(run.batch_size[index]),
-        arrived_at=float(run.arrived_at[index]),
-        dispatched_at=float(run.dispatched_at[index]),
-        released_at=float(run.released_at[index]),
-        server_free_at=float(run.server_free_at[index]),
-        first_token_at=float(run.first_token_at[index]),
-        prompt_tokens=32,
-        output_tokens=int(run.output_tokens[index]),
-    )
+            yield float(run.arrived_at[index - size]), None
+            continue
+        record = Record(
+            request_id=str(index),
+            outcome="completed",
+            epoch=0,
+            server_id=0,
+            batch_id=int(run.batch_id[index]),
+            batch_size=int(run.batch_size[index]),
+            arrived_at=float(run.arrived_at[index]),
+            dispatched_at=float(run.dispatched_at[index]),
+            released_at=float(run.released_at[index]),
+            server_free_at=float(run.server_free_at[index]),
+            first_token_at=float(run.first_token_at[index]),
+            prompt_tokens=32,
+            output_tokens=int(run.output_tokens[index]),
+        )
+        yield float(run.released_at[index]), record
 
 
 def slices(model: Model, looks: int) -> Iterator[list[tuple[float, Record | None]]]:
-    """The events between looks."""
+    """Yield the events between two looks."""
     kept: list[tuple[float, Record | None]] = []
     until = EVERY
     for at, record in events(model, EVERY * (looks + 1)):
@@ -161,7 +155,7 @@ def slices(model: Model, looks: int) -> Iterator[list[tuple[float, Record | None
         kept.append((at, record))
 
 
-def feed_all(
+def feed(
     producer: WindowProducer,
     part: Sequence[tuple[float, Record | None]],
     costs: Costs,
@@ -191,21 +185,20 @@ def feed_all(
     costs.fed += sum(record is not None for _, record in part)
 
 
-def hand_over(producer: WindowProducer, costs: Costs) -> WindowDelta:
-    """Take and pickle, as the event loop does; unpickle, as the predicting process does."""
+def look(
+    policy: str, law: LatencyModel, producer: WindowProducer, now: float, costs: Costs
+) -> tuple[bytes, dict[str, Any]]:
+    """The message and the answer of one assessment: taken and pickled as on the event loop,
+    unpickled and assessed as in the predicting process, which is this one; from time to time the
+    what-ifs.
+    """
     wall, began = time.perf_counter(), time.process_time()
     message = pickle.dumps(producer.take(), protocol=5)
     costs.handing_pauses.append(time.perf_counter() - wall)
     costs.taking.append(time.process_time() - began)
     delta: WindowDelta = pickle.loads(message)
     costs.handing.append(time.process_time() - began)
-    costs.message = len(message)
-    return delta
-
-
-def question(policy: str, law: LatencyModel, delta: WindowDelta, now: float) -> Question:
-    """What the gateway asks at a look."""
-    return Question(
+    question = Question(
         delta=delta,
         at=now,
         window=SECONDS,
@@ -215,104 +208,76 @@ def question(policy: str, law: LatencyModel, delta: WindowDelta, now: float) -> 
         longest=LIMITS.max_output_tokens or 0,
         decides=False,
     )
-
-
-def look(policy: str, law: LatencyModel, delta: WindowDelta, now: float, costs: Costs) -> None:
-    """One, timed, in a predicting process that is this one; from time to time the what-ifs."""
     began = time.process_time()
-    predicting.assess_window(question(policy, law, delta, now))
+    answer = predicting.assess_window(question)
     costs.assessing.append(time.process_time() - began)
     if len(costs.assessing) % (WHAT_IF_EVERY / EVERY) == 1:
-        began, found = time.process_time(), predicting.ask_what_ifs()
-        while any(each.get("pending") for each in found):
-            found = predicting.ask_what_ifs(anew=False)
-        costs.wondering.append(time.process_time() - began)
+        began, what_ifs = time.process_time(), predicting.ask_what_ifs()
+        while any(what_if.get("pending") for what_if in what_ifs):
+            what_ifs = predicting.ask_what_ifs(anew=False)
+        costs.what_ifs.append(time.process_time() - began)
+    return message, answer
 
 
 def measure(policy: str) -> dict[str, Any]:
-    """One policy: costs and the last assessment's verdict."""
+    """One policy: milliseconds, microseconds, shares of one core, and the last verdict."""
+    importlib.reload(predicting)  # as a process that has just begun
     model = scaled(policy)
     filling = int(np.ceil(MOST / RATE / EVERY)) + 1
-    producer, costs = WindowProducer(epoch_at=0.0), Costs()
-    predicting._memory = predicting._Memory()  # as a process that has just begun
+    producer, replica, costs = WindowProducer(epoch_at=0.0), WindowReplica(), Costs()
+    replica.seconds = SECONDS
+    message, prediction = b"", dict[str, Any]()
     for number, part in enumerate(slices(model, filling + LOOKS), start=1):
-        feed_all(producer, part, costs, timed=number % 2 == 0)
-        look(policy, model.law, hand_over(producer, costs), number * EVERY, costs)
+        now = number * EVERY
+        feed(producer, part, costs, timed=number % 2 == 0)
+        message, answer = look(policy, model.law, producer, now, costs)
+        replica.add(pickle.loads(message))
+        prediction = answer["prediction"]
         if number == filling:
-            costs.handing, costs.assessing, costs.wondering = [], [], []
+            costs.handing, costs.assessing, costs.what_ifs = [], [], []
         if number == filling + LOOKS:
             break
-    found = predicting._memory.last
-    assert found is not None
-    return summary(policy, model, costs, found) | {"look_bytes": _allocated(model.law)}
-
-
-def _allocated(law: LatencyModel) -> int:
-    """Largest memory taken at any moment of one look that has nothing to build on."""
-    seen = predicting._memory.last_seen
-    assert seen is not None
+    window = replica.snapshot(policy, now)
     tracemalloc.start()
-    assess(seen, law, LIMITS)
-    peak = tracemalloc.get_traced_memory()[1]
+    assess(window, model.law, LIMITS)  # with nothing to build on
+    look_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    return peak
-
-
-def summary(policy: str, model: Model, costs: Costs, found: Assessment) -> dict[str, Any]:
-    """Milliseconds, microseconds and shares of one core."""
-    feeding, handing = np.array(costs.feeding_pauses), np.array(costs.handing_pauses)
     began = time.process_time()
-    predict_model(
-        Model(
-            policy=model.policy,
-            output_tokens=LENGTHS,
-            law=model.law,
-            max_num_seqs=model.max_num_seqs,
-        ),
-        RATE,
-    )
+    predict_model(replace(model), RATE)  # a copy has no tables yet
     predicted = time.process_time() - began
-    wondering = float(np.mean(costs.wondering))
+    feeding, handing = np.array(costs.feeding_pauses), np.array(costs.handing_pauses)
+    what_ifs = float(np.mean(costs.what_ifs))
+    share = costs.per_request * RATE + costs.per_look / EVERY
+    comparison, estimates = prediction["comparison"], prediction["estimates"]
+    assumptions = comparison["assumptions"]
     return {
         "policy": policy,
-        "verdict": found.compared.verdict,
-        "failing": [each.name for each in found.compared.assumptions if each.holds is False],
-        "rows": found.estimates.count,
+        "verdict": comparison["verdict"],
+        "failing": [name for name, one in assumptions.items() if one["holds"] is False],
+        "rows": estimates["count"],
         "feed_us": costs.per_request * 1e6,
         "hand_over_ms": float(np.mean(costs.handing)) * 1e3,
         "assess_ms": float(np.mean(costs.assessing)) * 1e3,
         "assess_max_ms": max(costs.assessing) * 1e3,
         "predict_ms": predicted * 1e3,
-        "what_if_ms": wondering * 1e3,
-        "share": costs.share(RATE),
-        "total": costs.share(RATE) + wondering / WHAT_IF_EVERY,
+        "what_if_ms": what_ifs * 1e3,
+        "share": share,
+        "total": share + what_ifs / WHAT_IF_EVERY,
         "feed_p99_us": float(np.quantile(feeding, 0.99)) * 1e6,
         "feed_max_us": float(feeding.max()) * 1e6,
         "take_cpu_max_us": max(costs.taking) * 1e6,
         "take_p50_us": float(np.median(handing)) * 1e6,
         "take_max_us": float(handing.max()) * 1e6,
         "pause_p99_us": float(np.quantile(np.concatenate([feeding, handing]), 0.99)) * 1e6,
-        "message_bytes": costs.message,
+        "message_bytes": len(message),
+        "look_bytes": look_bytes,
     }
 
 
 COLUMNS = (
-    "feed_us",
-    "hand_over_ms",
-    "assess_ms",
-    "assess_max_ms",
-    "predict_ms",
-    "what_if_ms",
-    "share",
-    "total",
-)
-MORE = (
-    "feed_p99_us",
-    "feed_max_us",
-    "take_cpu_max_us",
-    "take_p50_us",
-    "take_max_us",
-    "pause_p99_us",
+    *("feed_us", "hand_over_ms", "assess_ms", "assess_max_ms", "predict_ms", "what_if_ms"),
+    *("share", "total", "feed_p99_us", "feed_max_us", "take_cpu_max_us", "take_p50_us"),
+    *("take_max_us", "pause_p99_us"),
 )
 
 
@@ -325,43 +290,28 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="file for the numbers")
     options = parser.parse_args()
     measured = []
-    print("policy".ljust(30), *(name.rjust(13) for name in (*COLUMNS, *MORE)), "look_MB verdict")
+    print("policy".ljust(30), *(name.rjust(13) for name in COLUMNS), "look_MB verdict")
     for policy in options.policy or POLICIES:
-        found = measure(policy)
-        measured.append(found)
-        numbers = (f"{found[name]:13.4g}" for name in (*COLUMNS, *MORE))
-        print(
-            policy.ljust(30),
-            *numbers,
-            f"{found['look_bytes'] / 2**20:7.1f}",
-            found["verdict"],
-            *found["failing"],
-            flush=True,
-        )
+        row = measure(policy)
+        measured.append(row)
+        numbers = (f"{row[name]:13.4g}" for name in COLUMNS)
+        memory = f"{row['look_bytes'] / 2**20:7.1f}"
+        print(policy.ljust(30), *numbers, memory, row["verdict"], *row["failing"], flush=True)
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     good = all(
-        each["total"] < ALLOWED
-        and max(each["pause_p99_us"], each["take_cpu_max_us"]) < LONGEST_PAUSE * 1e6
-        for each in measured
+        row["total"] < ALLOWED
+        and max(row["pause_p99_us"], row["take_cpu_max_us"]) < LONGEST_PAUSE * 1e6
+        for row in measured
     )
-    share, total = (max(each[name] for each in measured) for name in ("share", "total"))
+    share, total = (max(row[name] for row in measured) for name in ("share", "total"))
     print(
         f"largest share of one core {share:.2%}, with what-ifs {total:.2%}; largest resident "
         f"memory {resident:.0f} MiB"
     )
     print("within 3 % of one core and 1 ms" if good else "NOT within 3 % of one core and 1 ms")
     if options.json:
-        options.json.write_text(
-            json.dumps(
-                {
-                    "rate": RATE,
-                    "hardware": hardware(),
-                    "resident_mib": resident,
-                    "policies": measured,
-                },
-                indent=1,
-            )
-        )
+        facts = {"rate": RATE, "hardware": hardware(), "resident_mib": resident}
+        options.json.write_text(json.dumps(facts | {"policies": measured}, indent=1))
     return 0 if good else 1
 
 

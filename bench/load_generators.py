@@ -52,7 +52,7 @@ Command = Callable[[str, float, int, bool], list[str]]  # url, rate, requests, w
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What arrived of one run."""
+    """The arrivals of one run."""
 
     asked: int
     arrived: int
@@ -65,38 +65,13 @@ def ours(processes: int) -> Command:
     """`kendall load`."""
 
     def command(url: str, rate: float, requests: int, poisson: bool) -> list[str]:
-        return [
-            *(
-                sys.executable,
-                "-m",
-                "kendall",
-                "load",
-                "--base-url",
-                url,
-                "--request-rate",
-                str(rate),
-                "--num-prompts",
-                str(requests),
-            ),
-            *(
-                "--burstiness",
-                "1" if poisson else "inf",
-                "--processes",
-                str(processes),
-                "--seed",
-                "1",
-                "--drain-limit",
-                "20",
-            ),
-            *(
-                "--prompt-tokens",
-                "deterministic:value=16",
-                "--output-tokens",
-                "deterministic:value=1",
-                "--no-save",
-                "--json",
-            ),
-        ]
+        options = (
+            f"--base-url {url} --request-rate {rate} --num-prompts {requests} "
+            f"--burstiness {'1' if poisson else 'inf'} --processes {processes} --seed 1 "
+            "--drain-limit 20 --prompt-tokens deterministic:value=16 "
+            "--output-tokens deterministic:value=1 --no-save --json"
+        )
+        return [sys.executable, "-m", "kendall", "load", *options.split()]
 
     return command
 
@@ -105,39 +80,13 @@ def vllm(tokenizer: Path) -> Command:
     """`vllm bench serve`, by its own functions: the CPU wheel's script does not start."""
 
     def command(url: str, rate: float, requests: int, poisson: bool) -> list[str]:
-        return [
-            *(
-                sys.executable,
-                "-c",
-                VLLM,
-                "--base-url",
-                url,
-                "--backend",
-                "openai",
-                "--endpoint",
-                "/v1/completions",
-            ),
-            *(
-                "--model",
-                "tiny",
-                "--tokenizer",
-                str(tokenizer),
-                "--dataset-name",
-                "random",
-                "--random-input-len",
-                "16",
-            ),
-            *(
-                "--random-output-len",
-                "1",
-                "--request-rate",
-                str(rate),
-                "--num-prompts",
-                str(requests),
-                "--disable-tqdm",
-            ),
-            *("--burstiness", "1" if poisson else "inf", "--seed", "1"),
-        ]
+        options = (
+            f"--base-url {url} --backend openai --endpoint /v1/completions --model tiny "
+            "--dataset-name random --random-input-len 16 --random-output-len 1 "
+            f"--request-rate {rate} --num-prompts {requests} --disable-tqdm "
+            f"--burstiness {'1' if poisson else 'inf'} --seed 1"
+        )
+        return [sys.executable, "-c", VLLM, "--tokenizer", str(tokenizer), *options.split()]
 
     return command
 
@@ -146,48 +95,14 @@ def aiperf(program: str, tokenizer: Path, folder: Path) -> Command:
     """AIPerf with two workers, as many as there are cores here."""
 
     def command(url: str, rate: float, requests: int, poisson: bool) -> list[str]:
-        return [
-            *(
-                program,
-                "profile",
-                "--model",
-                "tiny",
-                "--tokenizer",
-                str(tokenizer),
-                "--url",
-                url,
-                "--endpoint-type",
-                "completions",
-            ),
-            *(
-                "--streaming",
-                "--request-rate",
-                str(rate),
-                "--arrival-pattern",
-                "poisson" if poisson else "constant",
-            ),
-            *(
-                "--request-count",
-                str(requests),
-                "--isl",
-                "16",
-                "--osl",
-                "1",
-                "--use-server-token-count",
-                "--workers-max",
-                "2",
-            ),
-            *(
-                "--record-processors",
-                "1",
-                "--ui",
-                "none",
-                "--random-seed",
-                "1",
-                "--artifact-dir",
-                str(folder / "aiperf"),
-            ),
-        ]
+        options = (
+            f"--url {url} --model tiny --endpoint-type completions --streaming "
+            f"--request-rate {rate} --arrival-pattern {'poisson' if poisson else 'constant'} "
+            f"--request-count {requests} --isl 16 --osl 1 --use-server-token-count "
+            "--workers-max 2 --record-processors 1 --ui none --random-seed 1"
+        )
+        paths = ["--tokenizer", str(tokenizer), "--artifact-dir", str(folder / "aiperf")]
+        return [program, "profile", *paths, *options.split()]
 
     return command
 
@@ -206,14 +121,12 @@ async def send(
     before = len(read_run(run_file)[1])
     requests = round(rate * seconds)
     arguments = command(gateway.url, rate, requests, poisson)
-    environment = (
-        dict(os.environ, HF_HUB_OFFLINE="1") if "aiperf" not in arguments[0] else dict(os.environ)
-    )
+    offline = {} if "aiperf" in arguments[0] else {"HF_HUB_OFFLINE": "1"}
     process = await asyncio.create_subprocess_exec(
         *arguments,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
-        env=environment,
+        env=os.environ | offline,
         cwd=run_file.parent,
     )
     try:
@@ -256,23 +169,13 @@ async def measure(
 ) -> dict[str, object]:
     """Climb the rates, tools in turn, until a tool has failed twice; then its Poisson run."""
     run_file = folder / "gateway.jsonl"
-    serve = [
-        "tiny",
-        "--engine",
-        "emulated",
-        "--latency",
-        LAW,
-        "--policy",
-        "continuous",
-        "--allow-forced-lengths",
-    ]
-    options = ["--record-file", str(run_file), "--prediction-interval", "0"]
+    serve = ["tiny", "--engine", "emulated", "--latency", LAW, "--policy", "continuous"]
+    serve += ["--allow-forced-lengths", "--prediction-interval", "0"]
+    serve += ["--record-file", str(run_file)]
     best: dict[str, float] = {}
     failures = dict.fromkeys(tools, 0)
     rows: list[dict[str, object]] = []
-    async with GatewayProcess(
-        [*serve, *options], free_port(8097), folder / "gateway.log"
-    ) as gateway:
+    async with GatewayProcess(serve, free_port(8097), folder / "gateway.log") as gateway:
         await gateway.ready()
         for rate in rates:
             for name in [name for name in tools if failures[name] < 2]:
@@ -289,14 +192,8 @@ async def measure(
                     failures[name] += 1
         audits = {}
         for name, rate in best.items():
-            run = await send(
-                gateway,
-                run_file,
-                tools[name],
-                rate,
-                seconds=max(seconds, 2000 / rate),
-                poisson=True,
-            )
+            longer = max(seconds, 2000 / rate)
+            run = await send(gateway, run_file, tools[name], rate, seconds=longer, poisson=True)
             audits[name] = (
                 run if isinstance(run, str) else f"{run.rate:.1f}/s delivered: {run.dispersion}"
             )
@@ -326,7 +223,6 @@ def summary(name: str, rate: float, runs: list[Sent | str]) -> dict[str, object]
 
 
 def line(row: dict[str, object]) -> str:
-    """For the terminal."""
     if "p99_lateness" not in row:
         return f"{row['tool']:<22}{row['asked_rate']:>6g}/s  failed: {row['failed']}"
     verdict = "sent" if row["sent"] else "NOT sent"
@@ -357,14 +253,14 @@ def main() -> int:
         }
         if arguments.aiperf:
             tools["aiperf"] = aiperf(arguments.aiperf, tokenizer, folder)
-        found = asyncio.run(
+        results = asyncio.run(
             measure(tools, folder, arguments.rates, arguments.rounds, arguments.seconds)
         )
     if arguments.json:
         arguments.json.write_text(
-            json.dumps(found | {"versions": versions(), "hardware": hardware()}, indent=1)
+            json.dumps(results | {"versions": versions(), "hardware": hardware()}, indent=1)
         )
-    best = dict(found["highest_rate"])  # type: ignore[call-overload]
+    best = dict(results["highest_rate"])  # type: ignore[call-overload]
     peers = [rate for tool, rate in best.items() if not tool.startswith("kendall")]
     return (
         0

@@ -2,7 +2,7 @@
 from a gateway under load.
 
 Bytes: the document, every file that it names, the history and the first events, as they travel
-(compressed, heads included). CPU: user and system time of the gateway's own process, from /proc, in
+(compressed, heads included). CPU: processor time of the gateway's own process in
 stretches without and with VIEWERS streams that read every event, in turn (ABAB...), at a Poisson
 load on the emulated engine; the difference of the means, with a 95 % interval from the pairs. The
 predicting process, which draws the distribution while somebody looks, is counted too and shown
@@ -16,30 +16,30 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gzip
 import json
-import math
-import os
 import re
 import sys
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import aiohttp
-import numpy as np
-from scipy.stats import t
 
+from bench.gateway_cost.judging import mean_of
+from bench.gateway_cost.servers import cpu_seconds
 from tests.page.site import loaded, serving
 
 RATE = 20.0  # requests/s
 MOST_BYTES, MOST_SHARE = 200_000, 0.02
-TICK = os.sysconf("SC_CLK_TCK")
 
 
 async def first_visit(url: str) -> int:
-    """Bytes on the wire, heads included as far as aiohttp tells them."""
+    """The bytes on the wire, heads included as far as aiohttp has them."""
     async with aiohttp.ClientSession(
         auto_decompress=False, headers={"accept-encoding": "gzip"}
     ) as client:
@@ -54,8 +54,6 @@ async def first_visit(url: str) -> int:
                 )
                 return body
 
-        import gzip
-
         document = gzip.decompress(await get("")).decode()
         named = set(re.findall(r'"(live/static/[^"]+)"', document))
         for path in sorted(named):
@@ -69,7 +67,7 @@ async def first_visit(url: str) -> int:
 
 
 @asynccontextmanager
-async def watched(url: str, viewers: int) -> AsyncIterator[list[int]]:
+async def viewing(url: str, viewers: int) -> AsyncIterator[list[int]]:
     """So many streams that read every event; the bytes that each received."""
     received = [0] * viewers
 
@@ -91,12 +89,6 @@ async def watched(url: str, viewers: int) -> AsyncIterator[list[int]]:
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def cpu_seconds(pid: int) -> float:
-    """User and system time of one process so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICK
-
-
 def children(pid: int) -> list[int]:
     """Its processes: the predicting one, and Python's resource tracker."""
     return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
@@ -112,7 +104,6 @@ async def stretch(pid: int, seconds: float) -> tuple[float, float]:
 
 
 async def measure(viewers: int, seconds: float, pairs: int, rate: float) -> dict[str, Any]:
-    """Everything."""
     with tempfile.TemporaryDirectory() as folder:
         started = serving(Path(folder), "--prediction-interval", "5", "--what-if-interval", "60")
         async with started as gateway, loaded(gateway, rate, 120 + 2.5 * seconds * pairs):
@@ -121,36 +112,21 @@ async def measure(viewers: int, seconds: float, pairs: int, rate: float) -> dict
             rows = []
             for _ in range(pairs):
                 without = await stretch(gateway.pid, seconds)
-                async with watched(gateway.url, viewers) as received:
+                async with viewing(gateway.url, viewers) as received:
                     await asyncio.sleep(2)
                     before = sum(received)
-                    rows.append(
-                        (
-                            without,
-                            await stretch(gateway.pid, seconds),
-                            (sum(received) - before) / viewers / seconds,
-                        )
-                    )
-    own = np.array([seen[0] - without[0] for without, seen, _ in rows])
-    others = np.array([seen[1] - without[1] for without, seen, _ in rows])
+                    watched = await stretch(gateway.pid, seconds)
+                    rows.append((without, watched, (sum(received) - before) / viewers / seconds))
+    own = mean_of([watched[0] - without[0] for without, watched, _ in rows])
+    others = mean_of([watched[1] - without[1] for without, watched, _ in rows])
     return {
         "first_visit_bytes": size,
         "viewers": viewers,
-        "share_of_a_core": summary(own),
-        "predicting_process": summary(others),
-        "without_viewers": float(np.mean([without[0] for without, _, _ in rows])),
-        "bytes_per_second_and_viewer": float(np.mean([each for _, _, each in rows])),
+        "share_of_a_core": asdict(own),
+        "predicting_process": asdict(others),
+        "without_viewers": fmean(without[0] for without, _, _ in rows),
+        "bytes_per_second_and_viewer": fmean(size for _, _, size in rows),
     }
-
-
-def summary(values: np.ndarray[Any, np.dtype[np.float64]]) -> dict[str, float]:
-    """Mean with a 95 % interval."""
-    half = (
-        float(t.ppf(0.975, values.size - 1)) * float(values.std(ddof=1)) / math.sqrt(values.size)
-        if values.size > 1
-        else math.nan
-    )
-    return {"mean": float(values.mean()), "half_width": half}
 
 
 def main() -> int:
@@ -167,27 +143,26 @@ def main() -> int:
     )
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    found = asyncio.run(measure(given.viewers, given.seconds, given.pairs, given.rate))
-    share, other = found["share_of_a_core"], found["predicting_process"]
+    costs = asyncio.run(measure(given.viewers, given.seconds, given.pairs, given.rate))
+    share, other = costs["share_of_a_core"], costs["predicting_process"]
+    half, other_half = share["high"] - share["value"], other["high"] - other["value"]
     print(
-        f"first visit              {found['first_visit_bytes']:>9,} bytes        (allowed "
+        f"first visit              {costs['first_visit_bytes']:>9,} bytes        (allowed "
         f"{MOST_BYTES:,})"
     )
     print(
-        f"{given.viewers} viewers               {share['mean']:>9.2%} of a core, +- "
-        f"{share['half_width']:.2%}  (allowed {MOST_SHARE:.0%})"
+        f"{given.viewers} viewers               {share['value']:>9.2%} of a core, +- {half:.2%}  "
+        f"(allowed {MOST_SHARE:.0%})"
     )
+    print(f"  in the predicting process {other['value']:>6.2%} of a core, +- {other_half:.2%}")
     print(
-        f"  in the predicting process {other['mean']:>6.2%} of a core, +- {other['half_width']:.2%}"
-    )
-    print(
-        f"gateway without viewers  {found['without_viewers']:>9.1%} of a core at {given.rate:g} "
+        f"gateway without viewers  {costs['without_viewers']:>9.1%} of a core at {given.rate:g} "
         "requests/s"
     )
-    print(f"a viewer receives        {found['bytes_per_second_and_viewer']:>9,.0f} bytes/s")
+    print(f"a viewer receives        {costs['bytes_per_second_and_viewer']:>9,.0f} bytes/s")
     if given.json is not None:
-        given.json.write_text(json.dumps(found, indent=1) + "\n")
-    return int(found["first_visit_bytes"] > MOST_BYTES or share["mean"] > MOST_SHARE)
+        given.json.write_text(json.dumps(costs, indent=1) + "\n")
+    return int(costs["first_visit_bytes"] > MOST_BYTES or share["value"] > MOST_SHARE)
 
 
 if __name__ == "__main__":

@@ -96,7 +96,6 @@ def sweep(rates: int) -> None:
 
 
 def main() -> None:
-    """All three."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--rates", type=int, default=200)

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import argparse
 import heapq
-import importlib.metadata
 import importlib.util
 import json
 import math
@@ -39,10 +38,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from papers.sample_paths import sojourns
-from policies import parse_policy
 from queueing.distributions.token_distribution import Vector, parse_distribution
 from queueing.latency.law import LatencyModel
-from queueing.measurement.machine import hardware
+from queueing.measurement.machine import hardware, versions
 from queueing.model import Model
 from queueing.models.soap.orders import Order, ShortestFirst, ShortestRemaining
 from queueing.models.soap.predictors import ExactPrediction
@@ -80,40 +78,30 @@ class Queue:
         residuals = rng.gamma(cv**-2, cv**2, requests).tolist() if cv else [1.0] * requests
         return gaps, self.model.output_tokens.sample(rng, requests).tolist(), residuals
 
+    def sizes(self, requests: int, seed: int) -> tuple[list[float], list[float]]:
+        """Gaps and service times."""
+        gaps, tokens, _ = self.draws(requests, seed)
+        law = self.model.law
+        return gaps, [law.setup(1) + law.step(1) * n for n in tokens]
+
 
 def queues() -> list[Queue]:
-    """What is simulated."""
-    exponential = Model(
-        policy=parse_policy("single"),
-        output_tokens=parse_distribution("deterministic:value=1"),
-        law=LatencyModel(k4=1, cv=1),
-    )
-    general = Model(
-        policy=parse_policy("single"), output_tokens=TOKENS, law=LatencyModel(k2=0.776, k4=0.022)
-    )
+    exponential = Model.read("single", "deterministic:value=1", LatencyModel(k4=1, cv=1))
+    general = Model.read("single", TOKENS, LatencyModel(k2=0.776, k4=0.022))
     batches = [
         Queue(
             f"M/G^[1,{size}]/1",
             "batch",
-            Model(
-                policy=parse_policy(f"capped:max_batch_size={size}"),
-                output_tokens=TOKENS,
-                law=BATCH_LAW,
-            ),
+            Model.read(f"capped:max_batch_size={size}", TOKENS, BATCH_LAW),
         )
         for size in (8, 64)
     ]
     ordered = [Queue(f"M/G/1 {name}", name, general) for name in ORDERS]
-    return [
-        Queue("M/M/1", "fcfs", exponential),
-        Queue("M/G/1", "fcfs", general),
-        *batches,
-        *ordered,
-    ]
+    fcfs = [Queue("M/M/1", "fcfs", exponential), Queue("M/G/1", "fcfs", general)]
+    return [*fcfs, *batches, *ordered]
 
 
 def ours(queue: Queue, requests: int, seed: int) -> Vector:
-    """The compiled replay."""
     return simulate_run(
         queue.model, queue.rate, requests, np.random.SeedSequence(seed)
     ).queueing_delay
@@ -190,7 +178,7 @@ def simpy_store(queue: Queue, requests: int, seed: int) -> Vector:
 
 
 def simpy_lean(queue: Queue, requests: int, seed: int) -> Vector:  # noqa: C901  # one program, as its author would write it
-    """As few events as there can be: one an arrival, one a service, one where the server sleeps."""
+    """The fewest events: one an arrival, one a service, one where the server sleeps."""
     import simpy
 
     gaps, tokens, residuals = queue.draws(requests, seed)
@@ -233,7 +221,7 @@ def simpy_priority(queue: Queue, requests: int, seed: int) -> Vector:
     """A process per customer, whose priority is its service time."""
     import simpy
 
-    gaps, sizes = sizes_of(queue, requests, seed)
+    gaps, sizes = queue.sizes(requests, seed)
     env = simpy.Environment()
     server, delays = simpy.PriorityResource(env), []
 
@@ -260,7 +248,7 @@ def simpy_heap(queue: Queue, requests: int, seed: int) -> Vector:  # noqa: C901 
     """
     import simpy
 
-    gaps, sizes = sizes_of(queue, requests, seed)
+    gaps, sizes = queue.sizes(requests, seed)
     env, preemptive = simpy.Environment(), queue.kind == "sprpt"
     heap: list[tuple[float, int]] = []
     arrived_at, left = [0.0] * requests, [0.0] * requests
@@ -295,13 +283,6 @@ def simpy_heap(queue: Queue, requests: int, seed: int) -> Vector:  # noqa: C901 
     return np.asarray(np.array(left) - np.array(arrived_at) - np.array(sizes))
 
 
-def sizes_of(queue: Queue, requests: int, seed: int) -> tuple[list[float], list[float]]:
-    """Gaps and service times."""
-    gaps, tokens, _ = queue.draws(requests, seed)
-    law = queue.model.law
-    return gaps, [law.setup(1) + law.step(1) * n for n in tokens]
-
-
 def ciw_network(queue: Queue, requests: int, seed: int) -> Vector:
     """One node, one server; it draws its own numbers, as its users let it."""
     import ciw
@@ -320,7 +301,6 @@ def ciw_network(queue: Queue, requests: int, seed: int) -> Vector:
             )
 
         def sample(self, t: float | None = None, ind: object = None) -> float:  # noqa: ARG002  # Ciw's own names
-            """The next."""
             return float(next(self.times))
 
     ciw.seed(seed)
@@ -358,7 +338,7 @@ class Measured:
 
     @property
     def rate(self) -> float:
-        """The median."""
+        """The median of the rounds."""
         return float(np.median(self.rates))
 
     @property
@@ -371,71 +351,60 @@ class Measured:
         """Standard error of it, from the replications."""
         return float(np.std(self.means, ddof=1)) / math.sqrt(len(self.means))
 
-
-def measure(queue: Queue, requests: int, rounds: int) -> dict[str, Measured]:
-    """All programs in turn, in random order, round after round."""
-    found = {name: Measured() for name in PROGRAMS[queue.kind]}
-    PROGRAMS[queue.kind]["ours"](queue, requests, 0)  # compiles, or loads what was compiled before
-    order = np.random.default_rng(1)
-    for turn in range(rounds):
-        for name in order.permutation(list(found)).tolist():
-            run, replications = PROGRAMS[queue.kind][name], OURS_PER_ROUND if name == "ours" else 1
-            spent = 0.0
-            for part in range(replications):
-                began = time.process_time()
-                delays = run(queue, requests, 1 + turn * OURS_PER_ROUND + part)
-                mean = float(delays.mean())
-                spent += time.process_time() - began
-                found[name].means.append(mean)
-            found[name].rates.append(replications * requests / spent)
-    return found
+    def ratio_to(self, other: Measured) -> float:
+        """How many times faster, round by round, since the machine's speed drifts; the median."""
+        return float(np.median(np.array(self.rates) / np.array(other.rates)))
 
 
-def disagreements(queue: Queue, found: dict[str, Measured]) -> list[str]:
-    """The simulators that do not give our mean delay, and those that are too noisy to tell."""
-    faults = []
-    for name, one in found.items():
-        apart = abs(one.mean - found["ours"].mean)
-        if apart > 4 * math.hypot(one.error, found["ours"].error) or one.error > 0.05 * one.mean:
-            faults.append(
-                f"{queue.name}, {name}: mean delay {one.mean:.4g} +- {one.error:.2g} s, ours "
-                f"{found['ours'].mean:.4g} s"
+class Comparison:
+    """Each program's rates and means on one queue; the programs take turns, in random order."""
+
+    def __init__(self, queue: Queue, requests: int, rounds: int) -> None:
+        programs = PROGRAMS[queue.kind]
+        self.queue = queue
+        self.measured = {name: Measured() for name in programs}
+        self.ours = self.measured["ours"]
+        programs["ours"](queue, requests, 0)  # compiles, or loads what was compiled before
+        order = np.random.default_rng(1)
+        for turn in range(rounds):
+            for name in order.permutation(list(programs)).tolist():
+                replications, spent = OURS_PER_ROUND if name == "ours" else 1, 0.0
+                for part in range(replications):
+                    began = time.process_time()
+                    delays = programs[name](queue, requests, 1 + turn * OURS_PER_ROUND + part)
+                    mean = float(delays.mean())
+                    spent += time.process_time() - began
+                    self.measured[name].means.append(mean)
+                self.measured[name].rates.append(replications * requests / spent)
+
+    def rows(self) -> Iterator[str]:
+        for name, one in self.measured.items():
+            ratio = "" if name == "ours" else f"{self.ours.ratio_to(one):.0f} x"
+            spread = f"{min(one.rates) / 1e6:.3g} to {max(one.rates) / 1e6:.3g}"
+            yield (
+                f"| {self.queue.name} | {name} | {one.rate / 1e6:.3g} | {spread} | {ratio} "
+                f"| {one.mean:.4g} ± {one.error:.1g} |"
             )
-    return faults
 
-
-def too_slow(queue: Queue, found: dict[str, Measured]) -> list[str]:
-    """Where ours is slower than promised."""
-    least, ours_rate = LEAST_RATE.get(queue.kind, 0.0), found["ours"].rate
-    if ours_rate < least:
-        return [f"{queue.name}: {ours_rate:.3g} requests/s; expected at least {least:.3g}"]
-    if queue.kind not in LEAST_RATIO:
-        return []
-    ratio, least = ratio_to(found["SimPy, textbook"], found["ours"]), LEAST_RATIO[queue.kind]
-    return [f"{queue.name}: {ratio:.0f} times SimPy; expected at least {least}"] * (ratio < least)
-
-
-def ratio_to(one: Measured, mine: Measured) -> float:
-    """How many times faster, round by round, since the machine's own speed wanders; the median."""
-    return float(np.median(np.array(mine.rates) / np.array(one.rates)))
-
-
-def row(queue: Queue, name: str, found: dict[str, Measured]) -> str:
-    """One line of the table."""
-    one, mine = found[name], found["ours"]
-    ratio = "" if name == "ours" else f"{ratio_to(one, mine):.0f} x"
-    spread = f"{min(one.rates) / 1e6:.3g} to {max(one.rates) / 1e6:.3g}"
-    return (
-        f"| {queue.name} | {name} | {one.rate / 1e6:.3g} | {spread} | {ratio} | {one.mean:.4g} "
-        f"± {one.error:.1g} |"
-    )
-
-
-def versions() -> dict[str, str]:
-    """Of what was compared."""
-    return {
-        name: importlib.metadata.version(name) for name in ("simpy", "ciw", "numpy", "numba")
-    } | {"python": sys.version.split()[0]}
+    def faults(self) -> Iterator[str]:
+        """Simulators that do not give our mean delay or are too noisy to tell, and where ours is
+        slower than promised.
+        """
+        ours, kind = self.ours, self.queue.kind
+        for name, one in self.measured.items():
+            apart, error = abs(one.mean - ours.mean), math.hypot(one.error, ours.error)
+            if apart > 4 * error or one.error > 0.05 * one.mean:
+                yield (
+                    f"{self.queue.name}, {name}: mean delay {one.mean:.4g} +- {one.error:.2g} s, "
+                    f"ours {ours.mean:.4g} s"
+                )
+        least = LEAST_RATE.get(kind, 0.0)
+        if ours.rate < least:
+            yield f"{self.queue.name}: {ours.rate:.3g} requests/s; expected at least {least:.3g}"
+        if kind in LEAST_RATIO:
+            ratio, wanted = ours.ratio_to(self.measured["SimPy, textbook"]), LEAST_RATIO[kind]
+            if ratio < wanted:
+                yield f"{self.queue.name}: {ratio:.0f} times SimPy; expected at least {wanted}"
 
 
 def main() -> int:
@@ -457,7 +426,7 @@ def main() -> int:
                 "requests": options.requests,
                 "rounds": options.rounds,
                 "hardware": hardware(),
-                "versions": versions(),
+                "versions": versions(("simpy", "ciw", "numpy", "numba")),
             }
         )
     )
@@ -465,12 +434,11 @@ def main() -> int:
         "| queue | simulator | 10^6 requests/s, median | rounds | ours against it | mean delay "
         "(s) |\n|---|---|--:|--:|--:|--:|"
     )
-    faults = []
+    faults: list[str] = []
     for queue in queues():
-        found = measure(queue, options.requests, options.rounds)
-        print("\n".join(row(queue, name, found) for name in found), flush=True)
-        faults += disagreements(queue, found)
-        faults += too_slow(queue, found)
+        comparison = Comparison(queue, options.requests, options.rounds)
+        print("\n".join(comparison.rows()), flush=True)
+        faults += comparison.faults()
     for fault in faults:
         print(fault, file=sys.stderr)
     return 3 if faults else 0

@@ -59,6 +59,24 @@ def test_every_file_that_the_architecture_names_exists() -> None:
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 
+@pytest.mark.parametrize("page", ["live", "production", "memory"])
+def test_the_heading_of_a_validation_counts_the_cells_of_its_table(page: str) -> None:
+    """The README has the same count of the live validation."""
+    text = (ROOT / f"docs/{page}-validation.md").read_text()
+    (heading,) = (line for line in text.splitlines() if re.match(r"## \d+ of \d+", line))
+    results = [
+        line.split("|")[-2].strip(" *\\")
+        for line in text.splitlines()
+        if re.match(r"\| `?(single|dynamic|fixed|capped|elastic|continuous)", line)
+    ]
+    held, short = results.count("holds"), results.count("too short")
+    assert re.findall(r"\d+", heading) == [str(n) for n in (held, len(results), short) if n]
+    assert heading.startswith(f"## {held} of {len(results)} cells hold")
+    if page == "live":
+        assert f"| cells that hold | {held} of {len(results)} |" in text
+        assert f"{held} of {len(results)} cells hold" in (ROOT / "README.md").read_text()
+
+
 def test_the_index_names_every_page() -> None:
     index = (ROOT / "docs/README.md").read_text()
     for page in (ROOT / "docs").glob("*.md"):

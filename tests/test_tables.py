@@ -143,7 +143,7 @@ COMMANDS = {
 @cache
 def comparisons(name: str = "sweep") -> list[Comparison]:
     """The first twelve of a committed run on the real engine."""
-    found = json.loads((ROOT / "docs" / name / "comparison.json").read_bytes())
+    found = json.loads((ROOT / "bench/results" / name / "comparison.json").read_bytes())
     return [msgspec.convert(each, Comparison) for each in found[:12]]
 
 
@@ -258,7 +258,8 @@ def balanced() -> dict[str, Any]:
 
 
 def law() -> Profile:
-    return msgspec.convert(json.loads((ROOT / "docs/sweep/profile.json").read_bytes()), Profile)
+    kept = json.loads((ROOT / "bench/results/sweep/profile.json").read_bytes())
+    return msgspec.convert(kept, Profile)
 
 
 SHOWN: dict[str, Callable[[Console], None]] = {

@@ -1,3 +1,3 @@
-"""Parts of `bench/gateway.py`: what the gateway costs, beside a bare web framework and beside
-`vllm serve`.
+"""Parts of `bench/gateway.py`: what the gateway costs, beside a bare web framework, `vllm serve`
+and other proxies.
 """

@@ -33,12 +33,6 @@ WHOLE = (
 app = FastAPI(docs_url=None, redoc_url=None)
 
 
-async def _events() -> AsyncIterator[bytes]:
-    for _ in range(TOKENS):
-        yield EVENT
-    yield DONE
-
-
 @app.post("/whole")
 async def whole(request: Request) -> Response:
     """The body is read, as every server must."""
@@ -48,14 +42,18 @@ async def whole(request: Request) -> Response:
 
 @app.post("/stream")
 async def stream(request: Request) -> Response:
-    """Event by event."""
     await request.body()
-    return StreamingResponse(_events(), media_type="text/event-stream")
+
+    async def events() -> AsyncIterator[bytes]:
+        for _ in range(TOKENS):
+            yield EVENT
+        yield DONE
+
+    return StreamingResponse(events(), media_type="text/event-stream")
 
 
 @app.get("/ready")
 async def ready() -> Response:
-    """It is."""
     return Response()
 
 

@@ -1,5 +1,5 @@
-"""Ratios and differences of rounds that stood side by side, with their intervals, and the bounds
-they are held against.
+"""Ratios and differences of servers that took turns in rounds, with their intervals, and the bounds
+on them.
 
 Rates of work average over what the machine does meanwhile: their logarithms get Student's interval.
 A delay of one round can be four times that of the next where the machine stood still for a moment,
@@ -18,13 +18,14 @@ import numpy as np
 
 from queueing.measurement.batch_means import student
 
+CONFIDENCE = 0.95
 LEAST_BEFORE = 0.97  # of the throughput and the rates of an earlier checkout
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A value over the rounds and the ends of its 95 % interval; infinite ones where one round
-    says nothing about the next.
+    """A value over the rounds and the ends of its 95 % interval, which are infinite where there are
+    too few rounds for one.
     """
 
     value: float
@@ -34,52 +35,34 @@ class Estimate:
 
 
 def mean_of(values: Sequence[float]) -> Estimate:
-    """The mean."""
-    found = np.asarray(values, dtype=np.float64)
-    mean = float(found.mean())
-    if found.size < 2:
-        return Estimate(mean, -math.inf, math.inf, found.size)
-    half = student(found.size - 1, 0.95) * float(found.std(ddof=1)) / math.sqrt(found.size)
-    return Estimate(mean, mean - half, mean + half, found.size)
+    """The mean, with Student's interval."""
+    rounds, mean = len(values), float(np.mean(values))
+    if rounds < 2:
+        return Estimate(mean, -math.inf, math.inf, rounds)
+    half = student(rounds - 1, CONFIDENCE) * float(np.std(values, ddof=1)) / math.sqrt(rounds)
+    return Estimate(mean, mean - half, mean + half, rounds)
 
 
 def ratio_of(ours: Sequence[float], theirs: Sequence[float]) -> Estimate:
-    """The geometric mean of the rounds' ratios: what the machine did to both in a round falls
-    out.
-    """
-    logarithms = mean_of([math.log(a / b) for a, b in zip(ours, theirs, strict=True)])
-    return Estimate(
-        math.exp(logarithms.value),
-        math.exp(logarithms.low),
-        math.exp(logarithms.high),
-        logarithms.rounds,
-    )
+    """The geometric mean of the rounds' ratios, in which what the machine did to both cancels."""
+    mean = mean_of([math.log(a / b) for a, b in zip(ours, theirs, strict=True)])
+    return Estimate(math.exp(mean.value), math.exp(mean.low), math.exp(mean.high), mean.rounds)
 
 
 def difference_of(ours: Sequence[float], theirs: Sequence[float]) -> Estimate:
-    """The middle of the rounds' differences: the median of the means of all pairs of them. Six
-    rounds at least for an interval.
+    """The median of the means of all pairs of the rounds' differences. An interval takes six rounds
+    at least.
     """
-    found = np.array([a - b for a, b in zip(ours, theirs, strict=True)])
-    pairs = np.sort(
-        [(found[i] + found[j]) / 2 for i in range(found.size) for j in range(i, found.size)]
-    )
-    outside = _left_out(found.size)
-    low, high = (-math.inf, math.inf) if outside is None else (pairs[outside], pairs[-1 - outside])
-    return Estimate(float(np.median(pairs)), float(low), float(high), found.size)
-
-
-def _left_out(rounds: int, confidence: float = 0.95) -> int | None:
-    """How many pairs lie outside the interval on each side; None where so few rounds cannot have
-    one of that confidence.
-    """
+    apart = np.array([a - b for a, b in zip(ours, theirs, strict=True)])
+    rounds = apart.size
+    pairs = np.sort([(apart[i] + apart[j]) / 2 for i in range(rounds) for j in range(i, rounds)])
     ways = np.ones(1)  # to reach each sum of the ranks that are positive
     for rank in range(1, rounds + 1):
         ways = np.concatenate([ways, np.zeros(rank)]) + np.concatenate([np.zeros(rank), ways])
-    rejected = int(
-        np.searchsorted(np.cumsum(ways) / 2.0**rounds, (1 - confidence) / 2, side="right")
-    )  # sums 0, 1, ...
-    return rejected - 1 if rejected else None
+    tail = np.cumsum(ways) / 2.0**rounds
+    rejected = int(np.searchsorted(tail, (1 - CONFIDENCE) / 2, side="right"))  # sums 0, 1, ...
+    low, high = (pairs[rejected - 1], pairs[-rejected]) if rejected else (-math.inf, math.inf)
+    return Estimate(float(np.median(pairs)), float(low), float(high), rounds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,32 +86,42 @@ class Finding:
 
     @property
     def holds(self) -> bool | None:
-        """Whether the bound is kept; None without one and where it is undecided."""
+        """True where the bound is kept; None without one and where it is undecided."""
         if self.at_least is not None:
             return self.found.value >= self.at_least
         if self.upper_end_at_most is not None and not self.undecided:
             return self.found.high <= self.upper_end_at_most
         return None
 
+    @property
+    def bound(self) -> str:
+        """The bound in words; empty without one."""
+        if self.at_least is not None:
+            return f">= {self.at_least:.3g}"
+        if self.upper_end_at_most is not None:
+            return f"upper end <= {self.upper_end_at_most:.3g} {self.unit}"
+        return ""
+
     def line(self) -> str:
-        """For the terminal."""
+        """The finding as the terminal shows it."""
         found = self.found
         interval = f"[{found.low:.4g}, {found.high:.4g}] " if math.isfinite(found.high) else ""
         numbers = f"{found.value:10.4g} {interval}{self.unit}"
-        return f"{self.what:<76}{numbers:<36}{self._bound()}"
+        verdict = self.undecided or ("BROKEN" if self.holds is False else "holds")
+        bound = f"{self.bound}  {verdict}" if self.bound else ""
+        return f"{self.what:<76}{numbers:<36}{bound}"
 
-    def _bound(self) -> str:
-        if self.holds is None and not self.undecided:
-            return ""
-        bound = (
-            f">= {self.at_least:.4g}"
-            if self.at_least is not None
-            else f"upper end <= {self.upper_end_at_most:.4g}"
+    def row(self) -> str:
+        """The finding as a row of a Markdown table."""
+        found = self.found
+        interval = f"{found.low:.4g} to {found.high:.4g}" if math.isfinite(found.high) else ""
+        verdict = self.undecided or ("**broken**" if self.holds is False else "holds")
+        bound = f"{self.bound}: {verdict}" if self.bound else ""
+        return (
+            f"| {self.what} | {f'{found.value:.4g} {self.unit}'.strip()} | {interval} | {bound} |"
         )
-        return f"{bound}  {self.undecided or ('holds' if self.holds else 'BROKEN')}"
 
     def to_dict(self) -> dict[str, Any]:
-        """For the JSON file."""
         return asdict(self) | {"holds": self.holds, "undecided": self.undecided}
 
 

@@ -15,8 +15,8 @@ _version = importlib.metadata.version
 
 
 def version(distribution_name: str) -> str:
-    """As asked, and the CPU wheel's for `vllm`; without the suffix vLLM would not know what it
-    computes on.
+    """The version of a distribution, for `vllm` the CPU wheel's; without the suffix vLLM would
+    not know what it computes on.
     """
     try:
         return _version(distribution_name)

@@ -34,7 +34,7 @@ STOP_LIMIT = 20.0
 
 @dataclass(frozen=True)
 class Server:
-    """One that runs."""
+    """A running server."""
 
     name: str
     port: int
@@ -43,17 +43,60 @@ class Server:
 
     @property
     def url(self) -> str:
-        """Its root."""
         return f"http://127.0.0.1:{self.port}"
 
     def cpu(self) -> dict[int, float]:
         """Processor seconds so far, by process of its session; the first is the one that speaks
         HTTP.
         """
-        own = self.process.pid
-        return {own: 0.0} | {
-            pid: seconds for pid, session, seconds in _processes() if session == own
-        }
+        spent = {self.process.pid: 0.0}
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                with contextlib.suppress(OSError):
+                    session = (entry / "stat").read_text().rpartition(") ")[2].split()[3]
+                    if int(session) == self.process.pid:
+                        spent[int(entry.name)] = cpu_seconds(int(entry.name))
+        return spent
+
+    def wait(self) -> None:
+        """Until it is ready. Raises RuntimeError with the end of its log where it does not come
+        up.
+        """
+        deadline = time.perf_counter() + START_LIMIT
+        while self.process.poll() is None and time.perf_counter() < deadline:
+            # ours first: our /health is 200 while the engine starts
+            ready = self._status("/ready")
+            if ready == 200 or (ready == 404 and self._status("/health") == 200):
+                return
+            time.sleep(0.2)
+        last = self.log.read_text(errors="replace").strip().splitlines()[-3:]
+        raise RuntimeError(f"{self.name} did not come up: {' | '.join(last)}")
+
+    def _status(self, path: str) -> int:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
+        try:
+            connection.request("GET", path)
+            return connection.getresponse().status
+        except (OSError, http.client.HTTPException):
+            return 0
+        finally:
+            connection.close()
+
+    def stop(self) -> None:
+        """SIGTERM, then SIGKILL to whatever is left of its group."""
+        self.process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(STOP_LIMIT)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time of all threads of a process, nanoseconds exact where `stat` counts ticks of
+    10 ms. Raises OSError.
+    """
+    return time.clock_gettime((~pid << 3) | 2)  # the clock that clock_getcpuclockid(3) names
 
 
 def used(before: Mapping[int, float], after: Mapping[int, float]) -> tuple[float, float]:
@@ -61,22 +104,6 @@ def used(before: Mapping[int, float], after: Mapping[int, float]) -> tuple[float
     (first, *_) = after
     spent = {pid: seconds - before.get(pid, 0.0) for pid, seconds in after.items()}
     return spent[first], sum(spent.values())
-
-
-def _processes() -> Iterator[tuple[int, int, float]]:
-    """Process, session and processor seconds of everything that runs."""
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                fields = (entry / "stat").read_text().rpartition(") ")[2].split()
-                yield int(entry.name), int(fields[3]), _seconds(int(entry.name))
-
-
-def _seconds(pid: int) -> float:
-    """Processor time of all threads of a process, nanoseconds exact where `stat` counts ticks of
-    10 ms. Raises OSError.
-    """
-    return time.clock_gettime((~pid << 3) | 2)  # the clock that clock_getcpuclockid(3) names
 
 
 @contextmanager
@@ -87,7 +114,7 @@ def serving(
     environment: Mapping[str, str] | None = None,
     checkout: Path = ROOT,
 ) -> Iterator[Server]:
-    """`python -m ARGUMENTS` with the code of a checkout, as `running` has it."""
+    """Run `python -m ARGUMENTS` with the code of a checkout until the block is left."""
     path = os.pathsep.join([str(checkout), *filter(None, [os.environ.get("PYTHONPATH")])])
     own = {"PYTHONPATH": path, **(environment or {})}
     with running(name, [sys.executable, "-m", *arguments], folder, own, checkout) as server:
@@ -139,10 +166,10 @@ def running(
         )
     server = Server(name, port, process, log)
     try:
-        _wait_for(server)
+        server.wait()
         yield server
     finally:
-        _stop(process)
+        server.stop()
 
 
 def child(checkout: Path | None = None) -> str:
@@ -153,38 +180,3 @@ def child(checkout: Path | None = None) -> str:
         if ((checkout or ROOT) / f"{name.replace('.', '/')}.py").is_file():
             return name
     raise LookupError(f"got {checkout}; expected the folder of a checkout of Kendall")
-
-
-def _wait_for(server: Server) -> None:
-    deadline = time.perf_counter() + START_LIMIT
-    while time.perf_counter() < deadline:
-        if server.process.poll() is not None:
-            break
-        # ours first: our /health is 200 while the engine starts
-        ready = _status(server.port, "/ready")
-        if ready == 200 or (ready == 404 and _status(server.port, "/health") == 200):
-            return
-        time.sleep(0.2)
-    last = server.log.read_text(errors="replace").strip().splitlines()[-3:]
-    raise RuntimeError(f"{server.name} did not come up: {' | '.join(last)}")
-
-
-def _status(port: int, path: str) -> int:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
-    try:
-        connection.request("GET", path)
-        return connection.getresponse().status
-    except (OSError, http.client.HTTPException):
-        return 0
-    finally:
-        connection.close()
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """SIGTERM, then SIGKILL to whatever is left of its group."""
-    process.send_signal(signal.SIGTERM)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(STOP_LIMIT)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()

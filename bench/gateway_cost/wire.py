@@ -107,7 +107,7 @@ class Connection:
 
 @dataclass
 class Load:
-    """What was answered; `seconds` from the first request to the last answer."""
+    """Counts of answers and events; `seconds` from the first request to the last answer."""
 
     answers: int = 0
     events: int = 0
@@ -116,7 +116,6 @@ class Load:
     sender_cpu: float = 0.0  # processor seconds of this process
 
     def add(self, answer: bytearray) -> None:
-        """One more."""
         events = answer.count(EVENT)
         self.answers += 1
         self.events += events
@@ -144,7 +143,7 @@ class Pool:
             connection.socket.close()
 
     def answered(self, timeout: float) -> Iterator[Connection]:
-        """Those whose answers are over, after at most `timeout` seconds."""
+        """Yield connections whose answers are over, after at most `timeout` seconds."""
         for number, _ in self._poll.poll(timeout):
             connection = self._by_number[number]
             if connection.idle:
@@ -188,7 +187,8 @@ class Pool:
                     open_answers -= 1
                 else:
                     connection.ask(following)
-            _give_up_after(heard)
+            if time.perf_counter() - heard > _ANSWER_LIMIT:
+                raise WireError(f"no answer ended for {_ANSWER_LIMIT:.0f} s")
         load.seconds, load.sender_cpu = time.perf_counter() - began, time.process_time() - cpu
         return load
 
@@ -197,7 +197,7 @@ class Pool:
         event and to the end of each, as they end.
         """
         free = list(self._connections)
-        found: list[tuple[float, float]] = []
+        durations: list[tuple[float, float]] = []
         began = time.perf_counter()
         waiting = iter(timetable)
         due = next(waiting, None)
@@ -215,15 +215,10 @@ class Pool:
                 1.0 if due is None else max(0.0, due[0] - (time.perf_counter() - began))
             ):
                 free.append(connection)
-                found.append(
+                durations.append(
                     (
                         connection.first_event_at - connection.asked_at,
                         connection.ended_at - connection.asked_at,
                     )
                 )
-        return found
-
-
-def _give_up_after(heard: float) -> None:
-    if time.perf_counter() - heard > _ANSWER_LIMIT:
-        raise WireError(f"no answer ended for {_ANSWER_LIMIT:.0f} s")
+        return durations

@@ -85,10 +85,10 @@ class Layer(nn.Module):  # type: ignore[misc]  # PyTorch is not followed by mypy
         )
         query, keys = rotated(joint[:, :, :2], rotation).unbind(2)
         keys, values = store(keys, joint[:, :, 2])
-        seen = functional.scaled_dot_product_attention(
+        attended = functional.scaled_dot_product_attention(
             query, keys, values, attn_mask=mask, is_causal=tokens > 1
         )
-        x = x + self.out(seen.transpose(1, 2).reshape(sequences, tokens, hidden))
+        x = x + self.out(attended.transpose(1, 2).reshape(sequences, tokens, hidden))
         gate, up = self.gate_up(norm(x, self.ffn_norm)).chunk(2, dim=-1)
         return x + self.down(functional.silu(gate) * up)
 

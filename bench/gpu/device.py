@@ -20,7 +20,7 @@ import torch
 
 
 def no_energy() -> None:
-    """Not told."""
+    """The counter of a device without one."""
 
 
 def energy_counter(device: str) -> tuple[Callable[[], float | None], dict[str, Any]]:
@@ -49,26 +49,26 @@ def energy_counter(device: str) -> tuple[Callable[[], float | None], dict[str, A
 
 
 def machine(device: str) -> dict[str, Any]:
-    """Of the GPU and of the processor that drives it: at small batches the processor's launches
-    are the step.
+    """Describe the GPU and the processor that drives it: at small batches the processor's
+    launches are the step.
     """
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "device": processor(),
         "processor": processor(),
         "cores": os.cpu_count(),
     }
     if device != "cpu":
         properties = torch.cuda.get_device_properties(0)
-        found |= {
+        facts |= {
             "device": properties.name,
             "memory_bytes": properties.total_memory,
             "multiprocessors": properties.multi_processor_count,
         }
-    return found
+    return facts
 
 
 def free_memory(device: str) -> float:
-    """Bytes; without a bound on the processor, where only small shapes are tried."""
+    """Free bytes; unbounded on the processor, where only small shapes are tried."""
     return float("inf") if device == "cpu" else float(torch.cuda.mem_get_info()[0])
 
 
@@ -83,7 +83,6 @@ def processor() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of what ran."""
     return {
         "python": sys.version.split()[0],
         "torch": torch.__version__,

@@ -49,7 +49,7 @@ class Graphs:
         return tokens
 
     def capture(self, sequences: int, length: int) -> None:
-        """Have that graph."""
+        """Capture the step that reads `length` positions."""
         if (sequences, length) in self._captured:
             return
         device = self._cache.numbers.device
@@ -120,14 +120,14 @@ class Bench:
         from the second time. None after `until`.
         """
         self._capture(cells, until)
-        found: dict[tuple[int, int], tuple[float, float]] = {}
+        warm: dict[tuple[int, int], tuple[float, float]] = {}
         for size, prompt in sorted({(cell.batch_size, cell.prompt_tokens) for cell in cells}):
             for _ in range(2):
                 if perf_counter() > until:
-                    return found
+                    return warm
                 ends = self.serve(Cell(size, prompt, min(WARM_UP_STEPS, longest(cells) - prompt)))
-            found[size, prompt] = ends[0], (ends[-1] - ends[0]) / max(1, len(ends) - 1)
-        return found
+            warm[size, prompt] = ends[0], (ends[-1] - ends[0]) / max(1, len(ends) - 1)
+        return warm
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def _capture(self, cells: Sequence[Cell], until: float) -> None:
@@ -145,58 +145,57 @@ class Bench:
                 return
             self._graphs.capture(sequences, length)
 
-
-def measure(
-    bench: Bench,
-    cells: Sequence[Cell],
-    *,
-    repeats: int,
-    seed: int,
-    until: float,
-    joules: Joules,
-    write: Callable[[dict[str, Any]], None],
-) -> int:
-    """Serve every cell `repeats` times unless the clock would pass `until`; how many batches
-    were served.
-    """
-    warm, began, served = bench.warm_up(cells, until), perf_counter(), 0
-    if began > until:
-        print("the warm-up took the whole budget")
-        return 0
-    expected = {cell: _guess(cell, *warm[cell.batch_size, cell.prompt_tokens]) for cell in cells}
-    rng = np.random.default_rng(seed)
-    print(
-        f"{len(cells)} cells, {repeats} rounds: at most about "
-        f"{repeats * sum(expected.values()):.0f} s, {until - began:.0f} s left",
-        flush=True,
-    )
-    for turn in range(repeats):
-        for index in rng.permutation(len(cells)):
-            cell = cells[index]
-            if perf_counter() + expected[cell] > until:
-                return served
-            at, before = perf_counter() - began, joules()
-            ends = bench.serve(cell)
-            after = joules()
-            spent = None if before is None or after is None else round(after - before, 3)
-            expected[cell] = ends[-1]
-            served += 1
-            write(
-                asdict(cell)
-                | {
-                    "round": turn,
-                    "at": round(at, 3),
-                    "joules": spent,
-                    "ends": [round(end, 7) for end in ends],
-                }
+    def measure(
+        self,
+        cells: Sequence[Cell],
+        *,
+        repeats: int,
+        seed: int,
+        until: float,
+        joules: Joules,
+        write: Callable[[dict[str, Any]], None],
+    ) -> int:
+        """Serve every cell `repeats` times unless the clock would pass `until`; how many batches
+        were served.
+        """
+        warm, began, served = self.warm_up(cells, until), perf_counter(), 0
+        if began > until:
+            print("the warm-up took the whole budget")
+            return 0
+        expected = {}
+        for cell in cells:  # from a warm-up at short contexts; steps grow with the context
+            prefill, step = warm[cell.batch_size, cell.prompt_tokens]
+            expected[cell] = 1.5 * (prefill + step * cell.output_tokens)
+        rng = np.random.default_rng(seed)
+        print(
+            f"{len(cells)} cells, {repeats} rounds: at most about "
+            f"{repeats * sum(expected.values()):.0f} s, {until - began:.0f} s left",
+            flush=True,
+        )
+        for turn in range(repeats):
+            for index in rng.permutation(len(cells)):
+                cell = cells[index]
+                if perf_counter() + expected[cell] > until:
+                    return served
+                at, before = perf_counter() - began, joules()
+                ends = self.serve(cell)
+                after = joules()
+                spent = None if before is None or after is None else round(after - before, 3)
+                expected[cell] = ends[-1]
+                served += 1
+                write(
+                    asdict(cell)
+                    | {
+                        "round": turn,
+                        "at": round(at, 3),
+                        "joules": spent,
+                        "ends": [round(end, 7) for end in ends],
+                    }
+                )
+            print(
+                f"round {turn + 1} of {repeats} done at {perf_counter() - began:.0f} s", flush=True
             )
-        print(f"round {turn + 1} of {repeats} done at {perf_counter() - began:.0f} s", flush=True)
-    return served
-
-
-def _guess(cell: Cell, prefill: float, step: float) -> float:
-    """Seconds, from a warm-up at short contexts; steps grow with the context."""
-    return 1.5 * (prefill + step * cell.output_tokens)
+        return served
 
 
 def line_writer(file: TextIO) -> Callable[[dict[str, Any]], None]:

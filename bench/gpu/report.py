@@ -5,7 +5,7 @@ and the paper's statements.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -16,22 +16,15 @@ from policies.text import SpecError
 from queueing.latency.fit import COEFFICIENTS, Fit
 from queueing.latency.regression import fit_line
 
-from .design import Cell, Shape
+from .design import Shape
 from .fit import (
-    Batch,
-    Run,
-    batch_energy,
-    grown_law,
+    RawRun,
     mean_time,
-    repeat_cv,
-    round_speeds,
-    step_growth,
     window_steps,
 )
 
 
-def report(run: Run, fit: Fit) -> str:
-    """Markdown."""
+def report(run: RawRun, fit: Fit) -> str:
     parts = [
         law_text(run, fit),
         cell_table(run, fit),
@@ -48,9 +41,9 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["--:"] * len(head), *rows))
 
 
-def law_text(run: Run, fit: Fit) -> str:
+def law_text(run: RawRun, fit: Fit) -> str:
     """The coefficients with their intervals, and how well they fit."""
-    header, speeds = run.header, round_speeds(run)
+    header, speeds = run.header, run.round_speeds()
     intervals = ", ".join(
         f"{name} {low:.4g} to {high:.4g}" for name, (low, high) in fit.intervals.items()
     )
@@ -66,16 +59,19 @@ def law_text(run: Run, fit: Fit) -> str:
             f"95 % intervals (of the repeats, not of the law's form): {intervals}",
             f"R2 {fit.r2:.5f}, mean absolute error of the cells' means {fit.mape:.2%}",
             (
-                f"cv {fit.law.cv:.4f} about the law, {repeat_cv(run):.4f} among the repeats of a "
+                f"cv {fit.law.cv:.4f} about the law, {run.repeat_cv():.4f} among the repeats of a "
                 f"cell; rounds' mean speed {wander}"
             ),
         )
     )
 
 
-def cell_table(run: Run, fit: Fit) -> str:
+def cell_table(run: RawRun, fit: Fit) -> str:
     """Each cell's mean beside the law, with and without the growth of the step."""
-    grown = _grown(run)
+    try:
+        grown = run.grown_law()
+    except SpecError:  # too few cells to tell the growth apart
+        grown = {}
     rows, errors = [], []
     for cell, batches in run.cells().items():
         mean, times = mean_time(batches), [batch.service_time for batch in batches]
@@ -112,14 +108,7 @@ def cell_table(run: Run, fit: Fit) -> str:
     )
 
 
-def _grown(run: Run) -> dict[Cell, float]:
-    try:
-        return grown_law(run)
-    except SpecError:  # too few cells to tell the growth apart
-        return {}
-
-
-def step_table(run: Run, fit: Fit) -> str:
+def step_table(run: RawRun, fit: Fit) -> str:
     """The step along the longest outputs; the law has one value for all of them."""
     longest, rows = run.longest_outputs(), []
     for size, batches in longest.items():
@@ -142,10 +131,10 @@ def step_table(run: Run, fit: Fit) -> str:
     )
 
 
-def growth_text(run: Run) -> str:
+def growth_text(run: RawRun) -> str:
     """The growth of the step, and the speed of the cache's reading that it means."""
     try:
-        fit = step_growth(run)
+        fit = run.step_growth()
     except SpecError as error:
         return f"Growth of the step: {error}"
     g, (low, high) = fit.coefficients["g"], fit.intervals["g"]
@@ -162,11 +151,11 @@ def growth_text(run: Run) -> str:
     )
 
 
-def prefill_table(run: Run) -> str:
+def prefill_table(run: RawRun) -> str:
     """Seconds until the first tokens, by batch size and prompt."""
-    found: dict[tuple[int, int], list[float]] = {}
+    times_by_size: dict[tuple[int, int], list[float]] = {}
     for batch in run.batches:
-        found.setdefault((batch.cell.batch_size, batch.cell.prompt_tokens), []).append(
+        times_by_size.setdefault((batch.cell.batch_size, batch.cell.prompt_tokens), []).append(
             batch.ends[0]
         )
     rows = [
@@ -177,22 +166,26 @@ def prefill_table(run: Run) -> str:
             f"{1e3 * np.mean(times):.2f}",
             f"{size * prompt / np.mean(times):.0f}",
         ]
-        for (size, prompt), times in sorted(found.items())
+        for (size, prompt), times in sorted(times_by_size.items())
     ]
     return f"Prefill:\n\n{table(['b', 'prompt', 'batches', 'mean (ms)', 'prompt tokens/s'], rows)}"
 
 
-def energy_text(run: Run) -> str:
+def energy_text(run: RawRun) -> str:
     """Energy of a batch of the longest output, and the line through it."""
     why = run.header["machine"].get("energy", "this device has no counter that is read")
     try:
-        fit = batch_energy(run)
+        fit = run.batch_energy()
     except SpecError as error:
         return f"Energy: {error}"
     if fit is None:
         return f"Energy: null ({why})."
-    rows = [[str(size), *_energies(batches)] for size, batches in run.longest_outputs().items()]
     output = next(iter(run.longest_outputs().values()))[0].cell.output_tokens
+    rows = []
+    for size, batches in run.longest_outputs().items():
+        joules = float(np.mean([batch.joules for batch in batches if batch.joules is not None]))
+        watts = joules / mean_time(batches)
+        rows.append([str(size), f"{joules:.1f}", f"{watts:.0f}", f"{joules / (size * output):.3f}"])
     line = f"c[b] = {fit.law.beta:.4g} b + {fit.law.c0:.4g} J, R2 {fit.line.r2:.5f}"
     return (
         f"Energy of a batch with {output} tokens of output ({why}): "
@@ -200,14 +193,7 @@ def energy_text(run: Run) -> str:
     )
 
 
-def _energies(batches: Sequence[Batch]) -> Iterator[str]:
-    joules = float(np.mean([batch.joules for batch in batches if batch.joules is not None]))
-    yield f"{joules:.1f}"
-    yield f"{joules / mean_time(batches):.0f}"
-    yield f"{joules / (batches[0].cell.batch_size * batches[0].cell.output_tokens):.3f}"
-
-
-def paper_text(run: Run, fit: Fit) -> str:
+def paper_text(run: RawRun, fit: Fit) -> str:
     """One request at a time beside Yang et al., Table I, and the ratio k3 / k4 beside the sets
     that the reproduction assumes.
     """
@@ -246,7 +232,7 @@ def paper_text(run: Run, fit: Fit) -> str:
     )
 
 
-def lines_text(run: Run) -> str:
+def lines_text(run: RawRun) -> str:
     """S = a n + c of one request alone, here and there."""
     alone = [
         batch
@@ -271,7 +257,7 @@ def lines_text(run: Run) -> str:
     )
 
 
-def measured_alone(run: Run, prompt: int, output: int) -> float | None:
+def measured_alone(run: RawRun, prompt: int, output: int) -> float | None:
     """Mean seconds until token number `output` of a request served alone; None where none was
     that long.
     """

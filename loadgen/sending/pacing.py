@@ -4,8 +4,8 @@ was.
 On Linux the instant is given to the kernel (`timerfd`, absolute, CLOCK_MONOTONIC: the event loop's
 own clock) and the loop wakes on it as on any answer, within 0.1 ms; asyncio's own timers tick in
 milliseconds. Elsewhere the sleep ends shortly before the instant and the rest is spent yielding to
-the answers that come in. Measured side by side in bench/pacing_clocks.py: a spin keeps the instants
-as well, but takes the processor from the gateway beside it.
+the answers that come in. Measured side by side (bench/pacing_clocks.py at revision e9b4e9dc): a
+spin keeps the instants as well, but takes the processor from the gateway beside it.
 
 A request whose instant has passed is sent at once and keeps it: what it waited in the sender counts
 in its delay from the intended instant, and is reported as lateness. The loop must be asyncio's own:

@@ -14,8 +14,8 @@ from queueing.latency.law import LatencyModel, parse_law
 from queueing.measurement.paths import writing
 
 SCHEMA_VERSION = 1
-# quiet runs gave 0.940 to 0.998: vLLM 0.32.0 on 2 virtual cores, 2026-11 (docs/sweep, demo,
-# live-validation, batch-law)
+# quiet runs gave 0.940 to 0.998: vLLM 0.32.0 on 2 virtual cores, 2026-11 (bench/results:
+# sweep, demo, live-validation, batch-law)
 LEAST_R2 = 0.9
 LAW_EXAMPLE = "k1=0.001,k2=0.01,k3=0.0001,k4=0.005"
 SHIPPED = Path(__file__).parent / "profiles"

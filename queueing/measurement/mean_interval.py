@@ -31,8 +31,8 @@ as their means correlate
 such as an engine whose speed wanders.
 
 1.2 and 1.15 were chosen by simulation, so that nine of ten intervals cover in every decile of the
-printed half width (bench/interval_coverage.py; table in docs/load-testing.md). Too short: wider
-than +-25 % of the mean, or fewer than 100 memories.
+printed half width (table in docs/load-testing.md). Too short: wider than +-25 % of the mean, or
+fewer than 100 memories.
 """
 
 from __future__ import annotations

@@ -20,10 +20,10 @@ import pytest
 from scipy.stats import wilcoxon
 
 from bench.gateway_cost import wire
-from bench.gateway_cost.edge import Run, together
 from bench.gateway_cost.judging import Finding, conclusion, difference_of, mean_of, ratio_of
-from bench.gateway_cost.page import write
+from bench.gateway_cost.page import measured_on, put, table
 from bench.gateway_cost.servers import used
+from bench.gateway_cost.turns import Counted, together
 from bench.gateway_cost.wire import Pool, WireError, post
 
 ROOT = Path(__file__).parents[2]
@@ -239,7 +239,7 @@ def test_a_bound_on_an_interval_that_so_few_rounds_do_not_have_is_undecided() ->
         "delay", difference_of([5.0, 6.0, 7.0], [1.0, 1.0, 1.0]), "ms", upper_end_at_most=2.0
     )
     assert few.holds is None
-    assert few.line().endswith("upper end <= 2  undecided: 3 rounds give no interval")
+    assert few.line().endswith("upper end <= 2 ms  undecided: 3 rounds give no interval")
     assert "inf" not in few.line()
     assert few.to_dict()["undecided"] == "undecided: 3 rounds give no interval"
     kept, broken = (
@@ -264,17 +264,14 @@ def test_the_page_has_the_numbers_between_its_marks_and_nowhere_else(tmp_path: P
         Finding("rate", mean_of([7.0]), "/s"),
         Finding("few", difference_of([1.0] * 3, [0.0] * 3), "ms", upper_end_at_most=2.0),
     ]
-    report = {
-        "hardware": {"cpu": "One", "cores": 2},
-        "versions": {"python": "3.11"},
-        "edge": {"rounds": 2, "findings": [each.to_dict() for each in findings]},
-    }
+    report = {"hardware": {"cpu": "One", "cores": 2}, "versions": {"python": "3.11"}}
+    section = f"{table('On an edge', 2, findings)}\n\n{measured_on(report)}"
     page = tmp_path / "page.md"
     page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
     for _ in range(2):  # the second writing changes nothing
-        write(json.loads(json.dumps(report)), page)
+        put(section, page, "gateway")
     text = page.read_text()
-    assert text.startswith(f"before\n{BEGIN}\nOn an engine that takes no time")
+    assert text.startswith(f"before\n{BEGIN}\nOn an edge; 2 rounds:\n")
     assert text.endswith(f"\nOne, 2 cores; python 3.11.\n{END}\nafter\n")
     assert "| ratio | 0.6 | -0.6706 to 1.871 | >= 0.6: holds |" in text
     assert "| delay | 2 ms | -10.71 to 14.71 | upper end <= 2 ms: **broken** |" in text
@@ -282,37 +279,30 @@ def test_the_page_has_the_numbers_between_its_marks_and_nowhere_else(tmp_path: P
     assert "| few | 1 ms |  | upper end <= 2 ms: undecided: 3 rounds give no interval |" in text
     page.write_text("nothing\n")
     with pytest.raises(ValueError, match="without one"):
-        write(report, page)
+        put(section, page, "gateway")
 
 
 def test_the_slices_of_a_round_count_as_one_run() -> None:
     slices = [
-        Run("gateway", "stream", 100, 1.0, 0.5, 0.75, 0.25),
-        Run("gateway", "stream", 300, 2.0, 1.5, 1.75, 0.5),
+        Counted("gateway", "stream", 100, 1.0, 0.5, 0.75, 0.25),
+        Counted("gateway", "stream", 300, 2.0, 1.5, 1.75, 0.5),
     ]
-    assert together(slices) == Run("gateway", "stream", 400, 3.0, 2.0, 2.5, 0.75)
+    assert together(slices) == Counted("gateway", "stream", 400, 3.0, 2.0, 2.5, 0.75)
     assert together(slices).by_cpu == 200
-    assert together([*slices, Run("gateway", "stream", 900, 1.0, 1.0, 1.0, 0.5)]).by_cpu == 1300 / 3
+    assert (
+        together([*slices, Counted("gateway", "stream", 900, 1.0, 1.0, 1.0, 0.5)]).by_cpu
+        == 1300 / 3
+    )
 
 
 @pytest.mark.slow
 def test_the_command_measures_the_edge_beside_a_checkout_and_writes_what_it_found(
     tmp_path: Path,
 ) -> None:
-    file = tmp_path / "found.json"
-    command = [
-        sys.executable,
-        "bench/gateway.py",
-        "--part",
-        "edge",
-        "--rounds",
-        "2",
-        "--seconds",
-        "0.05",
-        "--json",
-        str(file),
-    ]
-    command += ["--before", str(ROOT)]
+    file, page = tmp_path / "found.json", tmp_path / "page.md"
+    page.write_text(f"{BEGIN}\n{END}\n")
+    command = [sys.executable, "bench/gateway.py", "--part", "edge", "--rounds", "2"]
+    command += ["--seconds", "0.05", "--json", str(file), "--before", str(ROOT)]
     done = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, timeout=250, check=False
     )
@@ -321,6 +311,10 @@ def test_the_command_measures_the_edge_beside_a_checkout_and_writes_what_it_foun
     assert len(found["measured"]) == 2 * 6
     assert {each["kind"] for each in found["measured"]} == {"whole", "stream"}
     assert sum(each["holds"] is not None for each in found["findings"]) == 4
+    again = [sys.executable, "bench/gateway.py", "--from", str(file), "--page", str(page)]
+    subprocess.run(again, cwd=ROOT, check=True, timeout=250)
+    assert "gateway / before: tokens by processor second" in page.read_text()
+    assert json.loads(file.read_text())["edge"]["findings"] == found["findings"]
 
 
 def test_a_folder_that_is_no_checkout_is_refused(tmp_path: Path) -> None:

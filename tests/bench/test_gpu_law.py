@@ -18,18 +18,7 @@ import numpy as np
 import pytest
 
 from bench.gpu.design import PRESETS, Cell, Shape, cells_of, fitting
-from bench.gpu.fit import (
-    Run,
-    batch_energy,
-    grown_law,
-    padded_law,
-    profile_of,
-    read_runs,
-    repeat_cv,
-    round_speeds,
-    step_growth,
-    window_steps,
-)
+from bench.gpu.fit import RawRun, read_runs, window_steps
 from bench.gpu.report import measured_alone, report
 from policies.text import SpecError
 from queueing.latency.profile import load_law
@@ -112,18 +101,18 @@ def ends(cell: Cell, growth: float) -> list[float]:
 
 
 @pytest.fixture
-def exact(tmp_path: Path) -> Run:
+def exact(tmp_path: Path) -> RawRun:
     return read_runs([written(tmp_path / "exact.jsonl")])
 
 
-def test_the_law_is_found_where_batches_obey_it(exact: Run) -> None:
-    fit = padded_law(exact)
+def test_the_law_is_found_where_batches_obey_it(exact: RawRun) -> None:
+    fit = exact.padded_law()
     assert (fit.law.k1, fit.law.k2, fit.law.kp, fit.law.k3, fit.law.k4) == pytest.approx(
         (K1, K2, KP, K3, K4), rel=1e-6
     )
     assert fit.law.cv < 1e-9
-    assert repeat_cv(exact) < 1e-12
-    assert round_speeds(exact) == pytest.approx([1.0] * 5)
+    assert exact.repeat_cv() < 1e-12
+    assert exact.round_speeds() == pytest.approx([1.0] * 5)
 
 
 def test_the_growth_of_the_step_is_found_and_the_law_errs_by_it_at_both_ends(
@@ -131,42 +120,44 @@ def test_the_growth_of_the_step_is_found_and_the_law_errs_by_it_at_both_ends(
 ) -> None:
     growth = 2e-7
     run = read_runs([written(tmp_path / "grown.jsonl", growth=growth)])
-    assert step_growth(run).coefficients == pytest.approx(
+    assert run.step_growth().coefficients == pytest.approx(
         {"k3": K3, "k4": K4, "g": growth}, rel=1e-6
     )
-    for cell, seconds in grown_law(run).items():
+    for cell, seconds in run.grown_law().items():
         assert seconds == pytest.approx(ends(cell, growth)[-1], rel=1e-9)
-    law = padded_law(run).law
+    law = run.padded_law().law
     steps, contexts = window_steps(run.longest_outputs()[64])
     assert contexts[0] < contexts[-1]
     assert (
         steps[0] < law.step(64) < steps[-1]
     )  # overrates the first steps, underrates the last ones
-    assert padded_law(run).mape > 0.01
+    assert run.padded_law().mape > 0.01
 
 
 def test_scatter_is_told_from_misfit(tmp_path: Path) -> None:
     run = read_runs([written(tmp_path / "noisy.jsonl", growth=2e-7, noise=0.01, rounds=20)])
-    assert repeat_cv(run) == pytest.approx(0.01, rel=0.1)
-    assert padded_law(run).law.cv > 2 * repeat_cv(run)
+    assert run.repeat_cv() == pytest.approx(0.01, rel=0.1)
+    assert run.padded_law().law.cv > 2 * run.repeat_cv()
 
 
 def test_the_energy_of_a_batch_is_found_and_is_null_where_it_was_not_read(
-    exact: Run, tmp_path: Path
+    exact: RawRun, tmp_path: Path
 ) -> None:
-    fit = batch_energy(exact)
+    fit = exact.batch_energy()
     assert fit is not None
     assert (fit.law.beta, fit.law.c0) == pytest.approx((BETA, C0), rel=1e-9)
     dark = tmp_path / "dark.jsonl"
     dark.write_text(
         (tmp_path / "exact.jsonl").read_text().replace(f'"joules": {BETA + C0}', '"joules": null')
     )
-    assert batch_energy(read_runs([dark])) is None
+    assert read_runs([dark]).batch_energy() is None
 
 
-def test_the_profile_is_read_by_its_path_and_holds_every_batch(exact: Run, tmp_path: Path) -> None:
+def test_the_profile_is_read_by_its_path_and_holds_every_batch(
+    exact: RawRun, tmp_path: Path
+) -> None:
     path = tmp_path / "found.json"
-    profile = profile_of(exact, padded_law(exact), "found")
+    profile = exact.profile(exact.padded_law(), "found")
     profile.save(path)
     assert load_law(str(path)).padded(8, 256, 8 * 128) == pytest.approx(
         ends(Cell(8, 128, 256), 0)[-1], rel=1e-6
@@ -180,31 +171,31 @@ def test_the_profile_is_read_by_its_path_and_holds_every_batch(exact: Run, tmp_p
     )
 
 
-def test_the_paper_is_compared_with_what_was_measured_alone(exact: Run) -> None:
+def test_the_paper_is_compared_with_what_was_measured_alone(exact: RawRun) -> None:
     assert measured_alone(exact, 128, 512) == pytest.approx(
         ends(Cell(1, 128, 512), 0)[-1]
     )  # within outputs of 1024
     assert measured_alone(exact, 64, 512) is None
-    text = report(exact, padded_law(exact))
+    text = report(exact, exact.padded_law())
     assert "| 128 | 1024 | 23.47 |" in text
     assert f"{ends(Cell(1, 128, 1024), 0)[-1]:.3f}" in text
     assert "| 64 | 512 | 12.18 | not measured |" in text
 
 
 def test_runs_of_one_machine_are_taken_together_and_others_refused(
-    exact: Run, tmp_path: Path
+    exact: RawRun, tmp_path: Path
 ) -> None:
     again = written(tmp_path / "again.jsonl", seed=2, rounds=2)
     both = read_runs([tmp_path / "exact.jsonl", again])
     assert len(both.batches) == 7 * len(CELLS)
-    assert len(round_speeds(both)) == 7
+    assert len(both.round_speeds()) == 7
     other = written(tmp_path / "other.jsonl", machine={"device": "another"})
     with pytest.raises(SpecError, match="different machine"):
         read_runs([again, other])
 
 
 def test_a_killed_run_keeps_its_whole_lines_and_no_run_at_all_is_refused(
-    exact: Run, tmp_path: Path
+    exact: RawRun, tmp_path: Path
 ) -> None:
     text = (tmp_path / "exact.jsonl").read_text()
     cut = tmp_path / "cut.jsonl"
@@ -354,29 +345,31 @@ def test_steps_by_graphs_make_the_tokens_of_steps_without(monkeypatch: pytest.Mo
     assert seen[-1] == (3, 30, 28)
 
 
-class Stopwatch:
-    """Stands for the model: batches that take no time."""
+def stopwatch(step: float = 0.0) -> Any:
+    """A bench whose batches take no time; its warm-up says how long a step takes."""
+    from bench.gpu.measure import Bench
 
-    def __init__(self) -> None:
-        self.served: list[Cell] = []
+    class Stopwatch(Bench):
+        def __init__(self) -> None:
+            self.served: list[Cell] = []
 
-    def warm_up(
-        self, cells: list[Cell], until: float
-    ) -> dict[tuple[int, int], tuple[float, float]]:
-        return {(cell.batch_size, cell.prompt_tokens): (0.0, 0.0) for cell in cells}
+        def warm_up(
+            self, cells: list[Cell], until: float
+        ) -> dict[tuple[int, int], tuple[float, float]]:
+            return {(cell.batch_size, cell.prompt_tokens): (0.0, step) for cell in cells}
 
-    def serve(self, cell: Cell) -> list[float]:
-        self.served.append(cell)
-        return [0.0] * cell.output_tokens
+        def serve(self, cell: Cell) -> list[float]:
+            self.served.append(cell)
+            return [0.0] * cell.output_tokens
+
+    return Stopwatch()
 
 
 def test_each_round_holds_every_cell_once_in_an_order_of_its_own() -> None:
     need("torch")
-    from bench.gpu.measure import measure
-
-    bench, lines = Stopwatch(), []
-    assert measure(
-        bench, CELLS, repeats=3, seed=1, until=float("inf"), joules=lambda: None, write=lines.append
+    bench, lines = stopwatch(), []
+    assert bench.measure(
+        CELLS, repeats=3, seed=1, until=float("inf"), joules=lambda: None, write=lines.append
     ) == 3 * len(CELLS)
     rounds = [
         bench.served[start : start + len(CELLS)] for start in range(0, 3 * len(CELLS), len(CELLS))
@@ -390,27 +383,9 @@ def test_no_batch_is_begun_that_the_budget_has_no_time_for() -> None:
     need("torch")
     from time import perf_counter
 
-    from bench.gpu.measure import measure
-
-    class Slow(Stopwatch):
-        def warm_up(
-            self, cells: list[Cell], until: float
-        ) -> dict[tuple[int, int], tuple[float, float]]:
-            return {(cell.batch_size, cell.prompt_tokens): (0.0, 1.0) for cell in cells}
-
-    bench = Slow()
-    assert (
-        measure(
-            bench,
-            CELLS,
-            repeats=5,
-            seed=1,
-            until=perf_counter() + 10,
-            joules=lambda: None,
-            write=print,
-        )
-        == 0
-    )
+    bench, until = stopwatch(step=1.0), perf_counter() + 10
+    served = bench.measure(CELLS, repeats=5, seed=1, until=until, joules=lambda: None, write=print)
+    assert served == 0
     assert bench.served == []
 
 

@@ -7,19 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from bench import gpu_served
 from bench.gpu.design import PRESETS
 from bench.gpu_served import (
     LENGTHS,
     PROMPTS,
     Live,
-    Setting,
+    ServedModel,
     cells,
     make_model,
     parser,
     rate_at,
-    rate_of,
-    served,
 )
 from kendall import largest_stable_rate
 from queueing.latency.law import parse_law
@@ -42,9 +39,11 @@ def test_the_rate_of_a_cell_is_that_of_unpadded_batches(tmp_path: Path) -> None:
     Profile(name="x", law=parse_law("k1=0.001,k2=0.02,k3=0.001,k4=0.02")).save(law)
     given = {"max_num_seqs": 8, "prompt_tokens": PROMPTS}
     unpadded = largest_stable_rate("elastic:max_batch_size=8", LENGTHS, str(law), **given)
-    assert rate_of("capped:max_batch_size=8", 0.5, law, 8) == pytest.approx(unpadded / 2)
+    options = parser().parse_args(["--folder", str(tmp_path), "--slots", "8"])
+    model = ServedModel(options, None, tmp_path)  # type: ignore[arg-type]  # nobody asks the server
+    assert model.rate("capped:max_batch_size=8", 0.5) == pytest.approx(unpadded / 2)
     whole = largest_stable_rate("continuous:max_batch_size=8", LENGTHS, str(law), **given)
-    assert rate_of("continuous:max_batch_size=8", 0.7, law, 8) == pytest.approx(0.7 * whole)
+    assert model.rate("continuous:max_batch_size=8", 0.7) == pytest.approx(0.7 * whole)
 
 
 def test_no_loads_are_a_calibration_alone() -> None:
@@ -65,23 +64,23 @@ def test_a_cell_that_fails_leaves_the_others_to_another_server(
     seen: Live = {"prediction": {"arrival_rate": 10.0, "load": 0.5, "n": 9, "speed": 1.0}}
     asked: list[tuple[str, float, float]] = []
 
-    def cell(_: Setting, policy: str, load: float, guess: float) -> Live:
+    def cell(_: ServedModel, policy: str, load: float, guess: float) -> Live:
         asked.append((policy, load, guess))
         if policy == "capped":
             raise RuntimeError("the gateway did not come up")
         return seen
 
-    monkeypatch.setattr(gpu_served, "cell", cell)
-    monkeypatch.setattr(gpu_served, "rate_of", lambda *_: 3.0)
+    monkeypatch.setattr(ServedModel, "cell", cell)
+    monkeypatch.setattr(ServedModel, "rate", lambda *_: 3.0)
     options = parser().parse_args(["--folder", str(tmp_path)])
-    setting = Setting(options, None, tmp_path)  # type: ignore[arg-type]  # nobody asks the server
+    model = ServedModel(options, None, tmp_path)  # type: ignore[arg-type]  # nobody asks the server
     left = [("continuous", 0.5), ("capped", 0.5), ("continuous", 0.75)]
     known: dict[str, Live] = {}
     said: list[str] = []
-    served(setting, left, known, said.append)
+    model.serve(left, known, said.append)
     assert left == [("continuous", 0.75)]
     assert said[-1] == "capped, 0.5: the gateway did not come up"
-    served(setting, left, known, said.append)
+    model.serve(left, known, said.append)
     assert left == []
     assert asked == [("continuous", 0.5, 3.0), ("capped", 0.5, 3.0), ("continuous", 0.75, 15.0)]
 

@@ -8,18 +8,28 @@ from pathlib import Path
 
 import pytest
 
-from bench.gateway_cost.edge import Counted
+from bench.gateway_cost import proxy, turns
+from bench.gateway_cost.proxy import (
+    ENVOY,
+    KINDS,
+    LEVELS,
+    LITELLM,
+    OURS,
+    Added,
+    findings,
+    measure,
+    ours,
+    request,
+)
 from bench.gateway_cost.servers import Server, serving
+from bench.gateway_cost.stub import TOKENS
+from bench.gateway_cost.turns import Counted
 from bench.gateway_cost.wire import Connection, WireError
-from bench.proxying import rates
-from bench.proxying.proxies import ENVOY, LITELLM, OURS, ours
-from bench.proxying.rates import Added, findings, measure
-from bench.proxying.stub import TOKENS
 
 
 @pytest.fixture
 def stub(tmp_path: Path) -> Iterator[Server]:
-    with serving("stub", ["bench.proxying.stub", "{port}"], tmp_path) as server:
+    with serving("stub", ["bench.gateway_cost.stub", "{port}"], tmp_path) as server:
         yield server
 
 
@@ -34,8 +44,8 @@ def answered(port: int, request: bytes) -> bytes:
 
 
 def test_the_stub_answers_whole_and_streamed_one_after_the_other(stub: Server) -> None:
-    assert answered(stub.port, rates._call("whole")).count(b'"finish_reason": "length"') == 1
-    streamed = answered(stub.port, rates._call("stream"))
+    assert answered(stub.port, request("whole")).count(b'"finish_reason": "length"') == 1
+    streamed = answered(stub.port, request("stream"))
     assert streamed.count(b"data: ") == TOKENS + 2
     assert streamed.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
     with pytest.raises(WireError, match="404"):
@@ -44,27 +54,28 @@ def test_the_stub_answers_whole_and_streamed_one_after_the_other(stub: Server) -
 
 def test_the_gateway_passes_every_call_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside another stub that stands for a proxy; at most 300 calls are under way."""
-    for name, short in {"WARM_UP": 0.0, "SECONDS": 0.05, "SLICES": 1, "MODERATE": 0.1}.items():
-        monkeypatch.setattr(rates, name, short)
+    monkeypatch.setattr(turns, "WARM_UP", 0.0)
+    monkeypatch.setattr(proxy, "SLICES", 1)
+    monkeypatch.setattr(proxy, "MODERATE", 0.1)
 
     def another(folder: Path, _: int) -> AbstractContextManager[Server]:
-        return serving(ENVOY, ["bench.proxying.stub", "{port}"], folder)
+        return serving(ENVOY, ["bench.gateway_cost.stub", "{port}"], folder)
 
-    found = list(measure({OURS: ours, ENVOY: another}, tmp_path, rounds=1, seed=1))
+    found = list(measure(tmp_path, 1, 1, {OURS: ours, ENVOY: another}, seconds=0.05))
     passed = [each for each in found if isinstance(each, Counted)]
     assert {(each.server, each.kind) for each in passed} == {
-        (proxy, kind) for proxy in (OURS, ENVOY) for kind in ("whole", "stream")
+        (name, kind) for name in (OURS, ENVOY) for kind in ("whole", "stream")
     }
     assert all(each.count > 0 and each.cpu > 0 for each in passed)
     assert {each.proxy for each in found if isinstance(each, Added)} == {OURS, ENVOY}
 
 
 def rounds(calls: dict[str, float], added: float) -> Iterator[Counted | Added]:
-    for proxy, rate in calls.items():
-        for kind in rates.KINDS:
-            yield Counted(proxy, kind, round(rate), 1.0, 1.0)
-        straight = dict.fromkeys(rates.LEVELS, 1.0)
-        yield Added(proxy, rate / 2, dict.fromkeys(rates.LEVELS, 1.0 + added), straight)
+    for name, rate in calls.items():
+        for kind in KINDS:
+            yield Counted(name, kind, round(rate), 1.0, 1.0, 1.0, 0.5)
+        straight = dict.fromkeys(LEVELS, 1.0)
+        yield Added(name, rate / 2, dict.fromkeys(LEVELS, 1.0 + added), straight)
 
 
 @pytest.mark.parametrize(

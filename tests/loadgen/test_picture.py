@@ -14,7 +14,7 @@ from loadgen.compare.comparison import Comparison
 from loadgen.compare.picture import draw_picture
 from tests.golden_files import is_as_kept
 
-RUN = Path(__file__).parents[2] / "docs" / "demo" / "comparison.json"
+RUN = Path(__file__).parents[2] / "bench/results/demo/comparison.json"
 
 
 def test_a_picture_looks_as_it_did_when_somebody_looked(

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.live.thinned import thinned
+from bench.live_check import thinned
 from policies import Request, parse_policy
 from queueing.arrivals.timetable import Timetable
 from queueing.arrivals.traces import read_trace
@@ -125,7 +125,7 @@ def told(found: Sequence[Snapshot], shape: LatencyModel, limits: Limits) -> Iter
 def tables(path: Path, policy: str, load: float) -> list[Told]:
     """Of an hour on virtual time."""
     limits = Limits(max_output_tokens=LONGEST, max_num_seqs=MOST, batch_tokens=BATCH)
-    given = {"most": MOST, "longest": LONGEST, "context": CONTEXT, "batch_tokens": BATCH}
+    given = {"slots": MOST, "longest": LONGEST, "context": CONTEXT, "batch_tokens": BATCH}
     table = thinned(read_trace(path), policy, load, LAW, **given)
     apart = table.intended_at + APART * np.arange(len(table))
     table = dataclasses.replace(table, intended_at=apart)

@@ -1,7 +1,7 @@
 """A server with OpenAI's API that costs next to nothing: its answers are bytes that it has, a
 stream's events leave one by one, in turn with those of the other streams.
 
-`python -m bench.proxying.stub PORT` serves `/v1/chat/completions`, `/v1/models` and `/health`.
+`python -m bench.gateway_cost.stub PORT` serves `/v1/chat/completions`, `/v1/models` and `/health`.
 """
 
 from __future__ import annotations
@@ -75,7 +75,6 @@ class Stub(asyncio.Protocol):
     """One connection, whose requests come one after the other."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Kept for the answers."""
         self._transport = cast("asyncio.Transport", transport)
         self._received = bytearray()
         self._left = 0  # events of the stream that is being sent
@@ -119,7 +118,6 @@ class Stub(asyncio.Protocol):
 
 
 async def serve(port: int) -> None:
-    """Until the process ends."""
     server = await asyncio.get_running_loop().create_server(Stub, "127.0.0.1", port)
     await server.serve_forever()
 

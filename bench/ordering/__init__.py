@@ -1,1 +1,0 @@
-"""Orders of service on a real engine, beside what the law predicts of them."""
