@@ -25,6 +25,13 @@ from server.gateway import Gateway, restarts_of
 from server.http.api.answers import ChatAnswer, CompletionAnswer
 from server.http.api.failures import add_failures, in_words_of
 from server.http.api.models import add_models
+from server.http.api.newer_endpoints import (
+    BEYOND,
+    Call,
+    MessagesRequest,
+    ResponsesRequest,
+    described,
+)
 from server.http.api.openapi import ANSWERING, answers, body, document, errors
 from server.http.api.parameters import ADVICE_QUERY, CALL_HEADERS
 from server.http.api.schema import AutopilotChange, ChatRequest, CompletionRequest
@@ -34,14 +41,6 @@ from server.http.api.validation import field_in, parse
 from server.http.bodies import BodyBudget
 from server.http.call import answer, direct
 from server.http.client_connection import watch_client
-from server.http.front.fields import (
-    BEYOND,
-    Call,
-    MessagesRequest,
-    ResponsesRequest,
-    described,
-    endpoint_of,
-)
 from server.http.front.others import add_others
 from server.http.headers import stamped
 from server.http.passing.routes import add_passing
@@ -213,7 +212,7 @@ def _add_openai(app: _App, gateway: Gateway) -> None:
     # under /openai, too: KServe has them there
     app.direct = {
         f"{base}/v1/{name}": direct(
-            gateway, partial(answer, gateway, model=model), endpoint_of(model).dialect
+            gateway, partial(answer, gateway, model=model), model.endpoint.dialect
         )
         for name, model in models.items()
         for base in ("", "/openai")

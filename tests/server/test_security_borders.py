@@ -4,10 +4,12 @@ connection that is no socket.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import logging
 import math
+import re
 import ssl
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,8 +19,9 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter
 
 from policies import SpecError
+from server.engines.base import Structured
 from server.http import bounds as protocol
-from server.http.api.limits import check_form_size, check_prompt
+from server.http.api.checked_call import check_form_size, check_prompt
 from server.http.bounds import (
     ANSWERED_BYTES,
     CHUNK_FRAMING,
@@ -30,7 +33,7 @@ from server.http.bounds import (
 from server.runtime.errors import ApiError
 from server.runtime.wording import brief, excerpt, public
 from server.security import audit
-from server.security.audit import LINES, Audit, _Rate
+from server.security.audit import LINES, Audit
 from server.security.cors import cors, read_origins
 from server.security.denials import NO_KEY, REASONS
 from server.security.exposure import no_password, uvicorn_tls, warn_of
@@ -264,17 +267,14 @@ def test_a_prompt_and_a_form_are_refused_beyond_their_bound() -> None:
         "context_length_exceeded",
         "prompt",
     )
-    form: Any = SimpleNamespace(
-        form=lambda: SimpleNamespace(value="ä" * 10), form_field=lambda: "guided_regex"
-    )
-    check_form_size(form, 22)  # two bytes each, and quotes
+    form = Structured("regex", "ä" * 10)
+    check_form_size(form, 22, "guided_regex")  # two bytes each, and quotes
     with pytest.raises(
         ApiError, match="got a structured-output definition of 22 bytes; expected at most 21"
     ) as refused:
-        check_form_size(form, 21)
+        check_form_size(form, 21, "guided_regex")
     assert (refused.value.status, refused.value.param) == (400, "guided_regex")
-    nothing: Any = SimpleNamespace(form=lambda: None)
-    check_form_size(nothing, 0)
+    check_form_size(None, 0, None)
 
 
 @pytest.mark.parametrize(
@@ -333,13 +333,38 @@ def test_an_excerpt_has_four_entries_and_eighty_characters() -> None:
 # the audit trail
 
 
-def test_ten_lines_a_minute_and_the_number_of_those_withheld() -> None:
-    rate = _Rate()
-    assert [rate.take(0.0) for _ in range(LINES + 3)] == [0] * 10 + [None] * 3
-    assert rate.take(59.9) is None
-    assert [rate.take(60.0) for _ in range(11)] == [4] + [0] * 9 + [None]
-    assert rate.take(119.9) is None
-    assert rate.take(120.0) == 2
+def test_ten_lines_a_minute_and_the_number_of_those_withheld(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    counter = Counter("denied", "", ["reason"], registry=CollectorRegistry())
+    trail = Audit(counter)
+    scope = {"method": "GET", "path": "/", "headers": []}
+    withheld = re.compile(r"; (\d+) more since the last such line$")
+
+    async def at(instant: float, calls: int) -> list[int]:
+        """How many were withheld before each line that is written."""
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(start + instant - loop.time())
+        caplog.clear()
+        for _ in range(calls):
+            trail.denied(scope, NO_KEY.reason)
+        said = [withheld.search(record.getMessage()) for record in caplog.records]
+        return [0 if more is None else int(more[1]) for more in said]
+
+    async def main() -> None:
+        nonlocal start
+        start = asyncio.get_running_loop().time()
+        assert await at(0.0, LINES + 3) == [0] * 10
+        assert await at(59.9, 1) == []
+        assert await at(60.0, 11) == [4] + [0] * 9
+        assert await at(119.9, 1) == []
+        assert await at(120.0, 1) == [2]
+
+    start = 0.0
+    run_virtual(main())
+    samples = [sample for metric in counter.collect() for sample in metric.samples]
+    counts = {s.labels["reason"]: s.value for s in samples if s.name == "denied_total"}
+    assert counts[NO_KEY.reason] == LINES + 3 + 1 + 11 + 1 + 1
 
 
 def test_who_called_is_told_with_what_a_proxy_says(caplog: pytest.LogCaptureFixture) -> None:

@@ -12,9 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from server.engines.base import InvalidPromptError
 from server.gateway import Gateway
 from server.http.api.answers import Detokenized, Tokenized
-from server.http.api.models import check_model
+from server.http.api.checked_call import chat_tokens, check_model, refused_prompt
 from server.http.api.openapi import answers, body
-from server.http.api.prompts import chat_tokens, refused_prompt
 from server.http.api.schema import MOST_MESSAGES, ChatMessage, First, Flag, Templated, TokenId
 from server.http.api.validation import check_extra, parse
 from server.http.unqueued import Unqueued

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
-from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
 from server.http.api.unserved import (
@@ -22,7 +21,7 @@ from server.http.api.unserved import (
     unknown_field,
     unknown_to_all,
 )
-from server.http.bodies import parsed
+from server.http.bodies import parsed, read_body
 from server.runtime.errors import ApiError
 from server.runtime.wording import MAX_ECHO, brief, excerpt, place_of
 from server.security.settings import MAX_BODY_BYTES
@@ -32,23 +31,6 @@ log = logging.getLogger("kendall")
 MOST_ERRORS = 1024  # of one body that are looked at: each is an object
 NOT_KNOWN = "which neither OpenAI nor vLLM has"  # a field
 _Model = TypeVar("_Model", bound=BaseModel)
-
-
-async def read_body(receive: Receive, most: int = MAX_BODY_BYTES) -> bytes:
-    """The whole body. Raises ApiError 413, or ClientDisconnect."""
-    body = bytearray()
-    more = True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        body += message.get("body", b"")
-        if len(body) > most:
-            raise ApiError(
-                413, "body_too_large", f"got a body of more than {most} bytes; expected less"
-            )
-        more = message.get("more_body", False)
-    return bytes(body)
 
 
 def validate(body: bytes, model: type[_Model]) -> _Model:

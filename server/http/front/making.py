@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from msgspec.structs import replace
-from pydantic_core import from_json, to_json
+from pydantic_core import from_json
 
 from policies import Request
 from server.engines.base import EngineRequest, Sampling
@@ -20,13 +20,14 @@ from server.front.desk import Desk
 from server.front.endpoints import Dialect, Endpoint
 from server.front.sampling import sampling_of
 from server.gateway import Gateway
-from server.http.api.engine_requests import Arrival, room_of, with_form
-from server.http.api.limits import form_too_large
-from server.http.api.prompts import conversation
-from server.http.api.sampling import check_sampling
-from server.http.api.schema import ChatRequest
-from server.http.bodies import AT_ONCE
-from server.http.front.fields import (
+from server.http.api.checked_call import (
+    Arrival,
+    check_form_size,
+    conversation,
+    room_of,
+    with_sampling_checked,
+)
+from server.http.api.newer_endpoints import (
     BEYOND,
     OWN,
     Call,
@@ -34,6 +35,8 @@ from server.http.front.fields import (
     check_tools,
     served_by_vllm,
 )
+from server.http.api.schema import ChatRequest
+from server.http.bodies import AT_ONCE
 from server.runtime.errors import ApiError
 
 RENDERED = ("multimodal",)  # prompts that are more than their token ids
@@ -77,12 +80,9 @@ class Front:
         requests = list(self._sequences(arrival, patience, plain))
         if not requests:
             raise ApiError(500, "internal_error", "vLLM asked for no sequence of this call")
-        sampling = requests[0].sampling
-        self._check_form(sampling)
-        checked = await check_sampling(gateway.tokenizer, sampling, call, arrival.caller)
-        if checked is sampling:
-            return requests
-        return [with_form(each, checked, gateway.now(), patience) for each in requests]
+        most = gateway.settings.security.max_form_bytes
+        check_form_size(requests[0].sampling.structured, most, "tools")
+        return await with_sampling_checked(gateway, requests, call, arrival, patience)
 
     async def _reach(self, body: Mapping[str, Any], apart: Apart | None) -> None:
         self.close()
@@ -153,14 +153,6 @@ class Front:
             asked_output_tokens=most,
         )
 
-    def _check_form(self, sampling: Sampling) -> None:
-        form = sampling.structured
-        if form is not None:
-            size = len(to_json(form.value))
-            most = self._gateway.settings.security.max_form_bytes
-            if size > most:
-                raise form_too_large(size, most, "tools")
-
 
 def apart_of(desk: Desk, endpoint: Endpoint, body: bytes, caller: str) -> Apart | None:
     """Where a call is rendered that would hold the event loop; None where it is small. Prompts of
@@ -176,22 +168,9 @@ async def _parsed_again(body: bytes) -> Any:
 
 
 def front_of(gateway: Gateway, call: Call, body: bytes) -> Front | None:
-    """None where the gateway answers itself. Raises ApiError 501 where it cannot."""
-    if gateway.desk is not None:
-        endpoint = served_by_vllm(gateway.desk, call)
-        return None if endpoint is None else Front(gateway, call, endpoint, body)
-    if isinstance(call, NewerRequest):
-        raise no_desk(call.endpoint)
-    return None
-
-
-def no_desk(endpoint: Endpoint) -> ApiError:
-    """The engine's library does not serve it."""
-    return ApiError(
-        501,
-        "unsupported",
-        f"got {endpoint.path}, which the emulated engine does not serve; expected --engine vllm",
-    )
+    """None where the gateway answers itself."""
+    endpoint = served_by_vllm(_desk(gateway), call)
+    return None if endpoint is None else Front(gateway, call, endpoint, body)
 
 
 def _desk(gateway: Gateway) -> Desk:

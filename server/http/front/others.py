@@ -12,12 +12,13 @@ from server.admission.control import caller_of
 from server.front.call import FrontCall
 from server.front.endpoints import COUNT_TOKENS, Endpoint, error_body
 from server.gateway import Gateway
+from server.http.api.checked_call import check_newer, not_served
+from server.http.api.newer_endpoints import MessagesRequest, check_tools, described
 from server.http.api.openapi import errors
-from server.http.api.validation import read_body, validate
-from server.http.bodies import parsed
+from server.http.api.validation import validate
+from server.http.bodies import parsed, read_body
 from server.http.client_connection import while_connected
-from server.http.front.fields import MessagesRequest, check_newer, check_tools, described
-from server.http.front.making import apart_of, no_desk
+from server.http.front.making import apart_of
 from server.http.unqueued import Unqueued
 from server.runtime.errors import ApiError
 from server.security.early_answer import RejectionResponse
@@ -75,7 +76,7 @@ def add_others(app: FastAPI, gateway: Gateway, unqueued: Unqueued) -> None:
 async def _counted(gateway: Gateway, call: CountTokensRequest, sent: bytes, caller: str) -> bytes:
     desk = gateway.desk
     if desk is None:
-        raise no_desk(COUNT_TOKENS)
+        raise not_served(COUNT_TOKENS)
     body = call.model_dump(exclude_unset=True)
     counting = FrontCall(await desk.serving(), COUNT_TOKENS, body)
     try:

@@ -14,18 +14,16 @@ from starlette.types import Receive, Scope
 
 from policies import Request
 from server.admission.control import caller_of
-from server.admission.limits import check_sequences
 from server.admission.rejections import EARLY
 from server.engines.base import EngineRequest, Sampling
 from server.engines.passing import PROMPT_START, PassedCall, PassingEngine
 from server.front.endpoints import dialect_of, error_body
 from server.gateway import Gateway
-from server.http.api.limits import check_prompt
-from server.http.api.validation import read_body
+from server.http.api.checked_call import check_prompt, check_sequences, flow_of, is_retry
 from server.http.arrival_timestamps import RECEIVED_AT
-from server.http.bodies import MOST_VALUES, parsed
+from server.http.bodies import MOST_VALUES, parsed, read_body
 from server.http.client_connection import while_connected
-from server.http.headers import asked_id, flow_of
+from server.http.headers import asked_id
 from server.http.passing.answer import PassedAnswer, raw
 from server.http.passing.endpoints import (
     Endpoint,
@@ -42,7 +40,6 @@ from server.http.passing.endpoints import (
     whole,
 )
 from server.http.submitted import AnswerOptions
-from server.live.arrivals_seen import is_retry
 from server.runtime.errors import ApiError
 from server.runtime.logs import log_prompt
 from server.runtime.passed_headers import named_by, text_of

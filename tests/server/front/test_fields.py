@@ -28,15 +28,14 @@ from server.front.endpoints import (
 )
 from server.front.proxy import EngineProxy
 from server.front.sampling import sampling_of
-from server.http.api.schema import ChatRequest, CompletionRequest
-from server.http.front.fields import (
+from server.http.api.checked_call import check_newer
+from server.http.api.newer_endpoints import (
     MessagesRequest,
     ResponsesRequest,
-    check_newer,
     check_tools,
-    endpoint_of,
     served_by_vllm,
 )
+from server.http.api.schema import ChatRequest, CompletionRequest
 from server.operations.serving import choose_engine
 from server.queue.continuing import resumable, way_to_continue
 from server.runtime.errors import ApiError
@@ -132,7 +131,7 @@ def test_a_reasoning_parser_takes_every_chat() -> None:
 
 def test_each_model_of_a_body_has_its_endpoint() -> None:
     models = (ChatRequest, CompletionRequest, ResponsesRequest, MessagesRequest)
-    assert [endpoint_of(model) for model in models] == [CHAT, COMPLETIONS, RESPONSES, MESSAGES]
+    assert [model.endpoint for model in models] == [CHAT, COMPLETIONS, RESPONSES, MESSAGES]
 
 
 def refusal_of(asked: Any, settings: Settings = SETTINGS) -> tuple[int, str, str | None] | None:
@@ -186,11 +185,11 @@ def test_unknown_fields_may_be_ignored() -> None:
 
 
 def test_the_clients_limit_is_the_endpoints_own() -> None:
-    assert newer(ResponsesRequest, max_output_tokens=7).client_limit() == 7
-    assert newer(ResponsesRequest).client_limit() is None
-    assert newer(MessagesRequest).client_limit() == 3
+    assert newer(ResponsesRequest, max_output_tokens=7).client_limit == 7
+    assert newer(ResponsesRequest).client_limit is None
+    assert newer(MessagesRequest).client_limit == 3
     assert newer(MessagesRequest).formless is False
-    assert newer(MessagesRequest).wanted_logprobs() is None
+    assert newer(MessagesRequest).wanted_logprobs is None
 
 
 def test_tools_that_a_server_would_run_are_refused_by_name() -> None:
@@ -204,7 +203,7 @@ def test_tools_that_a_server_would_run_are_refused_by_name() -> None:
 
 
 def test_max_tokens_may_be_zero_for_the_prompt_alone() -> None:
-    assert completions(max_tokens=0, echo=True).client_limit() == 0
+    assert completions(max_tokens=0, echo=True).client_limit == 0
     for fields in ({}, {"echo": False}):
         with pytest.raises(ValueError, match="got max_tokens=0; expected at least 1, or echo=true"):
             completions(max_tokens=0, **fields)

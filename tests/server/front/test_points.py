@@ -9,8 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from server.engines.base import EngineRequest, Sampling
+from server.http.api.newer_endpoints import BEYOND, MessagesRequest, ResponsesRequest
 from server.http.api.schema import ChatRequest, CompletionRequest
-from server.http.front.fields import BEYOND, MessagesRequest, ResponsesRequest
 from server.http.front.others import CountTokensRequest
 from server.runtime.errors import ApiError
 

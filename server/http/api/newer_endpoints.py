@@ -10,17 +10,13 @@ from starlette.responses import Response
 
 from server.admission.limits_in_force import Tokens
 from server.front.desk import Desk
-from server.front.endpoints import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Endpoint
+from server.front.endpoints import CHAT, MESSAGES, RESPONSES, Endpoint
 from server.http.api.answers import ErrorAnswer, MessagesErrorAnswer
-from server.http.api.limits import check_forced
-from server.http.api.models import check_model
 from server.http.api.openapi import ANSWERING, errors, fields
 from server.http.api.parameters import CALL_HEADERS
 from server.http.api.schema import ChatRequest, CompletionRequest, Generation
-from server.http.api.unserved import UNSERVED, check_unserved
-from server.http.api.validation import refuse_unknown
+from server.http.api.unserved import UNSERVED
 from server.runtime.errors import ApiError
-from server.settings import Settings
 
 # of the two endpoints that the gateway answers itself: where one of these says something, vLLM does
 BEYOND: dict[type[Generation], frozenset[str]] = {
@@ -55,7 +51,6 @@ class NewerRequest(Generation):
     of it. The rest is looked at by vLLM.
     """
 
-    endpoint: ClassVar[Endpoint]
     required: ClassVar[tuple[str, ...]] = ("model", "messages")
     served: ClassVar[frozenset[str]]
     # each with the values that ask for nothing
@@ -66,6 +61,7 @@ class NewerRequest(Generation):
         """Its tools may be a form."""
         return False
 
+    @property
     def wanted_logprobs(self) -> int | None:
         """vLLM says."""
         return None
@@ -102,6 +98,7 @@ class ResponsesRequest(NewerRequest):
     max_output_tokens: Tokens | None = None
     previous_response_id: str | None = None
 
+    @property
     def client_limit(self) -> int | None:
         """Under OpenAI's newest name."""
         return self.max_output_tokens
@@ -132,13 +129,6 @@ class MessagesRequest(NewerRequest):
 Call = CompletionRequest | ChatRequest | NewerRequest
 
 
-def endpoint_of(model: type[Call]) -> Endpoint:
-    """Of the calls that are read so."""
-    if issubclass(model, NewerRequest):
-        return model.endpoint
-    return CHAT if issubclass(model, ChatRequest) else COMPLETIONS
-
-
 def described(model: type[NewerRequest], *, streams: bool = True) -> dict[str, Any]:
     """What FastAPI takes of its route, for `/openapi.json`."""
     media: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
@@ -156,32 +146,12 @@ def described(model: type[NewerRequest], *, streams: bool = True) -> dict[str, A
     }
 
 
-def check_newer(settings: Settings, call: NewerRequest) -> None:
-    """Raises ApiError for a field that vLLM's endpoint would ignore."""
-    check_model(settings, call.model)
-    check_forced(settings, call)
-    given = {name: getattr(call, name) for name in call.model_fields_set}
-    others = {name: given[name] for name in given.keys() - call.served - OWN}
-    unknown = check_unserved(others, {}, {**UNSERVED, **call.unserved})
-    why = f"which {call.endpoint.path} does not have"
-    refuse_unknown(settings, unknown, call.served | OWN, why)
-    if isinstance(call, ResponsesRequest) and call.previous_response_id is not None:
-        raise ApiError(
-            404,
-            "not_found",
-            "got previous_response_id, and this gateway keeps no responses; send the conversation "
-            "in input",
-            param="previous_response_id",
-        )
-
-
 def served_by_vllm(desk: Desk, call: Call) -> Endpoint | None:
     """The endpoint of vLLM that answers it; None where the gateway itself does."""
     if isinstance(call, NewerRequest):
         return call.endpoint
-    chat = isinstance(call, ChatRequest)
     if call.model_extra and _asks(call, call.model_extra):
-        return CHAT if chat else COMPLETIONS
+        return call.endpoint
     if isinstance(call, ChatRequest):
         return CHAT if desk.every_chat or (desk.takes_parts and _has_parts(call)) else None
     return None
