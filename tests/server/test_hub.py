@@ -170,12 +170,12 @@ def test_only_local_models_forbid_the_engine_to_ask_the_hub(tmp_path: Path) -> N
     """`prepare` without a model once set HF_HUB_OFFLINE for every model: no name could be
     fetched.
     """
-    from server.engines.vllm.process import _environment
+    from server.engines.vllm.process import environment_of
 
     assert (
-        _environment("tiny")["HF_HUB_OFFLINE"]
-        == _environment(str(tmp_path))["HF_HUB_OFFLINE"]
+        environment_of("tiny")["HF_HUB_OFFLINE"]
+        == environment_of(str(tmp_path))["HF_HUB_OFFLINE"]
         == "1"
     )
-    assert "HF_HUB_OFFLINE" not in _environment("owner/name")
-    assert "HF_HUB_OFFLINE" not in _environment("")
+    assert "HF_HUB_OFFLINE" not in environment_of("owner/name")
+    assert "HF_HUB_OFFLINE" not in environment_of("")

@@ -252,7 +252,7 @@ class RayEngine:
             return [stillborn(engine_request) for engine_request in requests]
         streams = [TokenStream(each.request.id) for each in requests]
         self._answers.expect(streams)
-        self._order(Dispatch(list(map(_sent, requests)), padded, joining))
+        self._order(Dispatch(list(map(as_it_travels, requests)), padded, joining))
         return streams
 
     def cancel(self, request_ids: Sequence[str]) -> None:
@@ -267,8 +267,8 @@ class RayEngine:
         self._orders += 1
 
 
-def _sent(engine_request: EngineRequest) -> EngineRequest:
-    """As it travels: a trace is of this process."""
+def as_it_travels(engine_request: EngineRequest) -> EngineRequest:
+    """For the actor: a trace is of this process, and only the headers that name it go along."""
     if engine_request.trace is None:
         return engine_request
     headers = dict(engine_request.trace.handed_on(engine_request.request.id))

@@ -15,7 +15,7 @@ from queueing.latency.law import parse_law
 from server.engines.base import EngineRequest, Sampling, Structured, Token, TokenLogprob
 from server.engines.emulated import EmulatedEngine
 from server.engines.ray.actor import EngineActor
-from server.engines.ray.engine import Handed, _sent
+from server.engines.ray.engine import Handed, as_it_travels
 from server.engines.ray.messages import Cancel, Dispatch, End, Failure, Inbox, StepEnd, Tokens
 from server.engines.ray.options import needs_of
 from tests.server.asgi import LAW
@@ -94,10 +94,10 @@ def test_what_travels_comes_back_as_it_was() -> None:
         rendered={"prompt_token_ids": [1]},
     )
     sampling = Sampling(max_tokens=3, structured=Structured("regex", "a+", prepared={"a": 1}))
-    sent = _sent(full)
+    sent = as_it_travels(full)
     assert sent.trace == Handed({"traceparent": "00-r1-01"})
     assert sent.trace.handed_on("other") == {"traceparent": "00-r1-01"}
-    assert _sent(request(1, 4)).trace is None
+    assert as_it_travels(request(1, 4)).trace is None
     token = Token(3, "x", True, {3: TokenLogprob("x", -0.5, 1)})
     for one in (Dispatch([sent], True, False), sampling, Tokens("r1", [token]), End("r1", "stop")):
         assert pickle.loads(pickle.dumps(one)) == one
