@@ -7,7 +7,6 @@ go on without one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from server.engines.base import Sampling, Structured
@@ -52,7 +51,10 @@ def sampling_of(params: Any, plain: Any, limit: int) -> Sampling:
 
 def check_mirrored(params: Any, plain: Any) -> None:
     """Raises ApiError 501 for a parameter that says something and is not among ours."""
-    for name in _strangers(type(params).__struct_fields__):
+    known = {*SAME, *LISTS, *OWN_RULE}
+    for name in type(params).__struct_fields__:
+        if name in known or name.startswith("_"):
+            continue
         value = getattr(params, name)
         if value != getattr(plain, name) and value not in HARMLESS.get(name, ()):
             raise ApiError(
@@ -61,11 +63,6 @@ def check_mirrored(params: Any, plain: Any) -> None:
                 f"got {name}, which this gateway does not support; leave it out",
                 param=name,
             )
-
-
-def _strangers(names: Iterable[str]) -> list[str]:
-    known = {*SAME, *LISTS, *OWN_RULE}
-    return [name for name in names if name not in known and not name.startswith("_")]
 
 
 def structured_of(outputs: Any) -> Structured | None:

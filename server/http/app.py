@@ -320,7 +320,8 @@ def _add_admin(app: FastAPI, gateway: Gateway) -> None:
             "draining": gateway.lifecycle.draining,
             "supervision": gateway.supervisor.statistics()
             | {"stuck": gateway.lifecycle.stuck, "restarts": restarts_of(gateway)}
-            | _poison(gateway),
+            | batcher.recovery.statistics()
+            | {"refused_prompts": len(gateway.rejected_prompts)},
             "servers": servers_seen(gateway),
             "arrivals": gateway.arrivals.state(batcher.epoch),
             "overload": gateway.overload.state(),
@@ -334,11 +335,6 @@ def _add_admin(app: FastAPI, gateway: Gateway) -> None:
                 "autopilot": gateway.live_model().pilot_failures.state(),
             },
         }
-
-
-def _poison(gateway: Gateway) -> dict[str, Any]:
-    refused = {"refused_prompts": len(gateway.rejected_prompts)}
-    return gateway.batcher.recovery.statistics() | refused
 
 
 async def _at_another_rate(live: LiveModel, request: Request, factor: str) -> dict[str, Any]:
@@ -367,7 +363,11 @@ def _add_live(app: FastAPI, gateway: Gateway) -> None:
         request: Request, *, what_if: bool = False, rate_factor: str | None = None
     ) -> dict[str, Any]:
         live = gateway.live_model()
-        _known(request.query_params)
+        for key in request.query_params:
+            if key not in PREDICTION_QUERY:
+                names = f"{' or '.join(PREDICTION_QUERY)}{suggest(key, PREDICTION_QUERY)}"
+                message = f"got {brief(key)}; expected {names}"
+                raise ApiError(400, "invalid_parameter", message, param=key)
         _each_once(request.query_params)
         if rate_factor is not None:
             return await _at_another_rate(live, request, rate_factor)
@@ -406,14 +406,6 @@ def _add_live(app: FastAPI, gateway: Gateway) -> None:
 
 
 PREDICTION_QUERY = ("what_if", "rate_factor")
-
-
-def _known(asked: QueryParams) -> None:
-    """Raises ApiError where a parameter of `/admin/prediction` is none."""
-    for key in asked:
-        if key not in PREDICTION_QUERY:
-            expected = f"expected {' or '.join(PREDICTION_QUERY)}{suggest(key, PREDICTION_QUERY)}"
-            raise ApiError(400, "invalid_parameter", f"got {brief(key)}; {expected}", param=key)
 
 
 def _each_once(asked: QueryParams) -> None:

@@ -115,9 +115,14 @@ async def _asked(
     """What a server counts in a prompt of so many bytes; one that fails to, or counts more than
     they can be, is not asked for a while.
     """
-    question = _question(path, fields)
-    if question is None:
+    prompt = bytes(fields.get("prompt") or b"")
+    if path == "/v1/chat/completions" and "messages" in fields:
+        names = [name for name in ("model", *FORWARDED) if name in fields]
+    elif path == "/v1/completions" and prompt.startswith(b'"'):
+        names = ["model", "prompt"]
+    else:  # what TOKENIZE does not take
         return None
+    question = msgspec.json.encode({name: fields.get(name) for name in names})
     try:
         status, body = await upstream.ask(TOKENIZE, question, LIMIT)
     except LOST:
@@ -143,17 +148,6 @@ def counted_tokens(status: int, body: bytes) -> int | None:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     return count if count > 0 else None
-
-
-def _question(path: str, fields: Mapping[str, msgspec.Raw]) -> bytes | None:
-    """The body for `/tokenize`; None for what it does not take."""
-    if path == "/v1/chat/completions":
-        asked = {name: fields[name] for name in ("model", *FORWARDED) if name in fields}
-        return msgspec.json.encode(asked) if "messages" in asked else None
-    prompt = fields.get("prompt")
-    if path != "/v1/completions" or prompt is None or not bytes(prompt).startswith(b'"'):
-        return None
-    return msgspec.json.encode({"model": fields.get("model"), "prompt": prompt})
 
 
 def _token_ids(fields: Mapping[str, msgspec.Raw]) -> int | None:

@@ -113,29 +113,23 @@ def _connected(
     address: str | None, told: Callable[[BaseException | None], object], over: threading.Event
 ) -> None:
     try:
-        _connect(address)
+        os.environ.setdefault(*NO_WARNING)
+        options: dict[str, Any] = {}
+        if address is None:
+            os.environ.setdefault(*NO_CLUSTER)
+            options = {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+        import ray  # noqa: PLC0415 - an extra
+
+        ray.init(
+            address=address or "local",
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            namespace="kendall",
+            **options,
+        )
     except BaseException as error:  # noqa: BLE001 - it is raised where it is awaited
         told(error)
         return
-    import ray  # noqa: PLC0415 - an extra
-
     told(None)
     over.wait()
     ray.shutdown()
-
-
-def _connect(address: str | None) -> None:
-    os.environ.setdefault(*NO_WARNING)
-    options: dict[str, Any] = {}
-    if address is None:
-        os.environ.setdefault(*NO_CLUSTER)
-        options = {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
-    import ray  # noqa: PLC0415 - an extra
-
-    ray.init(
-        address=address or "local",
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        namespace="kendall",
-        **options,
-    )

@@ -150,39 +150,25 @@ def served_by_vllm(desk: Desk, call: Call) -> Endpoint | None:
     """The endpoint of vLLM that answers it; None where the gateway itself does."""
     if isinstance(call, NewerRequest):
         return call.endpoint
-    if call.model_extra and _asks(call, call.model_extra):
-        return call.endpoint
-    if isinstance(call, ChatRequest):
-        return CHAT if desk.every_chat or (desk.takes_parts and _has_parts(call)) else None
-    return None
-
-
-def _asks(call: Call, extra: Mapping[str, Any]) -> bool:
-    """Whether one of the fields beyond ours says something."""
-    return any(
-        value is not None and not _is_any_of(value, _harmless(call, name))
-        for name, value in extra.items()
-        if name in BEYOND[type(call)]
-    )
-
-
-def _harmless(call: Call, name: str) -> tuple[Any, ...]:
-    own = (call.harmless[name],) if name in call.harmless else ()
-    return UNSERVED[name] + own
-
-
-def _is_any_of(value: Any, others: tuple[Any, ...]) -> bool:
-    return any(type(value) is type(other) and value == other for other in others)
-
-
-def _has_parts(call: ChatRequest) -> bool:
-    """Other than text."""
-    return any(
+    extra = call.model_extra or {}
+    for name in BEYOND[type(call)].intersection(extra):
+        harmless = [
+            None,
+            *UNSERVED[name],
+            *([call.harmless[name]] if name in call.harmless else ()),
+        ]
+        value = extra[name]
+        if not any(type(value) is type(other) and value == other for other in harmless):
+            return call.endpoint
+    if not isinstance(call, ChatRequest):
+        return None
+    parts = desk.takes_parts and any(
         part.get("type") != "text"
         for message in call.messages
         if isinstance(message.content, list)
         for part in message.content
     )
+    return CHAT if desk.every_chat or parts else None
 
 
 def check_tools(tools: Any) -> None:

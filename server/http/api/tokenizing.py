@@ -109,23 +109,19 @@ def _check_name(gateway: Gateway, name: str | None) -> None:
         check_model(gateway.settings, name)
 
 
-def _refuse_template(call: TokenizeRequest) -> None:
-    for field in ("chat_template_kwargs", "continue_final_message"):
-        if getattr(call, field):
-            raise ApiError(
-                400,
-                "invalid_request",
-                f"got {field} with a prompt; expected it with messages only",
-                param=field,
-            )
-
-
 async def _tokens(gateway: Gateway, call: TokenizeRequest) -> list[int]:
     if (call.prompt is None) == (call.messages is None):
         raise ApiError(400, "invalid_request", "expected either prompt or messages", param="prompt")
     try:
         if call.prompt is not None:
-            _refuse_template(call)
+            for field in ("chat_template_kwargs", "continue_final_message"):
+                if getattr(call, field):
+                    raise ApiError(
+                        400,
+                        "invalid_request",
+                        f"got {field} with a prompt; expected it with messages only",
+                        param=field,
+                    )
             return await gateway.tokenizer.encode(
                 call.prompt, special_tokens=call.add_special_tokens is not False
             )

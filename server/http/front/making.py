@@ -71,8 +71,12 @@ class Front:
         gateway, call = self._gateway, self._asked
         if isinstance(call, ChatRequest) and not _desk(gateway).takes_parts:
             conversation(call.messages)
-        sent = await _parsed_again(self._body)
-        body = _body_for_vllm(call, sent) | {"request_id": _id_of(self.endpoint, arrival.call_id)}
+        large = len(self._body) > AT_ONCE  # it is known to be JSON of a bounded number of values
+        sent = await asyncio.to_thread(from_json, self._body) if large else from_json(self._body)
+        # vLLM puts the prefixes of the two older endpoints before an id by itself
+        prefix, _, digits = arrival.call_id.partition("-")
+        name = digits if self.endpoint.dialect == "openai" else f"{prefix}_{digits}"
+        body = _body_for_vllm(call, sent) | {"request_id": name}
         apart = apart_of(_desk(gateway), self.endpoint, self._body, arrival.caller)
         await gateway.supervisor.across_restarts(lambda: self._reach(body, apart))
         assert self.call is not None
@@ -162,11 +166,6 @@ def apart_of(desk: Desk, endpoint: Endpoint, body: bytes, caller: str) -> Apart 
     return None if small or endpoint.name == "completions" else Apart(desk.large_calls, caller)
 
 
-async def _parsed_again(body: bytes) -> Any:
-    """It is known to be JSON of a bounded number of values."""
-    return from_json(body) if len(body) <= AT_ONCE else await asyncio.to_thread(from_json, body)
-
-
 def front_of(gateway: Gateway, call: Call, body: bytes) -> Front | None:
     """None where the gateway answers itself."""
     endpoint = served_by_vllm(_desk(gateway), call)
@@ -176,12 +175,6 @@ def front_of(gateway: Gateway, call: Call, body: bytes) -> Front | None:
 def _desk(gateway: Gateway) -> Desk:
     assert gateway.desk is not None
     return gateway.desk
-
-
-def _id_of(endpoint: Endpoint, call_id: str) -> str:
-    """As vLLM takes it: it puts the prefixes of the two older endpoints before it."""
-    prefix, _, digits = call_id.partition("-")
-    return digits if endpoint.dialect == "openai" else f"{prefix}_{digits}"
 
 
 def _body_for_vllm(call: Call, body: dict[str, Any]) -> dict[str, Any]:

@@ -28,14 +28,8 @@ from server.http.passing.answer import PassedAnswer, raw
 from server.http.passing.endpoints import (
     Endpoint,
     Fields,
-    clipped,
     model_of,
     number,
-    own_limit,
-    parse,
-    plain,
-    prompt_of,
-    sequences,
     streams,
     whole,
 )
@@ -111,7 +105,7 @@ class Incoming:
         endpoint, limit = self.endpoint, gateway.limits.max_output_tokens
         caller, keys = caller_of(self.scope), len(gateway.settings.security.api_keys)
         room = max(1, gateway.batcher.capabilities.max_model_len - tokens)
-        own = own_limit(endpoint, self.fields) if endpoint.limits else 1
+        own = endpoint.own_limit(self.fields) if endpoint.limits else 1
         asked = room if own is None else max(1, min(own, room))
         request = Request(
             id=f"{self.call_id}-0",
@@ -122,7 +116,7 @@ class Incoming:
             priority=whole(self.fields, "priority") or 0,
             deadline=math.inf if patience is None else self.at + patience,
             flow=flow_of(self.scope["headers"], caller, keys),
-            sequences=sequences(endpoint, self.fields),
+            sequences=endpoint.sequences(self.fields),
             reserved_tokens=gateway.limits.reserved_tokens,
         )
         call = PassedCall(
@@ -152,10 +146,10 @@ class Incoming:
         """Its body with the gateway's limit where that is the smaller one, and the most tokens of
         its answer.
         """
-        own = own_limit(self.endpoint, self.fields)
+        own = self.endpoint.own_limit(self.fields)
         limits = [each for each in (own, limit) if each is not None]
-        most = min(limits) * sequences(self.endpoint, self.fields) if limits else None
-        return clipped(self.body, self.endpoint, self.fields, limit), most
+        most = min(limits) * self.endpoint.sequences(self.fields) if limits else None
+        return self.endpoint.clipped(self.body, self.fields, limit), most
 
 
 async def answer(
@@ -176,7 +170,8 @@ async def answer(
         timeouts = incoming.timeouts(gateway)
         tokens = passing_engine(gateway).known_prompt_tokens(fields, incoming.prompt)
         if tokens is None:  # a server, or a tokenizer, is to say it
-            counting = while_connected(scope, receive, _prompt_tokens(gateway, incoming))
+            asking = passing_engine(gateway).prompt_tokens(endpoint.path, fields, incoming.prompt)
+            counting = while_connected(scope, receive, asking)
             tokens = await (counting if timeouts is None else timeouts.bound(counting, incoming.at))
         check_prompt(tokens, gateway.settings.security.max_prompt_tokens)
         if timing is not None:
@@ -188,9 +183,26 @@ async def answer(
         if incoming.trace is not None:
             incoming.trace.refused(error, gateway.now())
         if isinstance(error, ApiError) and error.code in EARLY:
-            _record_unserved(gateway, error, incoming)
+            gateway.overload.rejections.record_unserved(
+                error,
+                [f"{incoming.call_id}-0"],
+                incoming.own_id,
+                arrived_at=incoming.at,
+                received_at=incoming.received_at,
+                retry=incoming.retry,
+            )
         raise
-    options = _options(gateway, incoming, timeouts)
+    options = AnswerOptions(
+        request_id=incoming.name,
+        arrived_at=incoming.at,
+        stream=False,
+        include_usage=False,
+        continuous_usage=False,
+        n=1,
+        failure=gateway.overload.rejections.failure,
+        timeouts=timeouts,
+        error_body=partial(error_body, dialect_of(endpoint.path)),
+    )
     made = PassedAnswer(batcher, engine_request, options)
     made.timing = timing
     return made
@@ -228,9 +240,7 @@ async def _read(gateway: Gateway, endpoint: Endpoint, scope: Scope, receive: Rec
     """Raises ApiError 400, 413."""
     given = await read_body(receive, gateway.settings.security.max_body_bytes)
     context = gateway.batcher.capabilities.max_model_len if gateway.lifecycle.started else 0
-    body, fields, asked, prompt = await parsed(
-        given, partial(_parts, endpoint), max(MOST_VALUES, 2 * context)
-    )
+    body, fields, asked, prompt = await parsed(given, endpoint.parts, max(MOST_VALUES, 2 * context))
     several = endpoint.several[0][0] if endpoint.several else "n"
     check_sequences(gateway.settings.overload, asked, several)
     call_id, at, tracing = gateway.call_ids.next("call"), gateway.now(), gateway.tracing
@@ -251,49 +261,6 @@ async def _read(gateway: Gateway, endpoint: Endpoint, scope: Scope, receive: Rec
     if gateway.settings.logs.prompts:
         log_prompt(incoming.name, incoming.prompt.decode(errors="replace"))
     return incoming
-
-
-def _parts(endpoint: Endpoint, body: bytes) -> tuple[bytes, Fields, int, bytes]:
-    """Of a body: itself with plain numbers, its fields, its sequences, its prompt. Raises ApiError
-    400.
-    """
-    body, fields = plain(endpoint, body, parse(body))
-    return body, fields, sequences(endpoint, fields), prompt_of(endpoint, fields)
-
-
-async def _prompt_tokens(gateway: Gateway, incoming: Incoming) -> int:
-    return await passing_engine(gateway).prompt_tokens(
-        incoming.endpoint.path, incoming.fields, incoming.prompt
-    )
-
-
-def _options(
-    gateway: Gateway,
-    incoming: Incoming,
-    timeouts: Timeouts | None,
-) -> AnswerOptions:
-    return AnswerOptions(
-        request_id=incoming.name,
-        arrived_at=incoming.at,
-        stream=False,
-        include_usage=False,
-        continuous_usage=False,
-        n=1,
-        failure=gateway.overload.rejections.failure,
-        timeouts=timeouts,
-        error_body=partial(error_body, dialect_of(incoming.endpoint.path)),
-    )
-
-
-def _record_unserved(gateway: Gateway, error: ApiError, incoming: Incoming) -> None:
-    gateway.overload.rejections.record_unserved(
-        error,
-        [f"{incoming.call_id}-0"],
-        incoming.own_id,
-        arrived_at=incoming.at,
-        received_at=incoming.received_at,
-        retry=incoming.retry,
-    )
 
 
 def passed_headers(scope: Scope, name: str) -> tuple[tuple[str, str], ...]:

@@ -51,6 +51,80 @@ class Endpoint:
         """Fields that limit a call."""
         return (*self.limits, *self.choices)
 
+    def parts(self, body: bytes) -> tuple[bytes, Fields, int, bytes]:
+        """Of a body: itself with plain numbers, its fields, its sequences, its prompt. Raises
+        ApiError 400.
+        """
+        body, fields = self.plain(body, parse(body))
+        return body, fields, self.sequences(fields), self.prompt_of(fields)
+
+    def sequences(self, fields: Fields) -> int:
+        """How many a call asks for: n of each prompt."""
+        prompts = sum(
+            max(_prompts(fields[name]) if name in fields else 0 for name in names)
+            for names in self.several
+        )
+        choices = (whole(fields, name) or 1 for name in self.choices)
+        return max(1, prompts) * max(1, *choices) if self.choices else max(1, prompts)
+
+    def prompt_of(self, fields: Fields) -> bytes:
+        """The values that make the prompt, as JSON."""
+        return b",".join(bytes(fields[name]) for name in self.prompt if name in fields)
+
+    def own_limit(self, fields: Fields) -> int | None:
+        """The client's own limit on the tokens of a sequence; None where it gave none, null, or
+        less than 0, which some servers take for that.
+        """
+        for name in self.limits:
+            if (limit := whole(fields, name)) is not None:
+                return limit if limit >= 0 else None
+        return None if any(name in fields for name in self.limits) else self.default
+
+    def clipped(self, body: bytes, fields: Fields, limit: int | None) -> bytes:
+        """The body with `limit` in each field that has more, or where there is none, and there
+        OpenAI's own where that is less: the default of the server may be another. The same bytes
+        where nothing changes.
+        """
+        if limit is None or not self.limits:
+            return body
+        given = {name: whole(fields, name) for name in self.limits}
+        high = [name for name, own in given.items() if own is not None and not 0 <= own <= limit]
+        if not high and any(own is not None for own in given.values()):
+            return body
+        own = None if high else self.own_limit(fields)
+        value = msgspec.Raw(str(limit if own is None else min(own, limit)).encode())
+        return msgspec.json.encode({**fields, **dict.fromkeys(high or self.limits[-1:], value)})
+
+    def plain(self, body: bytes, fields: Fields) -> tuple[bytes, Fields]:
+        """The call with its numbers under their own names alone and in the plain spelling, each
+        name once; the same bytes where they are. Raises ApiError 400.
+        """
+        given, fields = fields, self._under_own_names(fields)
+        other = {
+            name: msgspec.Raw(json.dumps(_number(name, bytes(fields[name]))).encode())
+            for name in self.numbers
+            if name in fields and not _PLAIN.fullmatch(bytes(fields[name]))
+        }
+        changed = {**fields, **other}
+        once = msgspec.json.encode(changed)
+        same = not other and fields.keys() == given.keys() and _bare(once) == _bare(body)
+        return body if same else once, changed
+
+    def _under_own_names(self, fields: Fields) -> Fields:
+        """The fields without other names of the same numbers, which a server might heed first. The
+        value moves to the number's own name where the call lacks that.
+        """
+        if OTHER_NAMES.isdisjoint(fields):
+            return fields
+        found = dict(fields)
+        for others, own in ((OTHER_LIMITS, self.limits), (OTHER_CHOICES, self.choices)):
+            for other in others if own else ():
+                if other in found and other not in own:
+                    value = found.pop(other)
+                    if not found.keys() & set(own):
+                        found[own[-1]] = value
+        return found
+
 
 CHOICES = ("best_of", "n")  # also where the API has none, for servers that read them all the same
 PAIRS = ("text_1", "text_2", "data_1", "data_2", "queries", "documents", "items")
@@ -103,43 +177,11 @@ def parse(body: bytes) -> Fields:
         ) from None
 
 
-def plain(endpoint: Endpoint, body: bytes, fields: Fields) -> tuple[bytes, Fields]:
-    """The call with its numbers under their own names alone and in the plain spelling, each name
-    once; the same bytes where they are. Raises ApiError 400.
-    """
-    given, fields = fields, _under_own_names(endpoint, fields)
-    other = {
-        name: msgspec.Raw(json.dumps(_number(name, bytes(fields[name]))).encode())
-        for name in endpoint.numbers
-        if name in fields and not _PLAIN.fullmatch(bytes(fields[name]))
-    }
-    changed = {**fields, **other}
-    once = msgspec.json.encode(changed)
-    same = not other and fields.keys() == given.keys() and _bare(once) == _bare(body)
-    return body if same else once, changed
-
-
 def _bare(body: bytes) -> int:
     """Bytes without white space: more of them than there are of its fields where a name is there
     twice.
     """
     return len(body.translate(None, b" \t\r\n"))
-
-
-def _under_own_names(endpoint: Endpoint, fields: Fields) -> Fields:
-    """The fields without other names of the same numbers, which a server might heed first. The
-    value moves to the number's own name where the call lacks that.
-    """
-    if OTHER_NAMES.isdisjoint(fields):
-        return fields
-    found = dict(fields)
-    for others, own in ((OTHER_LIMITS, endpoint.limits), (OTHER_CHOICES, endpoint.choices)):
-        for other in others if own else ():
-            if other in found and other not in own:
-                value = found.pop(other)
-                if not found.keys() & set(own):
-                    found[own[-1]] = value
-    return found
 
 
 def _number(name: str, raw: bytes) -> int | None:
@@ -183,47 +225,6 @@ def model_of(fields: Fields) -> str:
     """That is asked for; empty where it is no text."""
     value = _value(fields, "model", longest=1024)
     return value if isinstance(value, str) else ""
-
-
-def sequences(endpoint: Endpoint, fields: Fields) -> int:
-    """How many a call asks for: n of each prompt."""
-    prompts = sum(
-        max(_prompts(fields[name]) if name in fields else 0 for name in names)
-        for names in endpoint.several
-    )
-    choices = (whole(fields, name) or 1 for name in endpoint.choices)
-    return max(1, prompts) * max(1, *choices) if endpoint.choices else max(1, prompts)
-
-
-def prompt_of(endpoint: Endpoint, fields: Fields) -> bytes:
-    """The values that make the prompt, as JSON."""
-    return b",".join(bytes(fields[name]) for name in endpoint.prompt if name in fields)
-
-
-def own_limit(endpoint: Endpoint, fields: Fields) -> int | None:
-    """The client's own limit on the tokens of a sequence; None where there is none: it gave none,
-    null, or less than 0, which some servers take for that.
-    """
-    for name in endpoint.limits:
-        if (limit := whole(fields, name)) is not None:
-            return limit if limit >= 0 else None
-    return None if any(name in fields for name in endpoint.limits) else endpoint.default
-
-
-def clipped(body: bytes, endpoint: Endpoint, fields: Fields, limit: int | None) -> bytes:
-    """The body with `limit` in each field that has more, or where there is none, and there OpenAI's
-    own where that is less: the default of the server may be another. The same bytes where nothing
-    changes.
-    """
-    if limit is None or not endpoint.limits:
-        return body
-    given = {name: whole(fields, name) for name in endpoint.limits}
-    high = [name for name, own in given.items() if own is not None and not 0 <= own <= limit]
-    if not high and any(own is not None for own in given.values()):
-        return body
-    own = None if high else own_limit(endpoint, fields)
-    value = msgspec.Raw(str(limit if own is None else min(own, limit)).encode())
-    return msgspec.json.encode({**fields, **dict.fromkeys(high or endpoint.limits[-1:], value)})
 
 
 def _value(fields: Fields, name: str, longest: int = LONGEST_NUMBER) -> Any:

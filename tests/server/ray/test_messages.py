@@ -115,12 +115,12 @@ def test_what_travels_comes_back_as_it_was() -> None:
 def test_what_an_actor_takes(
     given: dict[str, Any], needs: dict[str, float], rest: dict[str, Any], monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr("server.engines.ray.options._on_cpus", lambda: True)
+    monkeypatch.setattr("server.engines.ray.options.vllm_is_for_cpus", lambda: True)
     assert needs_of(given) == (needs, rest)
 
 
 def test_on_gpus_an_actor_takes_as_many_as_its_engine_computes_on(monkeypatch: Any) -> None:
-    monkeypatch.setattr("server.engines.ray.options._on_cpus", lambda: False)
+    monkeypatch.setattr("server.engines.ray.options.vllm_is_for_cpus", lambda: False)
     assert needs_of({})[0] == {"GPU": 1.0}
     parallel = {"tensor_parallel_size": "4", "pipeline_parallel_size": 2}
     assert needs_of(parallel) == ({"GPU": 8.0}, parallel)

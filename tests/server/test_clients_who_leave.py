@@ -1,5 +1,5 @@
-"""Traps that other gateways fell into, on the way between a connection and the queue. Each test
-is named for its trap.
+"""Clients that leave at any instant, between a connection and the queue, and the grammar of
+streams. Which test is for which trap: tests/test_traps.py.
 """
 
 from __future__ import annotations
