@@ -19,10 +19,10 @@ from server.admission.control import Overload
 from server.admission.limits_in_force import LimitsInForce
 from server.calibration.in_force import LatencyModelInForce
 from server.engines.base import Capabilities, Engine, describe_engine
-from server.engines.passing import PassingEngine
-from server.front.desk import desk_of
+from server.engines.proxied import PassingEngine
 from server.live import LiveModel
 from server.live.arrivals_seen import ArrivalsSeen
+from server.openai_tools.serving_objects import desk_of
 from server.queue import poison
 from server.queue.batcher import Batcher
 from server.queue.observers import Observer

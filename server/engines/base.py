@@ -18,7 +18,7 @@ import msgspec
 from policies import Request
 from server.engines.capabilities import Capabilities as Capabilities  # noqa: PLC0414 - read from here
 from server.engines.failure import FailureCode as FailureCode  # noqa: PLC0414 - read from here
-from server.engines.passing import PassedCall
+from server.engines.proxied import PassedCall
 
 NOT_RUNNING = "the engine is not running"
 EngineEnd = Literal["stop", "length", "cancelled"]
@@ -313,8 +313,8 @@ class PromptReader(Protocol):
 
 @runtime_checkable
 class ServingEngine(Protocol):
-    """An engine whose library has an API server of its own above it: `server.front` uses that for
-    what the gateway has not itself.
+    """An engine whose library has an API server of its own above it: `server.openai_tools` uses
+    that for what the gateway has not itself.
     """
 
     def client(self) -> Any:

@@ -20,7 +20,7 @@ from queueing.latency.profile import Profile
 from server.admission.limits_in_force import PolicyChange
 from server.calibration.calibration import CANCELLED, CalibrationRequest, Calibrator, warn_of_fit
 from server.engines.base import describe_engine
-from server.engines.passing import SENDER
+from server.engines.proxied import SENDER
 from server.gateway import Gateway, restarts_of
 from server.http.api.answers import ChatAnswer, CompletionAnswer
 from server.http.api.failures import add_failures, in_words_of
@@ -41,9 +41,9 @@ from server.http.api.validation import field_in, parse
 from server.http.bodies import BodyBudget
 from server.http.call import answer, direct
 from server.http.client_connection import watch_client
-from server.http.front.others import add_others
 from server.http.headers import stamped
-from server.http.passing.routes import add_passing
+from server.http.openai_tools.others import add_others
+from server.http.proxied.routes import add_passing
 from server.http.unqueued import Unqueued
 from server.live.model import LiveModel
 from server.live.servers_seen import servers_seen

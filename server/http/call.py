@@ -14,18 +14,18 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from server.admission.rejections import EARLY
-from server.front.endpoints import Dialect, error_body
 from server.gateway import Gateway
 from server.http.answer import Answer
 from server.http.api.checked_call import check_call, is_retry
 from server.http.api.newer_endpoints import Call
 from server.http.api.schema import ChatRequest
 from server.http.formats import ChatFormat, CompletionFormat
-from server.http.front.answer import FrontAnswer, FrontQueueStream
-from server.http.front.making import front_of
 from server.http.headers import asked_id, stamped
+from server.http.openai_tools.answer import FrontAnswer, FrontQueueStream
+from server.http.openai_tools.engine_requests import front_of
 from server.http.queue_stream import QueueStream
 from server.http.submitted import AnswerOptions
+from server.openai_tools.endpoints import Dialect, error_body
 from server.runtime.errors import ApiError
 from server.security.early_answer import LEASE, RejectionResponse
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from server.engines.passing import PassingEngine
+from server.engines.proxied import PassingEngine
 from server.live.model import LiveModel
 from server.queue.batcher import Batcher
 from server.supervision.lifecycle import Lifecycle

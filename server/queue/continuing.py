@@ -37,7 +37,7 @@ from server.engines.base import (
     TokenListener,
     TokenStream,
 )
-from server.queue.passing import BEGUN, PassedSequence
+from server.queue.proxied import BEGUN, PassedSequence
 from server.queue.sequence import SequenceState
 
 Way = Literal["behind", "again", "none"]

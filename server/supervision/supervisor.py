@@ -28,7 +28,7 @@ from server.engines.base import (
     InvalidSamplingError,
     TellsOfItsStart,
 )
-from server.engines.passing import PassingEngine
+from server.engines.proxied import PassingEngine
 from server.runtime.clock import clock_of
 from server.runtime.errors import ApiError
 from server.supervision.bounded import OverdueError, UnendingError, within

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from policies import Policy, Request, parse_policy
 from server.engines.base import Capabilities, EngineRequest, Sampling, Step, TokenStream
-from server.engines.passing import Answered, PassedCall, PassedListener, Refused
+from server.engines.proxied import Answered, PassedCall, PassedListener, Refused
 from server.queue.batcher import Batcher
 from tests.server.harness import Collector, Immediate
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.engines.http.answers import Answer
-from server.engines.passing import Answered
+from server.engines.proxied import Answered
 
 
 def sse(*events: Any) -> bytes:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.http.passing.endpoints import (
+from server.http.proxied.endpoints import (
     ENDPOINTS,
     RELAYED,
     Endpoint,

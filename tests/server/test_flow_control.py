@@ -11,7 +11,7 @@ import pytest
 
 from server.engines.http.answers import MOST_LINE, Answer
 from server.engines.http.exchange import HELD
-from server.http.passing.answer import AHEAD
+from server.http.proxied.answer import AHEAD
 from tests.memory import peak_memory
 from tests.server.asgi import Call
 from tests.server.passing_gateway import Before, before

@@ -15,7 +15,7 @@ import pytest
 
 from server.admission.limits import OverloadSettings
 from server.engines.http.exchange import Exchange
-from server.http.passing.answer import Passed, PassedAnswer
+from server.http.proxied.answer import Passed, PassedAnswer
 from server.queue.sequence import SequenceState
 from server.runtime.logs import LogSettings
 from server.security.keys import read_keys

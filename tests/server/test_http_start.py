@@ -20,7 +20,7 @@ from policies import SpecError
 from server.engines.base import Capabilities, EngineStartError, UnsupportedError
 from server.engines.http.pool import AGAIN, ASSUMED_CONTEXT, ASSUMED_SEQUENCES, UNKNOWN_TOKENS
 from server.engines.http.prompts import Prompts, Ratio, load_tokenizer
-from server.engines.passing import PassedCall
+from server.engines.proxied import PassedCall
 from tests.server.passed import Desk, passed
 from tests.server.upstream_stub import Stub, answers, engine_of, sockets, up
 from tests.virtual_time import run_with_sockets

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from policies import Request, parse_policy
 from queueing.latency.law import parse_law
 from queueing.measurement.record import Record
-from server.engines.passing import PassedCall
 from server.engines.prefix_cache import BLOCK
+from server.engines.proxied import PassedCall
 from server.queue.prefixes import BLOCK_BYTES, BLOCKS, PrefixMatches, prefix_keys
 from server.queue.sequence import SequenceState
 from tests.server.asgi import call, running

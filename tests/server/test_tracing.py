@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from policies import SpecError
-from server.engines.passing import PassedCall, in_trace
+from server.engines.proxied import PassedCall, in_trace
 from server.runtime.logs import JsonFormatter
 from server.settings import Settings
 from tests.server.asgi import Call, call, running

@@ -32,7 +32,7 @@ from server.engines.http.pool import HttpOptions, Pool, say_once
 from server.engines.http.prompts import Prompts, load_tokenizer
 from server.engines.http.stream import CountedStream, PassedStream
 from server.engines.http.upstream import LOST, Connect, Upstream, bounded, connector, status_of
-from server.engines.passing import PassedCall, Refused, Silence, in_trace
+from server.engines.proxied import PassedCall, Refused, Silence, in_trace
 from server.runtime.background import going_on
 
 log = logging.getLogger("kendall.engine")

@@ -23,7 +23,7 @@ from server.engines.base import FailureCode
 from server.engines.http.answers import GENERATING, Answer, fits
 from server.engines.http.stream import WayBack
 from server.engines.http.upstream import LOST, Upstream, reason_of, status_of
-from server.engines.passing import Cause, PassedCall, Refused
+from server.engines.proxied import Cause, PassedCall, Refused
 from server.runtime.clock import clock_of
 from server.runtime.passed_headers import named_by
 

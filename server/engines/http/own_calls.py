@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from server.engines.base import EngineRequest
-from server.engines.passing import PassedCall
+from server.engines.proxied import PassedCall
 
 log = logging.getLogger("kendall.engine")
 COMPLETIONS = "/v1/completions"

@@ -16,7 +16,7 @@ from server.engines.capabilities import UNKNOWN_TOKENS
 from server.engines.http.discovery import Description, StartingError, described, named, refusal
 from server.engines.http.standing import share_of
 from server.engines.http.upstream import LOST, SILENT, Connect, Upstream, connector, reason_of
-from server.engines.passing import SENDER
+from server.engines.proxied import SENDER
 from server.runtime.clock import clock_of
 
 log = logging.getLogger("kendall.engine")

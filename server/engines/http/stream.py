@@ -9,7 +9,7 @@ from typing import Protocol, cast
 
 from server.engines.base import FailureCode, Token, TokenStream
 from server.engines.http.own_calls import OwnCall, OwnForm
-from server.engines.passing import Answered, Cause, PassedListener, Refused
+from server.engines.proxied import Answered, Cause, PassedListener, Refused
 from server.runtime.wording import brief
 
 NO_TOKEN = -1  # id of a token whose id the server does not tell

@@ -105,7 +105,7 @@ def vllm_engine(
     """On the machine of the actor, which makes `tiny` and `smollm2` itself; `engines`: how many may
     be there.
     """
-    from server.engines.hub import folder_of  # noqa: PLC0415
+    from server.engines.hugging_face import folder_of  # noqa: PLC0415
     from server.engines.vllm.engine import VllmEngine  # noqa: PLC0415
 
     return VllmEngine(

@@ -16,7 +16,7 @@ from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
 
-from server.engines.hub import MADE_HERE
+from server.engines.hugging_face import MADE_HERE
 from server.engines.vllm.options import on_cpu
 
 # environment variables by which the gateway speaks to the EngineCore process that it starts

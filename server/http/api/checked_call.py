@@ -39,8 +39,6 @@ from server.engines.base import (
     Structured,
     UnsupportedError,
 )
-from server.front.call import FrontCall
-from server.front.endpoints import Dialect, Endpoint
 from server.gateway import Gateway
 from server.http.api.newer_endpoints import OWN, Call, NewerRequest, ResponsesRequest
 from server.http.api.schema import (
@@ -57,6 +55,8 @@ from server.http.arrival_timestamps import RECEIVED_AT
 from server.http.bodies import parsed, read_body
 from server.http.client_connection import while_connected
 from server.http.headers import FLOW, asked_id
+from server.openai_tools.call import FrontCall
+from server.openai_tools.endpoints import Dialect, Endpoint
 from server.runtime.errors import ApiError
 from server.runtime.logs import log_prompt
 from server.runtime.wording import brief

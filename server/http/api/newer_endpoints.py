@@ -9,13 +9,13 @@ from pydantic_core import to_json
 from starlette.responses import Response
 
 from server.admission.limits_in_force import Tokens
-from server.front.desk import Desk
-from server.front.endpoints import CHAT, MESSAGES, RESPONSES, Endpoint
 from server.http.api.answers import ErrorAnswer, MessagesErrorAnswer
 from server.http.api.openapi import ANSWERING, errors, fields
 from server.http.api.parameters import CALL_HEADERS
 from server.http.api.schema import ChatRequest, CompletionRequest, Generation
 from server.http.api.unserved import UNSERVED
+from server.openai_tools.endpoints import CHAT, MESSAGES, RESPONSES, Endpoint
+from server.openai_tools.serving_objects import Desk
 from server.runtime.errors import ApiError
 
 # of the two endpoints that the gateway answers itself: where one of these says something, vLLM does

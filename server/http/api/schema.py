@@ -20,9 +20,9 @@ from pydantic.json_schema import SkipJsonSchema
 
 from server.admission.limits_in_force import Tokens
 from server.engines.base import Structured
-from server.front.endpoints import CHAT, COMPLETIONS, Endpoint
 from server.http.api.structured import Choices, Kind, ResponseFormat, StructuredOutputs, form_of
 from server.http.headers import REQUEST_ID
+from server.openai_tools.endpoints import CHAT, COMPLETIONS, Endpoint
 
 FORCED_FIELD = "kendall_forced_output_tokens"
 FORM_FIELDS = (

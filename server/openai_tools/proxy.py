@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from server.front.call import CURRENT
+from server.openai_tools.call import CURRENT
 from server.runtime.errors import ApiError
 
 

@@ -3,10 +3,10 @@ events that it writes.
 
 vLLM pulls: it asks for sequences (`ask`) and reads their outputs. It is run up to the first read
 (`FrontCall.reach`), when every sequence is known: a large call in a thread, because checking and
-rendering it may take seconds (`server.front.apart`). Then the gateway admits and queues them, and
-pushes what the engine makes into their `Outlet`s. What vLLM writes gathers in `events`, or in
-`whole`. Nothing is ever raised into vLLM's generators, which would log it and write an error of
-their own: the gateway knows why a call ends, ends the task and says it in the endpoint's words.
+rendering it may take seconds (`server.openai_tools.apart`). Then the gateway admits and queues
+them, and pushes what the engine makes into their `Outlet`s. What vLLM writes gathers in `events`,
+or in `whole`. Nothing is ever raised into vLLM's generators, which would log it and write an error
+of their own: the gateway knows why a call ends, ends the task and says it in the endpoint's words.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from server.engines.base import Token
-from server.front.apart import HERE, Apart, Rest
-from server.front.endpoints import Endpoint
+from server.openai_tools.apart import HERE, Apart, Rest
+from server.openai_tools.endpoints import Endpoint
 from server.runtime.errors import ApiError
 
 CURRENT: ContextVar[FrontCall] = ContextVar("kendall.front_call")

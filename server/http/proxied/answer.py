@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from queueing.measurement.record import Outcome
 from server.engines.base import EngineRequest, Token
-from server.engines.passing import Refused
+from server.engines.proxied import Refused
 from server.http.client_connection import cut
 from server.http.formats import DONE
 from server.http.headers import delay_headers, early_headers, of_server_behind

@@ -16,16 +16,15 @@ from policies import Request
 from server.admission.control import caller_of
 from server.admission.rejections import EARLY
 from server.engines.base import EngineRequest, Sampling
-from server.engines.passing import PROMPT_START, PassedCall, PassingEngine
-from server.front.endpoints import dialect_of, error_body
+from server.engines.proxied import PROMPT_START, PassedCall, PassingEngine
 from server.gateway import Gateway
 from server.http.api.checked_call import check_prompt, check_sequences, flow_of, is_retry
 from server.http.arrival_timestamps import RECEIVED_AT
 from server.http.bodies import MOST_VALUES, parsed, read_body
 from server.http.client_connection import while_connected
 from server.http.headers import asked_id
-from server.http.passing.answer import PassedAnswer, raw
-from server.http.passing.endpoints import (
+from server.http.proxied.answer import PassedAnswer, raw
+from server.http.proxied.endpoints import (
     Endpoint,
     Fields,
     model_of,
@@ -34,6 +33,7 @@ from server.http.passing.endpoints import (
     whole,
 )
 from server.http.submitted import AnswerOptions
+from server.openai_tools.endpoints import dialect_of, error_body
 from server.runtime.errors import ApiError
 from server.runtime.logs import log_prompt
 from server.runtime.passed_headers import named_by, text_of

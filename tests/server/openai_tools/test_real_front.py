@@ -13,7 +13,7 @@ import openai
 import pytest
 
 from server.engines.tiny import EOS
-from tests.server.front.tooled import (
+from tests.server.openai_tools.tooled import (
     CITIES,
     COMPACT,
     DAYS,

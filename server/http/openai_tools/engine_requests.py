@@ -14,11 +14,6 @@ from pydantic_core import from_json
 
 from policies import Request
 from server.engines.base import EngineRequest, Sampling
-from server.front.apart import Apart
-from server.front.call import Asked, FrontCall
-from server.front.desk import Desk
-from server.front.endpoints import Dialect, Endpoint
-from server.front.sampling import sampling_of
 from server.gateway import Gateway
 from server.http.api.checked_call import (
     Arrival,
@@ -37,6 +32,11 @@ from server.http.api.newer_endpoints import (
 )
 from server.http.api.schema import ChatRequest
 from server.http.bodies import AT_ONCE
+from server.openai_tools.apart import Apart
+from server.openai_tools.call import Asked, FrontCall
+from server.openai_tools.endpoints import Dialect, Endpoint
+from server.openai_tools.sampling import sampling_of
+from server.openai_tools.serving_objects import Desk
 from server.runtime.errors import ApiError
 
 RENDERED = ("multimodal",)  # prompts that are more than their token ids

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from server.engines.base import EngineRequest, Sampling
 from server.http.api.newer_endpoints import BEYOND, MessagesRequest, ResponsesRequest
 from server.http.api.schema import ChatRequest, CompletionRequest
-from server.http.front.others import CountTokensRequest
+from server.http.openai_tools.others import CountTokensRequest
 from server.runtime.errors import ApiError
 
 pytestmark = [
@@ -23,14 +23,14 @@ pytestmark = [
 
 
 def test_every_import_point_is_there() -> None:
-    from server.front import points
+    from server.openai_tools import vllm_imports
 
-    assert [name for name in points.__all__ if not hasattr(points, name)] == []
+    assert [name for name in vllm_imports.__all__ if not hasattr(vllm_imports, name)] == []
 
 
 def test_vllm_has_the_fields_that_are_served() -> None:
     """Else they would be ignored."""
-    from server.front.serving import MODELS
+    from server.openai_tools.serving import MODELS
 
     served = {
         "chat": BEYOND[ChatRequest],
@@ -44,11 +44,11 @@ def test_vllm_has_the_fields_that_are_served() -> None:
 
 
 def test_trap_1_every_parameter_of_vllm_is_mirrored_or_refused() -> None:
-    from server.front import points
-    from server.front.sampling import LISTS, OWN_RULE, SAME, sampling_of
+    from server.openai_tools import vllm_imports
+    from server.openai_tools.sampling import LISTS, OWN_RULE, SAME, sampling_of
 
-    plain = points.SamplingParams()
-    fields = set(points.SamplingParams.__struct_fields__)
+    plain = vllm_imports.SamplingParams()
+    fields = set(vllm_imports.SamplingParams.__struct_fields__)
     assert {*SAME, *LISTS, *OWN_RULE} <= fields
     assert sampling_of(plain, plain, 16).max_tokens == 16
     others: dict[str, Any] = {
@@ -62,7 +62,7 @@ def test_trap_1_every_parameter_of_vllm_is_mirrored_or_refused() -> None:
         "flat_logprobs": True,
     }
     for name in others.keys() & fields:
-        params = points.SamplingParams()
+        params = vllm_imports.SamplingParams()
         setattr(params, name, others[name])
         with pytest.raises(ApiError) as caught:
             sampling_of(params, plain, 16)
@@ -83,7 +83,7 @@ def test_exceptions_of_vllm_become_errors_that_clients_can_read() -> None:
     """Trap 6. Before the queue they are the client's; later they are the server's."""
     from vllm.exceptions import VLLMValidationError
 
-    from server.front.serving import NOT_RENDERED, VllmServing
+    from server.openai_tools.serving import NOT_RENDERED, VllmServing
 
     class Chat:
         @staticmethod
@@ -118,7 +118,7 @@ def test_a_chat_without_a_template_is_refused_in_the_words_of_the_chat_endpoint(
     from vllm.renderers.chat_utils import ChatTemplateResolutionError
 
     from server.engines.vllm.core import NO_CHAT_TEMPLATE
-    from server.front.serving import VllmServing
+    from server.openai_tools.serving import VllmServing
 
     error: Exception = ChatTemplateResolutionError("As of transformers v4.44, ...")
     if wrapped:

@@ -17,10 +17,10 @@ import pydantic
 import pytest
 
 import server.engines.vllm
-import server.front
+import server.openai_tools
 from server.engines.base import Token, TokenLogprob
-from server.front.call import Asked, Part
-from server.front.endpoints import (
+from server.openai_tools.call import Asked, Part
+from server.openai_tools.endpoints import (
     CHAT,
     COMPLETIONS,
     COUNT_TOKENS,
@@ -31,7 +31,11 @@ from server.front.endpoints import (
 from server.runtime.errors import ApiError
 from server.settings import Settings
 
-CORE, POINTS, SERVING = "server.engines.vllm.core", "server.front.points", "server.front.serving"
+CORE, POINTS, SERVING = (
+    "server.engines.vllm.core",
+    "server.openai_tools.vllm_imports",
+    "server.openai_tools.serving",
+)
 
 
 class Tool(pydantic.BaseModel):
@@ -181,15 +185,15 @@ def there(monkeypatch: pytest.MonkeyPatch) -> Iterator[There]:
         monkeypatch.setitem(sys.modules, name, module)
         monkeypatch.setattr(sys.modules[package], own, module, raising=False)
     monkeypatch.delitem(sys.modules, SERVING, raising=False)
-    monkeypatch.delattr(server.front, "serving", raising=False)
+    monkeypatch.delattr(server.openai_tools, "serving", raising=False)
     monkeypatch.setattr(logging.getLogger("vllm.tool_parsers"), "level", logging.INFO)
-    import server.front.serving as module
+    import server.openai_tools.serving as module
 
     serving = asyncio.run(module.VllmServing.build(ENGINE, SETTINGS))
     yield There(serving, chat, module, built)
     sys.modules.pop(SERVING, None)  # it holds the stand-ins
-    if hasattr(server.front, "serving"):
-        del server.front.serving
+    if hasattr(server.openai_tools, "serving"):
+        del server.openai_tools.serving
 
 
 PROMPT = {"prompt": "one two", "prompt_token_ids": [1, 2]}

@@ -15,19 +15,6 @@ import pytest
 
 from policies import SpecError
 from server.engines.base import EngineStartError, Sampling, Structured
-from server.front.call import CURRENT, Asked
-from server.front.desk import Desk
-from server.front.endpoints import (
-    CHAT,
-    COMPLETIONS,
-    MESSAGES,
-    RESPONSES,
-    Endpoint,
-    error_body,
-    error_event,
-)
-from server.front.proxy import EngineProxy
-from server.front.sampling import sampling_of
 from server.http.api.checked_call import check_newer
 from server.http.api.newer_endpoints import (
     MessagesRequest,
@@ -36,12 +23,25 @@ from server.http.api.newer_endpoints import (
     served_by_vllm,
 )
 from server.http.api.schema import ChatRequest, CompletionRequest
+from server.openai_tools.call import CURRENT, Asked
+from server.openai_tools.endpoints import (
+    CHAT,
+    COMPLETIONS,
+    MESSAGES,
+    RESPONSES,
+    Endpoint,
+    error_body,
+    error_event,
+)
+from server.openai_tools.proxy import EngineProxy
+from server.openai_tools.sampling import sampling_of
+from server.openai_tools.serving_objects import Desk
 from server.operations.serving import choose_engine
 from server.queue.continuing import resumable, way_to_continue
 from server.runtime.errors import ApiError
 from server.settings import Settings
-from tests.server.front.fake import DELTA, Client, FakeServing, Params, ServedEngine
 from tests.server.mortal import faulty
+from tests.server.openai_tools.fake import DELTA, Client, FakeServing, Params, ServedEngine
 from tests.virtual_time import run_virtual
 
 SETTINGS = Settings(model="tiny", served_model_name="tiny")

@@ -14,12 +14,12 @@ import pytest
 
 from queueing.measurement.record import Record
 from server.admission.limits import OverloadSettings
-from server.front.sampling import KINDS, OPTIONS
 from server.gateway import Gateway
+from server.openai_tools.sampling import KINDS, OPTIONS
 from server.security.routes import DECISIONS
 from tests.server.asgi import FOR_THE_RUN, Call, call, completion, running
-from tests.server.front.fake import TOOL, ServedEngine, fronted
 from tests.server.mortal import words
+from tests.server.openai_tools.fake import TOOL, ServedEngine, fronted
 from tests.virtual_time import run_virtual
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"

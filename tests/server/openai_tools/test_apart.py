@@ -16,14 +16,14 @@ import pytest
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
-from server.front import apart
-from server.front.apart import HERE, Apart, Rest
-from server.front.endpoints import Endpoint
+from server.openai_tools import apart
+from server.openai_tools.apart import HERE, Apart, Rest
+from server.openai_tools.endpoints import Endpoint
 from server.runtime.errors import ApiError
 from server.runtime.turns import Turns
 from tests.memory import peak_memory
 from tests.server.asgi import OPERATOR, Call, call
-from tests.server.front.fake import TOOL, FakeServing, fronted
+from tests.server.openai_tools.fake import TOOL, FakeServing, fronted
 
 MESSAGE = {"role": "user", "content": "hi"}
 LARGE = [MESSAGE] * 100

@@ -9,7 +9,7 @@ import pytest
 
 from policies.text import SpecError
 from queueing.errors import CommandError
-from server.engines import hub
+from server.engines import hugging_face
 
 huggingface_hub = pytest.importorskip("huggingface_hub", reason="comes with vLLM")
 
@@ -44,7 +44,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
 def complaint(model: str, tmp_path: Path, **engine_args: str) -> str:
     with pytest.raises((SpecError, CommandError)) as caught:
-        hub.check_name(model, {"download_dir": str(tmp_path), **engine_args})
+        hugging_face.check_name(model, {"download_dir": str(tmp_path), **engine_args})
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -58,17 +58,17 @@ def test_a_folder_is_looked_at_before_anything_starts(
             SpecError,
             match=r"a folder without config\.json; expected `tiny`, `smollm2`, a model directory",
         ):
-            hub.check_model(folder, {})
+            hugging_face.check_model(folder, {})
     with pytest.raises(SpecError, match="got an empty MODEL"):
-        hub.check_model("", {})
+        hugging_face.check_model("", {})
     with pytest.raises(SpecError, match="got model 'ftp://x'"):
-        hub.check_model("ftp://x", {})
+        hugging_face.check_model("ftp://x", {})
     for name in ("tokenizer.json", "model.bin"):
         (tmp_path / name).touch()
-    hub.check_model("./", {"hf_config_path": "elsewhere"})
+    hugging_face.check_model("./", {"hf_config_path": "elsewhere"})
     (tmp_path / "config.json").write_text("{}")
-    hub.check_model("./", {})
-    hub.check_model("s3://bucket/model", {})
+    hugging_face.check_model("./", {})
+    hugging_face.check_model("s3://bucket/model", {})
 
 
 def test_a_name_that_the_hub_does_not_know(answers: Any, tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_a_hub_that_cannot_be_reached(
 ) -> None:
     answers(OSError("Name or service not known\nmore"))
     with pytest.raises(CommandError):  # the arguments may be right
-        hub.check_name("owner/name", {"download_dir": str(tmp_path)})
+        hugging_face.check_name("owner/name", {"download_dir": str(tmp_path)})
     assert "the Hugging Face Hub cannot be reached (Name or service not known)" in complaint(
         "owner/name", tmp_path
     )
@@ -141,21 +141,21 @@ def test_what_the_hub_or_the_cache_has_passes(
     answers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = answers(None)
-    hub.check_name("owner/name", {"download_dir": str(tmp_path)})
+    hugging_face.check_name("owner/name", {"download_dir": str(tmp_path)})
     assert asked == ["https://huggingface.co/owner/name/resolve/main/config.json"]
     monkeypatch.setattr(
         huggingface_hub, "try_to_load_from_cache", lambda *_, **__: "/cache/config.json"
     )
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    hub.check_name("owner/name", {})
+    hugging_face.check_name("owner/name", {})
     assert len(asked) == 1
 
 
 def test_other_sources_are_left_to_vllm(answers: Any) -> None:
     asked = answers(OSError("never"))
-    hub.check_name("s3://bucket/model", {})
-    hub.check_name("owner/name:Q4_K_M", {})
-    hub.check_name("owner/name", {"load_format": "runai_streamer"})
+    hugging_face.check_name("s3://bucket/model", {})
+    hugging_face.check_name("owner/name:Q4_K_M", {})
+    hugging_face.check_name("owner/name", {"load_format": "runai_streamer"})
     assert asked == []
 
 
@@ -163,7 +163,7 @@ def test_a_model_without_a_configuration_file_is_left_to_vllm(answers: Any, tmp_
     from huggingface_hub.errors import RemoteEntryNotFoundError
 
     answers(RemoteEntryNotFoundError("404", response=Response()))
-    hub.check_name("owner/name", {"download_dir": str(tmp_path)})
+    hugging_face.check_name("owner/name", {"download_dir": str(tmp_path)})
 
 
 def test_only_local_models_forbid_the_engine_to_ask_the_hub(tmp_path: Path) -> None:

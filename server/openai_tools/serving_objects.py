@@ -11,8 +11,8 @@ from importlib import import_module
 from typing import Any
 
 from server.engines.base import EngineStartError, ServingEngine
-from server.front.apart import PLACES
-from server.front.call import Serving
+from server.openai_tools.apart import PLACES
+from server.openai_tools.call import Serving
 from server.runtime.turns import Turns
 from server.settings import Settings
 
@@ -64,7 +64,9 @@ class Desk:
             raise EngineStartError(
                 f"got model {self._settings.model}, which generates no text; expected one that does"
             )
-        serving = await asyncio.to_thread(import_module, "server.front.serving")  # it imports vLLM
+        serving = await asyncio.to_thread(
+            import_module, "server.openai_tools.serving"
+        )  # it imports vLLM
         self.takes_parts = bool(client.model_config.is_multimodal_model)
         made: Serving = await serving.VllmServing.build(client, self._settings)
         return made

@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from tests.eventually import eventually_here
-from tests.server.front.tooled import END, USER, WEATHER, Served, serving
+from tests.server.openai_tools.tooled import END, USER, WEATHER, Served, serving
 from tests.server.processes import engine_process
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(900)]

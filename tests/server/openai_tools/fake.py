@@ -16,10 +16,10 @@ from fastapi import FastAPI
 
 from queueing.latency.law import parse_law
 from queueing.measurement.record import Record
-from server.front.call import CURRENT, Asked, Part
-from server.front.desk import Desk
-from server.front.endpoints import Endpoint
 from server.gateway import Gateway
+from server.openai_tools.call import CURRENT, Asked, Part
+from server.openai_tools.endpoints import Endpoint
+from server.openai_tools.serving_objects import Desk
 from server.runtime.errors import ApiError
 from server.settings import Settings
 from tests.server.asgi import LAW

@@ -13,7 +13,7 @@ import msgspec
 
 from policies import QueueState
 from server.engines.base import EngineRequest, FailureCode
-from server.engines.passing import Answered, Cause, Refused
+from server.engines.proxied import Answered, Cause, Refused
 from server.queue.sequence import Batch, Consumer, Owner, SequenceState
 from server.queue.stop_detector import StopDetector
 

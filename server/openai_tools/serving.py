@@ -14,23 +14,23 @@ from starlette.datastructures import State
 from server.engines.base import Token
 from server.engines.vllm.core import NO_CHAT_TEMPLATE, PROMPT_ERRORS, lacks_template, speaker
 from server.engines.vllm.reader import first_line
-from server.front import points
-from server.front.call import Asked, Part
-from server.front.endpoints import Endpoint
-from server.front.proxy import EngineProxy
+from server.openai_tools import vllm_imports
+from server.openai_tools.call import Asked, Part
+from server.openai_tools.endpoints import Endpoint
+from server.openai_tools.proxy import EngineProxy
 from server.runtime.errors import ApiError
 from server.runtime.wording import place_of
 from server.settings import Settings
 
-points.EngineClient.register(EngineProxy)
+vllm_imports.EngineClient.register(EngineProxy)
 # a tool call that a limit cut short is no fault of the server's: they log a traceback for each
 logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)
 MODELS = {
-    "chat": points.ChatCompletionRequest,
-    "completions": points.CompletionRequest,
-    "responses": points.ResponsesRequest,
-    "messages": points.AnthropicMessagesRequest,
-    "count_tokens": points.AnthropicCountTokensRequest,
+    "chat": vllm_imports.ChatCompletionRequest,
+    "completions": vllm_imports.CompletionRequest,
+    "responses": vllm_imports.ResponsesRequest,
+    "messages": vllm_imports.AnthropicMessagesRequest,
+    "count_tokens": vllm_imports.AnthropicCountTokensRequest,
 }
 WAYS = {  # on which object, by which method
     "chat": ("openai_serving_chat", "create_chat_completion"),
@@ -51,19 +51,19 @@ NOT_RENDERED = (
 
 
 class VllmServing:
-    """See `server.front.call.Serving`."""
+    """See `server.openai_tools.call.Serving`."""
 
     def __init__(self, state: State, proxy: EngineProxy) -> None:
         self._state = state
         self._tokenizer = proxy.renderer.tokenizer
         self._error_response = type(state.openai_serving_chat.create_error_response(""))
-        self.plain = points.SamplingParams()
+        self.plain = vllm_imports.SamplingParams()
 
     @classmethod
     async def build(cls, client: Any, settings: Settings) -> VllmServing:
         """For the engine of this client. Raises KeyError for a parser that vLLM does not have."""
-        state, proxy = State(), EngineProxy(client, points.EngineDeadError)
-        await points.init_app_state(proxy, state, _arguments(client, settings), ("generate",))
+        state, proxy = State(), EngineProxy(client, vllm_imports.EngineDeadError)
+        await vllm_imports.init_app_state(proxy, state, _arguments(client, settings), ("generate",))
         return cls(state, proxy)
 
     def fields(self, endpoint: Endpoint) -> frozenset[str]:
@@ -103,13 +103,13 @@ class VllmServing:
     def output(self, asked: Asked, parts: Sequence[Part]) -> Any:
         """See `Serving`."""
         logprobs = [part.prompt_logprobs for part in parts if part.prompt_logprobs is not None]
-        return points.RequestOutput(
+        return vllm_imports.RequestOutput(
             request_id=asked.request_id,
             prompt=asked.prompt.get("prompt"),
             prompt_token_ids=asked.prompt["prompt_token_ids"],
             prompt_logprobs=self._named(logprobs[0]) if logprobs else None,
             outputs=[
-                points.CompletionOutput(
+                vllm_imports.CompletionOutput(
                     index=part.index,
                     text=part.text,
                     token_ids=[token.id for token in part.tokens],
@@ -149,7 +149,7 @@ class VllmServing:
 
 def _arguments(client: Any, settings: Settings) -> Any:
     """What `vllm serve` would have been told."""
-    parser = points.make_arg_parser(points.FlexibleArgumentParser())
+    parser = vllm_imports.make_arg_parser(vllm_imports.FlexibleArgumentParser())
     arguments = parser.parse_args(["--model", str(client.model_config.model)])
     names = [settings.served_model_name, *settings.served_model_aliases]
     arguments.served_model_name = [*names, *settings.own_names]
@@ -183,7 +183,7 @@ async def _events(made: AsyncIterator[Any]) -> AsyncIterator[str]:
 def _logprobs(tokens: Sequence[Token]) -> list[dict[int, Any]]:
     return [
         {
-            number: points.Logprob(entry.logprob, entry.rank, entry.token)
+            number: vllm_imports.Logprob(entry.logprob, entry.rank, entry.token)
             for number, entry in (token.logprobs or {}).items()
         }
         for token in tokens

@@ -10,13 +10,13 @@ from typing import Any, cast
 from starlette.types import Send
 
 from server.engines.base import EngineRequest, Token
-from server.front.call import FrontCall, Outlet
-from server.front.endpoints import Dialect, error_event
 from server.http.answer import Answer, Choice
 from server.http.formats import Format
 from server.http.headers import delay_headers, early_headers
 from server.http.queue_stream import QueueStream
 from server.http.submitted import AnswerOptions
+from server.openai_tools.call import FrontCall, Outlet
+from server.openai_tools.endpoints import Dialect, error_event
 from server.queue.batcher import Batcher
 from server.runtime.errors import ApiError
 

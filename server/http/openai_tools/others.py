@@ -9,8 +9,6 @@ from typing import ClassVar
 from fastapi import FastAPI, Request, Response
 
 from server.admission.control import caller_of
-from server.front.call import FrontCall
-from server.front.endpoints import COUNT_TOKENS, Endpoint, error_body
 from server.gateway import Gateway
 from server.http.api.checked_call import check_newer, not_served
 from server.http.api.newer_endpoints import MessagesRequest, check_tools, described
@@ -18,8 +16,10 @@ from server.http.api.openapi import errors
 from server.http.api.validation import validate
 from server.http.bodies import parsed, read_body
 from server.http.client_connection import while_connected
-from server.http.front.making import apart_of
+from server.http.openai_tools.engine_requests import apart_of
 from server.http.unqueued import Unqueued
+from server.openai_tools.call import FrontCall
+from server.openai_tools.endpoints import COUNT_TOKENS, Endpoint, error_body
 from server.runtime.errors import ApiError
 from server.security.early_answer import RejectionResponse
 
