@@ -18,7 +18,7 @@ import msgspec
 from policies import Request
 from server.engines.capabilities import Capabilities as Capabilities  # noqa: PLC0414 - read from here
 from server.engines.failure import FailureCode as FailureCode  # noqa: PLC0414 - read from here
-from server.engines.proxied import PassedCall
+from server.engines.proxied import ProxiedCall
 
 NOT_RUNNING = "the engine is not running"
 EngineEnd = Literal["stop", "length", "cancelled"]
@@ -147,7 +147,7 @@ class EngineRequest(msgspec.Struct, frozen=True):
     retry: bool = False  # the client's library says that it asks again
     cache_salt: str | None = None  # prompts share cached prefixes only under the same salt
     caller: str = ""  # name of the API key that it came with
-    call: PassedCall | None = None
+    call: ProxiedCall | None = None
     # the prompt as the engine's renderer made it, where token ids are not all of it (images)
     rendered: Mapping[str, Any] | None = None
     # further arguments of the engine's own call: what its reasoning parser needs to know

@@ -24,7 +24,7 @@ SENDER = "x-kendall-gateway"  # whose probe it is
 TRACE_HEADERS = ("traceparent", "tracestate")
 
 
-class PassedCall(msgspec.Struct, frozen=True):
+class ProxiedCall(msgspec.Struct, frozen=True):
     """A call that is passed on as it came to another server."""
 
     path: str
@@ -42,7 +42,7 @@ class PassedCall(msgspec.Struct, frozen=True):
     failed_by: tuple[int, ...] = ()  # those of them that did not say that they were busy
 
 
-def in_trace(call: PassedCall, trace: Mapping[str, str]) -> PassedCall:
+def in_trace(call: ProxiedCall, trace: Mapping[str, str]) -> ProxiedCall:
     """With these headers in place of the client's own, where there are any."""
     if not trace:
         return call
@@ -77,7 +77,7 @@ class Refused(msgspec.Struct, frozen=True):
     fault: str = ""  # what is wrong with one whose status is 200
 
 
-class PassedListener(Protocol):
+class ProxiedListener(Protocol):
     """Who hears the answer to a passed call: the gateway's sequence."""
 
     def on_head(self, headers: Sequence[tuple[str, str]], *, streamed: bool) -> None:
@@ -126,10 +126,10 @@ class Silence(Protocol):
 
 
 @runtime_checkable
-class PassingEngine(Protocol):
+class ProxyingEngine(Protocol):
     """An engine that passes whole calls on to other servers."""
 
-    async def relay(self, call: PassedCall) -> Refused:
+    async def relay(self, call: ProxiedCall) -> Refused:
         """The answer to a call that needs no engine, whatever its status. Raises OSError."""
 
     sender: str

@@ -43,14 +43,14 @@ from server.http.call import answer, direct
 from server.http.client_connection import watch_client
 from server.http.headers import stamped
 from server.http.openai_tools.others import add_others
-from server.http.proxied.routes import add_passing
+from server.http.proxied.routes import add_proxied
 from server.http.unqueued import Unqueued
 from server.live.model import LiveModel
 from server.live.servers_seen import servers_seen
 from server.page import Feed, add_page
 from server.runtime.errors import ApiError
 from server.runtime.wording import brief
-from server.security.audit import Audit
+from server.security.audit import AuditTrail
 from server.security.cors import cors
 from server.security.denials import Denial
 from server.security.early_answer import LEASE
@@ -69,7 +69,7 @@ class _App(FastAPI):
 
     direct: Mapping[str, Callable[[Scope, Receive, Send], Awaitable[None]]]
     guard: Guard
-    audit: Audit
+    audit: AuditTrail
     bodies: BodyBudget
     cors: ASGIApp | None = None
 
@@ -147,11 +147,11 @@ def create_app(
     app.state.gateway = gateway
     app.guard = Guard(gateway.settings.security)
     app.bodies = BodyBudget(8 * gateway.settings.security.max_body_bytes)
-    app.audit = Audit(gateway.metrics.calls.denied)
+    app.audit = AuditTrail(gateway.metrics.calls.denied)
     app.cors = cors(app.guarded, gateway.settings.security.allowed_origins)
     add_failures(app)
-    if gateway.passing is not None:
-        app.direct = add_passing(app, gateway)
+    if gateway.proxying is not None:
+        app.direct = add_proxied(app, gateway)
     else:
         _add_openai(app, gateway)
         unqueued = Unqueued(gateway)
@@ -165,7 +165,7 @@ def create_app(
     _add_live(app, gateway)
     _add_autopilot(app, gateway)
     _add_calibration(app, gateway)
-    document(app, {} if gateway.desk is None else BEYOND)
+    document(app, {} if gateway.serving_objects is None else BEYOND)
     add_page(app, feed)
     return app
 
@@ -252,7 +252,7 @@ def _add_state(app: FastAPI, gateway: Gateway) -> None:
         },
     )
     async def health(request: Request) -> Response:
-        passing = gateway.passing
+        passing = gateway.proxying
         if passing is not None and request.headers.get(SENDER) == passing.sender:
             return Response(status_code=508)  # its own probe: it was named as a server behind it
         return Response(status_code=200 if gateway.lifecycle.healthy else 503)

@@ -45,9 +45,9 @@ class BodyBudget:
         self._most = max(most, BUDGET)
         self.held = 0
 
-    def lease(self, receive: Receive) -> Lease:
+    def lease(self, receive: Receive) -> BodyLease:
         """Of one call, that reads by `receive`; its `end` follows in any case."""
-        return Lease(self, receive)
+        return BodyLease(self, receive)
 
     def take(self, size: int) -> None:
         """Raises ApiError 503 where there is not so much left."""
@@ -57,7 +57,7 @@ class BodyBudget:
         self.held += size
 
 
-class Lease:
+class BodyLease:
     """What one call holds, and whether its body has been read to the end."""
 
     whole = False

@@ -15,14 +15,14 @@ from starlette.types import Receive, Scope, Send
 
 from server.admission.rejections import EARLY
 from server.gateway import Gateway
-from server.http.answer import Answer
+from server.http.answer import GeneratedAnswer
 from server.http.api.checked_call import check_call, is_retry
 from server.http.api.newer_endpoints import Call
 from server.http.api.schema import ChatRequest
 from server.http.formats import ChatFormat, CompletionFormat
 from server.http.headers import asked_id, stamped
-from server.http.openai_tools.answer import FrontAnswer, FrontQueueStream
-from server.http.openai_tools.engine_requests import front_of
+from server.http.openai_tools.answer import VllmAnswer, VllmQueueStream
+from server.http.openai_tools.engine_requests import vllm_requests_of
 from server.http.queue_stream import QueueStream
 from server.http.submitted import AnswerOptions
 from server.openai_tools.endpoints import Dialect, error_body
@@ -32,11 +32,13 @@ from server.security.early_answer import LEASE, RejectionResponse
 log = logging.getLogger("kendall")
 
 
-async def answer(gateway: Gateway, scope: Scope, receive: Receive, model: type[Call]) -> Answer:
+async def answer(
+    gateway: Gateway, scope: Scope, receive: Receive, model: type[Call]
+) -> GeneratedAnswer:
     """The call's answer, its sequences not yet submitted: one that speaks while it waits, where
     that was asked for. Raises ApiError.
     """
-    checked = await check_call(gateway, scope, receive, model, front_of)
+    checked = await check_call(gateway, scope, receive, model, vllm_requests_of)
     call, arrival, requests = checked.call, checked.arrival, checked.requests
     streaming = call.stream_options
     usage = streaming is not None and streaming.include_usage
@@ -54,11 +56,13 @@ async def answer(gateway: Gateway, scope: Scope, receive: Receive, model: type[C
     interval, places = gateway.settings.overload.sse_keep_alive_interval, gateway.overload.places
     if call.stream and (interval or places is not None):
         speaking = {"places": places, "keep_alive": interval or math.inf}
-    made: Answer
-    if checked.front is not None:
-        options.error_body = partial(error_body, checked.front.endpoint.dialect)
-        of_front = FrontQueueStream if speaking else FrontAnswer
-        made = of_front(gateway.batcher, requests, *checked.front.for_answer(), options, **speaking)
+    made: GeneratedAnswer
+    if checked.by_vllm is not None:
+        options.error_body = partial(error_body, checked.by_vllm.endpoint.dialect)
+        of_vllm = VllmQueueStream if speaking else VllmAnswer
+        made = of_vllm(
+            gateway.batcher, requests, *checked.by_vllm.for_answer(), options, **speaking
+        )
     else:
         form = (ChatFormat if isinstance(call, ChatRequest) else CompletionFormat)(
             arrival.call_id,
@@ -67,7 +71,7 @@ async def answer(gateway: Gateway, scope: Scope, receive: Receive, model: type[C
             requests[0].sampling.logprobs,
             token_ids=call.return_token_ids,
         )
-        made = (QueueStream if speaking else Answer)(
+        made = (QueueStream if speaking else GeneratedAnswer)(
             gateway.batcher, requests, form, options, **speaking
         )
     made.timing = checked.timing

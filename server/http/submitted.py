@@ -43,7 +43,7 @@ class AnswerOptions(Struct, kw_only=True, eq=False):
     error_body: Callable[[ApiError], dict[str, Any]] = ApiError.body
 
 
-class Part(Consumer, Protocol):
+class AnswerPart(Consumer, Protocol):
     """The consumer of one sequence of a call; `done` once its answer is whole."""
 
     sequence: SequenceState | None
@@ -65,7 +65,7 @@ class Submitted(Response):
         self._batcher = batcher
         self._requests = requests
         self._options = options
-        self._parts: Sequence[Part] = ()  # one for each request
+        self._parts: Sequence[AnswerPart] = ()  # one for each request
         self._loop = asyncio.get_running_loop()
         # the writer, while there is nothing for it to do
         self.sleeping: asyncio.Future[None] | None = None

@@ -2,7 +2,7 @@
 events that it writes.
 
 vLLM pulls: it asks for sequences (`ask`) and reads their outputs. It is run up to the first read
-(`FrontCall.reach`), when every sequence is known: a large call in a thread, because checking and
+(`VllmCall.reach`), when every sequence is known: a large call in a thread, because checking and
 rendering it may take seconds (`server.openai_tools.apart`). Then the gateway admits and queues
 them, and pushes what the engine makes into their `Outlet`s. What vLLM writes gathers in `events`,
 or in `whole`. Nothing is ever raised into vLLM's generators, which would log it and write an error
@@ -26,24 +26,24 @@ from typing import Any, Protocol
 
 from server.engines.base import Token
 from server.openai_tools.apart import HERE, Apart, Rest
-from server.openai_tools.endpoints import Endpoint
+from server.openai_tools.endpoints import ApiEndpoint
 from server.runtime.errors import ApiError
 
-CURRENT: ContextVar[FrontCall] = ContextVar("kendall.front_call")
+CURRENT: ContextVar[VllmCall] = ContextVar("kendall.front_call")
 
 
-class Serving(Protocol):
+class OpenAIServing(Protocol):
     """The serving objects of one life of the engine."""
 
     plain: Any  # sampling parameters that say nothing
 
-    def request(self, endpoint: Endpoint, body: Mapping[str, Any]) -> Any:
+    def request(self, endpoint: ApiEndpoint, body: Mapping[str, Any]) -> Any:
         """vLLM's model of the body. Raises ApiError."""
 
-    async def create(self, endpoint: Endpoint, request: Any) -> bytes | AsyncIterator[str]:
+    async def create(self, endpoint: ApiEndpoint, request: Any) -> bytes | AsyncIterator[str]:
         """The whole answer, or its events. Raises ApiError, or whatever vLLM raises."""
 
-    def output(self, asked: Asked, parts: Sequence[Part]) -> Any:
+    def output(self, asked: AskedSequence, parts: Sequence[SequencePart]) -> Any:
         """vLLM's form of them."""
 
     def refusal(self, error: Exception, *, early: bool) -> ApiError:
@@ -51,7 +51,7 @@ class Serving(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SequencePart:
     """What vLLM gets of one sequence at once."""
 
     index: int
@@ -104,9 +104,9 @@ class Outlet:
         self.changed = True
         self._on_change()
 
-    def take(self) -> Part:
+    def take(self) -> SequencePart:
         """What it holds, which it forgets."""
-        part = Part(
+        part = SequencePart(
             self.index,
             self._text,
             self._tokens,
@@ -118,7 +118,7 @@ class Outlet:
         return part
 
 
-class Asked:
+class AskedSequence:
     """What vLLM asks for at once: `n` sequences of one prompt, to be read as they come, or when all
     are whole.
     """
@@ -144,7 +144,7 @@ class Asked:
         """Whether every sequence has ended."""
         return all(outlet.finish_reason is not None for outlet in self.outlets)
 
-    async def parts(self) -> AsyncIterator[list[Part]]:
+    async def parts(self) -> AsyncIterator[list[SequencePart]]:
         """Of one sequence each, or of all at the end. A sequence is written when its reader comes
         back for more.
         """
@@ -166,11 +166,13 @@ class Asked:
         return changed or self.whole
 
 
-class FrontCall:
+class VllmCall:
     """See above. `on_change` is called when there are events, or the task has ended."""
 
-    def __init__(self, serving: Serving, endpoint: Endpoint, body: Mapping[str, Any]) -> None:
-        self.asked: list[Asked] = []
+    def __init__(
+        self, serving: OpenAIServing, endpoint: ApiEndpoint, body: Mapping[str, Any]
+    ) -> None:
+        self.asked: list[AskedSequence] = []
         self.events: list[bytes] = []
         self.whole: bytes | None = None
         self.error: ApiError | None = None
@@ -220,11 +222,11 @@ class FrontCall:
         self, prompt: Mapping[str, Any], params: Any, request_id: str, arguments: Mapping[str, Any]
     ) -> AsyncGenerator[Any, None]:
         """See `EngineProxy.generate`."""
-        asked = Asked(prompt, params, request_id, arguments)
+        asked = AskedSequence(prompt, params, request_id, arguments)
         self.asked.append(asked)
         return self._outputs(asked)
 
-    async def _outputs(self, asked: Asked) -> AsyncGenerator[Any, None]:
+    async def _outputs(self, asked: AskedSequence) -> AsyncGenerator[Any, None]:
         if self._apart is not None:
             await HERE
         self._reached.set()

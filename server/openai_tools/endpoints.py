@@ -27,7 +27,7 @@ ANTHROPIC_TYPES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class ApiEndpoint:
     """One of them. `prefix`: of its ids; `limit`: its field that bounds the answer."""
 
     name: Name
@@ -37,11 +37,11 @@ class Endpoint:
     dialect: Dialect = "openai"
 
 
-CHAT = Endpoint("chat", "/v1/chat/completions", "chatcmpl", "max_completion_tokens")
-COMPLETIONS = Endpoint("completions", "/v1/completions", "cmpl", "max_tokens")
-RESPONSES = Endpoint("responses", "/v1/responses", "resp", "max_output_tokens", "responses")
-MESSAGES = Endpoint("messages", "/v1/messages", "msg", "max_tokens", "anthropic")
-COUNT_TOKENS = Endpoint(
+CHAT = ApiEndpoint("chat", "/v1/chat/completions", "chatcmpl", "max_completion_tokens")
+COMPLETIONS = ApiEndpoint("completions", "/v1/completions", "cmpl", "max_tokens")
+RESPONSES = ApiEndpoint("responses", "/v1/responses", "resp", "max_output_tokens", "responses")
+MESSAGES = ApiEndpoint("messages", "/v1/messages", "msg", "max_tokens", "anthropic")
+COUNT_TOKENS = ApiEndpoint(
     "count_tokens", "/v1/messages/count_tokens", "count", "max_tokens", "anthropic"
 )
 

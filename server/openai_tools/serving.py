@@ -15,8 +15,8 @@ from server.engines.base import Token
 from server.engines.vllm.core import NO_CHAT_TEMPLATE, PROMPT_ERRORS, lacks_template, speaker
 from server.engines.vllm.reader import first_line
 from server.openai_tools import vllm_imports
-from server.openai_tools.call import Asked, Part
-from server.openai_tools.endpoints import Endpoint
+from server.openai_tools.call import AskedSequence, SequencePart
+from server.openai_tools.endpoints import ApiEndpoint
 from server.openai_tools.proxy import EngineProxy
 from server.runtime.errors import ApiError
 from server.runtime.wording import place_of
@@ -66,12 +66,12 @@ class VllmServing:
         await vllm_imports.init_app_state(proxy, state, _arguments(client, settings), ("generate",))
         return cls(state, proxy)
 
-    def fields(self, endpoint: Endpoint) -> frozenset[str]:
+    def fields(self, endpoint: ApiEndpoint) -> frozenset[str]:
         """Names that vLLM's model of the body has."""
         fields = MODELS[endpoint.name].model_fields
         return frozenset(field.alias or name for name, field in fields.items())
 
-    def request(self, endpoint: Endpoint, body: Mapping[str, Any]) -> Any:
+    def request(self, endpoint: ApiEndpoint, body: Mapping[str, Any]) -> Any:
         """See `Serving`."""
         known = self.fields(endpoint)
         own = {name: value for name, value in body.items() if name in known}
@@ -87,7 +87,7 @@ class VllmServing:
         except PROMPT_ERRORS as error:
             raise self.refusal(error, early=True) from None
 
-    async def create(self, endpoint: Endpoint, request: Any) -> bytes | AsyncIterator[str]:
+    async def create(self, endpoint: ApiEndpoint, request: Any) -> bytes | AsyncIterator[str]:
         """See `Serving`."""
         name, way = WAYS[endpoint.name]
         made = await getattr(getattr(self._state, name), way)(request, None)
@@ -100,7 +100,7 @@ class VllmServing:
         )
         return answer.encode()
 
-    def output(self, asked: Asked, parts: Sequence[Part]) -> Any:
+    def output(self, asked: AskedSequence, parts: Sequence[SequencePart]) -> Any:
         """See `Serving`."""
         logprobs = [part.prompt_logprobs for part in parts if part.prompt_logprobs is not None]
         return vllm_imports.RequestOutput(

@@ -12,14 +12,14 @@ from typing import Any
 
 from server.engines.base import EngineStartError, ServingEngine
 from server.openai_tools.apart import PLACES
-from server.openai_tools.call import Serving
+from server.openai_tools.call import OpenAIServing
 from server.runtime.turns import Turns
 from server.settings import Settings
 
-Build = Callable[[Any], Awaitable[Serving]]
+Build = Callable[[Any], Awaitable[OpenAIServing]]
 
 
-class Desk:
+class ServingObjects:
     """Of one gateway."""
 
     def __init__(
@@ -31,7 +31,7 @@ class Desk:
         self._turn = asyncio.Lock()
         self.large_calls = Turns(PLACES)  # that are rendered in threads
         self._client: weakref.ref[Any] | None = None  # of which engine they are
-        self._serving: Serving | None = None
+        self._serving: OpenAIServing | None = None
         # a reasoning parser looks at every chat
         self.every_chat = settings.reasoning_parser is not None
         self.takes_parts = False  # other than text
@@ -46,7 +46,7 @@ class Desk:
                 f"{self._settings.reasoning_parser}; expected parsers of this vLLM: {error}"
             ) from error
 
-    async def serving(self) -> Serving:
+    async def serving(self) -> OpenAIServing:
         """Those of the engine that serves. Raises RuntimeError between two engines."""
         client = self._engine.client()
         async with self._turn:
@@ -59,7 +59,7 @@ class Desk:
         """Let them go: they hold parts of the engine."""
         self._client = self._serving = None
 
-    async def _vllm(self, client: Any) -> Serving:
+    async def _vllm(self, client: Any) -> OpenAIServing:
         if "generate" not in await client.get_supported_tasks():
             raise EngineStartError(
                 f"got model {self._settings.model}, which generates no text; expected one that does"
@@ -68,10 +68,10 @@ class Desk:
             import_module, "server.openai_tools.serving"
         )  # it imports vLLM
         self.takes_parts = bool(client.model_config.is_multimodal_model)
-        made: Serving = await serving.VllmServing.build(client, self._settings)
+        made: OpenAIServing = await serving.VllmServing.build(client, self._settings)
         return made
 
 
-def desk_of(engine: object, settings: Settings) -> Desk | None:
+def serving_objects_of(engine: object, settings: Settings) -> ServingObjects | None:
     """None where the engine's library has no API server."""
-    return Desk(engine, settings) if isinstance(engine, ServingEngine) else None
+    return ServingObjects(engine, settings) if isinstance(engine, ServingEngine) else None

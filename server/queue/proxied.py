@@ -28,7 +28,7 @@ UNDECIDED = 3
 ELSEWHERE = 30.0  # seconds for which a returned call waits for another server, and its server too
 
 
-class PassedConsumer(Consumer, Protocol):
+class ProxiedConsumer(Consumer, Protocol):
     """Where the answer to a passed call goes."""
 
     def on_head(self, headers: Sequence[tuple[str, str]], *, streamed: bool) -> None:
@@ -61,7 +61,7 @@ class CountedEnd(StopDetector):
             self.output_tokens = max(self.output_tokens, limit)
 
 
-class PassedSequence(SequenceState):
+class ProxiedSequence(SequenceState):
     """Listens to the answer of another server."""
 
     __slots__ = ("begun",)
@@ -77,8 +77,8 @@ class PassedSequence(SequenceState):
         self.begun = False  # the answer began: it cannot be had elsewhere any more
 
     @property
-    def _client(self) -> PassedConsumer:
-        return cast("PassedConsumer", self.consumer)
+    def _client(self) -> ProxiedConsumer:
+        return cast("ProxiedConsumer", self.consumer)
 
     @property
     def _counted(self) -> CountedEnd:
@@ -205,12 +205,12 @@ class ReturnedCalls:
     """
 
     def __init__(self) -> None:
-        self._calls: dict[str, tuple[PassedSequence, float]] = {}
+        self._calls: dict[str, tuple[ProxiedSequence, float]] = {}
 
     def add(self, sequences: Sequence[SequenceState], now: float) -> None:
         """They go back into the queue."""
         for each in sequences:
-            if isinstance(each, PassedSequence) and each.returned_by:
+            if isinstance(each, ProxiedSequence) and each.returned_by:
                 self._calls[each.id] = each, now + ELSEWHERE
 
     def views(
@@ -260,7 +260,7 @@ class ReturnedCalls:
                 ]
                 yield dataclasses.replace(state, servers=[server], waiting=may), again
 
-    def _avoids(self, sequence: PassedSequence, up: Collection[int], now: float) -> bool:
+    def _avoids(self, sequence: ProxiedSequence, up: Collection[int], now: float) -> bool:
         """Whether it waits for another server: there is one, and it has not waited for long."""
         return not set(up) <= set(sequence.returned_by) and now < self._calls[sequence.id][1]
 
@@ -277,4 +277,4 @@ def sequence_of(
         detector = StopDetector(engine_request.sampling, ends)
         return SequenceState(owner, engine_request, detector, consumer)
     counted = CountedEnd(engine_request.sampling, ())
-    return PassedSequence(owner, engine_request, counted, consumer)
+    return ProxiedSequence(owner, engine_request, counted, consumer)

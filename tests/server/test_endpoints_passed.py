@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from server.http.proxied.endpoints import (
     ENDPOINTS,
     RELAYED,
-    Endpoint,
+    ProxiedEndpoint,
     model_of,
     number,
     parse,
@@ -117,7 +117,7 @@ def test_white_space_is_no_name_twice(body: bytes) -> None:
     ],
 )
 def test_a_limit_goes_on_under_its_own_name_alone(
-    endpoint: Endpoint, given: dict[str, Any], sent: dict[str, Any]
+    endpoint: ProxiedEndpoint, given: dict[str, Any], sent: dict[str, Any]
 ) -> None:
     """llama.cpp heeds `n_predict` before `max_tokens`: the limit in force would not be."""
     body = json.dumps({"model": "m", **given}).encode()
@@ -239,7 +239,7 @@ IN_FORCE = 100
 
 @pytest.mark.engine
 @pytest.mark.parametrize("endpoint", [CHAT, COMPLETIONS, RESPONSES, MESSAGES], ids=lambda e: e.path)
-def test_vllm_reads_of_a_call_what_was_read_here(endpoint: Endpoint) -> None:
+def test_vllm_reads_of_a_call_what_was_read_here(endpoint: ProxiedEndpoint) -> None:
     """For every value of what limits a call: it is refused here, or there, or both read the same
     number of sequences, and a token limit within the one in force.
     """

@@ -24,7 +24,7 @@ from server.http.bounds import (
 from server.runtime.errors import ApiError
 from server.runtime.wording import brief, excerpt, public
 from server.security import audit
-from server.security.audit import LINES, Audit
+from server.security.audit import LINES, AuditTrail
 from server.security.cors import cors, read_origins
 from server.security.denials import NO_KEY, REASONS
 from server.security.exposure import no_password, uvicorn_tls, warn_of
@@ -328,7 +328,7 @@ def test_ten_lines_a_minute_and_the_number_of_those_withheld(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     counter = Counter("denied", "", ["reason"], registry=CollectorRegistry())
-    trail = Audit(counter)
+    trail = AuditTrail(counter)
     scope = {"method": "GET", "path": "/", "headers": []}
     withheld = re.compile(r"; (\d+) more since the last such line$")
 
@@ -360,7 +360,7 @@ def test_ten_lines_a_minute_and_the_number_of_those_withheld(
 
 def test_who_called_is_told_with_what_a_proxy_says(caplog: pytest.LogCaptureFixture) -> None:
     counter = Counter("denied", "", ["reason"], registry=CollectorRegistry())
-    trail = Audit(counter)
+    trail = AuditTrail(counter)
     assert {
         sample.labels["reason"] for metric in counter.collect() for sample in metric.samples
     } == set(REASONS)

@@ -80,7 +80,7 @@ class Address:
         )
 
 
-class Home(Protocol):
+class IdleConnections(Protocol):
     """Where a connection rests between two requests."""
 
     def put(self, connection: Connection, now: float) -> None:
@@ -95,7 +95,7 @@ class Home(Protocol):
 class Connection(asyncio.Protocol):
     """One connection; the methods named on_... are the parser's callbacks."""
 
-    def __init__(self, pool: Home) -> None:
+    def __init__(self, pool: IdleConnections) -> None:
         self._pool = pool
         self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpResponseParser(self)

@@ -31,7 +31,7 @@ LAST = ("message_stop", "response.completed", "response.incomplete", "response.f
 FIELDS = (b"data:", b"event:", b"id:", b"retry:", b":", b"\r", b"\xef\xbb\xbf")  # of a stream
 
 
-class _Delta(msgspec.Struct):
+class _UpstreamDelta(msgspec.Struct):
     role: Any = None
     content: Any = None
     reasoning: Any = None
@@ -51,10 +51,10 @@ class _Delta(msgspec.Struct):
         )
 
 
-class _Choice(msgspec.Struct):
+class _UpstreamChoice(msgspec.Struct):
     finish_reason: str | None = None
     text: str | None = None
-    delta: _Delta | None = None
+    delta: _UpstreamDelta | None = None
 
     @property
     def tokens(self) -> int:
@@ -86,7 +86,7 @@ class _Message(msgspec.Struct):
 class _Frame(msgspec.Struct):
     """An event, or a whole answer, of any of the routes."""
 
-    choices: list[_Choice] = []
+    choices: list[_UpstreamChoice] = []
     usage: Any = None
     type: str | None = None
     status: str | None = None
@@ -147,7 +147,7 @@ def fits(path: str, body: bytes) -> bool:
     return True
 
 
-class Answer:
+class UpstreamAnswer:
     """What is known of one answer so far. It is not believed to have more tokens than `most`, nor
     its prompt more than `most_prompt`.
     """

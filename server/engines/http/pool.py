@@ -39,7 +39,7 @@ class HttpOptions:
     max_model_len: int | None = None
 
 
-class Pool:
+class UpstreamPool:
     """`on_change` is called with a server that was lost, was busy, was put aside or came back, and
     the reason; `on_room` with one on trial that gets more calls at once.
     """

@@ -39,7 +39,7 @@ class _Counted(msgspec.Struct):
 _counted = msgspec.json.Decoder(_Counted)
 
 
-class Ratio:
+class BytesPerToken:
     """Bytes per token of the recent prompts."""
 
     def __init__(self) -> None:
@@ -72,12 +72,12 @@ def load_tokenizer(name: str) -> Tokenizer:
         ) from None
 
 
-class Prompts:
+class PromptCounter:
     """Counts for one engine."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
-        self.ratio = Ratio()
+        self.ratio = BytesPerToken()
 
     def known(self, fields: Mapping[str, msgspec.Raw], prompt: bytes, *, asks: bool) -> int | None:
         """At once; None where a server (`asks`: there is one) or the tokenizer is to say it."""

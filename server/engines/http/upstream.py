@@ -14,7 +14,7 @@ import aiohttp
 from multidict import CIMultiDict
 
 from server.engines.http.breaker import Breaker
-from server.engines.http.standing import Standing
+from server.engines.http.standing import ServerStanding
 from server.runtime.clock import clock_of
 from server.runtime.passed_headers import written
 from server.runtime.wording import brief
@@ -110,7 +110,7 @@ class Upstream:
         self._on_change, self._verify, self._models = on_change, verify, models
         self._loop = asyncio.get_running_loop()
         self.now = clock_of(self._loop)
-        self.breaker, self.standing = Breaker(), Standing()
+        self.breaker, self.standing = Breaker(), ServerStanding()
         self.leaving = False  # it ends what it has, and gets no more
         self.last_fault: str | None = None  # None while it is well
         # calls go without them: as the client sent them

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from server.engines.base import TokenStream
-from server.engines.ray.messages import End, Failure, Tokens
+from server.engines.ray.messages import End, SequenceFailure, Tokens
 from server.engines.vllm.reader import first_line
 
 
@@ -31,7 +31,7 @@ class Answers:
         for stream in streams.values():
             stream.fail(reason)
 
-    def hear(self, message: Tokens | End | Failure) -> None:
+    def hear(self, message: Tokens | End | SequenceFailure) -> None:
         """Of one that was cancelled meanwhile nothing."""
         stream = self._streams.get(message.request_id)
         if stream is None:

@@ -30,9 +30,9 @@ from server.engines.ray.actor import EngineActor
 from server.engines.ray.answers import Answers
 from server.engines.ray.cluster import join, lacking, leave
 from server.engines.ray.messages import (
-    Cancel,
+    CancelOrder,
     Death,
-    Dispatch,
+    DispatchOrder,
     Message,
     Order,
     StepEnd,
@@ -252,14 +252,14 @@ class RayEngine:
             return [stillborn(engine_request) for engine_request in requests]
         streams = [TokenStream(each.request.id) for each in requests]
         self._answers.expect(streams)
-        self._order(Dispatch(list(map(as_it_travels, requests)), padded, joining))
+        self._order(DispatchOrder(list(map(as_it_travels, requests)), padded, joining))
         return streams
 
     def cancel(self, request_ids: Sequence[str]) -> None:
         """See `Engine`."""
         known = self._answers.forget(request_ids)
         if known and self._actor is not None:
-            self._order(Cancel(known))
+            self._order(CancelOrder(known))
 
     def _order(self, order: Order) -> None:
         """Numbered: actors take calls in any order."""

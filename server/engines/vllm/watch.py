@@ -41,7 +41,7 @@ class Patience(NamedTuple):
     every: float
 
 
-class Watch:
+class EngineWatch:
     """Calls `lost(reason)` when the process is gone or does not answer `ping(timeout)`. Made on the
     event loop.
 

@@ -55,8 +55,8 @@ from server.http.arrival_timestamps import RECEIVED_AT
 from server.http.bodies import parsed, read_body
 from server.http.client_connection import while_connected
 from server.http.headers import FLOW, asked_id
-from server.openai_tools.call import FrontCall
-from server.openai_tools.endpoints import Dialect, Endpoint
+from server.openai_tools.call import VllmCall
+from server.openai_tools.endpoints import ApiEndpoint, Dialect
 from server.runtime.errors import ApiError
 from server.runtime.logs import log_prompt
 from server.runtime.wording import brief
@@ -143,10 +143,10 @@ class Arrival(msgspec.Struct, frozen=True):
             )
 
 
-class OfVllm(Protocol):
+class CallOfVllm(Protocol):
     """A call that vLLM's serving objects answer: they make its requests, and later its answer."""
 
-    endpoint: Endpoint
+    endpoint: ApiEndpoint
     beyond: frozenset[str]  # fields that they serve besides the gateway's
 
     def requests(
@@ -154,7 +154,7 @@ class OfVllm(Protocol):
     ) -> Coroutine[Any, Any, list[EngineRequest]]:
         """Its sequences. Raises ApiError where vLLM or a limit refuses it."""
 
-    def for_answer(self) -> tuple[FrontCall, Dialect]:
+    def for_answer(self) -> tuple[VllmCall, Dialect]:
         """What writes the answer, and how errors look."""
 
     def close(self) -> None:
@@ -168,7 +168,7 @@ class CheckedCall(msgspec.Struct, frozen=True):
     arrival: Arrival
     requests: list[EngineRequest]
     timeouts: Timeouts | None
-    front: OfVllm | None
+    by_vllm: CallOfVllm | None
     timing: Timing | None  # of the few calls that are measured
 
 
@@ -177,10 +177,10 @@ async def check_call(
     scope: Scope,
     receive: Receive,
     model: type[Call],
-    of_vllm: Callable[[Gateway, Call, bytes], OfVllm | None],
+    call_of_vllm: Callable[[Gateway, Call, bytes], CallOfVllm | None],
 ) -> CheckedCall:
     """The call, admitted; it is to be submitted before anything is awaited. Raises ApiError.
-    `of_vllm` says which calls vLLM's serving objects answer, where the engine has them.
+    `call_of_vllm` says which calls vLLM's serving objects answer, where the engine has them.
     """
     body = await read_body(receive, gateway.settings.security.max_body_bytes)
     timing = gateway.metrics.own_time.begin(gateway.now) if gateway.lifecycle.ready else None
@@ -189,21 +189,21 @@ async def check_call(
     if timing is not None:
         timing.end("parse")
     arrival = Arrival.of(gateway, scope, call)
-    if gateway.desk is None and isinstance(call, NewerRequest):
+    if gateway.serving_objects is None and isinstance(call, NewerRequest):
         raise not_served(call.endpoint)
-    front = None if gateway.desk is None else of_vllm(gateway, call, body)
+    by_vllm = None if gateway.serving_objects is None else call_of_vllm(gateway, call, body)
     try:
         batcher = gateway.admit()
-        check_fields(gateway.settings, call, len(body), () if front is None else front.beyond)
+        check_fields(gateway.settings, call, len(body), () if by_vllm is None else by_vllm.beyond)
         if gateway.settings.logs.prompts:
             log_prompt(arrival.own_id or arrival.call_id, call.prompt_to_log)
         deadlines = gateway.overload.deadlines_of(arrival.headers, call.patience, call.priority)
         timeouts = timeouts_of(arrival.headers, call, gateway.settings)
-        if front is None:  # of a call to one of the two endpoints that the gateway serves itself
+        if by_vllm is None:  # of a call to one of the two endpoints that the gateway serves itself
             making = requests_of(gateway, call, arrival, deadlines.patience)  # type: ignore[arg-type]
         else:
-            making = front.requests(arrival, deadlines.patience)
-        waits = front is not None or not call.formless
+            making = by_vllm.requests(arrival, deadlines.patience)
+        waits = by_vllm is not None or not call.formless
         waiting = while_connected(scope, receive, making) if waits else making
         requests = await (waiting if timeouts is None else timeouts.bound(waiting, arrival.at))
         gateway.rejected_prompts.check(requests)
@@ -213,11 +213,11 @@ async def check_call(
         gateway.arrivals.saw(arrival.received_at, batcher.epoch, retry=arrival.retry)
         gateway.overload.admit(requests, scope, deadlines)
     except BaseException as error:
-        if front is not None:
-            front.close()
+        if by_vllm is not None:
+            by_vllm.close()
         arrival.broke_off(gateway, error, sequences)
         raise
-    return CheckedCall(call, arrival, requests, timeouts, front, timing)
+    return CheckedCall(call, arrival, requests, timeouts, by_vllm, timing)
 
 
 # the number of sequences
@@ -279,7 +279,7 @@ def flow_of(headers: Sequence[tuple[bytes, bytes]], caller: str, keys: int) -> s
     return caller
 
 
-def not_served(endpoint: Endpoint) -> ApiError:
+def not_served(endpoint: ApiEndpoint) -> ApiError:
     """The engine's library does not serve it."""
     return ApiError(
         501,

@@ -14,8 +14,8 @@ from server.http.api.openapi import ANSWERING, errors, fields
 from server.http.api.parameters import CALL_HEADERS
 from server.http.api.schema import ChatRequest, CompletionRequest, Generation
 from server.http.api.unserved import UNSERVED
-from server.openai_tools.endpoints import CHAT, MESSAGES, RESPONSES, Endpoint
-from server.openai_tools.serving_objects import Desk
+from server.openai_tools.endpoints import CHAT, MESSAGES, RESPONSES, ApiEndpoint
+from server.openai_tools.serving_objects import ServingObjects
 from server.runtime.errors import ApiError
 
 # of the two endpoints that the gateway answers itself: where one of these says something, vLLM does
@@ -70,7 +70,7 @@ class NewerRequest(Generation):
 class ResponsesRequest(NewerRequest):
     """`POST /v1/responses`."""
 
-    endpoint: ClassVar[Endpoint] = RESPONSES
+    endpoint: ClassVar[ApiEndpoint] = RESPONSES
     required: ClassVar[tuple[str, ...]] = ("model", "input")
     served: ClassVar[frozenset[str]] = frozenset(
         {
@@ -107,7 +107,7 @@ class ResponsesRequest(NewerRequest):
 class MessagesRequest(NewerRequest):
     """`POST /v1/messages`."""
 
-    endpoint: ClassVar[Endpoint] = MESSAGES
+    endpoint: ClassVar[ApiEndpoint] = MESSAGES
     required: ClassVar[tuple[str, ...]] = ("model", "messages", "max_tokens")
     served: ClassVar[frozenset[str]] = frozenset(
         {
@@ -146,7 +146,7 @@ def described(model: type[NewerRequest], *, streams: bool = True) -> dict[str, A
     }
 
 
-def served_by_vllm(desk: Desk, call: Call) -> Endpoint | None:
+def served_by_vllm(objects: ServingObjects, call: Call) -> ApiEndpoint | None:
     """The endpoint of vLLM that answers it; None where the gateway itself does."""
     if isinstance(call, NewerRequest):
         return call.endpoint
@@ -162,13 +162,13 @@ def served_by_vllm(desk: Desk, call: Call) -> Endpoint | None:
             return call.endpoint
     if not isinstance(call, ChatRequest):
         return None
-    parts = desk.takes_parts and any(
+    parts = objects.takes_parts and any(
         part.get("type") != "text"
         for message in call.messages
         if isinstance(message.content, list)
         for part in message.content
     )
-    return CHAT if desk.every_chat or parts else None
+    return CHAT if objects.every_chat or parts else None
 
 
 def check_tools(tools: Any) -> None:

@@ -22,7 +22,7 @@ from server.admission.limits_in_force import Tokens
 from server.engines.base import Structured
 from server.http.api.structured import Choices, Kind, ResponseFormat, StructuredOutputs, form_of
 from server.http.headers import REQUEST_ID
-from server.openai_tools.endpoints import CHAT, COMPLETIONS, Endpoint
+from server.openai_tools.endpoints import CHAT, COMPLETIONS, ApiEndpoint
 
 FORCED_FIELD = "kendall_forced_output_tokens"
 FORM_FIELDS = (
@@ -140,7 +140,7 @@ class Generation(BaseModel):
 
     # what is left over is refused by name
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
-    endpoint: ClassVar[Endpoint]
+    endpoint: ClassVar[ApiEndpoint]
     # values that ask for nothing, where they depend on the endpoint
     harmless: ClassVar[Mapping[str, Any]] = {}
 
@@ -265,7 +265,7 @@ class Generation(BaseModel):
 class CompletionRequest(Generation):
     """`POST /v1/completions`."""
 
-    endpoint: ClassVar[Endpoint] = COMPLETIONS
+    endpoint: ClassVar[ApiEndpoint] = COMPLETIONS
     harmless: ClassVar[Mapping[str, Any]] = {"add_special_tokens": True}
     prompt: Prompt
     # 0 with `echo`: evaluation harnesses want the prompt's log probabilities
@@ -330,7 +330,7 @@ class Templated(BaseModel):
 class ChatRequest(Templated, Generation):
     """`POST /v1/chat/completions`."""
 
-    endpoint: ClassVar[Endpoint] = CHAT
+    endpoint: ClassVar[ApiEndpoint] = CHAT
     harmless: ClassVar[Mapping[str, Any]] = {"add_special_tokens": False}
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MOST_MESSAGES), First()]
     max_completion_tokens: Tokens | None = None

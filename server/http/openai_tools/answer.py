@@ -1,5 +1,5 @@
 """The answer of a call that vLLM's serving objects write: its bytes come from them, everything else
-is `Answer`'s.
+is `GeneratedAnswer`'s.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from typing import Any, cast
 from starlette.types import Send
 
 from server.engines.base import EngineRequest, Token
-from server.http.answer import Answer, Choice
-from server.http.formats import Format
+from server.http.answer import Choice, GeneratedAnswer
+from server.http.formats import AnswerFormat
 from server.http.headers import delay_headers, early_headers
 from server.http.queue_stream import QueueStream
 from server.http.submitted import AnswerOptions
-from server.openai_tools.call import FrontCall, Outlet
+from server.openai_tools.call import Outlet, VllmCall
 from server.openai_tools.endpoints import Dialect, error_event
 from server.queue.batcher import Batcher
 from server.runtime.errors import ApiError
@@ -25,12 +25,12 @@ _BROKEN = ApiError(
 )
 
 
-class FrontChoice(Choice):
+class VllmChoice(Choice):
     """The consumer of one sequence: hands its tokens to vLLM."""
 
     __slots__ = ("_prompt_told", "outlet")
 
-    def __init__(self, call: Answer, index: int, outlet: Outlet) -> None:
+    def __init__(self, call: GeneratedAnswer, index: int, outlet: Outlet) -> None:
         super().__init__(call, index)
         self.outlet = outlet
         self._prompt_told = False
@@ -53,23 +53,23 @@ class FrontChoice(Choice):
         self.outlet.end(detector.finish_reason, detector.stop_reason)
 
 
-class FrontAnswer(Answer):
+class VllmAnswer(GeneratedAnswer):
     """See above. The call has asked for its sequences, and waits for their tokens."""
 
     def __init__(
         self,
         batcher: Batcher,
         requests: list[EngineRequest],
-        front: FrontCall,
+        front: VllmCall,
         dialect: Dialect,
         options: AnswerOptions,
     ) -> None:
-        super().__init__(batcher, requests, cast("Format", None), options)  # vLLM has its own
+        super().__init__(batcher, requests, cast("AnswerFormat", None), options)  # vLLM has its own
         self._front = front
         self._dialect: Dialect = dialect
         self._events = 0  # sent
-        self._written: list[FrontChoice] = [
-            FrontChoice(self, index, outlet) for index, outlet in enumerate(front.outlets)
+        self._written: list[VllmChoice] = [
+            VllmChoice(self, index, outlet) for index, outlet in enumerate(front.outlets)
         ]
         self._parts = self._choices = list(self._written)
         front.on_change = self.wake
@@ -131,5 +131,5 @@ class FrontAnswer(Answer):
             self._release(written)
 
 
-class FrontQueueStream(QueueStream, FrontAnswer):
-    """A `FrontAnswer` that speaks while it waits."""
+class VllmQueueStream(QueueStream, VllmAnswer):
+    """A `VllmAnswer` that speaks while it waits."""

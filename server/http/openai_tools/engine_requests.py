@@ -33,10 +33,10 @@ from server.http.api.newer_endpoints import (
 from server.http.api.schema import ChatRequest
 from server.http.bodies import AT_ONCE
 from server.openai_tools.apart import Apart
-from server.openai_tools.call import Asked, FrontCall
-from server.openai_tools.endpoints import Dialect, Endpoint
+from server.openai_tools.call import AskedSequence, VllmCall
+from server.openai_tools.endpoints import ApiEndpoint, Dialect
 from server.openai_tools.sampling import sampling_of
-from server.openai_tools.serving_objects import Desk
+from server.openai_tools.serving_objects import ServingObjects
 from server.runtime.errors import ApiError
 
 RENDERED = ("multimodal",)  # prompts that are more than their token ids
@@ -45,12 +45,12 @@ GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 LARGE_BYTES, LARGE_OBJECTS = 1 << 14, 64
 
 
-class Front:
+class VllmRequests:
     """One call that vLLM's serving objects answer. `close` ends it, wherever it is."""
 
-    def __init__(self, gateway: Gateway, call: Call, endpoint: Endpoint, body: bytes) -> None:
+    def __init__(self, gateway: Gateway, call: Call, endpoint: ApiEndpoint, body: bytes) -> None:
         self.endpoint = endpoint
-        self.call: FrontCall | None = None
+        self.call: VllmCall | None = None
         self.beyond = BEYOND.get(type(call), frozenset())  # fields that are served here
         self._gateway = gateway
         self._asked = call
@@ -61,7 +61,7 @@ class Front:
         if self.call is not None:
             self.call.close()
 
-    def for_answer(self) -> tuple[FrontCall, Dialect]:
+    def for_answer(self) -> tuple[VllmCall, Dialect]:
         """What writes the answer, and how errors look."""
         assert self.call is not None
         return self.call, self.endpoint.dialect
@@ -69,7 +69,7 @@ class Front:
     async def requests(self, arrival: Arrival, patience: float | None) -> list[EngineRequest]:
         """Its sequences. Raises ApiError where vLLM or a limit refuses it."""
         gateway, call = self._gateway, self._asked
-        if isinstance(call, ChatRequest) and not _desk(gateway).takes_parts:
+        if isinstance(call, ChatRequest) and not _objects(gateway).takes_parts:
             conversation(call.messages)
         large = len(self._body) > AT_ONCE  # it is known to be JSON of a bounded number of values
         sent = await asyncio.to_thread(from_json, self._body) if large else from_json(self._body)
@@ -77,10 +77,10 @@ class Front:
         prefix, _, digits = arrival.call_id.partition("-")
         name = digits if self.endpoint.dialect == "openai" else f"{prefix}_{digits}"
         body = _body_for_vllm(call, sent) | {"request_id": name}
-        apart = apart_of(_desk(gateway), self.endpoint, self._body, arrival.caller)
+        apart = apart_of(_objects(gateway), self.endpoint, self._body, arrival.caller)
         await gateway.supervisor.across_restarts(lambda: self._reach(body, apart))
         assert self.call is not None
-        plain = (await _desk(gateway).serving()).plain
+        plain = (await _objects(gateway).serving()).plain
         requests = list(self._sequences(arrival, patience, plain))
         if not requests:
             raise ApiError(500, "internal_error", "vLLM asked for no sequence of this call")
@@ -90,7 +90,7 @@ class Front:
 
     async def _reach(self, body: Mapping[str, Any], apart: Apart | None) -> None:
         self.close()
-        self.call = FrontCall(await _desk(self._gateway).serving(), self.endpoint, body)
+        self.call = VllmCall(await _objects(self._gateway).serving(), self.endpoint, body)
         await self.call.reach(apart)
 
     def _sequences(
@@ -110,14 +110,19 @@ class Front:
                 yield self._engine_request(asked, arrival, request, own, most)
                 number += 1
 
-    def _asked_tokens(self, asked: Asked) -> int:
+    def _asked_tokens(self, asked: AskedSequence) -> int:
         """The client's own limit, or what the context has left."""
         gateway, own = self._gateway, asked.params.max_tokens
         room = room_of(gateway, gateway.batcher.capabilities, len(_token_ids(asked)))
         return room if own is None else min(own, room)
 
     def _request(
-        self, asked: Asked, arrival: Arrival, number: int, limit: int, patience: float | None
+        self,
+        asked: AskedSequence,
+        arrival: Arrival,
+        number: int,
+        limit: int,
+        patience: float | None,
     ) -> Request:
         call = self._asked
         return Request(
@@ -133,7 +138,12 @@ class Front:
         )
 
     def _engine_request(
-        self, asked: Asked, arrival: Arrival, request: Request, sampling: Sampling, most: int
+        self,
+        asked: AskedSequence,
+        arrival: Arrival,
+        request: Request,
+        sampling: Sampling,
+        most: int,
     ) -> EngineRequest:
         reasoning = {
             name: value
@@ -158,23 +168,25 @@ class Front:
         )
 
 
-def apart_of(desk: Desk, endpoint: Endpoint, body: bytes, caller: str) -> Apart | None:
+def apart_of(
+    objects: ServingObjects, endpoint: ApiEndpoint, body: bytes, caller: str
+) -> Apart | None:
     """Where a call is rendered that would hold the event loop; None where it is small. Prompts of
     completions are tokenised in threads of vLLM's own, and several are read at once.
     """
     small = len(body) <= LARGE_BYTES and body.count(b"{") <= LARGE_OBJECTS
-    return None if small or endpoint.name == "completions" else Apart(desk.large_calls, caller)
+    return None if small or endpoint.name == "completions" else Apart(objects.large_calls, caller)
 
 
-def front_of(gateway: Gateway, call: Call, body: bytes) -> Front | None:
+def vllm_requests_of(gateway: Gateway, call: Call, body: bytes) -> VllmRequests | None:
     """None where the gateway answers itself."""
-    endpoint = served_by_vllm(_desk(gateway), call)
-    return None if endpoint is None else Front(gateway, call, endpoint, body)
+    endpoint = served_by_vllm(_objects(gateway), call)
+    return None if endpoint is None else VllmRequests(gateway, call, endpoint, body)
 
 
-def _desk(gateway: Gateway) -> Desk:
-    assert gateway.desk is not None
-    return gateway.desk
+def _objects(gateway: Gateway) -> ServingObjects:
+    assert gateway.serving_objects is not None
+    return gateway.serving_objects
 
 
 def _body_for_vllm(call: Call, body: dict[str, Any]) -> dict[str, Any]:
@@ -197,7 +209,7 @@ def _body_for_vllm(call: Call, body: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def _token_ids(asked: Asked) -> list[int]:
+def _token_ids(asked: AskedSequence) -> list[int]:
     """Of its prompt. Raises ApiError 501 where it is something else."""
     if asked.prompt["type"] not in ("token", *RENDERED):
         raise ApiError(501, "unsupported", "got a prompt without token ids; expected text")

@@ -18,8 +18,8 @@ from server.http.bodies import parsed, read_body
 from server.http.client_connection import while_connected
 from server.http.openai_tools.engine_requests import apart_of
 from server.http.unqueued import Unqueued
-from server.openai_tools.call import FrontCall
-from server.openai_tools.endpoints import COUNT_TOKENS, Endpoint, error_body
+from server.openai_tools.call import VllmCall
+from server.openai_tools.endpoints import COUNT_TOKENS, ApiEndpoint, error_body
 from server.runtime.errors import ApiError
 from server.security.early_answer import RejectionResponse
 
@@ -27,7 +27,7 @@ from server.security.early_answer import RejectionResponse
 class CountTokensRequest(MessagesRequest):
     """`POST /v1/messages/count_tokens`."""
 
-    endpoint: ClassVar[Endpoint] = COUNT_TOKENS
+    endpoint: ClassVar[ApiEndpoint] = COUNT_TOKENS
     required: ClassVar[tuple[str, ...]] = ("model", "messages")
     served: ClassVar[frozenset[str]] = frozenset(
         {
@@ -74,13 +74,13 @@ def add_others(app: FastAPI, gateway: Gateway, unqueued: Unqueued) -> None:
 
 
 async def _counted(gateway: Gateway, call: CountTokensRequest, sent: bytes, caller: str) -> bytes:
-    desk = gateway.desk
-    if desk is None:
+    objects = gateway.serving_objects
+    if objects is None:
         raise not_served(COUNT_TOKENS)
     body = call.model_dump(exclude_unset=True)
-    counting = FrontCall(await desk.serving(), COUNT_TOKENS, body)
+    counting = VllmCall(await objects.serving(), COUNT_TOKENS, body)
     try:
-        await counting.reach(apart_of(desk, COUNT_TOKENS, sent, caller))
+        await counting.reach(apart_of(objects, COUNT_TOKENS, sent, caller))
         assert counting.whole is not None
         return counting.whole
     finally:

@@ -30,12 +30,12 @@ def raw(headers: Sequence[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
     return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
 
 
-class Passed:
-    """The consumer of a passed call (`PassedConsumer`)."""
+class ProxiedPart:
+    """The consumer of a passed call (`ProxiedConsumer`)."""
 
     __slots__ = ("_call", "done", "sequence")
 
-    def __init__(self, call: PassedAnswer) -> None:
+    def __init__(self, call: ProxiedAnswer) -> None:
         self._call = call
         self.sequence: SequenceState | None = None
         self.done = False
@@ -78,7 +78,7 @@ class Passed:
         self._call.wake()
 
 
-class PassedAnswer(Submitted):
+class ProxiedAnswer(Submitted):
     """Of one call. What the server behind wrote goes out byte by byte; the gateway adds its
     headers.
     """
@@ -87,7 +87,7 @@ class PassedAnswer(Submitted):
         self, batcher: Batcher, engine_request: EngineRequest, options: AnswerOptions
     ) -> None:
         super().__init__(batcher, [engine_request], options)
-        self._part = Passed(self)
+        self._part = ProxiedPart(self)
         self._parts = [self._part]
         self.head: Sequence[tuple[str, str]] | None = None
         self.streamed = False

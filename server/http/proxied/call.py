@@ -16,17 +16,17 @@ from policies import Request
 from server.admission.control import caller_of
 from server.admission.rejections import EARLY
 from server.engines.base import EngineRequest, Sampling
-from server.engines.proxied import PROMPT_START, PassedCall, PassingEngine
+from server.engines.proxied import PROMPT_START, ProxiedCall, ProxyingEngine
 from server.gateway import Gateway
 from server.http.api.checked_call import check_prompt, check_sequences, flow_of, is_retry
 from server.http.arrival_timestamps import RECEIVED_AT
 from server.http.bodies import MOST_VALUES, parsed, read_body
 from server.http.client_connection import while_connected
 from server.http.headers import asked_id
-from server.http.proxied.answer import PassedAnswer, raw
+from server.http.proxied.answer import ProxiedAnswer, raw
 from server.http.proxied.endpoints import (
-    Endpoint,
     Fields,
+    ProxiedEndpoint,
     model_of,
     number,
     streams,
@@ -65,7 +65,7 @@ class Timed(NamedTuple):
 class Incoming:
     """A call as it came in."""
 
-    endpoint: Endpoint
+    endpoint: ProxiedEndpoint
     body: bytes
     fields: Fields
     prompt: bytes
@@ -119,7 +119,7 @@ class Incoming:
             sequences=endpoint.sequences(self.fields),
             reserved_tokens=gateway.limits.reserved_tokens,
         )
-        call = PassedCall(
+        call = ProxiedCall(
             endpoint.path,
             self.body,
             passed_headers(self.scope, self.name),
@@ -153,8 +153,8 @@ class Incoming:
 
 
 async def answer(
-    gateway: Gateway, endpoint: Endpoint, scope: Scope, receive: Receive
-) -> PassedAnswer:
+    gateway: Gateway, endpoint: ProxiedEndpoint, scope: Scope, receive: Receive
+) -> ProxiedAnswer:
     """The call's answer, not yet submitted. Raises ApiError."""
     timing = gateway.metrics.own_time.begin(gateway.now) if gateway.lifecycle.ready else None
     incoming = await _read(gateway, endpoint, scope, receive)
@@ -168,9 +168,9 @@ async def answer(
             scope["headers"], number(fields, "patience"), priority
         )
         timeouts = incoming.timeouts(gateway)
-        tokens = passing_engine(gateway).known_prompt_tokens(fields, incoming.prompt)
+        tokens = proxying_engine(gateway).known_prompt_tokens(fields, incoming.prompt)
         if tokens is None:  # a server, or a tokenizer, is to say it
-            asking = passing_engine(gateway).prompt_tokens(endpoint.path, fields, incoming.prompt)
+            asking = proxying_engine(gateway).prompt_tokens(endpoint.path, fields, incoming.prompt)
             counting = while_connected(scope, receive, asking)
             tokens = await (counting if timeouts is None else timeouts.bound(counting, incoming.at))
         check_prompt(tokens, gateway.settings.security.max_prompt_tokens)
@@ -203,7 +203,7 @@ async def answer(
         timeouts=timeouts,
         error_body=partial(error_body, dialect_of(endpoint.path)),
     )
-    made = PassedAnswer(batcher, engine_request, options)
+    made = ProxiedAnswer(batcher, engine_request, options)
     made.timing = timing
     return made
 
@@ -211,10 +211,10 @@ async def answer(
 async def relayed(gateway: Gateway, path: str, scope: Scope, receive: Receive) -> Response:
     """The answer to a call that needs no engine. Raises ApiError."""
     body = await read_body(receive, gateway.settings.security.max_body_bytes)
-    engine = passing_engine(gateway)
+    engine = proxying_engine(gateway)
     gateway.admit()
     name = asked_id(scope["headers"]) or gateway.call_ids.next("call")
-    call = PassedCall(path, body, passed_headers(scope, name))
+    call = ProxiedCall(path, body, passed_headers(scope, name))
     try:
         said = await while_connected(scope, receive, engine.relay(call))
     except OSError:
@@ -227,16 +227,18 @@ async def relayed(gateway: Gateway, path: str, scope: Scope, receive: Receive) -
     return answer
 
 
-def passing_engine(gateway: Gateway) -> PassingEngine:
+def proxying_engine(gateway: Gateway) -> ProxyingEngine:
     """Its engine. Raises TypeError where that is another one."""
-    engine = gateway.passing
+    engine = gateway.proxying
     if engine is None:
         got = type(gateway.engine).__name__
         raise TypeError(f"got {got}; expected an engine that passes calls on")
     return engine
 
 
-async def _read(gateway: Gateway, endpoint: Endpoint, scope: Scope, receive: Receive) -> Incoming:
+async def _read(
+    gateway: Gateway, endpoint: ProxiedEndpoint, scope: Scope, receive: Receive
+) -> Incoming:
     """Raises ApiError 400, 413."""
     given = await read_body(receive, gateway.settings.security.max_body_bytes)
     context = gateway.batcher.capabilities.max_model_len if gateway.lifecycle.started else 0

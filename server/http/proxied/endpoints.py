@@ -35,7 +35,7 @@ _yes_or_no = TypeAdapter(bool | None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Endpoint:
+class ProxiedEndpoint:
     """A route of the server behind."""
 
     path: str
@@ -131,13 +131,13 @@ PAIRS = ("text_1", "text_2", "data_1", "data_2", "queries", "documents", "items"
 ENDPOINTS = {
     each.path: each
     for each in (
-        Endpoint(
+        ProxiedEndpoint(
             path="/v1/chat/completions",
             prompt=("messages", "tools"),
             choices=CHOICES,
             limits=("max_completion_tokens", "max_tokens"),
         ),
-        Endpoint(
+        ProxiedEndpoint(
             path="/v1/completions",
             prompt=("prompt",),
             several=(("prompt",), ("prompt_embeds",)),
@@ -145,23 +145,25 @@ ENDPOINTS = {
             limits=("max_tokens",),
             default=16,
         ),
-        Endpoint(
+        ProxiedEndpoint(
             path="/v1/responses",
             prompt=("instructions", "input", "tools"),
             choices=CHOICES,
             limits=("max_output_tokens",),
         ),
-        Endpoint(
+        ProxiedEndpoint(
             path="/v1/messages",
             prompt=("system", "messages", "tools"),
             choices=CHOICES,
             limits=("max_tokens",),
         ),
-        Endpoint(
+        ProxiedEndpoint(
             path="/v1/embeddings", prompt=("input", "messages"), several=(("input", "messages"),)
         ),
-        Endpoint(path="/v1/rerank", prompt=("query", "documents"), several=(("documents",),)),
-        Endpoint(path="/v1/score", prompt=PAIRS, several=(PAIRS,)),
+        ProxiedEndpoint(
+            path="/v1/rerank", prompt=("query", "documents"), several=(("documents",),)
+        ),
+        ProxiedEndpoint(path="/v1/score", prompt=PAIRS, several=(PAIRS,)),
     )
 }
 RELAYED = ("/tokenize", "/detokenize", "/v1/messages/count_tokens")  # not queued: no engine works

@@ -32,7 +32,7 @@ OBJECT: dict[str, Any] = {
 Call = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
-def add_passing(app: FastAPI, gateway: Gateway) -> Mapping[str, Call]:
+def add_proxied(app: FastAPI, gateway: Gateway) -> Mapping[str, Call]:
     """Add them; returns what calls them directly, by path."""
     makes: dict[str, Callable[[Scope, Receive], Awaitable[Response]]] = {
         path: partial(answer, gateway, endpoint) for path, endpoint in ENDPOINTS.items()

@@ -17,9 +17,9 @@ from fastapi import FastAPI
 from queueing.latency.law import parse_law
 from queueing.measurement.record import Record
 from server.gateway import Gateway
-from server.openai_tools.call import CURRENT, Asked, Part
-from server.openai_tools.endpoints import Endpoint
-from server.openai_tools.serving_objects import Desk
+from server.openai_tools.call import CURRENT, AskedSequence, SequencePart
+from server.openai_tools.endpoints import ApiEndpoint
+from server.openai_tools.serving_objects import ServingObjects
 from server.runtime.errors import ApiError
 from server.settings import Settings
 from tests.server.asgi import LAW
@@ -81,11 +81,11 @@ class FakeServing:
         self.ended = 0  # calls that vLLM is asked for no more
         self.lives: list[int] = []  # of the engine, for which it was built
 
-    def request(self, endpoint: Endpoint, body: Mapping[str, Any]) -> Any:
+    def request(self, endpoint: ApiEndpoint, body: Mapping[str, Any]) -> Any:
         self.bodies.append(body)
         return body
 
-    async def create(self, endpoint: Endpoint, request: Any) -> bytes | AsyncIterator[str]:
+    async def create(self, endpoint: ApiEndpoint, request: Any) -> bytes | AsyncIterator[str]:
         if self.fault is not None:
             raise self.fault
         if endpoint.name == "count_tokens":
@@ -132,7 +132,7 @@ class FakeServing:
         async for output in read:
             yield f"data: {json.dumps(output)}\n\n"
 
-    def output(self, asked: Asked, parts: Sequence[Part]) -> Any:
+    def output(self, asked: AskedSequence, parts: Sequence[SequencePart]) -> Any:
         return [
             {"index": part.index, "text": part.text, "tokens": len(part.tokens)}
             | ({"end": part.finish_reason} if part.finish_reason else {})
@@ -184,10 +184,10 @@ async def fronted(
         serving.lives.append(client.life)
         return serving
 
-    def desk_of(engine: Any, settings: Settings) -> Desk:
-        return Desk(engine, settings, build)
+    def desk_of(engine: Any, settings: Settings) -> ServingObjects:
+        return ServingObjects(engine, settings, build)
 
     engine = engine or ServedEngine()
-    with mock.patch("server.gateway.desk_of", desk_of):
+    with mock.patch("server.gateway.serving_objects_of", desk_of):
         async with faulty(policy, engine, **settings) as (app, gateway, _, records):
             yield app, gateway, serving, records

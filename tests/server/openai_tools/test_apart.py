@@ -18,7 +18,7 @@ from fastapi.routing import APIRoute
 
 from server.openai_tools import apart
 from server.openai_tools.apart import HERE, Apart, Rest
-from server.openai_tools.endpoints import Endpoint
+from server.openai_tools.endpoints import ApiEndpoint
 from server.runtime.errors import ApiError
 from server.runtime.turns import Turns
 from tests.memory import peak_memory
@@ -74,14 +74,14 @@ class SlowServing(FakeServing):
         self.seconds = seconds
         self.threads: list[int] = []
 
-    def request(self, endpoint: Endpoint, body: Mapping[str, Any]) -> Any:
+    def request(self, endpoint: ApiEndpoint, body: Mapping[str, Any]) -> Any:
         self.threads.append(threading.get_ident())
         end = time.perf_counter() + self.seconds
         while time.perf_counter() < end:
             sum(range(100))
         return super().request(endpoint, body)
 
-    async def create(self, endpoint: Endpoint, request: Any) -> bytes | AsyncIterator[str]:
+    async def create(self, endpoint: ApiEndpoint, request: Any) -> bytes | AsyncIterator[str]:
         await asyncio.get_running_loop().run_in_executor(None, int)
         await asyncio.sleep(0.001)
         return await super().create(endpoint, request)
@@ -155,7 +155,7 @@ def test_a_call_that_takes_too_long_to_render_is_refused_and_keeps_its_place_to_
             first = await call(app, "POST", "/v1/messages", CASES["/v1/messages"])
             assert first.status == 400
             assert "take more than 0.2 s to render" in first.json()["error"]["message"]
-            assert gateway.desk is not None
+            assert gateway.serving_objects is not None
             serving.seconds = 0.0
             began = time.perf_counter()
             second = await call(app, "POST", "/v1/messages", CASES["/v1/messages"])

@@ -473,13 +473,13 @@ def test_an_image_reaches_the_engine_as_it_was_rendered_and_text_as_its_ids() ->
     async def main() -> None:
         engine = ServedEngine()
         async with fronted(engine=engine) as (app, gateway, serving, _):
-            assert gateway.desk is not None
+            assert gateway.serving_objects is not None
             image = [{"type": "image_url", "image_url": {"url": "data:,"}}]
             seen = chat(messages=[{"role": "user", "content": image}])
             refused = await call(app, "POST", CHAT, seen)
             assert (refused.status, refused.json()["error"]["code"]) == (501, "unsupported")
             assert refused.json()["error"]["param"] == "messages[0].content[0]"
-            gateway.desk.takes_parts = True
+            gateway.serving_objects.takes_parts = True
             serving.prompt_type = "multimodal"
             assert (await call(app, "POST", CHAT, seen)).status == 200
             serving.prompt_type = "token"

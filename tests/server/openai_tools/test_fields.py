@@ -23,19 +23,19 @@ from server.http.api.newer_endpoints import (
     served_by_vllm,
 )
 from server.http.api.schema import ChatRequest, CompletionRequest
-from server.openai_tools.call import CURRENT, Asked
+from server.openai_tools.call import CURRENT, AskedSequence
 from server.openai_tools.endpoints import (
     CHAT,
     COMPLETIONS,
     MESSAGES,
     RESPONSES,
-    Endpoint,
+    ApiEndpoint,
     error_body,
     error_event,
 )
 from server.openai_tools.proxy import EngineProxy
 from server.openai_tools.sampling import sampling_of
-from server.openai_tools.serving_objects import Desk
+from server.openai_tools.serving_objects import ServingObjects
 from server.operations.serving import choose_engine
 from server.queue.continuing import resumable, way_to_continue
 from server.runtime.errors import ApiError
@@ -61,8 +61,8 @@ FORM = SimpleNamespace(
 )
 
 
-def desk(*, every_chat: bool = False, takes_parts: bool = False) -> Desk:
-    made = Desk(ServedEngine(), SETTINGS)
+def desk(*, every_chat: bool = False, takes_parts: bool = False) -> ServingObjects:
+    made = ServingObjects(ServedEngine(), SETTINGS)
     made.every_chat, made.takes_parts = every_chat, takes_parts
     return made
 
@@ -80,7 +80,7 @@ def newer(kind: type[Any], **fields: Any) -> Any:
     return kind.model_validate({"model": "tiny"} | own | fields)
 
 
-BEYOND: list[tuple[Any, Endpoint | None]] = [
+BEYOND: list[tuple[Any, ApiEndpoint | None]] = [
     (chat(), None),
     (chat(tools=[{}]), CHAT),
     (chat(tools=[]), None),
@@ -110,7 +110,7 @@ BEYOND: list[tuple[Any, Endpoint | None]] = [
 
 
 @pytest.mark.parametrize(("asked", "endpoint"), BEYOND)
-def test_vllm_answers_what_the_gateway_does_not(asked: Any, endpoint: Endpoint | None) -> None:
+def test_vllm_answers_what_the_gateway_does_not(asked: Any, endpoint: ApiEndpoint | None) -> None:
     assert served_by_vllm(desk(), asked) is endpoint
 
 
@@ -124,9 +124,9 @@ def test_images_go_to_vllm_where_the_model_takes_them() -> None:
 def test_a_reasoning_parser_takes_every_chat() -> None:
     assert served_by_vllm(desk(every_chat=True), chat()) is CHAT
     assert served_by_vllm(desk(every_chat=True), completions()) is None
-    assert Desk(ServedEngine(), SETTINGS).every_chat is False
+    assert ServingObjects(ServedEngine(), SETTINGS).every_chat is False
     reasons = Settings(model="tiny", served_model_name="tiny", reasoning_parser="qwen3")
-    assert Desk(ServedEngine(), reasons).every_chat is True
+    assert ServingObjects(ServedEngine(), reasons).every_chat is True
 
 
 def test_each_model_of_a_body_has_its_endpoint() -> None:
@@ -303,7 +303,7 @@ def test_what_lives_in_the_output_alone_is_never_continued_behind_it(fields: Any
 
 def test_a_reader_gets_news_of_each_sequence_and_ends_with_the_last() -> None:
     async def main() -> list[Any]:
-        asked = Asked({}, Params(n=2, output_kind=DELTA), "id", {})
+        asked = AskedSequence({}, Params(n=2, output_kind=DELTA), "id", {})
         first, second = asked.outlets
         found = []
 
@@ -335,7 +335,7 @@ def test_a_reader_gets_news_of_each_sequence_and_ends_with_the_last() -> None:
 
 def test_a_reader_of_the_whole_gets_all_sequences_once() -> None:
     async def main() -> None:
-        asked = Asked({}, Params(n=2), "id", {})
+        asked = AskedSequence({}, Params(n=2), "id", {})
         reader = asked.parts()
         reading = asyncio.ensure_future(anext(reader))
         for place, outlet in enumerate(asked.outlets):
@@ -428,7 +428,7 @@ def test_serving_objects_are_built_once_for_one_client_even_if_two_ask() -> None
             await asyncio.sleep(0.01)
             return FakeServing()
 
-        made = Desk(engine, SETTINGS, build)
+        made = ServingObjects(engine, SETTINGS, build)
         with pytest.raises(RuntimeError):
             await made.serving()
         await engine.start()
@@ -456,14 +456,16 @@ def test_what_was_built_on_an_engine_goes_with_it() -> None:
 
     async def main() -> None:
         engine = ServedEngine()
-        with patch("server.gateway.desk_of", lambda *given: Desk(*given, build)):
+        with patch(
+            "server.gateway.serving_objects_of", lambda *given: ServingObjects(*given, build)
+        ):
             async with faulty(engine=engine) as (_, gateway, _, _):
-                assert gateway.desk is not None
+                assert gateway.serving_objects is not None
                 assert held() == [True]
                 engine.kill()
                 assert held() == [False]
                 await asyncio.sleep(5.0)
-                await gateway.desk.serving()
+                await gateway.serving_objects.serving()
                 assert held() == [False, True]
             assert held() == [False, False]
 
@@ -478,7 +480,7 @@ def test_a_parser_that_vllm_does_not_have_ends_the_start_in_one_line() -> None:
         engine = ServedEngine()
         await engine.start()
         parsers = Settings(model="tiny", served_model_name="tiny", tool_call_parser="hermse")
-        await Desk(engine, parsers, build).open()
+        await ServingObjects(engine, parsers, build).open()
 
     with pytest.raises(EngineStartError, match=r"got --tool-call-parser hermse.*there is hermes"):
         asyncio.run(main())

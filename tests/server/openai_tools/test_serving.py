@@ -19,14 +19,14 @@ import pytest
 import server.engines.vllm
 import server.openai_tools
 from server.engines.base import Token, TokenLogprob
-from server.openai_tools.call import Asked, Part
+from server.openai_tools.call import AskedSequence, SequencePart
 from server.openai_tools.endpoints import (
     CHAT,
     COMPLETIONS,
     COUNT_TOKENS,
     MESSAGES,
     RESPONSES,
-    Endpoint,
+    ApiEndpoint,
 )
 from server.runtime.errors import ApiError
 from server.settings import Settings
@@ -199,20 +199,24 @@ def there(monkeypatch: pytest.MonkeyPatch) -> Iterator[There]:
 PROMPT = {"prompt": "one two", "prompt_token_ids": [1, 2]}
 
 
-def refused(there: There, endpoint: Endpoint, body: dict[str, Any]) -> tuple[Any, ...]:
+def refused(there: There, endpoint: ApiEndpoint, body: dict[str, Any]) -> tuple[Any, ...]:
     with pytest.raises(ApiError) as caught:
         there.serving.request(endpoint, body)
     error = caught.value
     return error.status, error.code, error.message, error.param
 
 
-def asked(**params: Any) -> Asked:
+def asked(**params: Any) -> AskedSequence:
     given = {"n": 1, "output_kind": SimpleNamespace(name="DELTA"), "logprobs": None} | params
-    return Asked(PROMPT, SimpleNamespace(**given), "cmpl-1", {})
+    return AskedSequence(PROMPT, SimpleNamespace(**given), "cmpl-1", {})
 
 
-def part(*tokens: Token, prompt_logprobs: Sequence[Any] | None = None, index: int = 0) -> Part:
-    return Part(index, "".join(each.text for each in tokens), tokens, prompt_logprobs, "stop", 7)
+def part(
+    *tokens: Token, prompt_logprobs: Sequence[Any] | None = None, index: int = 0
+) -> SequencePart:
+    return SequencePart(
+        index, "".join(each.text for each in tokens), tokens, prompt_logprobs, "stop", 7
+    )
 
 
 def test_vllm_is_told_of_names_tools_and_structured_outputs(there: There) -> None:
@@ -289,7 +293,7 @@ def test_a_body_that_vllm_refuses_is_refused_with_its_place(
     ],
 )
 def test_a_whole_answer_is_the_json_of_its_dialect(
-    there: There, endpoint: Endpoint, text: dict[str, Any]
+    there: There, endpoint: ApiEndpoint, text: dict[str, Any]
 ) -> None:
     there.chat.answer = Answer()
     assert json.loads(asyncio.run(there.serving.create(endpoint, None))) == text
@@ -314,7 +318,7 @@ def test_a_stream_passes_as_it_is_and_that_of_responses_as_events(there: There) 
         for each in events:
             yield each
 
-    async def read(endpoint: Endpoint) -> list[Any]:
+    async def read(endpoint: ApiEndpoint) -> list[Any]:
         return [each async for each in await there.serving.create(endpoint, None)]
 
     there.chat.answer = stream("data: 1\n\n", "data: [DONE]\n\n")
