@@ -125,7 +125,7 @@ def config_of(folder: Path) -> dict[str, Any]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Of a folder that has the weights in two forms, those that vLLM reads."""
+    """The files of weights that vLLM reads, of a folder that may have them in two formats."""
     for pattern in ("model*.safetensors", "*.safetensors", "*.bin"):
         if paths := sorted(folder.glob(pattern)):
             return paths

@@ -15,8 +15,7 @@ import msgspec
 
 from policies.core import Request
 from policies.text import SpecError
-from server.engines.capabilities import Capabilities
-from server.engines.failure import FailureCode
+from server.engines.capabilities import Capabilities, FailureCode
 
 _NAME = re.compile(r"(?!-)[\w-]{1,63}(?<!-)(\.(?!-)[\w-]{1,63}(?<!-))*\.?")
 PROMPT_START = 16_384  # bytes: what prompts are compared by
@@ -43,7 +42,7 @@ class ProxiedCall(msgspec.Struct, frozen=True):
 
 
 def in_trace(call: ProxiedCall, trace: Mapping[str, str]) -> ProxiedCall:
-    """With these headers in place of the client's own, where there are any."""
+    """The call with these trace headers in place of the client's own, where there are any."""
     if not trace:
         return call
     others = [header for header in call.headers if header[0] not in TRACE_HEADERS]
@@ -78,7 +77,7 @@ class Refused(msgspec.Struct, frozen=True):
 
 
 class ProxiedListener(Protocol):
-    """Who hears the answer to a passed call: the gateway's sequence."""
+    """The receiver of the answer to a passed call: the gateway's sequence."""
 
     def on_head(self, headers: Sequence[tuple[str, str]], *, streamed: bool) -> None:
         """The answer begins; its status is 200. `streamed`: as events."""
@@ -145,10 +144,10 @@ class ProxyingEngine(Protocol):
     """None: without end."""
 
     def capabilities(self) -> Capabilities:
-        """Of each server that is to serve, the least of all, and how many there are."""
+        """The least capabilities of the servers that are to serve, and how many there are."""
 
     def servers(self) -> list[dict[str, Any]]:
-        """For operators: id, URL, state and what was wrong last, of each."""
+        """Id, URL, state and last fault of each server, for operators."""
 
     def serve_on(self, urls: Sequence[str]) -> None:
         """The servers at these URLs are to serve, and no others: new ones get work once they
@@ -156,16 +155,16 @@ class ProxyingEngine(Protocol):
         """
 
     def known_prompt_tokens(self, fields: Mapping[str, msgspec.Raw], prompt: bytes) -> int | None:
-        """As `prompt_tokens`, at once; None where a server or a tokenizer is to be asked."""
+        """The same as `prompt_tokens`, at once; None where a server or a tokenizer must count."""
 
     async def prompt_tokens(
         self, path: str, fields: Mapping[str, msgspec.Raw], prompt: bytes
     ) -> int:
-        """Of a call: its fields, and the text of its prompt. A count, or an estimate."""
+        """Count, or estimate, the tokens of a call's prompt."""
 
 
 def server_urls(urls: Sequence[str], name: str = "--engine-url") -> list[str]:
-    """Of several servers, each once. Raises SpecError."""
+    """The roots of several servers, each once. Raises SpecError."""
     return each_once([server_url(url, name) for url in urls], name)
 
 
@@ -181,7 +180,7 @@ def each_once(roots: Sequence[str], name: str) -> list[str]:
 
 
 def server_url(url: str, name: str = "--engine-url") -> str:
-    """Without what follows the server's root. `name`: what was given it. Raises SpecError."""
+    """The server's root. `name`: the option that gave it. Raises SpecError."""
     shown = url.rpartition("@")[2]  # without a password
     try:
         parts = urlsplit(url)

@@ -190,7 +190,7 @@ def convert(source: Gguf, folder: Path) -> None:
 
 
 def _own_name(name: str) -> str:
-    """Of a tensor in transformers' Llama."""
+    """A tensor's name in transformers' Llama."""
     part, _, rest = name.partition(".")
     if part == "blk":
         layer, kind, end = rest.split(".")

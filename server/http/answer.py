@@ -238,7 +238,7 @@ class GeneratedAnswer(Submitted):
 
 
 async def encoded_logprobs(form: AnswerFormat, tokens: Sequence[Token]) -> Raw | None:
-    """Of a whole choice; others have their turn in between."""
+    """Encode the log probabilities of a whole choice; other tasks run in between."""
     lists: dict[str, list[bytes]] = {}
     offset = 0
     for at in range(0, len(tokens), TOKENS_AT_ONCE):

@@ -239,7 +239,7 @@ def _add_openai(app: _App, gateway: Gateway) -> None:
 
 
 async def _never() -> None:
-    """Of routes that are called without FastAPI: it knows their methods."""
+    """Stands in for routes that are called without FastAPI, which needs to know their methods."""
 
 
 def _add_state(app: FastAPI, gateway: Gateway) -> None:

@@ -46,7 +46,7 @@ class BodyBudget:
         self.held = 0
 
     def lease(self, receive: Receive) -> BodyLease:
-        """Of one call, that reads by `receive`; its `end` follows in any case."""
+        """The lease of a call that reads by `receive`; the caller ends it in any case."""
         return BodyLease(self, receive)
 
     def take(self, size: int) -> None:
@@ -58,7 +58,7 @@ class BodyBudget:
 
 
 class BodyLease:
-    """What one call holds, and whether its body has been read to the end."""
+    """Bytes that one call holds, and whether its body has been read to the end."""
 
     whole = False
 

@@ -43,7 +43,7 @@ async def answer(
     streaming = call.stream_options
     usage = streaming is not None and streaming.include_usage
     options = AnswerOptions(
-        request_id=arrival.own_id or arrival.call_id,
+        request_id=arrival.name,
         arrived_at=arrival.at,
         stream=call.stream,
         include_usage=usage,

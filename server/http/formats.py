@@ -113,7 +113,7 @@ class AnswerFormat(ABC):
 
     @cached_property
     def _head(self) -> bytes:
-        """Of every chunk."""
+        """Fields of every chunk."""
         return (
             b"data: " + encode({**self._identity, "object": self.chunk_kind})[:-1] + b',"choices":['
         )

@@ -52,7 +52,7 @@ def stamped(scope: Scope, send: Send) -> Send:
 
 
 def early_headers(request_id: str, last: SequenceState | None) -> list[tuple[bytes, bytes]]:
-    """What is known when the call joins the queue; `last`: its sequence that is served last."""
+    """Headers known when the call joins the queue; `last`: its sequence that is served last."""
     headers = [(b"x-request-id", request_id.encode())]
     if last is not None and last.wait_estimate is not None:
         place, wait = last.wait_estimate
@@ -63,7 +63,7 @@ def early_headers(request_id: str, last: SequenceState | None) -> list[tuple[byt
 
 
 def of_server_behind(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Without what it says of its own queue and service, where it is a gateway too."""
+    """Drop the headers about its own queue and service, where that server is a gateway too."""
     kept = []
     for name, value in headers:
         if name == _TIMING:

@@ -56,7 +56,7 @@ class QueueStream(GeneratedAnswer):
                 await self._write_stream(send)
 
     async def _wait(self) -> None:
-        """Until every sequence is dispatched, or nothing will be."""
+        """Wait until every sequence is dispatched, or none will be."""
         if self._places is None or not self.undispatched:
             await self._until(lambda: self.undispatched == 0)
             return

@@ -29,7 +29,7 @@ STREAM_HEADERS = (
 
 
 class AnswerOptions(Struct, kw_only=True, eq=False):
-    """What the writer needs to know of the call."""
+    """Facts of the call that the writer of its answer needs."""
 
     request_id: str
     arrived_at: float  # before a form was compiled: time limits count from here
@@ -169,5 +169,5 @@ class Submitted(Response):
 
 
 def _milliseconds(seconds: float) -> float:
-    """To three digits, as `round` has it but for ties, in a fifth of its time."""
+    """Milliseconds with three digits, as `round` gives but for ties, in a fifth of its time."""
     return math.floor(seconds * 1e6 + 0.5) / 1e3

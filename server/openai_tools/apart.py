@@ -43,7 +43,7 @@ class Rest:
         self._over = False
 
     def __await__(self) -> Generator[Any, Any, None]:
-        """To its next `HERE`, or its end."""
+        """Run to its next `HERE`, or its end."""
         error: BaseException | None = None
         answer: Any = None
         while not self._over:
@@ -124,7 +124,7 @@ class _Thread:
         self._task: asyncio.Task[None] | None = None
 
     def run(self) -> None:
-        """Until the coroutine is here, or ended."""
+        """Run until the coroutine asks for the event loop, or ends."""
         try:
             self._task = self._loop.create_task(self._rest.there(), context=self._context)
             if self._ended:

@@ -52,7 +52,7 @@ class OpenAIServing(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SequencePart:
-    """What vLLM gets of one sequence at once."""
+    """Part of a sequence that vLLM gets at once."""
 
     index: int
     text: str
@@ -105,7 +105,7 @@ class Outlet:
         self._on_change()
 
     def take(self) -> SequencePart:
-        """What it holds, which it forgets."""
+        """Hand over its contents, and forget them."""
         part = SequencePart(
             self.index,
             self._text,
@@ -187,7 +187,7 @@ class VllmCall:
 
     @property
     def outlets(self) -> list[Outlet]:
-        """Of all sequences, in their order."""
+        """The outlets of all sequences, in order."""
         return [outlet for asked in self.asked for outlet in asked.outlets]
 
     async def reach(self, apart: Apart | None = None) -> None:

@@ -27,7 +27,7 @@ class EngineProxy:
 
     @property
     def dead_error(self) -> Exception:
-        """What a lost engine would raise."""
+        """The error that a lost engine would raise."""
         return self._dead_error()
 
     def check_admission(self, n: int = 1, request_id: str | None = None) -> None:

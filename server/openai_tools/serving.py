@@ -61,7 +61,7 @@ class VllmServing:
 
     @classmethod
     async def build(cls, client: Any, settings: Settings) -> VllmServing:
-        """For the engine of this client. Raises KeyError for a parser that vLLM does not have."""
+        """Build them for the engine of this client. Raises KeyError for an unknown parser."""
         state, proxy = State(), EngineProxy(client, vllm_imports.EngineDeadError)
         await vllm_imports.init_app_state(proxy, state, _arguments(client, settings), ("generate",))
         return cls(state, proxy)
@@ -148,7 +148,7 @@ class VllmServing:
 
 
 def _arguments(client: Any, settings: Settings) -> Any:
-    """What `vllm serve` would have been told."""
+    """Arguments as `vllm serve` would get them."""
     parser = vllm_imports.make_arg_parser(vllm_imports.FlexibleArgumentParser())
     arguments = parser.parse_args(["--model", str(client.model_config.model)])
     names = [settings.served_model_name, *settings.served_model_aliases]

@@ -20,7 +20,7 @@ Build = Callable[[Any], Awaitable[OpenAIServing]]
 
 
 class ServingObjects:
-    """Of one gateway."""
+    """The serving objects of one gateway."""
 
     def __init__(
         self, engine: ServingEngine, settings: Settings, build: Build | None = None
@@ -47,7 +47,7 @@ class ServingObjects:
             ) from error
 
     async def serving(self) -> OpenAIServing:
-        """Those of the engine that serves. Raises RuntimeError between two engines."""
+        """The objects for the engine that serves now. Raises RuntimeError between two engines."""
         client = self._engine.client()
         async with self._turn:
             if self._serving is None or self._client is None or self._client() is not client:

@@ -27,7 +27,7 @@ class Key:
 
     @property
     def name(self) -> str:
-        """What logs and limits call it: eight hexadecimal digits that tell nothing of the key."""
+        """Its name in logs and limits: eight hexadecimal digits that tell nothing of the key."""
         return self.digest.hex()[:8]
 
 

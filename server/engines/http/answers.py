@@ -224,7 +224,7 @@ class UpstreamAnswer:
         return Answered(LENGTH.get(reason, reason), self._output, self._prompt, self._cached)
 
     def _extend(self, part: bytes) -> None:
-        """Of a line without an end only so much is kept."""
+        """Keep a bounded part of a line that does not end."""
         if self._skips or len(self._line) + len(part) > MOST_LINE:
             self._skips = True
             self._line.clear()
@@ -289,7 +289,7 @@ class UpstreamAnswer:
         self._cached = min(max(self._cached, cached or 0), self._prompt or 0)
 
     def _end(self, reason: str) -> None:
-        """Of several choices, one that was cut says more than one that ended."""
+        """A choice that was cut says more than another that ended."""
         if self._reason not in ("length", *LENGTH):
             self._reason = reason
 
@@ -315,7 +315,7 @@ def _tokens(frame: _Frame) -> int:
 
 
 def _reason(frame: _Frame) -> str | None:
-    """As the route says it."""
+    """The finish reason in the route's own word."""
     reasons = [choice.finish_reason for choice in frame.choices if choice.finish_reason]
     if reasons:
         return next((reason for reason in reasons if reason == "length"), reasons[-1])

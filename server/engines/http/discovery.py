@@ -39,7 +39,7 @@ class StartingError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
-    """Of one server; None where it says nothing."""
+    """Facts of one server; None where it says nothing."""
 
     names: tuple[str, ...]
     max_model_len: int | None = None
@@ -91,7 +91,7 @@ async def _models(upstream: Upstream) -> list[dict[str, Any]]:
 
 
 async def named(upstream: Upstream) -> tuple[str, ...]:
-    """Of its models, as it lists them now; none where it does not. Raises LOST."""
+    """Names of its models as it lists them now; none where it does not. Raises LOST."""
     status, body = await upstream.get(MODELS)
     return _names(await _said(body, _listed)) if status == 200 else ()
 
@@ -111,7 +111,7 @@ def _names(models: list[dict[str, Any]]) -> tuple[str, ...]:
 
 
 async def _said(body: bytes, read: Callable[[Any], _Read]) -> _Read:
-    """What is read of its JSON, which may be of any kind and size."""
+    """Apply `read` to its JSON, which may be of any kind and size."""
     if len(body) <= AT_ONCE:
         return read(_loaded(body))
     return await asyncio.to_thread(lambda: read(_loaded(body)))

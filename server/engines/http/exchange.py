@@ -58,7 +58,7 @@ STALLED: FailureCode = "sequence_stalled"
 
 
 class ExchangeCallbacks(Protocol):
-    """What an exchange asks of the engine."""
+    """Calls of an exchange to its engine."""
 
     held: int  # bytes of all its exchanges
 

@@ -102,6 +102,6 @@ class OwnForm:
 
 
 def wanted_tokens(engine_request: EngineRequest) -> int:
-    """Of the gateway's own request: as forced, else its limit."""
+    """Output tokens of the gateway's own request: the forced number, else its limit."""
     forced = engine_request.forced_output_tokens
     return engine_request.sampling.max_tokens if forced is None else forced

@@ -66,7 +66,7 @@ class UpstreamPool:
 
     @property
     def serving(self) -> frozenset[int]:
-        """Those that get work."""
+        """Servers that get work."""
         working = (each.id for each in self.upstreams.values() if each.takes_work)
         return frozenset(working if self._open else ())
 
@@ -230,7 +230,7 @@ class UpstreamPool:
         return able and upstream.tokenizes_at <= upstream.now()
 
     async def _wait(self) -> dict[int, str]:
-        """Until one serves; returns why the others do not."""
+        """Wait until one serves; returns why the others do not."""
         first, said = not self.names, -math.inf
         now = clock_of(asyncio.get_running_loop())
         while True:
@@ -337,7 +337,7 @@ class UpstreamPool:
         return f"it has {_models(names)} now; expected {_models(self.names)}"
 
     def capabilities(self) -> Capabilities:
-        """Of each of them, as far as they say; the least of all."""
+        """The least capabilities of all servers, as far as they give them."""
         options, known = self._options, self._known.values()
         memories = [each.kv_cache_tokens for each in known if each.kv_cache_tokens is not None]
         return Capabilities(
@@ -355,7 +355,7 @@ class UpstreamPool:
         )
 
     def _sequences(self) -> int:
-        """Of each server: the least of what they say."""
+        """Most sequences of each server: the least number that one of them gives."""
         said = [each.max_num_seqs for each in self._known.values() if each.max_num_seqs is not None]
         if not said:
             say_once(

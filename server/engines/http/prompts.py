@@ -31,7 +31,7 @@ FORWARDED = (  # of a chat: what the template makes a prompt of
 
 
 class _Counted(msgspec.Struct):
-    """Of an answer of TOKENIZE; its ids are not kept."""
+    """The count in an answer of TOKENIZE; its ids are not kept."""
 
     count: int
 
@@ -52,7 +52,7 @@ class BytesPerToken:
             self._tokens = OLDER * self._tokens + (1 - OLDER) * tokens
 
     def tokens(self, size: int) -> int:
-        """Of so many bytes, about; at least one."""
+        """About as many tokens as so many bytes have, at least one."""
         return max(1, round(size * self._tokens / self._bytes))
 
 
@@ -136,13 +136,13 @@ async def _asked(
 
 
 def _count(tokenizer: Tokenizer, prompt: bytes) -> int:
-    """Of the texts in it."""
+    """Tokens of the texts in a prompt."""
     text = " ".join(_texts(msgspec.json.decode(b"[" + prompt + b"]")))
     return max(1, len(tokenizer.encode(text).ids))
 
 
 def counted_tokens(status: int, body: bytes) -> int | None:
-    """What `/tokenize` answered; None where it did not count."""
+    """The count that `/tokenize` answered; None where it did not count."""
     try:
         count = _counted.decode(body).count if status == 200 else 0
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -151,7 +151,7 @@ def counted_tokens(status: int, body: bytes) -> int | None:
 
 
 def _token_ids(fields: Mapping[str, msgspec.Raw]) -> int | None:
-    """Of a prompt that is given as token ids: one list, or several."""
+    """How many token ids a prompt gives, in one list or several; None where it is text."""
     given = bytes(fields.get("prompt") or fields.get("input") or b"")
     if not given.startswith(b"["):
         return None

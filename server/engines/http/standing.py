@@ -27,7 +27,7 @@ FORGOTTEN = 4  # pauses without a failure after which the next one begins as the
 
 
 class ServerStanding:
-    """Of one server. Instants are those of the caller's clock."""
+    """The standing of one server. Instants are those of the caller's clock."""
 
     row: int  # failures since the last good answer
     room: int | None  # calls at once, on trial; None: as many as it serves

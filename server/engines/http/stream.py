@@ -17,7 +17,7 @@ UNREAD = (400, 422)  # of a server that does not take a field, or a prompt of to
 
 
 class ResponseSink(Protocol):
-    """What an exchange says of its answer; see ProxiedListener."""
+    """Where an exchange hands its answer on; see ProxiedListener."""
 
     def head(self, headers: Sequence[tuple[str, str]], *, streamed: bool) -> None: ...
     def more(self, data: bytes, tokens: int) -> Awaitable[None] | None: ...

@@ -49,7 +49,7 @@ class EngineActor:
         return await self._engine.healthy()
 
     async def process_id(self) -> int:
-        """Of the actor."""
+        """The actor's process."""
         return os.getpid()
 
     async def messages(self) -> AsyncIterator[list[Message]]:

@@ -30,7 +30,7 @@ NO_CLUSTER = ("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
 
 @dataclass(slots=True)
 class _Connection:
-    """Of all engines of this process."""
+    """The connection of all engines of this process."""
 
     users: set[int] = field(default_factory=set)  # that have an actor, or are to have one
     made: asyncio.Future[None] | None = None
@@ -81,7 +81,7 @@ async def leave(user: object) -> None:
 
 
 def lacking(needs: dict[str, float]) -> str | None:
-    """What the whole cluster has too little of for one actor."""
+    """The first resource of which the whole cluster has too little for one actor."""
     import ray  # noqa: PLC0415 - an extra
 
     there = ray.cluster_resources()

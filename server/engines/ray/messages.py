@@ -47,7 +47,7 @@ class End(msgspec.Struct, frozen=True):
 
 
 class SequenceFailure(msgspec.Struct, frozen=True):
-    """Of one sequence."""
+    """The engine failed over one sequence."""
 
     request_id: str
     message: str
@@ -79,7 +79,7 @@ class Inbox:
         self._next = 0
 
     def put(self, number: int, order: Order) -> Iterator[Order]:
-        """Those whose turn it is now."""
+        """Orders whose turn it is now."""
         self._early[number] = order
         while self._next in self._early:
             yield self._early.pop(self._next)
@@ -99,7 +99,7 @@ class Outbox:
         self._some.set()
 
     async def batches(self) -> AsyncIterator[list[Message]]:
-        """Without an end."""
+        """Batches of messages, without an end."""
         while True:
             await self._some.wait()
             self._some.clear()

@@ -33,7 +33,7 @@ BOOTS, STOPS = "vllm-boot", "vllm-stop"  # names of threads
 
 
 class Stoppable(Protocol):
-    """What a start makes."""
+    """The result of a start."""
 
     def shutdown(self) -> None:
         """End it."""

@@ -192,7 +192,7 @@ class Core:
         return list(rendered["prompt_token_ids"])
 
     def capabilities(self) -> Capabilities:
-        """What came up."""
+        """Capabilities of the engine that came up."""
         scheduler, cache, model = (
             self.config.scheduler_config,
             self.config.cache_config,

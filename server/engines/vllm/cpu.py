@@ -101,7 +101,7 @@ class Needs:
     keeps_all: bool  # of a context: else `token` is more than it takes
 
     def kv_memory(self, sequences: int) -> int:
-        """Of so many full contexts; vLLM keeps one block for itself."""
+        """Bytes for so many full contexts; vLLM keeps one block for itself."""
         return (sequences * -(-self.length // self.block) + 1) * self.block * self.token
 
 

@@ -252,7 +252,7 @@ class _Worker:
         return self.answer(limit)
 
     def answer(self, limit: float) -> Any:
-        """What it says next."""
+        """The worker's next message."""
         if not self._channel.poll(limit):
             raise TimeoutError
         return self._channel.recv()

@@ -121,7 +121,7 @@ class EngineWatch:
 
 
 def how_it_ended(exit_code: int | None) -> str:
-    """Of a process, by multiprocessing's exit code: negative for a signal."""
+    """How a process ended, by multiprocessing's exit code: negative for a signal."""
     if exit_code is None or exit_code == NOT_KNOWN:
         return "has ended"
     if exit_code >= 0:

@@ -106,16 +106,18 @@ class Arrival(msgspec.Struct, frozen=True):
     trace: CallTrace | None = None  # where calls are traced
 
     @classmethod
-    def of(cls, gateway: Gateway, scope: Scope, call: Call) -> Arrival:
-        """It arrives now."""
+    def of(
+        cls, gateway: Gateway, scope: Scope, prefix: str, path: str, own_id: str | None = None
+    ) -> Arrival:
+        """A call that arrives now. `prefix`: of its id; `own_id`: where no header names it."""
         at = gateway.now()
         headers = [header for header in scope["headers"] if header[0].startswith(READ)]
         caller, keys = scope.get(guard.CALLER, ""), len(gateway.settings.security.api_keys)
-        call_id = gateway.call_ids.next(call.endpoint.prefix)
+        call_id = gateway.call_ids.next(prefix)
         tracing = gateway.tracing
         return cls(
             call_id,
-            asked_id(headers) or call.request_id,
+            asked_id(headers) or own_id,
             at,
             scope.get(RECEIVED_AT, at),
             is_retry(headers),
@@ -123,10 +125,62 @@ class Arrival(msgspec.Struct, frozen=True):
             flow_of(headers, caller, keys),
             gateway.limits.reserved_tokens,
             headers,
-            None
-            if tracing is None
-            else tracing.begin(scope["headers"], call_id, scope["path"], at),
+            None if tracing is None else tracing.begin(scope["headers"], call_id, path, at),
         )
+
+    @property
+    def name(self) -> str:
+        """In headers and logs."""
+        return self.own_id or self.call_id
+
+    def choices(
+        self,
+        call: Generation,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        *,
+        n: int,
+        first: int,
+        asked: int,
+        patience: float | None,
+        **more: Any,
+    ) -> list[EngineRequest]:
+        """The `n` sequences of one prompt; `first`: how many the call has before them; `asked`:
+        their tokens without the gateway's limit; `more`: further fields of the requests.
+        """
+        deadline = math.inf if patience is None else self.at + patience
+        requests, seed = [], sampling.seed
+        for choice in range(n):
+            request = Request(
+                id=f"{self.call_id}-{first + choice}",
+                arrived_at=self.at,
+                prompt_tokens=len(prompt),
+                max_output_tokens=sampling.max_tokens,
+                predicted_output_tokens=call.predicted_output_tokens,
+                priority=call.priority,
+                deadline=deadline,
+                flow=self.flow,
+                reserved_tokens=self.reserved_tokens,
+            )
+            own = sampling if seed is None or not choice else replace(sampling, seed=seed + choice)
+            requests.append(
+                EngineRequest(
+                    request,
+                    prompt,
+                    own,
+                    call.kendall_forced_output_tokens,
+                    (),
+                    self.own_id,
+                    self.received_at,
+                    self.retry,
+                    call.cache_salt,
+                    self.caller,
+                    trace=self.trace,
+                    asked_output_tokens=asked,
+                    **more,
+                )
+            )
+        return requests
 
     def broke_off(self, gateway: Gateway, error: BaseException, sequences: int) -> None:
         """It is not queued: its trace ends here, and its record is written where it has one."""
@@ -155,7 +209,7 @@ class CallOfVllm(Protocol):
         """Its sequences. Raises ApiError where vLLM or a limit refuses it."""
 
     def for_answer(self) -> tuple[VllmCall, Dialect]:
-        """What writes the answer, and how errors look."""
+        """The call that writes the answer, and the dialect of its errors."""
 
     def close(self) -> None:
         """vLLM is asked for nothing more."""
@@ -188,7 +242,7 @@ async def check_call(
     sequences = check_size(gateway.settings.overload, call)
     if timing is not None:
         timing.end("parse")
-    arrival = Arrival.of(gateway, scope, call)
+    arrival = Arrival.of(gateway, scope, call.endpoint.prefix, scope["path"], call.request_id)
     if gateway.serving_objects is None and isinstance(call, NewerRequest):
         raise not_served(call.endpoint)
     by_vllm = None if gateway.serving_objects is None else call_of_vllm(gateway, call, body)
@@ -196,7 +250,7 @@ async def check_call(
         batcher = gateway.admit()
         check_fields(gateway.settings, call, len(body), () if by_vllm is None else by_vllm.beyond)
         if gateway.settings.logs.prompts:
-            log_prompt(arrival.own_id or arrival.call_id, call.prompt_to_log)
+            log_prompt(arrival.name, call.prompt_to_log)
         deadlines = gateway.overload.deadlines_of(arrival.headers, call.patience, call.priority)
         timeouts = timeouts_of(arrival.headers, call, gateway.settings)
         if by_vllm is None:  # of a call to one of the two endpoints that the gateway serves itself
@@ -387,8 +441,7 @@ async def requests_of(
     """
     bounds = gateway.batcher.capabilities
     prompts = await prompts_of(gateway.tokenizer, bounds, call)
-    deadline = math.inf if patience is None else arrival.at + patience
-    own, most, seed = call.client_limit, gateway.limits.max_output_tokens, call.seed
+    own, most = call.client_limit, gateway.limits.max_output_tokens
     requests: list[EngineRequest] = []
     shared: Sampling | None = None  # by the sequences of one limit: its lists may be long
     for prompt in prompts:
@@ -408,35 +461,9 @@ async def requests_of(
             shared = sampling_of(call, limit, bounds.sampling)
         elif limit != shared.max_tokens:
             shared = replace(shared, max_tokens=limit)
-        for choice in range(call.n):
-            request = Request(
-                id=f"{arrival.call_id}-{len(requests)}",
-                arrived_at=arrival.at,
-                prompt_tokens=len(prompt),
-                max_output_tokens=limit,
-                predicted_output_tokens=call.predicted_output_tokens,
-                priority=call.priority,
-                deadline=deadline,
-                flow=arrival.flow,
-                reserved_tokens=arrival.reserved_tokens,
-            )
-            sampling = shared if seed is None or not choice else replace(shared, seed=seed + choice)
-            requests.append(
-                EngineRequest(
-                    request,
-                    prompt,
-                    sampling,
-                    call.kendall_forced_output_tokens,
-                    (),
-                    arrival.own_id,
-                    arrival.received_at,
-                    arrival.retry,
-                    call.cache_salt,
-                    arrival.caller,
-                    trace=arrival.trace,
-                    asked_output_tokens=asked,
-                )
-            )
+        requests += arrival.choices(
+            call, prompt, shared, n=call.n, first=len(requests), asked=asked, patience=patience
+        )
     return await with_sampling_checked(gateway, requests, call, arrival, patience)
 
 
@@ -473,7 +500,7 @@ async def prompts_of(
 
 
 def refused_prompt(error: InvalidPromptError, param: str) -> ApiError:
-    """What the client is told."""
+    """The client's error for a prompt that the engine refuses."""
     code = "context_length_exceeded" if isinstance(error, PromptTooLongError) else "invalid_prompt"
     return ApiError(400, code, str(error), param=param)
 
@@ -519,7 +546,7 @@ async def completion_tokens(
 async def chat_tokens(
     engine: PromptReader, messages: Sequence[ChatMessage], call: Templated
 ) -> list[int]:
-    """Of a conversation. Raises ApiError, InvalidPromptError."""
+    """Token ids of a conversation. Raises ApiError, InvalidPromptError."""
     given = call.chat_template_kwargs or {}
     if "chat_template" in given:  # a program of the client's, run here
         raise ApiError(
@@ -602,7 +629,7 @@ def check_prompt(prompt_tokens: int, most: int | None) -> None:
 
 
 def sampling_of(call: Generation, limit: int, own: Mapping[str, float]) -> Sampling:
-    """For one sequence with at most `limit` output tokens, of a model with its `own` sampling."""
+    """Sampling of a sequence with at most `limit` output tokens; `own`: the model's defaults."""
     fields = call.__dict__  # a model's own look-up takes ten times as long
     given: dict[str, Any] = {
         name: value

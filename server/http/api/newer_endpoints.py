@@ -130,7 +130,7 @@ Call = CompletionRequest | ChatRequest | NewerRequest
 
 
 def described(model: type[NewerRequest], *, streams: bool = True) -> dict[str, Any]:
-    """What FastAPI takes of its route, for `/openapi.json`."""
+    """FastAPI's arguments for its route, which `/openapi.json` shows."""
     media: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
     if streams:
         media["text/event-stream"] = {}

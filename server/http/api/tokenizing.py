@@ -95,7 +95,7 @@ def add_tokenizing(app: FastAPI, gateway: Gateway, unqueued: Unqueued) -> None:
 
 
 async def _texts(gateway: Gateway, tokens: Sequence[int]) -> list[str]:
-    """Of each token; others have their turn on the event loop in between."""
+    """The text of each token; other tasks run on the event loop in between."""
     texts = []
     for place, token in enumerate(tokens, 1):
         texts.append(await gateway.tokenizer.decode([token]))

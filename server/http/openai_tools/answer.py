@@ -36,7 +36,7 @@ class VllmChoice(Choice):
         self._prompt_told = False
 
     def on_text(self, text: str, tokens: Sequence[Token]) -> None:
-        """To vLLM, the first ones with what the engine says of the prompt."""
+        """Hand tokens to vLLM, the first ones with the prompt's log probabilities."""
         told = None
         if not self._prompt_told:
             self._prompt_told = True

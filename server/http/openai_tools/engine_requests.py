@@ -5,15 +5,12 @@ admitted and queued as any other.
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from msgspec.structs import replace
 from pydantic_core import from_json
 
-from policies import Request
-from server.engines.base import EngineRequest, Sampling
+from server.engines.base import EngineRequest
 from server.gateway import Gateway
 from server.http.api.checked_call import (
     Arrival,
@@ -33,12 +30,13 @@ from server.http.api.newer_endpoints import (
 from server.http.api.schema import ChatRequest
 from server.http.bodies import AT_ONCE
 from server.openai_tools.apart import Apart
-from server.openai_tools.call import AskedSequence, VllmCall
+from server.openai_tools.call import VllmCall
 from server.openai_tools.endpoints import ApiEndpoint, Dialect
 from server.openai_tools.sampling import sampling_of
 from server.openai_tools.serving_objects import ServingObjects
 from server.runtime.errors import ApiError
 
+REASONING = ("reasoning_ended", "reasoning_parser_kwargs")  # arguments of the engine's own call
 RENDERED = ("multimodal",)  # prompts that are more than their token ids
 GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 # a call beyond either is rendered in a thread: 30 ms of the event loop
@@ -62,7 +60,7 @@ class VllmRequests:
             self.call.close()
 
     def for_answer(self) -> tuple[VllmCall, Dialect]:
-        """What writes the answer, and how errors look."""
+        """The call that writes the answer, and the dialect of its errors."""
         assert self.call is not None
         return self.call, self.endpoint.dialect
 
@@ -81,91 +79,38 @@ class VllmRequests:
         await gateway.supervisor.across_restarts(lambda: self._reach(body, apart))
         assert self.call is not None
         plain = (await _objects(gateway).serving()).plain
-        requests = list(self._sequences(arrival, patience, plain))
+        bounds, limit = gateway.batcher.capabilities, gateway.limits.max_output_tokens
+        requests: list[EngineRequest] = []
+        for asked in self.call.asked:
+            kind = asked.prompt["type"]
+            if kind not in ("token", *RENDERED):
+                raise ApiError(501, "unsupported", "got a prompt without token ids; expected text")
+            ids: list[int] = asked.prompt["prompt_token_ids"]
+            room, own = room_of(gateway, bounds, len(ids)), asked.params.max_tokens
+            most = room if own is None else min(own, room)
+            given = {name: asked.arguments.get(name) for name in REASONING}
+            reasoning = {name: value for name, value in given.items() if value is not None}
+            requests += arrival.choices(
+                call,
+                ids,
+                sampling_of(asked.params, plain, most if limit is None else min(most, limit)),
+                n=asked.params.n,
+                first=len(requests),
+                asked=most,
+                patience=patience,
+                rendered=asked.prompt if kind in RENDERED else None,
+                engine_arguments=reasoning or None,
+            )
         if not requests:
             raise ApiError(500, "internal_error", "vLLM asked for no sequence of this call")
-        most = gateway.settings.security.max_form_bytes
-        check_form_size(requests[0].sampling.structured, most, "tools")
+        largest = gateway.settings.security.max_form_bytes
+        check_form_size(requests[0].sampling.structured, largest, "tools")
         return await with_sampling_checked(gateway, requests, call, arrival, patience)
 
     async def _reach(self, body: Mapping[str, Any], apart: Apart | None) -> None:
         self.close()
         self.call = VllmCall(await _objects(self._gateway).serving(), self.endpoint, body)
         await self.call.reach(apart)
-
-    def _sequences(
-        self, arrival: Arrival, patience: float | None, plain: Any
-    ) -> Iterator[EngineRequest]:
-        assert self.call is not None
-        number = 0
-        for asked in self.call.asked:
-            most = self._asked_tokens(asked)
-            limit = self._gateway.limits.max_output_tokens
-            sampling = sampling_of(asked.params, plain, most if limit is None else min(most, limit))
-            for choice in range(asked.params.n):
-                # as vLLM counts them
-                seed = None if sampling.seed is None else sampling.seed + choice
-                own = sampling if not choice else replace(sampling, seed=seed)
-                request = self._request(asked, arrival, number, own.max_tokens, patience)
-                yield self._engine_request(asked, arrival, request, own, most)
-                number += 1
-
-    def _asked_tokens(self, asked: AskedSequence) -> int:
-        """The client's own limit, or what the context has left."""
-        gateway, own = self._gateway, asked.params.max_tokens
-        room = room_of(gateway, gateway.batcher.capabilities, len(_token_ids(asked)))
-        return room if own is None else min(own, room)
-
-    def _request(
-        self,
-        asked: AskedSequence,
-        arrival: Arrival,
-        number: int,
-        limit: int,
-        patience: float | None,
-    ) -> Request:
-        call = self._asked
-        return Request(
-            id=f"{arrival.call_id}-{number}",
-            arrived_at=arrival.at,
-            prompt_tokens=len(_token_ids(asked)),
-            max_output_tokens=limit,
-            predicted_output_tokens=call.predicted_output_tokens,
-            priority=call.priority,
-            deadline=math.inf if patience is None else arrival.at + patience,
-            flow=arrival.flow,
-            reserved_tokens=arrival.reserved_tokens,
-        )
-
-    def _engine_request(
-        self,
-        asked: AskedSequence,
-        arrival: Arrival,
-        request: Request,
-        sampling: Sampling,
-        most: int,
-    ) -> EngineRequest:
-        reasoning = {
-            name: value
-            for name in ("reasoning_ended", "reasoning_parser_kwargs")
-            if (value := asked.arguments.get(name)) is not None
-        }
-        return EngineRequest(
-            request,
-            _token_ids(asked),
-            sampling,
-            self._asked.kendall_forced_output_tokens,
-            (),
-            arrival.own_id,
-            arrival.received_at,
-            arrival.retry,
-            self._asked.cache_salt,
-            arrival.caller,
-            rendered=asked.prompt if asked.prompt["type"] in RENDERED else None,
-            engine_arguments=reasoning or None,
-            trace=arrival.trace,
-            asked_output_tokens=most,
-        )
 
 
 def apart_of(
@@ -207,11 +152,3 @@ def _body_for_vllm(call: Call, body: dict[str, Any]) -> dict[str, Any]:
     if form is not None and call.form_field() in GUIDED:
         kept["structured_outputs"] = {form.kind: form.value, **form.options}
     return kept
-
-
-def _token_ids(asked: AskedSequence) -> list[int]:
-    """Of its prompt. Raises ApiError 501 where it is something else."""
-    if asked.prompt["type"] not in ("token", *RENDERED):
-        raise ApiError(501, "unsupported", "got a prompt without token ids; expected text")
-    ids: list[int] = asked.prompt["prompt_token_ids"]
-    return ids

@@ -26,7 +26,7 @@ UNBUFFERED = (b"x-accel-buffering", b"no")  # nginx would hold tokens back
 
 
 def raw(headers: Sequence[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
-    """As the server behind wrote them."""
+    """Headers as the server behind wrote them, in bytes."""
     return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
 
 
@@ -97,13 +97,13 @@ class ProxiedAnswer(Submitted):
         self.refused: Refused | None = None
 
     def taken(self) -> asyncio.Future[None]:
-        """Until the client takes what is there, or the call is over."""
+        """Ends when the client has taken the bytes, or the call is over."""
         if self._taken is None:
             self._taken = self._loop.create_future()
         return self._taken
 
     def _take(self) -> bytes:
-        """What is there, to be sent."""
+        """Bytes to be sent now."""
         body, self.chunks, self.ahead = b"".join(self.chunks), [], 0
         if self._taken is not None:
             if not self._taken.done():

@@ -7,19 +7,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope
 
 from policies import Request
-from server.admission.control import caller_of
-from server.admission.rejections import EARLY
 from server.engines.base import EngineRequest, Sampling
 from server.engines.proxied import PROMPT_START, ProxiedCall, ProxyingEngine
 from server.gateway import Gateway
-from server.http.api.checked_call import check_prompt, check_sequences, flow_of, is_retry
-from server.http.arrival_timestamps import RECEIVED_AT
+from server.http.api.checked_call import Arrival, check_prompt, check_sequences
 from server.http.bodies import MOST_VALUES, parsed, read_body
 from server.http.client_connection import while_connected
 from server.http.headers import asked_id
@@ -39,9 +36,6 @@ from server.runtime.logs import log_prompt
 from server.runtime.passed_headers import named_by, text_of
 from server.supervision.deadlines import Timeouts, timeouts_of
 
-if TYPE_CHECKING:
-    from server.telemetry.tracing import CallTrace
-
 NOT_PASSED = frozenset(
     {
         *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te"),
@@ -55,7 +49,7 @@ JSON = "application/json"
 
 
 class Timed(NamedTuple):
-    """What the call's body asks of time, for `timeouts_of`."""
+    """Time limits in the call's body, for `timeouts_of`."""
 
     request_timeout: float | None
     first_token_timeout: float | None
@@ -70,59 +64,40 @@ class Incoming:
     fields: Fields
     prompt: bytes
     scope: Scope
-    call_id: str
-    own_id: str | None  # the caller's name for it
-    at: float  # read: time limits and delays count from here
-    trace: CallTrace | None = None  # where calls are traced
-
-    @property
-    def name(self) -> str:
-        """In headers and logs."""
-        return self.own_id or self.call_id
-
-    @property
-    def received_at(self) -> float:
-        """Its last byte."""
-        at: float = self.scope.get(RECEIVED_AT, self.at)
-        return at
-
-    @property
-    def retry(self) -> bool:
-        """Its client's library says that it asks again."""
-        return is_retry(self.scope["headers"])
+    arrival: Arrival
 
     def timeouts(self, gateway: Gateway) -> Timeouts | None:
-        """By headers, body and server. Raises ApiError 400."""
+        """The least limits of headers, body and server. Raises ApiError 400."""
         own = Timed(
             number(self.fields, "request_timeout"), number(self.fields, "first_token_timeout")
         )
-        return timeouts_of(self.scope["headers"], own, gateway.settings)
+        return timeouts_of(self.arrival.headers, own, gateway.settings)
 
     def engine_request(
         self, gateway: Gateway, tokens: int, patience: float | None
     ) -> EngineRequest:
-        """With so many tokens of its prompt, under the limits in force."""
-        endpoint, limit = self.endpoint, gateway.limits.max_output_tokens
-        caller, keys = caller_of(self.scope), len(gateway.settings.security.api_keys)
+        """The request to queue, whose prompt has so many tokens, under the limits in force."""
+        endpoint, arrival = self.endpoint, self.arrival
+        limit = gateway.limits.max_output_tokens
         room = max(1, gateway.batcher.capabilities.max_model_len - tokens)
         own = endpoint.own_limit(self.fields) if endpoint.limits else 1
         asked = room if own is None else max(1, min(own, room))
         request = Request(
-            id=f"{self.call_id}-0",
-            arrived_at=self.at,
+            id=f"{arrival.call_id}-0",
+            arrived_at=arrival.at,
             prompt_tokens=tokens,
             max_output_tokens=asked if limit is None or not endpoint.limits else min(asked, limit),
             predicted_output_tokens=number(self.fields, "predicted_output_tokens"),
             priority=whole(self.fields, "priority") or 0,
-            deadline=math.inf if patience is None else self.at + patience,
-            flow=flow_of(self.scope["headers"], caller, keys),
+            deadline=math.inf if patience is None else arrival.at + patience,
+            flow=arrival.flow,
             sequences=endpoint.sequences(self.fields),
-            reserved_tokens=gateway.limits.reserved_tokens,
+            reserved_tokens=arrival.reserved_tokens,
         )
         call = ProxiedCall(
             endpoint.path,
             self.body,
-            passed_headers(self.scope, self.name),
+            passed_headers(self.scope, arrival.name),
             len(self.prompt),
             self.prompt[:PROMPT_START],
             model=model_of(self.fields),
@@ -133,12 +108,12 @@ class Incoming:
             request,
             (),
             Sampling(max_tokens=request.max_output_tokens),
-            client_request_id=self.own_id,
-            received_at=self.received_at,
-            retry=self.retry,
-            caller=caller,
+            client_request_id=arrival.own_id,
+            received_at=arrival.received_at,
+            retry=arrival.retry,
+            caller=arrival.caller,
             call=call,
-            trace=self.trace,
+            trace=arrival.trace,
             asked_output_tokens=asked if endpoint.limits else None,
         )
 
@@ -157,44 +132,41 @@ async def answer(
 ) -> ProxiedAnswer:
     """The call's answer, not yet submitted. Raises ApiError."""
     timing = gateway.metrics.own_time.begin(gateway.now) if gateway.lifecycle.ready else None
-    incoming = await _read(gateway, endpoint, scope, receive)
+    given = await read_body(receive, gateway.settings.security.max_body_bytes)
+    context = gateway.batcher.capabilities.max_model_len if gateway.lifecycle.started else 0
+    body, fields, asked, prompt = await parsed(given, endpoint.parts, max(MOST_VALUES, 2 * context))
+    several = endpoint.several[0][0] if endpoint.several else "n"
+    check_sequences(gateway.settings.overload, asked, several)
+    arrival = Arrival.of(gateway, scope, "call", endpoint.path)
+    if gateway.settings.logs.prompts:
+        log_prompt(arrival.name, prompt.decode(errors="replace"))
     if timing is not None:
         timing.end("parse")
+    incoming = Incoming(endpoint, body, fields, prompt, scope, arrival)
     try:
         batcher = gateway.admit()
-        fields = incoming.fields
         priority = whole(fields, "priority") or 0
         deadlines = gateway.overload.deadlines_of(
-            scope["headers"], number(fields, "patience"), priority
+            arrival.headers, number(fields, "patience"), priority
         )
         timeouts = incoming.timeouts(gateway)
-        tokens = proxying_engine(gateway).known_prompt_tokens(fields, incoming.prompt)
+        tokens = proxying_engine(gateway).known_prompt_tokens(fields, prompt)
         if tokens is None:  # a server, or a tokenizer, is to say it
-            asking = proxying_engine(gateway).prompt_tokens(endpoint.path, fields, incoming.prompt)
+            asking = proxying_engine(gateway).prompt_tokens(endpoint.path, fields, prompt)
             counting = while_connected(scope, receive, asking)
-            tokens = await (counting if timeouts is None else timeouts.bound(counting, incoming.at))
+            tokens = await (counting if timeouts is None else timeouts.bound(counting, arrival.at))
         check_prompt(tokens, gateway.settings.security.max_prompt_tokens)
         if timing is not None:
             timing.end("prompt")
         engine_request = incoming.engine_request(gateway, tokens, deadlines.patience)
-        gateway.arrivals.saw(incoming.received_at, batcher.epoch, retry=incoming.retry)
+        gateway.arrivals.saw(arrival.received_at, batcher.epoch, retry=arrival.retry)
         gateway.overload.admit([engine_request], scope, deadlines)
     except BaseException as error:
-        if incoming.trace is not None:
-            incoming.trace.refused(error, gateway.now())
-        if isinstance(error, ApiError) and error.code in EARLY:
-            gateway.overload.rejections.record_unserved(
-                error,
-                [f"{incoming.call_id}-0"],
-                incoming.own_id,
-                arrived_at=incoming.at,
-                received_at=incoming.received_at,
-                retry=incoming.retry,
-            )
+        arrival.broke_off(gateway, error, 1)
         raise
     options = AnswerOptions(
-        request_id=incoming.name,
-        arrived_at=incoming.at,
+        request_id=arrival.name,
+        arrived_at=arrival.at,
         stream=False,
         include_usage=False,
         continuous_usage=False,
@@ -236,37 +208,8 @@ def proxying_engine(gateway: Gateway) -> ProxyingEngine:
     return engine
 
 
-async def _read(
-    gateway: Gateway, endpoint: ProxiedEndpoint, scope: Scope, receive: Receive
-) -> Incoming:
-    """Raises ApiError 400, 413."""
-    given = await read_body(receive, gateway.settings.security.max_body_bytes)
-    context = gateway.batcher.capabilities.max_model_len if gateway.lifecycle.started else 0
-    body, fields, asked, prompt = await parsed(given, endpoint.parts, max(MOST_VALUES, 2 * context))
-    several = endpoint.several[0][0] if endpoint.several else "n"
-    check_sequences(gateway.settings.overload, asked, several)
-    call_id, at, tracing = gateway.call_ids.next("call"), gateway.now(), gateway.tracing
-    trace = None
-    if tracing is not None:
-        trace = tracing.begin(scope["headers"], call_id, endpoint.path, at)
-    incoming = Incoming(
-        endpoint,
-        body,
-        fields,
-        prompt,
-        scope,
-        call_id,
-        asked_id(scope["headers"]),
-        at,
-        trace,
-    )
-    if gateway.settings.logs.prompts:
-        log_prompt(incoming.name, incoming.prompt.decode(errors="replace"))
-    return incoming
-
-
 def passed_headers(scope: Scope, name: str) -> tuple[tuple[str, str], ...]:
-    """Those of the client that go on, what the call is called, and who it is from."""
+    """Headers for the server behind: the client's own, the call's id, the client's address."""
     given = [(key.decode("latin-1"), text_of(value)) for key, value in scope["headers"]]
     dropped = NOT_PASSED | named_by(given) | {FORWARDED_FOR}
     kept = [header for header in given if header[0] not in dropped]

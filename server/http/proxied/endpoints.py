@@ -187,7 +187,7 @@ def _bare(body: bytes) -> int:
 
 
 def _number(name: str, raw: bytes) -> int | None:
-    """As vLLM's models read it. Raises ApiError 400."""
+    """The number as vLLM's models read it. Raises ApiError 400."""
     try:
         given = json.loads(raw if len(raw) <= LONGEST_NUMBER else b"[]")  # no number
         return _whole_number.validate_python(given)
