@@ -98,8 +98,8 @@ def direct(
                 headers = scope["headers"]
                 name, retry = asked_id(headers), is_retry(headers)
                 call_id = overload.rejections.record_at_precheck(rejection, name, retry=retry)
-                told = error_body(dialect, rejection)
-                response = RejectionResponse(rejection, name or call_id, told)
+                body = error_body(dialect, rejection)
+                response = RejectionResponse(rejection, name or call_id, body)
             if (lease := scope.get(LEASE)) is not None:
                 lease.end()  # what is left of the body is prompts
         except ClientDisconnect:
