@@ -19,10 +19,10 @@ from server.admission.control import Overload
 from server.admission.limits_in_force import LimitsInForce
 from server.calibration.in_force import LatencyModelInForce
 from server.engines.base import Capabilities, Engine, describe_engine
-from server.engines.passing import PassingEngine
-from server.front.desk import desk_of
+from server.engines.proxied import ProxyingEngine
 from server.live import LiveModel
 from server.live.arrivals_seen import ArrivalsSeen
+from server.openai_tools.serving_objects import serving_objects_of
 from server.queue import poison
 from server.queue.batcher import Batcher
 from server.queue.observers import Observer
@@ -72,7 +72,9 @@ class Gateway:
         )
         self.lifecycle = Lifecycle(self.supervisor)
         self.tokenizer = RestartSafeTokenizer(engine, self.supervisor)
-        self.desk = desk_of(engine, settings)  # of tools and the newer endpoints
+        self.serving_objects = serving_objects_of(
+            engine, settings
+        )  # of tools and the newer endpoints
         self.live: LiveModel | None = None
         self.tracing: Tracing | None = None  # where calls are traced
         self.probes: IdleProbes | None = None
@@ -82,9 +84,9 @@ class Gateway:
         self.limits.on_epoch.append(self.overload.begin_epoch)
         self.servers = _servers_of(self)  # of several engines that are started here
         # known once: the protocol is looked at attribute by attribute
-        self.passing = engine if isinstance(engine, PassingEngine) else None
-        if self.passing is not None:
-            self.passing.on_servers, self.passing.on_room = self._on_servers, self._on_room
+        self.proxying = engine if isinstance(engine, ProxyingEngine) else None
+        if self.proxying is not None:
+            self.proxying.on_servers, self.proxying.on_room = self._on_servers, self._on_room
         self._serving: frozenset[int] = frozenset()  # of those behind: what takes work
         self._rooms: dict[int, int | None] = {}  # of those behind: sequences at once
         self._batcher: Batcher | None = None
@@ -100,8 +102,8 @@ class Gateway:
         self.rejected_prompts = poison.RejectedPrompts(self.now)
         capabilities = await self.supervisor.start()
         self.settings = self.settings.under(capabilities.model_names)
-        if self.desk is not None:
-            await self.desk.open()
+        if self.serving_objects is not None:
+            await self.serving_objects.open()
         self._open_queue(capabilities)
         self._watch_progress()
         settings = self.settings
@@ -166,7 +168,7 @@ class Gateway:
             suspect_after=self.settings.supervision.suspect_after,
         )
         self._batcher.recovery.trials.on_sound = self.supervisor.forgive
-        if self.passing is not None:
+        if self.proxying is not None:
             self._batcher.use_only(self._serving)
             for server_id, room in self._rooms.items():
                 self._batcher.trust(server_id, room)
@@ -185,8 +187,8 @@ class Gateway:
         form_time = self.settings.security.max_form_compile_time
         if timeout <= 0:
             return
-        if self.passing is not None:
-            self.passing.silence_of = SilenceLimits(timeout, lambda: self.latency.law)
+        if self.proxying is not None:
+            self.proxying.silence_of = SilenceLimits(timeout, lambda: self.latency.law)
             return
         watch: StuckWatch | StuckReplicas
         if isinstance(self.engine, Replicas):
@@ -214,8 +216,8 @@ class Gateway:
             await self.servers.close()
         if self.live is not None:
             await self.live.close()
-        if self.desk is not None:
-            self.desk.close()
+        if self.serving_objects is not None:
+            self.serving_objects.close()
         await self.supervisor.stop()
         if self.tracing is not None:
             await self.tracing.close()
@@ -308,10 +310,10 @@ class Gateway:
     def _on_servers(self, serving: frozenset[int]) -> None:
         """Other servers behind take work: with another number of them statistics begin anew."""
         before, self._serving = self._serving, serving
-        if self._batcher is not None and self.passing is not None and serving != before:
+        if self._batcher is not None and self.proxying is not None and serving != before:
             if before - serving:
                 _end_what_used_it(self, "other servers serve now")
-            self._batcher.serve_within(self.passing.capabilities())
+            self._batcher.serve_within(self.proxying.capabilities())
             self._batcher.use_only(serving, ask=False)
             self.limits.begin_epoch()
 
@@ -415,8 +417,8 @@ def _servers_of(gateway: Gateway) -> Servers | None:
 
 def _end_what_used_it(gateway: Gateway, message: str) -> None:
     """An engine was lost, the one or one of several."""
-    if gateway.desk is not None:
-        gateway.desk.close()
+    if gateway.serving_objects is not None:
+        gateway.serving_objects.close()
     gateway.latency.stop_calibration(
         ApiError(503, "engine_unavailable", f"calibration: the engine failed: {message}")
     )

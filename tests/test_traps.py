@@ -19,15 +19,15 @@ HERE = Path(__file__).resolve().parent
 TRAPS: dict[str, tuple[str, ...]] = {
     # between the connection and the queue
     "a task that is cancelled before its first step never runs its `finally`": (
-        "server/test_http_traps.py::test_trap_1_a_call_whose_task_is_cancelled_at_any_step_leaves_nothing_behind",
-        "server/test_http_traps.py::test_trap_1_the_table_is_emptied_even_where_no_caller_ever_runs_again",
+        "server/test_clients_who_leave.py::test_trap_1_a_call_whose_task_is_cancelled_at_any_step_leaves_nothing_behind",
+        "server/test_clients_who_leave.py::test_trap_1_the_table_is_emptied_even_where_no_caller_ever_runs_again",
     ),
     (
         "on disconnect a plain handler is not cancelled, a streaming one is (production-stack "
         "#634, LiteLLM #37140)"
     ): (
-        "server/test_http_traps.py::test_trap_2_a_connection_that_closes_frees_queue_and_engine_streamed_or_not",
-        "server/test_http_traps.py::test_trap_2_a_client_that_resets_in_the_middle_of_its_body_never_arrived",
+        "server/test_clients_who_leave.py::test_trap_2_a_connection_that_closes_frees_queue_and_engine_streamed_or_not",
+        "server/test_clients_who_leave.py::test_trap_2_a_client_that_resets_in_the_middle_of_its_body_never_arrived",
         "server/test_client_connection.py::test_a_lost_connection_takes_its_call_out_of_the_engine",
         "server/test_client_connection.py::test_a_client_that_leaves_the_queue_gives_its_place_away",
         "server/test_real_gateway.py::test_a_client_that_leaves_frees_the_engine",
@@ -36,7 +36,7 @@ TRAPS: dict[str, tuple[str, ...]] = {
         "server/test_security.py::test_a_client_behind_the_cors_layer_can_still_leave",
     ),
     "a caller leaves at the very instant its batch ends, and settling its future ends the loop": (
-        "server/test_http_traps.py::test_trap_3_a_caller_who_leaves_at_the_instant_of_any_token_or_of_the_end_breaks_nothing",
+        "server/test_clients_who_leave.py::test_trap_3_a_caller_who_leaves_at_the_instant_of_any_token_or_of_the_end_breaks_nothing",
     ),
     "bodies are parsed before they are refused (SMG #2247)": (
         "server/admission/test_admission.py::test_a_full_queue_refuses_before_it_reads_and_says_when_there_is_room",

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from policies.text import SpecError
 from queueing.measurement.slo import PREDICTED, read_slo, split_slos
 from queueing.result import Quantity
-from server.runtime.errors import ApiError
 from server.runtime.field_marks import RELOADED
 
 # sequences: a waiting call holds 17 KiB (measured flat to 8,000 calls), so that the queue stays
@@ -95,21 +94,6 @@ class OverloadSettings:
             self.rate_limit_tokens,
         )
         return self.adaptive_concurrency or any(bound is not None for bound in bounds)
-
-
-def check_sequences(settings: OverloadSettings, sequences: int, param: str) -> None:
-    """Raises ApiError 400: a call of so many sequences is never admitted, so that a later
-    attempt is useless.
-    """
-    most, option = settings.max_sequences_per_call, "--max-sequences-per-call"
-    if settings.max_num_queued_reqs is not None and settings.max_num_queued_reqs < most:
-        most, option = settings.max_num_queued_reqs, "--max-num-queued-reqs"
-    if sequences > most:
-        message = (
-            f"got a call of {sequences} sequences (prompts x n); expected at most {most} "
-            f"({option} of this gateway): split the call"
-        )
-        raise ApiError(400, "too_many_sequences", message, param=param)
 
 
 def delay_targets(text: str) -> tuple[DelayTarget, ...]:

@@ -17,8 +17,8 @@ import msgspec
 
 from policies import Request
 from server.engines.capabilities import Capabilities as Capabilities  # noqa: PLC0414 - read from here
-from server.engines.failure import FailureCode as FailureCode  # noqa: PLC0414 - read from here
-from server.engines.passing import PassedCall
+from server.engines.capabilities import FailureCode as FailureCode  # noqa: PLC0414 - read from here
+from server.engines.proxied import ProxiedCall
 
 NOT_RUNNING = "the engine is not running"
 EngineEnd = Literal["stop", "length", "cancelled"]
@@ -59,7 +59,7 @@ class BusyError(RuntimeError):
 
 
 class OverBudgetError(RuntimeError):
-    """What a caller may have computed is used up; the message is for the client."""
+    """The caller has used up its budget; the message is for the client."""
 
     def __init__(self, message: str, retry_after: float) -> None:
         super().__init__(message)
@@ -147,7 +147,7 @@ class EngineRequest(msgspec.Struct, frozen=True):
     retry: bool = False  # the client's library says that it asks again
     cache_salt: str | None = None  # prompts share cached prefixes only under the same salt
     caller: str = ""  # name of the API key that it came with
-    call: PassedCall | None = None
+    call: ProxiedCall | None = None
     # the prompt as the engine's renderer made it, where token ids are not all of it (images)
     rendered: Mapping[str, Any] | None = None
     # further arguments of the engine's own call: what its reasoning parser needs to know
@@ -205,7 +205,7 @@ class Token(
 
 
 class TokenListener(Protocol):
-    """Who hears a stream: the gateway's sequence."""
+    """The receiver of a stream: the gateway's sequence."""
 
     def on_tokens(self, tokens: Sequence[Token]) -> None:
         """More tokens, in order."""
@@ -249,7 +249,7 @@ class TokenStream:
 
 
 def stillborn(engine_request: EngineRequest) -> TokenStream:
-    """Of an engine that does not run: it fails as soon as its listener is there."""
+    """The stream of an engine that does not run: it fails as soon as its listener is there."""
     stream = TokenStream(engine_request.request.id)
     asyncio.get_running_loop().call_soon(stream.fail, NOT_RUNNING)
     return stream
@@ -288,7 +288,7 @@ def describe_engine(capabilities: Capabilities, served_model_name: str) -> dict[
 
 
 class PromptReader(Protocol):
-    """What is asked before a request queues."""
+    """Tokenizer and checks that are needed before a request queues."""
 
     async def encode(self, text: str, *, special_tokens: bool = True) -> list[int]:
         """Token ids of a text, with the special tokens that the model wants around it, or
@@ -313,8 +313,8 @@ class PromptReader(Protocol):
 
 @runtime_checkable
 class ServingEngine(Protocol):
-    """An engine whose library has an API server of its own above it: `server.front` uses that for
-    what the gateway has not itself.
+    """An engine whose library has an API server of its own above it: `server.openai_tools` uses
+    that for what the gateway has not itself.
     """
 
     def client(self) -> Any:

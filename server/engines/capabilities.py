@@ -1,15 +1,26 @@
-"""What an engine says of itself once it has started."""
+"""Capabilities of an engine that has started, and why it may fail a sequence."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from policies.core import UNBOUNDED
 
 UNKNOWN_TOKENS = 2**31  # a bound that does not bind
+FailureCode = Literal[
+    "engine_unavailable", "engine_error", "invalid_request", "internal_error", "sequence_stalled"
+]
+"""Why a sequence failed.
+
+engine_unavailable  the engine was lost, and another one may serve it
+engine_error        this sequence alone failed, and would again
+invalid_request     the engine refused what the client asks
+internal_error      the gateway's fault
+sequence_stalled    nothing came of it for too long
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +63,7 @@ class Capabilities:
 
     @property
     def batch_tokens(self) -> int | None:
-        """Of all prompts of a batch, which are computed in one step."""
+        """Most prompt tokens of a batch, which are computed in one step."""
         return (
             None if self.max_num_batched_tokens >= UNKNOWN_TOKENS else self.max_num_batched_tokens
         )

@@ -75,7 +75,8 @@ def _make(folder: Path, model: str, write: Callable[[Path], None]) -> None:
         try:
             write(building)
             for path in building.iterdir():
-                _to_disk(path)  # a rename may reach the disk before what it names
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())  # a rename may reach the disk before what it names
             building.chmod(0o755)  # for another user of a container, whatever the umask
             shutil.rmtree(folder, ignore_errors=True)  # one that lost a file
             building.rename(folder)
@@ -125,11 +126,6 @@ def _is_at(handle: int, folder: Path) -> bool:
         return os.path.samestat(os.fstat(handle), folder.stat())
     except FileNotFoundError:
         return False
-
-
-def _to_disk(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
 
 
 def write_json(folder: Path, contents: Mapping[str, Mapping[str, Any]]) -> None:

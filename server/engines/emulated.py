@@ -207,7 +207,7 @@ class EmulatedEngine:
         )  # without memory
 
 
-class _Answer:
+class _EmulatedAnswer:
     """One answer in the making: where it ends, and its next token."""
 
     def __init__(
@@ -258,7 +258,7 @@ class _EmulatedServer:
         self._rng = rng
         self.process = engine.new_process(rng)
         self._cache = engine.new_cache()
-        self._answers: dict[str, _Answer] = {}
+        self._answers: dict[str, _EmulatedAnswer] = {}
         self._padded: bool  # of the last dispatch
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
@@ -271,7 +271,7 @@ class _EmulatedServer:
     ) -> list[TokenStream]:
         self._padded = padded
         answers = [
-            _Answer(
+            _EmulatedAnswer(
                 engine_request,
                 self.engine.natural_length(engine_request),
                 self._cached(engine_request),

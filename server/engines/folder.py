@@ -125,7 +125,7 @@ def config_of(folder: Path) -> dict[str, Any]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Of a folder that has the weights in two forms, those that vLLM reads."""
+    """The files of weights that vLLM reads, of a folder that may have them in two formats."""
     for pattern in ("model*.safetensors", "*.safetensors", "*.bin"):
         if paths := sorted(folder.glob(pattern)):
             return paths
@@ -153,16 +153,11 @@ def safetensors_header(path: Path) -> dict[str, Any]:
         raise ValueError(f"got {path}, which cannot be read as safetensors ({error})") from None
     if isinstance(header, dict):
         found = {name: entry for name, entry in header.items() if name != "__metadata__"}
-        if _ends_at(found) <= data:
+        offsets = [each.get("data_offsets") for each in found.values() if isinstance(each, dict)]
+        ends = [each[1] for each in offsets if isinstance(each, list) and len(each) == 2]
+        if max((end for end in ends if isinstance(end, int)), default=0) <= data:
             return found
     raise ValueError(
         f"got {path}, which is no whole safetensors file (a download that broke off, or a "
         "pointer of Git LFS)"
     )
-
-
-def _ends_at(header: dict[str, Any]) -> int:
-    """Bytes that its tensors take, as far as it says them as the format does."""
-    offsets = [entry.get("data_offsets") for entry in header.values() if isinstance(entry, dict)]
-    ends = [each[1] for each in offsets if isinstance(each, list) and len(each) == 2]
-    return max((end for end in ends if isinstance(end, int)), default=0)

@@ -66,7 +66,7 @@ class Gguf:
         self._begin = -(-self._at // alignment) * alignment
 
     def weights(self, name: str) -> Floats:
-        """Of one tensor, dequantised. Raises ValueError for a type that is not read here."""
+        """One tensor, dequantised. Raises ValueError for a type that is not read here."""
         tensor = self.tensors[name]
         if tensor.kind not in _KINDS:
             raise ValueError(

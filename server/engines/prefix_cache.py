@@ -23,7 +23,7 @@ def block_keys(prompt: Sequence[int], salt: str | None = None, size: int = BLOCK
 
 
 class PrefixCache:
-    """With room for so many tokens."""
+    """A prefix cache with room for so many tokens."""
 
     def __init__(self, tokens: int) -> None:
         self._most = tokens // BLOCK

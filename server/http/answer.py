@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from queueing.measurement.record import Outcome
 from server.engines.base import EngineRequest, Token
-from server.http.formats import DONE, Format, encode, usage_of, with_usage
+from server.http.formats import DONE, AnswerFormat, encode, usage_of, with_usage
 from server.http.headers import delay_headers, early_headers
 from server.http.submitted import STREAM_HEADERS, AnswerOptions, Submitted
 from server.queue.batcher import Batcher
@@ -27,7 +27,7 @@ class Choice:
 
     __slots__ = ("_call", "_offset", "done", "index", "sequence", "text", "tokens")
 
-    def __init__(self, call: Answer, index: int) -> None:
+    def __init__(self, call: GeneratedAnswer, index: int) -> None:
         self._call = call
         self._offset = 0
         self.index = index
@@ -76,14 +76,14 @@ class Choice:
         self._call.wake()
 
 
-class Answer(Submitted):
+class GeneratedAnswer(Submitted):
     """Written token by token, or whole."""
 
     def __init__(
         self,
         batcher: Batcher,
         requests: list[EngineRequest],
-        answer_format: Format,
+        answer_format: AnswerFormat,
         options: AnswerOptions,
     ) -> None:
         super().__init__(batcher, requests, options)
@@ -237,8 +237,8 @@ class Answer(Submitted):
                 choice.sequence.released()
 
 
-async def encoded_logprobs(form: Format, tokens: Sequence[Token]) -> Raw | None:
-    """Of a whole choice; others have their turn in between."""
+async def encoded_logprobs(form: AnswerFormat, tokens: Sequence[Token]) -> Raw | None:
+    """Encode the log probabilities of a whole choice; other tasks run in between."""
     lists: dict[str, list[bytes]] = {}
     offset = 0
     for at in range(0, len(tokens), TOKENS_AT_ONCE):

@@ -20,11 +20,18 @@ from queueing.latency.profile import Profile
 from server.admission.limits_in_force import PolicyChange
 from server.calibration.calibration import CANCELLED, CalibrationRequest, Calibrator, warn_of_fit
 from server.engines.base import describe_engine
-from server.engines.passing import SENDER
+from server.engines.proxied import SENDER
 from server.gateway import Gateway, restarts_of
 from server.http.api.answers import ChatAnswer, CompletionAnswer
 from server.http.api.failures import add_failures, in_words_of
 from server.http.api.models import add_models
+from server.http.api.newer_endpoints import (
+    BEYOND,
+    Call,
+    MessagesRequest,
+    ResponsesRequest,
+    described,
+)
 from server.http.api.openapi import ANSWERING, answers, body, document, errors
 from server.http.api.parameters import ADVICE_QUERY, CALL_HEADERS
 from server.http.api.schema import AutopilotChange, ChatRequest, CompletionRequest
@@ -34,24 +41,16 @@ from server.http.api.validation import field_in, parse
 from server.http.bodies import BodyBudget
 from server.http.call import answer, direct
 from server.http.client_connection import watch_client
-from server.http.front.fields import (
-    BEYOND,
-    Call,
-    MessagesRequest,
-    ResponsesRequest,
-    described,
-    endpoint_of,
-)
-from server.http.front.others import add_others
 from server.http.headers import stamped
-from server.http.passing.routes import add_passing
+from server.http.openai_tools.others import add_others
+from server.http.proxied.routes import add_proxied
 from server.http.unqueued import Unqueued
 from server.live.model import LiveModel
 from server.live.servers_seen import servers_seen
 from server.page import Feed, add_page
 from server.runtime.errors import ApiError
 from server.runtime.wording import brief
-from server.security.audit import Audit
+from server.security.audit import AuditTrail
 from server.security.cors import cors
 from server.security.denials import Denial
 from server.security.early_answer import LEASE
@@ -70,7 +69,7 @@ class _App(FastAPI):
 
     direct: Mapping[str, Callable[[Scope, Receive, Send], Awaitable[None]]]
     guard: Guard
-    audit: Audit
+    audit: AuditTrail
     bodies: BodyBudget
     cors: ASGIApp | None = None
 
@@ -148,11 +147,11 @@ def create_app(
     app.state.gateway = gateway
     app.guard = Guard(gateway.settings.security)
     app.bodies = BodyBudget(8 * gateway.settings.security.max_body_bytes)
-    app.audit = Audit(gateway.metrics.calls.denied)
+    app.audit = AuditTrail(gateway.metrics.calls.denied)
     app.cors = cors(app.guarded, gateway.settings.security.allowed_origins)
     add_failures(app)
-    if gateway.passing is not None:
-        app.direct = add_passing(app, gateway)
+    if gateway.proxying is not None:
+        app.direct = add_proxied(app, gateway)
     else:
         _add_openai(app, gateway)
         unqueued = Unqueued(gateway)
@@ -166,7 +165,7 @@ def create_app(
     _add_live(app, gateway)
     _add_autopilot(app, gateway)
     _add_calibration(app, gateway)
-    document(app, {} if gateway.desk is None else BEYOND)
+    document(app, {} if gateway.serving_objects is None else BEYOND)
     add_page(app, feed)
     return app
 
@@ -213,7 +212,7 @@ def _add_openai(app: _App, gateway: Gateway) -> None:
     # under /openai, too: KServe has them there
     app.direct = {
         f"{base}/v1/{name}": direct(
-            gateway, partial(answer, gateway, model=model), endpoint_of(model).dialect
+            gateway, partial(answer, gateway, model=model), model.endpoint.dialect
         )
         for name, model in models.items()
         for base in ("", "/openai")
@@ -240,7 +239,7 @@ def _add_openai(app: _App, gateway: Gateway) -> None:
 
 
 async def _never() -> None:
-    """Of routes that are called without FastAPI: it knows their methods."""
+    """Stands in for routes that are called without FastAPI, which needs to know their methods."""
 
 
 def _add_state(app: FastAPI, gateway: Gateway) -> None:
@@ -253,7 +252,7 @@ def _add_state(app: FastAPI, gateway: Gateway) -> None:
         },
     )
     async def health(request: Request) -> Response:
-        passing = gateway.passing
+        passing = gateway.proxying
         if passing is not None and request.headers.get(SENDER) == passing.sender:
             return Response(status_code=508)  # its own probe: it was named as a server behind it
         return Response(status_code=200 if gateway.lifecycle.healthy else 503)
@@ -321,7 +320,8 @@ def _add_admin(app: FastAPI, gateway: Gateway) -> None:
             "draining": gateway.lifecycle.draining,
             "supervision": gateway.supervisor.statistics()
             | {"stuck": gateway.lifecycle.stuck, "restarts": restarts_of(gateway)}
-            | _poison(gateway),
+            | batcher.recovery.statistics()
+            | {"refused_prompts": len(gateway.rejected_prompts)},
             "servers": servers_seen(gateway),
             "arrivals": gateway.arrivals.state(batcher.epoch),
             "overload": gateway.overload.state(),
@@ -335,11 +335,6 @@ def _add_admin(app: FastAPI, gateway: Gateway) -> None:
                 "autopilot": gateway.live_model().pilot_failures.state(),
             },
         }
-
-
-def _poison(gateway: Gateway) -> dict[str, Any]:
-    refused = {"refused_prompts": len(gateway.rejected_prompts)}
-    return gateway.batcher.recovery.statistics() | refused
 
 
 async def _at_another_rate(live: LiveModel, request: Request, factor: str) -> dict[str, Any]:
@@ -368,7 +363,11 @@ def _add_live(app: FastAPI, gateway: Gateway) -> None:
         request: Request, *, what_if: bool = False, rate_factor: str | None = None
     ) -> dict[str, Any]:
         live = gateway.live_model()
-        _known(request.query_params)
+        for key in request.query_params:
+            if key not in PREDICTION_QUERY:
+                names = f"{' or '.join(PREDICTION_QUERY)}{suggest(key, PREDICTION_QUERY)}"
+                message = f"got {brief(key)}; expected {names}"
+                raise ApiError(400, "invalid_parameter", message, param=key)
         _each_once(request.query_params)
         if rate_factor is not None:
             return await _at_another_rate(live, request, rate_factor)
@@ -407,14 +406,6 @@ def _add_live(app: FastAPI, gateway: Gateway) -> None:
 
 
 PREDICTION_QUERY = ("what_if", "rate_factor")
-
-
-def _known(asked: QueryParams) -> None:
-    """Raises ApiError where a parameter of `/admin/prediction` is none."""
-    for key in asked:
-        if key not in PREDICTION_QUERY:
-            expected = f"expected {' or '.join(PREDICTION_QUERY)}{suggest(key, PREDICTION_QUERY)}"
-            raise ApiError(400, "invalid_parameter", f"got {brief(key)}; {expected}", param=key)
 
 
 def _each_once(asked: QueryParams) -> None:

@@ -32,7 +32,7 @@ import httptools
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from server.http.client_connection import CONNECTION, Connection, HangUps
+from server.http.client_connection import CONNECTION, ClientConnection, HangUps
 from server.http.descriptors import Room
 from server.runtime.writing import JoiningTransport
 
@@ -258,7 +258,7 @@ class StampedProtocol(HttpToolsProtocol):
     reader_patience: float = 0.0  # seconds that a client may leave its answer unread; 0: for ever
     room: Room | None = None  # of all connections of a server; None: as many as the system permits
     _received_at: float
-    _connection: Connection
+    _connection: ClientConnection
     _writing: JoiningTransport
     _reader: StampedReader | None = None
     _paused: PausedTransport | None = None
@@ -275,7 +275,7 @@ class StampedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self._writing = JoiningTransport(self.loop, transport)
         self.transport = cast("asyncio.Transport", self._writing)
-        self._connection = Connection(self._read_on, transport.abort)
+        self._connection = ClientConnection(self._read_on, transport.abort)
         sock: Any = transport.get_extra_info("socket")
         if sock is None or not self._may_stay(sock):
             return

@@ -18,9 +18,11 @@ import asyncio
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
+from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive
 
 from server.runtime.errors import ApiError
+from server.security.settings import MAX_BODY_BYTES
 
 AT_ONCE = 1 << 18  # bytes that are parsed on the event loop: 45 ms at most
 MOST_VALUES = 1 << 18  # of a body beyond that: token ids, messages, fields; again 45 ms at most
@@ -43,9 +45,9 @@ class BodyBudget:
         self._most = max(most, BUDGET)
         self.held = 0
 
-    def lease(self, receive: Receive) -> Lease:
-        """Of one call, that reads by `receive`; its `end` follows in any case."""
-        return Lease(self, receive)
+    def lease(self, receive: Receive) -> BodyLease:
+        """The lease of a call that reads by `receive`; the caller ends it in any case."""
+        return BodyLease(self, receive)
 
     def take(self, size: int) -> None:
         """Raises ApiError 503 where there is not so much left."""
@@ -55,8 +57,8 @@ class BodyBudget:
         self.held += size
 
 
-class Lease:
-    """What one call holds, and whether its body has been read to the end."""
+class BodyLease:
+    """Bytes that one call holds, and whether its body has been read to the end."""
 
     whole = False
 
@@ -87,6 +89,23 @@ class Lease:
         self._ended = True
         self._budget.held -= self._held
         self._held = 0
+
+
+async def read_body(receive: Receive, most: int = MAX_BODY_BYTES) -> bytes:
+    """The whole body. Raises ApiError 413, or ClientDisconnect."""
+    body = bytearray()
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        body += message.get("body", b"")
+        if len(body) > most:
+            raise ApiError(
+                413, "body_too_large", f"got a body of more than {most} bytes; expected less"
+            )
+        more = message.get("more_body", False)
+    return bytes(body)
 
 
 async def parsed(body: bytes, parse: Callable[[bytes], _T], context: int | None = None) -> _T:

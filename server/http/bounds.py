@@ -153,7 +153,7 @@ class LimitedProtocol(StampedProtocol):
         super().answer_what_is_whole()
 
     def send_400_response(self, msg: str) -> None:
-        """For what is no HTTP, and for a head that is refused."""
+        """Answer bytes that are no HTTP, and a head that is refused."""
         self._refuse(*(self._fault or (400, "invalid_http", msg)))
 
     def _weigh(self, received: int, body: int) -> None:

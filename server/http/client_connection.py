@@ -30,7 +30,7 @@ TURNS = 8  # of the event loop, in which an aborted connection is lost
 T = TypeVar("T")
 
 
-class Connection:
+class ClientConnection:
     """A client's connection, as the calls that came over it see it."""
 
     __slots__ = ("_on_lost", "_read_on", "abort", "lost")
@@ -68,7 +68,7 @@ async def cut(scope: Scope) -> None:
     """Break the connection off: how a client learns that an answer of which a part was sent has no
     end. Returns when it is lost.
     """
-    connection: Connection | None = scope.get(CONNECTION)
+    connection: ClientConnection | None = scope.get(CONNECTION)
     if connection is not None:
         connection.abort()
         for _ in range(TURNS):
@@ -83,7 +83,7 @@ def watch_client(
     """Call `on_gone` once if the client goes; what is returned ends the watch. The request's
     body has been read.
     """
-    connection: Connection | None = scope.get(CONNECTION)
+    connection: ClientConnection | None = scope.get(CONNECTION)
     if connection is None:
         return asyncio.create_task(_wait(receive, on_gone)).cancel
     connection.watch(on_gone)
@@ -121,7 +121,7 @@ async def while_connected(scope: Scope, receive: Receive, work: Coroutine[Any, A
 
 
 @dataclass(slots=True)
-class _Watched:
+class _WatchedConnection:
     gone: Callable[[], None]
     half_closed: Callable[[], None] | None
 
@@ -140,7 +140,7 @@ class HangUps:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._epoll = select.epoll()
-        self._watched: dict[int, _Watched] = {}
+        self._watched: dict[int, _WatchedConnection] = {}
         loop.add_reader(self._epoll.fileno(), self._look)
 
     @classmethod
@@ -159,7 +159,7 @@ class HangUps:
         with contextlib.suppress(OSError):  # no descriptor is left: reading finds the end, later
             if (found := cls._of_loop.get(loop)) is None:
                 found = cls._of_loop[loop] = cls(loop)
-            found._add(descriptor, _Watched(gone, half_closed))
+            found._add(descriptor, _WatchedConnection(gone, half_closed))
 
     @classmethod
     def forget(cls, loop: asyncio.AbstractEventLoop, descriptor: int) -> None:
@@ -169,7 +169,7 @@ class HangUps:
         if (found := cls._of_loop.get(loop)) is not None:
             found._remove(descriptor)
 
-    def _add(self, descriptor: int, watched: _Watched) -> None:
+    def _add(self, descriptor: int, watched: _WatchedConnection) -> None:
         # resets are reported in any case
         events = 0 if watched.half_closed is None else select.EPOLLRDHUP
         if descriptor in self._watched:

@@ -87,7 +87,7 @@ def usage_of(
     }
 
 
-class Format(ABC):
+class AnswerFormat(ABC):
     """How one call's answer looks; subclasses name the endpoint's own fields."""
 
     kind: str
@@ -113,7 +113,7 @@ class Format(ABC):
 
     @cached_property
     def _head(self) -> bytes:
-        """Of every chunk."""
+        """Fields of every chunk."""
         return (
             b"data: " + encode({**self._identity, "object": self.chunk_kind})[:-1] + b',"choices":['
         )
@@ -177,7 +177,7 @@ class Format(ABC):
         return b"".join(parts)
 
 
-class CompletionFormat(Format):
+class CompletionFormat(AnswerFormat):
     """`/v1/completions`."""
 
     kind = chunk_kind = "text_completion"
@@ -254,7 +254,7 @@ class CompletionFormat(Format):
         }
 
 
-class ChatFormat(Format):
+class ChatFormat(AnswerFormat):
     """`/v1/chat/completions`."""
 
     kind = "chat.completion"

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Sequence
-from hashlib import sha256
 
 from starlette.types import Message, Scope, Send
 
@@ -23,7 +22,6 @@ _PLACE, _WAIT = b"x-kendall-queue-position", b"x-kendall-predicted-wait-ms"
 _DELAYS = frozenset({_DELAY, _FLOW_DELAY, _PLACE, _WAIT})
 _TIMING = b"server-timing"
 _OWN_TIMING = re.compile(rb"\s*(queue|service)\s*(;|$)")
-_FLOW = re.compile(rb"[!-~]{1,128}")
 _RETRY_AFTER = b"5"  # seconds, where the route says nothing better
 
 
@@ -34,19 +32,6 @@ def asked_id(headers: Sequence[tuple[bytes, bytes]]) -> str | None:
             asked: str = value.decode("latin-1")
             return asked if _REQUEST_ID.fullmatch(asked) else None
     return None
-
-
-def flow_of(headers: Sequence[tuple[bytes, bytes]], caller: str, keys: int) -> str:
-    """Whom the service of a call counts to, of a gateway with so many API keys: `caller`, its own
-    key, where there are several, as one client could else be a new flow with each call; else the
-    id that the header gives it, of a long or unprintable one a hash.
-    """
-    if keys > 1:
-        return caller
-    for name, value in headers:
-        if name == FLOW and value:
-            return value.decode() if _FLOW.fullmatch(value) else sha256(value).hexdigest()[:16]
-    return caller
 
 
 def stamped(scope: Scope, send: Send) -> Send:
@@ -67,7 +52,7 @@ def stamped(scope: Scope, send: Send) -> Send:
 
 
 def early_headers(request_id: str, last: SequenceState | None) -> list[tuple[bytes, bytes]]:
-    """What is known when the call joins the queue; `last`: its sequence that is served last."""
+    """Headers known when the call joins the queue; `last`: its sequence that is served last."""
     headers = [(b"x-request-id", request_id.encode())]
     if last is not None and last.wait_estimate is not None:
         place, wait = last.wait_estimate
@@ -78,7 +63,7 @@ def early_headers(request_id: str, last: SequenceState | None) -> list[tuple[byt
 
 
 def of_server_behind(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Without what it says of its own queue and service, where it is a gateway too."""
+    """Drop the headers about its own queue and service, where that server is a gateway too."""
     kept = []
     for name, value in headers:
         if name == _TIMING:

@@ -22,7 +22,7 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from server.admission.waits import Places
-from server.http.answer import Answer
+from server.http.answer import GeneratedAnswer
 from server.http.formats import encode
 from server.http.headers import early_headers
 from server.http.submitted import STREAM_HEADERS
@@ -30,8 +30,8 @@ from server.http.submitted import STREAM_HEADERS
 KEEP_ALIVE = b": keep-alive\n\n"
 
 
-class QueueStream(Answer):
-    """An `Answer` to a streamed call under `--queue-events` or `--sse-keep-alive-interval`."""
+class QueueStream(GeneratedAnswer):
+    """The answer to a streamed call under `--queue-events` or `--sse-keep-alive-interval`."""
 
     _send: Send
 
@@ -56,7 +56,7 @@ class QueueStream(Answer):
                 await self._write_stream(send)
 
     async def _wait(self) -> None:
-        """Until every sequence is dispatched, or nothing will be."""
+        """Wait until every sequence is dispatched, or none will be."""
         if self._places is None or not self.undispatched:
             await self._until(lambda: self.undispatched == 0)
             return

@@ -29,7 +29,7 @@ STREAM_HEADERS = (
 
 
 class AnswerOptions(Struct, kw_only=True, eq=False):
-    """What the writer needs to know of the call."""
+    """Facts of the call that the writer of its answer needs."""
 
     request_id: str
     arrived_at: float  # before a form was compiled: time limits count from here
@@ -43,7 +43,7 @@ class AnswerOptions(Struct, kw_only=True, eq=False):
     error_body: Callable[[ApiError], dict[str, Any]] = ApiError.body
 
 
-class Part(Consumer, Protocol):
+class AnswerPart(Consumer, Protocol):
     """The consumer of one sequence of a call; `done` once its answer is whole."""
 
     sequence: SequenceState | None
@@ -65,7 +65,7 @@ class Submitted(Response):
         self._batcher = batcher
         self._requests = requests
         self._options = options
-        self._parts: Sequence[Part] = ()  # one for each request
+        self._parts: Sequence[AnswerPart] = ()  # one for each request
         self._loop = asyncio.get_running_loop()
         # the writer, while there is nothing for it to do
         self.sleeping: asyncio.Future[None] | None = None
@@ -169,5 +169,5 @@ class Submitted(Response):
 
 
 def _milliseconds(seconds: float) -> float:
-    """To three digits, as `round` has it but for ties, in a fifth of its time."""
+    """Milliseconds with three digits, as `round` gives but for ties, in a fifth of its time."""
     return math.floor(seconds * 1e6 + 0.5) / 1e3

@@ -19,7 +19,7 @@ MOST_WAITING = 64  # calls of one caller
 
 
 class Unqueued:
-    """Of one gateway."""
+    """Turns and rate limits of these calls, in one gateway."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway

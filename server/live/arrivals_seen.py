@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import dataclasses
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from queueing.measurement.arrival_audit import Audit
 
 KEPT = 4096
-RETRY_HEADER = b"x-stainless-retry-count"  # OpenAI's clients count their own retries in it
 _SHOWN = (
     "n",
     "span",
@@ -29,14 +28,6 @@ _SHOWN = (
     "verdict",
     "poisson",
 )
-
-
-def is_retry(headers: Sequence[tuple[bytes, bytes]]) -> bool:
-    """Whether the client's library says that it has asked before."""
-    for name, value in headers:  # noqa: SIM110 - a generator takes twice as long, for every request
-        if name == RETRY_HEADER and value != b"0":
-            return True
-    return False
 
 
 class ArrivalsSeen:

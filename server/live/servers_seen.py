@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from server.engines.passing import PassingEngine
+from server.engines.proxied import ProxyingEngine
 from server.live.model import LiveModel
 from server.queue.batcher import Batcher
 from server.supervision.lifecycle import Lifecycle
@@ -22,7 +22,7 @@ class Host(Protocol):
     @property
     def servers(self) -> Servers | None: ...
     @property
-    def passing(self) -> PassingEngine | None: ...
+    def proxying(self) -> ProxyingEngine | None: ...
     def live_model(self) -> LiveModel: ...
 
 
@@ -32,8 +32,8 @@ def servers_of(gateway: Host) -> dict[str, Any]:
     if gateway.servers is not None:
         return gateway.servers.state()
     running = [len(each) for each in batcher.running()]
-    if gateway.passing is not None:
-        known = gateway.passing.servers()
+    if gateway.proxying is not None:
+        known = gateway.proxying.servers()
     else:
         in_use, serves = batcher.servers_in_use, gateway.lifecycle.ready
         known = [

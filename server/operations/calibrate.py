@@ -31,7 +31,7 @@ from queueing.commands.terminal import Column, Table, console, say, working
 from queueing.errors import CommandError
 from queueing.latency.profile import Profile, profile_path
 from server.calibration.calibration import CalibrationRequest, Calibrator
-from server.engines.hub import check_model
+from server.engines.hugging_face import check_model
 from server.gateway import Gateway
 from server.operations.serving import serve
 from server.settings import Settings

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from policies.text import SpecError
-from server.engines.passing import server_urls
+from server.engines.proxied import server_urls
 from server.settings import Settings
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from queueing.measurement.machine import split_cpus
 from queueing.measurement.paths import check_writable
 from server.engines.base import Engine, EngineStartError
 from server.engines.folder import EXPECTED
-from server.engines.hub import check_model, folder_of
+from server.engines.hugging_face import check_model, folder_of
 from server.gateway import Gateway
 from server.http.app import create_app
 from server.http.arrival_timestamps import protocol_with, stamps_arrivals

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from server.admission.control import Overload
     from server.admission.limits_in_force import LimitsInForce
     from server.calibration.in_force import LatencyModelInForce
-    from server.engines.passing import PassingEngine
+    from server.engines.proxied import ProxyingEngine
     from server.live import LiveModel
     from server.queue.batcher import Batcher
     from server.settings import Settings
@@ -43,5 +43,5 @@ class Host(Protocol):
     @property
     def servers(self) -> Servers | None: ...
     @property
-    def passing(self) -> PassingEngine | None: ...
+    def proxying(self) -> ProxyingEngine | None: ...
     def live_model(self) -> LiveModel: ...

@@ -187,7 +187,7 @@ def _in_force(gateway: Host, live: LiveModel, pace: float) -> Mapping[str, Any] 
 def _servers(gateway: Host) -> list[dict[str, Any]]:
     """Each of several, or of those behind; without addresses, which are the operator's."""
     known: list[dict[str, Any]] = servers_seen(gateway)["servers"]
-    if gateway.passing is None and len(known) < 2:
+    if gateway.proxying is None and len(known) < 2:
         return []
     return [
         {name: server[name] for name in ("id", "state", "in_service", "speed")}
@@ -198,7 +198,7 @@ def _servers(gateway: Host) -> list[dict[str, Any]]:
 
 def _resizable(gateway: Host) -> str | None:
     """By what `PUT /admin/servers` changes them, where it does."""
-    if gateway.passing is not None:
+    if gateway.proxying is not None:
         return "urls"
     return None if gateway.servers is None else "replicas"
 

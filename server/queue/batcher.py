@@ -40,8 +40,8 @@ from server.engines.base import Capabilities, Engine, EngineRequest
 from server.queue.decision_loop import DecisionLoop, decided
 from server.queue.ledger import Ledger
 from server.queue.observers import Observer, Observers
-from server.queue.passing import ReturnedCalls, sequence_of
 from server.queue.prefixes import PrefixMatches, matches_for
+from server.queue.proxied import ReturnedCalls, sequence_of
 from server.queue.recovery import Recovery
 from server.queue.sequence import Batch, Consumer, SequenceState, forming_until
 from server.queue.service import Lease, Service

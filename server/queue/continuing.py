@@ -37,7 +37,7 @@ from server.engines.base import (
     TokenListener,
     TokenStream,
 )
-from server.queue.passing import BEGUN, PassedSequence
+from server.queue.proxied import BEGUN, ProxiedSequence
 from server.queue.sequence import SequenceState
 
 Way = Literal["behind", "again", "none"]
@@ -150,7 +150,7 @@ def prepare(sequence: SequenceState) -> str | None:
     """Make the sequence's request what the next engine is to do; returns why it cannot continue,
     None where it can.
     """
-    if isinstance(sequence, PassedSequence) and sequence.begun:
+    if isinstance(sequence, ProxiedSequence) and sequence.begun:
         return BEGUN
     made = sequence.output_token_ids
     match way_to_continue(sequence.engine_request.sampling, len(made)):

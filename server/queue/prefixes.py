@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from policies import Policy
 from policies.ordered import routes_by_prefix
 from server.engines.base import EngineRequest
-from server.engines.passing import PROMPT_START
 from server.engines.prefix_cache import BLOCK, block_keys
+from server.engines.proxied import PROMPT_START
 from server.queue.sequence import SequenceState
 
 BLOCKS = 256  # of a prompt that are looked at: 4,096 tokens

@@ -48,7 +48,9 @@ def with_admin_key(security: SecuritySettings, port: int) -> Iterator[SecuritySe
         yield replace(security, made_admin_keys=keys)
     finally:
         if file is not None:
-            _remove(file, text)
+            with suppress(OSError):  # another gateway may have written its own there
+                if file.read_text(encoding="ascii").strip() == text:
+                    file.unlink()
 
 
 def _written(port: int, text: str) -> Path | None:
@@ -68,10 +70,3 @@ def _written(port: int, text: str) -> Path | None:
         )
         return None
     return file
-
-
-def _remove(file: Path, text: str) -> None:
-    """Unless another gateway has written its own there."""
-    with suppress(OSError):
-        if file.read_text(encoding="ascii").strip() == text:
-            file.unlink()

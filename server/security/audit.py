@@ -24,7 +24,7 @@ MINUTE = 60.0  # seconds
 READS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
-class Audit:
+class AuditTrail:
     """One gateway's."""
 
     def __init__(self, denied: Counter) -> None:

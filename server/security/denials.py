@@ -86,7 +86,7 @@ NOT_JSON = RejectionResponse(
 
 
 def too_large(most: int) -> RejectionResponse:
-    """For a body that says itself that it is larger: nobody waits for its end."""
+    """The answer to a body that announces a larger size: nobody waits for its end."""
     return RejectionResponse(
         ApiError(413, "body_too_large", f"got a body of more than {most} bytes; expected less")
     )

@@ -27,7 +27,7 @@ LEASE = "kendall.body"  # key of a request's scope: what tells whether its body 
 
 
 class Read(Protocol):
-    """What stands there."""
+    """The value under LEASE."""
 
     whole: bool  # nothing of the body is left
 

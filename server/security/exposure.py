@@ -59,7 +59,7 @@ def no_password() -> str:
 
 
 def uvicorn_tls(tls: TlsSettings) -> dict[str, Any]:
-    """As uvicorn takes it. Clients must show a certificate where it is said whose."""
+    """uvicorn's TLS arguments. Clients must show a certificate where CAs are given."""
     if tls.certfile is None:
         return {}
     return {

@@ -137,9 +137,10 @@ def _from_this_machine(scope: Scope, headers: Headers) -> bool:
         return False
     if scope.get("http_version") == "1.0":
         return False  # nginx's plain `proxy_pass` before 1.29.7; no client of today
-    if not _names_this_machine(headers):
-        return False  # a name that a page elsewhere bound to this machine's address
     host = headers.get(b"host", b"").decode("latin-1").lower()
+    name = _host_of("//" + host)
+    if name is None or not is_loopback(name):
+        return False  # a name that a page elsewhere bound to this machine's address
     origin = headers.get(b"origin")
     return origin is None or origin.decode("latin-1").lower().partition("://")[2] == host
 
@@ -156,11 +157,6 @@ def _rebound(origin: bytes, headers: Headers) -> bool:
     if name is None or "." not in name.rstrip(".") or address_of(name) is not None:
         return False
     return not name.rstrip(".").endswith((".local", ".internal", ".localhost"))
-
-
-def _names_this_machine(headers: Headers) -> bool:
-    name = _host_of("//" + headers.get(b"host", b"").decode("latin-1").lower())
-    return name is not None and is_loopback(name)
 
 
 def _may_be_json(headers: Headers) -> bool:

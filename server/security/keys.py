@@ -27,7 +27,7 @@ class Key:
 
     @property
     def name(self) -> str:
-        """What logs and limits call it: eight hexadecimal digits that tell nothing of the key."""
+        """Its name in logs and limits: eight hexadecimal digits that tell nothing of the key."""
         return self.digest.hex()[:8]
 
 
@@ -35,8 +35,28 @@ def read_keys(flag: str, given: Sequence[str], file: Path | None) -> tuple[Key, 
     """The keys of a flag and of its file (one per line; blank lines and `#` comments are
     skipped). Raises SpecError.
     """
-    texts = [*given, *([] if file is None else _lines(f"{flag}-file", file))]
-    return tuple({key.digest: key for key in (_key(flag, text) for text in texts)}.values())
+    texts = list(given)
+    if file is not None:
+        try:
+            lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
+        except (OSError, UnicodeDecodeError) as error:
+            raise SpecError(
+                f"got {flag}-file {file}; expected a readable text file, one key per line ({error})"
+            ) from None
+        kept = [line for line in lines if line and not line.startswith("#")]
+        if not kept:
+            raise SpecError(f"got {flag}-file {file}, which holds no key; expected one per line")
+        texts += kept
+    keys: dict[bytes, Key] = {}
+    for text in texts:
+        if not text:
+            raise SpecError(
+                f"got {flag} with an empty key; expected printable ASCII, at least one character"
+            )
+        check_key(text, flag)
+        digest = sha256(text.encode()).digest()
+        keys[digest] = Key(digest, len(text) < SHORT)
+    return tuple(keys.values())
 
 
 def holder(keys: Sequence[Key], token: bytes) -> Key | None:
@@ -47,26 +67,4 @@ def holder(keys: Sequence[Key], token: bytes) -> Key | None:
     for key in keys:
         if hmac.compare_digest(digest, key.digest):
             found = key
-    return found
-
-
-def _key(flag: str, text: str) -> Key:
-    if not text:
-        raise SpecError(
-            f"got {flag} with an empty key; expected printable ASCII, at least one character"
-        )
-    check_key(text, flag)
-    return Key(sha256(text.encode()).digest(), len(text) < SHORT)
-
-
-def _lines(flag: str, file: Path) -> list[str]:
-    try:
-        lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(
-            f"got {flag} {file}; expected a readable text file, one key per line ({error})"
-        ) from None
-    found = [line for line in lines if line and not line.startswith("#")]
-    if not found:
-        raise SpecError(f"got {flag} {file}, which holds no key; expected one per line")
     return found

@@ -57,7 +57,7 @@ class Stillness:
 
 
 class SilenceLimits:
-    """Seconds that a server behind may say nothing of a call (`server.engines.passing.Silence`),
+    """Seconds that a server behind may say nothing of a call (`server.engines.proxied.Silence`),
     at least `timeout`. Of a whole answer nothing is seen until its end.
 
         the next event of a stream   TOKENS lawful times to the next token

@@ -28,7 +28,7 @@ from server.engines.base import (
     InvalidSamplingError,
     TellsOfItsStart,
 )
-from server.engines.passing import PassingEngine
+from server.engines.proxied import ProxyingEngine
 from server.runtime.clock import clock_of
 from server.runtime.errors import ApiError
 from server.supervision.bounded import OverdueError, UnendingError, within
@@ -72,7 +72,7 @@ class Supervisor:
             settings.restart_timeout,
             # servers that run already are waited for in the start itself, which the first one that
             # answers ends: a wait before it would only keep calls from them
-            0.0 if isinstance(engine, PassingEngine) else None,
+            0.0 if isinstance(engine, ProxyingEngine) else None,
         )
         self._up = asyncio.Event()  # serving, or lost for good
         self._task: asyncio.Task[None] | None = None

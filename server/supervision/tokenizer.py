@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from server.engines.base import Engine, Sampling
@@ -25,21 +26,21 @@ class RestartSafeTokenizer:
 
     async def encode(self, text: str, *, special_tokens: bool = True) -> list[int]:
         """See `Engine`."""
-        return await self._supervisor.across_restarts(
-            lambda: self._engine.encode(text, special_tokens=special_tokens)
-        )
+        encoding = partial(self._engine.encode, text, special_tokens=special_tokens)
+        return await self._supervisor.across_restarts(encoding)
 
     async def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], template_arguments: Mapping[str, Any]
     ) -> list[int]:
         """See `Engine`."""
-        return await self._supervisor.across_restarts(
-            lambda: self._engine.encode_chat(messages, template_arguments)
-        )
+        encoding = partial(self._engine.encode_chat, messages, template_arguments)
+        return await self._supervisor.across_restarts(encoding)
 
     async def check_sampling(self, sampling: Sampling) -> Sampling:
         """See `Engine`."""
-        return await self._supervisor.across_restarts(lambda: self._engine.check_sampling(sampling))
+        return await self._supervisor.across_restarts(
+            partial(self._engine.check_sampling, sampling)
+        )
 
     async def decode(self, token_ids: Sequence[int]) -> str:
         """See `Engine`; it needs the tokenizer, which goes with the engine."""

@@ -42,7 +42,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from policies.text import SpecError
 from queueing.measurement.record import Record
 from server.engines.base import EngineRequest
-from server.engines.passing import TRACE_HEADERS
+from server.engines.proxied import TRACE_HEADERS
 from server.queue.observers import Observer
 from server.queue.sequence import Batch, SequenceState
 

@@ -22,7 +22,7 @@ import pytest
 from queueing.measurement.record import Record
 from tests.clients.libraries import MESSAGES, TOKENS
 from tests.clients.table import LIBRARIES, STATUSES
-from tests.server.front.tooled import CITIES, DAYS, END, Served, serving
+from tests.server.openai_tools.tooled import CITIES, DAYS, END, Served, serving
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(900)]
 KINDS = ("plain", "stream", "tools", "400", "401", "404", "limited")

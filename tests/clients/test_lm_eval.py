@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from queueing.measurement.record import Record, call_of
-from tests.server.front.tooled import Served, serving
+from tests.server.openai_tools.tooled import Served, serving
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(900)]
 CHOICE, TEXT = "kendall_choice", "kendall_text"

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from multiprocessing.connection import Connection
 from typing import Any
 
-from server.engines.vllm.forms import READY, Refused
+from server.engines.vllm.forms import READY, RefusedForm
 
 
 def work(channel: Connection, configuration: Any, cpus: Iterable[int]) -> None:
@@ -28,7 +28,7 @@ def work(channel: Connection, configuration: Any, cpus: Iterable[int]) -> None:
             case "crash":
                 os.abort()
             case "bad":
-                channel.send(Refused("got a bad form", "guided_regex"))
+                channel.send(RefusedForm("got a bad form", "guided_regex"))
             case text if text.startswith("pid"):
                 channel.send(os.getpid())
             case text if text.startswith("takes "):

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from policies import Policy, Request, parse_policy
 from server.engines.base import Capabilities, EngineRequest, Sampling, Step, TokenStream
-from server.engines.passing import Answered, PassedCall, PassedListener, Refused
+from server.engines.proxied import Answered, ProxiedCall, ProxiedListener, Refused
 from server.queue.batcher import Batcher
 from tests.server.harness import Collector, Immediate
 
@@ -71,8 +71,8 @@ class Scripted:
     def cancel(self, request_ids: Sequence[str]) -> None:
         self.cancelled += request_ids
 
-    def answer(self, name: str) -> PassedListener:
-        return cast("PassedListener", self.streams[name].listener)
+    def answer(self, name: str) -> ProxiedListener:
+        return cast("ProxiedListener", self.streams[name].listener)
 
 
 class Client(Immediate):
@@ -115,7 +115,7 @@ def passed(
         request,
         (),
         Sampling(max_tokens=limit),
-        call=PassedCall(
+        call=ProxiedCall(
             "/v1/completions", b"{}", most_tokens=limit * sequences if limited else None
         ),
         asked_output_tokens=asked,

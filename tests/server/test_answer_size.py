@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from server.engines.base import Token, TokenLogprob
-from server.http.api.limits import MOST_ANSWER_VALUES
+from server.http.api.checked_call import MOST_ANSWER_VALUES
 from server.http.bodies import FREE_BYTES, BodyBudget
 from server.http.formats import ChatFormat, CompletionFormat, encode
 from server.runtime.errors import ApiError

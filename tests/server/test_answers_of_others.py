@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.engines.http.answers import Answer
-from server.engines.passing import Answered
+from server.engines.http.answers import UpstreamAnswer
+from server.engines.proxied import Answered
 
 
 def sse(*events: Any) -> bytes:
@@ -34,8 +34,8 @@ USAGE = {"prompt_tokens": 5, "completion_tokens": 9, "total_tokens": 14}
 CHAT = [chat(role="assistant", content=""), chat(content="a"), chat(content="b"), chat("stop")]
 
 
-def read(*events: Any) -> Answer:
-    answer = Answer()
+def read(*events: Any) -> UpstreamAnswer:
+    answer = UpstreamAnswer()
     assert answer.feed(sse(*events, "[DONE]")) == answer.tokens
     return answer
 
@@ -129,7 +129,7 @@ def test_responses(last: dict[str, Any], end: Answered, error: bool) -> None:
     """Streamed, and the whole object by itself."""
     answer = read(*RESPONSES, {"type": "response.completed", "response": last})
     assert (answer.tokens, answer.end, answer.error) == (3, end, error)
-    whole = Answer()
+    whole = UpstreamAnswer()
     whole.whole(json.dumps({"id": "r", "object": "response", "error": None} | last).encode())
     assert (whole.end, whole.error) == (end, error)
 
@@ -148,7 +148,7 @@ def test_messages() -> None:
     )
     assert answer.tokens == 2
     assert answer.end == Answered("length", 5, 7)
-    whole = Answer()
+    whole = UpstreamAnswer()
     whole.whole(b'{"stop_reason": "end_turn", "usage": {"input_tokens": 7, "output_tokens": 2}}')
     assert whole.end == Answered("end_turn", 2, 7)
 
@@ -164,7 +164,7 @@ def test_messages() -> None:
     ],
 )
 def test_a_whole_answer(body: Any, end: Answered) -> None:
-    answer = Answer()
+    answer = UpstreamAnswer()
     answer.whole(body.encode() if isinstance(body, str) else json.dumps(body).encode())
     assert answer.end == end
     assert answer.has_usage == (end.output_tokens is not None)
@@ -172,7 +172,7 @@ def test_a_whole_answer(body: Any, end: Answered) -> None:
 
 @pytest.mark.parametrize("last", [b"data: [DONE]", b"data: [DONE]\r", sse(text("a", "stop"))[:-2]])
 def test_the_last_line_of_a_stream_may_have_no_end(last: bytes) -> None:
-    answer = Answer()
+    answer = UpstreamAnswer()
     answer.feed(sse(text("a")) + last)
     assert not answer.ended
     answer.close()
@@ -202,7 +202,7 @@ def test_the_pieces_of_the_network_change_nothing(cuts: list[int]) -> None:
         + b"\n\ndata: [DONE]\n\n"
     )
     places = sorted({0, len(stream), *(cut for cut in cuts if cut < len(stream))})
-    answer = Answer()
+    answer = UpstreamAnswer()
     fed = [answer.feed(stream[start:end]) for start, end in itertools.pairwise(places)]
     assert sum(fed) == answer.tokens == 4
     assert answer.end == Answered("stop", 9, 5)
@@ -210,7 +210,7 @@ def test_the_pieces_of_the_network_change_nothing(cuts: list[int]) -> None:
 
 @pytest.mark.parametrize("bad", [b"\xff\xfe", b"{", b"[1,2]", b'{"choices": 5}', b'{"usage": 1}'])
 def test_what_cannot_be_read_counts_nothing(bad: bytes) -> None:
-    answer = Answer()
+    answer = UpstreamAnswer()
     assert answer.feed(b"data: " + bad + b"\n\n" + sse(text("a"))) == 1
     answer.whole(bad)
     assert answer.end == Answered("stop", None, None)

@@ -18,13 +18,12 @@ from queueing.optimization.objective import OBJECTIVES
 from server.engines.base import Structured
 from server.engines.emulated import UNIFORM
 from server.http.api import openapi
+from server.http.api.checked_call import READ, RETRY_HEADER
+from server.http.api.newer_endpoints import BEYOND
 from server.http.api.parameters import CALL_HEADERS
 from server.http.api.schema import ChatRequest, CompletionRequest
 from server.http.api.structured import StructuredOutputs, form_of
 from server.http.api.unserved import HINTS, UNSERVED
-from server.http.call import READ
-from server.http.front.fields import BEYOND
-from server.live.arrivals_seen import RETRY_HEADER
 from tests.server.asgi import Call, call, completion, running
 from tests.virtual_time import run_virtual
 

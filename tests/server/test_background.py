@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from server.calibration.idle_probes import IdleProbes
-from server.engines.http.exchange import Exchange
+from server.engines.http.exchange import UpstreamExchange
 from server.live.model import LiveModel
 from server.runtime.background import PAUSE, going_on
 from server.supervision.progress import StuckWatch
@@ -98,8 +98,8 @@ def test_a_gateways_own_tasks_go_on(
 def test_the_watch_of_calls_at_servers_behind_goes_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    method, calls = failing(2, Exchange.look)
-    monkeypatch.setattr(Exchange, "look", method)
+    method, calls = failing(2, UpstreamExchange.look)
+    monkeypatch.setattr(UpstreamExchange, "look", method)
 
     async def test(stub: Stub) -> None:
         stub.behave = answers(after=30.0)

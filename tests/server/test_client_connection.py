@@ -20,11 +20,11 @@ import uvloop
 from starlette.requests import ClientDisconnect
 
 from server.http import arrival_timestamps
-from server.http.answer import Answer
+from server.http.answer import GeneratedAnswer
 from server.http.arrival_timestamps import CONTINUE, StampedProtocol
 from server.http.client_connection import (
     CONNECTION,
-    Connection,
+    ClientConnection,
     HangUps,
     watch_client,
     while_connected,
@@ -42,7 +42,7 @@ from tests.virtual_time import run_virtual
 
 def test_everybody_who_watches_is_told_once_and_nobody_who_left_off() -> None:
     told: list[str] = []
-    connection = Connection(lambda: told.append("read on"))
+    connection = ClientConnection(lambda: told.append("read on"))
     first, second, third = (
         (lambda: told.append("1")),
         (lambda: told.append("2")),
@@ -60,13 +60,13 @@ def test_everybody_who_watches_is_told_once_and_nobody_who_left_off() -> None:
 
 def test_a_connection_that_is_lost_already_says_so_at_once() -> None:
     told: list[int] = []
-    connection = Connection(lambda: None)
+    connection = ClientConnection(lambda: None)
     connection.lose()
     connection.watch(lambda: told.append(1))
     assert told == [1]
 
 
-def over(connection: Connection, app: Any) -> Any:
+def over(connection: ClientConnection, app: Any) -> Any:
     """The application as it is called for requests of this connection."""
 
     async def called(scope: Any, receive: Any, send: Any) -> None:
@@ -80,7 +80,7 @@ def over(connection: Connection, app: Any) -> Any:
 def test_a_lost_connection_takes_its_call_out_of_the_engine(stream: bool, at: float) -> None:
     async def main() -> None:
         async with running() as (app, gateway):
-            connection = Connection(lambda: None)
+            connection = ClientConnection(lambda: None)
             made = Call(
                 over(connection, app),
                 "POST",
@@ -102,7 +102,7 @@ def test_a_client_that_leaves_the_queue_gives_its_place_away() -> None:
     async def main() -> None:
         async with running("single") as (app, gateway):
             first = Call(app, "POST", "/v1/completions", completion(max_tokens=50))
-            connection = Connection(lambda: None)
+            connection = ClientConnection(lambda: None)
             second = Call(over(connection, app), "POST", "/v1/completions", completion())
             await asyncio.sleep(0.005)
             assert gateway.batcher.queue_length == 1
@@ -121,7 +121,7 @@ def test_a_client_that_leaves_the_queue_gives_its_place_away() -> None:
 def test_an_answered_call_is_not_told_of_a_connection_that_is_lost_later() -> None:
     async def main() -> None:
         async with running() as (app, gateway):
-            connection = Connection(lambda: None)
+            connection = ClientConnection(lambda: None)
             made = await call(over(connection, app), "POST", "/v1/completions", completion())
             connection.lose()
             await asyncio.sleep(0.01)
@@ -136,7 +136,7 @@ def test_a_call_over_such_a_connection_has_no_second_task() -> None:
         async with running() as (app, _):
             before = asyncio.all_tasks()
             made = Call(
-                over(Connection(lambda: None), app), "POST", "/v1/completions", completion()
+                over(ClientConnection(lambda: None), app), "POST", "/v1/completions", completion()
             )
             await asyncio.sleep(0.001)
             assert asyncio.all_tasks() - before == {made.task}
@@ -151,11 +151,13 @@ def test_an_answered_call_leaves_nothing_to_the_collector(stream: bool) -> None:
 
     async def main() -> None:
         async with running() as (app, _):
-            connection = Connection(lambda: None)
+            connection = ClientConnection(lambda: None)
             gc.collect()
             gc.disable()
             before = [
-                each for each in gc.get_objects() if issubclass(type(each), (Answer, SequenceState))
+                each
+                for each in gc.get_objects()
+                if issubclass(type(each), (GeneratedAnswer, SequenceState))
             ]  # of other tests
             try:
                 for _ in range(3):
@@ -169,7 +171,7 @@ def test_an_answered_call_leaves_nothing_to_the_collector(stream: bool) -> None:
                 after = [
                     each
                     for each in gc.get_objects()
-                    if issubclass(type(each), (Answer, SequenceState))
+                    if issubclass(type(each), (GeneratedAnswer, SequenceState))
                 ]
             finally:
                 gc.enable()
@@ -353,7 +355,7 @@ def test_an_http_1_0_client_that_half_closes_is_taken_for_gone(port: int) -> Non
 
 def test_work_goes_on_while_the_client_is_there_and_is_cancelled_when_it_goes() -> None:
     async def main() -> None:
-        connection, cancelled = Connection(lambda: None), asyncio.Event()
+        connection, cancelled = ClientConnection(lambda: None), asyncio.Event()
 
         async def work() -> int:
             try:

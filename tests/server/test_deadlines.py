@@ -13,7 +13,7 @@ import pytest
 
 from kendall import cli
 from policies import Request
-from server.http.answer import Answer
+from server.http.answer import GeneratedAnswer
 from server.http.api.schema import CompletionRequest
 from server.http.formats import CompletionFormat
 from server.http.submitted import AnswerOptions
@@ -126,7 +126,7 @@ def test_limits_count_from_the_calls_own_arrival_though_a_form_was_compiled_sinc
                 n=1,
                 timeouts=Timeouts(whole=10.0),
             )
-            made = Answer(
+            made = GeneratedAnswer(
                 gateway.batcher,
                 [engine_request_of(request, 5)],
                 CompletionFormat("late", 0, "tiny", None),

@@ -11,18 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.http.passing.endpoints import (
+from server.http.proxied.endpoints import (
     ENDPOINTS,
     RELAYED,
-    Endpoint,
-    clipped,
+    ProxiedEndpoint,
     model_of,
     number,
-    own_limit,
     parse,
-    plain,
-    prompt_of,
-    sequences,
     streams,
     whole,
 )
@@ -58,7 +53,7 @@ def read(**values: Any) -> Any:
 def test_only_the_token_limit_changes(
     endpoint: Any, body: bytes, limit: int | None, sent: tuple[bytes, ...] | None
 ) -> None:
-    made = clipped(body, endpoint, parse(body), limit)
+    made = endpoint.clipped(body, parse(body), limit)
     if sent is None:
         assert made is body
         return
@@ -70,7 +65,7 @@ def test_only_the_token_limit_changes(
 @pytest.mark.parametrize(("limit", "sent"), [(None, None), (15, 15), (16, 16), (500, 16)])
 def test_a_completion_without_a_limit_has_openais(limit: int | None, sent: int | None) -> None:
     """Where one is in force: the default of a server behind may be another, or none."""
-    made = json.loads(clipped(b"{}", COMPLETIONS, {}, limit))
+    made = json.loads(COMPLETIONS.clipped(b"{}", {}, limit))
     assert made == ({} if sent is None else {"max_tokens": sent})
 
 
@@ -86,11 +81,11 @@ def test_a_completion_without_a_limit_has_openais(limit: int | None, sent: int |
 )
 def test_of_a_name_that_is_there_twice_the_value_that_was_read_goes_on(body: bytes) -> None:
     """A server that takes the first of them would read what nobody has checked."""
-    made, fields = plain(COMPLETIONS, body, parse(body))
+    made, fields = COMPLETIONS.plain(body, parse(body))
     pairs = json.loads(made, object_pairs_hook=list)
     assert len(pairs) == len(fields) == len(dict(pairs))
     assert dict(pairs) == json.loads(body)
-    assert sequences(COMPLETIONS, fields) == 1
+    assert COMPLETIONS.sequences(fields) == 1
 
 
 @pytest.mark.parametrize(
@@ -102,7 +97,7 @@ def test_of_a_name_that_is_there_twice_the_value_that_was_read_goes_on(body: byt
     ],
 )
 def test_white_space_is_no_name_twice(body: bytes) -> None:
-    assert plain(COMPLETIONS, body, parse(body))[0] is body
+    assert COMPLETIONS.plain(body, parse(body))[0] is body
 
 
 @pytest.mark.parametrize(
@@ -122,11 +117,11 @@ def test_white_space_is_no_name_twice(body: bytes) -> None:
     ],
 )
 def test_a_limit_goes_on_under_its_own_name_alone(
-    endpoint: Endpoint, given: dict[str, Any], sent: dict[str, Any]
+    endpoint: ProxiedEndpoint, given: dict[str, Any], sent: dict[str, Any]
 ) -> None:
     """llama.cpp heeds `n_predict` before `max_tokens`: the limit in force would not be."""
     body = json.dumps({"model": "m", **given}).encode()
-    made, fields = plain(endpoint, body, parse(body))
+    made, fields = endpoint.plain(body, parse(body))
     assert json.loads(made) == {"model": "m", **sent}
     assert {name: json.loads(bytes(value)) for name, value in fields.items()} == json.loads(made)
     assert (made is body) is (given == sent)
@@ -148,7 +143,7 @@ def test_of_the_two_fields_of_a_chat_those_that_are_there(
 ) -> None:
     """Both, where both are: some servers read the older one."""
     body = json.dumps(given).encode()
-    made = json.loads(clipped(body, CHAT, parse(body), 5))
+    made = json.loads(CHAT.clipped(body, parse(body), 5))
     assert made.keys() == given.keys()
     assert {name: made[name] for name in sent} == sent
     least = made.get("max_completion_tokens") or made["max_tokens"]
@@ -177,7 +172,7 @@ def test_a_number_is_sent_as_it_was_read(given: bytes, sent: bytes) -> None:
     """Whatever its spelling; one that is plain keeps its bytes."""
     for endpoint, name in ((CHAT, "n"), (CHAT, "max_tokens"), (RESPONSES, "max_output_tokens")):
         body = b'{"%b": %b, "x":  1.0}' % (name.encode(), given)
-        made, fields = plain(endpoint, body, parse(body))
+        made, fields = endpoint.plain(body, parse(body))
         assert bytes(fields[name]) == sent
         assert (made is body) == (given == sent)
         assert json.loads(made) == {name: json.loads(sent), "x": 1.0}
@@ -191,12 +186,12 @@ def test_what_is_no_number_is_refused(given: bytes) -> None:
     for endpoint in (CHAT, COMPLETIONS, MESSAGES):
         body = b'{"max_tokens": %b}' % given
         with pytest.raises(ApiError) as caught:
-            plain(endpoint, body, parse(body))
+            endpoint.plain(body, parse(body))
         assert (caught.value.status, caught.value.param) == (400, "max_tokens")
         assert caught.value.message.startswith("max_tokens: got ")
         assert caught.value.message.endswith("expected a whole number, or null")
         assert len(caught.value.message) < 200
-    assert plain(EMBEDDINGS, body, parse(body))[0] is body, "it has no such limit"
+    assert EMBEDDINGS.plain(body, parse(body))[0] is body, "it has no such limit"
 
 
 @pytest.mark.parametrize(
@@ -216,7 +211,7 @@ def test_no_value_passes_the_limit_in_force_by(
     endpoint: Any, fields: dict[str, Any], sent: dict[str, Any]
 ) -> None:
     body = json.dumps(fields).encode()
-    assert json.loads(clipped(body, endpoint, parse(body), 50)) == fields | sent
+    assert json.loads(endpoint.clipped(body, parse(body), 50)) == fields | sent
 
 
 NUMBERS = (
@@ -244,7 +239,7 @@ IN_FORCE = 100
 
 @pytest.mark.engine
 @pytest.mark.parametrize("endpoint", [CHAT, COMPLETIONS, RESPONSES, MESSAGES], ids=lambda e: e.path)
-def test_vllm_reads_of_a_call_what_was_read_here(endpoint: Endpoint) -> None:
+def test_vllm_reads_of_a_call_what_was_read_here(endpoint: ProxiedEndpoint) -> None:
     """For every value of what limits a call: it is refused here, or there, or both read the same
     number of sequences, and a token limit within the one in force.
     """
@@ -259,14 +254,14 @@ def test_vllm_reads_of_a_call_what_was_read_here(endpoint: Endpoint) -> None:
         given = values | ({name: prompt} if endpoint is COMPLETIONS else {})
         body = json.dumps(given).encode()
         try:
-            body, fields = plain(endpoint, body, parse(body))
+            body, fields = endpoint.plain(body, parse(body))
         except ApiError:
             return
-        sent = json.loads(clipped(body, endpoint, fields, IN_FORCE))
+        sent = json.loads(endpoint.clipped(body, fields, IN_FORCE))
         if (read := reads(sent)) is None:
             return
         theirs, limit = read
-        assert sequences(endpoint, fields) >= theirs
+        assert endpoint.sequences(fields) >= theirs
         if endpoint.choices:
             ours = whole(fields, "n")
             assert (1 if ours is None else ours) == (1 if sent.get("n") is None else sent["n"])
@@ -330,7 +325,7 @@ def test_the_limit_holds_whatever_else_is_there(
 ) -> None:
     fields = others | ({} if own is None else {"max_tokens": own})
     body = json.dumps(fields).encode()
-    made = json.loads(clipped(body, MESSAGES, parse(body), limit))
+    made = json.loads(MESSAGES.clipped(body, parse(body), limit))
     if limit is not None and own is None and fields.get("max_tokens") is None:
         assert made == fields | {"max_tokens": limit}
     elif limit is not None and own is not None:
@@ -357,7 +352,7 @@ def test_the_limit_holds_whatever_else_is_there(
     ],
 )
 def test_the_clients_own_limit(endpoint: Any, fields: dict[str, Any], own: int | None) -> None:
-    assert own_limit(endpoint, read(**fields)) == own
+    assert endpoint.own_limit(read(**fields)) == own
 
 
 @pytest.mark.parametrize(
@@ -392,13 +387,13 @@ def test_the_clients_own_limit(endpoint: Any, fields: dict[str, Any], own: int |
 )
 def test_the_sequences_of_a_call(endpoint: Any, fields: dict[str, Any], expected: int) -> None:
     """n of each prompt; a list of token ids is one."""
-    assert sequences(endpoint, read(**fields)) == expected
+    assert endpoint.sequences(read(**fields)) == expected
 
 
 def test_the_prompt_is_the_bytes_of_its_fields() -> None:
     body = b'{"tools":[ 1],"model":"m","messages" : [{"content":"\\u0061"}]}'
-    assert prompt_of(CHAT, parse(body)) == b'[{"content":"\\u0061"}],[ 1]'
-    assert prompt_of(COMPLETIONS, parse(body)) == b""
+    assert CHAT.prompt_of(parse(body)) == b'[{"content":"\\u0061"}],[ 1]'
+    assert COMPLETIONS.prompt_of(parse(body)) == b""
 
 
 @pytest.mark.parametrize(

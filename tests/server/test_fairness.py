@@ -23,7 +23,7 @@ from queueing.measurement.record import Record
 from queueing.simulation.orders import waiting_by_rank
 from queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
 from server.admission.limits import OverloadSettings
-from server.http.headers import flow_of
+from server.http.api.checked_call import flow_of
 from server.security.keys import read_keys
 from server.security.settings import SecuritySettings
 from tests.server.asgi import Call, call, completion, running

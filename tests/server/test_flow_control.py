@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from server.engines.http.answers import MOST_LINE, Answer
+from server.engines.http.answers import MOST_LINE, UpstreamAnswer
 from server.engines.http.exchange import HELD
-from server.http.passing.answer import AHEAD
+from server.http.proxied.answer import AHEAD
 from tests.memory import peak_memory
 from tests.server.asgi import Call
 from tests.server.passing_gateway import Before, before
@@ -208,7 +208,7 @@ def test_all_held_answers_together_are_bounded() -> None:
 
 @pytest.mark.parametrize("size", [12 * MIB, 48 * MIB])
 def test_of_a_line_without_an_end_only_so_much_is_kept(size: int) -> None:
-    answer, piece = Answer(), b"a" * PIECE
+    answer, piece = UpstreamAnswer(), b"a" * PIECE
 
     with peak_memory() as peak:
         answer.feed(b"data: ")
@@ -223,7 +223,7 @@ def test_a_line_without_an_end_costs_time_in_proportion() -> None:
     """Four times as much takes about four times as long; not sixteen times."""
 
     def seconds(size: int) -> float:
-        answer, piece = Answer(), b"a" * PIECE
+        answer, piece = UpstreamAnswer(), b"a" * PIECE
         began = time.thread_time()
         answer.feed(b"data: ")
         for _ in range(size // PIECE):
@@ -236,7 +236,7 @@ def test_a_line_without_an_end_costs_time_in_proportion() -> None:
 
 
 def test_a_line_that_is_too_long_is_skipped_and_the_next_one_read() -> None:
-    answer = Answer()
+    answer = UpstreamAnswer()
     answer.feed(b"data: " + b"a" * (MOST_LINE - 100))
     answer.feed(b"a" * 200)
     answer.feed(b"a" * 200 + b"\n\n" + frame("t"))

@@ -284,7 +284,7 @@ class Noting:
 def test_serving_objects_are_opened_before_the_queue_and_go_with_their_engine() -> None:
     async def main() -> None:
         desk = Noting()
-        with patch("server.gateway.desk_of", lambda *_: desk):
+        with patch("server.gateway.serving_objects_of", lambda *_: desk):
             gateway = made()
         await gateway.start()
         assert desk.calls == ["open"]

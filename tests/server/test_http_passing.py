@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from server.admission.limits import OverloadSettings
-from server.engines.http.exchange import Exchange
-from server.http.passing.answer import Passed, PassedAnswer
+from server.engines.http.exchange import UpstreamExchange
+from server.http.proxied.answer import ProxiedAnswer, ProxiedPart
 from server.queue.sequence import SequenceState
 from server.runtime.logs import LogSettings
 from server.security.keys import read_keys
@@ -693,7 +693,7 @@ def test_an_order_that_interrupts_is_refused_and_the_one_in_force_goes_on() -> N
 @pytest.mark.parametrize("kind", ["whole", "streamed", "refused"])
 def test_an_answered_call_leaves_nothing_to_the_collector(kind: str) -> None:
     """A thousand calls a second would stop the event loop for milliseconds each second."""
-    kinds = (PassedAnswer, Passed, SequenceState, Exchange)
+    kinds = (ProxiedAnswer, ProxiedPart, SequenceState, UpstreamExchange)
 
     def there() -> list[object]:
         return [each for each in gc.get_objects() if issubclass(type(each), kinds)]

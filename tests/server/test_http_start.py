@@ -19,8 +19,8 @@ from tokenizers.pre_tokenizers import Whitespace
 from policies import SpecError
 from server.engines.base import Capabilities, EngineStartError, UnsupportedError
 from server.engines.http.pool import AGAIN, ASSUMED_CONTEXT, ASSUMED_SEQUENCES, UNKNOWN_TOKENS
-from server.engines.http.prompts import Prompts, Ratio, load_tokenizer
-from server.engines.passing import PassedCall
+from server.engines.http.prompts import BytesPerToken, PromptCounter, load_tokenizer
+from server.engines.proxied import ProxiedCall
 from tests.server.passed import Desk, passed
 from tests.server.upstream_stub import Stub, answers, engine_of, sockets, up
 from tests.virtual_time import run_with_sockets
@@ -239,7 +239,7 @@ def test_what_needs_a_tokenizer_is_refused() -> None:
             with pytest.raises(UnsupportedError, match="reads no prompts"):
                 await asked
         with pytest.raises(ConnectionError, match="no server takes work"):
-            await engine.relay(PassedCall("/tokenize", b"{}"))
+            await engine.relay(ProxiedCall("/tokenize", b"{}"))
         with pytest.raises(ValueError, match="expected an unpadded one"):
             engine.dispatch(0, [], padded=True, joining=False)
 
@@ -372,7 +372,7 @@ def test_without_a_server_that_counts_only_a_tokenizer_is_waited_for(
 
 
 def test_the_ratio_follows_what_the_servers_count() -> None:
-    ratio = Ratio()
+    ratio = BytesPerToken()
     assert ratio.tokens(400) == 100
     assert ratio.tokens(1) == 1
     for _ in range(400):
@@ -417,5 +417,5 @@ def test_a_tokenizer_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
 
 
 def test_nothing_is_asked_without_a_server() -> None:
-    asked = Prompts(None).tokens(None, CHAT, fields(messages=SAID), b"x" * 8)
+    asked = PromptCounter(None).tokens(None, CHAT, fields(messages=SAID), b"x" * 8)
     assert asyncio.run(asked) == 2

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from policies.text import SpecError
-from server.engines import hub
+from server.engines import hugging_face
 from server.engines.base import EngineStartError
 from server.engines.checkouts import write_weights
 from server.engines.vllm.engine import VllmEngine
@@ -43,13 +43,13 @@ def hold(folder: Path, names: Sequence[str]) -> None:
 
 def refusal(folder: Path, **engine_args: Any) -> str:
     with pytest.raises(SpecError) as caught:
-        hub.check_model(str(folder), engine_args)
+        hugging_face.check_model(str(folder), engine_args)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
 def test_a_whole_folder_passes(folder: Path) -> None:
-    hub.check_model(str(folder), {})
+    hugging_face.check_model(str(folder), {})
 
 
 @pytest.mark.parametrize("says", [200, 5000, 12, "30"])
@@ -58,8 +58,8 @@ def test_layers_that_the_weights_do_not_hold_are_refused(says: object, folder: P
     said = refusal(folder)
     assert said.startswith(f"got {says!r} layers in {folder}/config.json (num_hidden_layers); ")
     assert "expected the 30 that the weights hold" in said
-    hub.check_model(str(folder), {"hf_overrides": {"num_hidden_layers": 30}})
-    hub.check_model(str(folder), {"load-format": "dummy"})
+    hugging_face.check_model(str(folder), {"hf_overrides": {"num_hidden_layers": 30}})
+    hugging_face.check_model(str(folder), {"load-format": "dummy"})
 
 
 def test_the_layers_of_several_files_are_counted_together(folder: Path) -> None:
@@ -90,14 +90,14 @@ def test_names_and_configurations_of_other_models_pass(
 ) -> None:
     configure(folder, **config)
     hold(folder, names)
-    hub.check_model(str(folder), {})
+    hugging_face.check_model(str(folder), {})
 
 
 def test_weights_in_another_format_are_not_counted(folder: Path) -> None:
     configure(folder, num_hidden_layers=5000)
     (folder / "model.safetensors").unlink()
     (folder / "pytorch_model.bin").write_bytes(b"weights")
-    hub.check_model(str(folder), {})
+    hugging_face.check_model(str(folder), {})
 
 
 def test_a_folder_without_weights_is_refused_unless_they_are_asked_for_elsewhere(
@@ -110,13 +110,13 @@ def test_a_folder_without_weights_is_refused_unless_they_are_asked_for_elsewhere
     assert "--engine-arg load_format=dummy" in said
     assert "a folder without weights" in refusal(folder, load_format="auto")
     for other in ("dummy", "runai_streamer"):
-        hub.check_model(str(folder), {"load_format": other})
+        hugging_face.check_model(str(folder), {"load_format": other})
 
 
 def test_a_folder_without_a_tokenizer_names_the_option_that_takes_one(folder: Path) -> None:
     (folder / "tokenizer.json").unlink()
     assert refusal(folder).endswith("; expected one, or --engine-arg tokenizer=PATH")
-    hub.check_model(str(folder), {"tokenizer": "elsewhere"})
+    hugging_face.check_model(str(folder), {"tokenizer": "elsewhere"})
 
 
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer_config.json"])
@@ -151,7 +151,7 @@ def test_a_file_of_weights_that_is_not_whole_is_named(folder: Path) -> None:
 
 def test_mistrals_own_format_needs_no_config_json(folder: Path) -> None:
     (folder / "config.json").rename(folder / "params.json")
-    hub.check_model(str(folder), {})
+    hugging_face.check_model(str(folder), {})
 
 
 def test_an_engine_that_is_started_elsewhere_looks_at_the_folder_itself(folder: Path) -> None:

@@ -18,7 +18,7 @@ from schemathesis import Case, GenerationMode
 
 from bench.gateway_cost.servers import small_vllm
 from loadgen.gateway.gateway_process import GatewayProcess, free_port
-from server.http.passing.endpoints import ENDPOINTS, RELAYED
+from server.http.proxied.endpoints import ENDPOINTS, RELAYED
 from tests.server.counts import tell
 from tests.serving import started
 

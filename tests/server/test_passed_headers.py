@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.http.passing.call import passed_headers
+from server.http.proxied.call import passed_headers
 from server.runtime.passed_headers import text_of, written
 from tests.server.asgi import Call
 from tests.server.passing_gateway import Before, before

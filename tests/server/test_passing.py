@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from server.engines.base import Token
-from server.engines.passing import Answered, Refused
+from server.engines.proxied import Answered, Refused
 from server.queue.continuing import detach
 from server.queue.observers import Observer
-from server.queue.passing import BEGUN
+from server.queue.proxied import BEGUN
 from tests.server.passed import Desk, Scripted, passed
 from tests.virtual_time import run_virtual
 

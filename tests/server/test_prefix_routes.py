@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from policies import Request, parse_policy
 from queueing.latency.law import parse_law
 from queueing.measurement.record import Record
-from server.engines.passing import PassedCall
 from server.engines.prefix_cache import BLOCK
+from server.engines.proxied import ProxiedCall
 from server.queue.prefixes import BLOCK_BYTES, BLOCKS, PrefixMatches, prefix_keys
 from server.queue.sequence import SequenceState
 from tests.server.asgi import call, running
@@ -133,7 +133,7 @@ def test_of_a_passed_call_the_bytes_of_its_prompt_count() -> None:
     def of(start: bytes) -> tuple[int, ...]:
         made = passed("a")
         return prefix_keys(
-            msgspec.structs.replace(made, call=PassedCall("/v1/x", b"{}", prompt_start=start))
+            msgspec.structs.replace(made, call=ProxiedCall("/v1/x", b"{}", prompt_start=start))
         )
 
     one, other = of(b"s" * (2 * BLOCK_BYTES) + b"one"), of(b"s" * (2 * BLOCK_BYTES) + b"other")
@@ -294,7 +294,7 @@ def test_a_passed_call_goes_where_its_conversation_was() -> None:
         def ask(name: str, start: bytes) -> int:
             made = passed(name, at=asyncio.get_running_loop().time())
             desk.take(
-                msgspec.structs.replace(made, call=PassedCall("/v1/x", b"{}", prompt_start=start))
+                msgspec.structs.replace(made, call=ProxiedCall("/v1/x", b"{}", prompt_start=start))
             )
             server: int = desk.engine.dispatched[-1][0]
             return server

@@ -14,7 +14,7 @@ from server.engines.base import EngineEnd, Token, TokenStream
 from server.engines.emulated import EmulatedEngine
 from server.queue.batcher import Batcher
 from server.queue.continuing import interrupted, listen
-from server.queue.passing import sequence_of
+from server.queue.proxied import sequence_of
 from server.queue.sequence import SequenceState
 from tests.server.harness import Collector, Immediate, engine_request_of
 from tests.virtual_time import run_virtual

@@ -15,7 +15,7 @@ import kendall.cli
 from policies import SpecError
 from server.admission.limits import OverloadSettings
 from server.engines.http.engine import HttpEngine
-from server.engines.passing import server_url, server_urls
+from server.engines.proxied import server_url, server_urls
 from server.operations.reloading import differences
 from server.operations.servers_behind import check_http, http_engine
 from server.operations.serving import choose_engine

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer, pre_tokenizers
 
 from policies.text import SpecError
 from queueing.errors import CommandError
-from server.engines import hub, smollm2
+from server.engines import hugging_face, smollm2
 from server.engines.gguf import Gguf
 from tests.server.gguf_file import F32, gguf_file
 
@@ -261,18 +261,18 @@ def test_a_name_that_is_nearly_smollm2_is_told_so(
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(SpecError) as caught:
-        hub.check_model(model, {"download_dir": str(tmp_path)})
+        hugging_face.check_model(model, {"download_dir": str(tmp_path)})
     assert f"; did you mean '{near}'? expected `tiny`, " in str(caught.value)
 
 
 def test_other_names_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(SpecError) as caught:
-        hub.check_model("meta-llama/Llama-3.1-8B", {"download_dir": str(tmp_path)})
+        hugging_face.check_model("meta-llama/Llama-3.1-8B", {"download_dir": str(tmp_path)})
     assert "did you mean" not in str(caught.value)
 
 
 def test_models_that_are_made_here_are_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    for name in hub.MADE_HERE:
-        hub.check_model(name, {})
+    for name in hugging_face.MADE_HERE:
+        hugging_face.check_model(name, {})

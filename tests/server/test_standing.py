@@ -10,14 +10,14 @@ from server.engines.http.standing import (
     FORGOTTEN,
     LONGEST_ASIDE,
     ROW,
-    Standing,
+    ServerStanding,
     share_of,
 )
 
 
-def after(*outcomes: bool) -> Standing:
+def after(*outcomes: bool) -> ServerStanding:
     """With these good and failed calls."""
-    standing = Standing()
+    standing = ServerStanding()
     for good in outcomes:
         if good:
             standing.succeed()
@@ -45,7 +45,7 @@ def test_what_was_long_ago_counts_no_more() -> None:
 
 def test_the_share_of_several_is_that_of_their_calls() -> None:
     assert share_of([after(True, True, True), after(False)]) == pytest.approx(1 / 4, abs=0.02)
-    assert share_of([]) == share_of([Standing()]) == 0
+    assert share_of([]) == share_of([ServerStanding()]) == 0
 
 
 def test_answers_are_held_from_the_second_failure_on_until_it_is_long_ago() -> None:
@@ -83,7 +83,7 @@ def test_one_failure_on_trial_is_enough_and_the_pauses_double() -> None:
 
 @pytest.mark.parametrize(("well", "pause"), [(1.0, 2.0), (FORGOTTEN + 0.1, 1.0)])
 def test_a_server_that_was_well_for_long_begins_anew(well: float, pause: float) -> None:
-    standing = Standing()
+    standing = ServerStanding()
     standing.put_aside(0.0)
     standing.widen(FIRST_ASIDE, 2)
     assert standing.room is None

@@ -19,8 +19,8 @@ from server.engines.vllm.watch import (
     PING,
     PING_EVERY,
     WORKING,
+    EngineWatch,
     Patience,
-    Watch,
     how_it_ended,
 )
 from server.queue.batcher import Batcher
@@ -153,7 +153,7 @@ class Pinged:
         def lost(_reason: str) -> None:
             self.lost.append(loop.time())
 
-        self.watch = Watch(
+        self.watch = EngineWatch(
             os.getpid(), counted, lambda: patience, lost, used=lambda _: used(loop.time())
         )
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from policies import SpecError
-from server.engines.passing import PassedCall, in_trace
+from server.engines.proxied import ProxiedCall, in_trace
 from server.runtime.logs import JsonFormatter
 from server.settings import Settings
 from tests.server.asgi import Call, call, running
@@ -231,7 +231,7 @@ def test_a_server_behind_hears_that_a_call_is_not_recorded(receiver: Receiver) -
 
 
 def test_headers_of_a_trace_replace_the_clients() -> None:
-    passed = PassedCall("/v1/completions", b"{}", (("traceparent", "a"), ("x-b", "c")))
+    passed = ProxiedCall("/v1/completions", b"{}", (("traceparent", "a"), ("x-b", "c")))
     assert in_trace(passed, {"traceparent": "d"}).headers == (("x-b", "c"), ("traceparent", "d"))
     assert in_trace(passed, {}) is passed
 

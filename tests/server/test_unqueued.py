@@ -16,7 +16,7 @@ from server.security.guard import Guard
 from server.security.keys import read_keys
 from tests.eventually import eventually
 from tests.server.asgi import FOR_THE_RUN, Call, call, completion, running
-from tests.server.front.fake import fronted
+from tests.server.openai_tools.fake import fronted
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 UNQUEUED: list[tuple[str, dict[str, Any]]] = [

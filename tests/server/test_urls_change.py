@@ -235,7 +235,7 @@ def test_the_gateway_itself_is_known_by_its_own_probe() -> None:
     async def test(one: Stub, other: Stub) -> None:
         other.routes["/health"] = (508, None)
         async with before(one, other, of=(one, other), engine={"at_first": 1}) as kendall:
-            passing = kendall.gateway.passing
+            passing = kendall.gateway.proxying
             assert passing is not None
             for sender, status in ((passing.sender, 508), ("another", 200)):
                 probe = Call(kendall.app, "GET", "/health", headers={"x-kendall-gateway": sender})

@@ -21,7 +21,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from server.engines.passing import Answered
+from server.engines.proxied import Answered
 
 MOST = 10_000_000  # tokens of a call: a count beyond every context is none
 MOST_LINE = 4 << 20  # bytes of a line of a stream that is read; a longer one only passes
@@ -31,7 +31,7 @@ LAST = ("message_stop", "response.completed", "response.incomplete", "response.f
 FIELDS = (b"data:", b"event:", b"id:", b"retry:", b":", b"\r", b"\xef\xbb\xbf")  # of a stream
 
 
-class _Delta(msgspec.Struct):
+class _UpstreamDelta(msgspec.Struct):
     role: Any = None
     content: Any = None
     reasoning: Any = None
@@ -51,10 +51,10 @@ class _Delta(msgspec.Struct):
         )
 
 
-class _Choice(msgspec.Struct):
+class _UpstreamChoice(msgspec.Struct):
     finish_reason: str | None = None
     text: str | None = None
-    delta: _Delta | None = None
+    delta: _UpstreamDelta | None = None
 
     @property
     def tokens(self) -> int:
@@ -86,7 +86,7 @@ class _Message(msgspec.Struct):
 class _Frame(msgspec.Struct):
     """An event, or a whole answer, of any of the routes."""
 
-    choices: list[_Choice] = []
+    choices: list[_UpstreamChoice] = []
     usage: Any = None
     type: str | None = None
     status: str | None = None
@@ -147,7 +147,7 @@ def fits(path: str, body: bytes) -> bool:
     return True
 
 
-class Answer:
+class UpstreamAnswer:
     """What is known of one answer so far. It is not believed to have more tokens than `most`, nor
     its prompt more than `most_prompt`.
     """
@@ -224,7 +224,7 @@ class Answer:
         return Answered(LENGTH.get(reason, reason), self._output, self._prompt, self._cached)
 
     def _extend(self, part: bytes) -> None:
-        """Of a line without an end only so much is kept."""
+        """Keep a bounded part of a line that does not end."""
         if self._skips or len(self._line) + len(part) > MOST_LINE:
             self._skips = True
             self._line.clear()
@@ -289,7 +289,7 @@ class Answer:
         self._cached = min(max(self._cached, cached or 0), self._prompt or 0)
 
     def _end(self, reason: str) -> None:
-        """Of several choices, one that was cut says more than one that ended."""
+        """A choice that was cut says more than another that ended."""
         if self._reason not in ("length", *LENGTH):
             self._reason = reason
 
@@ -315,7 +315,7 @@ def _tokens(frame: _Frame) -> int:
 
 
 def _reason(frame: _Frame) -> str | None:
-    """As the route says it."""
+    """The finish reason in the route's own word."""
     reasons = [choice.finish_reason for choice in frame.choices if choice.finish_reason]
     if reasons:
         return next((reason for reason in reasons if reason == "length"), reasons[-1])

@@ -20,7 +20,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.5, 8.0  # seconds
 
 
 class Breaker:
-    """Of one server. Instants are those of the caller's clock."""
+    """The breaker of one server. Instants are those of the caller's clock."""
 
     def __init__(self) -> None:
         self.state: State = "closed"

@@ -39,7 +39,7 @@ class StartingError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
-    """Of one server; None where it says nothing."""
+    """Facts of one server; None where it says nothing."""
 
     names: tuple[str, ...]
     max_model_len: int | None = None
@@ -55,12 +55,17 @@ async def described(upstream: Upstream) -> Description:
     models = await _models(upstream)
     names = _names(models)
     said = [models[0], *[facts async for facts in _facts(upstream)]]
+    question = json.dumps({"model": names[0], "prompt": "a"}).encode()
+    try:
+        tokenizes = counted_tokens(*await upstream.ask(TOKENIZE, question, 5.0)) is not None
+    except LOST:
+        tokenizes = False
     return Description(
         names=names,
         max_model_len=_first(said, _CONTEXT),
         max_num_seqs=_first(said, _SEQUENCES),
         kv_cache_tokens=_first(said, ("kv_cache_tokens",)),
-        tokenizes=await _tokenizes(upstream, names[0]),
+        tokenizes=tokenizes,
     )
 
 
@@ -86,7 +91,7 @@ async def _models(upstream: Upstream) -> list[dict[str, Any]]:
 
 
 async def named(upstream: Upstream) -> tuple[str, ...]:
-    """Of its models, as it lists them now; none where it does not. Raises LOST."""
+    """Names of its models as it lists them now; none where it does not. Raises LOST."""
     status, body = await upstream.get(MODELS)
     return _names(await _said(body, _listed)) if status == 200 else ()
 
@@ -106,7 +111,7 @@ def _names(models: list[dict[str, Any]]) -> tuple[str, ...]:
 
 
 async def _said(body: bytes, read: Callable[[Any], _Read]) -> _Read:
-    """What is read of its JSON, which may be of any kind and size."""
+    """Apply `read` to its JSON, which may be of any kind and size."""
     if len(body) <= AT_ONCE:
         return read(_loaded(body))
     return await asyncio.to_thread(lambda: read(_loaded(body)))
@@ -128,18 +133,12 @@ async def _facts(upstream: Upstream) -> AsyncIterator[dict[str, Any]]:
         except LOST:
             continue
         if status == 200 and path == "/metrics":
-            yield _of_metrics(body.decode(errors="replace"))
+            info = _INFO.search(body.decode(errors="replace"))
+            labels = {} if info is None else dict(_LABEL.findall(info[1]))
+            blocks, size = _whole(labels.get("num_gpu_blocks")), _whole(labels.get("block_size"))
+            yield labels | ({"kv_cache_tokens": blocks * size} if blocks and size else {})
         elif status == 200:
             yield await _said(body, _numbers)
-
-
-def _of_metrics(text: str) -> dict[str, Any]:
-    found = _INFO.search(text)
-    labels = {} if found is None else dict(_LABEL.findall(found[1]))
-    blocks, size = _whole(labels.get("num_gpu_blocks")), _whole(labels.get("block_size"))
-    if blocks and size:
-        labels["kv_cache_tokens"] = blocks * size
-    return labels
 
 
 def _numbers(value: Any) -> dict[str, Any]:
@@ -167,14 +166,6 @@ def _whole(value: Any) -> int | None:
     except (TypeError, ValueError, OverflowError):
         return None
     return found if 0 <= found <= MOST else None
-
-
-async def _tokenizes(upstream: Upstream, model: str) -> bool:
-    try:
-        body = json.dumps({"model": model, "prompt": "a"}).encode()
-        return counted_tokens(*await upstream.ask(TOKENIZE, body, 5.0)) is not None
-    except LOST:
-        return False
 
 
 def refusal(reason: str, url: str) -> EngineStartError:

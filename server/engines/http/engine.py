@@ -25,14 +25,14 @@ from server.engines.base import (
     TokenStream,
     UnsupportedError,
 )
-from server.engines.http.answers import Answer
-from server.engines.http.exchange import BESIDE, Exchange, kept
+from server.engines.http.answers import UpstreamAnswer
+from server.engines.http.exchange import BESIDE, UpstreamExchange, kept
 from server.engines.http.own_calls import OwnForm
-from server.engines.http.pool import HttpOptions, Pool, say_once
-from server.engines.http.prompts import Prompts, load_tokenizer
+from server.engines.http.pool import HttpOptions, UpstreamPool, say_once
+from server.engines.http.prompts import PromptCounter, load_tokenizer
 from server.engines.http.stream import CountedStream, PassedStream
 from server.engines.http.upstream import LOST, Connect, Upstream, bounded, connector, status_of
-from server.engines.passing import PassedCall, Refused, Silence, in_trace
+from server.engines.proxied import ProxiedCall, Refused, Silence, in_trace
 from server.runtime.background import going_on
 
 log = logging.getLogger("kendall.engine")
@@ -88,16 +88,16 @@ class HttpEngine(_WithoutTokens):
         self.silence_of: Silence | None = None
         self.held = 0
         tokenizer = None if options.tokenizer is None else load_tokenizer(options.tokenizer)
-        self._prompts = Prompts(tokenizer)
+        self._prompts = PromptCounter(tokenizer)
         self._own_form = OwnForm()
-        self._pool = Pool(options, self._changed, self._tell_room, connect)
+        self._pool = UpstreamPool(options, self._changed, self._tell_room, connect)
         self.sender = self._pool.sender
-        self._exchanges: dict[str, Exchange] = {}
+        self._exchanges: dict[str, UpstreamExchange] = {}
         self._said: set[str] = set()  # what is said once
         self._looking: asyncio.Task[None] | None = None
 
     async def start(self) -> Capabilities:
-        """Wait until a server serves; see `Pool.open`."""
+        """Wait until a server serves; see `UpstreamPool.open`."""
         self._drop()
         capabilities = await self._pool.open()
         self._tell_servers()
@@ -140,17 +140,17 @@ class HttpEngine(_WithoutTokens):
                 exchange.cancel()
 
     def known_prompt_tokens(self, fields: Mapping[str, msgspec.Raw], prompt: bytes) -> int | None:
-        """See PassingEngine."""
+        """See ProxyingEngine."""
         return self._prompts.known(fields, prompt, asks=self._pool.tokenizes)
 
     async def prompt_tokens(
         self, path: str, fields: Mapping[str, msgspec.Raw], prompt: bytes
     ) -> int:
-        """See PassingEngine."""
+        """See ProxyingEngine."""
         return await self._prompts.tokens(self._pool.tokenizing(), path, fields, prompt)
 
-    async def relay(self, call: PassedCall) -> Refused:
-        """See PassingEngine."""
+    async def relay(self, call: ProxiedCall) -> Refused:
+        """See ProxyingEngine."""
         last: Refused | OSError = ConnectionError("no server takes work")
         for server_id in sorted(self._pool.serving)[:2]:
             try:
@@ -164,7 +164,7 @@ class HttpEngine(_WithoutTokens):
             raise last
         return last
 
-    async def _relayed(self, upstream: Upstream, call: PassedCall) -> Refused:
+    async def _relayed(self, upstream: Upstream, call: ProxiedCall) -> Refused:
         """Raises LOST."""
         most = BESIDE + PER_BYTE * len(call.body)
         async with (
@@ -177,31 +177,31 @@ class HttpEngine(_WithoutTokens):
     # exchanges
 
     def elsewhere(self, upstream: Upstream) -> bool:
-        """See Around."""
+        """See ExchangeCallbacks."""
         return bool(self._pool.serving - {upstream.id})
 
     @property
     def context(self) -> int:
-        """See Around."""
+        """See ExchangeCallbacks."""
         return self._pool.context
 
     def refused(self, upstream: Upstream, status: int) -> bool:
-        """See Around. What most servers would answer is the client's at once."""
+        """See ExchangeCallbacks. What most servers would answer is the client's at once."""
         if 400 <= status < 500:
             upstream.standing.refusals += 1
         own = _own_fault(status) or upstream.standing.refusals > REFUSALS
         return own and self.elsewhere(upstream)
 
     def breaks_off(self, upstream: Upstream) -> bool:
-        """See Around."""
+        """See ExchangeCallbacks."""
         return upstream.standing.breaks_off and self.elsewhere(upstream)
 
     def failed(self, upstream: Upstream) -> None:
-        """See Around."""
+        """See ExchangeCallbacks."""
         self._pool.failed(upstream)
 
-    def too_long(self, exchange: Exchange, silent: float) -> bool:
-        """See Around."""
+    def too_long(self, exchange: UpstreamExchange, silent: float) -> bool:
+        """See ExchangeCallbacks."""
         limits = self.silence_of
         if limits is None or silent <= limits.least:
             return False
@@ -213,8 +213,10 @@ class HttpEngine(_WithoutTokens):
             flows=exchange.flows,
         )
 
-    def heard(self, call: PassedCall, answer: Answer, upstream: Upstream, seconds: float) -> None:
-        """See Around: learn from it, and say once what is wrong with it."""
+    def heard(
+        self, call: ProxiedCall, answer: UpstreamAnswer, upstream: Upstream, seconds: float
+    ) -> None:
+        """See ExchangeCallbacks: learn from it, and say once what is wrong with it."""
         end = answer.end
         self._pool.served(upstream, call.failed_by)
         if end.prompt_tokens is not None:
@@ -263,10 +265,12 @@ class HttpEngine(_WithoutTokens):
         if engine_request.trace is not None:
             call = in_trace(call, engine_request.trace.handed_on(name))
         over, request = partial(self._over, name), engine_request.request
-        self._exchanges[name] = Exchange(self, upstream, call, request, back=stream, on_over=over)
+        self._exchanges[name] = UpstreamExchange(
+            self, upstream, call, request, back=stream, on_over=over
+        )
         return stream
 
-    def _over(self, name: str, exchange: Exchange) -> None:
+    def _over(self, name: str, exchange: UpstreamExchange) -> None:
         if self._exchanges.get(name) is exchange:
             del self._exchanges[name]
         if exchange.upstream.leaving:
@@ -290,11 +294,11 @@ class HttpEngine(_WithoutTokens):
     # servers
 
     def capabilities(self) -> Capabilities:
-        """See PassingEngine."""
+        """See ProxyingEngine."""
         return self._pool.capabilities()
 
     def servers(self) -> list[dict[str, Any]]:
-        """See PassingEngine."""
+        """See ProxyingEngine."""
         return [
             {
                 "id": each.id,
@@ -306,7 +310,7 @@ class HttpEngine(_WithoutTokens):
         ]
 
     def serve_on(self, urls: Sequence[str]) -> None:
-        """See PassingEngine."""
+        """See ProxyingEngine."""
         self._pool.change(urls)
         self._tell_servers()
         self._remove_idle()

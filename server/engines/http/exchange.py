@@ -20,10 +20,10 @@ import aiohttp
 
 from policies import Request
 from server.engines.base import FailureCode
-from server.engines.http.answers import GENERATING, Answer, fits
-from server.engines.http.stream import WayBack
+from server.engines.http.answers import GENERATING, UpstreamAnswer, fits
+from server.engines.http.stream import ResponseSink
 from server.engines.http.upstream import LOST, Upstream, reason_of, status_of
-from server.engines.passing import Cause, PassedCall, Refused
+from server.engines.proxied import Cause, ProxiedCall, Refused
 from server.runtime.clock import clock_of
 from server.runtime.passed_headers import named_by
 
@@ -57,8 +57,8 @@ PER_TOKEN, PER_SEQUENCE, BESIDE = 4 << 10, 256 << 10, 1 << 20
 STALLED: FailureCode = "sequence_stalled"
 
 
-class Around(Protocol):
-    """What an exchange asks of the engine."""
+class ExchangeCallbacks(Protocol):
+    """Calls of an exchange to its engine."""
 
     held: int  # bytes of all its exchanges
 
@@ -72,7 +72,9 @@ class Around(Protocol):
     def refused(self, upstream: Upstream, status: int) -> bool:
         """It answered with this status; whether another server is to be asked too."""
 
-    def heard(self, call: PassedCall, answer: Answer, upstream: Upstream, seconds: float) -> None:
+    def heard(
+        self, call: ProxiedCall, answer: UpstreamAnswer, upstream: Upstream, seconds: float
+    ) -> None:
         """An answer is whole; it took so long."""
 
     def breaks_off(self, upstream: Upstream) -> bool:
@@ -81,7 +83,7 @@ class Around(Protocol):
     def failed(self, upstream: Upstream) -> None:
         """An answer that had begun broke off."""
 
-    def too_long(self, exchange: Exchange, silent: float) -> bool:
+    def too_long(self, exchange: UpstreamExchange, silent: float) -> bool:
         """Whether nothing of it may come for so many seconds."""
 
 
@@ -93,20 +95,20 @@ class UnusableError(Exception):
         self.answer = answer
 
 
-class Exchange:
+class UpstreamExchange:
     """A call and its server. `on_over` is called once, when the server has nothing more to do for
     it.
     """
 
     def __init__(
         self,
-        engine: Around,
+        engine: ExchangeCallbacks,
         upstream: Upstream,
-        call: PassedCall,
+        call: ProxiedCall,
         request: Request,
         *,
-        back: WayBack,
-        on_over: Callable[[Exchange], None],
+        back: ResponseSink,
+        on_over: Callable[[UpstreamExchange], None],
     ) -> None:
         self.upstream, self.call, self.request = upstream, call, request
         self.begun = False  # a part of the answer was handed on
@@ -202,7 +204,9 @@ class Exchange:
         if response.status != 200:  # no answer of these routes has another good one
             raise UnusableError(f"answers {response.status}")
         request, context = self.request, self._engine.context
-        answer = Answer(request.sequences * request.max_output_tokens, request.sequences * context)
+        answer = UpstreamAnswer(
+            request.sequences * request.max_output_tokens, request.sequences * context
+        )
         kind = kind_of(response)
         encoded = response.headers.get("Content-Encoding", "identity").strip().lower()
         if encoded != "identity":  # nothing of it can be read, and no encoding was asked for
@@ -222,7 +226,7 @@ class Exchange:
         self._engine.heard(self.call, answer, self.upstream, self._now() - self._began_at)
         self._back.answered(answer.end)
 
-    async def _stream(self, response: aiohttp.ClientResponse, answer: Answer) -> None:
+    async def _stream(self, response: aiohttp.ClientResponse, answer: UpstreamAnswer) -> None:
         """Held until its first line, or its end where the server's streams break off."""
         held, tokens, lines = bytearray(), 0, False
         try:
@@ -251,7 +255,7 @@ class Exchange:
         finally:
             self._hold(-self._held)
 
-    def _feed(self, answer: Answer, data: bytes) -> int:
+    def _feed(self, answer: UpstreamAnswer, data: bytes) -> int:
         """The tokens in it."""
         events = answer.events
         made = answer.feed(data)
@@ -274,7 +278,7 @@ class Exchange:
             await self._hand_on(bytes(held), tokens)
 
     async def _judge(
-        self, response: aiohttp.ClientResponse, answer: Answer, held: bytearray
+        self, response: aiohttp.ClientResponse, answer: UpstreamAnswer, held: bytearray
     ) -> None:
         """What has come of a stream, before any of it goes on."""
         if not answer.readable:
@@ -284,7 +288,7 @@ class Exchange:
             raise UnusableError(fault, Refused(200, kept(response.raw_headers), bytes(held)))
         await self._see_model(answer)
 
-    async def _whole(self, response: aiohttp.ClientResponse, answer: Answer) -> None:
+    async def _whole(self, response: aiohttp.ClientResponse, answer: UpstreamAnswer) -> None:
         """Held until its end, or until it is too large for that: then it flows."""
         body, size, tail = bytearray(), 0, b""
         try:
@@ -312,7 +316,7 @@ class Exchange:
             self._hold(-self._held)
 
     async def _hand_on_whole(
-        self, response: aiohttp.ClientResponse, answer: Answer, body: bytes
+        self, response: aiohttp.ClientResponse, answer: UpstreamAnswer, body: bytes
     ) -> None:
         if len(body) <= AT_ONCE:
             fault = self._fault_of(response, answer, body)
@@ -326,7 +330,9 @@ class Exchange:
             self._begin(response, streamed=False)
             self._back.more(body, 0)
 
-    def _fault_of(self, response: aiohttp.ClientResponse, answer: Answer, body: bytes) -> str:
+    def _fault_of(
+        self, response: aiohttp.ClientResponse, answer: UpstreamAnswer, body: bytes
+    ) -> str:
         """What is wrong with a whole answer that reports no error; reads it."""
         answer.whole(body)
         kind = kind_of(response)
@@ -338,7 +344,7 @@ class Exchange:
             return "answered with something else than events"
         return "" if fits(self.call.path, body) else "answered without what an answer has"
 
-    async def _see_model(self, answer: Answer) -> None:
+    async def _see_model(self, answer: UpstreamAnswer) -> None:
         """One that says of itself that it has another model than before is asked for its models,
         and lost where they are others.
         """

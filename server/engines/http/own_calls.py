@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from server.engines.base import EngineRequest
-from server.engines.passing import PassedCall
+from server.engines.proxied import ProxiedCall
 
 log = logging.getLogger("kendall.engine")
 COMPLETIONS = "/v1/completions"
@@ -25,7 +25,7 @@ SEVERAL = 1.5  # tokens per word, beyond which a word is taken to have several
 class OwnCall:
     """`wanted`: tokens of the answer. `words`: of the prompt; None: it is token ids."""
 
-    passed: PassedCall
+    passed: ProxiedCall
     wanted: int
     words: int | None
 
@@ -68,7 +68,7 @@ class OwnForm:
             body["prompt"] = WORD.strip() + WORD * (words - 1)
             del body["ignore_eos"]
         headers = (("content-type", "application/json"),)
-        passed = PassedCall(COMPLETIONS, msgspec.json.encode(body), headers)
+        passed = ProxiedCall(COMPLETIONS, msgspec.json.encode(body), headers)
         return OwnCall(passed, wanted, words)
 
     def answered(self, call: OwnCall, prompt_tokens: int | None, refusal: str | None) -> None:
@@ -102,6 +102,6 @@ class OwnForm:
 
 
 def wanted_tokens(engine_request: EngineRequest) -> int:
-    """Of the gateway's own request: as forced, else its limit."""
+    """Output tokens of the gateway's own request: the forced number, else its limit."""
     forced = engine_request.forced_output_tokens
     return engine_request.sampling.max_tokens if forced is None else forced

@@ -16,7 +16,7 @@ from server.engines.capabilities import UNKNOWN_TOKENS
 from server.engines.http.discovery import Description, StartingError, described, named, refusal
 from server.engines.http.standing import share_of
 from server.engines.http.upstream import LOST, SILENT, Connect, Upstream, connector, reason_of
-from server.engines.passing import SENDER
+from server.engines.proxied import SENDER
 from server.runtime.clock import clock_of
 
 log = logging.getLogger("kendall.engine")
@@ -39,7 +39,7 @@ class HttpOptions:
     max_model_len: int | None = None
 
 
-class Pool:
+class UpstreamPool:
     """`on_change` is called with a server that was lost, was busy, was put aside or came back, and
     the reason; `on_room` with one on trial that gets more calls at once.
     """
@@ -66,7 +66,7 @@ class Pool:
 
     @property
     def serving(self) -> frozenset[int]:
-        """Those that get work."""
+        """Servers that get work."""
         working = (each.id for each in self.upstreams.values() if each.takes_work)
         return frozenset(working if self._open else ())
 
@@ -230,7 +230,7 @@ class Pool:
         return able and upstream.tokenizes_at <= upstream.now()
 
     async def _wait(self) -> dict[int, str]:
-        """Until one serves; returns why the others do not."""
+        """Wait until one serves; returns why the others do not."""
         first, said = not self.names, -math.inf
         now = clock_of(asyncio.get_running_loop())
         while True:
@@ -337,7 +337,7 @@ class Pool:
         return f"it has {_models(names)} now; expected {_models(self.names)}"
 
     def capabilities(self) -> Capabilities:
-        """Of each of them, as far as they say; the least of all."""
+        """The least capabilities of all servers, as far as they give them."""
         options, known = self._options, self._known.values()
         memories = [each.kv_cache_tokens for each in known if each.kv_cache_tokens is not None]
         return Capabilities(
@@ -355,7 +355,7 @@ class Pool:
         )
 
     def _sequences(self) -> int:
-        """Of each server: the least of what they say."""
+        """Most sequences of each server: the least number that one of them gives."""
         said = [each.max_num_seqs for each in self._known.values() if each.max_num_seqs is not None]
         if not said:
             say_once(

@@ -31,7 +31,7 @@ FORWARDED = (  # of a chat: what the template makes a prompt of
 
 
 class _Counted(msgspec.Struct):
-    """Of an answer of TOKENIZE; its ids are not kept."""
+    """The count in an answer of TOKENIZE; its ids are not kept."""
 
     count: int
 
@@ -39,7 +39,7 @@ class _Counted(msgspec.Struct):
 _counted = msgspec.json.Decoder(_Counted)
 
 
-class Ratio:
+class BytesPerToken:
     """Bytes per token of the recent prompts."""
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Ratio:
             self._tokens = OLDER * self._tokens + (1 - OLDER) * tokens
 
     def tokens(self, size: int) -> int:
-        """Of so many bytes, about; at least one."""
+        """About as many tokens as so many bytes have, at least one."""
         return max(1, round(size * self._tokens / self._bytes))
 
 
@@ -72,12 +72,12 @@ def load_tokenizer(name: str) -> Tokenizer:
         ) from None
 
 
-class Prompts:
+class PromptCounter:
     """Counts for one engine."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
-        self.ratio = Ratio()
+        self.ratio = BytesPerToken()
 
     def known(self, fields: Mapping[str, msgspec.Raw], prompt: bytes, *, asks: bool) -> int | None:
         """At once; None where a server (`asks`: there is one) or the tokenizer is to say it."""
@@ -115,9 +115,14 @@ async def _asked(
     """What a server counts in a prompt of so many bytes; one that fails to, or counts more than
     they can be, is not asked for a while.
     """
-    question = _question(path, fields)
-    if question is None:
+    prompt = bytes(fields.get("prompt") or b"")
+    if path == "/v1/chat/completions" and "messages" in fields:
+        names = [name for name in ("model", *FORWARDED) if name in fields]
+    elif path == "/v1/completions" and prompt.startswith(b'"'):
+        names = ["model", "prompt"]
+    else:  # what TOKENIZE does not take
         return None
+    question = msgspec.json.encode({name: fields.get(name) for name in names})
     try:
         status, body = await upstream.ask(TOKENIZE, question, LIMIT)
     except LOST:
@@ -131,13 +136,13 @@ async def _asked(
 
 
 def _count(tokenizer: Tokenizer, prompt: bytes) -> int:
-    """Of the texts in it."""
+    """Tokens of the texts in a prompt."""
     text = " ".join(_texts(msgspec.json.decode(b"[" + prompt + b"]")))
     return max(1, len(tokenizer.encode(text).ids))
 
 
 def counted_tokens(status: int, body: bytes) -> int | None:
-    """What `/tokenize` answered; None where it did not count."""
+    """The count that `/tokenize` answered; None where it did not count."""
     try:
         count = _counted.decode(body).count if status == 200 else 0
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -145,19 +150,8 @@ def counted_tokens(status: int, body: bytes) -> int | None:
     return count if count > 0 else None
 
 
-def _question(path: str, fields: Mapping[str, msgspec.Raw]) -> bytes | None:
-    """The body for `/tokenize`; None for what it does not take."""
-    if path == "/v1/chat/completions":
-        asked = {name: fields[name] for name in ("model", *FORWARDED) if name in fields}
-        return msgspec.json.encode(asked) if "messages" in asked else None
-    prompt = fields.get("prompt")
-    if path != "/v1/completions" or prompt is None or not bytes(prompt).startswith(b'"'):
-        return None
-    return msgspec.json.encode({"model": fields.get("model"), "prompt": prompt})
-
-
 def _token_ids(fields: Mapping[str, msgspec.Raw]) -> int | None:
-    """Of a prompt that is given as token ids: one list, or several."""
+    """How many token ids a prompt gives, in one list or several; None where it is text."""
     given = bytes(fields.get("prompt") or fields.get("input") or b"")
     if not given.startswith(b"["):
         return None

@@ -26,8 +26,8 @@ FIRST_ASIDE, LONGEST_ASIDE = 5.0, 300.0  # seconds
 FORGOTTEN = 4  # pauses without a failure after which the next one begins as the first
 
 
-class Standing:
-    """Of one server. Instants are those of the caller's clock."""
+class ServerStanding:
+    """The standing of one server. Instants are those of the caller's clock."""
 
     row: int  # failures since the last good answer
     room: int | None  # calls at once, on trial; None: as many as it serves
@@ -95,7 +95,7 @@ class Standing:
         self._good, self._bad = self._good * kept + good, self._bad * kept + bad
 
 
-def share_of(standings: Iterable[Standing]) -> float:
+def share_of(standings: Iterable[ServerStanding]) -> float:
     """Failures among the calls of these lately; 0 where there were none."""
     every = list(standings)
     bad = sum(each._bad for each in every)

@@ -9,15 +9,15 @@ from typing import Protocol, cast
 
 from server.engines.base import FailureCode, Token, TokenStream
 from server.engines.http.own_calls import OwnCall, OwnForm
-from server.engines.passing import Answered, Cause, PassedListener, Refused
+from server.engines.proxied import Answered, Cause, ProxiedListener, Refused
 from server.runtime.wording import brief
 
 NO_TOKEN = -1  # id of a token whose id the server does not tell
 UNREAD = (400, 422)  # of a server that does not take a field, or a prompt of token ids
 
 
-class WayBack(Protocol):
-    """What an exchange says of its answer; see PassedListener."""
+class ResponseSink(Protocol):
+    """Where an exchange hands its answer on; see ProxiedListener."""
 
     def head(self, headers: Sequence[tuple[str, str]], *, streamed: bool) -> None: ...
     def more(self, data: bytes, tokens: int) -> Awaitable[None] | None: ...
@@ -41,26 +41,26 @@ class PassedStream(TokenStream):
     __slots__ = ()
 
     @property
-    def _passed(self) -> PassedListener | None:
-        return cast("PassedListener | None", self.listener)
+    def _passed(self) -> ProxiedListener | None:
+        return cast("ProxiedListener | None", self.listener)
 
     def head(self, headers: Sequence[tuple[str, str]], *, streamed: bool) -> None:
-        """See PassedListener."""
+        """See ProxiedListener."""
         if (listener := self._passed) is not None:
             listener.on_head(headers, streamed=streamed)
 
     def more(self, data: bytes, tokens: int) -> Awaitable[None] | None:
-        """See PassedListener."""
+        """See ProxiedListener."""
         listener = self._passed
         return None if listener is None else listener.on_bytes(data, tokens)
 
     def answered(self, end: Answered) -> None:
-        """See PassedListener."""
+        """See ProxiedListener."""
         if (listener := self._passed) is not None:
             listener.on_answered(end)
 
     def refused(self, answer: Refused) -> None:
-        """See PassedListener."""
+        """See ProxiedListener."""
         if (listener := self._passed) is not None:
             listener.on_refused(answer)
 
@@ -72,7 +72,7 @@ class PassedStream(TokenStream):
         *,
         cause: Cause = "failed",
     ) -> None:
-        """See PassedListener."""
+        """See ProxiedListener."""
         if (listener := self._passed) is not None:
             listener.on_returned(reason, answer, code, cause=cause)
 

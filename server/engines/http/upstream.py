@@ -14,7 +14,7 @@ import aiohttp
 from multidict import CIMultiDict
 
 from server.engines.http.breaker import Breaker
-from server.engines.http.standing import Standing
+from server.engines.http.standing import ServerStanding
 from server.runtime.clock import clock_of
 from server.runtime.passed_headers import written
 from server.runtime.wording import brief
@@ -53,7 +53,7 @@ def status_of(response: aiohttp.ClientResponse) -> int:
 
 
 def reason_of(error: BaseException) -> str:
-    """What failed, in a few words and without an address."""
+    """The cause of a failure, in a few words and without an address."""
     if isinstance(error, aiohttp.ClientConnectorDNSError):
         return "its name is not known"
     if isinstance(error, TimeoutError):
@@ -110,7 +110,7 @@ class Upstream:
         self._on_change, self._verify, self._models = on_change, verify, models
         self._loop = asyncio.get_running_loop()
         self.now = clock_of(self._loop)
-        self.breaker, self.standing = Breaker(), Standing()
+        self.breaker, self.standing = Breaker(), ServerStanding()
         self.leaving = False  # it ends what it has, and gets no more
         self.last_fault: str | None = None  # None while it is well
         # calls go without them: as the client sent them
@@ -140,7 +140,7 @@ class Upstream:
 
     @property
     def name(self) -> str:
-        """As clients may read it."""
+        """The server's name as clients may read it."""
         return f"server {self.id}"
 
     @property
@@ -312,7 +312,7 @@ class Upstream:
             self._failed(fault)
 
     async def fault(self) -> str | None:
-        """What is wrong with its answer to a probe; None where it is well."""
+        """The fault in its answer to a probe; None where there is none."""
         try:
             status, _ = await self.get(self._health)
             if status in NO_SUCH_ROUTE and self._health != MODELS:

@@ -8,15 +8,15 @@ from typing import Any
 
 from server.engines.base import Capabilities, Engine, Sampling, Step
 from server.engines.ray.messages import (
-    Cancel,
+    CancelOrder,
     Death,
-    Dispatch,
-    Failure,
+    DispatchOrder,
     Inbox,
     Message,
     Order,
     Outbox,
     Relay,
+    SequenceFailure,
     StepEnd,
 )
 
@@ -49,7 +49,7 @@ class EngineActor:
         return await self._engine.healthy()
 
     async def process_id(self) -> int:
-        """Of the actor."""
+        """The actor's process."""
         return os.getpid()
 
     async def messages(self) -> AsyncIterator[list[Message]]:
@@ -61,12 +61,12 @@ class EngineActor:
     async def take(self, number: int, order: Order) -> None:
         """Serve or cancel requests; their tokens and ends are sent as messages."""
         for each in self._inbox.put(number, order):
-            if isinstance(each, Cancel):
+            if isinstance(each, CancelOrder):
                 self._engine.cancel(each.request_ids)
             else:
                 self._dispatch(each)
 
-    def _dispatch(self, order: Dispatch) -> None:
+    def _dispatch(self, order: DispatchOrder) -> None:
         assert self._outbox is not None
         try:
             streams = self._engine.dispatch(
@@ -75,7 +75,7 @@ class EngineActor:
         except Exception as error:  # noqa: BLE001 - whatever the engine raises
             said = f"the engine failed while starting the request: {error}"
             for each in order.requests:
-                self._outbox.put(Failure(each.request.id, said, "engine_error"))
+                self._outbox.put(SequenceFailure(each.request.id, said, "engine_error"))
             return
         for stream in streams:
             stream.listener = Relay(stream, self._outbox)
@@ -105,7 +105,7 @@ def vllm_engine(
     """On the machine of the actor, which makes `tiny` and `smollm2` itself; `engines`: how many may
     be there.
     """
-    from server.engines.hub import folder_of  # noqa: PLC0415
+    from server.engines.hugging_face import folder_of  # noqa: PLC0415
     from server.engines.vllm.engine import VllmEngine  # noqa: PLC0415
 
     return VllmEngine(

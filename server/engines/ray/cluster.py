@@ -30,7 +30,7 @@ NO_CLUSTER = ("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
 
 @dataclass(slots=True)
 class _Connection:
-    """Of all engines of this process."""
+    """The connection of all engines of this process."""
 
     users: set[int] = field(default_factory=set)  # that have an actor, or are to have one
     made: asyncio.Future[None] | None = None
@@ -81,7 +81,7 @@ async def leave(user: object) -> None:
 
 
 def lacking(needs: dict[str, float]) -> str | None:
-    """What the whole cluster has too little of for one actor."""
+    """The first resource of which the whole cluster has too little for one actor."""
     import ray  # noqa: PLC0415 - an extra
 
     there = ray.cluster_resources()
@@ -113,29 +113,23 @@ def _connected(
     address: str | None, told: Callable[[BaseException | None], object], over: threading.Event
 ) -> None:
     try:
-        _connect(address)
+        os.environ.setdefault(*NO_WARNING)
+        options: dict[str, Any] = {}
+        if address is None:
+            os.environ.setdefault(*NO_CLUSTER)
+            options = {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+        import ray  # noqa: PLC0415 - an extra
+
+        ray.init(
+            address=address or "local",
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            namespace="kendall",
+            **options,
+        )
     except BaseException as error:  # noqa: BLE001 - it is raised where it is awaited
         told(error)
         return
-    import ray  # noqa: PLC0415 - an extra
-
     told(None)
     over.wait()
     ray.shutdown()
-
-
-def _connect(address: str | None) -> None:
-    os.environ.setdefault(*NO_WARNING)
-    options: dict[str, Any] = {}
-    if address is None:
-        os.environ.setdefault(*NO_CLUSTER)
-        options = {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
-    import ray  # noqa: PLC0415 - an extra
-
-    ray.init(
-        address=address or "local",
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        namespace="kendall",
-        **options,
-    )

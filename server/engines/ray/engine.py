@@ -27,15 +27,17 @@ from server.engines.base import (
     stillborn,
 )
 from server.engines.ray.actor import EngineActor
-from server.engines.ray.answers import Answers
 from server.engines.ray.cluster import join, lacking, leave
 from server.engines.ray.messages import (
-    Cancel,
+    CancelOrder,
     Death,
-    Dispatch,
+    DispatchOrder,
+    End,
     Message,
     Order,
+    SequenceFailure,
     StepEnd,
+    Tokens,
 )
 from server.engines.vllm.reader import first_line
 
@@ -46,6 +48,59 @@ ANSWER = 30.0  # seconds for a question about a prompt
 DECODE = 5.0  # seconds that the event loop may be held up by one, which takes a millisecond
 STOP = 10.0  # seconds for the engine's own end; then the actor is killed
 T = TypeVar("T")
+
+
+class Answers:
+    """The answers that an actor makes, by the ids of their requests. `cancel` lets go of requests
+    whose listeners fail.
+    """
+
+    def __init__(self, cancel: Callable[[Sequence[str]], None]) -> None:
+        self._streams: dict[str, TokenStream] = {}
+        self._cancel = cancel
+
+    def expect(self, streams: Sequence[TokenStream]) -> None:
+        """These were dispatched."""
+        self._streams |= {stream.request_id: stream for stream in streams}
+
+    def forget(self, request_ids: Sequence[str]) -> list[str]:
+        """Hear no more of these; returns those that were known."""
+        return [each for each in request_ids if self._streams.pop(each, None) is not None]
+
+    def fail(self, reason: str) -> None:
+        """All of them."""
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            stream.fail(reason)
+
+    def hear(self, message: Tokens | End | SequenceFailure) -> None:
+        """Pass a message on; one of a sequence that was cancelled meanwhile is dropped."""
+        stream = self._streams.get(message.request_id)
+        if stream is None:
+            return
+        if isinstance(message, Tokens):
+            self._hand_over(stream, message)
+            return
+        del self._streams[message.request_id]
+        if isinstance(message, End):
+            stream.end(message.end)
+        else:
+            stream.fail(message.message, message.code)
+
+    def _hand_over(self, stream: TokenStream, message: Tokens) -> None:
+        """A listener's fault stays its own."""
+        if message.prompt_logprobs is not None:
+            stream.prompt_logprobs = message.prompt_logprobs
+        stream.cached_tokens = message.cached_tokens
+        try:
+            stream.push(message.tokens)
+        except Exception as error:  # noqa: BLE001
+            asyncio.get_running_loop().call_exception_handler(
+                {"message": "a token listener failed", "exception": error}
+            )
+            self._cancel([message.request_id])
+            said = f"internal error while handling a token: {first_line(error)}"
+            stream.fail(said, "internal_error")
 
 
 class Handed(msgspec.Struct, frozen=True):
@@ -252,14 +307,14 @@ class RayEngine:
             return [stillborn(engine_request) for engine_request in requests]
         streams = [TokenStream(each.request.id) for each in requests]
         self._answers.expect(streams)
-        self._order(Dispatch(list(map(_sent, requests)), padded, joining))
+        self._order(DispatchOrder(list(map(as_it_travels, requests)), padded, joining))
         return streams
 
     def cancel(self, request_ids: Sequence[str]) -> None:
         """See `Engine`."""
         known = self._answers.forget(request_ids)
         if known and self._actor is not None:
-            self._order(Cancel(known))
+            self._order(CancelOrder(known))
 
     def _order(self, order: Order) -> None:
         """Numbered: actors take calls in any order."""
@@ -267,8 +322,8 @@ class RayEngine:
         self._orders += 1
 
 
-def _sent(engine_request: EngineRequest) -> EngineRequest:
-    """As it travels: a trace is of this process."""
+def as_it_travels(engine_request: EngineRequest) -> EngineRequest:
+    """For the actor: a trace is of this process, and only the headers that name it go along."""
     if engine_request.trace is None:
         return engine_request
     headers = dict(engine_request.trace.handed_on(engine_request.request.id))
@@ -289,7 +344,7 @@ def _actor_of(needs: Mapping[str, float]) -> Any:
 
 
 async def _told(answer: Awaitable[T]) -> T:
-    """What the actor answers. Raises what it raised there."""
+    """Await the actor's answer. Raises what it raised there."""
     import ray  # noqa: PLC0415
 
     try:

@@ -13,7 +13,7 @@ import msgspec
 from server.engines.base import EngineEnd, EngineRequest, FailureCode, Token, TokenStream
 
 
-class Dispatch(msgspec.Struct, frozen=True):
+class DispatchOrder(msgspec.Struct, frozen=True):
     """See `Engine.dispatch`."""
 
     requests: Sequence[EngineRequest]
@@ -21,13 +21,13 @@ class Dispatch(msgspec.Struct, frozen=True):
     joining: bool
 
 
-class Cancel(msgspec.Struct, frozen=True):
+class CancelOrder(msgspec.Struct, frozen=True):
     """See `Engine.cancel`."""
 
     request_ids: Sequence[str]
 
 
-Order: TypeAlias = Dispatch | Cancel
+Order: TypeAlias = DispatchOrder | CancelOrder
 
 
 class Tokens(msgspec.Struct, frozen=True):
@@ -46,8 +46,8 @@ class End(msgspec.Struct, frozen=True):
     end: EngineEnd
 
 
-class Failure(msgspec.Struct, frozen=True):
-    """Of one sequence."""
+class SequenceFailure(msgspec.Struct, frozen=True):
+    """The engine failed over one sequence."""
 
     request_id: str
     message: str
@@ -68,7 +68,7 @@ class Death(msgspec.Struct, frozen=True):
     reason: str
 
 
-Message: TypeAlias = Tokens | End | Failure | StepEnd | Death
+Message: TypeAlias = Tokens | End | SequenceFailure | StepEnd | Death
 
 
 class Inbox:
@@ -79,7 +79,7 @@ class Inbox:
         self._next = 0
 
     def put(self, number: int, order: Order) -> Iterator[Order]:
-        """Those whose turn it is now."""
+        """Orders whose turn it is now."""
         self._early[number] = order
         while self._next in self._early:
             yield self._early.pop(self._next)
@@ -99,7 +99,7 @@ class Outbox:
         self._some.set()
 
     async def batches(self) -> AsyncIterator[list[Message]]:
-        """Without an end."""
+        """Batches of messages, without an end."""
         while True:
             await self._some.wait()
             self._some.clear()
@@ -128,4 +128,4 @@ class Relay:
 
     def on_failure(self, message: str, code: FailureCode = "engine_unavailable") -> None:
         """See `TokenListener`."""
-        self._outbox.put(Failure(self._stream.request_id, message, code))
+        self._outbox.put(SequenceFailure(self._stream.request_id, message, code))

@@ -22,7 +22,7 @@ def needs_of(engine_args: Mapping[str, Any]) -> tuple[dict[str, float], dict[str
     given = {key.replace("-", "_"): value for key, value in engine_args.items()}
     needs = {name: _number(key, given.pop(key)) for key, name in OWN.items() if key in given}
     needs |= _resources(given.pop(RESOURCES, None))
-    if "GPU" not in needs and not _on_cpus():
+    if "GPU" not in needs and not vllm_is_for_cpus():
         needs["GPU"] = math.prod(_number(key, given.get(key, 1)) for key in PARALLEL)
     return {name: number for name, number in needs.items() if number}, given
 
@@ -52,7 +52,7 @@ def _number(key: str, value: Any) -> float:
     return number
 
 
-def _on_cpus() -> bool:
+def vllm_is_for_cpus() -> bool:
     """Whether the vLLM installed here is the build for CPUs; the machines of a cluster have the
     same.
     """

@@ -33,7 +33,7 @@ BOOTS, STOPS = "vllm-boot", "vllm-stop"  # names of threads
 
 
 class Stoppable(Protocol):
-    """What a start makes."""
+    """The result of a start."""
 
     def shutdown(self) -> None:
         """End it."""
@@ -56,7 +56,7 @@ class _Popen(popen_forkserver.Popen):
             return super().poll(flag)
 
 
-class _Process(ForkServerProcess):
+class _EngineProcess(ForkServerProcess):
     @staticmethod
     def _Popen(process_obj: Any) -> Any:  # noqa: N802 - multiprocessing's name
         return _Popen(process_obj)
@@ -82,7 +82,7 @@ class Forks:
         with self._lock:
             if self.given_up:
                 raise RuntimeError(GIVEN_UP)
-            self._processes.append(_Process(*args, **kwargs))
+            self._processes.append(_EngineProcess(*args, **kwargs))
             return self._processes[-1]
 
     def give_up(self) -> bool:

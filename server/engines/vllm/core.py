@@ -192,12 +192,13 @@ class Core:
         return list(rendered["prompt_token_ids"])
 
     def capabilities(self) -> Capabilities:
-        """What came up."""
+        """Capabilities of the engine that came up."""
         scheduler, cache, model = (
             self.config.scheduler_config,
             self.config.cache_config,
             self.llm.model_config,
         )
+        of_gpu = {} if current_platform.is_cpu() else {"gpu": current_platform.get_device_name()}
         return Capabilities(
             engine="vllm",
             model=str(model.model),
@@ -214,7 +215,7 @@ class Core:
                 "torch": str(torch.__version__),
                 "python": platform.python_version(),
             },
-            hardware=_hardware(),
+            hardware=hardware() | of_gpu,
         )
 
     def _eos_token_ids(self) -> frozenset[int]:
@@ -425,10 +426,3 @@ def _nothing(*_: Any, **__: Any) -> None:
 
 def _forks_of_this_thread() -> Any:
     return getattr(_STARTING, "forks", None) or mp.get_context("forkserver")
-
-
-def _hardware() -> dict[str, Any]:
-    found = hardware()
-    if not current_platform.is_cpu():
-        found["gpu"] = current_platform.get_device_name()
-    return found

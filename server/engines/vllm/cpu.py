@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -101,7 +101,7 @@ class Needs:
     keeps_all: bool  # of a context: else `token` is more than it takes
 
     def kv_memory(self, sequences: int) -> int:
-        """Of so many full contexts; vLLM keeps one block for itself."""
+        """Bytes for so many full contexts; vLLM keeps one block for itself."""
         return (sequences * -(-self.length // self.block) + 1) * self.block * self.token
 
 
@@ -110,15 +110,20 @@ def needs_of(folder: Path, config: Mapping[str, Any], arguments: Mapping[str, An
     length, sequences = arguments["max_model_len"], arguments["max_num_seqs"]
     dtype = str(arguments.get("dtype", "bfloat16"))
     width = WIDTH.get(dtype, 2)
-    weights, files = _weights(folder, width)
+    paths = weight_files(folder)
+    weights = sum(_loaded(path, width) for path in paths)
     one_byte = str(arguments.get("kv_cache_dtype", "")).startswith("fp8")
     token = kv_bytes_per_token(config, 1 if one_byte else width)
     if not (isinstance(length, int) and isinstance(sequences, int) and weights and token):
         return None
+    kinds = set(config.get("layer_types") or ())
+    # layers that keep less than the whole context
+    other = any(map(config.get, OTHER_ATTENTION))
+    window = config.get("sliding_window") and config.get("use_sliding_window", True)
     numbers = 4 * config.get("hidden_size", 0) + 3 * config.get("intermediate_size", 0)
     return Needs(
         weights=weights,
-        files=files,
+        files=sum(path.stat().st_size for path in paths),
         step=int(arguments.get("max_num_batched_tokens", length)) * numbers * width,
         activations=numbers * width,
         token=token,
@@ -126,15 +131,8 @@ def needs_of(folder: Path, config: Mapping[str, Any], arguments: Mapping[str, An
         length=length,
         max_num_seqs=sequences,
         dtype=dtype,
-        keeps_all=not _other_attention(config),
+        keeps_all=not (kinds - {"full_attention"} or window or other),
     )
-
-
-def _other_attention(config: Mapping[str, Any]) -> bool:
-    """Whether a layer keeps less than the whole context."""
-    kinds = set(config.get("layer_types") or ())
-    window = config.get("sliding_window") and config.get("use_sliding_window", True)
-    return bool(kinds - {"full_attention"} or window or any(map(config.get, OTHER_ATTENTION)))
 
 
 def _memory(
@@ -203,26 +201,17 @@ def kv_bytes_per_token(config: Mapping[str, Any], width: int) -> int:
     return int(2 * layers * (config.get("num_key_value_heads") or heads) * head_size * width)
 
 
-def _weights(folder: Path, width: int) -> tuple[int, int]:
-    """Bytes of the weights as they are loaded, and in their files."""
-    paths = weight_files(folder)
-    return sum(_loaded(path, width) for path in paths), _sizes(paths)
-
-
-def _sizes(paths: Iterable[Path]) -> int:
-    return sum(path.stat().st_size for path in paths)
-
-
 def _loaded(path: Path, width: int) -> int:
+    """Bytes of the weights in a file, once they are loaded."""
     size = path.stat().st_size
     if path.suffix != ".safetensors":
         return size * width // 2  # half precision, as most are
     try:
-        return sum(_tensor(entry, width) for entry in safetensors_header(path).values())
+        loaded = 0
+        for entry in safetensors_header(path).values():
+            begin, end = entry["data_offsets"]
+            own = entry["dtype"] in FLOATS
+            loaded += int(math.prod(entry["shape"]) * width if own else end - begin)
     except (ValueError, KeyError, TypeError):  # vLLM says what is wrong with it
         return size
-
-
-def _tensor(entry: Mapping[str, Any], width: int) -> int:
-    begin, end = entry["data_offsets"]
-    return int(math.prod(entry["shape"]) * width if entry["dtype"] in FLOATS else end - begin)
+    return loaded

@@ -36,7 +36,7 @@ from server.engines.vllm.options import check_model, engine_arguments, on_cpu
 from server.engines.vllm.process import CpuSplit, engine_error, parse_cpus, prepare
 from server.engines.vllm.reader import Reader, first_line
 from server.engines.vllm.submit import Cancel, Start, Submitter, stop_after
-from server.engines.vllm.watch import IDLE_PING_EVERY, PING_EVERY, Patience, Watch
+from server.engines.vllm.watch import IDLE_PING_EVERY, PING_EVERY, EngineWatch, Patience
 from server.runtime.garbage import collect_everything
 from server.runtime.logs import route
 from server.runtime.pools import in_a_thread
@@ -103,7 +103,7 @@ class VllmEngine:
         self._capabilities: Capabilities | None = None
         self._booting: Boot[Core] | None = None
         self._submitter: Submitter | None = None
-        self._watch: Watch | None = None
+        self._watch: EngineWatch | None = None
         self._cpu_split = CpuSplit()
 
     # ---- life ----
@@ -127,7 +127,7 @@ class VllmEngine:
         self._capabilities = core.capabilities()
         self._forms = FormCompiler(core.config, self._form_time)
         self._submitter = Submitter(core, self._begin, self._lost)
-        self._watch = Watch(
+        self._watch = EngineWatch(
             core.pid, core.ping, self._patience, self._lost, exit_code=core.exit_code
         )
         if cpus:

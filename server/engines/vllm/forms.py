@@ -60,7 +60,7 @@ NICE = 5  # of the process: requests in service come first
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedForm:
     """A form that cannot be compiled."""
 
     message: str
@@ -116,7 +116,7 @@ class FormCompiler:
             answer = await self._ask(sampling, key, caller)
         finally:
             self._turns.give(caller)
-        if isinstance(answer, Refused):
+        if isinstance(answer, RefusedForm):
             raise InvalidSamplingError(answer.message, answer.parameter)
         self._known.add(key, size, answer)
         return answer
@@ -252,7 +252,7 @@ class _Worker:
         return self.answer(limit)
 
     def answer(self, limit: float) -> Any:
-        """What it says next."""
+        """The worker's next message."""
         if not self._channel.poll(limit):
             raise TimeoutError
         return self._channel.recv()
@@ -347,9 +347,9 @@ class _Forms:
             params = checked(self._configuration, self._tokenizer, sampling)
             self._compile(params)
         except CLIENT_ERRORS as error:
-            return Refused(first_line(error), getattr(error, "parameter", None))
+            return RefusedForm(first_line(error), getattr(error, "parameter", None))
         except Exception as error:  # noqa: BLE001 - compilers raise whatever they like
-            return Refused(
+            return RefusedForm(
                 f"got a structured-output definition that cannot be compiled: {first_line(error)}"
             )
         form = params.structured_outputs

@@ -117,7 +117,7 @@ def engine_arguments(
     }
     if machine is not None:
         defaults |= cpu_defaults(model, config_of(Path(model)), own, machine, engines)
-    if _fits_one_process(own):
+    if all((own.get(f"{kind}_parallel_size") or 1) == 1 for kind in KINDS):  # one process
         defaults["distributed_executor_backend"] = EXECUTOR
     return defaults | own
 
@@ -132,10 +132,6 @@ def on_devices(arguments: Mapping[str, Any], replica: int, visible: int) -> dict
         return dict(arguments)
     first = replica % (len(devices) // needs) * needs
     return {**arguments, "device_ids": devices[first : first + needs]}
-
-
-def _fits_one_process(own: Mapping[str, Any]) -> bool:
-    return all((own.get(f"{kind}_parallel_size") or 1) == 1 for kind in KINDS)
 
 
 def check_model(model: str, given: Mapping[str, Any]) -> None:

@@ -16,7 +16,7 @@ from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
 
-from server.engines.hub import MADE_HERE
+from server.engines.hugging_face import MADE_HERE
 from server.engines.vllm.options import on_cpu
 
 # environment variables by which the gateway speaks to the EngineCore process that it starts
@@ -55,7 +55,7 @@ def prepare(model: str = "") -> None:
     notes = tempfile.mkdtemp(prefix="kendall-")
     atexit.register(_remove_notes, notes, os.getpid())
     os.environ[ERROR_FILE] = str(Path(notes) / "engine-error")
-    for name, value in _environment(model).items():
+    for name, value in environment_of(model).items():
         os.environ.setdefault(name, value)
     warnings.filterwarnings(
         "ignore", category=FutureWarning, module="vllm"
@@ -85,7 +85,10 @@ def _remove_notes(folder: str, owner: int) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _environment(model: str) -> dict[str, str]:
+def environment_of(model: str) -> dict[str, str]:
+    """Variables of the processes below, where they are not set: no reports of use, no questions to
+    the hub for a model that is here, and on CPUs one thread each.
+    """
     chosen = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "TOKENIZERS_PARALLELISM": "false"}
     chosen |= _QUIET
     if model in MADE_HERE or (model and Path(model).is_dir()):

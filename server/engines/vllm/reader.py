@@ -51,7 +51,7 @@ class FastDetokenizer:
 
 
 class SlowDetokenizer:
-    """For tokenizers written in Python: decodes a short window with and without the new token."""
+    """Decodes a short window with and without the new token, for tokenizers written in Python."""
 
     __slots__ = ("_decode", "_ids", "_read", "_start")
 
@@ -216,7 +216,7 @@ class Reader:
 
 
 def first_line(error: BaseException) -> str:
-    """What it says, in one line."""
+    """An error's first line."""
     said = str(error)
     if callable(
         details := getattr(error, "errors", None)

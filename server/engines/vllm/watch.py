@@ -41,7 +41,7 @@ class Patience(NamedTuple):
     every: float
 
 
-class Watch:
+class EngineWatch:
     """Calls `lost(reason)` when the process is gone or does not answer `ping(timeout)`. Made on the
     event loop.
 
@@ -121,7 +121,7 @@ class Watch:
 
 
 def how_it_ended(exit_code: int | None) -> str:
-    """Of a process, by multiprocessing's exit code: negative for a signal."""
+    """How a process ended, by multiprocessing's exit code: negative for a signal."""
     if exit_code is None or exit_code == NOT_KNOWN:
         return "has ended"
     if exit_code >= 0:

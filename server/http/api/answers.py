@@ -77,7 +77,7 @@ class CompletionLogprobs(BaseModel):
     top_logprobs: list[dict[str, float]]
 
 
-class _Choice(BaseModel):
+class _AnswerChoice(BaseModel):
     index: int
     finish_reason: FinishReason
     stop_reason: str | int | None
@@ -85,7 +85,7 @@ class _Choice(BaseModel):
     prompt_token_ids: list[int] = []
 
 
-class CompletionChoice(_Choice):
+class CompletionChoice(_AnswerChoice):
     """One text."""
 
     text: str
@@ -120,7 +120,7 @@ class AssistantMessage(BaseModel):
     refusal: None
 
 
-class ChatChoice(_Choice):
+class ChatChoice(_AnswerChoice):
     """One message."""
 
     message: AssistantMessage

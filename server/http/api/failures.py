@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Match
 from starlette.types import Scope
 
-from server.front.endpoints import dialect_of, error_body
+from server.openai_tools.endpoints import dialect_of, error_body
 from server.runtime.errors import ApiError
 from server.runtime.wording import brief
 from server.security.early_answer import RejectionResponse

@@ -9,30 +9,9 @@ from fastapi import APIRouter, FastAPI
 from server.engines.base import describe_engine
 from server.gateway import Gateway
 from server.http.api.answers import ModelEntry, ModelList
+from server.http.api.checked_call import check_model
 from server.http.api.openapi import answers
 from server.http.api.schema import FORCED_FIELD
-from server.runtime.errors import ApiError
-from server.runtime.wording import brief
-from server.settings import Settings
-
-
-def names_of(settings: Settings) -> tuple[str, ...]:
-    """Every name that requests may use; answers carry the first."""
-    return (settings.served_model_name, *settings.served_model_aliases)
-
-
-def check_model(settings: Settings, asked: str) -> None:
-    """Raises ApiError 404."""
-    if not settings.serves(asked):
-        if asked.startswith("/"):  # what errors say names no path
-            asked = f".../{asked.rstrip('/').rsplit('/', 1)[-1]}"
-        served = ", ".join(repr(name) for name in names_of(settings))
-        raise ApiError(
-            404,
-            "model_not_found",
-            f"got model {brief(asked)!r}; this gateway serves {served}",
-            param="model",
-        )
 
 
 def _entry(gateway: Gateway, name: str) -> dict[str, Any]:
@@ -59,10 +38,9 @@ def add_models(app: FastAPI, gateway: Gateway) -> None:
 
     @router.get("/v1/models", responses=answers(ModelList, 401, 500))
     async def models() -> dict[str, Any]:
-        return {
-            "object": "list",
-            "data": [_entry(gateway, name) for name in names_of(gateway.settings)],
-        }
+        settings = gateway.settings
+        names = (settings.served_model_name, *settings.served_model_aliases)
+        return {"object": "list", "data": [_entry(gateway, name) for name in names]}
 
     @router.get("/v1/models/{name:path}", responses=answers(ModelEntry, 401, 404, 500))
     async def model(name: str) -> dict[str, Any]:

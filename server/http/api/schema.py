@@ -22,6 +22,7 @@ from server.admission.limits_in_force import Tokens
 from server.engines.base import Structured
 from server.http.api.structured import Choices, Kind, ResponseFormat, StructuredOutputs, form_of
 from server.http.headers import REQUEST_ID
+from server.openai_tools.endpoints import CHAT, COMPLETIONS, ApiEndpoint
 
 FORCED_FIELD = "kendall_forced_output_tokens"
 FORM_FIELDS = (
@@ -139,9 +140,9 @@ class Generation(BaseModel):
 
     # what is left over is refused by name
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
-    harmless: ClassVar[
-        Mapping[str, Any]
-    ] = {}  # values that ask for nothing, where they depend on the endpoint
+    endpoint: ClassVar[ApiEndpoint]
+    # values that ask for nothing, where they depend on the endpoint
+    harmless: ClassVar[Mapping[str, Any]] = {}
 
     model: str
     max_tokens: Tokens | None = None
@@ -199,7 +200,7 @@ class Generation(BaseModel):
     def _agree(self) -> Generation:
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options is only allowed when stream is true")
-        limit = self.client_limit()
+        limit = self.client_limit
         if limit == 0:
             self._check_nothing_wanted()
         elif limit is not None and self.min_tokens > limit:
@@ -245,28 +246,38 @@ class Generation(BaseModel):
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return tuple(text for text in stop if text)
 
+    @property
     def client_limit(self) -> int | None:
         """The client's own limit on output tokens."""
         return self.max_tokens
 
+    @property
     def wanted_logprobs(self) -> int | None:
         """How many candidates a position, None for none at all."""
         raise NotImplementedError
+
+    @property
+    def prompt_to_log(self) -> object:
+        """Under --log-prompts."""
+        return self.model_extra
 
 
 class CompletionRequest(Generation):
     """`POST /v1/completions`."""
 
+    endpoint: ClassVar[ApiEndpoint] = COMPLETIONS
     harmless: ClassVar[Mapping[str, Any]] = {"add_special_tokens": True}
     prompt: Prompt
     # 0 with `echo`: evaluation harnesses want the prompt's log probabilities
     max_tokens: Annotated[int, Field(ge=0, le=2**31 - 1), _LIMIT] | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
+    @property
     def client_limit(self) -> int | None:
         """OpenAI's default of 16 where the client says nothing, as vLLM has it."""
         return 16 if self.max_tokens is None else self.max_tokens
 
+    @property
     def wanted_logprobs(self) -> int | None:
         """As it says."""
         return self.logprobs
@@ -277,6 +288,12 @@ class CompletionRequest(Generation):
                 "got max_tokens=0; expected at least 1, or echo=true for the prompt alone"
             )
 
+    @property
+    def prompt_to_log(self) -> object:
+        """As it was sent."""
+        return self.prompt
+
+    @property
     def prompts(self) -> list[str] | list[list[int]]:
         """One entry per prompt."""
         if isinstance(self.prompt, str):
@@ -313,6 +330,7 @@ class Templated(BaseModel):
 class ChatRequest(Templated, Generation):
     """`POST /v1/chat/completions`."""
 
+    endpoint: ClassVar[ApiEndpoint] = CHAT
     harmless: ClassVar[Mapping[str, Any]] = {"add_special_tokens": False}
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MOST_MESSAGES), First()]
     max_completion_tokens: Tokens | None = None
@@ -325,13 +343,20 @@ class ChatRequest(Templated, Generation):
             raise ValueError("top_logprobs is only allowed when logprobs is true")
         return self
 
+    @property
     def client_limit(self) -> int | None:
         """`max_completion_tokens` before the older `max_tokens`."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
+    @property
     def wanted_logprobs(self) -> int | None:
         """Its own at least, if any are wanted."""
         return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def prompt_to_log(self) -> object:
+        """The conversation."""
+        return [message.model_dump(exclude_none=True) for message in self.messages]
 
 
 class AutopilotChange(BaseModel):

@@ -12,7 +12,7 @@ from fastapi import FastAPI, Request
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from policies.text import SpecError
-from server.engines.passing import each_once, server_url
+from server.engines.proxied import each_once, server_url
 from server.gateway import Gateway
 from server.http.api.openapi import body, errors
 from server.http.api.validation import parse
@@ -95,7 +95,7 @@ def _checked(check: Callable[[_Asked, str], _Checked], asked: _Asked, *, param: 
 def _serve_on(gateway: Gateway, asked: list[str]) -> dict[str, Any]:
     """Also while it drains. Raises ApiError 400, 409, and 503 before the first server was there."""
     _ = gateway.batcher
-    if gateway.passing is None:
+    if gateway.proxying is None:
         raise ApiError(
             409,
             "no_urls",
@@ -108,7 +108,7 @@ def _serve_on(gateway: Gateway, asked: list[str]) -> dict[str, Any]:
         message = f"got url {own}, which is this gateway; expected a server behind it"
         raise ApiError(400, "invalid_url", message, param="urls")
     try:
-        gateway.passing.serve_on(urls)
+        gateway.proxying.serve_on(urls)
     except ValueError as error:
         raise ApiError(409, "no_server_left", str(error), param="urls") from None
     return servers_of(gateway)

@@ -86,11 +86,11 @@ class StructuredOutputs(BaseModel):
         return self
 
     def value(self, kind: Kind) -> Any:
-        """What stands under a kind's name."""
+        """The value of a kind's field."""
         return getattr(self, "json_" if kind == "json" else kind)
 
     def structured(self) -> Structured:
-        """As engines take it."""
+        """The same as a `Structured`."""
         kind = next(kind for kind in KINDS if self.value(kind) is not None)
         options = {name: value for name in OPTIONS if (value := getattr(self, name))}
         return Structured(kind, self.value(kind), options)

@@ -12,9 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from server.engines.base import InvalidPromptError
 from server.gateway import Gateway
 from server.http.api.answers import Detokenized, Tokenized
-from server.http.api.models import check_model
+from server.http.api.checked_call import chat_tokens, check_model, refused_prompt
 from server.http.api.openapi import answers, body
-from server.http.api.prompts import chat_tokens, refused_prompt
 from server.http.api.schema import MOST_MESSAGES, ChatMessage, First, Flag, Templated, TokenId
 from server.http.api.validation import check_extra, parse
 from server.http.unqueued import Unqueued
@@ -96,7 +95,7 @@ def add_tokenizing(app: FastAPI, gateway: Gateway, unqueued: Unqueued) -> None:
 
 
 async def _texts(gateway: Gateway, tokens: Sequence[int]) -> list[str]:
-    """Of each token; others have their turn on the event loop in between."""
+    """The text of each token; other tasks run on the event loop in between."""
     texts = []
     for place, token in enumerate(tokens, 1):
         texts.append(await gateway.tokenizer.decode([token]))
@@ -110,23 +109,19 @@ def _check_name(gateway: Gateway, name: str | None) -> None:
         check_model(gateway.settings, name)
 
 
-def _refuse_template(call: TokenizeRequest) -> None:
-    for field in ("chat_template_kwargs", "continue_final_message"):
-        if getattr(call, field):
-            raise ApiError(
-                400,
-                "invalid_request",
-                f"got {field} with a prompt; expected it with messages only",
-                param=field,
-            )
-
-
 async def _tokens(gateway: Gateway, call: TokenizeRequest) -> list[int]:
     if (call.prompt is None) == (call.messages is None):
         raise ApiError(400, "invalid_request", "expected either prompt or messages", param="prompt")
     try:
         if call.prompt is not None:
-            _refuse_template(call)
+            for field in ("chat_template_kwargs", "continue_final_message"):
+                if getattr(call, field):
+                    raise ApiError(
+                        400,
+                        "invalid_request",
+                        f"got {field} with a prompt; expected it with messages only",
+                        param=field,
+                    )
             return await gateway.tokenizer.encode(
                 call.prompt, special_tokens=call.add_special_tokens is not False
             )

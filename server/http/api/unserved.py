@@ -122,12 +122,12 @@ def check_unserved(
 
 
 def unknown_to_all(name: str, known: Iterable[str], why: str) -> ApiError:
-    """Of a call that OpenAI or vLLM has too."""
+    """The error for an unknown field of a call that OpenAI or vLLM has too."""
     return _unknown(name, [*known, *UNSERVED], why)
 
 
 def unknown_field(name: str, known: Iterable[str]) -> ApiError:
-    """Of a call of Kendall's own."""
+    """The error for an unknown field of a call that only Kendall has."""
     names = list(known)
     return _unknown(name, names, f"which is none of {', '.join(names)}")
 

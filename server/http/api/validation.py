@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
-from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
 from server.http.api.unserved import (
@@ -22,7 +21,7 @@ from server.http.api.unserved import (
     unknown_field,
     unknown_to_all,
 )
-from server.http.bodies import parsed
+from server.http.bodies import parsed, read_body
 from server.runtime.errors import ApiError
 from server.runtime.wording import MAX_ECHO, brief, excerpt, place_of
 from server.security.settings import MAX_BODY_BYTES
@@ -32,23 +31,6 @@ log = logging.getLogger("kendall")
 MOST_ERRORS = 1024  # of one body that are looked at: each is an object
 NOT_KNOWN = "which neither OpenAI nor vLLM has"  # a field
 _Model = TypeVar("_Model", bound=BaseModel)
-
-
-async def read_body(receive: Receive, most: int = MAX_BODY_BYTES) -> bytes:
-    """The whole body. Raises ApiError 413, or ClientDisconnect."""
-    body = bytearray()
-    more = True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        body += message.get("body", b"")
-        if len(body) > most:
-            raise ApiError(
-                413, "body_too_large", f"got a body of more than {most} bytes; expected less"
-            )
-        more = message.get("more_body", False)
-    return bytes(body)
 
 
 def validate(body: bytes, model: type[_Model]) -> _Model:
@@ -69,9 +51,20 @@ def validate(body: bytes, model: type[_Model]) -> _Model:
         if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
             raise unknown_field(str(first["loc"][0]), model.model_fields) from None
         if first["type"] == "value_error" and not first["loc"]:
-            raise _disagreement(first["msg"], model) from None
+            # fields that do not go together: the message names the one to change first
+            words = first["msg"].removeprefix("Value error, ")
+            raise ApiError(
+                400, "invalid_request", words, param=field_in(words, model.model_fields)
+            ) from None
         if not first["loc"] and first["type"] in ("model_type", "json_invalid"):
-            raise _no_object(body, first["type"], first["msg"]) from None
+            got = excerpt(body[: 2 * MAX_ECHO].decode(errors="replace"))
+            invalid = first["type"] == "json_invalid"
+            raise ApiError(
+                400,
+                "invalid_json" if invalid else "invalid_request",
+                f"got {got}; expected "
+                + (f"JSON ({first['msg']})" if invalid else "a JSON object"),
+            ) from None
         where = (
             brief(place_of(first["loc"], from_json(body), missing=first["type"] == "missing"))
             if first["loc"]
@@ -115,20 +108,6 @@ def _misspelt(first: Any, body: bytes, model: type[BaseModel]) -> ApiError | Non
         if nearest(name, known) == missing:
             return unknown_to_all(name, known, NOT_KNOWN)
     return None
-
-
-def _no_object(body: bytes, kind: str, message: str) -> ApiError:
-    """A body that is something else, or no JSON."""
-    got = excerpt(body[: 2 * MAX_ECHO].decode(errors="replace"))
-    if kind == "json_invalid":
-        return ApiError(400, "invalid_json", f"got {got}; expected JSON ({message})")
-    return ApiError(400, "invalid_request", f"got {got}; expected a JSON object")
-
-
-def _disagreement(message: str, model: type[BaseModel]) -> ApiError:
-    """Fields that do not go together: the message names the one to change first."""
-    words = message.removeprefix("Value error, ")
-    return ApiError(400, "invalid_request", words, param=field_in(words, model.model_fields))
 
 
 def field_in(message: str, fields: Container[str]) -> str | None:

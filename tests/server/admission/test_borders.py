@@ -26,12 +26,13 @@ from queueing.control.wait_ahead import (
 from queueing.measurement.record import Record
 from server.admission.concurrency import AdaptiveLimit
 from server.admission.control import Overload, _floor, _level
-from server.admission.limits import DelayTarget, OverloadSettings, check_sequences
+from server.admission.limits import DelayTarget, OverloadSettings
 from server.admission.objectives import Objective
 from server.admission.rejections import Rejections
 from server.admission.service_seen import HALF_LIFE, OLDER_GAP, Pauses, RecentMoments, ServiceSeen
 from server.admission.waits import Places
 from server.http import descriptors
+from server.http.api.checked_call import check_sequences
 from server.http.descriptors import Room, descriptor_limit, raise_descriptor_limit
 from server.runtime.errors import ApiError
 from server.security import early_answer

@@ -15,8 +15,16 @@ from queueing.latency.law import parse_law
 from server.engines.base import EngineRequest, Sampling, Structured, Token, TokenLogprob
 from server.engines.emulated import EmulatedEngine
 from server.engines.ray.actor import EngineActor
-from server.engines.ray.engine import Handed, _sent
-from server.engines.ray.messages import Cancel, Dispatch, End, Failure, Inbox, StepEnd, Tokens
+from server.engines.ray.engine import Handed, as_it_travels
+from server.engines.ray.messages import (
+    CancelOrder,
+    DispatchOrder,
+    End,
+    Inbox,
+    SequenceFailure,
+    StepEnd,
+    Tokens,
+)
 from server.engines.ray.options import needs_of
 from tests.server.asgi import LAW
 from tests.virtual_time import run_virtual
@@ -30,8 +38,8 @@ def request(number: int, tokens: int, **fields: Any) -> EngineRequest:
 @given(st.permutations(range(8)))
 def test_orders_are_taken_by_their_numbers(numbers: list[int]) -> None:
     inbox = Inbox()
-    taken = [order for number in numbers for order in inbox.put(number, Cancel([str(number)]))]
-    assert taken == [Cancel([str(number)]) for number in range(8)]
+    taken = [order for number in numbers for order in inbox.put(number, CancelOrder([str(number)]))]
+    assert taken == [CancelOrder([str(number)]) for number in range(8)]
 
 
 def test_an_actor_serves_and_lets_go_whatever_the_order_of_its_calls() -> None:
@@ -40,8 +48,10 @@ def test_an_actor_serves_and_lets_go_whatever_the_order_of_its_calls() -> None:
         capabilities = await actor.start()
         assert capabilities.engine == "emulated"
         there = actor.messages()
-        await actor.take(1, Cancel(["r0"]))  # before what it cancels
-        await actor.take(0, Dispatch([request(0, 9), request(1, 4)], padded=False, joining=True))
+        await actor.take(1, CancelOrder(["r0"]))  # before what it cancels
+        await actor.take(
+            0, DispatchOrder([request(0, 9), request(1, 4)], padded=False, joining=True)
+        )
         heard = [message async for message in until(there, tokens=4)]
         assert {message.request_id for message in heard if isinstance(message, Tokens)} == {"r1"}
         assert [m.tokens[0].ends for m in heard if isinstance(m, Tokens)][-1]
@@ -69,9 +79,9 @@ def test_a_dispatch_that_fails_fails_its_requests_alone() -> None:
         actor = EngineActor(lambda: Failing(parse_law(LAW)))
         await actor.start()
         there = actor.messages()
-        await actor.take(0, Dispatch([request(0, 9)], padded=False, joining=False))
+        await actor.take(0, DispatchOrder([request(0, 9)], padded=False, joining=False))
         (failure,) = await anext(there)
-        assert isinstance(failure, Failure)
+        assert isinstance(failure, SequenceFailure)
         assert (failure.request_id, failure.code) == ("r0", "engine_error")
         assert failure.message.endswith("no room")
         await actor.stop()
@@ -94,12 +104,17 @@ def test_what_travels_comes_back_as_it_was() -> None:
         rendered={"prompt_token_ids": [1]},
     )
     sampling = Sampling(max_tokens=3, structured=Structured("regex", "a+", prepared={"a": 1}))
-    sent = _sent(full)
+    sent = as_it_travels(full)
     assert sent.trace == Handed({"traceparent": "00-r1-01"})
     assert sent.trace.handed_on("other") == {"traceparent": "00-r1-01"}
-    assert _sent(request(1, 4)).trace is None
+    assert as_it_travels(request(1, 4)).trace is None
     token = Token(3, "x", True, {3: TokenLogprob("x", -0.5, 1)})
-    for one in (Dispatch([sent], True, False), sampling, Tokens("r1", [token]), End("r1", "stop")):
+    for one in (
+        DispatchOrder([sent], True, False),
+        sampling,
+        Tokens("r1", [token]),
+        End("r1", "stop"),
+    ):
         assert pickle.loads(pickle.dumps(one)) == one
 
 
@@ -115,12 +130,12 @@ def test_what_travels_comes_back_as_it_was() -> None:
 def test_what_an_actor_takes(
     given: dict[str, Any], needs: dict[str, float], rest: dict[str, Any], monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr("server.engines.ray.options._on_cpus", lambda: True)
+    monkeypatch.setattr("server.engines.ray.options.vllm_is_for_cpus", lambda: True)
     assert needs_of(given) == (needs, rest)
 
 
 def test_on_gpus_an_actor_takes_as_many_as_its_engine_computes_on(monkeypatch: Any) -> None:
-    monkeypatch.setattr("server.engines.ray.options._on_cpus", lambda: False)
+    monkeypatch.setattr("server.engines.ray.options.vllm_is_for_cpus", lambda: False)
     assert needs_of({})[0] == {"GPU": 1.0}
     parallel = {"tensor_parallel_size": "4", "pipeline_parallel_size": 2}
     assert needs_of(parallel) == ({"GPU": 8.0}, parallel)
