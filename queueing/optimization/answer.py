@@ -34,7 +34,7 @@ from queueing.prediction import (
     predict_model,
     without_means,
 )
-from queueing.prediction.solutions import IN_DOUBT
+from queueing.prediction.solver import IN_DOUBT
 from queueing.prediction.steady_state import known_delay, with_quantiles_of
 from queueing.result import LEVELS, Levels, Prediction, Quantiles, Quantity
 from queueing.simulation.experiment import (

@@ -38,7 +38,7 @@ from queueing.optimization.objective import Objective
 from queueing.optimization.search import Optimum, Point, choose
 from queueing.prediction import methods, predict_model
 from queueing.prediction.by_length import LONGEST, durations_by_length
-from queueing.prediction.solutions import IN_DOUBT
+from queueing.prediction.solver import IN_DOUBT
 from queueing.simulation.experiment import begin_of, check_kept_up, steady_run
 
 PREDICTORS = ("exact", "lognormal:sigma=0.5")
