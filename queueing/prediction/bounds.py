@@ -21,9 +21,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
-
-from policies.core import Policy
 from policies.fixed import Fixed
 from policies.immediate import Continuous, Dynamic, Elastic, Single
 from queueing.latency.service_time import ServiceTime
@@ -31,6 +28,7 @@ from queueing.model import Model
 from queueing.models.gg1 import TwoMomentDelay, kingman
 from queueing.models.mg1d import de_kok_tijms
 from queueing.models.printed import fixed_batch_delay, kingman_delay, psi
+from queueing.prediction.solver import Solver
 from queueing.result import Quantiles
 
 
@@ -74,7 +72,8 @@ def has_paper(model: Model) -> bool:
     if isinstance(model.policy, Single):
         return model.servers == 1 and model.sequences is None
     open_ended = isinstance(model.policy, Dynamic | Elastic) and model.bound is None
-    return _plain(model) and _plain_prompts(model) and (open_ended or _pure_fixed(model.policy))
+    pure_fixed = isinstance(model.policy, Fixed) and model.policy.max_wait == math.inf
+    return _plain(model) and _plain_prompts(model) and (open_ended or pure_fixed)
 
 
 def delay_bound(model: Model, arrival_rate: float) -> float:
@@ -86,19 +85,19 @@ def delay_bound(model: Model, arrival_rate: float) -> float:
     return psi(arrival_rate, *_line(model))
 
 
-def paper_values(model: Model, arrival_rate: float) -> dict[str, Any]:
-    """What the documents print, by field of a Prediction. Raises UnstableQueueError."""
-    if isinstance(model.policy, Single):
-        return _single(model, arrival_rate)
+def _bound(model: Model, arrival_rate: float) -> dict[str, Any]:
+    return {"queueing_delay": Quantiles(delay_bound(model, arrival_rate))}
+
+
+def _paper(model: Model, arrival_rate: float) -> dict[str, Any]:
+    """What the documents print."""
     if isinstance(model.policy, Fixed):
         service = model.batch_time.mean(model.bound or 1)
         return {
             "queueing_delay": Quantiles(fixed_batch_delay(arrival_rate, service, model.bound or 1))
         }
-    return {"queueing_delay": Quantiles(delay_bound(model, arrival_rate))}
-
-
-def _single(model: Model, arrival_rate: float) -> dict[str, Any]:
+    if not isinstance(model.policy, Single):
+        return _bound(model, arrival_rate)
     if is_renewal(model):
         renewal, own = two_moments(model, arrival_rate)
         delay = kingman_delay(
@@ -109,8 +108,7 @@ def _single(model: Model, arrival_rate: float) -> dict[str, Any]:
             "sojourn_time": Quantiles(delay + own.mean),
             "utilisation": renewal.load,
         }
-    service = model.batch_time
-    mean, second = service.mean(1), service.second_moment(1)
+    mean, second = model.batch_time.mean(1), model.batch_time.second_moment(1)
     if model.patience is not None:
         lossy = de_kok_tijms(arrival_rate, mean, second / mean**2 - 1, model.patience)
         return {
@@ -149,5 +147,13 @@ def _plain(model: Model) -> bool:
     )
 
 
-def _pure_fixed(policy: Policy) -> bool:
-    return isinstance(policy, Fixed) and policy.max_wait == np.inf
+BOUNDS = (
+    Solver(
+        lambda model: ("bound",) if has_bound(model) and not model.endless else (),
+        {"bound": _bound},
+    ),
+    Solver(
+        lambda model: ("paper",) if has_paper(model) and not model.endless else (),
+        {"paper": _paper},
+    ),
+)

@@ -23,7 +23,7 @@ from queueing.distributions.token_distribution import TokenDistribution, Vector
 from queueing.model import Model, token_limit
 from queueing.models.soap.queue import solve_order
 from queueing.models.soap.token_orders import TokenService, ratios_by_length
-from queueing.prediction.ordered import is_in_bins, ordered_methods, resumes_cost
+from queueing.prediction.ordered import IN_SLOTS, ONE_BY_ONE, resumes_cost
 from queueing.prediction.steady_state import predict_model
 
 LONGEST = 0.1  # share of the requests
@@ -57,7 +57,7 @@ def durations_by_length(model: Model, arrival_rate: float) -> ByLength | None:
     """None where only a simulation knows them, and for batches. Raises UnstableQueueError,
     SpecError.
     """
-    if ordered_methods(model)[0] == "simulation" or is_in_bins(model):
+    if not (ONE_BY_ONE.covers(model) or IN_SLOTS.covers(model)):
         return None
     if resumes_cost(model):
         return _resuming(model, arrival_rate)

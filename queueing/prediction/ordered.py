@@ -45,7 +45,8 @@ from queueing.models.soap.token_orders import (
     is_solved,
     solve_in_tokens,
 )
-from queueing.result import Mean, Quantiles
+from queueing.prediction.solver import IN_DOUBT, Solver, answered
+from queueing.result import Quantiles
 
 EXACT_BINS = 2
 _NEGLIGIBLE = 1e-6  # share of batches beyond the engine's bound
@@ -56,38 +57,11 @@ def is_ordered(model: Model) -> bool:
     return not in_arrival_order(model.policy)
 
 
-def ordered_methods(model: Model) -> tuple[str, ...]:
-    """As `solutions.methods`, for a policy with an order."""
-    if is_in_bins(model):
-        return ("exact" if _few_bins(model) else "approximation", "simulation")
-    if resumes_cost(model):
-        solved = _solves_resumes(model)
-        return ("approximation", "simulation") if solved else ("simulation",)
-    if not is_solved(order_of(model.policy)) or not _is_plain(model):
-        return ("simulation",)
-    if isinstance(model.policy, Single) and not _varied_prompts(model):
-        return ("exact" if model.servers == 1 else "approximation", "simulation")
-    in_slots = isinstance(model.policy, Continuous) and model.servers == 1
-    return ("approximation", "simulation") if in_slots and model.bound else ("simulation",)
-
-
 def resumes_cost(model: Model) -> bool:
     """Whether the order interrupts. A resumed request is admitted once more and has lost the token
     in the making, even where `kr` is 0.
     """
     return order_of(model.policy).preemptive
-
-
-def _solves_resumes(model: Model) -> bool:
-    """Without `kp`: it makes a resume dearer with every token made."""
-    return (
-        isinstance(model.policy, Single)
-        and model.policy.max_preemptions is None
-        and is_solved(order_of(model.policy), resuming=True)
-        and model.servers == 1
-        and model.law.kp == 0
-        and _is_plain(model)
-    )
 
 
 def _is_plain(model: Model) -> bool:
@@ -101,58 +75,53 @@ def _is_plain(model: Model) -> bool:
     )
 
 
-def is_in_bins(model: Model) -> bool:
-    """Whether it is batches of like lengths that a chain answers."""
-    policy = model.policy
-    binned = isinstance(policy, Dynamic) and isinstance(order_of(policy), Binned)
-    return binned and model.servers == 1 and _is_plain(model)
+def _covers_one_by_one(model: Model) -> tuple[str, ...]:
+    """Where resumes cost something, without `kp`: it makes them dearer with every token made."""
+    policy, order = model.policy, order_of(model.policy)
+    if not isinstance(policy, Single) or not _is_plain(model):
+        return ()
+    if resumes_cost(model):
+        plain = policy.max_preemptions is None and model.servers == 1 and model.law.kp == 0
+        return ("approximation",) if plain and is_solved(order, resuming=True) else ()
+    if not is_solved(order) or (model.prompt_tokens is not None and model.law.kp != 0):
+        return ()
+    return ("exact",) if model.servers == 1 else ("approximation",)
 
 
-def _few_bins(model: Model) -> bool:
+def _one_by_one(model: Model, arrival_rate: float) -> dict[str, Any]:
     order = order_of(model.policy)
-    assert isinstance(order, Binned)
-    return order.bins <= EXACT_BINS or model.predictor == NO_PREDICTION
-
-
-def _varied_prompts(model: Model) -> bool:
-    return model.prompt_tokens is not None and model.law.kp != 0
-
-
-def ordered_values(model: Model, arrival_rate: float) -> dict[str, Any]:
-    """What `ordered_methods` names first, by field of a Prediction. Raises UnstableQueueError,
-    SpecError.
-    """
-    order = order_of(model.policy)
-    if isinstance(order, Binned):
-        return _in_bins(model, arrival_rate, order)
-    if isinstance(model.policy, Continuous):
-        return _in_slots(model, arrival_rate, order)
     service = TokenService.alone(model.law, model.output_tokens, token_limit(model))
     queue = solve_in_tokens(order, service, arrival_rate, model.servers, model.predictor)
     first = model.batch_time.first_token(1)
     return {
-        "queueing_delay": Quantiles(queue.delay),
-        "sojourn_time": Quantiles(queue.sojourn),
-        "batch_size": Mean(1.0),
-        "utilisation": queue.load,
+        **answered(Quantiles(queue.delay), Quantiles(queue.sojourn), 1.0, queue.load),
         "service_time": Quantiles(queue.sojourn - queue.delay),
         "assumptions": _noted(model, queue.doubt),
         **_token_times(order, queue.delay + first, model.law.step(1)),
     }
 
 
-def _in_slots(model: Model, arrival_rate: float, order: Order) -> dict[str, Any]:
+def _covers_slots(model: Model) -> tuple[str, ...]:
+    solved = is_solved(order_of(model.policy)) and not resumes_cost(model)
+    in_slots = isinstance(model.policy, Continuous) and model.servers == 1 and model.bound
+    return ("approximation",) if solved and in_slots and _is_plain(model) else ()
+
+
+def _in_slots(model: Model, arrival_rate: float) -> dict[str, Any]:
     assert model.bound is not None
+    order = order_of(model.policy)
     slots = solve_continuous(model.slot_time, arrival_rate, model.bound)
     service = TokenService.in_slots(model.slot_time, model.bound, token_limit(model))
     ratio = delay_ratio(order, service, slots.load, model.predictor)
     saved = slots.queueing_delay * (1 - ratio)
     first, step = slots.time_to_first_token - saved, slots.inter_token_latency
     return {
-        "queueing_delay": Quantiles(slots.queueing_delay * ratio),
-        "sojourn_time": Quantiles(slots.sojourn_time - saved),
-        "batch_size": Mean(slots.batch_size),
-        "utilisation": slots.utilisation,
+        **answered(
+            Quantiles(slots.queueing_delay * ratio),
+            Quantiles(slots.sojourn_time - saved),
+            slots.batch_size,
+            slots.utilisation,
+        ),
         "service_time": Quantiles(slots.sojourn_time - slots.queueing_delay),
         "assumptions": _noted(
             model,
@@ -163,8 +132,19 @@ def _in_slots(model: Model, arrival_rate: float, order: Order) -> dict[str, Any]
     }
 
 
-def _in_bins(model: Model, arrival_rate: float, order: Binned) -> dict[str, Any]:
-    time, bound = model.batch_time, model.bound
+def _covers_bins(model: Model) -> tuple[str, ...]:
+    order = order_of(model.policy)
+    if not isinstance(model.policy, Dynamic) or not isinstance(order, Binned):
+        return ()
+    if model.servers != 1 or not _is_plain(model):
+        return ()
+    few = order.bins <= EXACT_BINS or model.predictor == NO_PREDICTION
+    return ("exact",) if few else ("approximation",)
+
+
+def _in_bins(model: Model, arrival_rate: float) -> dict[str, Any]:
+    time, bound, order = model.batch_time, model.bound, order_of(model.policy)
+    assert isinstance(order, Binned)
     bins = list(bins_of(model.output_tokens, order, model.predictor, token_limit(model)))
     if len(bins) == 1:
         one = solve_batch_chain(time, arrival_rate, bound)
@@ -193,11 +173,8 @@ def _of_batches(
     step = queue.by_request(np.array([time.law.step(size) for size in sizes]))
     service = queue.by_request(np.array([time.mean(size) for size in sizes]))
     return {
-        "queueing_delay": delay,
-        "sojourn_time": sojourn,
+        **answered(delay, sojourn, queue.batch_size, queue.utilisation),
         "service_time": Quantiles(service),
-        "batch_size": Mean(queue.batch_size),
-        "utilisation": queue.utilisation,
         **_token_times(order_of(model.policy), (delay.mean or 0.0) + first, step),
     }
 
@@ -221,7 +198,13 @@ def cost_of_resuming(model: Model) -> str:
 
 
 def _noted(model: Model, *doubts: str | None) -> tuple[str, ...]:
-    notes = [f"approximation in doubt: {reason}" for reason in doubts if reason is not None]
+    notes = [f"{IN_DOUBT}{reason}" for reason in doubts if reason is not None]
     if resumes_cost(model):
         notes.insert(0, cost_of_resuming(model))
     return (*model.assumptions, *notes)
+
+
+ONE_BY_ONE = Solver(_covers_one_by_one, {"exact": _one_by_one, "approximation": _one_by_one})
+IN_SLOTS = Solver(_covers_slots, {"approximation": _in_slots})
+IN_BINS = Solver(_covers_bins, {"exact": _in_bins, "approximation": _in_bins})
+ORDERED = (ONE_BY_ONE, IN_SLOTS, IN_BINS)

@@ -33,7 +33,8 @@ from queueing.model import (
 )
 from queueing.prediction.answer_check import checked_answer
 from queueing.prediction.ordered import cost_of_resuming, is_ordered, resumes_cost
-from queueing.prediction.solutions import IN_DOUBT, answer, best_method, methods
+from queueing.prediction.solutions import answer, best_method, methods
+from queueing.prediction.solver import IN_DOUBT
 from queueing.result import (
     APPROXIMATE_MEANS,
     FALLBACK,

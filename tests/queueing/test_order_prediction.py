@@ -37,7 +37,6 @@ from queueing.models.soap.token_orders import (
     solve_in_tokens,
 )
 from queueing.prediction import predict_model
-from queueing.prediction.ordered import ordered_methods
 from queueing.prediction.solutions import methods
 from queueing.simulation.experiment import simulate_model
 
@@ -248,7 +247,7 @@ def model(policy, **limits):
     ],
 )
 def test_which_method_answers_an_order(policy, limits, expected):
-    assert methods(model(policy, **limits)) == ordered_methods(model(policy, **limits)) == expected
+    assert methods(model(policy, **limits)) == expected
 
 
 @pytest.mark.parametrize("text", TEXTS[1:4])

@@ -1,0 +1,45 @@
+"""A model of some queues: which it covers, by which methods, and the numbers that it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from queueing.model import Model
+from queueing.result import Mean, Quantiles
+
+IN_DOUBT = "approximation in doubt: "  # how the assumption begins that says why
+
+
+@dataclass(frozen=True)
+class Solver:
+    """`covers` names the methods by which it answers a queue (exact, approximation, bound, paper),
+    none where it does not cover it. `solve` gives the fields of a Prediction by each of them.
+    Raises UnstableQueueError, NotConvergedError.
+    """
+
+    covers: Callable[[Model], tuple[str, ...]]
+    solve: Mapping[str, Callable[[Model, float], dict[str, Any]]]
+
+
+def answered(
+    delay: Quantiles, sojourn: Quantiles, batch_size: float, utilisation: float | None
+) -> dict[str, Any]:
+    """What every solver says."""
+    return {
+        "queueing_delay": delay,
+        "sojourn_time": sojourn,
+        "batch_size": Mean(batch_size),
+        "utilisation": utilisation,
+    }
+
+
+def token_times(delay: Quantiles, first: float, step: float | None) -> dict[str, Any]:
+    """`first` seconds from dispatch to the first token, `step` seconds from one token to the next.
+
+    A law with a negative k1 or k2, fitted to longer answers, may put the first token before the
+    dispatch: then it says nothing of it.
+    """
+    arrived = None if first < 0 or delay.mean is None else delay.mean + first
+    return {"time_to_first_token": Quantiles(arrived), "inter_token_latency": Quantiles(step)}
