@@ -1108,7 +1108,7 @@ def test_the_folder_of_a_sweep_has_two_names_on_the_command_line_and_in_the_envi
         return plan(*arguments)
 
     monkeypatch.setattr(sweep_cli, "_plan", remember)
-    monkeypatch.setattr(sweep_cli, "_print_plan", lambda *_: None)
+    monkeypatch.setattr("loadgen.sweep.dry_run.print_plan", lambda *_: None)
     assert run("sweep", "--dry-run", flag, "here") == 0
     monkeypatch.setenv(variable, "there")
     assert run("sweep", "--dry-run") == 0
