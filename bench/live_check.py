@@ -249,14 +249,14 @@ def gains(path: Path, law: Any) -> Iterator[tuple[str, bool]]:
 def compared(before: str, after: str) -> Any:
     """The duration by which the two are compared."""
     from policies import parse_policy
-    from queueing.optimization.quantity import compared_by
+    from queueing.choosing.quantity import compared_by
 
     return compared_by((parse_policy(before), parse_policy(after)))
 
 
 def setting_of(asked: tuple[str, int]) -> Any:
     """As a what-if has it."""
-    from queueing.optimization.forecast import Setting
+    from queueing.choosing.forecast import Setting
 
     return Setting(policy=asked[0], max_output_tokens=asked[1])
 
@@ -267,11 +267,11 @@ def same_requests(
     """What settings would have done with them, and, where the traffic and the speed before are
     known, will do in the next minute.
     """
+    from queueing.choosing.gain.operating_point import OperatingPoint
+    from queueing.choosing.gain.same_requests import SameRequests
     from queueing.control.assess import assess
     from queueing.estimation.outlook import forecast_error, outlook
     from queueing.estimation.window_queue import Limits
-    from queueing.optimization.gain.operating_point import OperatingPoint
-    from queueing.optimization.gain.same_requests import SameRequests
 
     limits = Limits(max_output_tokens=asked[1], max_num_seqs=MOST)
     seen = window_of_epoch(requests)

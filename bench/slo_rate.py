@@ -25,13 +25,13 @@ from typing import Any
 from bench.several.cells import looked, sent
 from loadgen.gateway.gateway_process import GatewayClient, GatewayError, GatewayProcess, free_port
 from policies import parse_policy
+from queueing.choosing.answer import Prices
+from queueing.choosing.objective import Objective, Slo, parse_slos
+from queueing.choosing.rates import largest_rate
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.latency.law import LatencyModel
 from queueing.measurement.machine import hardware, versions
 from queueing.model import Model
-from queueing.optimization.answer import Prices
-from queueing.optimization.objective import Objective, Slo, parse_slos
-from queueing.optimization.rates import largest_rate
 
 POLICY, SLOTS, LONGEST = "continuous:max_batch_size=64", 64, 512
 LENGTHS, PROMPTS = "geometric:mean=40", "uniform:low=32,high=1024"

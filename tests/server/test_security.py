@@ -20,8 +20,8 @@ from fastapi.routing import APIRoute
 from prometheus_client.parser import text_string_to_metric_families
 
 from policies import SpecError
+from queueing.choosing.objective import parse_slo
 from queueing.commands.remote import is_loopback
-from queueing.optimization.objective import parse_slo
 from server.http.bodies import most_containers
 from server.page.assets import load_assets
 from server.runtime.errors import ApiError
