@@ -38,6 +38,10 @@ from loadgen.sending.run import run_load
 from policies import parse_policy
 from queueing.arrivals.timetable import Timetable, draw
 from queueing.arrivals.traces import read_trace
+from queueing.choosing.forecast import Setting
+from queueing.choosing.gain.operating_point import OperatingPoint
+from queueing.choosing.gain.same_requests import SameRequests
+from queueing.choosing.quantity import compared_by
 from queueing.control.assess import assess
 from queueing.distributions.token_distribution import TokenDistribution, parse_distribution
 from queueing.estimation.checked import check_run
@@ -51,10 +55,6 @@ from queueing.latency.profile import Profile
 from queueing.measurement.record import read_run
 from queueing.measurement.recursion import Served, served
 from queueing.model import Model, step_bound
-from queueing.optimization.forecast import Setting
-from queueing.optimization.gain.operating_point import OperatingPoint
-from queueing.optimization.gain.same_requests import SameRequests
-from queueing.optimization.quantity import compared_by
 from queueing.prediction.steady_state import largest_stable_rate
 from queueing.result import Quantity
 

@@ -42,6 +42,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import numpy as np
 
 from policies import parse_policy
+from queueing.choosing.forecast import Setting
 from queueing.control.assess import assess
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.estimation.window.producer import MOST, WindowDelta, WindowProducer
@@ -51,7 +52,6 @@ from queueing.latency.law import LatencyModel
 from queueing.measurement.machine import hardware
 from queueing.measurement.record import Record
 from queueing.model import Model
-from queueing.optimization.forecast import Setting
 from queueing.prediction import predict_model
 from queueing.simulation.experiment import simulate_run
 from server.live import predicting

@@ -19,7 +19,7 @@ import grimp
 ROOT = Path(__file__).resolve().parent.parent
 PRODUCT = ("policies", "queueing", "server", "loadgen", "kendall")
 SERVE = ("kendall.cli", "server.operations.cli", "server.operations.serving")
-UNTYPED = ("server/live", "queueing/estimation", "queueing/optimization", "queueing/control")
+UNTYPED = ("server/live", "queueing/estimation", "queueing/choosing", "queueing/control")
 
 
 def files(*folders: str) -> list[Path]:

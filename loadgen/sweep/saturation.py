@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from loadgen.sweep.grid import LEAST_SECONDS, Basis, SweepCell, cell_name
 from loadgen.sweep.slo import SATURATION, ObservedSlo
 from policies import Fixed, is_first_come
+from queueing.choosing.rates import heaviest_scanned
+from queueing.choosing.search import bisected
 from queueing.errors import PredictionError
 from queueing.model import Model
-from queueing.optimization.rates import heaviest_scanned
-from queueing.optimization.search import bisected
 from queueing.prediction import predict_model
 
 FIRST = 1.1  # factor of the first bracket, around the prediction

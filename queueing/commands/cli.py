@@ -14,13 +14,13 @@ from rich.console import Console
 
 from policies.durations import Duration
 from policies.text import short_number
+from queueing.choosing.objective import Objective, Slo, levels_of, parse_slos
 from queueing.commands.check_policy_cli import PolicyModules, use_policies
 from queueing.commands.environment_variables import fitting, flags_first
 from queueing.commands.terminal import Column, Table, console, say, working
 from queueing.errors import UnstableQueueError
 from queueing.latency.law import LatencyModel, slow_law
 from queueing.latency.profile import ProfileFile, load_law, poor_fit_of, profile_of
-from queueing.optimization.objective import Objective, Slo, levels_of, parse_slos
 from queueing.prediction import unstable
 from queueing.prediction.asked import Asked
 from queueing.result import Prediction, Quantiles

@@ -21,6 +21,23 @@ from policies.text import (
 )
 from queueing.arrivals.notation import Ending, asked_process
 from queueing.arrivals.processes import Poisson
+from queueing.choosing.answer import Prices
+from queueing.choosing.candidates import usual_policies
+from queueing.choosing.choices import best_batch_size, best_policy
+from queueing.choosing.forecast import Setting
+from queueing.choosing.objective import Objective, parse_slos
+from queueing.choosing.quantity import WORDS
+from queueing.choosing.rates import largest_rate
+from queueing.choosing.search import Optimum, Point
+from queueing.choosing.servers import fewest_servers
+from queueing.choosing.token_limit import best_token_limit
+from queueing.choosing.words import (
+    is_duration,
+    judged_by_slo,
+    legend,
+    order_lines,
+    result_line,
+)
 from queueing.commands.check_policy_cli import PolicyModules, use_policies
 from queueing.commands.cli import (
     ArrivalsOption,
@@ -45,23 +62,6 @@ from queueing.commands.terminal import Column, Table, say, working
 from queueing.distributions.token_distribution import SUPPORT_LIMIT, parse_distribution
 from queueing.errors import NoStableChoiceError
 from queueing.model import Model
-from queueing.optimization.answer import Prices
-from queueing.optimization.candidates import usual_policies
-from queueing.optimization.choices import best_batch_size, best_policy
-from queueing.optimization.forecast import Setting
-from queueing.optimization.objective import Objective, parse_slos
-from queueing.optimization.quantity import WORDS
-from queueing.optimization.rates import largest_rate
-from queueing.optimization.search import Optimum, Point
-from queueing.optimization.servers import fewest_servers
-from queueing.optimization.token_limit import best_token_limit
-from queueing.optimization.words import (
-    is_duration,
-    judged_by_slo,
-    legend,
-    order_lines,
-    result_line,
-)
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 TARGETS = ("max-output-tokens", "batch-size", "policy", "order", "servers", "arrival-rate")
@@ -370,7 +370,7 @@ def _order(
     predictors: list[str] | None,
     progress: Callable[[str], None],
 ) -> Optimum:
-    from queueing.optimization.orders import best_order  # noqa: PLC0415 - scipy.optimize, which other targets need not wait for
+    from queueing.choosing.orders import best_order  # noqa: PLC0415 - scipy.optimize, which other targets need not wait for
 
     if goal.name == "slo":
         raise SpecError("got an SLO for order; expected none: leave --slo out")

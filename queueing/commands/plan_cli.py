@@ -16,6 +16,18 @@ from rich.console import Console
 from policies.arguments import whole_number
 from policies.text import SpecError, counted, short_number
 from queueing.arrivals.notation import Ending, asked_process
+from queueing.choosing.objective import Objective, parse_slos
+from queueing.choosing.plan import (
+    CUTS,
+    CapacityPlan,
+    Choices,
+    Demand,
+    Kind,
+    check_costs,
+    make_plan,
+)
+from queueing.choosing.reach import NOTHING
+from queueing.choosing.search import Point
 from queueing.commands.cli import (
     ArrivalRate,
     ArrivalsOption,
@@ -41,18 +53,6 @@ from queueing.latency.law import LatencyModel
 from queueing.latency.profile import profile_of
 from queueing.measurement.paths import check_writable
 from queueing.model import Limits
-from queueing.optimization.objective import Objective, parse_slos
-from queueing.optimization.plan import (
-    CUTS,
-    CapacityPlan,
-    Choices,
-    Demand,
-    Kind,
-    check_costs,
-    make_plan,
-)
-from queueing.optimization.reach import NOTHING
-from queueing.optimization.search import Point
 from queueing.prediction.asked import Asked
 from queueing.simulation.recorded import recorded_model
 

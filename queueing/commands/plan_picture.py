@@ -7,8 +7,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from queueing.choosing.plan import CapacityPlan
 from queueing.measurement.paths import writing
-from queueing.optimization.plan import CapacityPlan
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

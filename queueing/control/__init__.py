@@ -1,1 +1,1 @@
-"""Advice, autopilot and wait estimates."""
+"""Assessments of a live window, and wait estimates."""

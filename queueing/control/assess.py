@@ -16,6 +16,8 @@ import numpy as np
 
 from policies import SpecError, parse_policy, served_as
 from policies.text import policy_batch_size
+from queueing.choosing.forecast import Setting
+from queueing.choosing.gain.operating_point import OperatingPoint
 from queueing.control.long_run import LongRun, long_run
 from queueing.estimation.arrivals import while_requests_came
 from queueing.estimation.assumptions.assumption import (
@@ -38,8 +40,6 @@ from queueing.estimation.window_queue import Limits
 from queueing.latency.law import LatencyModel
 from queueing.measurement.recursion import prompts_cut
 from queueing.model import Model
-from queueing.optimization.forecast import Setting
-from queueing.optimization.gain.operating_point import OperatingPoint
 from queueing.result import Prediction
 
 

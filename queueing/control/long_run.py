@@ -12,6 +12,10 @@ import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from queueing.choosing.forecast import Setting
+from queueing.choosing.gain.criterion import Criterion
+from queueing.choosing.gain.operating_point import OperatingPoint
+from queueing.choosing.quantity import served_mean
 from queueing.control.answer_quantiles import with_answer_quantiles
 from queueing.errors import PredictionError, UnstableQueueError
 from queueing.estimation.assumptions.assumption import StalledDelay
@@ -19,10 +23,6 @@ from queueing.estimation.estimates import Estimates
 from queueing.estimation.interval import NORMAL, UNKNOWN, Estimate, without_interval
 from queueing.estimation.speed.own_shape import Scatter
 from queueing.model import Model
-from queueing.optimization.forecast import Setting
-from queueing.optimization.gain.measure import Criterion
-from queueing.optimization.gain.operating_point import OperatingPoint
-from queueing.optimization.quantity import served_mean
 from queueing.prediction import predict_model
 from queueing.result import Prediction, Quantity
 

@@ -16,8 +16,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from queueing.choosing.quantity import WORDS
 from queueing.control.wait_ahead import Followed, Wait, WaitLaw
-from queueing.optimization.quantity import WORDS
 from server.admission.limits import DelayTarget
 from server.admission.request_deadlines import TTFT
 

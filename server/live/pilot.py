@@ -1,6 +1,6 @@
 """The autopilot's hands: what it may turn, putting its decisions in force, and telling of each.
 
-It decides in the predicting process with every assessment (`queueing.control.autopilot`); here its
+It decides in the predicting process with every assessment (`queueing.choosing.autopilot`); here its
 decisions are logged, kept and carried out.
 """
 
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from policies import parse_policy
 from policies.parameters import parameters_of, size_field
-from queueing.control.autopilot.bounds import AutopilotBounds
-from queueing.optimization.forecast import Setting
+from queueing.choosing.autopilot.bounds import AutopilotBounds
+from queueing.choosing.forecast import Setting
 from server.admission.limits_in_force import PolicyChange
 from server.calibration.host import LiveHost
 from server.runtime.errors import ApiError

@@ -17,15 +17,20 @@ from typing import Any
 
 from policies import SpecError, parse_policy
 from policies.text import counted
-from queueing.control.advice.advise import TARGETS, advise, parse_objective
-from queueing.control.advice.load_balancer import behind_load_balancer, routings_of
-from queueing.control.advice.rates import rate_factor_of, rate_sentences, rates
-from queueing.control.advice.searches import search
-from queueing.control.advice.what_if import WhatIfs
+from queueing.choosing.advice.advise import TARGETS, advise, parse_objective
+from queueing.choosing.advice.load_balancer import behind_load_balancer, routings_of
+from queueing.choosing.advice.rates import rate_factor_of, rate_sentences, rates
+from queueing.choosing.advice.searches import search
+from queueing.choosing.advice.what_if import WhatIfs
+from queueing.choosing.autopilot.assessed_window import assessed_window
+from queueing.choosing.autopilot.controller import Autopilot, Mode
+from queueing.choosing.autopilot.decision import Decision
+from queueing.choosing.candidates import canonical
+from queueing.choosing.forecast import Advice, Forecast, Setting
+from queueing.choosing.gain.operating_point import OperatingPoint
+from queueing.choosing.gain.same_requests import GAINS, SameRequests
+from queueing.choosing.quantity import compared_by
 from queueing.control.assess import Assessment, assess
-from queueing.control.autopilot.assessed_window import assessed_window
-from queueing.control.autopilot.controller import Autopilot, Mode
-from queueing.control.autopilot.decision import Decision
 from queueing.control.service_ahead import service_ahead
 from queueing.control.wait_ahead import BatchService, SlotService
 from queueing.distributions.token_distribution import Vector
@@ -43,11 +48,6 @@ from queueing.estimation.window_queue import Limits
 from queueing.latency.identifiability import beyond
 from queueing.latency.law import LatencyModel
 from queueing.measurement.check import Check
-from queueing.optimization.candidates import canonical
-from queueing.optimization.forecast import Advice, Forecast, Setting
-from queueing.optimization.gain.operating_point import OperatingPoint
-from queueing.optimization.gain.same_requests import GAINS, SameRequests
-from queueing.optimization.quantity import compared_by
 from queueing.result import Quantity
 from server.live.question import ENOUGH, Question
 
@@ -172,7 +172,8 @@ def _decided(
             question.shape,
             question.setting,
             _limits(question),
-            found,
+            None if found is None else found.estimates,
+            assumptions=() if found is None else found.compared.assumptions,
             longest=question.longest,
         )
         return _memory.pilot.decide(shown), None

@@ -7,10 +7,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from policies.core import UNBOUNDED
-from queueing.control.autopilot.bounds import AutopilotBounds
+from queueing.choosing.autopilot.bounds import AutopilotBounds
+from queueing.choosing.forecast import Setting
 from queueing.estimation.window.producer import WindowDelta, WindowProducer
 from queueing.latency.law import LatencyModel
-from queueing.optimization.forecast import Setting
 from server.calibration.host import LiveHost
 
 ENOUGH = 50  # requests of the epoch that met their end, before anything is predicted from them

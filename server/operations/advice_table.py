@@ -8,8 +8,8 @@ from typing import Any
 from rich.console import Console
 
 from policies.text import short_form
+from queueing.choosing.phrases import seconds, share, small_share
 from queueing.commands.terminal import Column, Table, say
-from queueing.control.words import seconds, share, small_share
 
 COLUMNS = (
     Column(heading="target", left=True),

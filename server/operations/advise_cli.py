@@ -163,7 +163,7 @@ def _read_by(objective: str | None, slo: str | None) -> set[str]:
     """The options that an objective reads: others are passed over where the environment set
     them.
     """
-    from queueing.optimization.gain.measure import WEIGHS  # noqa: PLC0415 - heavy
+    from queueing.choosing.gain.criterion import WEIGHS  # noqa: PLC0415 - heavy
 
     name = objective or ("delay" if slo is None else "slo")
     return {
@@ -175,9 +175,9 @@ def _read_by(objective: str | None, slo: str | None) -> set[str]:
 
 def _check(params: Mapping[str, str]) -> None:
     """What the gateway would refuse. Raises SpecError."""
-    from queueing.control.advice.advise import TARGETS, parse_objective  # noqa: PLC0415 - heavy: --help is instant
-    from queueing.control.advice.load_balancer import routings_of  # noqa: PLC0415 - heavy
-    from queueing.control.advice.rates import rate_factor_of  # noqa: PLC0415 - heavy
+    from queueing.choosing.advice.advise import TARGETS, parse_objective  # noqa: PLC0415 - heavy: --help is instant
+    from queueing.choosing.advice.load_balancer import routings_of  # noqa: PLC0415 - heavy
+    from queueing.choosing.advice.rates import rate_factor_of  # noqa: PLC0415 - heavy
 
     parse_objective(params)
     routings_of(params)

@@ -108,7 +108,7 @@ def test_every_grammar_that_holds_a_duration_reads_the_same_one() -> None:
     from loadgen.report.load_verdict import parse_budget
     from loadgen.sweep.slo import parse_slo as sweep_slo
     from policies.text import format_policy, parse_policy
-    from queueing.optimization.objective import parse_slo
+    from queueing.choosing.objective import parse_slo
     from server.admission.limits import delay_target
     from server.admission.request_deadlines import request_deadlines_of
 

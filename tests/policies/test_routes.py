@@ -29,7 +29,7 @@ from policies import (
 )
 from policies.routes import PREFIX, ROUTES
 from policies.text import first_come_form, with_order
-from queueing.optimization.candidates import sized, sized_policy
+from queueing.choosing.candidates import sized, sized_policy
 from tests.policies.decisions import FIVE, IDLE, batch
 from tests.policies.states import policies, running, seconds, states, waiting
 

@@ -6,23 +6,23 @@ from collections.abc import Sequence
 from typing import Any
 
 from policies import parse_policy
-from queueing.control.advice import advise as advice
-from queueing.control.advice.what_if import usual_token_limits
-from queueing.distributions.token_distribution import TokenDistribution
-from queueing.estimation.estimates import Estimates
-from queueing.estimation.window_queue import Limits
-from queueing.latency.law import LatencyModel
-from queueing.model import Model
-from queueing.optimization.candidates import (
+from queueing.choosing.advice import advise as advice
+from queueing.choosing.advice.what_if import usual_token_limits
+from queueing.choosing.candidates import (
     at_sizes,
     canonical,
     one_knob_away,
     usual_policies,
     usual_sizes,
 )
-from queueing.optimization.forecast import Advice, Forecast, Setting
-from queueing.optimization.gain.operating_point import OperatingPoint
-from queueing.optimization.objective import Objective
+from queueing.choosing.forecast import Advice, Forecast, Setting
+from queueing.choosing.gain.operating_point import OperatingPoint
+from queueing.choosing.objective import Objective
+from queueing.distributions.token_distribution import TokenDistribution
+from queueing.estimation.estimates import Estimates
+from queueing.estimation.window_queue import Limits
+from queueing.latency.law import LatencyModel
+from queueing.model import Model
 from tests.queueing.estimation_runs import LAW, LENGTHS
 
 POLICY = "capped:max_batch_size=8"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from queueing.control.autopilot.assessed_window import AssessedWindow
-from queueing.control.autopilot.bounds import AutopilotBounds
+from queueing.choosing.autopilot.assessed_window import AssessedWindow
+from queueing.choosing.autopilot.bounds import AutopilotBounds
+from queueing.choosing.forecast import Setting
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.estimation.assumptions.assumption import Assumption
 from queueing.estimation.estimates import Estimates
@@ -16,7 +17,6 @@ from queueing.estimation.speed.wander import NO_WANDER
 from queueing.estimation.window_queue import Limits
 from queueing.latency.law import LatencyModel
 from queueing.model import Model
-from queueing.optimization.forecast import Setting
 
 LAW = LatencyModel(k1=0.0003, k2=0.0014, k3=0.0001, k4=0.0012, cv=0.15)
 SEQS, LONGEST = 8, 256

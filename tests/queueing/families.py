@@ -6,7 +6,9 @@ import dataclasses
 from functools import cache
 
 from policies import parse_policy
-from queueing.control.autopilot.assessed_window import AssessedWindow
+from queueing.choosing.autopilot.assessed_window import AssessedWindow
+from queueing.choosing.forecast import Setting
+from queueing.choosing.objective import Objective
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.estimation.assumptions.assumption import Assumption
 from queueing.estimation.estimates import Estimates, estimate
@@ -14,8 +16,6 @@ from queueing.estimation.interval import symmetric
 from queueing.estimation.window_queue import Limits
 from queueing.latency.law import parse_law
 from queueing.model import Model
-from queueing.optimization.forecast import Setting
-from queueing.optimization.objective import Objective
 from tests.queueing.estimation_runs import Engine, poisson, seen, serve
 
 POLICY = "capped:max_batch_size=8"

@@ -23,11 +23,11 @@ from typer.testing import CliRunner
 
 from policies import format_policy, parse_policy
 from policies.text import SpecError
+from queueing.choosing.candidates import with_size
+from queueing.choosing.objective import Slo, parse_slo
 from queueing.commands.cli import app as predicting
 from queueing.commands.optimize_cli import app as optimizing
 from queueing.model import ROUTINGS, Model
-from queueing.optimization.candidates import with_size
-from queueing.optimization.objective import Slo, parse_slo
 from queueing.simulation.experiment import simulate_run
 
 POLICIES = (

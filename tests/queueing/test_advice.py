@@ -16,9 +16,18 @@ import pytest
 
 from policies import Request, parse_policy
 from policies.text import SpecError
-from queueing.control.advice.advise import TARGETS, parse_objective
-from queueing.control.advice.sentence import sentence
-from queueing.control.words import HALF_A_PERCENT
+from queueing.choosing.advice.advise import TARGETS, parse_objective
+from queueing.choosing.advice.sentence import sentence
+from queueing.choosing.answer import own_error, precise
+from queueing.choosing.candidates import usual_policies
+from queueing.choosing.choices import best_batch_size
+from queueing.choosing.forecast import Advice, Forecast, Setting
+from queueing.choosing.gain.criterion import Criterion
+from queueing.choosing.gain.known_lengths import known_lengths
+from queueing.choosing.gain.response import Response
+from queueing.choosing.objective import Objective, parse_slo
+from queueing.choosing.phrases import HALF_A_PERCENT
+from queueing.choosing.token_limit import best_token_limit
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.estimation.estimates import Estimates, estimate
 from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
@@ -27,15 +36,6 @@ from queueing.estimation.window_queue import Limits
 from queueing.measurement.record import Record
 from queueing.measurement.statistics import mean_interval
 from queueing.model import Model
-from queueing.optimization.answer import own_error, precise
-from queueing.optimization.candidates import usual_policies
-from queueing.optimization.choices import best_batch_size
-from queueing.optimization.forecast import Advice, Forecast, Setting
-from queueing.optimization.gain.known_lengths import known_lengths
-from queueing.optimization.gain.measure import Criterion
-from queueing.optimization.gain.response import Response
-from queueing.optimization.objective import Objective, parse_slo
-from queueing.optimization.token_limit import best_token_limit
 from queueing.prediction import predict
 from queueing.result import LEVELS, Quantiles
 from queueing.simulation.experiment import simulate_model

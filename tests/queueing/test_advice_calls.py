@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 
 from policies import parse_policy
-from queueing.control.advice.advise import parse_objective
-from queueing.control.autopilot.bounds import AutopilotBounds
-from queueing.control.autopilot.controller import Autopilot
+from queueing.choosing.advice.advise import parse_objective
+from queueing.choosing.autopilot.bounds import AutopilotBounds
+from queueing.choosing.autopilot.controller import Autopilot
+from queueing.choosing.forecast import Setting
+from queueing.choosing.gain.operating_point import OperatingPoint
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.estimation.estimates import Estimates, estimate
 from queueing.estimation.lengths.lengths import lengths
 from queueing.estimation.window_queue import Limits
 from queueing.model import Model
-from queueing.optimization.forecast import Setting
-from queueing.optimization.gain.operating_point import OperatingPoint
 from queueing.result import Prediction
 from queueing.simulation.experiment import simulate_model
 from tests.queueing.advised import advise, what_ifs

@@ -10,19 +10,19 @@ from functools import cache
 import pytest
 
 from policies import parse_policy
-from queueing.control.advice.advise import TARGETS, parse_objective
-from queueing.control.advice.sentence import sentence
+from queueing.choosing import answer
+from queueing.choosing.advice.advise import TARGETS, parse_objective
+from queueing.choosing.advice.sentence import sentence
+from queueing.choosing.forecast import Advice, Setting
+from queueing.choosing.gain import window_model
+from queueing.choosing.gain.criterion import Criterion
+from queueing.choosing.gain.operating_point import OperatingPoint
+from queueing.choosing.search import largest_kept
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.estimation.estimates import Estimates, estimate
 from queueing.estimation.interval import Estimate
 from queueing.estimation.window_queue import Limits
 from queueing.latency.law import parse_law
-from queueing.optimization import answer
-from queueing.optimization.forecast import Advice, Setting
-from queueing.optimization.gain import window_model
-from queueing.optimization.gain.measure import Criterion
-from queueing.optimization.gain.operating_point import OperatingPoint
-from queueing.optimization.search import largest_kept
 from queueing.result import Prediction, Quantiles
 from tests.queueing.advised import POLICY, advise
 from tests.queueing.estimation_runs import Engine, poisson, seen, serve

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from policies import parse_policy
+from queueing.choosing.forecast import Setting
+from queueing.choosing.gain.operating_point import OperatingPoint
+from queueing.choosing.objective import Objective
 from queueing.estimation.estimates import Estimates, estimate
 from queueing.estimation.speed.speed_process import Stalls
 from queueing.estimation.stall_backlog import stall_backlog, utilisation_of
 from queueing.estimation.window_queue import Limits
-from queueing.optimization.forecast import Setting
-from queueing.optimization.gain.operating_point import OperatingPoint
-from queueing.optimization.objective import Objective
 from tests.queueing.advised import POLICY, advise, capacity, forecast, what_ifs
 from tests.queueing.estimation_runs import LAW, Engine, poisson, seen, serve
 

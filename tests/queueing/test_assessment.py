@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from policies import parse_policy
+from queueing.choosing.forecast import Setting
 from queueing.control.assess import assess, load_interval
 from queueing.control.long_run import LongRun
 from queueing.distributions.token_distribution import parse_distribution
@@ -28,7 +29,6 @@ from queueing.estimation.window.snapshot import Snapshot
 from queueing.estimation.window_queue import Limits, model_of
 from queueing.latency.law import LatencyModel
 from queueing.model import Model
-from queueing.optimization.forecast import Setting
 from queueing.result import Mean, Prediction, Quantiles
 from queueing.simulation.experiment import simulate_model
 from tests.queueing.assessed_windows import seen

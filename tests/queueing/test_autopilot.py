@@ -11,22 +11,22 @@ import numpy as np
 import pytest
 
 from policies import SpecError
-from queueing.control.autopilot.bounds import AutopilotBounds, knob_between
-from queueing.control.autopilot.candidates import candidates, lowest_limit, repairs
-from queueing.control.autopilot.choosing import RankedSetting, gain_or_load
-from queueing.control.autopilot.controller import Autopilot
-from queueing.control.autopilot.decision import Decision
-from queueing.control.autopilot.judging import measured_gain
-from queueing.control.autopilot.state import State
+from queueing.choosing.autopilot.bounds import AutopilotBounds, knob_between
+from queueing.choosing.autopilot.candidates import candidates, lowest_limit, repairs
+from queueing.choosing.autopilot.choosing import RankedSetting, gain_or_load
+from queueing.choosing.autopilot.controller import Autopilot
+from queueing.choosing.autopilot.decision import Decision
+from queueing.choosing.autopilot.judging import measured_gain
+from queueing.choosing.autopilot.state import State
+from queueing.choosing.candidates import batch_sizes, preferred
+from queueing.choosing.forecast import Setting
+from queueing.choosing.gain.criterion import Criterion
+from queueing.choosing.gain.operating_point import OperatingPoint
+from queueing.choosing.objective import Objective
 from queueing.estimation.assumptions.assumption import Assumption
 from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
 from queueing.estimation.lengths.lengths import lengths
 from queueing.estimation.window_queue import Limits
-from queueing.optimization.candidates import batch_sizes, preferred
-from queueing.optimization.forecast import Setting
-from queueing.optimization.gain.measure import Criterion
-from queueing.optimization.gain.operating_point import OperatingPoint
-from queueing.optimization.objective import Objective
 from tests.queueing.assessed_windows import (
     BOUNDS,
     LAW,

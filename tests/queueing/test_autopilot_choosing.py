@@ -12,23 +12,27 @@ from typing import Any
 import numpy as np
 import pytest
 
-from queueing.control.autopilot.assessed_window import LONGEST, AssessedWindow, assessed_window
-from queueing.control.autopilot.bounds import AutopilotBounds, Rules, knob_between
-from queueing.control.autopilot.candidates import (
+from queueing.choosing.answer import SIMULATED
+from queueing.choosing.autopilot.assessed_window import LONGEST, AssessedWindow, assessed_window
+from queueing.choosing.autopilot.bounds import AutopilotBounds, Rules, knob_between
+from queueing.choosing.autopilot.candidates import (
     candidates,
     clipped_fraction,
     lower_fraction,
     upper_fraction,
 )
-from queueing.control.autopilot.choosing import (
+from queueing.choosing.autopilot.choosing import (
     Chooser,
     between,
     ranked,
 )
-from queueing.control.autopilot.controller import Autopilot
-from queueing.control.autopilot.decision import Decision
-from queueing.control.autopilot.knowledge import Knowledge, learn
-from queueing.control.autopilot.state import Carried, FailedSetting, State, Trial
+from queueing.choosing.autopilot.controller import Autopilot
+from queueing.choosing.autopilot.decision import Decision
+from queueing.choosing.autopilot.knowledge import Knowledge, learn
+from queueing.choosing.autopilot.state import Carried, FailedSetting, State, Trial
+from queueing.choosing.candidates import preferred, sized
+from queueing.choosing.forecast import Setting
+from queueing.choosing.gain.operating_point import OperatingPoint
 from queueing.estimation.assumptions.assumption import Assumption
 from queueing.estimation.assumptions.verdict import observed_mean
 from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
@@ -37,10 +41,6 @@ from queueing.estimation.speed.speed_process import Stalls
 from queueing.estimation.stall_backlog import stall_backlog, utilisation_of
 from queueing.estimation.window_queue import Limits
 from queueing.measurement.batch_means import batch_means_interval
-from queueing.optimization.answer import SIMULATED
-from queueing.optimization.candidates import preferred, sized
-from queueing.optimization.forecast import Setting
-from queueing.optimization.gain.operating_point import OperatingPoint
 from queueing.simulation.experiment import simulate_run
 from tests.queueing.assessed_windows import BOUNDS, LAW, SEQS, capacity, seen
 from tests.queueing.estimation_runs import Engine, poisson, serve

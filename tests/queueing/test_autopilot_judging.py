@@ -10,22 +10,22 @@ from typing import Any
 
 import pytest
 
-from queueing.control.autopilot.assessed_window import AssessedWindow
-from queueing.control.autopilot.bounds import AutopilotBounds, Rules
-from queueing.control.autopilot.choosing import Chooser, RankedSetting
-from queueing.control.autopilot.decision import Decision
-from queueing.control.autopilot.judging import (
+from queueing.choosing.autopilot.assessed_window import AssessedWindow
+from queueing.choosing.autopilot.bounds import AutopilotBounds, Rules
+from queueing.choosing.autopilot.choosing import Chooser, RankedSetting
+from queueing.choosing.autopilot.decision import Decision
+from queueing.choosing.autopilot.judging import (
     judge,
     measured_gain,
     overwhelmed,
 )
-from queueing.control.autopilot.knowledge import Knowledge, learn
-from queueing.control.autopilot.state import Carried, State, Trial
+from queueing.choosing.autopilot.knowledge import Knowledge, learn
+from queueing.choosing.autopilot.state import Carried, State, Trial
+from queueing.choosing.forecast import Setting
 from queueing.estimation.assumptions.assumption import Assumption
 from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
 from queueing.estimation.lengths.lengths import lengths
 from queueing.estimation.window_queue import Limits
-from queueing.optimization.forecast import Setting
 from tests.queueing.assessed_windows import seen
 
 START, AFTER = Setting(policy="elastic"), Setting(policy="elastic", max_output_tokens=96)

@@ -12,6 +12,9 @@ import numpy as np
 import pytest
 
 from policies import Policy, format_policy, parse_policy
+from queueing.choosing.forecast import Setting
+from queueing.choosing.gain.operating_point import OperatingPoint
+from queueing.choosing.gain.same_requests import SameRequests
 from queueing.control.assess import assess
 from queueing.distributions.token_distribution import TokenDistribution
 from queueing.estimation.checked import CheckedRun, check_run
@@ -20,9 +23,6 @@ from queueing.estimation.window_queue import Limits
 from queueing.latency.law import LatencyModel
 from queueing.measurement.recursion import Served
 from queueing.model import Model
-from queueing.optimization.forecast import Setting
-from queueing.optimization.gain.operating_point import OperatingPoint
-from queueing.optimization.gain.same_requests import SameRequests
 
 ONE_TOKEN = TokenDistribution(np.array([0.0, 1.0]))
 LAW = LatencyModel(k1=0.002, k2=0.004, k3=0.0002, k4=0.001)

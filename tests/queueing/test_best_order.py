@@ -14,12 +14,12 @@ from typer.testing import CliRunner
 
 from policies.orders import ORDERS
 from policies.text import SpecError
+from queueing.choosing.orders import PREDICTORS, WORST, OrderSearch, best_order
+from queueing.choosing.search import Optimum, Point
+from queueing.choosing.words import order_lines
 from queueing.commands.optimize_cli import app, print_optimum
 from queueing.errors import NoStableChoiceError
 from queueing.model import Model
-from queueing.optimization.orders import PREDICTORS, WORST, OrderSearch, best_order
-from queueing.optimization.search import Optimum, Point
-from queueing.optimization.words import order_lines
 from queueing.prediction import predict_model
 from queueing.prediction.by_length import durations_by_length
 from queueing.simulation.experiment import simulate_run

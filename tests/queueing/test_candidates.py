@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from policies import SpecError, format_policy, parse_policy
-from queueing.optimization.candidates import (
+from queueing.choosing.candidates import (
     at_sizes,
     batch_sizes,
     canonical,
@@ -17,7 +17,7 @@ from queueing.optimization.candidates import (
     usual_sizes,
     with_size,
 )
-from queueing.optimization.forecast import Setting
+from queueing.choosing.forecast import Setting
 
 CAPPED = "capped:max_batch_size=8"
 

@@ -11,36 +11,29 @@ import pytest
 
 from policies import parse_policy
 from policies.text import SpecError
-from queueing.control.advice.searches import (
+from queueing.choosing.advice.searches import (
     SHOWN,
     AdviceSearch,
     measure_of,
     search,
     thinned,
 )
-from queueing.control.advice.sentence import knob_text, sentence
-from queueing.control.advice.what_if import usual_token_limits
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.errors import NoStableChoiceError, UnstableQueueError
-from queueing.estimation.interval import UNKNOWN, Estimate
-from queueing.estimation.lengths.lengths import lengths
-from queueing.estimation.window_queue import Limits
-from queueing.latency.law import LatencyModel
-from queueing.model import Model
-from queueing.optimization.candidates import (
+from queueing.choosing.advice.sentence import knob_text, sentence
+from queueing.choosing.advice.what_if import usual_token_limits
+from queueing.choosing.candidates import (
     at_sizes,
     sized_policy,
     usual_policies,
     usual_sizes,
     with_size,
 )
-from queueing.optimization.choices import best_batch_size, scored
-from queueing.optimization.forecast import Advice, Forecast, Setting
-from queueing.optimization.gain.measure import Criterion
-from queueing.optimization.gain.operating_point import OperatingPoint
-from queueing.optimization.objective import Objective, parse_slo
-from queueing.optimization.rates import largest_rate
-from queueing.optimization.search import (
+from queueing.choosing.choices import best_batch_size, scored
+from queueing.choosing.forecast import Advice, Forecast, Setting
+from queueing.choosing.gain.criterion import Criterion
+from queueing.choosing.gain.operating_point import OperatingPoint
+from queueing.choosing.objective import Objective, parse_slo
+from queueing.choosing.rates import largest_rate
+from queueing.choosing.search import (
     Optimum,
     choose,
     near_scores,
@@ -48,9 +41,16 @@ from queueing.optimization.search import (
     point_of,
     refined,
 )
-from queueing.optimization.servers import fewest_servers
-from queueing.optimization.token_limit import REFINED, best_token_limit
-from queueing.optimization.words import judged_by_slo, legend, result_line
+from queueing.choosing.servers import fewest_servers
+from queueing.choosing.token_limit import REFINED, best_token_limit
+from queueing.choosing.words import judged_by_slo, legend, result_line
+from queueing.distributions.token_distribution import parse_distribution
+from queueing.errors import NoStableChoiceError, UnstableQueueError
+from queueing.estimation.interval import UNKNOWN, Estimate
+from queueing.estimation.lengths.lengths import lengths
+from queueing.estimation.window_queue import Limits
+from queueing.latency.law import LatencyModel
+from queueing.model import Model
 from queueing.prediction import predict_model
 from queueing.result import Prediction, Quantiles
 from tests.queueing.assessed_windows import LAW, LAWFUL, seen

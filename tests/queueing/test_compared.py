@@ -14,11 +14,15 @@ import numpy as np
 import pytest
 
 from policies import parse_policy
-from queueing.control.advice.advise import parse_objective
-from queueing.control.autopilot.bounds import AutopilotBounds
-from queueing.control.autopilot.controller import Autopilot
-from queueing.control.autopilot.decision import Decision
-from queueing.control.words import share
+from queueing.choosing.advice.advise import parse_objective
+from queueing.choosing.autopilot.bounds import AutopilotBounds
+from queueing.choosing.autopilot.controller import Autopilot
+from queueing.choosing.autopilot.decision import Decision
+from queueing.choosing.choices import best_batch_size, best_policy
+from queueing.choosing.forecast import Advice, Setting
+from queueing.choosing.objective import Objective, parse_slo
+from queueing.choosing.phrases import share
+from queueing.choosing.quantity import compared_by, mean_of
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.estimation.estimates import Estimates, estimate
 from queueing.estimation.interval import symmetric
@@ -27,10 +31,6 @@ from queueing.estimation.window.producer import WindowProducer
 from queueing.estimation.window.replica import WindowReplica
 from queueing.latency.law import LatencyModel
 from queueing.model import Model
-from queueing.optimization.choices import best_batch_size, best_policy
-from queueing.optimization.forecast import Advice, Setting
-from queueing.optimization.objective import Objective, parse_slo
-from queueing.optimization.quantity import compared_by, mean_of
 from queueing.prediction import predict_model
 from queueing.result import Quantiles
 from queueing.simulation.experiment import simulate_model

@@ -16,13 +16,13 @@ from functools import cache
 import pytest
 
 from policies import parse_policy
-from queueing.control.autopilot.bounds import AutopilotBounds
-from queueing.control.autopilot.controller import Autopilot
+from queueing.choosing.autopilot.bounds import AutopilotBounds
+from queueing.choosing.autopilot.controller import Autopilot
+from queueing.choosing.forecast import Setting
+from queueing.choosing.gain.operating_point import OperatingPoint
+from queueing.choosing.objective import Objective, parse_slo
 from queueing.estimation.estimates import Estimates, estimate
 from queueing.estimation.speed.speed_process import Stalls
-from queueing.optimization.forecast import Setting
-from queueing.optimization.gain.operating_point import OperatingPoint
-from queueing.optimization.objective import Objective, parse_slo
 from tests.queueing.advised import advise, what_ifs
 from tests.queueing.estimation_windows import snapshot_of_run
 from tests.queueing.families import DELAY, LAWS, LIMITS, POLICY, USUAL, assessed, model_of

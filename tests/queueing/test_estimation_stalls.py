@@ -22,6 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies import parse_policy
+from queueing.choosing.gain.operating_point import OperatingPoint
 from queueing.control.assess import Assessment, assess
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.estimation.assumptions.assumption import Assumption, StalledDelay
@@ -37,7 +38,6 @@ from queueing.latency.law import LatencyModel
 from queueing.latency.speed import residual_cv as run_cv
 from queueing.measurement.record import Record, read_run
 from queueing.model import Model
-from queueing.optimization.gain.operating_point import OperatingPoint
 from queueing.prediction import predict_model
 from tests.queueing.estimation_runs import poisson, record_of, seen
 from tests.queueing.estimation_windows import window_of

@@ -10,10 +10,10 @@ import pytest
 from scipy.optimize import brentq
 from typer.testing import CliRunner
 
+from queueing.choosing.objective import levels_of, parse_slos
 from queueing.commands.optimize_cli import app
 from queueing.latency.law import LatencyModel
 from queueing.model import Model, with_quantiles
-from queueing.optimization.objective import levels_of, parse_slos
 from queueing.prediction import predict_durations, predict_model
 from queueing.result import LEVELS, Quantiles
 

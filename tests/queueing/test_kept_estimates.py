@@ -16,14 +16,14 @@ import pytest
 
 from policies import parse_policy
 from policies.text import SpecError
+from queueing.choosing.forecast import Setting
+from queueing.choosing.gain.criterion import parse_objective
 from queueing.control.assess import Assessment, assess
 from queueing.estimation.histogram import beside, drawn
 from queueing.estimation.speed.speed_change import speed_change
 from queueing.estimation.speed.speeds import Speeds
 from queueing.estimation.window.window import Snapshot
 from queueing.estimation.window_queue import Limits
-from queueing.optimization.forecast import Setting
-from queueing.optimization.gain.measure import parse_objective
 from tests.kept_values import moved
 from tests.queueing.advised import advise, what_ifs
 from tests.queueing.estimation_runs import LAW, Engine, gamma, modulated, poisson, seen, serve

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from policies import parse_policy
+from queueing.choosing.forecast import Setting
+from queueing.choosing.objective import Objective
 from queueing.control.assess import Assessment, assess
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.estimation.estimates import Estimates
@@ -17,8 +19,6 @@ from queueing.estimation.window_queue import Limits
 from queueing.latency.law import LatencyModel
 from queueing.measurement.statistics import mean_interval
 from queueing.model import Model
-from queueing.optimization.forecast import Setting
-from queueing.optimization.objective import Objective
 from queueing.simulation.fast import draw_trace, replay
 from tests.queueing.advised import advise, what_ifs
 from tests.queueing.estimation_windows import snapshot_of_run

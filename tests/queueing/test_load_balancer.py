@@ -12,14 +12,14 @@ import pytest
 
 from policies import parse_policy
 from policies.text import SpecError
-from queueing.control.advice import load_balancer
-from queueing.control.advice.load_balancer import USUAL, behind_load_balancer, routings_of
+from queueing.choosing.advice import load_balancer
+from queueing.choosing.advice.load_balancer import USUAL, behind_load_balancer, routings_of
+from queueing.choosing.forecast import Setting
+from queueing.choosing.gain.operating_point import OperatingPoint
 from queueing.control.assess import assess
 from queueing.estimation.estimates import Estimates
 from queueing.estimation.window_queue import Limits
 from queueing.model import Model
-from queueing.optimization.forecast import Setting
-from queueing.optimization.gain.operating_point import OperatingPoint
 from queueing.prediction import predict_model
 from tests.queueing.estimation_runs import LAW, LENGTHS
 from tests.queueing.estimation_windows import window_of

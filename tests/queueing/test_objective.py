@@ -12,13 +12,13 @@ import pytest
 
 from policies import parse_policy
 from policies.text import SpecError
+from queueing.choosing.forecast import Forecast, Setting
+from queueing.choosing.gain.criterion import Criterion, forbidden, parse_objective
+from queueing.choosing.objective import Objective, Slo, parse_slo, utilities
 from queueing.distributions.token_distribution import TokenDistribution
 from queueing.estimation.interval import UNKNOWN
 from queueing.latency.law import LatencyModel
 from queueing.model import Model
-from queueing.optimization.forecast import Forecast, Setting
-from queueing.optimization.gain.measure import Criterion, forbidden, parse_objective
-from queueing.optimization.objective import Objective, Slo, parse_slo, utilities
 from queueing.result import Prediction, Quantiles
 from tests.queueing.made import prediction_of
 

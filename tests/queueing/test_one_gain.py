@@ -9,19 +9,19 @@ import dataclasses
 import pytest
 
 from policies import parse_policy
-from queueing.control.advice.advise import advise as choices
-from queueing.control.autopilot.bounds import AutopilotBounds
-from queueing.control.autopilot.controller import Autopilot
-from queueing.control.autopilot.decision import Decision
+from queueing.choosing.advice.advise import advise as choices
+from queueing.choosing.autopilot.bounds import AutopilotBounds
+from queueing.choosing.autopilot.controller import Autopilot
+from queueing.choosing.autopilot.decision import Decision
+from queueing.choosing.choices import best_batch_size, best_policy
+from queueing.choosing.forecast import Setting
+from queueing.choosing.gain.criterion import Criterion
+from queueing.choosing.gain.operating_point import OperatingPoint
+from queueing.choosing.gain.response import NIL
+from queueing.choosing.quantity import compared_by
 from queueing.estimation.estimates import Estimates
 from queueing.estimation.speed.speed_process import Stalls
 from queueing.model import Model
-from queueing.optimization.choices import best_batch_size, best_policy
-from queueing.optimization.forecast import Setting
-from queueing.optimization.gain.measure import Criterion
-from queueing.optimization.gain.operating_point import OperatingPoint
-from queueing.optimization.gain.response import NIL
-from queueing.optimization.quantity import compared_by
 from tests.queueing.advised import advise, what_ifs
 from tests.queueing.families import DELAY, LAWS, LIMITS, POLICY, TURNAROUND, USUAL, assessed, window
 

@@ -15,7 +15,22 @@ from scipy import stats
 
 from policies import parse_policy
 from policies.text import SpecError
-from queueing.control.advice.searches import AdviceSearch
+from queueing.choosing import answer
+from queueing.choosing.advice.searches import AdviceSearch
+from queueing.choosing.answer import (
+    own_error,
+    precise,
+    rough,
+    searched,
+    simulated,
+)
+from queueing.choosing.forecast import Setting
+from queueing.choosing.gain.criterion import Criterion
+from queueing.choosing.gain.known_lengths import known_lengths
+from queueing.choosing.gain.operating_point import OperatingPoint
+from queueing.choosing.gain.sensitivity import STEP, log_half_width
+from queueing.choosing.objective import Objective, parse_slo
+from queueing.choosing.search import Optimum, largest_kept
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.errors import UnstableQueueError
 from queueing.estimation.interval import NORMAL, UNKNOWN, symmetric
@@ -24,21 +39,6 @@ from queueing.estimation.speed.speed_process import Stalls
 from queueing.estimation.stall_backlog import utilisation_of
 from queueing.estimation.window_queue import Limits
 from queueing.model import Model
-from queueing.optimization import answer
-from queueing.optimization.answer import (
-    own_error,
-    precise,
-    rough,
-    searched,
-    simulated,
-)
-from queueing.optimization.forecast import Setting
-from queueing.optimization.gain.known_lengths import known_lengths
-from queueing.optimization.gain.measure import Criterion
-from queueing.optimization.gain.operating_point import OperatingPoint
-from queueing.optimization.gain.sensitivity import STEP, log_half_width
-from queueing.optimization.objective import Objective, parse_slo
-from queueing.optimization.search import Optimum, largest_kept
 from queueing.result import Prediction, Quantiles
 from queueing.simulation.experiment import simulate_run
 from tests.queueing.assessed_windows import LAW, LAWFUL, capacity, seen

@@ -13,20 +13,20 @@ import pytest
 from kendall import cli
 from policies import parse_policy
 from policies.text import SpecError
+from queueing.choosing.candidates import usual_policies
+from queueing.choosing.choices import best_batch_size, best_policy
+from queueing.choosing.forecast import Setting
+from queueing.choosing.objective import Objective, parse_slo, utilities
+from queueing.choosing.rates import largest_rate
+from queueing.choosing.search import Optimum, choose, near_scores, near_sojourns
+from queueing.choosing.servers import fewest_servers
+from queueing.choosing.token_limit import best_token_limit
+from queueing.choosing.words import legend
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.errors import NoStableChoiceError
 from queueing.latency.law import LatencyModel
 from queueing.latency.profile import load_profile
 from queueing.model import Model
-from queueing.optimization.candidates import usual_policies
-from queueing.optimization.choices import best_batch_size, best_policy
-from queueing.optimization.forecast import Setting
-from queueing.optimization.objective import Objective, parse_slo, utilities
-from queueing.optimization.rates import largest_rate
-from queueing.optimization.search import Optimum, choose, near_scores, near_sojourns
-from queueing.optimization.servers import fewest_servers
-from queueing.optimization.token_limit import best_token_limit
-from queueing.optimization.words import legend
 from queueing.prediction import predict_model
 
 YANG = LatencyModel(k2=0.7764, k4=0.022032)

@@ -24,16 +24,16 @@ from policies import (
 )
 from policies.core import IDLE
 from policies.registry import use_modules
-from queueing.control.autopilot.bounds import AutopilotBounds
+from queueing.choosing.autopilot.bounds import AutopilotBounds
+from queueing.choosing.candidates import at_sizes, sized, sized_policy, usual_policies
+from queueing.choosing.choices import best_batch_size
+from queueing.choosing.forecast import Setting
+from queueing.choosing.objective import Objective
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.errors import PredictionError
 from queueing.latency.law import LatencyModel
 from queueing.measurement.recursion import measured_starts, served
 from queueing.model import Model
-from queueing.optimization.candidates import at_sizes, sized, sized_policy, usual_policies
-from queueing.optimization.choices import best_batch_size
-from queueing.optimization.forecast import Setting
-from queueing.optimization.objective import Objective
 from queueing.prediction import predict_model
 from queueing.prediction.solutions import best_method, methods
 from queueing.simulation.fast import is_compiled

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from queueing.choosing.choices import best_batch_size
+from queueing.choosing.objective import Objective, parse_slo, parse_slos
+from queueing.choosing.rates import largest_rate
+from queueing.choosing.reach import check_reach, least_seconds
+from queueing.choosing.servers import fewest_servers
+from queueing.choosing.token_limit import best_token_limit
 from queueing.commands.plan_cli import app as plan
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.errors import NoStableChoiceError, UnattainableError
 from queueing.model import Model
-from queueing.optimization.choices import best_batch_size
-from queueing.optimization.objective import Objective, parse_slo, parse_slos
-from queueing.optimization.rates import largest_rate
-from queueing.optimization.reach import check_reach, least_seconds
-from queueing.optimization.servers import fewest_servers
-from queueing.optimization.token_limit import best_token_limit
 from queueing.result import Prediction
 from queueing.simulation.experiment import simulate_model
 

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from policies import parse_policy
+from queueing.choosing.forecast import Setting
+from queueing.choosing.gain.operating_point import OperatingPoint
+from queueing.choosing.gain.same_requests import SameRequests
 from queueing.control.assess import assess
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.estimation.window.snapshot import COLUMN, Snapshot
 from queueing.estimation.window_queue import Limits
 from queueing.latency.law import LatencyModel
 from queueing.model import Model
-from queueing.optimization.forecast import Setting
-from queueing.optimization.gain.operating_point import OperatingPoint
-from queueing.optimization.gain.same_requests import SameRequests
 from queueing.prediction import predict_model
 from queueing.result import Quantity
 from queueing.simulation.experiment import simulate_run

@@ -11,18 +11,18 @@ from typer.testing import CliRunner
 
 from policies import parse_policy
 from policies.text import SpecError
+from queueing.choosing.answer import rough
+from queueing.choosing.choices import best_batch_size
+from queueing.choosing.gain.criterion import forbidden, parse_objective
+from queueing.choosing.objective import Objective, parse_slos
+from queueing.choosing.quantity import compared_by
+from queueing.choosing.rates import largest_rate
+from queueing.choosing.servers import fewest_servers
 from queueing.commands.optimize_cli import app
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.errors import NoStableChoiceError
 from queueing.latency.law import LatencyModel
 from queueing.model import Model
-from queueing.optimization.answer import rough
-from queueing.optimization.choices import best_batch_size
-from queueing.optimization.gain.measure import forbidden, parse_objective
-from queueing.optimization.objective import Objective, parse_slos
-from queueing.optimization.quantity import compared_by
-from queueing.optimization.rates import largest_rate
-from queueing.optimization.servers import fewest_servers
 from queueing.prediction import predict_model
 from queueing.simulation.experiment import simulate_model, simulate_run, summary
 from tests.queueing.test_objective import DELAYS, forecast, predicted

@@ -10,11 +10,11 @@ from loadgen.compare.assertions import parse_assertions
 from loadgen.measures.goodput import Limit, parse_goodput
 from loadgen.sweep.slo import parse_slo as of_sweep
 from policies.text import SpecError
+from queueing.choosing.gain.criterion import parse_objective
+from queueing.choosing.objective import parse_slo as of_predictions
 from queueing.commands.optimize_cli import objective_of
 from queueing.measurement.record import Record
 from queueing.measurement.slo import RECORDED, SloText, full_name, read_slo, split_slos
-from queueing.optimization.gain.measure import parse_objective
-from queueing.optimization.objective import parse_slo as of_predictions
 from server.admission.limits import OverloadSettings, delay_target, delay_targets
 
 

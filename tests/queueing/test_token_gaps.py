@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from policies import parse_policy
 from policies.core import UNBOUNDED, Request
+from queueing.choosing.answer import rough
+from queueing.choosing.objective import parse_slo
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.latency.law import LatencyModel, parse_law
 from queueing.latency.slots.token_gaps import BINS, GapCounter, bin_of, found
 from queueing.model import Model
-from queueing.optimization.answer import rough
-from queueing.optimization.objective import parse_slo
 from queueing.result import LEVELS
 from queueing.simulation.experiment import begin_of, driven_run, simulate_model, simulate_run
 from queueing.simulation.fast import Trace, draw_trace

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from policies import parse_policy, served_as
+from queueing.choosing.autopilot.assessed_window import assessed_window
+from queueing.choosing.forecast import Setting
+from queueing.choosing.gain.operating_point import OperatingPoint
 from queueing.control.assess import assess
-from queueing.control.autopilot.assessed_window import assessed_window
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.estimation.estimates import estimate
 from queueing.estimation.window_queue import Limits
 from queueing.latency.law import LatencyModel
 from queueing.model import Model
-from queueing.optimization.forecast import Setting
-from queueing.optimization.gain.operating_point import OperatingPoint
 from queueing.prediction import predict_model
 from queueing.simulation.experiment import simulate_model, simulate_run
 from tests.queueing.estimation_windows import window_of

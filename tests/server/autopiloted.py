@@ -11,17 +11,17 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from policies import Request, SpecError, parse_policy
+from queueing.choosing.autopilot.assessed_window import assessed_window
+from queueing.choosing.autopilot.controller import Autopilot
+from queueing.choosing.autopilot.decision import Decision
+from queueing.choosing.forecast import Setting
 from queueing.control.assess import assess
-from queueing.control.autopilot.assessed_window import assessed_window
-from queueing.control.autopilot.controller import Autopilot
-from queueing.control.autopilot.decision import Decision
 from queueing.control.long_run import LongRun
 from queueing.distributions.token_distribution import TokenDistribution
 from queueing.estimation.window.window import Window
 from queueing.estimation.window_queue import Limits
 from queueing.latency.law import LatencyModel
 from queueing.measurement.record import Record
-from queueing.optimization.forecast import Setting
 from server.engines.emulated import EmulatedEngine
 from server.queue.batcher import Batcher
 from server.queue.sequence import Batch, SequenceState
@@ -123,7 +123,15 @@ class Driver:
         except SpecError:
             found = None
         return self.autopilot.decide(
-            assessed_window(seen, self.shape, self.setting, limits, found, longest=LONGEST)
+            assessed_window(
+                seen,
+                self.shape,
+                self.setting,
+                limits,
+                None if found is None else found.estimates,
+                assumptions=() if found is None else found.compared.assumptions,
+                longest=LONGEST,
+            )
         )
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
-from queueing.control.advice.advise import TARGETS
-from queueing.optimization.gain.measure import BESIDE, FIELDS
-from queueing.optimization.objective import OBJECTIVES
+from queueing.choosing.advice.advise import TARGETS
+from queueing.choosing.gain.criterion import BESIDE, FIELDS
+from queueing.choosing.objective import OBJECTIVES
 from server.engines.base import Structured
 from server.engines.emulated import UNIFORM
 from server.http.api import openapi

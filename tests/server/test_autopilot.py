@@ -16,14 +16,14 @@ from dataclasses import dataclass
 import pytest
 
 from policies import parse_policy
-from queueing.control.autopilot.bounds import AutopilotBounds
-from queueing.control.autopilot.controller import Autopilot
-from queueing.control.autopilot.decision import Decision
+from queueing.choosing.autopilot.bounds import AutopilotBounds
+from queueing.choosing.autopilot.controller import Autopilot
+from queueing.choosing.autopilot.decision import Decision
+from queueing.choosing.candidates import batch_sizes, sized
+from queueing.choosing.forecast import Setting
 from queueing.distributions.token_distribution import TokenDistribution, parse_distribution
 from queueing.latency.law import LatencyModel, parse_law
 from queueing.model import Model
-from queueing.optimization.candidates import batch_sizes, sized
-from queueing.optimization.forecast import Setting
 from queueing.prediction import predict_model
 from tests.server.autopiloted import LONGEST, Run, steered
 

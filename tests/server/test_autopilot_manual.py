@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from policies import Request, parse_policy
-from queueing.control.autopilot.state import FailedSetting, State
-from queueing.optimization.forecast import Setting
+from queueing.choosing.autopilot.state import FailedSetting, State
+from queueing.choosing.forecast import Setting
 from server.admission.limits_in_force import PolicyChange
 from server.gateway import Gateway
 from server.live import model, predicting

@@ -25,13 +25,13 @@ from loadgen.sending.client.target import Target
 from loadgen.sending.run import run_load
 from policies import parse_policy
 from queueing.arrivals.timetable import draw
+from queueing.choosing.forecast import Setting
 from queueing.control.assess import assess
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.estimation.window.producer import WindowProducer
 from queueing.estimation.window_queue import Limits
 from queueing.measurement.check import SAID
 from queueing.model import Model
-from queueing.optimization.forecast import Setting
 from queueing.prediction import predict_model
 from queueing.result import LEVELS
 from server.admission.limits import OverloadSettings

@@ -21,10 +21,10 @@ import uvloop
 
 from policies import SpecError, parse_policy
 from policies.text import counted
+from queueing.choosing.forecast import Setting
 from queueing.errors import UnstableQueueError
 from queueing.estimation.estimates import estimate
 from queueing.estimation.window.producer import WindowProducer
-from queueing.optimization.forecast import Setting
 from server.calibration.idle_probes import _niced
 from server.live import predicting
 from server.live import predictor as predictor_module

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
-from queueing.control.advice.rates import rate_sentences
+from queueing.choosing.advice.rates import rate_sentences
 from queueing.estimation.assumptions.assumption import Assumption
 from server.gateway import Gateway
 from server.live import model, predicting

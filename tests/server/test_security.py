@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kendall.remote import is_loopback
 from policies import SpecError
-from queueing.optimization.objective import parse_slo
+from queueing.choosing.objective import parse_slo
 from server.http.bodies import most_containers
 from server.page.assets import load_assets
 from server.runtime.errors import ApiError

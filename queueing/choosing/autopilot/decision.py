@@ -1,0 +1,108 @@
+"""One decision of the autopilot, with all that explains it: a value that is logged, shown and
+kept.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from queueing.choosing.autopilot.bounds import Knob
+from queueing.choosing.forecast import Setting
+from queueing.choosing.phrases import bounded, less
+from queueing.choosing.quantity import WORDS
+from queueing.estimation.interval import UNKNOWN, Estimate
+from queueing.result import Quantity
+
+Kind = Literal["change", "rollback", "kept", "held back"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What to do (`change`, `rollback`: put `after` in force), or what was found (`kept`, `held
+    back`: do nothing, log it).
+
+    `predicted_*` and `observed_*` are means of `compared`, seconds; unknown where there is no
+    steady state. For `kept` and `rollback` the setting and predictions are those of the change that
+    was measured (`rollback` turns the knob from `before` back to `after`).
+    """
+
+    at: float
+    kind: Kind
+    knob: Knob
+    before: Setting
+    after: Setting
+    reason: str
+    load_before: float = math.nan
+    load_after: float = math.nan
+    predicted_before: Estimate = UNKNOWN
+    predicted_after: Estimate = UNKNOWN
+    predicted_gain: Estimate = UNKNOWN  # 1 - after / before
+    observed_before: Estimate = UNKNOWN
+    observed_after: Estimate = UNKNOWN
+    measured_gain: Estimate = UNKNOWN
+    compared: Quantity = "queueing_delay"  # or the sojourn time, across families
+
+    @property
+    def acts(self) -> bool:
+        """Whether a knob is to be turned."""
+        return self.kind in ("change", "rollback")
+
+    @property
+    def says(self) -> str:
+        """One line for the log."""
+        before, after = (f"{each.policy}, {each.limit_words}" for each in (self.before, self.after))
+        turned = before if self.before == self.after else f"{self.knob}, {before} -> {after}"
+        parts = [f"{self.kind}: {turned}", self.reason]
+        predicted, observed = (
+            _beside(
+                self.predicted_before, self.predicted_after, self.predicted_gain, "without bound"
+            ),
+            _beside(self.observed_before, self.observed_after, self.measured_gain, "not measured"),
+        )
+        parts += [f"predicted {WORDS[self.compared]} {predicted}"] if predicted else []
+        parts += [f"observed {WORDS[self.compared]} {observed}"] if observed else []
+        return "; ".join(parts)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON."""
+        plain = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
+        for name, value in plain.items():
+            if isinstance(value, Estimate):
+                plain[name] = value.to_dict()
+            elif isinstance(value, Setting):
+                plain[name] = dataclasses.asdict(value)
+            elif isinstance(value, float) and not math.isfinite(value):
+                plain[name] = None
+        return plain | {"says": self.says}
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> Decision:
+        """What `to_dict` wrote."""
+        fields: dict[str, Any] = {}
+        for item in dataclasses.fields(cls):
+            value = (
+                plain.get(item.name, "queueing_delay")
+                if item.name == "compared"
+                else plain[item.name]
+            )
+            if item.name in ("before", "after"):
+                value = Setting(**value)
+            elif isinstance(value, Mapping):
+                value = Estimate.from_dict(value)
+            fields[item.name] = math.nan if value is None else value
+        return cls(**fields)
+
+
+def _beside(before: Estimate, after: Estimate, gain: Estimate, missing: str) -> str:
+    if not (math.isfinite(before.value) or math.isfinite(after.value)):
+        return ""
+    words = f"{bounded(before, missing)} -> {bounded(after, missing)}"
+    return (
+        f"{words}, {less(gain)}"
+        if math.isfinite(gain.value) and math.isfinite(before.value)
+        else words
+    )

@@ -1,0 +1,229 @@
+"""Orders of service for one policy: what each gains in the mean, what it costs the longest
+requests, and how good a predictor it needs.
+
+    delay ratio      W / W_fcfs, mean time outside of service
+    longest ratio    mean sojourn of the tenth of the requests with the longest outputs, over that
+                     under fcfs
+    largest sigma    of predictions X e^{sigma Z} (sigma = 0: exact) the largest spread up to which
+                     W < W_fcfs; found by Brent's method between 0 and `WORST`
+
+By the analysis of orders where it has the order (`queueing.prediction.by_length`); else simulated,
+each order on the same requests, and fcfs beside it. Thresholds that are not given are the best ones
+for a right bit among the deciles of the lengths.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from scipy.optimize import brentq
+
+from policies.core import Policy
+from policies.ordered import Ordered, order_of
+from policies.orders import FIRST_COME, ORDERS
+from policies.text import SpecError, format_number, order_text, with_order
+from queueing.choosing.answer import by_formula
+from queueing.choosing.objective import Objective
+from queueing.choosing.search import Optimum, Point, choose
+from queueing.errors import NotConvergedError, UnstableQueueError
+from queueing.model import Model
+from queueing.models.soap.predictor_text import (
+    NO_PREDICTION,
+    PredictorText,
+    parse_predictor,
+)
+from queueing.models.soap.token_orders import is_solved
+from queueing.prediction import methods
+from queueing.prediction.by_length import LONGEST, durations_by_length
+from queueing.simulation.experiment import begin_of, check_kept_up, steady_run
+
+PREDICTORS = ("exact", "lognormal:sigma=0.5")
+WORST = 4.0  # sigma: every twentieth prediction is off by more than a factor of 2,500
+PRECISION = 0.005
+SIMULATED, SIMULATED_PRECISION = 20_000, 0.1  # requests
+DECILES = tuple(np.arange(0.1, 1.0, 0.1).tolist())
+Beats = Literal["always", "up to largest_sigma", "never"]
+
+
+@dataclass(frozen=True, slots=True)
+class OrderDurations:
+    """Means, seconds."""
+
+    delay: float
+    sojourn: float
+    longest: float  # sojourn of the longest tenth
+    method: str
+
+
+def best_order(
+    model: Model,
+    arrival_rate: float,
+    candidates: Sequence[str] | None = None,
+    predictors: Sequence[str] | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Optimum:
+    """The order with the shortest mean delay; its curve has a point for each order and predictor.
+    `progress` is told which order comes next. Raises SpecError, NoStableChoiceError.
+    """
+    if order_text(model.policy) != FIRST_COME.name:
+        raise SpecError(
+            f"got policy {model.text} for --target order; expected it without an order of its own"
+        )
+    asked = list(dict.fromkeys(map(parse_predictor, predictors or PREDICTORS)))
+    search = OrderSearch(model, arrival_rate, {})
+    orders = search.usual() if candidates is None else list(candidates)
+    policies = [with_order(model.policy, order) for order in (FIRST_COME.name, *orders)]
+    curve: list[Point] = []
+    named = {order_text(each): each for each in policies}
+    for number, (name, policy) in enumerate(named.items(), 1):
+        progress(f"{number} of {len(named)}: {name}")
+        curve += search.points(policy, asked)
+    curve.sort(key=lambda point: (point["score"] is None, point["score"]))
+    found = choose("order", Objective(name="delay"), curve)
+    return dataclasses.replace(found, compared="queueing_delay")
+
+
+@dataclass(frozen=True)
+class OrderSearch:
+    """Orders of one queue; `known` keeps what was computed."""
+
+    model: Model
+    rate: float
+    known: dict[tuple[str, str], OrderDurations]
+
+    def usual(self) -> list[str]:
+        """Orders of the analysis that this policy serves, with the thresholds that they need."""
+        if not isinstance(self.model.policy, Ordered):
+            raise SpecError(
+                f"got policy {self.model.text}, which has no orders; expected a built-in one"
+            )
+        found = []
+        for name, order in ORDERS.items():
+            fields = dataclasses.fields(order)
+            needed = [each.name for each in fields if each.default is dataclasses.MISSING]
+            analysed = is_solved(order(**dict.fromkeys(needed, 1)))  # whatever its parameters
+            if not type(self.model.policy).serves(order) or not analysed:
+                continue
+            if needed == ["threshold"]:
+                found.append(f"{name}:threshold={format_number(self._best_threshold(name))}")
+            elif not needed:
+                found.append(name)
+        return found
+
+    def points(self, policy: Policy, predictors: Sequence[PredictorText]) -> list[Point]:
+        """A point for each predictor; one for an order that reads none."""
+        if not order_of(policy).predicts:
+            return [self._point(policy, NO_PREDICTION, None, None)]
+        beats, sigma = self._needs(policy)
+        return [self._point(policy, each, beats, sigma) for each in predictors]
+
+    def _point(
+        self, policy: Policy, predictor: PredictorText, beats: Beats | None, sigma: float | None
+    ) -> Point:
+        reads = order_of(policy).predicts
+        point: Point = {
+            "order": order_text(policy),
+            "predictor": str(predictor) if reads else None,
+            "load": self.model.load(self.rate),
+        }
+        try:
+            own = self.durations(policy, predictor)
+            usual = self.durations(self.model.policy, NO_PREDICTION, like=own.method)
+        except UnstableQueueError:
+            return point | {"stable": False, "score": None}
+        return point | {
+            "stable": True,
+            "method": own.method,
+            "queueing_delay": own.delay,
+            "delay_ratio": own.delay / usual.delay if usual.delay else None,
+            "sojourn_time": own.sojourn,
+            "longest_sojourn_time": own.longest,
+            "longest_ratio": own.longest / usual.longest,
+            "largest_sigma": sigma,
+            "beats_fcfs": beats,
+            "score": own.delay,
+        }
+
+    def durations(
+        self, policy: Policy, predictor: PredictorText, like: str | None = None
+    ) -> OrderDurations:
+        """`like`: the method of what it is compared with. Raises UnstableQueueError, SpecError."""
+        model = dataclasses.replace(self.model, policy=policy, predictor=predictor)
+        simulated = methods(model)[0] == "simulation" or like == "simulation"
+        key = (f"{model.text} simulated" if simulated else model.text, str(predictor))
+        if key not in self.known:
+            solved = None if simulated else _solved(model, self.rate)
+            self.known[key] = _simulated(model, self.rate) if solved is None else solved
+        return self.known[key]
+
+    def gain(self, policy: Policy, sigma: float) -> float:
+        """W / W_fcfs - 1 with predictions of this spread."""
+        text = "exact" if not sigma else f"lognormal:sigma={format_number(sigma)}"
+        own = self.durations(policy, parse_predictor(text))
+        usual = self.durations(self.model.policy, NO_PREDICTION, like=own.method)
+        return own.delay / usual.delay - 1 if usual.delay else 0.0
+
+    def _needs(self, policy: Policy) -> tuple[Beats | None, float | None]:
+        """Whether it beats the order of arrival, and up to which spread."""
+        try:
+            if self.gain(policy, 0.0) >= 0:
+                return "never", None
+            if self.gain(policy, WORST) < 0:
+                return "always", None
+        except UnstableQueueError:
+            return None, None
+        simulated = methods(dataclasses.replace(self.model, policy=policy))[0] == "simulation"
+        precision = SIMULATED_PRECISION if simulated else PRECISION
+        gain: Callable[[float], float] = lambda sigma: self.gain(policy, sigma)  # noqa: E731
+        root = brentq(gain, 0.0, WORST, xtol=precision, rtol=1e-12)
+        return "up to largest_sigma", round(float(root), 3)
+
+    def _best_threshold(self, name: str) -> int:
+        """With a right bit; the median where nothing is stable."""
+        lengths = self.model.output_tokens
+        tried = sorted({lengths.quantile(share) for share in DECILES})
+
+        def delay(threshold: int) -> float:
+            policy = with_order(self.model.policy, f"{name}:threshold={threshold}")
+            return self.durations(policy, parse_predictor(f"onebit:threshold={threshold}")).delay
+
+        if methods(self.model)[0] == "simulation" or not self.model.load(self.rate) < 1:
+            return lengths.quantile(0.5)
+        return min(tried, key=delay)
+
+
+def _solved(model: Model, rate: float) -> OrderDurations | None:
+    """None where `kendall predict` simulates too."""
+    try:
+        found = by_formula(model, rate, methods(model)[0])
+    except NotConvergedError:
+        return None
+    by_length = durations_by_length(model, rate)
+    if found is None or by_length is None:
+        return None
+    delay, sojourn = found.queueing_delay.mean, found.sojourn_time.mean
+    if delay is None or sojourn is None:
+        return None
+    longest = sum(by_length.of_longest(model.output_tokens))
+    return OrderDurations(delay, sojourn, longest, found.method)
+
+
+def _simulated(model: Model, rate: float) -> OrderDurations:
+    """Of the same requests under every order."""
+    model.stable_load(rate)
+    run = steady_run(model, rate, begin_of(model, rate, SIMULATED), np.random.SeedSequence(0))
+    check_kept_up(model, [run])
+    kept = ~run.lost
+    sojourn, tokens = run.sojourn_time[kept], run.output_tokens[kept]
+    count = max(1, round(LONGEST * tokens.size))
+    longest = np.argsort(-tokens, kind="stable")[:count]
+    return OrderDurations(
+        float(run.queueing_delay[kept].mean()),
+        float(sojourn.mean()),
+        float(sojourn[longest].mean()),
+        "simulation",
+    )
