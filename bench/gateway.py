@@ -51,7 +51,7 @@ from bench.gateway_cost.judging import Finding, conclusion
 from bench.gateway_cost.servers import child
 from bench.gateway_cost.turns import Counted
 from bench.gateway_cost.wire import WireError
-from queueing.measurement.machine import hardware, versions
+from kendall.queueing.measurement.machine import hardware, versions
 
 PARTS: dict[str, Any] = {"engine": engine, "edge": edge, "proxy": proxy}
 DEFAULT = ("engine", "edge")

@@ -213,7 +213,7 @@ def fit_all(options: argparse.Namespace) -> int:
     """Fit raw files into OUTPUT/NAME.json and NAME.md; the exit code."""
     from bench.gpu.fit import read_runs
     from bench.gpu.report import report
-    from policies.text import SpecError
+    from kendall.policies.text import SpecError
 
     try:
         run = read_runs(options.fit)

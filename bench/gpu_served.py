@@ -80,7 +80,7 @@ def make_model(home: Path, shape: Shape, device: str) -> Path:
     import torch
     from transformers import AutoModelForCausalLM, LlamaConfig
 
-    from server.engines.tiny import make_tiny
+    from kendall.server.engines.tiny import make_tiny
 
     tiny = make_tiny(home / "tiny")
     snapshot = home / f"hub/models--{NAME.replace('/', '--')}/snapshots/1"

@@ -32,31 +32,31 @@ from typing import Any
 
 import numpy as np
 
-from loadgen.gateway.gateway_process import GatewayProcess, free_port
-from loadgen.sending.client.target import Target
-from loadgen.sending.run import run_load
-from policies import parse_policy
-from queueing.arrivals.timetable import Timetable, draw
-from queueing.arrivals.traces import read_trace
-from queueing.choosing.forecast import Setting
-from queueing.choosing.gain.operating_point import OperatingPoint
-from queueing.choosing.gain.same_requests import SameRequests
-from queueing.choosing.quantity import compared_by
-from queueing.control.assess import assess
-from queueing.distributions.token_distribution import TokenDistribution, parse_distribution
-from queueing.estimation.checked import check_run
-from queueing.estimation.outlook import RecentArrivals, forecast_error, outlook
-from queueing.estimation.speed.speed_history import SpeedHistory
-from queueing.estimation.window.of_run import window_of_run
-from queueing.estimation.window.snapshot import Snapshot
-from queueing.estimation.window_queue import Limits
-from queueing.latency.law import LatencyModel
-from queueing.latency.profile import Profile
-from queueing.measurement.record import read_run
-from queueing.measurement.recursion import Served, served
-from queueing.model import Model, step_bound
-from queueing.prediction.steady_state import largest_stable_rate
-from queueing.result import Quantity
+from kendall.loadgen.gateway.gateway_process import GatewayProcess, free_port
+from kendall.loadgen.sending.client.target import Target
+from kendall.loadgen.sending.run import run_load
+from kendall.policies import parse_policy
+from kendall.queueing.arrivals.timetable import Timetable, draw
+from kendall.queueing.arrivals.traces import read_trace
+from kendall.queueing.choosing.forecast import Setting
+from kendall.queueing.choosing.gain.operating_point import OperatingPoint
+from kendall.queueing.choosing.gain.same_requests import SameRequests
+from kendall.queueing.choosing.quantity import compared_by
+from kendall.queueing.control.assess import assess
+from kendall.queueing.distributions.token_distribution import TokenDistribution, parse_distribution
+from kendall.queueing.estimation.checked import check_run
+from kendall.queueing.estimation.outlook import RecentArrivals, forecast_error, outlook
+from kendall.queueing.estimation.speed.speed_history import SpeedHistory
+from kendall.queueing.estimation.window.of_run import window_of_run
+from kendall.queueing.estimation.window.snapshot import Snapshot
+from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.latency.profile import Profile
+from kendall.queueing.measurement.record import read_run
+from kendall.queueing.measurement.recursion import Served, served
+from kendall.queueing.model import Model, step_bound
+from kendall.queueing.prediction.steady_state import largest_stable_rate
+from kendall.queueing.result import Quantity
 
 PROMPTS, LENGTHS = "deterministic:value=32", "geometric:mean=16"
 LIMIT, SLOTS = 96, 16  # output tokens, sequences at once

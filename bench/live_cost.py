@@ -41,21 +41,21 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
 
-from policies import parse_policy
-from queueing.choosing.forecast import Setting
-from queueing.control.assess import assess
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.estimation.window.producer import MOST, WindowDelta, WindowProducer
-from queueing.estimation.window.replica import WindowReplica
-from queueing.estimation.window_queue import Limits
-from queueing.latency.law import LatencyModel
-from queueing.measurement.machine import hardware
-from queueing.measurement.record import Record
-from queueing.model import Model
-from queueing.prediction import predict_model
-from queueing.simulation.experiment import simulate_run
-from server.live import predicting
-from server.live.question import Question
+from kendall.policies import parse_policy
+from kendall.queueing.choosing.forecast import Setting
+from kendall.queueing.control.assess import assess
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.estimation.window.producer import MOST, WindowDelta, WindowProducer
+from kendall.queueing.estimation.window.replica import WindowReplica
+from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.measurement.machine import hardware
+from kendall.queueing.measurement.record import Record
+from kendall.queueing.model import Model
+from kendall.queueing.prediction import predict_model
+from kendall.queueing.simulation.experiment import simulate_run
+from kendall.server.live import predicting
+from kendall.server.live.question import Question
 
 RATE = 500.0  # requests/s
 LOAD = 0.6

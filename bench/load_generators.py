@@ -29,12 +29,12 @@ from pathlib import Path
 
 import numpy as np
 
-from loadgen.gateway.gateway_process import GatewayProcess, free_port
-from queueing.arrivals.timetable import delivered_rate
-from queueing.measurement.arrival_audit import audit_arrivals
-from queueing.measurement.machine import hardware, versions
-from queueing.measurement.record import Record, read_run
-from server.engines.tiny import make_tiny
+from kendall.loadgen.gateway.gateway_process import GatewayProcess, free_port
+from kendall.queueing.arrivals.timetable import delivered_rate
+from kendall.queueing.measurement.arrival_audit import audit_arrivals
+from kendall.queueing.measurement.machine import hardware, versions
+from kendall.queueing.measurement.record import Record, read_run
+from kendall.server.engines.tiny import make_tiny
 
 RATES = (50, 100, 200, 300, 400, 500, 600, 800, 1000, 1250, 1500)
 SECONDS = 8.0

@@ -37,15 +37,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from kendall.queueing.distributions.token_distribution import Vector, parse_distribution
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.measurement.machine import hardware, versions
+from kendall.queueing.model import Model
+from kendall.queueing.models.soap.orders import Order, ShortestFirst, ShortestRemaining
+from kendall.queueing.models.soap.predictors import ExactPrediction
+from kendall.queueing.simulation.experiment import simulate_run
+from kendall.queueing.simulation.fast import sample_tokens
 from papers.sample_paths import sojourns
-from queueing.distributions.token_distribution import Vector, parse_distribution
-from queueing.latency.law import LatencyModel
-from queueing.measurement.machine import hardware, versions
-from queueing.model import Model
-from queueing.models.soap.orders import Order, ShortestFirst, ShortestRemaining
-from queueing.models.soap.predictors import ExactPrediction
-from queueing.simulation.experiment import simulate_run
-from queueing.simulation.fast import sample_tokens
 
 LOAD = 0.8
 OURS_PER_ROUND = 20  # replications, so that a round of ours can be timed

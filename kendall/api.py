@@ -24,15 +24,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Unpack
 
-from policies.core import Policy
-from policies.text import SpecError, parse_policy
-from queueing.distributions.token_distribution import TokenDistribution, parse_distribution
-from queueing.errors import NotConvergedError, PredictionError, UnstableQueueError
-from queueing.latency.law import LatencyModel
-from queueing.latency.profile import load_law
-from queueing.model import Limits, Model
-from queueing.prediction.asked import Asked
-from queueing.result import Mean, Prediction, Quantiles
+from kendall.policies.core import Policy
+from kendall.policies.text import SpecError, parse_policy
+from kendall.queueing.distributions.token_distribution import TokenDistribution, parse_distribution
+from kendall.queueing.errors import NotConvergedError, PredictionError, UnstableQueueError
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.latency.profile import load_law
+from kendall.queueing.model import Limits, Model
+from kendall.queueing.prediction.asked import Asked
+from kendall.queueing.result import Mean, Prediction, Quantiles
 
 __all__ = [
     "LatencyModel",

@@ -15,58 +15,58 @@ from typing import Any
 
 COMMANDS = {
     "demo": (
-        "loadgen.commands.demo_cli",
+        "kendall.loadgen.commands.demo_cli",
         "measure an engine under every policy and compare with predictions",
     ),
     "serve": (
-        "server.operations.cli",
+        "kendall.server.operations.cli",
         "serve an OpenAI-compatible endpoint with a queue and a policy",
     ),
     "load": (
-        "loadgen.commands.load_cli",
+        "kendall.loadgen.commands.load_cli",
         "send open-loop load and report the delays that clients see",
     ),
     "summary": (
-        "loadgen.commands.summary_cli",
+        "kendall.loadgen.commands.summary_cli",
         "print the report of a saved load run, complete or interrupted",
     ),
     "sweep": (
-        "loadgen.commands.sweep_cli",
+        "kendall.loadgen.commands.sweep_cli",
         "measure policies x loads x token limits; resumable, with a report",
     ),
     "compare": (
-        "loadgen.commands.compare_cli",
+        "kendall.loadgen.commands.compare_cli",
         "compare the observed queueing delay of a run with predictions",
     ),
     "audit": (
-        "loadgen.commands.audit_cli",
+        "kendall.loadgen.commands.audit_cli",
         "test whether the arrivals of a run follow the requested process",
     ),
-    "calibrate": ("server.operations.cli", "measure the latency law of an engine"),
-    "predict": ("queueing.commands.cli", "predict the queueing delay of a policy"),
-    "simulate": ("queueing.commands.cli", "simulate a policy on Poisson arrivals"),
+    "calibrate": ("kendall.server.operations.cli", "measure the latency law of an engine"),
+    "predict": ("kendall.queueing.commands.cli", "predict the queueing delay of a policy"),
+    "simulate": ("kendall.queueing.commands.cli", "simulate a policy on Poisson arrivals"),
     "check-policy": (
-        "queueing.commands.check_policy_cli",
+        "kendall.queueing.commands.check_policy_cli",
         "check a policy of your own, or list all policies",
     ),
     "policies": (
-        "queueing.commands.policies_cli",
+        "kendall.queueing.commands.policies_cli",
         "list the policies and orders, built in and your own",
     ),
     "profiles": (
-        "queueing.commands.profiles_cli",
+        "kendall.queueing.commands.profiles_cli",
         "list the latency profiles that a name stands for",
     ),
     "optimize": (
-        "queueing.commands.optimize_cli",
+        "kendall.queueing.commands.optimize_cli",
         "choose a token limit, batch size, policy, number of servers or rate",
     ),
     "plan": (
-        "queueing.commands.plan_cli",
+        "kendall.queueing.commands.plan_cli",
         "plan capacity: the fewest servers that keep an SLO, and their cost",
     ),
     "advise": (
-        "server.operations.advise_cli",
+        "kendall.server.operations.advise_cli",
         "ask a running gateway which settings its model recommends",
     ),
     "reproduce": (
@@ -139,7 +139,7 @@ def main(arguments: list[str] | None = None) -> None:
             if isinstance(error, BrokenPipeError)
             else _complain(f"cannot write to stdout: {error.strerror}", 1)
         )
-    boot = sys.modules.get("server.engines.vllm.boot")
+    boot = sys.modules.get("kendall.server.engines.vllm.boot")
     if boot is not None and boot.left_behind():
         # a thread is in the middle of starting or ending vLLM: tidying up could abort the process
         sys.stdout.flush()
@@ -191,7 +191,7 @@ def _print_usage() -> None:
     """Print the usage as wide as the terminal, with a line of its own for each command where that
     has the room.
     """
-    from queueing.commands.terminal import console, say
+    from kendall.queueing.commands.terminal import console, say
 
     to = console()
     names = {f"  {name} " for name in COMMANDS}
@@ -203,8 +203,8 @@ def _print_usage() -> None:
 
 def _set_up_completion(flag: str, shell: str | None) -> int:
     from kendall.completion import set_up
-    from policies.text import SpecError
-    from queueing.errors import CommandError
+    from kendall.policies.text import SpecError
+    from kendall.queueing.errors import CommandError
 
     try:
         return set_up(flag, shell)
@@ -216,7 +216,7 @@ def _set_up_completion(flag: str, shell: str | None) -> int:
 
 def run_command(name: str, arguments: list[str]) -> int:
     """Run one subcommand; its exit status."""
-    from policies.text import suggest
+    from kendall.policies.text import suggest
 
     if name.startswith("-"):
         near = suggest(name, OPTIONS).replace("'", "")
@@ -251,8 +251,8 @@ def _failed(error: Exception, name: str, arguments: list[str]) -> int:
 
     from kendall import output
     from kendall.complaints import one_line
-    from policies.text import SpecError
-    from queueing.errors import CommandError, PredictionError
+    from kendall.policies.text import SpecError
+    from kendall.queueing.errors import CommandError, PredictionError
 
     match error:
         case OSError() if output.failure() is not None:
@@ -309,8 +309,8 @@ def command_of(name: str):  # type: ignore[no-untyped-def]
     import typer.main
 
     from kendall.help import show_as_written
-    from queueing.errors import CommandError
-    from server.operations.configuration.file import key_of
+    from kendall.queueing.errors import CommandError
+    from kendall.server.operations.configuration.file import key_of
 
     module = COMMANDS[name][0]
     if importlib.util.find_spec(module.partition(".")[0]) is None:
@@ -356,7 +356,7 @@ def _check_environment(name: str, command: Any, arguments: list[str]) -> None:
     """Raises SpecError: a variable KENDALL_... that no command reads, which is a typing error or
     a setting that is gone.
     """
-    from policies.text import SpecError
+    from kendall.policies.text import SpecError
 
     for variable, value in list(os.environ.items()):
         address = variable.endswith("_PORT") and value.startswith(("tcp://", "udp://", "sctp://"))
@@ -384,7 +384,7 @@ def _near_variable(variable: str, known: frozenset[str]) -> str:
     """`"; did you mean 'KENDALL_POLICY'?"`; what all variables, or all of one command, begin
     with does not make two of them alike.
     """
-    from policies.text import suggest
+    from kendall.policies.text import suggest
 
     prefix = next(
         (
@@ -400,7 +400,7 @@ def _near_variable(variable: str, known: frozenset[str]) -> str:
 
 def _check_one_key(name: str, command: Any, arguments: list[str]) -> None:
     """Raises SpecError: `serve` takes several keys from one variable, a client sends one."""
-    from policies.text import SpecError
+    from kendall.policies.text import SpecError
 
     for parameter in command.params:
         if (

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, get_args
 
-from policies.text import CommaList, suggest
+from kendall.policies.text import CommaList, suggest
 
 KINDS = {bool: "true or false", int: "a whole number", float: "a number"}
 
@@ -115,7 +115,7 @@ def _unknown_option(flag: str, command: Any) -> str:
     spelled nearly so.
     """
     if command.name == "serve":
-        from server.engines.vllm.options import argument_names
+        from kendall.server.engines.vllm.options import argument_names
 
         argument = flag.lstrip("-").replace("-", "_")
         if argument in argument_names():

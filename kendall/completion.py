@@ -74,9 +74,9 @@ def set_up(flag: str, shell: str | None) -> int:
     """
     from typer.completion import _get_shell_name, get_completion_script, install  # type: ignore[attr-defined]
 
-    from policies.text import SpecError, suggest
-    from queueing.errors import CommandError
-    from queueing.measurement.paths import cannot_write
+    from kendall.policies.text import SpecError, suggest
+    from kendall.queueing.errors import CommandError
+    from kendall.queueing.measurement.paths import cannot_write
 
     shell = shell or _get_shell_name()
     if shell not in SHELLS:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from policies.durations import Duration
+from kendall.policies.durations import Duration
 
 KINDS = {bool: "", int: "INTEGER", float: "NUMBER", str: "TEXT"}
 VARIABLES = (

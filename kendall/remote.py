@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from policies.text import SpecError, counted
+from kendall.policies.text import SpecError, counted
 
 NO_DESCRIPTOR = "no file descriptor left for another stream: raise `ulimit -n` or use --processes"
 NOT_TRUSTED = "the server's certificate is not trusted"

@@ -27,9 +27,9 @@ from typing import Any, Literal, overload
 import msgspec
 import numpy as np
 
-from policies.text import SpecError
-from queueing.arrivals.timetable import IntArray, Timetable, draw_prompts, streams
-from queueing.measurement.record import shown, unmarked
+from kendall.policies.text import SpecError
+from kendall.queueing.arrivals.timetable import IntArray, Timetable, draw_prompts, streams
+from kendall.queueing.measurement.record import shown, unmarked
 
 Message = dict[str, Any]
 Prompt = IntArray | str | list[Message]  # token ids, text, or a conversation for a chat endpoint

@@ -29,9 +29,9 @@ from scipy.integrate import quad
 from scipy.optimize import minimize_scalar
 from scipy.special import kv
 
-from queueing.errors import UnstableQueueError
-from queueing.models.soap.predictors import ExactPrediction, Predictor
-from queueing.models.soap.sizes import Grid, SizeLaw
+from kendall.queueing.errors import UnstableQueueError
+from kendall.queueing.models.soap.predictors import ExactPrediction, Predictor
+from kendall.queueing.models.soap.sizes import Grid, SizeLaw
 
 _CELLS = 400
 

@@ -15,12 +15,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from kendall.queueing.commands.terminal import console, say
+from kendall.queueing.measurement.paths import folder_to_write, writing
 from papers.reproduction.artefact import Artefact
 from papers.reproduction.catalogue import CATALOGUE, chosen, make
 from papers.reproduction.picture import draw_artefact
 from papers.reproduction.report import as_object, page, save_data, text
-from queueing.commands.terminal import console, say
-from queueing.measurement.paths import folder_to_write, writing
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 PERIOD = 1.5  # seconds between two lines while one artefact is computed

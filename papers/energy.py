@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from policies.text import SpecError
-from queueing.errors import UnstableQueueError
-from queueing.latency.regression import LineFit, fit_line
+from kendall.policies.text import SpecError
+from kendall.queueing.errors import UnstableQueueError
+from kendall.queueing.latency.regression import LineFit, fit_line
 
 
 @dataclass(frozen=True, slots=True)

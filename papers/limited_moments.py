@@ -23,7 +23,7 @@ import math
 
 from scipy.special import gamma, gammainc, ndtr
 
-from policies.text import SpecError
+from kendall.policies.text import SpecError
 
 
 def lognormal_limited_moment(k: float, limit: float, mu: float, sigma: float) -> float:

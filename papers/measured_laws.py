@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.latency.profile import SHIPPED, Profile
+from kendall.queueing.latency.regression import LineFit, fit_line
 from papers.energy import EnergyFit, fit_energy
 from papers.measurements import Measurement, load_measurement
-from queueing.latency.law import LatencyModel
-from queueing.latency.profile import SHIPPED, Profile
-from queueing.latency.regression import LineFit, fit_line
 
 YANG = "yang-llama2-7b-a100"
 INOUE = ("inoue-v100", "inoue-p4")

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from policies.text import SpecError
+from kendall.policies.text import SpecError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from queueing.distributions.token_distribution import Vector
-from queueing.models.soap import ranks
-from queueing.models.soap.orders import DrawnJobs, Jobs
-from queueing.models.soap.predictors import OneBit, PredictedSizes, Predictor
-from queueing.models.soap.ranks import Ranks
-from queueing.models.soap.sizes import Atoms, Grid
+from kendall.queueing.distributions.token_distribution import Vector
+from kendall.queueing.models.soap import ranks
+from kendall.queueing.models.soap.orders import DrawnJobs, Jobs
+from kendall.queueing.models.soap.predictors import OneBit, PredictedSizes, Predictor
+from kendall.queueing.models.soap.ranks import Ranks
+from kendall.queueing.models.soap.sizes import Atoms, Grid
 
 
 @dataclass(frozen=True, kw_only=True)

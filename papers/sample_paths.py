@@ -9,15 +9,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kendall.policies.text import SpecError
+from kendall.queueing.distributions.token_distribution import Vector
+from kendall.queueing.models.soap.orders import DrawnJobs, LeastAttained, Order
+from kendall.queueing.models.soap.predictors import Predictor
+from kendall.queueing.models.soap.queue import EXACT
+from kendall.queueing.models.soap.ranks import Ranks
+from kendall.queueing.models.soap.sizes import NO_RESIDUAL, Atoms, Residual, SizeLaw
+from kendall.queueing.simulation.orders.kernels import mean_work_ahead, run_ranks
 from papers.server_kernels import run_least_attained, run_ranks_on_servers
-from policies.text import SpecError
-from queueing.distributions.token_distribution import Vector
-from queueing.models.soap.orders import DrawnJobs, LeastAttained, Order
-from queueing.models.soap.predictors import Predictor
-from queueing.models.soap.queue import EXACT
-from queueing.models.soap.ranks import Ranks
-from queueing.models.soap.sizes import NO_RESIDUAL, Atoms, Residual, SizeLaw
-from queueing.simulation.orders.kernels import mean_work_ahead, run_ranks
 
 WARM_UP = 0.1  # share of each replication
 LAST = 0.05  # share of it whose jobs are not counted: behind them no others arrive

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from queueing.simulation.kernels import compiled
-from queueing.simulation.orders.kernels import (
+from kendall.queueing.simulation.kernels import compiled
+from kendall.queueing.simulation.orders.kernels import (
     before,
     exchange,
     overtaking,

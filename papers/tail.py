@@ -24,9 +24,9 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import gammaincinv
 
-from policies.text import SpecError
-from queueing.distributions.text import DistributionText, read_text
-from queueing.distributions.token_distribution import TokenDistribution
+from kendall.policies.text import SpecError
+from kendall.queueing.distributions.text import DistributionText, read_text
+from kendall.queueing.distributions.token_distribution import TokenDistribution
 
 DECADES = 1e3  # of probability, over which a slope is taken
 SAME_SLOPE = 0.02

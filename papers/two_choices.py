@@ -23,9 +23,9 @@ import numpy as np
 from scipy.sparse import csc_matrix
 from scipy.sparse.linalg import spsolve
 
-from policies.text import SpecError
-from queueing.distributions.token_distribution import Vector
-from queueing.errors import NotConvergedError, UnstableQueueError
+from kendall.policies.text import SpecError
+from kendall.queueing.distributions.token_distribution import Vector
+from kendall.queueing.errors import NotConvergedError, UnstableQueueError
 
 _ROUNDS, _CLOSE = 400, 1e-10
 State = tuple[int, int, int, int]  # predicted short, predicted long, class of the first of either

@@ -1,6 +1,6 @@
 """Batching policies: which waiting requests start next, decided from plain values."""
 
-from policies.core import (
+from kendall.policies.core import (
     Decision,
     Dispatch,
     Policy,
@@ -14,11 +14,11 @@ from policies.core import (
     first_ids,
     fitting_ids,
 )
-from policies.fixed import Fixed
-from policies.immediate import Capped, Continuous, Dynamic, Elastic, Single
-from policies.registry import POLICIES, is_built_in, is_first_come
-from policies.text import SpecError, format_policy, parse_policy, policy_batch_size
-from policies.unpadded import served_as
+from kendall.policies.fixed import Fixed
+from kendall.policies.immediate import Capped, Continuous, Dynamic, Elastic, Single
+from kendall.policies.registry import POLICIES, is_built_in, is_first_come
+from kendall.policies.text import SpecError, format_policy, parse_policy, policy_batch_size
+from kendall.policies.unpadded import served_as
 
 __all__ = [
     "POLICIES",

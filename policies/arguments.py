@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from numbers import Integral, Real
 
-from policies.text import SpecError
+from kendall.policies.text import SpecError
 
 LARGEST_WHOLE = 2**128 - 1  # a seed as long as numpy draws them
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from policies.core import (
+from kendall.policies.core import (
     Decision,
     Dispatch,
     Policy,
@@ -22,10 +22,10 @@ from policies.core import (
     Waiting,
     WaitUntil,
 )
-from policies.decision import RULES, SHOWN, DecisionError, Rule, check_decision, members
-from policies.errors import SpecError
-from policies.ordered import in_order
-from policies.text import counted, format_policy, one_line, parse_policy
+from kendall.policies.decision import RULES, SHOWN, DecisionError, Rule, check_decision, members
+from kendall.policies.errors import SpecError
+from kendall.policies.ordered import in_order
+from kendall.policies.text import counted, format_policy, one_line, parse_policy
 
 MOST_WAKE_UPS = 1000  # of a policy that nothing more arrives for, before it dispatches
 Check = Callable[[Policy, QueueState, float], str | None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from policies.core import (
+from kendall.policies.core import (
     Decision,
     Dispatch,
     Policy,
@@ -15,8 +15,8 @@ from policies.core import (
     WaitUntil,
     sequences_of,
 )
-from policies.registry import is_built_in
-from policies.text import format_policy, one_line, policy_batch_size
+from kendall.policies.registry import is_built_in
+from kendall.policies.text import format_policy, one_line, policy_batch_size
 
 LONGEST_DECISION = 1.0  # seconds; the gateway does nothing else meanwhile
 SHOWN = 100  # characters of what a policy answered

@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from decimal import Decimal
 
-from policies.errors import SpecError
+from kendall.policies.errors import SpecError
 
 UNITS = {
     "ns": "1e-9",

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from policies.core import (
+from kendall.policies.core import (
     IDLE,
     Decision,
     Dispatch,
@@ -16,8 +16,8 @@ from policies.core import (
     WaitUntil,
     sequences_of,
 )
-from policies.ordered import Ordered
-from policies.routes import PREFIX, warmest
+from kendall.policies.ordered import Ordered
+from kendall.policies.routes import PREFIX, warmest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import ClassVar
 
-from policies.core import IDLE, Decision, Dispatch, QueueState, Release, Server
-from policies.ordered import Ordered, preempted
-from policies.routes import PREFIX, by_match, together, warmest
+from kendall.policies.core import IDLE, Decision, Dispatch, QueueState, Release, Server
+from kendall.policies.ordered import Ordered, preempted
+from kendall.policies.routes import PREFIX, by_match, together, warmest
 
 
 def _take(policy: Ordered, state: QueueState, size: int | None, now: float) -> Decision:

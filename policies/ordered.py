@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from policies.core import (
+from kendall.policies.core import (
     IDLE,
     UNBOUNDED,
     Decision,
@@ -20,10 +20,10 @@ from policies.core import (
     Server,
     Waiting,
 )
-from policies.errors import SpecError
-from policies.orders import FIRST_COME, ORDERS, make_order
-from policies.orders.order import Order, key, outranked
-from policies.routes import LEAST_LOADED, PREFIX, check_route
+from kendall.policies.errors import SpecError
+from kendall.policies.orders import FIRST_COME, ORDERS, make_order
+from kendall.policies.orders.order import Order, key, outranked
+from kendall.policies.routes import LEAST_LOADED, PREFIX, check_route
 
 PARAMETERS = (
     *("aging", "threshold", "bins", "c", "quantum", "levels"),

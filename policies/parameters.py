@@ -17,11 +17,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from policies.durations import seconds_or_nan
-from policies.errors import SpecError
-from policies.ordered import KEYS, PARAMETERS, Ordered
-from policies.orders import ORDERS
-from policies.routes import ROUTES
+from kendall.policies.durations import seconds_or_nan
+from kendall.policies.errors import SpecError
+from kendall.policies.ordered import KEYS, PARAMETERS, Ordered
+from kendall.policies.orders import ORDERS
+from kendall.policies.routes import ROUTES
 
 LARGEST_BATCH = 1_000_000  # beyond any engine, and small enough for every model's arithmetic
 LARGEST_WHOLE = 10**15

@@ -23,14 +23,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from policies.core import Policy
-from policies.errors import SpecError
-from policies.fixed import Fixed
-from policies.immediate import Capped, Continuous, Dynamic, Elastic, Single
-from policies.ordered import Ordered, order_of
-from policies.orders import FIRST_COME, ORDERS
-from policies.parameters import parameters_of
-from policies.unpadded import UnpaddedFixed
+from kendall.policies.core import Policy
+from kendall.policies.errors import SpecError
+from kendall.policies.fixed import Fixed
+from kendall.policies.immediate import Capped, Continuous, Dynamic, Elastic, Single
+from kendall.policies.ordered import Ordered, order_of
+from kendall.policies.orders import FIRST_COME, ORDERS
+from kendall.policies.parameters import parameters_of
+from kendall.policies.unpadded import UnpaddedFixed
 
 POLICIES: dict[str, type[Policy]] = {
     "single": Single,

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policies.core import QueueState, Server
-from policies.errors import SpecError
+from kendall.policies.core import QueueState, Server
+from kendall.policies.errors import SpecError
 
 LEAST_LOADED, PREFIX = "least_loaded", "prefix"
 ROUTES = (LEAST_LOADED, PREFIX)

@@ -9,11 +9,11 @@ import math
 from collections.abc import Mapping
 from typing import Any, get_args
 
-from policies.core import Policy
-from policies.errors import SpecError
-from policies.ordered import KEYS, Ordered
-from policies.orders import FIRST_COME, ORDERS
-from policies.parameters import (
+from kendall.policies.core import Policy
+from kendall.policies.errors import SpecError
+from kendall.policies.ordered import KEYS, Ordered
+from kendall.policies.orders import FIRST_COME, ORDERS
+from kendall.policies.parameters import (
     LARGEST_BATCH,
     SIZES,
     fields_of,
@@ -23,7 +23,7 @@ from policies.parameters import (
     parse_number,
     suggest,
 )
-from policies.registry import POLICIES, policy_class, usable_policies
+from kendall.policies.registry import POLICIES, policy_class, usable_policies
 
 LARGEST_SPELLED_OUT = 1e15
 EXAMPLES = {  # of the policies with a batch size

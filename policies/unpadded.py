@@ -9,10 +9,10 @@ import functools
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from policies.core import Policy, Release
-from policies.fixed import Fixed
-from policies.immediate import Capped, Dynamic, Elastic
-from policies.ordered import KEYS, Ordered
+from kendall.policies.core import Policy, Release
+from kendall.policies.fixed import Fixed
+from kendall.policies.immediate import Capped, Dynamic, Elastic
+from kendall.policies.ordered import KEYS, Ordered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

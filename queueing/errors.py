@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from policies.text import short_number
+from kendall.policies.text import short_number
 
 INFINITE_MEAN = (
     "the mean delay is infinite: batch sizes have no bound, and residual service times make them "

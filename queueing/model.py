@@ -10,14 +10,14 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any, TypedDict, Unpack
 
-from policies.arguments import positive, real_number, short_repr, whole_number
-from policies.core import UNBOUNDED, Policy
-from policies.fixed import Fixed
-from policies.immediate import Continuous, Single
-from policies.ordered import counts, in_arrival_order, order_of
-from policies.orders.by_length import Binned
-from policies.registry import class_fault, is_built_in, usable_policies
-from policies.text import (
+from kendall.policies.arguments import positive, real_number, short_repr, whole_number
+from kendall.policies.core import UNBOUNDED, Policy
+from kendall.policies.fixed import Fixed
+from kendall.policies.immediate import Continuous, Single
+from kendall.policies.ordered import counts, in_arrival_order, order_of
+from kendall.policies.orders.by_length import Binned
+from kendall.policies.registry import class_fault, is_built_in, usable_policies
+from kendall.policies.text import (
     LARGEST_BATCH,
     SpecError,
     counted,
@@ -27,7 +27,7 @@ from policies.text import (
     short_number,
     suggest,
 )
-from queueing.arrivals.notation import (
+from kendall.queueing.arrivals.notation import (
     ArrivalProcess,
     has_end,
     highest_rate,
@@ -35,31 +35,35 @@ from queueing.arrivals.notation import (
     letters,
     process_and_scv,
 )
-from queueing.arrivals.processes import Recorded
-from queueing.arrivals.text import Process, at_rate, format_arrivals
-from queueing.distributions.call_lengths import CallLengths
-from queueing.distributions.flows import Flows, parse_flows
-from queueing.distributions.heavy_tail import LARGEST_COUNT
-from queueing.distributions.packing import Reservations, batch_sizes
-from queueing.distributions.token_distribution import (
+from kendall.queueing.arrivals.processes import Recorded
+from kendall.queueing.arrivals.text import Process, at_rate, format_arrivals
+from kendall.queueing.distributions.call_lengths import CallLengths
+from kendall.queueing.distributions.flows import Flows, parse_flows
+from kendall.queueing.distributions.heavy_tail import LARGEST_COUNT
+from kendall.queueing.distributions.packing import Reservations, batch_sizes
+from kendall.queueing.distributions.token_distribution import (
     SET_LIMIT,
     SHORTER,
     TokenDistribution,
     parse_distribution,
 )
-from queueing.errors import UnstableQueueError
-from queueing.latency.batch_time import BatchTime
-from queueing.latency.durations import check_durations
-from queueing.latency.law import LatencyModel
-from queueing.latency.profile import load_law
-from queueing.latency.service_time import ServiceTime
-from queueing.measurement.slo import level_of
-from queueing.models.batches.binned import binned_rate
-from queueing.models.gg1 import LARGEST_SCV
-from queueing.models.slots.continuous import SlotTime
-from queueing.models.soap.predictor_text import NO_PREDICTION, PredictorText, parse_predictor
-from queueing.models.tandem import phase_means, phases
-from queueing.result import LEVELS, Levels, LoadBound
+from kendall.queueing.errors import UnstableQueueError
+from kendall.queueing.latency.batch_time import BatchTime
+from kendall.queueing.latency.durations import check_durations
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.latency.profile import load_law
+from kendall.queueing.latency.service_time import ServiceTime
+from kendall.queueing.measurement.slo import level_of
+from kendall.queueing.models.batches.binned import binned_rate
+from kendall.queueing.models.gg1 import LARGEST_SCV
+from kendall.queueing.models.slots.continuous import SlotTime
+from kendall.queueing.models.soap.predictor_text import (
+    NO_PREDICTION,
+    PredictorText,
+    parse_predictor,
+)
+from kendall.queueing.models.tandem import phase_means, phases
+from kendall.queueing.result import LEVELS, Levels, LoadBound
 
 SMALLEST_RATE, LARGEST_RATE = 1e-12, 1e12  # requests/s: beyond, sums of instants lose all digits
 # how requests come to the servers: from one queue, or each server has one of its own that they join

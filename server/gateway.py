@@ -13,39 +13,39 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from queueing.latency.law import LatencyModel
-from queueing.measurement.record import Header
-from server.admission.control import Overload
-from server.admission.limits_in_force import LimitsInForce
-from server.calibration.in_force import LatencyModelInForce
-from server.engines.base import Capabilities, Engine, describe_engine
-from server.engines.proxied import ProxyingEngine
-from server.live import LiveModel
-from server.live.arrivals_seen import ArrivalsSeen
-from server.openai_tools.serving_objects import serving_objects_of
-from server.queue import poison
-from server.queue.batcher import Batcher
-from server.queue.observers import Observer
-from server.runtime.background import going_on
-from server.runtime.clock import clock_of
-from server.runtime.errors import ApiError, not_started
-from server.runtime.ids import CallIds
-from server.settings import Settings
-from server.supervision.lifecycle import Lifecycle
-from server.supervision.progress import SilenceLimits, StuckWatch, on_still
-from server.supervision.replicas.pool import Replicas
-from server.supervision.replicas.servers import Servers
-from server.supervision.replicas.stuck import StuckReplicas
-from server.supervision.supervisor import Supervisor
-from server.supervision.tokenizer import RestartSafeTokenizer
-from server.telemetry.metrics import Metrics
-from server.telemetry.recorder import Recorder
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.measurement.record import Header
+from kendall.server.admission.control import Overload
+from kendall.server.admission.limits_in_force import LimitsInForce
+from kendall.server.calibration.in_force import LatencyModelInForce
+from kendall.server.engines.base import Capabilities, Engine, describe_engine
+from kendall.server.engines.proxied import ProxyingEngine
+from kendall.server.live import LiveModel
+from kendall.server.live.arrivals_seen import ArrivalsSeen
+from kendall.server.openai_tools.serving_objects import serving_objects_of
+from kendall.server.queue import poison
+from kendall.server.queue.batcher import Batcher
+from kendall.server.queue.observers import Observer
+from kendall.server.runtime.background import going_on
+from kendall.server.runtime.clock import clock_of
+from kendall.server.runtime.errors import ApiError, not_started
+from kendall.server.runtime.ids import CallIds
+from kendall.server.settings import Settings
+from kendall.server.supervision.lifecycle import Lifecycle
+from kendall.server.supervision.progress import SilenceLimits, StuckWatch, on_still
+from kendall.server.supervision.replicas.pool import Replicas
+from kendall.server.supervision.replicas.servers import Servers
+from kendall.server.supervision.replicas.stuck import StuckReplicas
+from kendall.server.supervision.supervisor import Supervisor
+from kendall.server.supervision.tokenizer import RestartSafeTokenizer
+from kendall.server.telemetry.metrics import Metrics
+from kendall.server.telemetry.recorder import Recorder
 
 if TYPE_CHECKING:
-    from server.calibration.idle_probes import IdleProbes
-    from server.engines.base import EngineRequest
-    from server.queue.sequence import SequenceState
-    from server.telemetry.tracing import Tracing
+    from kendall.server.calibration.idle_probes import IdleProbes
+    from kendall.server.engines.base import EngineRequest
+    from kendall.server.queue.sequence import SequenceState
+    from kendall.server.telemetry.tracing import Tracing
 
 log = logging.getLogger("kendall")
 
@@ -109,7 +109,7 @@ class Gateway:
         settings = self.settings
         self.live_model().saved.restore()
         if settings.calibrate:
-            from server.calibration.calibration import calibrate_at_start  # noqa: PLC0415 - it needs scipy, and few start with it
+            from kendall.server.calibration.calibration import calibrate_at_start  # noqa: PLC0415 - it needs scipy, and few start with it
 
             log.info(
                 "calibrating the engine's law, some 3,000 to 5,000 steps; requests wait until then"
@@ -125,7 +125,7 @@ class Gateway:
             settings.port,
         )
         if settings.idle_probes:
-            from server.calibration.idle_probes import IdleProbes  # noqa: PLC0415 - it needs scipy
+            from kendall.server.calibration.idle_probes import IdleProbes  # noqa: PLC0415 - it needs scipy
 
             self.probes = IdleProbes(self)
             self._keep_up("idle probing", self.probes.run)
@@ -154,7 +154,7 @@ class Gateway:
         observers.append(self.live)
         observers += self.overload.observers()
         if settings.otlp_traces_endpoint is not None:
-            from server.telemetry.tracing import Tracing, exporting_provider  # noqa: PLC0415 - few trace
+            from kendall.server.telemetry.tracing import Tracing, exporting_provider  # noqa: PLC0415 - few trace
 
             provider = exporting_provider(settings.otlp_traces_endpoint)
             self.tracing = Tracing(provider, settings.served_model_name, self.now)

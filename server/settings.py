@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from server.admission.limits import OverloadSettings
-from server.runtime.field_marks import RELOADED
-from server.runtime.logs import LogSettings
-from server.security.settings import SecuritySettings
-from server.supervision.settings import SupervisionSettings
+from kendall.server.admission.limits import OverloadSettings
+from kendall.server.runtime.field_marks import RELOADED
+from kendall.server.runtime.logs import LogSettings
+from kendall.server.security.settings import SecuritySettings
+from kendall.server.supervision.settings import SupervisionSettings
 
 AutopilotMode = Literal["off", "advise", "act"]
 EngineName = Literal["auto", "vllm", "emulated", "http", "ray"]

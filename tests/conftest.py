@@ -9,7 +9,7 @@ from typing import TypeVar
 import pytest
 from hypothesis import HealthCheck, Phase, is_hypothesis_test, settings
 
-from queueing.commands import terminal
+from kendall.queueing.commands import terminal
 from tests.support import require_vllm
 
 # seconds: what a command prints in a test does not tell how long it took; a test of that sets it

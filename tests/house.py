@@ -18,7 +18,7 @@ import grimp
 
 ROOT = Path(__file__).resolve().parent.parent
 PRODUCT = ("policies", "queueing", "server", "loadgen", "kendall")
-SERVE = ("kendall.cli", "server.operations.cli", "server.operations.serving")
+SERVE = ("kendall.cli", "kendall.server.operations.cli", "kendall.server.operations.serving")
 UNTYPED = ("server/live", "queueing/estimation", "queueing/choosing", "queueing/control")
 
 

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from loadgen.gateway.gateway_process import free_port
+from kendall.loadgen.gateway.gateway_process import free_port
 
 ROOT = Path(__file__).resolve().parent.parent
 PRINTED_URL = re.compile(r"(?P<host>localhost|127\.0\.0\.1):8080\b")

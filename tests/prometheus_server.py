@@ -12,7 +12,7 @@ from typing import Any, Self
 import httpx
 import yaml
 
-from loadgen.gateway.gateway_process import free_port
+from kendall.loadgen.gateway.gateway_process import free_port
 from tests.support import require_program
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -15,7 +15,7 @@ from typing import Any
 
 import uvicorn
 
-from loadgen.gateway.gateway_process import GatewayError, GatewayProcess
+from kendall.loadgen.gateway.gateway_process import GatewayError, GatewayProcess
 
 PATIENCE = 3  # times as long as a gateway may take that is measured: an engine on a busy machine
 

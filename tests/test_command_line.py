@@ -21,7 +21,7 @@ import msgspec
 import pytest
 
 from kendall import cli
-from queueing.latency.profile import find_profile
+from kendall.queueing.latency.profile import find_profile
 
 ROOT = Path(__file__).resolve().parent.parent
 HELP = re.compile(r"[│╭╰╮╯─\s]+")
@@ -206,10 +206,10 @@ def test_what_all_variables_begin_with_does_not_make_them_alike(
 def test_calibrate_prints_a_law_that_fits_80_columns() -> None:
     from io import StringIO
 
-    from queueing.commands.terminal import console
-    from queueing.latency.law import parse_law
-    from queueing.latency.profile import Profile
-    from server.operations.calibrate import show
+    from kendall.queueing.commands.terminal import console
+    from kendall.queueing.latency.law import parse_law
+    from kendall.queueing.latency.profile import Profile
+    from kendall.server.operations.calibrate import show
 
     law = parse_law(
         "k1=0.00012345678901234567,k2=0.0012345678901234567,k3=1.2345678901234567e-05,k4=0.0023456789012345678"
@@ -226,10 +226,10 @@ def test_calibrate_prints_a_law_that_fits_80_columns() -> None:
 def test_calibrate_says_the_speed_first_where_only_that_was_measured() -> None:
     from io import StringIO
 
-    from queueing.commands.terminal import console
-    from queueing.latency.law import parse_law
-    from queueing.latency.profile import Profile
-    from server.operations.calibrate import show
+    from kendall.queueing.commands.terminal import console
+    from kendall.queueing.latency.law import parse_law
+    from kendall.queueing.latency.profile import Profile
+    from kendall.server.operations.calibrate import show
 
     to = StringIO()
     show(
@@ -475,15 +475,15 @@ def test_serve_says_where_it_listens_before_the_engine_starts(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from policies.text import SpecError
-    from server.operations import serving
+    from kendall.policies.text import SpecError
+    from kendall.server.operations import serving
 
     def no_engine(*_: Any) -> Any:
         raise SpecError("no engine")
 
     monkeypatch.setattr(serving, "choose_engine", lambda _: (None, None))
     monkeypatch.setattr(serving, "Gateway", no_engine)
-    monkeypatch.setattr("server.operations.cli.configure_logs", lambda _: None)
+    monkeypatch.setattr("kendall.server.operations.cli.configure_logs", lambda _: None)
     caplog.set_level("INFO", logger="kendall")
     assert complaint(capsys, "serve", "--port", "0", status=2) == "no engine"
     said = next(
@@ -514,9 +514,9 @@ def test_calibrate_shows_what_it_measured_where_it_cannot_be_saved(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    from queueing.latency.law import parse_law
-    from queueing.latency.profile import Profile
-    from server.operations import calibrate as command
+    from kendall.queueing.latency.law import parse_law
+    from kendall.queueing.latency.profile import Profile
+    from kendall.server.operations import calibrate as command
 
     profile = Profile(name="x", law=parse_law(LAW), r2=0.99, mape=0.01)
     monkeypatch.setattr(command, "_remote", lambda *_: profile)
@@ -1098,7 +1098,7 @@ def test_a_law_in_milliseconds_draws_a_warning(capsys: pytest.CaptureFixture[str
 def test_the_folder_of_a_sweep_has_two_names_on_the_command_line_and_in_the_environment(
     flag: str, variable: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from loadgen.commands import sweep_cli
+    from kendall.loadgen.commands import sweep_cli
 
     found: list[Path] = []
     plan = sweep_cli._plan
@@ -1108,7 +1108,7 @@ def test_the_folder_of_a_sweep_has_two_names_on_the_command_line_and_in_the_envi
         return plan(*arguments)
 
     monkeypatch.setattr(sweep_cli, "_plan", remember)
-    monkeypatch.setattr("loadgen.sweep.dry_run.print_plan", lambda *_: None)
+    monkeypatch.setattr("kendall.loadgen.sweep.dry_run.print_plan", lambda *_: None)
     assert run("sweep", "--dry-run", flag, "here") == 0
     monkeypatch.setenv(variable, "there")
     assert run("sweep", "--dry-run") == 0
@@ -1244,8 +1244,8 @@ def test_a_full_disk_behind_stderr_leaves_the_exit_status() -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
 def test_a_file_that_cannot_be_written_is_not_taken_for_stdout(tmp_path: Path) -> None:
-    from policies import parse_policy
-    from queueing.measurement.record import Header, write_run
+    from kendall.policies import parse_policy
+    from kendall.queueing.measurement.record import Header, write_run
     from tests.loadgen.driver import drive
 
     write_run(

@@ -140,7 +140,7 @@ def test_one_service_builds_a_tag(flavour: str) -> None:
 
 
 def test_what_stops_a_container_waits_longer_than_the_drain() -> None:
-    from server.settings import Settings
+    from kendall.server.settings import Settings
 
     grace = read(DOCKER / "compose.yaml")["services"]["gateway"]["stop_grace_period"]
     assert (

@@ -103,10 +103,10 @@ def test_the_page_of_versions_says_the_versions_that_the_code_has() -> None:
 
     from grafana_foundation_sdk.models.dashboard import Dashboard
 
-    from queueing.estimation import estimates
-    from queueing.latency import profile
-    from queueing.measurement import record
-    from server.live import state_file
+    from kendall.queueing.estimation import estimates
+    from kendall.queueing.latency import profile
+    from kendall.queueing.measurement import record
+    from kendall.server.live import state_file
 
     text = (ROOT / "docs/versions.md").read_text()
     rows = {
@@ -134,7 +134,7 @@ def test_the_page_of_versions_says_the_versions_that_the_code_has() -> None:
 
 
 def test_the_security_page_says_the_bounds_of_a_body_after_its_answer() -> None:
-    from server.security import early_answer
+    from kendall.server.security import early_answer
 
     assert (
         f"at most {early_answer.MOST_BYTES >> 20} MiB and {early_answer.MOST_SECONDS:g} s, "

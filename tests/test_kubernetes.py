@@ -333,7 +333,7 @@ def test_the_pod_is_given_time_to_drain() -> None:
 
 
 def test_probes_ask_what_the_gateway_answers_without_a_key() -> None:
-    from server.security.routes import DECISIONS
+    from kendall.server.security.routes import DECISIONS
 
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         path = container(built(FOLDER / "base"))[probe]["httpGet"]["path"]

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 import yaml
 
-from policies import parse_policy
-from policies.core import Policy
-from server.settings import Settings
-from server.supervision.settings import SupervisionSettings
+from kendall.policies import parse_policy
+from kendall.policies.core import Policy
+from kendall.server.settings import Settings
+from kendall.server.supervision.settings import SupervisionSettings
 from tests.test_containers import instructions
 from tests.test_kubernetes import CHOICES, FOLDER, OVERLAYS, built, combined
 

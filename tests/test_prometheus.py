@@ -20,12 +20,12 @@ import pytest
 import yaml
 
 from grafana.agreement import VERDICTS
-from loadgen.gateway.gateway_process import GatewayProcess, free_port
-from loadgen.sending.client.target import Target
-from loadgen.sending.run import run_load
-from queueing.arrivals.timetable import draw
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.measurement.record import Record, read_run
+from kendall.loadgen.gateway.gateway_process import GatewayProcess, free_port
+from kendall.loadgen.sending.client.target import Target
+from kendall.loadgen.sending.run import run_load
+from kendall.queueing.arrivals.timetable import draw
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.measurement.record import Record, read_run
 from tests.eventually import eventually
 from tests.grafana.asked import FILES, Asked, faults, filled, queries_of
 from tests.prometheus_server import ROOT, Prometheus

@@ -120,7 +120,7 @@ def test_a_model_is_fetched_by_the_environments_own_python_away_from_the_sources
     tool.fetch_model(tmp_path / "venv", "smollm2")
     where, what = called.read_text().splitlines()
     assert where == str(tmp_path / "venv")
-    assert what == "-I -c from server.engines.smollm2 import main; main()"
+    assert what == "-I -c from kendall.server.engines.smollm2 import main; main()"
 
 
 def test_a_model_of_an_environment_without_vllm_names_the_flavour_that_serves_it(

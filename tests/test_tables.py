@@ -19,16 +19,16 @@ import pytest
 from rich.console import Console
 
 from kendall import cli
-from loadgen.commands.demo_report import DemoCell, print_report
-from loadgen.compare.comparison import Comparison
-from loadgen.report.report import show as show_comparisons
-from loadgen.report.summary import LoadSummary, summarise_records
-from loadgen.report.summary_text import load_table
-from queueing.commands.terminal import NO_TERMINAL, console
-from queueing.latency.profile import Profile
-from queueing.measurement.record import Header, Record, write_run
-from server.operations.advice_table import show as show_advice
-from server.operations.calibrate import show as show_law
+from kendall.loadgen.commands.demo_report import DemoCell, print_report
+from kendall.loadgen.compare.comparison import Comparison
+from kendall.loadgen.report.report import show as show_comparisons
+from kendall.loadgen.report.summary import LoadSummary, summarise_records
+from kendall.loadgen.report.summary_text import load_table
+from kendall.queueing.commands.terminal import NO_TERMINAL, console
+from kendall.queueing.latency.profile import Profile
+from kendall.queueing.measurement.record import Header, Record, write_run
+from kendall.server.operations.advice_table import show as show_advice
+from kendall.server.operations.calibrate import show as show_law
 from tests.golden_files import is_as_kept
 
 ROOT = Path(__file__).parents[1]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from policies import POLICIES
+from kendall.policies import POLICIES
 from tests.policies.decisions import ROWS
 
 HERE = Path(__file__).resolve().parent

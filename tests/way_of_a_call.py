@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from server.admission.control import Overload
+from kendall.server.admission.control import Overload
 from tests.server.asgi import call, completion, running
 
 ROOT = Path(__file__).resolve().parent.parent

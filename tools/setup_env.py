@@ -35,11 +35,11 @@ STAMP = "kendall-setup.json"  # in the environment: its parts, each with the dig
 OWN = ("kendall", "policies", "queueing", "server", "loadgen")
 STARTED = (
     "kendall.cli",
-    "server.operations.serving",
-    "loadgen.commands.demo_cli",
+    "kendall.server.operations.serving",
+    "kendall.loadgen.commands.demo_cli",
 )  # what a first start imports
 STARTED_ENGINE = (
-    "server.engines.vllm.core",
+    "kendall.server.engines.vllm.core",
     "vllm.v1.engine.core",
     "vllm.v1.worker.gpu_model_runner",
 )
@@ -131,7 +131,7 @@ def set_up(arguments: argparse.Namespace) -> None:
 
 def fetch_model(venv: Path, model: str) -> None:
     """Into the user's cache; says what it does."""
-    call = f"from server.engines.{model} import main; main()"
+    call = f"from kendall.server.engines.{model} import main; main()"
     if subprocess.run([_python(venv), "-I", "-c", call], cwd=venv, check=False).returncode != 0:
         raise SetupError(f"the model {model} could not be fetched; see above")
 

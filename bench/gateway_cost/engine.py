@@ -23,9 +23,9 @@ from bench.gateway_cost.judging import LEAST_BEFORE, Finding, difference_of, mea
 from bench.gateway_cost.servers import ONE_PROCESS, QUIET, Server, child, serving, used, vllm_serve
 from bench.gateway_cost.turns import shuffled
 from bench.gateway_cost.wire import Pool, post
-from server.engines.tiny import make_tiny
-from server.engines.vllm.machine import Machine
-from server.engines.vllm.options import engine_arguments, on_cpu
+from kendall.server.engines.tiny import make_tiny
+from kendall.server.engines.vllm.machine import Machine
+from kendall.server.engines.vllm.options import engine_arguments, on_cpu
 
 TITLE = (
     "On the real engine, continuous, beside `vllm serve` of the same version, model and engine "

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from queueing.measurement.batch_means import student
+from kendall.queueing.measurement.batch_means import student
 
 CONFIDENCE = 0.95
 LEAST_BEFORE = 0.97  # of the throughput and the rates of an earlier checkout

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 import sys
 
-from loadgen.gateway.gateway_child import end_with
+from kendall.loadgen.gateway.gateway_child import end_with
 
 _version = importlib.metadata.version
 

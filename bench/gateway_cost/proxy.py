@@ -29,7 +29,7 @@ from bench.gateway_cost.servers import Server, child, running, serving
 from bench.gateway_cost.stub import MODEL, TOKENS
 from bench.gateway_cost.turns import Cores, Counted, closed_loop, in_turns, sharing_a_core
 from bench.gateway_cost.wire import Pool, WireError, post
-from loadgen.gateway.gateway_process import free_port
+from kendall.loadgen.gateway.gateway_process import free_port
 
 TITLE = "Before a server that takes no time, beside other proxies"
 OURS, LITELLM, ENVOY = "gateway", "LiteLLM", "Envoy"

@@ -16,8 +16,8 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from loadgen.gateway.gateway_process import free_port
-from server.engines.tiny import make_tiny
+from kendall.loadgen.gateway.gateway_process import free_port
+from kendall.server.engines.tiny import make_tiny
 
 ROOT = Path(__file__).parents[2]
 # of vLLM
@@ -176,7 +176,7 @@ def child(checkout: Path | None = None) -> str:
     """The module by which this checkout, or another of any time, runs a gateway that ends with its
     parent. Raises LookupError.
     """
-    for name in ("loadgen.gateway.gateway_child", "loadgen.gateway_child"):
+    for name in ("kendall.loadgen.gateway.gateway_child", "loadgen.gateway_child"):
         if ((checkout or ROOT) / f"{name.replace('.', '/')}.py").is_file():
             return name
     raise LookupError(f"got {checkout}; expected the folder of a checkout of Kendall")

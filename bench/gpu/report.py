@@ -9,12 +9,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from kendall.policies.text import SpecError
+from kendall.queueing.latency.fit import COEFFICIENTS, Fit
+from kendall.queueing.latency.regression import fit_line
 from papers.measured_laws import YANG, yang_times
 from papers.measurements import load_measurement
 from papers.reproduction.yang.batches import SETS
-from policies.text import SpecError
-from queueing.latency.fit import COEFFICIENTS, Fit
-from queueing.latency.regression import fit_line
 
 from .design import Shape
 from .fit import (

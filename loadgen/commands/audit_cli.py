@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from loadgen.commands.flags import option
-from policies.text import CommaList, SpecError, short_number, suggest
+from kendall.loadgen.commands.flags import option
+from kendall.policies.text import CommaList, SpecError, short_number, suggest
 
 if TYPE_CHECKING:
-    from loadgen.report.audit import Stream
-    from queueing.measurement.arrival_audit import Audit
+    from kendall.loadgen.report.audit import Stream
+    from kendall.queueing.measurement.arrival_audit import Audit
 
 app = typer.Typer(add_completion=False)
 REQUIREMENTS = ("poisson", "timetable")
@@ -73,7 +73,7 @@ def audit_command(
     Each test reports its statistic and p-value; together they reject a true Poisson stream in at
     most --significance of all audits.
     """
-    from loadgen.report.load_verdict import parse_budget  # noqa: PLC0415 - numerics
+    from kendall.loadgen.report.load_verdict import parse_budget  # noqa: PLC0415 - numerics
 
     required = require or []
     _check(asked_rate, process, significance, required)
@@ -101,7 +101,7 @@ def audit_command(
 def _check(
     asked_rate: float | None, process: str | None, significance: float, require: list[str]
 ) -> None:
-    from loadgen.report.audit import PROCESSES  # noqa: PLC0415 - numerics
+    from kendall.loadgen.report.audit import PROCESSES  # noqa: PLC0415 - numerics
 
     if process is not None and process not in PROCESSES:
         raise SpecError(
@@ -118,8 +118,8 @@ def _check(
 
 
 def _streams(paths: list[Path], asked_rate: float | None, process: str | None) -> list[Stream]:
-    from loadgen.report.audit import streams_of  # noqa: PLC0415 - numerics
-    from loadgen.report.files.bench_read import read_either  # noqa: PLC0415
+    from kendall.loadgen.report.audit import streams_of  # noqa: PLC0415 - numerics
+    from kendall.loadgen.report.files.bench_read import read_either  # noqa: PLC0415
 
     runs = []
     try:
@@ -145,7 +145,7 @@ def _spans(audits: list[tuple[Stream, Audit]]) -> float | None:
     """The p-value of spans as near to n / rate as those of the Poisson runs whose rate was
     requested; None for fewer than two.
     """
-    from queueing.measurement.arrival_tests import too_exact  # noqa: PLC0415
+    from kendall.queueing.measurement.arrival_tests import too_exact  # noqa: PLC0415
 
     runs = [a for _, a in audits if a.process == "poisson" and a.asked_rate is not None and a.tests]
     if len(runs) < 2:
@@ -154,7 +154,7 @@ def _spans(audits: list[tuple[Stream, Audit]]) -> float | None:
 
 
 def _print(audits: list[tuple[Stream, Audit]], exact: float | None) -> None:
-    from queueing.commands.terminal import Column, Table, console, say  # noqa: PLC0415
+    from kendall.queueing.commands.terminal import Column, Table, console, say  # noqa: PLC0415
 
     columns = (
         Column(heading="test", left=True),

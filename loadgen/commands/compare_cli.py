@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from loadgen.commands.flags import option
-from policies.registry import use_modules
-from policies.text import SpecError
-from queueing.commands.check_policy_cli import PolicyModules
-from queueing.measurement.paths import FileToWrite
+from kendall.loadgen.commands.flags import option
+from kendall.policies.registry import use_modules
+from kendall.policies.text import SpecError
+from kendall.queueing.commands.check_policy_cli import PolicyModules
+from kendall.queueing.measurement.paths import FileToWrite
 
 if TYPE_CHECKING:
-    from loadgen.report.html import ReportData
+    from kendall.loadgen.report.html import ReportData
 
 app = typer.Typer(add_completion=False)
 SUFFIXES = {".html": "html", ".csv": "csv", ".png": "picture", ".svg": "picture", ".pdf": "picture"}
@@ -125,10 +125,10 @@ def compare_command(
     assumption that fails where they differ.
     """
     # compiled mathematics, which `--help` need not wait for
-    from loadgen.compare.assertions import parse_assertions  # noqa: PLC0415
-    from loadgen.compare.picture import draw_picture  # noqa: PLC0415
-    from loadgen.report.conditions import broken  # noqa: PLC0415
-    from loadgen.report.html import write_csv, write_report  # noqa: PLC0415
+    from kendall.loadgen.compare.assertions import parse_assertions  # noqa: PLC0415
+    from kendall.loadgen.compare.picture import draw_picture  # noqa: PLC0415
+    from kendall.loadgen.report.conditions import broken  # noqa: PLC0415
+    from kendall.loadgen.report.html import write_csv, write_report  # noqa: PLC0415
 
     use_modules(policy_module)
     given = latency, output_tokens, request_rate, max_num_seqs, predictor
@@ -156,11 +156,11 @@ def compare_command(
 
 
 def _data(run_files: list[Path], folder: Path | None, given: tuple[Any, ...]) -> ReportData:
-    from loadgen.compare.cells import RunFile, TheoryInputs  # noqa: PLC0415 - compiled mathematics, which `--help` need not wait for
-    from loadgen.report.html import of_files, of_folder  # noqa: PLC0415
-    from queueing.commands.cli import law_of  # noqa: PLC0415
-    from queueing.distributions.token_distribution import SHORTER, parse_distribution  # noqa: PLC0415
-    from queueing.models.soap.predictor_text import parse_predictor  # noqa: PLC0415
+    from kendall.loadgen.compare.cells import RunFile, TheoryInputs  # noqa: PLC0415 - compiled mathematics, which `--help` need not wait for
+    from kendall.loadgen.report.html import of_files, of_folder  # noqa: PLC0415
+    from kendall.queueing.commands.cli import law_of  # noqa: PLC0415
+    from kendall.queueing.distributions.token_distribution import SHORTER, parse_distribution  # noqa: PLC0415
+    from kendall.queueing.models.soap.predictor_text import parse_predictor  # noqa: PLC0415
 
     if bool(run_files) == (folder is not None):
         raise SpecError("got neither run files nor --sweep, or both; expected one of them")
@@ -170,7 +170,7 @@ def _data(run_files: list[Path], folder: Path | None, given: tuple[Any, ...]) ->
                 "got a law or what was asked with --sweep; expected neither: its folder says both"
             )
         if (folder / "plan.json").is_file():
-            from loadgen.sweep.report.report_data import of_sweep  # noqa: PLC0415
+            from kendall.loadgen.sweep.report.report_data import of_sweep  # noqa: PLC0415
 
             return of_sweep(folder)
         return of_folder(folder)
@@ -198,9 +198,9 @@ def _files(output: list[Path], **by_kind: Path | None) -> list[tuple[str, Path]]
 
 
 def _print(data: ReportData, *, json: bool) -> None:
-    from loadgen.report.html.files import as_json  # noqa: PLC0415
-    from loadgen.report.report import show  # noqa: PLC0415
-    from queueing.commands.terminal import console, say  # noqa: PLC0415
+    from kendall.loadgen.report.html.files import as_json  # noqa: PLC0415
+    from kendall.loadgen.report.report import show  # noqa: PLC0415
+    from kendall.queueing.commands.terminal import console, say  # noqa: PLC0415
 
     if json:
         missing = [

@@ -24,27 +24,27 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from loadgen.commands.demo_report import DemoCell, print_report
-from loadgen.compare.compare import Comparison, compare
-from loadgen.compare.picture import draw_picture
-from loadgen.compare.theory import theory_of
-from loadgen.datasets import draw_dataset, read_dataset
-from loadgen.gateway.gateway_process import GatewayError, GatewayProcess
-from loadgen.report.report import as_object
-from loadgen.sending.client.target import Target
-from loadgen.sending.operating_system import pin_to_gateway_cpus
-from loadgen.sweep.cell import CellRun, CellSender, begin
-from loadgen.sweep.grid import SweepCell
-from loadgen.sweep.status import Status, duration
-from policies import SpecError, parse_policy, policy_batch_size
-from policies.text import counted, suggest
-from queueing.arrivals.timetable import draw
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.latency.law import LatencyModel
-from queueing.latency.profile import Profile
-from queueing.measurement.paths import writing
-from queueing.measurement.record import write_run
-from queueing.prediction import largest_stable_rate
+from kendall.loadgen.commands.demo_report import DemoCell, print_report
+from kendall.loadgen.compare.compare import Comparison, compare
+from kendall.loadgen.compare.picture import draw_picture
+from kendall.loadgen.compare.theory import theory_of
+from kendall.loadgen.datasets import draw_dataset, read_dataset
+from kendall.loadgen.gateway.gateway_process import GatewayError, GatewayProcess
+from kendall.loadgen.report.report import as_object
+from kendall.loadgen.sending.client.target import Target
+from kendall.loadgen.sending.operating_system import pin_to_gateway_cpus
+from kendall.loadgen.sweep.cell import CellRun, CellSender, begin
+from kendall.loadgen.sweep.grid import SweepCell
+from kendall.loadgen.sweep.status import Status, duration
+from kendall.policies import SpecError, parse_policy, policy_batch_size
+from kendall.policies.text import counted, suggest
+from kendall.queueing.arrivals.timetable import draw
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.latency.profile import Profile
+from kendall.queueing.measurement.paths import writing
+from kendall.queueing.measurement.record import write_run
+from kendall.queueing.prediction import largest_stable_rate
 
 ENGINES = ("auto", "vllm", "emulated")
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from queueing.commands.check_policy_cli import PolicyModules, use_policies
-from queueing.measurement.paths import folder_to_write
+from kendall.queueing.commands.check_policy_cli import PolicyModules, use_policies
+from kendall.queueing.measurement.paths import folder_to_write
 
 if TYPE_CHECKING:
-    from loadgen.commands.demo import DemoPlan
+    from kendall.loadgen.commands.demo import DemoPlan
 
 app = typer.Typer(add_completion=False)
 FAILED, INTERRUPTED = 1, 130
@@ -77,8 +77,8 @@ def demo_command(
     if sys.stderr.isatty():
         sys.stderr.write("kendall demo: starting")  # the imports below take seconds
         sys.stderr.flush()
-    from loadgen.commands.demo import DemoPlan  # noqa: PLC0415 - heavy
-    from loadgen.gateway.gateway_process import free_port  # noqa: PLC0415
+    from kendall.loadgen.commands.demo import DemoPlan  # noqa: PLC0415 - heavy
+    from kendall.loadgen.gateway.gateway_process import free_port  # noqa: PLC0415
 
     try:
         plan = DemoPlan(
@@ -100,10 +100,10 @@ def demo_command(
 
 async def _run(plan: DemoPlan, *, once: bool) -> int:
     """The exit status. Ctrl-C and SIGTERM end it: the gateway is stopped too."""
-    from loadgen.commands.demo import run_demo  # noqa: PLC0415 - heavy
-    from loadgen.gateway.gateway_process import GatewayError  # noqa: PLC0415
-    from loadgen.sending.operating_system import cancelled_by  # noqa: PLC0415
-    from queueing.commands.terminal import console  # noqa: PLC0415
+    from kendall.loadgen.commands.demo import run_demo  # noqa: PLC0415 - heavy
+    from kendall.loadgen.gateway.gateway_process import GatewayError  # noqa: PLC0415
+    from kendall.loadgen.sending.operating_system import cancelled_by  # noqa: PLC0415
+    from kendall.queueing.commands.terminal import console  # noqa: PLC0415
 
     with cancelled_by(signal.SIGINT, signal.SIGTERM):
         try:

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
-from loadgen.compare.comparison import Comparison
-from loadgen.compare.residual import disturbance
-from loadgen.report.columns import difference
-from loadgen.report.report import (
+from kendall.loadgen.compare.comparison import Comparison
+from kendall.loadgen.compare.residual import disturbance
+from kendall.loadgen.report.columns import difference
+from kendall.loadgen.report.report import (
     CHECK_HEADINGS,
     CHECK_NOTES,
     check_columns,
     check_sentence,
 )
-from policies.text import counted, short_form
-from queueing.commands.terminal import Column, Table, say
+from kendall.policies.text import counted, short_form
+from kendall.queueing.commands.terminal import Column, Table, say
 
 HEADINGS = ("policy", "load", "n", "observed\n(ms)", *CHECK_HEADINGS, "a priori\n(ms)")
 NOTES = (

@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 import typer
 import typer.core
 
-from policies.durations import seconds_or_nan
-from policies.text import CommaList
+from kendall.policies.durations import seconds_or_nan
+from kendall.policies.text import CommaList
 
 Accepts = Callable[[str], object]  # true: the argument is a further value
 
@@ -128,7 +128,7 @@ def _are_limits(text: str) -> bool:
 
 
 def _are_metrics(text: str) -> bool:
-    from loadgen.report.load_report import METRIC_NAMES  # noqa: PLC0415 - numerics, which `--help` need not wait for
+    from kendall.loadgen.report.load_report import METRIC_NAMES  # noqa: PLC0415 - numerics, which `--help` need not wait for
 
     return set(text.rstrip(",").split(",")) <= set(METRIC_NAMES)
 
@@ -168,7 +168,7 @@ class SummaryCommand(_Command):
 
 def _are_orders(text: str) -> bool:
     """Names of orders, which no policy has, or further parameters of one."""
-    from policies.orders import ORDERS  # noqa: PLC0415 - `--help` need not wait for it
+    from kendall.policies.orders import ORDERS  # noqa: PLC0415 - `--help` need not wait for it
 
     names = [part.partition(":")[0] for part in text.strip(",").split(",")]
     return all(name in ORDERS or "=" in name for name in names)

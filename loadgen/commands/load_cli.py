@@ -13,8 +13,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from kendall.remote import CACERT, INSECURE, host_url
-from loadgen.commands.flags import (
+from kendall.loadgen.commands.flags import (
     LoadCommand,
     lateness_budget_option,
     max_failed_option,
@@ -22,24 +21,30 @@ from loadgen.commands.flags import (
     option,
     percentiles_option,
 )
-from loadgen.commands.progress import for_stderr
-from loadgen.measures.failures import ALLOWED
-from loadgen.report.files.result_files import (
+from kendall.loadgen.commands.progress import for_stderr
+from kendall.loadgen.measures.failures import ALLOWED
+from kendall.loadgen.report.files.result_files import (
     ResultFiles,
     ResultOptions,
     parse_metadata,
     result_files,
     save_plan,
 )
-from loadgen.report.load_report import Report, Wishes, parse_wishes, report_on, save_bench
-from loadgen.sending.operating_system import cancelled_by
-from loadgen.sending.options import LoadOptions
-from loadgen.sending.plan import LoadPlan, plan_load
-from loadgen.sending.run import LoadResult
-from policies.durations import Duration
-from queueing.commands.environment_variables import flags_first, from_environment
-from queueing.commands.terminal import console
-from queueing.measurement.paths import FileToWrite, cannot_write, file_or_folder, folder_to_write
+from kendall.loadgen.report.load_report import Report, Wishes, parse_wishes, report_on, save_bench
+from kendall.loadgen.sending.operating_system import cancelled_by
+from kendall.loadgen.sending.options import LoadOptions
+from kendall.loadgen.sending.plan import LoadPlan, plan_load
+from kendall.loadgen.sending.run import LoadResult
+from kendall.policies.durations import Duration
+from kendall.queueing.commands.environment_variables import flags_first, from_environment
+from kendall.queueing.commands.terminal import console
+from kendall.queueing.measurement.paths import (
+    FileToWrite,
+    cannot_write,
+    file_or_folder,
+    folder_to_write,
+)
+from kendall.remote import CACERT, INSECURE, host_url
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 WHERE, WHEN, WHAT, HOW, SAID = "Server", "Arrivals", "Requests", "Sending", "Results"

@@ -9,7 +9,7 @@ from typing import TextIO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from loadgen.sending.job import Counters
+from kendall.loadgen.sending.job import Counters
 
 BAR_PERIOD = 0.5  # seconds; drawing takes milliseconds, which the sender waits
 LINE_PERIOD = 5.0

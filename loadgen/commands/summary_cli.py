@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from loadgen.commands.flags import (
+from kendall.loadgen.commands.flags import (
     SummaryCommand,
     lateness_budget_option,
     max_failed_option,
@@ -16,8 +16,8 @@ from loadgen.commands.flags import (
     option,
     percentiles_option,
 )
-from loadgen.measures.failures import ALLOWED
-from queueing.commands.terminal import console
+from kendall.loadgen.measures.failures import ALLOWED
+from kendall.queueing.commands.terminal import console
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -60,8 +60,8 @@ def summary_command(
     The exit status is the run's: 3 if too many requests failed, the records are wrong or a
     condition does not hold, 1 if the run did not end.
     """
-    from loadgen.report.files.saved_run import read_results  # noqa: PLC0415
-    from loadgen.report.load_report import parse_wishes, report_on  # noqa: PLC0415 - numerics, which `--help` need not wait for
+    from kendall.loadgen.report.files.saved_run import read_results  # noqa: PLC0415
+    from kendall.loadgen.report.load_report import parse_wishes, report_on  # noqa: PLC0415 - numerics, which `--help` need not wait for
 
     wishes = parse_wishes(
         metrics=percentile_metrics,

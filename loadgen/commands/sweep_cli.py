@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
+from kendall.loadgen.commands.flags import SweepCommand
+from kendall.loadgen.sending.client.target import Keys
+from kendall.policies.durations import Duration
+from kendall.policies.text import CommaList, SpecError, split_orders
+from kendall.queueing.arrivals.spec_text import listed
+from kendall.queueing.commands.check_policy_cli import ABOUT_MODULE, use_policies
+from kendall.queueing.measurement.paths import folder_to_write
+from kendall.queueing.measurement.slo import split_slos
 from kendall.remote import CACERT, INSECURE, Trust
-from loadgen.commands.flags import SweepCommand
-from loadgen.sending.client.target import Keys
-from policies.durations import Duration
-from policies.text import CommaList, SpecError, split_orders
-from queueing.arrivals.spec_text import listed
-from queueing.commands.check_policy_cli import ABOUT_MODULE, use_policies
-from queueing.measurement.paths import folder_to_write
-from queueing.measurement.slo import split_slos
 
 if TYPE_CHECKING:
-    from loadgen.sweep.plan import SweepPlan
+    from kendall.loadgen.sweep.plan import SweepPlan
 
 app = typer.Typer(add_completion=False)
 GRID, REQUESTS, SEARCH = "Cells", "Requests of a cell", "Search for a rate"
@@ -284,12 +284,12 @@ def sweep_command(
     if (warning := plan.reads_no_prediction) is not None:
         typer.echo(f"kendall: warning: {warning}", err=True)
     if not dry_run:
-        from loadgen.sweep.session import run_session  # noqa: PLC0415
+        from kendall.loadgen.sweep.session import run_session  # noqa: PLC0415
 
         session = run_session(plan, folder, port, assertions or [], keys, json=json)
         raise typer.Exit(asyncio.run(session))
-    from loadgen.sweep.dry_run import plan_as_object, print_plan  # noqa: PLC0415
-    from queueing.commands.terminal import console  # noqa: PLC0415
+    from kendall.loadgen.sweep.dry_run import plan_as_object, print_plan  # noqa: PLC0415
+    from kendall.queueing.commands.terminal import console  # noqa: PLC0415
 
     if json:
         typer.echo(msgspec.json.encode(plan_as_object(plan)))
@@ -300,7 +300,7 @@ def sweep_command(
 def _plan(
     preset: str, given: dict[str, Any], resume: Path | None, folder: Path
 ) -> tuple[SweepPlan, Path]:
-    from loadgen.sweep.plan import SweepPlan, load_plan  # noqa: PLC0415 - numba and scipy, which --help need not wait for
+    from kendall.loadgen.sweep.plan import SweepPlan, load_plan  # noqa: PLC0415 - numba and scipy, which --help need not wait for
 
     if preset not in PRESETS:
         raise SpecError(f"got preset {preset!r}; expected one of {', '.join(PRESETS)}")

@@ -23,9 +23,9 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from policies.durations import UNITS, seconds_or_nan
-from policies.text import SpecError, short_number
-from queueing.measurement.slo import load_test_name
+from kendall.policies.durations import UNITS, seconds_or_nan
+from kendall.policies.text import SpecError, short_number
+from kendall.queueing.measurement.slo import load_test_name
 
 Values = Mapping[str, float | None]
 

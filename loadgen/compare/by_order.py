@@ -22,7 +22,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.compare.comparison import (
+from kendall.loadgen.compare.comparison import (
     Comparison,
     Instants,
     LengthGroup,
@@ -33,13 +33,13 @@ from loadgen.compare.comparison import (
     TheoryEstimate,
     VersusFirstCome,
 )
-from loadgen.compare.epoch_sample import EpochSample
-from policies import format_policy
-from policies.orders import FIRST_COME
-from policies.text import first_come_form, order_text
-from queueing.distributions.token_distribution import Vector
-from queueing.measurement.statistics import FloatArray, batch_means_interval
-from queueing.prediction.by_length import LONGEST, ByLength
+from kendall.loadgen.compare.epoch_sample import EpochSample
+from kendall.policies import format_policy
+from kendall.policies.orders import FIRST_COME
+from kendall.policies.text import first_come_form, order_text
+from kendall.queueing.distributions.token_distribution import Vector
+from kendall.queueing.measurement.statistics import FloatArray, batch_means_interval
+from kendall.queueing.prediction.by_length import LONGEST, ByLength
 
 GROUPS = 10
 ALIKE = 0.95  # share of the joined requests that must be equally long in both cells

@@ -18,24 +18,28 @@ from typing import Any
 
 import numpy as np
 
-from loadgen.compare.by_order import ComparedSample, with_orders
-from loadgen.compare.compare import Comparison, compare_samples
-from loadgen.compare.comparison import QUANTITIES, Quantity, Theory, Verdict
-from loadgen.compare.epoch_sample import timetable_of
-from loadgen.compare.residual import verdict
-from loadgen.measures.missing import incomplete
-from policies import served_as
-from policies.text import SpecError, parse_policy
-from queueing.arrivals.notation import Ending, read_arrivals
-from queueing.distributions.token_distribution import SHORTER, TokenDistribution, parse_distribution
-from queueing.latency.law import LatencyModel
-from queueing.measurement.arrival_audit import Audit, audit_arrivals
-from queueing.measurement.record import Header, Record, call_of, read_cut_run
-from queueing.measurement.recursion import served
-from queueing.measurement.statistics import Summary, summarise
-from queueing.model import Model
-from queueing.models.soap.predictor_text import PredictorText, parse_predictor
-from queueing.result import LEVELS
+from kendall.loadgen.compare.by_order import ComparedSample, with_orders
+from kendall.loadgen.compare.compare import Comparison, compare_samples
+from kendall.loadgen.compare.comparison import QUANTITIES, Quantity, Theory, Verdict
+from kendall.loadgen.compare.epoch_sample import timetable_of
+from kendall.loadgen.compare.residual import verdict
+from kendall.loadgen.measures.missing import incomplete
+from kendall.policies import served_as
+from kendall.policies.text import SpecError, parse_policy
+from kendall.queueing.arrivals.notation import Ending, read_arrivals
+from kendall.queueing.distributions.token_distribution import (
+    SHORTER,
+    TokenDistribution,
+    parse_distribution,
+)
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.measurement.arrival_audit import Audit, audit_arrivals
+from kendall.queueing.measurement.record import Header, Record, call_of, read_cut_run
+from kendall.queueing.measurement.recursion import served
+from kendall.queueing.measurement.statistics import Summary, summarise
+from kendall.queueing.model import Model
+from kendall.queueing.models.soap.predictor_text import PredictorText, parse_predictor
+from kendall.queueing.result import LEVELS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,7 +245,7 @@ def cells_of_files(files: Sequence[RunFile], asked: TheoryInputs) -> list[Report
 
 def theory_for(law: LatencyModel, configured: Mapping[str, Any], asked: TheoryInputs) -> Theory:
     """The theory of a run whose header says what was asked."""
-    from loadgen.compare.theory import theory_of  # noqa: PLC0415 - compiled mathematics, which `--help` need not wait for
+    from kendall.loadgen.compare.theory import theory_of  # noqa: PLC0415 - compiled mathematics, which `--help` need not wait for
 
     rate, text = configured.get("request_rate"), configured.get("predictor")
     if not isinstance(rate, int | float) or not math.isfinite(rate) or rate <= 0:

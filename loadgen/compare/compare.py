@@ -25,8 +25,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from loadgen.compare.by_order import ComparedSample
-from loadgen.compare.comparison import (
+from kendall.loadgen.compare.by_order import ComparedSample
+from kendall.loadgen.compare.comparison import (
     DISTRIBUTION_LEVELS,
     Compared,
     Comparison,
@@ -41,7 +41,7 @@ from loadgen.compare.comparison import (
     TheoryEstimate,
     Verdict,
 )
-from loadgen.compare.epoch_sample import (
+from kendall.loadgen.compare.epoch_sample import (
     EpochSample,
     epoch_samples,
     first_dispatches,
@@ -49,18 +49,18 @@ from loadgen.compare.epoch_sample import (
     predictor_of,
     timetable_of,
 )
-from loadgen.compare.residual import sampling_error_of, split
-from policies import is_first_come
-from policies.ordered import order_of
-from queueing.estimation.checked import CheckedRun
-from queueing.estimation.speed.batch_times import batch_times
-from queueing.latency.speed import Speed, measured_speed
-from queueing.measurement.check import Check
-from queueing.measurement.delay_variance import AsymptoticVariance
-from queueing.measurement.record import Record
-from queueing.measurement.recursion import measured_starts, served
-from queueing.measurement.statistics import batch_means_interval, mean_interval
-from queueing.result import LEVELS
+from kendall.loadgen.compare.residual import sampling_error_of, split
+from kendall.policies import is_first_come
+from kendall.policies.ordered import order_of
+from kendall.queueing.estimation.checked import CheckedRun
+from kendall.queueing.estimation.speed.batch_times import batch_times
+from kendall.queueing.latency.speed import Speed, measured_speed
+from kendall.queueing.measurement.check import Check
+from kendall.queueing.measurement.delay_variance import AsymptoticVariance
+from kendall.queueing.measurement.record import Record
+from kendall.queueing.measurement.recursion import measured_starts, served
+from kendall.queueing.measurement.statistics import batch_means_interval, mean_interval
+from kendall.queueing.result import LEVELS
 
 __all__ = [
     "Comparison",

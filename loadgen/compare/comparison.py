@@ -13,17 +13,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from policies import Policy
-from queueing.estimation.checked import CheckedRun
-from queueing.estimation.window.snapshot import Snapshot
-from queueing.latency.law import LatencyModel
-from queueing.latency.speed import Speed
-from queueing.measurement.check import Check
-from queueing.measurement.recursion import Served
-from queueing.measurement.statistics import Interval
-from queueing.model import Model
-from queueing.models.soap.predictor_text import PredictorText
-from queueing.prediction.by_length import ByLength
+from kendall.policies import Policy
+from kendall.queueing.estimation.checked import CheckedRun
+from kendall.queueing.estimation.window.snapshot import Snapshot
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.latency.speed import Speed
+from kendall.queueing.measurement.check import Check
+from kendall.queueing.measurement.recursion import Served
+from kendall.queueing.measurement.statistics import Interval
+from kendall.queueing.model import Model
+from kendall.queueing.models.soap.predictor_text import PredictorText
+from kendall.queueing.prediction.by_length import ByLength
 
 NORMAL = 1.96
 Compared = Literal["queueing_delay", "sojourn_time"]

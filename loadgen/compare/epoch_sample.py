@@ -11,18 +11,22 @@ from itertools import compress
 
 import numpy as np
 
-from loadgen.compare.comparison import Compared, Instants
-from policies import Fixed, Policy, is_first_come, parse_policy, served_as
-from policies.ordered import order_of
-from queueing.arrivals.timetable import delivered_rate
-from queueing.estimation.lengths.predictions import predictor_of_lengths
-from queueing.estimation.window.of_run import window_of_run
-from queueing.estimation.window.snapshot import Snapshot
-from queueing.measurement.delay_variance import AsymptoticVariance, single_server_variance
-from queueing.measurement.record import Record
-from queueing.measurement.recursion import Served, batches
-from queueing.measurement.statistics import FloatArray
-from queueing.models.soap.predictor_text import NO_PREDICTION, PredictorText, parse_predictor
+from kendall.loadgen.compare.comparison import Compared, Instants
+from kendall.policies import Fixed, Policy, is_first_come, parse_policy, served_as
+from kendall.policies.ordered import order_of
+from kendall.queueing.arrivals.timetable import delivered_rate
+from kendall.queueing.estimation.lengths.predictions import predictor_of_lengths
+from kendall.queueing.estimation.window.of_run import window_of_run
+from kendall.queueing.estimation.window.snapshot import Snapshot
+from kendall.queueing.measurement.delay_variance import AsymptoticVariance, single_server_variance
+from kendall.queueing.measurement.record import Record
+from kendall.queueing.measurement.recursion import Served, batches
+from kendall.queueing.measurement.statistics import FloatArray
+from kendall.queueing.models.soap.predictor_text import (
+    NO_PREDICTION,
+    PredictorText,
+    parse_predictor,
+)
 
 
 @dataclass(frozen=True, eq=False)

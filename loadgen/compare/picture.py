@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from loadgen.compare.comparison import Comparison
-from queueing.measurement.check import AGREE
-from queueing.measurement.paths import writing
+from kendall.loadgen.compare.comparison import Comparison
+from kendall.queueing.measurement.check import AGREE
+from kendall.queueing.measurement.paths import writing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,13 +11,13 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from loadgen.compare.comparison import Instants, RatioInterval, Theory
-from loadgen.compare.epoch_sample import EpochSample
-from policies.ordered import order_of
-from queueing.measurement.batch_means import student
-from queueing.measurement.statistics import FloatArray
-from queueing.models.soap.predictor_text import NO_PREDICTION
-from queueing.models.soap.token_orders import predicted_tokens
+from kendall.loadgen.compare.comparison import Instants, RatioInterval, Theory
+from kendall.loadgen.compare.epoch_sample import EpochSample
+from kendall.policies.ordered import order_of
+from kendall.queueing.measurement.batch_means import student
+from kendall.queueing.measurement.statistics import FloatArray
+from kendall.queueing.models.soap.predictor_text import NO_PREDICTION
+from kendall.queueing.models.soap.token_orders import predicted_tokens
 
 JOINED = 0.95  # share of the requests that the load run's file must know
 DRAWS = 5  # of the predictions that were asked for

@@ -56,7 +56,7 @@ import dataclasses
 import math
 from collections.abc import Iterable
 
-from loadgen.compare.comparison import (
+from kendall.loadgen.compare.comparison import (
     Comparison,
     DifferencePart,
     Predicted,
@@ -65,13 +65,13 @@ from loadgen.compare.comparison import (
     Theory,
     Verdict,
 )
-from loadgen.compare.epoch_sample import EpochSample
-from loadgen.compare.planned import as_planned, may_err_otherwise, with_asked_predictions
-from policies import is_first_come
-from policies.text import counted
-from queueing.latency.speed import Speed
-from queueing.measurement.check import AGREE
-from queueing.measurement.statistics import FloatArray, batch_means_interval
+from kendall.loadgen.compare.epoch_sample import EpochSample
+from kendall.loadgen.compare.planned import as_planned, may_err_otherwise, with_asked_predictions
+from kendall.policies import is_first_come
+from kendall.policies.text import counted
+from kendall.queueing.latency.speed import Speed
+from kendall.queueing.measurement.check import AGREE
+from kendall.queueing.measurement.statistics import FloatArray, batch_means_interval
 
 PARTS = (
     "theory",

@@ -20,13 +20,13 @@ import math
 
 import numpy as np
 
-from loadgen.compare.comparison import NORMAL, Compared, Predicted, SamplingError
-from queueing.errors import PredictionError
-from queueing.measurement.batch_means import student
-from queueing.measurement.statistics import warm_up
-from queueing.model import Model
-from queueing.simulation.experiment import simulate_model, simulate_run
-from queueing.simulation.fast import is_compiled
+from kendall.loadgen.compare.comparison import NORMAL, Compared, Predicted, SamplingError
+from kendall.queueing.errors import PredictionError
+from kendall.queueing.measurement.batch_means import student
+from kendall.queueing.measurement.statistics import warm_up
+from kendall.queueing.model import Model
+from kendall.queueing.simulation.experiment import simulate_model, simulate_run
+from kendall.queueing.simulation.fast import is_compiled
 
 RUNS, GENERIC_RUNS = 40, 10  # the simulator that drives policy objects is a hundred times slower
 LONG_RUN, GENERIC_LONG_RUN = 200_000, 5_000  # requests

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from loadgen.compare.comparison import (
+from kendall.loadgen.compare.comparison import (
     QUANTITIES,
     Compared,
     PaperKind,
@@ -20,25 +20,25 @@ from loadgen.compare.comparison import (
     SamplingError,
     Theory,
 )
-from loadgen.compare.epoch_sample import predictor_of
-from loadgen.compare.sampling_error import sampling_error
-from policies import Continuous, Dynamic, Fixed, Policy, Single, SpecError
-from queueing.arrivals.notation import gap_scv
-from queueing.arrivals.text import Process
-from queueing.distributions.token_distribution import TokenDistribution
-from queueing.errors import PredictionError, UnstableQueueError
-from queueing.estimation.checked import CheckedRun, check_run, cut_at, requests_of, trace_of
-from queueing.estimation.replayed import replayed
-from queueing.estimation.window.of_run import window_of_run
-from queueing.estimation.window.snapshot import Snapshot
-from queueing.estimation.window_queue import heeded_batch_tokens
-from queueing.latency.law import LatencyModel
-from queueing.measurement.recursion import Served, prompts_cut
-from queueing.model import Model, step_bound
-from queueing.models.soap.predictor_text import PredictorText
-from queueing.prediction import predict_model
-from queueing.prediction.by_length import ByLength, durations_by_length
-from queueing.result import LEVELS
+from kendall.loadgen.compare.epoch_sample import predictor_of
+from kendall.loadgen.compare.sampling_error import sampling_error
+from kendall.policies import Continuous, Dynamic, Fixed, Policy, Single, SpecError
+from kendall.queueing.arrivals.notation import gap_scv
+from kendall.queueing.arrivals.text import Process
+from kendall.queueing.distributions.token_distribution import TokenDistribution
+from kendall.queueing.errors import PredictionError, UnstableQueueError
+from kendall.queueing.estimation.checked import CheckedRun, check_run, cut_at, requests_of, trace_of
+from kendall.queueing.estimation.replayed import replayed
+from kendall.queueing.estimation.window.of_run import window_of_run
+from kendall.queueing.estimation.window.snapshot import Snapshot
+from kendall.queueing.estimation.window_queue import heeded_batch_tokens
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.measurement.recursion import Served, prompts_cut
+from kendall.queueing.model import Model, step_bound
+from kendall.queueing.models.soap.predictor_text import PredictorText
+from kendall.queueing.prediction import predict_model
+from kendall.queueing.prediction.by_length import ByLength, durations_by_length
+from kendall.queueing.result import LEVELS
 
 ONE_TOKEN = TokenDistribution(np.array([0.0, 1.0]))  # a replay draws no lengths
 

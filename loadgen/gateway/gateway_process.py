@@ -17,13 +17,13 @@ from typing import Any, Self
 
 import httpx
 
+from kendall.loadgen.sending.client.stream import read_error
+from kendall.loadgen.sending.client.target import NO_KEYS, Keys
+from kendall.policies.registry import VARIABLE
+from kendall.policies.text import SpecError
+from kendall.queueing.errors import CommandError
+from kendall.queueing.measurement.paths import writing
 from kendall.remote import REFUSED, key_for_admin, key_refusal, reason, server_root
-from loadgen.sending.client.stream import read_error
-from loadgen.sending.client.target import NO_KEYS, Keys
-from policies.registry import VARIABLE
-from policies.text import SpecError
-from queueing.errors import CommandError
-from queueing.measurement.paths import writing
 
 START_LIMIT = 180.0  # seconds
 STOP_LIMIT = 20.0
@@ -110,7 +110,7 @@ class GatewayClient:
 class GatewayProcess(GatewayClient):
     """Starts on entering, stops on leaving; the log goes to a file."""
 
-    module = "loadgen.gateway.gateway_child"  # what the child runs
+    module = "kendall.loadgen.gateway.gateway_child"  # what the child runs
 
     def __init__(self, arguments: Sequence[str], port: int, log_file: Path) -> None:
         super().__init__(f"http://127.0.0.1:{port}")

@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from loadgen.measures.goodput import share_interval
-from loadgen.measures.metrics import began_at
-from policies.text import SpecError, counted, short_number
-from queueing.measurement.record import Outcome, Record
+from kendall.loadgen.measures.goodput import share_interval
+from kendall.loadgen.measures.metrics import began_at
+from kendall.policies.text import SpecError, counted, short_number
+from kendall.queueing.measurement.record import Outcome, Record
 
 ALLOWED = 0.01  # share of the requests
 OK, UNAVAILABLE = 200, 503

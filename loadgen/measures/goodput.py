@@ -17,13 +17,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from loadgen.measures.metrics import METRICS, began_at
-from policies.durations import seconds_or_nan
-from policies.text import SpecError
-from queueing.measurement.batch_means import student
-from queueing.measurement.record import Record
-from queueing.measurement.slo import SIGN, load_test_name
-from queueing.measurement.statistics import BATCHES, FloatArray, batch_means_interval
+from kendall.loadgen.measures.metrics import METRICS, began_at
+from kendall.policies.durations import seconds_or_nan
+from kendall.policies.text import SpecError
+from kendall.queueing.measurement.batch_means import student
+from kendall.queueing.measurement.record import Record
+from kendall.queueing.measurement.slo import SIGN, load_test_name
+from kendall.queueing.measurement.statistics import BATCHES, FloatArray, batch_means_interval
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from queueing.measurement.statistics import FloatArray
+from kendall.queueing.measurement.statistics import FloatArray
 
 BINS = 10  # round widths that span the range; one more where its ends lie between them
 REACH, MEANS = 99.0, 3.0  # percentile; times the mean

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from loadgen.measures.metrics import began_at
-from queueing.measurement.little import little
-from queueing.measurement.record import Record
+from kendall.loadgen.measures.metrics import began_at
+from kendall.queueing.measurement.little import little
+from kendall.queueing.measurement.record import Record
 
 TOLERANCE = 1e-6  # of L: instants are doubles, of seconds since a machine's start
 ROUNDING = 1e-12  # of lambda W, which the edges of a window far shorter than its requests cancel

@@ -23,10 +23,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from policies.text import SpecError
-from queueing.arrivals.spec_text import listed
-from queueing.measurement.record import Record
-from queueing.measurement.statistics import FloatArray
+from kendall.policies.text import SpecError
+from kendall.queueing.arrivals.spec_text import listed
+from kendall.queueing.measurement.record import Record
+from kendall.queueing.measurement.statistics import FloatArray
 
 
 def began_at(record: Record) -> float | None:

@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from policies.text import counted
-from queueing.measurement.record import Header, Record
+from kendall.policies.text import counted
+from kendall.queueing.measurement.record import Header, Record
 
 
 def missing_records(

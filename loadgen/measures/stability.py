@@ -26,10 +26,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from loadgen.measures.metrics import began_at
-from policies.text import short_number
-from queueing.measurement.record import Record
-from queueing.measurement.statistics import FloatArray
+from kendall.loadgen.measures.metrics import began_at
+from kendall.policies.text import short_number
+from kendall.queueing.measurement.record import Record
+from kendall.queueing.measurement.statistics import FloatArray
 
 BLOCKS = 16
 LEAST_T = 4.0

@@ -22,15 +22,15 @@ from typing import Any
 
 import numpy as np
 
-from loadgen.compare.epoch_sample import timetable_of
-from loadgen.measures.metrics import due_at
-from loadgen.measures.missing import incomplete
-from loadgen.sending.job import row_of
-from policies.text import short_number
-from queueing.arrivals.text import EXAMPLES
-from queueing.measurement.arrival_audit import SIGNIFICANCE, Audit, Budget, audit_arrivals
-from queueing.measurement.arrival_tests import FloatArray
-from queueing.measurement.record import Header, Record
+from kendall.loadgen.compare.epoch_sample import timetable_of
+from kendall.loadgen.measures.metrics import due_at
+from kendall.loadgen.measures.missing import incomplete
+from kendall.loadgen.sending.job import row_of
+from kendall.policies.text import short_number
+from kendall.queueing.arrivals.text import EXAMPLES
+from kendall.queueing.measurement.arrival_audit import SIGNIFICANCE, Audit, Budget, audit_arrivals
+from kendall.queueing.measurement.arrival_tests import FloatArray
+from kendall.queueing.measurement.record import Header, Record
 
 ALL_AT_ONCE, PARTLY_CLOSED = (
     "all at once",

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from html import escape
 
-from loadgen.compare.cells import ReportCell
-from loadgen.compare.comparison import Comparison, TheoryEstimate
-from loadgen.report.numbers import (
+from kendall.loadgen.compare.cells import ReportCell
+from kendall.loadgen.compare.comparison import Comparison, TheoryEstimate
+from kendall.loadgen.report.numbers import (
     MS,
     NO_NUMBER,
     chip_class,
@@ -23,8 +23,8 @@ from loadgen.report.numbers import (
     plain_ms,
     with_small,
 )
-from policies.text import short_number
-from queueing.measurement.check import Check, signed
+from kendall.policies.text import short_number
+from kendall.queueing.measurement.check import Check, signed
 
 SHORT = {"sampling noise": "chance"}  # verdicts, in a table
 

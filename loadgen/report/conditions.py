@@ -8,11 +8,16 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from loadgen.compare.assertions import Assertion, broken_lines, parse_assertions, require_known
-from loadgen.compare.cells import ReportCell
-from loadgen.compare.compare import compare
-from loadgen.report.html import ReportData
-from queueing.measurement.record import Record
+from kendall.loadgen.compare.assertions import (
+    Assertion,
+    broken_lines,
+    parse_assertions,
+    require_known,
+)
+from kendall.loadgen.compare.cells import ReportCell
+from kendall.loadgen.compare.compare import compare
+from kendall.loadgen.report.html import ReportData
+from kendall.queueing.measurement.record import Record
 
 
 def parse_conditions(texts: Iterable[str]) -> list[Assertion]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from rich.console import Console
 
-from loadgen.compare.assertions import (
+from kendall.loadgen.compare.assertions import (
     Assertion,
     Broken,
     check,
@@ -25,34 +25,34 @@ from loadgen.compare.assertions import (
     percentiles_of,
     require_known,
 )
-from loadgen.measures.failures import ALLOWED, parse_share
-from loadgen.measures.goodput import Limit, parse_goodput
-from loadgen.measures.metrics import ITL, ORDER, parse_percentiles
-from loadgen.report.audit import asked
-from loadgen.report.files.bench_json import (
+from kendall.loadgen.measures.failures import ALLOWED, parse_share
+from kendall.loadgen.measures.goodput import Limit, parse_goodput
+from kendall.loadgen.measures.metrics import ITL, ORDER, parse_percentiles
+from kendall.loadgen.report.audit import asked
+from kendall.loadgen.report.files.bench_json import (
     BENCH_METRICS,
     BenchOptions,
     bench_result,
     write_bench_json,
 )
-from loadgen.report.files.result_files import ResultFiles
-from loadgen.report.load_verdict import BUDGET, LoadVerdict, judge, parse_budget
-from loadgen.report.summary import PERCENTILES, LoadSummary, summarise_load
-from loadgen.report.summary_text import (
+from kendall.loadgen.report.files.result_files import ResultFiles
+from kendall.loadgen.report.load_verdict import BUDGET, LoadVerdict, judge, parse_budget
+from kendall.loadgen.report.summary import PERCENTILES, LoadSummary, summarise_load
+from kendall.loadgen.report.summary_text import (
     histogram_table,
     load_lines,
     load_notes,
     load_table,
     status_table,
 )
-from loadgen.report.summary_values import flat, names
-from loadgen.sending.options import LoadOptions
-from loadgen.sending.plan import LoadPlan
-from loadgen.sending.run import LoadResult
-from policies.text import SpecError
-from queueing.arrivals.spec_text import listed
-from queueing.commands.terminal import say
-from queueing.measurement.arrival_audit import Budget
+from kendall.loadgen.report.summary_values import flat, names
+from kendall.loadgen.sending.options import LoadOptions
+from kendall.loadgen.sending.plan import LoadPlan
+from kendall.loadgen.sending.run import LoadResult
+from kendall.policies.text import SpecError
+from kendall.queueing.arrivals.spec_text import listed
+from kendall.queueing.commands.terminal import say
+from kendall.queueing.measurement.arrival_audit import Budget
 
 METRIC_NAMES = tuple(dict.fromkeys((*ORDER, *BENCH_METRICS)))
 

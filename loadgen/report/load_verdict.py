@@ -16,14 +16,14 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from loadgen.measures.failures import ALLOWED, RunFailures, count_failures, percent
-from loadgen.measures.little_check import LittleCheck
-from loadgen.measures.missing import interruption
-from loadgen.report.audit import ALL_AT_ONCE, Stream, sent_stream
-from loadgen.sending.run import LoadResult
-from policies.durations import seconds_or_nan
-from policies.text import SpecError, counted, short_number
-from queueing.measurement.arrival_audit import Audit, Budget
+from kendall.loadgen.measures.failures import ALLOWED, RunFailures, count_failures, percent
+from kendall.loadgen.measures.little_check import LittleCheck
+from kendall.loadgen.measures.missing import interruption
+from kendall.loadgen.report.audit import ALL_AT_ONCE, Stream, sent_stream
+from kendall.loadgen.sending.run import LoadResult
+from kendall.policies.durations import seconds_or_nan
+from kendall.policies.text import SpecError, counted, short_number
+from kendall.queueing.measurement.arrival_audit import Audit, Budget
 
 BUDGET = Budget(mean=0.001, p99=0.005)  # seconds
 _PART = re.compile(r"(mean|p99)=(.+)")

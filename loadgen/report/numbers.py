@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from html import escape
 
-from loadgen.compare.cells import ReportCell
-from policies.text import short_form
+from kendall.loadgen.compare.cells import ReportCell
+from kendall.policies.text import short_form
 
 MS = 1e3
 NO_NUMBER = "–"

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 from rich.console import Console
 
-from loadgen.compare.comparison import Comparison, LengthGroup, OrderResult, RatioInterval
-from loadgen.report.numbers import MS, mean_and_half, ms, number, plain_ms
-from policies.text import short_form
-from queueing.commands.terminal import Column, Table, say
+from kendall.loadgen.compare.comparison import Comparison, LengthGroup, OrderResult, RatioInterval
+from kendall.loadgen.report.numbers import MS, mean_and_half, ms, number, plain_ms
+from kendall.policies.text import short_form
+from kendall.queueing.commands.terminal import Column, Table, say
 
 CSV = (
     "delay_ms",

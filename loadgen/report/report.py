@@ -11,14 +11,14 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from loadgen.compare.comparison import Comparison, DifferencePart
-from loadgen.compare.residual import disturbance, parts_of, verdict
-from loadgen.report.columns import BY_KEY, SHORT, difference, policy_name
-from loadgen.report.numbers import number, plain_ms
-from loadgen.report.orders import show_orders
-from policies.text import counted, short_form
-from queueing.commands.terminal import Column, Table, say
-from queueing.measurement.check import AGREE, in_words, pooled
+from kendall.loadgen.compare.comparison import Comparison, DifferencePart
+from kendall.loadgen.compare.residual import disturbance, parts_of, verdict
+from kendall.loadgen.report.columns import BY_KEY, SHORT, difference, policy_name
+from kendall.loadgen.report.numbers import number, plain_ms
+from kendall.loadgen.report.orders import show_orders
+from kendall.policies.text import counted, short_form
+from kendall.queueing.commands.terminal import Column, Table, say
+from kendall.queueing.measurement.check import AGREE, in_words, pooled
 
 CHECK_KEYS = ("same_arrivals_ms", "check_difference_ms", "measured_service_ms")
 CHECK_HEADINGS = tuple(BY_KEY[key].heading for key in CHECK_KEYS)

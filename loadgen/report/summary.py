@@ -16,17 +16,24 @@ from typing import Any
 
 import numpy as np
 
-from loadgen.measures.failures import StatusCount, outcome_of, status_counts
-from loadgen.measures.goodput import Goodput, Limit, duration, goodput
-from loadgen.measures.histogram import Bin, histogram
-from loadgen.measures.little_check import LittleCheck, little_check
-from loadgen.measures.metrics import LATENESS, METRICS, ORDER, began_at, percentile_name, values
-from loadgen.measures.stability import Growth, backlog
-from loadgen.sending.run import LoadResult
-from queueing.arrivals.timetable import delivered_rate
-from queueing.measurement.delay_variance import AsymptoticVariance, single_server_variance
-from queueing.measurement.record import Record
-from queueing.measurement.statistics import (
+from kendall.loadgen.measures.failures import StatusCount, outcome_of, status_counts
+from kendall.loadgen.measures.goodput import Goodput, Limit, duration, goodput
+from kendall.loadgen.measures.histogram import Bin, histogram
+from kendall.loadgen.measures.little_check import LittleCheck, little_check
+from kendall.loadgen.measures.metrics import (
+    LATENESS,
+    METRICS,
+    ORDER,
+    began_at,
+    percentile_name,
+    values,
+)
+from kendall.loadgen.measures.stability import Growth, backlog
+from kendall.loadgen.sending.run import LoadResult
+from kendall.queueing.arrivals.timetable import delivered_rate
+from kendall.queueing.measurement.delay_variance import AsymptoticVariance, single_server_variance
+from kendall.queueing.measurement.record import Record
+from kendall.queueing.measurement.statistics import (
     FloatArray,
     find_warm_up,
     mean_interval,

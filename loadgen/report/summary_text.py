@@ -7,13 +7,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from loadgen.measures.failures import NO_WHOLE_ANSWER
-from loadgen.measures.metrics import ITL, LATENESS, ORDER, WORDS, percentile_name
-from loadgen.report.summary import LoadSummary
-from policies.durations import rounded_duration
-from policies.text import short_number
-from queueing.commands.terminal import Column, Table
-from queueing.measurement.mean_interval import run_factor
+from kendall.loadgen.measures.failures import NO_WHOLE_ANSWER
+from kendall.loadgen.measures.metrics import ITL, LATENESS, ORDER, WORDS, percentile_name
+from kendall.loadgen.report.summary import LoadSummary
+from kendall.policies.durations import rounded_duration
+from kendall.policies.text import short_number
+from kendall.queueing.commands.terminal import Column, Table
+from kendall.queueing.measurement.mean_interval import run_factor
 
 UNSURE = "?"
 BAR, ASCII_BAR = "\N{BLACK SQUARE}", "#"

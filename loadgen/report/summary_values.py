@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from loadgen.measures.metrics import ORDER, percentile_name
-from loadgen.report.summary import PERCENTILES, LoadSummary
+from kendall.loadgen.measures.metrics import ORDER, percentile_name
+from kendall.loadgen.report.summary import PERCENTILES, LoadSummary
 
 STATISTICS = ("mean", "std", "max")
 _LENGTHS = ("prompt_tokens", "output_tokens")

@@ -14,10 +14,10 @@ import math
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from loadgen.sending.pacing import Alarms, pacing_clock
+from kendall.loadgen.sending.pacing import Alarms, pacing_clock
 
 if TYPE_CHECKING:
-    from loadgen.sending.in_flight import InFlightRequests
+    from kendall.loadgen.sending.in_flight import InFlightRequests
 
 
 async def closed_loop(in_flight: InFlightRequests, start_at: float) -> None:

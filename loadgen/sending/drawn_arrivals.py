@@ -10,14 +10,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from loadgen.sending.options import LoadOptions
-from policies.text import SpecError, suggest
-from queueing.arrivals.processes import Deterministic, Gamma, Poisson
-from queueing.arrivals.rates import Ramp
-from queueing.arrivals.text import Process, parse_arrivals
-from queueing.arrivals.timetable import Timetable, draw_timetable, load_timetable
-from queueing.arrivals.traces import load_trace
-from queueing.distributions.token_distribution import SHORTER, parse_distribution
+from kendall.loadgen.sending.options import LoadOptions
+from kendall.policies.text import SpecError, suggest
+from kendall.queueing.arrivals.processes import Deterministic, Gamma, Poisson
+from kendall.queueing.arrivals.rates import Ramp
+from kendall.queueing.arrivals.text import Process, parse_arrivals
+from kendall.queueing.arrivals.timetable import Timetable, draw_timetable, load_timetable
+from kendall.queueing.arrivals.traces import load_trace
+from kendall.queueing.distributions.token_distribution import SHORTER, parse_distribution
 
 NUM_PROMPTS = 1000  # where neither their number nor a duration is given
 OUTPUT_TOKENS = 128  # max_tokens where neither a law of the lengths nor --max-tokens is given

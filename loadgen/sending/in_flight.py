@@ -8,13 +8,13 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
+from kendall.loadgen.measures.failures import is_failure
+from kendall.loadgen.sending.client.client import LoadExchange
+from kendall.loadgen.sending.client.pool import ConnectionPool
+from kendall.loadgen.sending.job import Counters, SendingJob
+from kendall.queueing.measurement.paths import cannot_write
+from kendall.queueing.measurement.record import Record
 from kendall.remote import reason
-from loadgen.measures.failures import is_failure
-from loadgen.sending.client.client import LoadExchange
-from loadgen.sending.client.pool import ConnectionPool
-from loadgen.sending.job import Counters, SendingJob
-from queueing.measurement.paths import cannot_write
-from queueing.measurement.record import Record
 
 Keep = Callable[[Record], None]
 

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from loadgen.datasets import Prompts
-from loadgen.sending.client.client import LoadExchange
-from loadgen.sending.client.target import Target
-from loadgen.sending.client.wire import Address
-from policies.text import counted
-from queueing.arrivals.timetable import FloatArray, IntArray, Timetable
-from queueing.measurement.record import Record
+from kendall.loadgen.datasets import Prompts
+from kendall.loadgen.sending.client.client import LoadExchange
+from kendall.loadgen.sending.client.target import Target
+from kendall.loadgen.sending.client.wire import Address
+from kendall.policies.text import counted
+from kendall.queueing.arrivals.timetable import FloatArray, IntArray, Timetable
+from kendall.queueing.measurement.record import Record
 
 
 @dataclass(slots=True)

@@ -19,8 +19,8 @@ import sys
 from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager, suppress
 
-from loadgen.sending.client.target import LoadError
-from queueing.measurement.machine import split_cpus
+from kendall.loadgen.sending.client.target import LoadError
+from kendall.queueing.measurement.machine import split_cpus
 
 PRIORITY = 1  # the lowest of the real-time ones
 SPARE = 64  # descriptors that the process needs for itself

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from kendall.policies.text import SpecError, suggest
 from kendall.remote import Trust, check_key, check_no_credentials
-from policies.text import SpecError, suggest
 
 DATASETS = ("random", "sharegpt", "jsonl", "custom")
 SOURCES = (

@@ -26,7 +26,7 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Protocol
 
-from queueing.arrivals.timetable import FloatArray
+from kendall.queueing.arrivals.timetable import FloatArray
 
 # seconds before the instant at which the sleep of `Spin` ends: asyncio's tick and a little
 MARGIN = 0.0015

@@ -11,27 +11,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kendall.remote import tls_context
-from loadgen.datasets import (
+from kendall.loadgen.datasets import (
     Prompts,
     draw_dataset,
     load_token_counter,
     random_prompts,
     read_dataset,
 )
-from loadgen.sending.client.client import address_of
-from loadgen.sending.client.endpoint import UNKNOWN, look_at, with_lengths
-from loadgen.sending.client.target import LoadError, Target
-from loadgen.sending.drawn_arrivals import draw_arrivals
-from loadgen.sending.job import ClosedLoopUsers, SendOptions
-from loadgen.sending.options import LoadOptions
-from loadgen.sending.run import VOCABULARY, LoadResult, ProgressDisplay, RunOutput, run_load
-from policies.durations import rounded_duration
-from policies.text import SpecError
-from queueing.arrivals.length_prediction import parse_length_prediction
-from queueing.arrivals.text import format_arrivals
-from queueing.arrivals.timetable import Timetable, streams, with_flows, with_predictions
-from queueing.distributions.flows import parse_flows
+from kendall.loadgen.sending.client.client import address_of
+from kendall.loadgen.sending.client.endpoint import UNKNOWN, look_at, with_lengths
+from kendall.loadgen.sending.client.target import LoadError, Target
+from kendall.loadgen.sending.drawn_arrivals import draw_arrivals
+from kendall.loadgen.sending.job import ClosedLoopUsers, SendOptions
+from kendall.loadgen.sending.options import LoadOptions
+from kendall.loadgen.sending.run import VOCABULARY, LoadResult, ProgressDisplay, RunOutput, run_load
+from kendall.policies.durations import rounded_duration
+from kendall.policies.text import SpecError
+from kendall.queueing.arrivals.length_prediction import parse_length_prediction
+from kendall.queueing.arrivals.text import format_arrivals
+from kendall.queueing.arrivals.timetable import Timetable, streams, with_flows, with_predictions
+from kendall.queueing.distributions.flows import parse_flows
+from kendall.remote import tls_context
 
 LONG = 600.0  # seconds of a timetable from which its length is announced
 

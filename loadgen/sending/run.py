@@ -12,26 +12,26 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
-from loadgen.datasets import Prompts, random_prompts
-from loadgen.measures.metrics import LATENESS, values
-from loadgen.sending.client.client import run_prefix
-from loadgen.sending.client.target import LoadError, Target
-from loadgen.sending.job import (
+from kendall.loadgen.datasets import Prompts, random_prompts
+from kendall.loadgen.measures.metrics import LATENESS, values
+from kendall.loadgen.sending.client.client import run_prefix
+from kendall.loadgen.sending.client.target import LoadError, Target
+from kendall.loadgen.sending.job import (
     OPEN_LOOP,
     Counters,
     SendingJob,
     SendOptions,
     row_of,
 )
-from loadgen.sending.operating_system import raise_file_limit, real_time_permitted
-from loadgen.sending.run_writer import RunWriter, replace_run
-from loadgen.sending.senders import send_by_processes
-from loadgen.sending.sending import send_job
-from queueing.arrivals.timetable import Timetable
-from queueing.measurement.machine import hardware, versions
-from queueing.measurement.paths import cannot_write
-from queueing.measurement.record import Header, Record
-from queueing.measurement.statistics import Summary, summarise
+from kendall.loadgen.sending.operating_system import raise_file_limit, real_time_permitted
+from kendall.loadgen.sending.run_writer import RunWriter, replace_run
+from kendall.loadgen.sending.senders import send_by_processes
+from kendall.loadgen.sending.sending import send_job
+from kendall.queueing.arrivals.timetable import Timetable
+from kendall.queueing.measurement.machine import hardware, versions
+from kendall.queueing.measurement.paths import cannot_write
+from kendall.queueing.measurement.record import Header, Record
+from kendall.queueing.measurement.statistics import Summary, summarise
 
 # above the special tokens of common vocabularies, below the end of the smallest (bytes)
 VOCABULARY = range(10, 250)

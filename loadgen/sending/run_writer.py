@@ -10,7 +10,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Self
 
-from queueing.measurement.record import Header, Record, to_line, write_run
+from kendall.queueing.measurement.record import Header, Record, to_line, write_run
 
 
 class RunWriter:

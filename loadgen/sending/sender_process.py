@@ -14,11 +14,11 @@ from contextlib import suppress
 
 import msgspec
 
-from loadgen.sending.job import Counters, SendingJob
-from loadgen.sending.operating_system import raise_file_limit
-from loadgen.sending.run_writer import RunWriter
-from loadgen.sending.sending import send_job
-from queueing.measurement.record import Header
+from kendall.loadgen.sending.job import Counters, SendingJob
+from kendall.loadgen.sending.operating_system import raise_file_limit
+from kendall.loadgen.sending.run_writer import RunWriter
+from kendall.loadgen.sending.sending import send_job
+from kendall.queueing.measurement.record import Header
 
 PERIOD = 0.25  # seconds between two reports of the counters
 

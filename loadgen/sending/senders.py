@@ -23,12 +23,12 @@ from pathlib import Path
 
 import msgspec
 
-from loadgen.sending.client.target import LoadError
-from loadgen.sending.job import Counters, SendingJob, row_of
-from loadgen.sending.operating_system import undisturbed
-from policies.text import counted
-from queueing.arrivals.timetable import split
-from queueing.measurement.record import Header, Record, read_run, to_line
+from kendall.loadgen.sending.client.target import LoadError
+from kendall.loadgen.sending.job import Counters, SendingJob, row_of
+from kendall.loadgen.sending.operating_system import undisturbed
+from kendall.policies.text import counted
+from kendall.queueing.arrivals.timetable import split
+from kendall.queueing.measurement.record import Header, Record, read_run, to_line
 
 START_DELAY = 0.3  # seconds between the last sender's readiness and instant 0
 PERIOD = 0.25  # seconds between two sums of the senders' counters
@@ -127,7 +127,7 @@ class Sender:
 
     async def start(self, header: Header) -> None:
         """Start it and wait until it is ready to send. Raises LoadError."""
-        command = [sys.executable, "-m", "loadgen.sending.sender_process"]
+        command = [sys.executable, "-m", "kendall.loadgen.sending.sender_process"]
         # a session of its own: Ctrl-C reaches the parent, which tells it
         self._process = await asyncio.create_subprocess_exec(
             *command, stdin=PIPE, stdout=PIPE, stderr=PIPE, start_new_session=True

@@ -15,14 +15,14 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
 
+from kendall.loadgen.sending.client.client import address_of
+from kendall.loadgen.sending.client.pool import KEEPALIVE, RESERVE, ConnectionPool
+from kendall.loadgen.sending.closed_loop import closed_loop
+from kendall.loadgen.sending.in_flight import InFlightRequests, Keep
+from kendall.loadgen.sending.job import Counters, SendingJob
+from kendall.loadgen.sending.operating_system import real_time_scheduling, undisturbed
+from kendall.loadgen.sending.pacing import pace, quiet_garbage_collector
 from kendall.remote import tls_context
-from loadgen.sending.client.client import address_of
-from loadgen.sending.client.pool import KEEPALIVE, RESERVE, ConnectionPool
-from loadgen.sending.closed_loop import closed_loop
-from loadgen.sending.in_flight import InFlightRequests, Keep
-from loadgen.sending.job import Counters, SendingJob
-from loadgen.sending.operating_system import real_time_scheduling, undisturbed
-from loadgen.sending.pacing import pace, quiet_garbage_collector
 
 
 async def send_job(job: SendingJob, start_at: float, counters: Counters, keep: Keep) -> bool:

@@ -14,17 +14,23 @@ from typing import Any, Literal
 
 import msgspec
 
-from loadgen.datasets import Prompts
-from loadgen.gateway.gateway_process import GatewayClient, GatewayError
-from loadgen.measures.stability import Growth, GrowthWatch
-from loadgen.sending.client.target import LoadError, Target
-from loadgen.sending.job import Counters, SendOptions
-from loadgen.sending.run import LoadResult, RunOutput, run_load
-from loadgen.sweep.gateway import Note, header_of, let_remainder_go, records_since, until_idle
-from loadgen.sweep.grid import SweepCell
-from loadgen.sweep.status import Status
-from queueing.arrivals.timetable import Timetable
-from queueing.measurement.record import Header, Record
+from kendall.loadgen.datasets import Prompts
+from kendall.loadgen.gateway.gateway_process import GatewayClient, GatewayError
+from kendall.loadgen.measures.stability import Growth, GrowthWatch
+from kendall.loadgen.sending.client.target import LoadError, Target
+from kendall.loadgen.sending.job import Counters, SendOptions
+from kendall.loadgen.sending.run import LoadResult, RunOutput, run_load
+from kendall.loadgen.sweep.gateway import (
+    Note,
+    header_of,
+    let_remainder_go,
+    records_since,
+    until_idle,
+)
+from kendall.loadgen.sweep.grid import SweepCell
+from kendall.loadgen.sweep.status import Status
+from kendall.queueing.arrivals.timetable import Timetable
+from kendall.queueing.measurement.record import Header, Record
 
 SAMPLE = 0.1  # seconds between looks at the number in the system
 FLUSH = 1.0  # between flushes of the gateway's run file: what a kill can take from it

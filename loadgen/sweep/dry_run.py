@@ -11,17 +11,17 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from loadgen.compare.comparison import Predicted
-from loadgen.compare.theory import predict_means
-from loadgen.sweep.grid import Basis, EngineBounds, SweepCell
-from loadgen.sweep.plan import SweepPlan
-from loadgen.sweep.saturation import first_rate, predicted_rate, probe_cell, probes_expected
-from loadgen.sweep.slo import slo_of
-from loadgen.sweep.status import duration
-from policies import format_policy, parse_policy
-from policies.text import counted, first_come_form, short_form, short_number
-from queueing.commands.terminal import Column, Table, say
-from queueing.latency.profile import load_law
+from kendall.loadgen.compare.comparison import Predicted
+from kendall.loadgen.compare.theory import predict_means
+from kendall.loadgen.sweep.grid import Basis, EngineBounds, SweepCell
+from kendall.loadgen.sweep.plan import SweepPlan
+from kendall.loadgen.sweep.saturation import first_rate, predicted_rate, probe_cell, probes_expected
+from kendall.loadgen.sweep.slo import slo_of
+from kendall.loadgen.sweep.status import duration
+from kendall.policies import format_policy, parse_policy
+from kendall.policies.text import counted, first_come_form, short_form, short_number
+from kendall.queueing.commands.terminal import Column, Table, say
+from kendall.queueing.latency.profile import load_law
 
 GUESS = "reference"  # the law of a small engine on a small machine
 CONTEXT = 2048  # tokens, of an engine that is not asked

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from loadgen.gateway.gateway_process import (
+from kendall.loadgen.gateway.gateway_process import (
     GatewayClient,
     GatewayError,
     GatewayLostError,
@@ -27,13 +27,13 @@ from loadgen.gateway.gateway_process import (
     KeyRefusedError,
     free_port,
 )
-from loadgen.sending.client.target import NO_KEYS, Keys
-from loadgen.sweep.grid import EngineBounds
-from loadgen.sweep.plan import SweepPlan
-from policies import Fixed, is_built_in, parse_policy
-from policies.text import counted
-from queueing.measurement.paths import writing
-from queueing.measurement.record import Header, Record
+from kendall.loadgen.sending.client.target import NO_KEYS, Keys
+from kendall.loadgen.sweep.grid import EngineBounds
+from kendall.loadgen.sweep.plan import SweepPlan
+from kendall.policies import Fixed, is_built_in, parse_policy
+from kendall.policies.text import counted
+from kendall.queueing.measurement.paths import writing
+from kendall.queueing.measurement.record import Header, Record
 
 POLL = 0.05  # seconds between looks at a gateway that must become idle
 IDLE_LIMIT = 120.0

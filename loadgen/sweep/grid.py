@@ -19,17 +19,21 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from loadgen.sweep.plan import SweepPlan
-from policies import parse_policy
-from policies.fixed import Fixed
-from policies.text import SpecError, first_come_form, short_number
-from queueing.arrivals.processes import Deterministic, Poisson
-from queueing.arrivals.timetable import Timetable, draw_timetable, with_predictions
-from queueing.distributions.token_distribution import SHORTER, TokenDistribution, parse_distribution
-from queueing.latency.law import LatencyModel
-from queueing.model import Model, step_bound
-from queueing.models.soap.predictor_text import PredictorText, parse_predictor
-from queueing.simulation.run_length import advise_model
+from kendall.loadgen.sweep.plan import SweepPlan
+from kendall.policies import parse_policy
+from kendall.policies.fixed import Fixed
+from kendall.policies.text import SpecError, first_come_form, short_number
+from kendall.queueing.arrivals.processes import Deterministic, Poisson
+from kendall.queueing.arrivals.timetable import Timetable, draw_timetable, with_predictions
+from kendall.queueing.distributions.token_distribution import (
+    SHORTER,
+    TokenDistribution,
+    parse_distribution,
+)
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.model import Model, step_bound
+from kendall.queueing.models.soap.predictor_text import PredictorText, parse_predictor
+from kendall.queueing.simulation.run_length import advise_model
 
 # of an advised length: the speed of a machine wanders over seconds, which the advice does not know
 LEAST_SECONDS = 15.0

@@ -26,9 +26,9 @@ from typing import Any
 
 import msgspec
 
-from loadgen.sending.run_writer import write_whole
-from queueing.measurement.paths import writing
-from queueing.measurement.record import shown
+from kendall.loadgen.sending.run_writer import write_whole
+from kendall.queueing.measurement.paths import writing
+from kendall.queueing.measurement.record import shown
 
 Event = dict[str, Any]
 

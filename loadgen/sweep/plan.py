@@ -14,16 +14,16 @@ from typing import Any, Literal
 
 import msgspec
 
-from loadgen.sending.options import check_base_url
-from loadgen.sweep.slo import SATURATION, parse_slo
-from policies import Policy, format_policy, parse_policy
-from policies.orders import FIRST_COME
-from policies.text import SpecError, counted, order_text, with_order
-from queueing.arrivals.length_prediction import parse_length_prediction
-from queueing.distributions.token_distribution import SHORTER, parse_distribution
-from queueing.measurement.batch_means import TOO_WIDE
-from queueing.measurement.paths import writing
-from queueing.models.soap.predictor_text import NO_PREDICTION, without_predictor
+from kendall.loadgen.sending.options import check_base_url
+from kendall.loadgen.sweep.slo import SATURATION, parse_slo
+from kendall.policies import Policy, format_policy, parse_policy
+from kendall.policies.orders import FIRST_COME
+from kendall.policies.text import SpecError, counted, order_text, with_order
+from kendall.queueing.arrivals.length_prediction import parse_length_prediction
+from kendall.queueing.distributions.token_distribution import SHORTER, parse_distribution
+from kendall.queueing.measurement.batch_means import TOO_WIDE
+from kendall.queueing.measurement.paths import writing
+from kendall.queueing.models.soap.predictor_text import NO_PREDICTION, without_predictor
 
 POLICIES = (
     "single",

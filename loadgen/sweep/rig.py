@@ -14,18 +14,24 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from loadgen.gateway.gateway_process import GatewayError
-from loadgen.sending.client.endpoint import look_at, with_lengths
-from loadgen.sending.client.target import NO_KEYS, Keys, LoadError, Target
-from loadgen.sending.operating_system import pin_to_gateway_cpus
-from loadgen.sweep.gateway import GivenGateway, OwnGateway, SweptGateway, bounds_of, until_idle
-from loadgen.sweep.grid import Basis, EngineBounds
-from loadgen.sweep.plan import SweepPlan
-from loadgen.sweep.status import Status
-from loadgen.sweep.store import Store
-from policies.text import SpecError
-from queueing.latency.law import LatencyModel
-from queueing.latency.profile import Profile, load_law, poor_fit_of
+from kendall.loadgen.gateway.gateway_process import GatewayError
+from kendall.loadgen.sending.client.endpoint import look_at, with_lengths
+from kendall.loadgen.sending.client.target import NO_KEYS, Keys, LoadError, Target
+from kendall.loadgen.sending.operating_system import pin_to_gateway_cpus
+from kendall.loadgen.sweep.gateway import (
+    GivenGateway,
+    OwnGateway,
+    SweptGateway,
+    bounds_of,
+    until_idle,
+)
+from kendall.loadgen.sweep.grid import Basis, EngineBounds
+from kendall.loadgen.sweep.plan import SweepPlan
+from kendall.loadgen.sweep.status import Status
+from kendall.loadgen.sweep.store import Store
+from kendall.policies.text import SpecError
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.latency.profile import Profile, load_law, poor_fit_of
 
 RESTARTS = 5  # of the gateway, in one session
 BACK_OFF = 1.0  # seconds before the first; doubled each time

@@ -19,17 +19,17 @@ from typing import Any
 
 import msgspec
 
-from loadgen.gateway.gateway_process import GatewayError
-from loadgen.sweep.cell import CellRun, CellSender, StartedCell, begin, gateway_side
-from loadgen.sweep.gateway import stop_left_behind
-from loadgen.sweep.grid import SweepCell, planned_cells
-from loadgen.sweep.journal import Event, damage
-from loadgen.sweep.plan import SweepPlan
-from loadgen.sweep.rig import Rig
-from loadgen.sweep.status import Status
-from loadgen.sweep.store import Store
-from policies.text import counted
-from queueing.measurement.machine import versions
+from kendall.loadgen.gateway.gateway_process import GatewayError
+from kendall.loadgen.sweep.cell import CellRun, CellSender, StartedCell, begin, gateway_side
+from kendall.loadgen.sweep.gateway import stop_left_behind
+from kendall.loadgen.sweep.grid import SweepCell, planned_cells
+from kendall.loadgen.sweep.journal import Event, damage
+from kendall.loadgen.sweep.plan import SweepPlan
+from kendall.loadgen.sweep.rig import Rig
+from kendall.loadgen.sweep.status import Status
+from kendall.loadgen.sweep.store import Store
+from kendall.policies.text import counted
+from kendall.queueing.measurement.machine import versions
 
 ATTEMPTS = 3  # of a cell, in one session
 MOST_CHANGE = 0.15  # change of the engine's speed from before a cell to after it

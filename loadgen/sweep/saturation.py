@@ -11,14 +11,14 @@ import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from loadgen.sweep.grid import LEAST_SECONDS, Basis, SweepCell, cell_name
-from loadgen.sweep.slo import SATURATION, ObservedSlo
-from policies import Fixed, is_first_come
-from queueing.choosing.rates import heaviest_scanned
-from queueing.choosing.search import bisected
-from queueing.errors import PredictionError
-from queueing.model import Model
-from queueing.prediction import predict_model
+from kendall.loadgen.sweep.grid import LEAST_SECONDS, Basis, SweepCell, cell_name
+from kendall.loadgen.sweep.slo import SATURATION, ObservedSlo
+from kendall.policies import Fixed, is_first_come
+from kendall.queueing.choosing.rates import heaviest_scanned
+from kendall.queueing.choosing.search import bisected
+from kendall.queueing.errors import PredictionError
+from kendall.queueing.model import Model
+from kendall.queueing.prediction import predict_model
 
 FIRST = 1.1  # factor of the first bracket, around the prediction
 WIDEN = 1.25

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from loadgen.gateway.gateway_process import GatewayError
-from loadgen.sweep.journal import Event
-from loadgen.sweep.run import Sweep
-from loadgen.sweep.saturation import bisect, first_rate, predicted_rate, probe_cell
-from loadgen.sweep.slo import ObservedSlo, slo_of
-from policies.text import counted
+from kendall.loadgen.gateway.gateway_process import GatewayError
+from kendall.loadgen.sweep.journal import Event
+from kendall.loadgen.sweep.run import Sweep
+from kendall.loadgen.sweep.saturation import bisect, first_rate, predicted_rate, probe_cell
+from kendall.loadgen.sweep.slo import ObservedSlo, slo_of
+from kendall.policies.text import counted
 
 
 @dataclass(slots=True)

@@ -14,21 +14,21 @@ from pathlib import Path
 
 import msgspec
 
-from loadgen.gateway.gateway_process import GatewayError, KeyRefusedError
-from loadgen.report.conditions import broken, parse_conditions
-from loadgen.sending.client.target import NO_KEYS, Keys
-from loadgen.sending.operating_system import cancelled_by
-from loadgen.sweep.gateway import GivenGateway
-from loadgen.sweep.plan import SweepPlan
-from loadgen.sweep.report.report import as_json, print_results, write_results
-from loadgen.sweep.report.report_data import of_sweep
-from loadgen.sweep.report.results import Results, results_of
-from loadgen.sweep.rig import Rig
-from loadgen.sweep.run import Sweep
-from loadgen.sweep.search import search_all
-from loadgen.sweep.status import Status
-from loadgen.sweep.store import Store
-from queueing.commands.terminal import console, say
+from kendall.loadgen.gateway.gateway_process import GatewayError, KeyRefusedError
+from kendall.loadgen.report.conditions import broken, parse_conditions
+from kendall.loadgen.sending.client.target import NO_KEYS, Keys
+from kendall.loadgen.sending.operating_system import cancelled_by
+from kendall.loadgen.sweep.gateway import GivenGateway
+from kendall.loadgen.sweep.plan import SweepPlan
+from kendall.loadgen.sweep.report.report import as_json, print_results, write_results
+from kendall.loadgen.sweep.report.report_data import of_sweep
+from kendall.loadgen.sweep.report.results import Results, results_of
+from kendall.loadgen.sweep.rig import Rig
+from kendall.loadgen.sweep.run import Sweep
+from kendall.loadgen.sweep.search import search_all
+from kendall.loadgen.sweep.status import Status
+from kendall.loadgen.sweep.store import Store
+from kendall.queueing.commands.terminal import console, say
 
 DONE, FAILED, CHECK_FAILED, INTERRUPTED = 0, 1, 3, 130
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from loadgen.measures.metrics import time_per_output_token
-from policies.text import SpecError
-from queueing.measurement.record import Record, read_run
-from queueing.measurement.slo import QUANTITIES, read_slo
-from queueing.measurement.statistics import warm_up
-from queueing.result import Prediction
+from kendall.loadgen.measures.metrics import time_per_output_token
+from kendall.policies.text import SpecError
+from kendall.queueing.measurement.record import Record, read_run
+from kendall.queueing.measurement.slo import QUANTITIES, read_slo
+from kendall.queueing.measurement.statistics import warm_up
+from kendall.queueing.result import Prediction
 
 ANSWERED = (*QUANTITIES, "service_time", "batch_forming_delay", "time_per_output_token")
 SATURATION = "saturation"  # the goal of a search without an SLO

@@ -11,7 +11,7 @@ import shutil
 from contextlib import suppress
 from typing import Self, TextIO
 
-from loadgen.sending.job import Counters
+from kendall.loadgen.sending.job import Counters
 
 LINE_PERIOD = 10.0  # seconds
 DRAW_PERIOD = 0.5

@@ -22,13 +22,13 @@ from typing import Any
 
 import msgspec
 
-from loadgen.sweep.cell import CellRun
-from loadgen.sweep.journal import Event, Journal, SweepProgress, digest, read_journal
-from loadgen.sweep.plan import SweepPlan, load_plan, save_plan
-from policies.text import SpecError
-from queueing.latency.profile import Profile, poor_fit_of
-from queueing.measurement.paths import writing
-from queueing.measurement.record import Header, Record, write_run
+from kendall.loadgen.sweep.cell import CellRun
+from kendall.loadgen.sweep.journal import Event, Journal, SweepProgress, digest, read_journal
+from kendall.loadgen.sweep.plan import SweepPlan, load_plan, save_plan
+from kendall.policies.text import SpecError
+from kendall.queueing.latency.profile import Profile, poor_fit_of
+from kendall.queueing.measurement.paths import writing
+from kendall.queueing.measurement.record import Header, Record, write_run
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from policies.text import SpecError, suggest
+from kendall.policies.text import SpecError, suggest
 
 FOLDER = Path(__file__).parent
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from importlib import import_module
 
+from kendall.policies.text import SpecError, suggest
 from papers.reproduction.artefact import Artefact, Say
-from policies.text import SpecError, suggest
 
 CATALOGUE: dict[str, tuple[str, str]] = {
     "yang-table1": ("yang.single", "table1"),

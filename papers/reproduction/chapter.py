@@ -7,15 +7,15 @@ from __future__ import annotations
 import numpy as np
 from scipy.optimize import brentq
 
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.latency.batch_time import BatchTime
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.models.batches.mgb1 import solve_fixed_batches
+from kendall.queueing.models.gg1 import kingman
+from kendall.queueing.models.mm1 import md1, mm1
+from kendall.queueing.models.printed import kingman_delay, md1_delay
+from kendall.queueing.result import Quantiles
 from papers.reproduction.artefact import Artefact, Panel, Say, Statement, curve
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.latency.batch_time import BatchTime
-from queueing.latency.law import LatencyModel
-from queueing.models.batches.mgb1 import solve_fixed_batches
-from queueing.models.gg1 import kingman
-from queueing.models.mm1 import md1, mm1
-from queueing.models.printed import kingman_delay, md1_delay
-from queueing.result import Quantiles
 
 TABLE = ((0.5, "2"), (0.8, "5"), (0.9, "10"), (0.95, "20"))
 CASE_RATE, CASE_SERVICE = 3.2, 0.25

@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kendall.queueing.errors import NotConvergedError, UnstableQueueError
 from papers.reproduction.lengths import Lengths, Vector
 from papers.reproduction.simulate import Constants
-from queueing.errors import NotConvergedError, UnstableQueueError
 
 Complex = npt.NDArray[np.complex128]
 _BLOCK = 256  # frequencies at a time

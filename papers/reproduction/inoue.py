@@ -11,14 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.latency.batch_time import BatchTime
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.models.batches.batch_chain import BatchQueue, solve_batch_chain
 from papers.energy import EnergyLaw
 from papers.measured_laws import inoue_energy, inoue_times
 from papers.measurements import load_measurement
 from papers.reproduction.artefact import Artefact, Panel, Say, Statement, curve
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.latency.batch_time import BatchTime
-from queueing.latency.law import LatencyModel
-from queueing.models.batches.batch_chain import BatchQueue, solve_batch_chain
 
 DEVICES = {"inoue-v100": "Tesla V100, mixed precision", "inoue-p4": "Tesla P4, INT8"}
 PRINTED = {

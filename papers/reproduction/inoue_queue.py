@@ -6,6 +6,11 @@ from functools import cache
 
 import numpy as np
 
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.latency.batch_time import BatchTime
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.models.batches.batch_chain import BatchQueue, solve_batch_chain
+from kendall.queueing.models.printed import phi, phi0, phi1
 from papers.reproduction.artefact import (
     Artefact,
     Curve,
@@ -18,11 +23,6 @@ from papers.reproduction.artefact import (
 from papers.reproduction.inoue import DEVICES, Device, device
 from papers.reproduction.lengths import Vector
 from papers.reproduction.simulate import BatchRun, Simulated, points, simulate_batches
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.latency.batch_time import BatchTime
-from queueing.latency.law import LatencyModel
-from queueing.models.batches.batch_chain import BatchQueue, solve_batch_chain
-from queueing.models.printed import phi, phi0, phi1
 
 LOADS = (
     0.02,

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kendall.queueing.measurement.paths import writing
 from papers.reproduction.artefact import Artefact, Curve, Panel
-from queueing.measurement.paths import writing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from kendall.queueing.measurement.paths import writing
 from papers.reproduction.artefact import (
     EXPLAINED,
     FAULT,
@@ -22,7 +23,6 @@ from papers.reproduction.artefact import (
     Statement,
 )
 from papers.reproduction.simulate import REPLICATIONS, SEED
-from queueing.measurement.paths import writing
 
 COMMAND = "kendall reproduce all --output docs/reproduction"
 DOCUMENTS = {

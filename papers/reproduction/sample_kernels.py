@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from queueing.simulation.kernels import compiled
+from kendall.queueing.simulation.kernels import compiled
 
 
 @compiled()

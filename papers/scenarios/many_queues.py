@@ -15,12 +15,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kendall.policies.text import SpecError
+from kendall.queueing.distributions.token_distribution import Vector
+from kendall.queueing.simulation.kernels import Floats, Ints, compiled, inner
+from kendall.queueing.simulation.orders.kernels import pop, push
 from papers.scenarios.runs import Measured, Replications, measured, unit_exponential
 from papers.two_choices import TwoClasses
-from policies.text import SpecError
-from queueing.distributions.token_distribution import Vector
-from queueing.simulation.kernels import Floats, Ints, compiled, inner
-from queueing.simulation.orders.kernels import pop, push
 
 
 class ChoiceWork(NamedTuple):

@@ -36,6 +36,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kendall.policies.text import SpecError
+from kendall.queueing.distributions.token_distribution import TokenDistribution, Vector
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.models.soap.predictor_text import PredictorText
+from kendall.queueing.models.soap.token_orders import predicted_tokens
+from kendall.queueing.simulation.kernels import Ints
 from papers.scenarios.memory_kernels import run_memory
 from papers.scenarios.memory_state import (
     DISCARD,
@@ -47,12 +53,6 @@ from papers.scenarios.memory_state import (
     Work,
 )
 from papers.scenarios.runs import Measured, Replications, measured, unit_exponential
-from policies.text import SpecError
-from queueing.distributions.token_distribution import TokenDistribution, Vector
-from queueing.latency.law import LatencyModel
-from queueing.models.soap.predictor_text import PredictorText
-from queueing.models.soap.token_orders import predicted_tokens
-from queueing.simulation.kernels import Ints
 
 HANDLINGS = {
     "preserve": PRESERVE,

@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from kendall.queueing.simulation.kernels import Floats, inner
+from kendall.queueing.simulation.orders.kernels import before, pop, push
 from papers.scenarios.memory_state import (
     AGAIN,
     CALLING,
@@ -40,8 +42,6 @@ from papers.scenarios.memory_state import (
     Work,
     new_state,
 )
-from queueing.simulation.kernels import Floats, inner
-from queueing.simulation.orders.kernels import before, pop, push
 
 
 def run_memory(work: Work, ranking: Ranking, engine: Engine) -> tuple[Path, Floats]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from queueing.simulation.kernels import Floats, Ints
+from kendall.queueing.simulation.kernels import Floats, Ints
 
 PRESERVE, DISCARD, SWAP, LEAST_WASTE = 0, 1, 2, 3
 # places in `counts`

@@ -23,12 +23,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kendall.policies.text import SpecError
+from kendall.queueing.distributions.token_distribution import TokenDistribution, Vector
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.simulation.kernels import Floats, compiled, inner
+from kendall.queueing.simulation.orders.kernels import pop, push
 from papers.scenarios.runs import Measured, Replications, measured, unit_exponential
-from policies.text import SpecError
-from queueing.distributions.token_distribution import TokenDistribution, Vector
-from queueing.latency.law import LatencyModel
-from queueing.simulation.kernels import Floats, compiled, inner
-from queueing.simulation.orders.kernels import pop, push
 
 LAYOUTS = ("dedicated", "pooled", "together")
 ORDERS = ("fcfs", "prefill-first", "decode-first", "shortest-phase", "shortest-left")

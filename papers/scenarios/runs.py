@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kendall.queueing.distributions.token_distribution import Vector
 from papers.sample_paths import LAST, WARM_UP, Replications
-from queueing.distributions.token_distribution import Vector
 
 __all__ = ["Measured", "Replications", "measured", "unit_exponential"]
 

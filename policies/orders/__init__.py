@@ -7,13 +7,13 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from policies.errors import SpecError
-from policies.orders.by_age import LeastAttained, Levels
-from policies.orders.by_flow import VirtualTokens
-from policies.orders.by_length import Binned, LongestFirst, ShortestFirst, Threshold
-from policies.orders.by_urgency import ByPriority, EarliestDeadline, HighestRatio
-from policies.orders.order import Order
-from policies.orders.preemptive import (
+from kendall.policies.errors import SpecError
+from kendall.policies.orders.by_age import LeastAttained, Levels
+from kendall.policies.orders.by_flow import VirtualTokens
+from kendall.policies.orders.by_length import Binned, LongestFirst, ShortestFirst, Threshold
+from kendall.policies.orders.by_urgency import ByPriority, EarliestDeadline, HighestRatio
+from kendall.policies.orders.order import Order
+from kendall.policies.orders.preemptive import (
     PreemptiveShortest,
     PreemptiveThreshold,
     ShortestRemaining,

@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from policies.core import Request
-from policies.errors import SpecError
-from policies.orders.order import Ranked
+from kendall.policies.core import Request
+from kendall.policies.errors import SpecError
+from kendall.policies.orders.order import Ranked
 
 MOST_LEVELS = 30
 

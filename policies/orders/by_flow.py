@@ -21,9 +21,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from policies.core import Request, Server, Waiting, fitting_ids
-from policies.errors import SpecError
-from policies.orders.order import Order
+from kendall.policies.core import Request, Server, Waiting, fitting_ids
+from kendall.policies.errors import SpecError
+from kendall.policies.orders.order import Order
 
 MOST_IDLE = 4096  # flows that are remembered while nothing of them waits
 

@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from policies.core import Request, Server, Waiting, fitting_ids
-from policies.errors import SpecError
-from policies.orders.order import Order, Ranked, predicted_tokens
+from kendall.policies.core import Request, Server, Waiting, fitting_ids
+from kendall.policies.errors import SpecError
+from kendall.policies.orders.order import Order, Ranked, predicted_tokens
 
 MOST_BINS = 1000
 

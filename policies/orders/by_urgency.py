@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from policies.core import Request, Server, Waiting, fitting_ids
-from policies.orders.order import Order, Ranked, predicted_tokens
+from kendall.policies.core import Request, Server, Waiting, fitting_ids
+from kendall.policies.orders.order import Order, Ranked, predicted_tokens
 
 # largest priority of either sign: without a bound on it the bound on overtaking would bound nothing
 MOST = 100

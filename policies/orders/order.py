@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from policies.core import Request, Running, Server, Waiting, fitting_ids
-from policies.errors import SpecError
+from kendall.policies.core import Request, Running, Server, Waiting, fitting_ids
+from kendall.policies.errors import SpecError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

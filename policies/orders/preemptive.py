@@ -12,10 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from policies.core import Request, Running
-from policies.errors import SpecError
-from policies.orders.by_length import ShortestFirst, Threshold
-from policies.orders.order import Ranked, predicted_tokens
+from kendall.policies.core import Request, Running
+from kendall.policies.errors import SpecError
+from kendall.policies.orders.by_length import ShortestFirst, Threshold
+from kendall.policies.orders.order import Ranked, predicted_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

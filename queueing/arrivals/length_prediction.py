@@ -17,7 +17,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from queueing.models.soap.predictor_text import NO_PREDICTION, PredictorText, parse_predictor
+from kendall.queueing.models.soap.predictor_text import (
+    NO_PREDICTION,
+    PredictorText,
+    parse_predictor,
+)
 
 IntArray = NDArray[np.int64]
 UNLIMITED = 2**53  # tokens: no prediction is cut
@@ -36,7 +40,7 @@ def predict_lengths(
     """A prediction for each true length; None where nothing is predicted. Does not modify."""
     if predictor == NO_PREDICTION:
         return None
-    from queueing.models.soap.token_orders import predicted_tokens  # noqa: PLC0415 - scipy, which a sender without predictions need not wait for
+    from kendall.queueing.models.soap.token_orders import predicted_tokens  # noqa: PLC0415 - scipy, which a sender without predictions need not wait for
 
     drawn = predicted_tokens(predictor, rng, output_tokens.astype(float), UNLIMITED)
     return np.asarray(drawn, dtype=np.int64)

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from policies.text import SpecError, counted
-from queueing.arrivals.processes import FIRST_DRAW, MOST, FloatArray, check_end, cut
-from queueing.arrivals.rates import check_each, invert_steps, knots, unit_instants
+from kendall.policies.text import SpecError, counted
+from kendall.queueing.arrivals.processes import FIRST_DRAW, MOST, FloatArray, check_end, cut
+from kendall.queueing.arrivals.rates import check_each, invert_steps, knots, unit_instants
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import math
 
-from policies.text import SpecError, format_number, short_number
-from queueing.arrivals.modulated import Mmpp
-from queueing.arrivals.processes import Deterministic, Gamma, Poisson, Recorded
-from queueing.arrivals.rates import Piecewise, Ramp
-from queueing.arrivals.text import Process, format_arrivals, parse_arrivals
+from kendall.policies.text import SpecError, format_number, short_number
+from kendall.queueing.arrivals.modulated import Mmpp
+from kendall.queueing.arrivals.processes import Deterministic, Gamma, Poisson, Recorded
+from kendall.queueing.arrivals.rates import Piecewise, Ramp
+from kendall.queueing.arrivals.text import Process, format_arrivals, parse_arrivals
 
 Ending = Piecewise | Ramp
 ArrivalProcess = Process | Recorded

@@ -20,7 +20,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.text import SpecError
+from kendall.policies.text import SpecError
 
 FloatArray = NDArray[np.float64]
 MOST = 10**8  # arrivals in a timetable: more is a slip of the pen, and would not fit into memory

@@ -17,8 +17,14 @@ from typing import Literal
 
 import numpy as np
 
-from policies.text import SpecError, counted
-from queueing.arrivals.processes import FloatArray, check_bounds, check_expected, cut, partial_sums
+from kendall.policies.text import SpecError, counted
+from kendall.queueing.arrivals.processes import (
+    FloatArray,
+    check_bounds,
+    check_expected,
+    cut,
+    partial_sums,
+)
 
 
 @dataclass(frozen=True, slots=True)

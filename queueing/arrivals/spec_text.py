@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from policies.text import SpecError, parse_number, split_spec, suggest
+from kendall.policies.text import SpecError, parse_number, split_spec, suggest
 
 
 def read_spec(

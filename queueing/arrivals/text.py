@@ -19,13 +19,13 @@ import dataclasses
 import math
 from typing import Literal, cast
 
-from policies.durations import EXAMPLES as DURATIONS
-from policies.durations import parse_duration
-from policies.text import SpecError, format_number, parse_number, suggest
-from queueing.arrivals.modulated import Mmpp
-from queueing.arrivals.processes import Deterministic, Gamma, Poisson
-from queueing.arrivals.rates import Piecewise, Ramp
-from queueing.arrivals.spec_text import parse_numbers, read_spec
+from kendall.policies.durations import EXAMPLES as DURATIONS
+from kendall.policies.durations import parse_duration
+from kendall.policies.text import SpecError, format_number, parse_number, suggest
+from kendall.queueing.arrivals.modulated import Mmpp
+from kendall.queueing.arrivals.processes import Deterministic, Gamma, Poisson
+from kendall.queueing.arrivals.rates import Piecewise, Ramp
+from kendall.queueing.arrivals.spec_text import parse_numbers, read_spec
 
 Process = Poisson | Gamma | Deterministic | Mmpp | Piecewise | Ramp
 EXAMPLES = {

@@ -21,12 +21,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.text import SpecError
-from queueing.arrivals.length_prediction import IntArray, predict_lengths
-from queueing.arrivals.processes import ArrivalStream, FloatArray, Poisson, delivered_rate
-from queueing.distributions.flows import Flows, check_name
-from queueing.measurement.record import shown, unmarked
-from queueing.models.soap.predictor_text import PredictorText
+from kendall.policies.text import SpecError
+from kendall.queueing.arrivals.length_prediction import IntArray, predict_lengths
+from kendall.queueing.arrivals.processes import ArrivalStream, FloatArray, Poisson, delivered_rate
+from kendall.queueing.distributions.flows import Flows, check_name
+from kendall.queueing.measurement.record import shown, unmarked
+from kendall.queueing.models.soap.predictor_text import PredictorText
 
 __all__ = [
     "FloatArray",

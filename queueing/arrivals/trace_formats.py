@@ -29,9 +29,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from policies.text import SpecError
-from queueing.arrivals.timetable import load_timetable
-from queueing.measurement.record import read_run, shown, unmarked
+from kendall.policies.text import SpecError
+from kendall.queueing.arrivals.timetable import load_timetable
+from kendall.queueing.measurement.record import read_run, shown, unmarked
 
 AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 BURSTGPT = ("Timestamp", "Request tokens", "Response tokens")

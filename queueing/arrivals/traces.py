@@ -17,10 +17,10 @@ from pathlib import Path
 
 import numpy as np
 
-from policies.text import SpecError, suggest
-from queueing.arrivals.timetable import Timetable
-from queueing.arrivals.trace_formats import FORMATS, Row, TraceFormat, detect
-from queueing.distributions.laws import LONGEST
+from kendall.policies.text import SpecError, suggest
+from kendall.queueing.arrivals.timetable import Timetable
+from kendall.queueing.arrivals.trace_formats import FORMATS, Row, TraceFormat, detect
+from kendall.queueing.distributions.laws import LONGEST
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,21 +21,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from policies.immediate import Single
-from queueing.choosing.objective import Slo, levels_of
-from queueing.distributions.token_distribution import Vector
-from queueing.errors import NotConvergedError
-from queueing.model import Model, with_quantiles
-from queueing.prediction import (
+from kendall.policies.immediate import Single
+from kendall.queueing.choosing.objective import Slo, levels_of
+from kendall.queueing.distributions.token_distribution import Vector
+from kendall.queueing.errors import NotConvergedError
+from kendall.queueing.model import Model, with_quantiles
+from kendall.queueing.prediction import (
     best_method,
     infinite_mean,
     predict_durations,
     predict_model,
     without_means,
 )
-from queueing.prediction.steady_state import doubt_of, known_delay, with_quantiles_of
-from queueing.result import LEVELS, Prediction, Quantiles, Quantity
-from queueing.simulation.experiment import (
+from kendall.queueing.prediction.steady_state import doubt_of, known_delay, with_quantiles_of
+from kendall.queueing.result import LEVELS, Prediction, Quantiles, Quantity
+from kendall.queueing.simulation.experiment import (
     mean_gaps,
     quantiles_of_gaps,
     simulate_model,
@@ -162,7 +162,7 @@ class Prices:
     def _simulated(
         self, model: Model, arrival_rate: float, delay: Quantiles | None = None
     ) -> Prediction:
-        from queueing.simulation.budget import affordable_requests, enough_slots  # noqa: PLC0415 - loads numba
+        from kendall.queueing.simulation.budget import affordable_requests, enough_slots  # noqa: PLC0415 - loads numba
 
         of = _MANY if self.many else _FEW
         count = affordable_requests(model, arrival_rate, SIMULATED, of=of, fewest=1)

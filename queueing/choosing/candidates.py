@@ -11,12 +11,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
-from policies import Policy, format_policy, parse_policy, policy_batch_size
-from policies.immediate import Capped, Dynamic
-from policies.parameters import parameters_of, size_field
-from policies.registry import policy_class
-from policies.text import SpecError
-from queueing.choosing.forecast import Setting
+from kendall.policies import Policy, format_policy, parse_policy, policy_batch_size
+from kendall.policies.immediate import Capped, Dynamic
+from kendall.policies.parameters import parameters_of, size_field
+from kendall.policies.registry import policy_class
+from kendall.policies.text import SpecError
+from kendall.queueing.choosing.forecast import Setting
 
 FAMILIES = ("single", "dynamic", "capped", "elastic", "continuous", "fixed")
 USUAL_SIZE = 8

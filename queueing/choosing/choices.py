@@ -13,13 +13,13 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from policies.text import SpecError, format_policy, parse_policy, policy_batch_size
-from queueing.choosing.candidates import LARGEST_SIZE, with_size
-from queueing.choosing.confirmed import confirmed_choice
-from queueing.choosing.objective import Objective, levels_of
-from queueing.choosing.quantity import compared_by, mean_of
-from queueing.choosing.reach import check_reach
-from queueing.choosing.search import (
+from kendall.policies.text import SpecError, format_policy, parse_policy, policy_batch_size
+from kendall.queueing.choosing.candidates import LARGEST_SIZE, with_size
+from kendall.queueing.choosing.confirmed import confirmed_choice
+from kendall.queueing.choosing.objective import Objective, levels_of
+from kendall.queueing.choosing.quantity import compared_by, mean_of
+from kendall.queueing.choosing.reach import check_reach
+from kendall.queueing.choosing.search import (
     Optimum,
     Point,
     Predict,
@@ -29,9 +29,9 @@ from queueing.choosing.search import (
     refined,
     score_of,
 )
-from queueing.model import Model, with_quantiles
-from queueing.prediction import predict_model
-from queueing.result import Quantity
+from kendall.queueing.model import Model, with_quantiles
+from kendall.queueing.prediction import predict_model
+from kendall.queueing.result import Quantity
 
 ALL_SIZES = 32  # up to this many every size is tried
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from queueing.choosing.objective import Objective
-from queueing.choosing.search import Optimum, Point, bisected, choose
+from kendall.queueing.choosing.objective import Objective
+from kendall.queueing.choosing.search import Optimum, Point, bisected, choose
 
 MOST = 3  # full predictions of one search, where the first ones keep the SLOs
 CLOSE = 0.002  # of a bound: nearer, nothing is gained by another one

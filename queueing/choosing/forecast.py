@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from queueing.estimation.interval import UNKNOWN, Estimate
-from queueing.result import Prediction, Quantity
+from kendall.queueing.estimation.interval import UNKNOWN, Estimate
+from kendall.queueing.result import Prediction, Quantity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,11 +24,11 @@ from typing import Any
 
 import numpy as np
 
-from policies.text import SpecError
-from queueing.distributions.token_distribution import TokenDistribution
-from queueing.errors import INFINITE_MEAN
-from queueing.measurement.slo import PREDICTED, read_slo, split_slos
-from queueing.result import Levels, Prediction, Quantity
+from kendall.policies.text import SpecError
+from kendall.queueing.distributions.token_distribution import TokenDistribution
+from kendall.queueing.errors import INFINITE_MEAN
+from kendall.queueing.measurement.slo import PREDICTED, read_slo, split_slos
+from kendall.queueing.result import Levels, Prediction, Quantity
 
 HIGH = 0.9  # a quantile from this level on is longer than the mean
 OBJECTIVES = ("delay", "throughput", "v1", "v2", "clipped", "slo")

@@ -22,24 +22,24 @@ from typing import Literal
 import numpy as np
 from scipy.optimize import brentq
 
-from policies.core import Policy
-from policies.ordered import Ordered, order_of
-from policies.orders import FIRST_COME, ORDERS
-from policies.text import SpecError, format_number, order_text, with_order
-from queueing.choosing.answer import by_formula
-from queueing.choosing.objective import Objective
-from queueing.choosing.search import Optimum, Point, choose
-from queueing.errors import NotConvergedError, UnstableQueueError
-from queueing.model import Model
-from queueing.models.soap.predictor_text import (
+from kendall.policies.core import Policy
+from kendall.policies.ordered import Ordered, order_of
+from kendall.policies.orders import FIRST_COME, ORDERS
+from kendall.policies.text import SpecError, format_number, order_text, with_order
+from kendall.queueing.choosing.answer import by_formula
+from kendall.queueing.choosing.objective import Objective
+from kendall.queueing.choosing.search import Optimum, Point, choose
+from kendall.queueing.errors import NotConvergedError, UnstableQueueError
+from kendall.queueing.model import Model
+from kendall.queueing.models.soap.predictor_text import (
     NO_PREDICTION,
     PredictorText,
     parse_predictor,
 )
-from queueing.models.soap.token_orders import is_solved
-from queueing.prediction import methods
-from queueing.prediction.by_length import LONGEST, durations_by_length
-from queueing.simulation.experiment import begin_of, check_kept_up, steady_run
+from kendall.queueing.models.soap.token_orders import is_solved
+from kendall.queueing.prediction import methods
+from kendall.queueing.prediction.by_length import LONGEST, durations_by_length
+from kendall.queueing.simulation.experiment import begin_of, check_kept_up, steady_run
 
 PREDICTORS = ("exact", "lognormal:sigma=0.5")
 WORST = 4.0  # sigma: every twentieth prediction is off by more than a factor of 2,500

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 
-from queueing.estimation.interval import Estimate
+from kendall.queueing.estimation.interval import Estimate
 
 HALF_A_PERCENT = 0.005
 # in a sentence of advice, where a better setting was found all the same

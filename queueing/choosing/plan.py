@@ -16,17 +16,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from policies.text import SpecError, counted
-from queueing.choosing.answer import Prices
-from queueing.choosing.objective import Objective
-from queueing.choosing.rates import largest_rate
-from queueing.choosing.search import Point, Predict
-from queueing.choosing.servers import fewest_servers
-from queueing.errors import NoStableChoiceError, UnattainableError
-from queueing.latency.law import LatencyModel
-from queueing.model import Model
-from queueing.prediction.asked import Asked
-from queueing.result import Prediction
+from kendall.policies.text import SpecError, counted
+from kendall.queueing.choosing.answer import Prices
+from kendall.queueing.choosing.objective import Objective
+from kendall.queueing.choosing.rates import largest_rate
+from kendall.queueing.choosing.search import Point, Predict
+from kendall.queueing.choosing.servers import fewest_servers
+from kendall.queueing.errors import NoStableChoiceError, UnattainableError
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.model import Model
+from kendall.queueing.prediction.asked import Asked
+from kendall.queueing.result import Prediction
 
 CUTS = "the token limit cuts"  # how a reason begins
 PRECISION = 0.01  # of the headroom, relative

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from policies.core import Policy
-from queueing.choosing.objective import Slo
-from queueing.result import Prediction, Quantity
+from kendall.policies.core import Policy
+from kendall.queueing.choosing.objective import Slo
+from kendall.queueing.result import Prediction, Quantity
 
 WORDS: dict[Quantity, str] = {
     "queueing_delay": "queueing delay",

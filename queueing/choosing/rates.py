@@ -15,16 +15,16 @@ from dataclasses import dataclass, field
 import numpy as np
 from scipy.optimize import minimize_scalar
 
-from policies.fixed import Fixed
-from policies.registry import is_first_come
-from policies.text import SpecError
-from queueing.choosing.choices import scored
-from queueing.choosing.confirmed import Rising
-from queueing.choosing.objective import Objective, levels_of
-from queueing.choosing.reach import check_reach
-from queueing.choosing.search import Optimum, Point, Predict, bisected, choose, point_of
-from queueing.model import Model, with_quantiles
-from queueing.prediction import predict_model
+from kendall.policies.fixed import Fixed
+from kendall.policies.registry import is_first_come
+from kendall.policies.text import SpecError
+from kendall.queueing.choosing.choices import scored
+from kendall.queueing.choosing.confirmed import Rising
+from kendall.queueing.choosing.objective import Objective, levels_of
+from kendall.queueing.choosing.reach import check_reach
+from kendall.queueing.choosing.search import Optimum, Point, Predict, bisected, choose, point_of
+from kendall.queueing.model import Model, with_quantiles
+from kendall.queueing.prediction import predict_model
 
 LIGHTEST, HEAVIEST, IMPATIENT = (
     0.001,

@@ -11,13 +11,13 @@ Every request takes at least that long, so each quantile is at least that of the
 
 from __future__ import annotations
 
-from policies.registry import is_first_come
-from policies.text import short_number
-from queueing.choosing.objective import Objective, Slo
-from queueing.choosing.quantity import WORDS
-from queueing.distributions.token_distribution import TokenDistribution
-from queueing.errors import UnattainableError
-from queueing.model import Model
+from kendall.policies.registry import is_first_come
+from kendall.policies.text import short_number
+from kendall.queueing.choosing.objective import Objective, Slo
+from kendall.queueing.choosing.quantity import WORDS
+from kendall.queueing.distributions.token_distribution import TokenDistribution
+from kendall.queueing.errors import UnattainableError
+from kendall.queueing.model import Model
 
 NOTHING = "nothing keeps "  # how a reason begins
 _REMEDIES = {  # beside a longer bound and a faster engine

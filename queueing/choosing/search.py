@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from policies.text import counted, short_number
-from queueing.choosing.objective import Objective
-from queueing.errors import NoStableChoiceError, UnstableQueueError
-from queueing.model import Model
-from queueing.prediction import predict_model
-from queueing.result import Prediction, Quantity
+from kendall.policies.text import counted, short_number
+from kendall.queueing.choosing.objective import Objective
+from kendall.queueing.errors import NoStableChoiceError, UnstableQueueError
+from kendall.queueing.model import Model
+from kendall.queueing.prediction import predict_model
+from kendall.queueing.result import Prediction, Quantity
 
 Predict = Callable[[Model, float], Prediction]  # model, arrival rate; raises UnstableQueueError
 Point = dict[

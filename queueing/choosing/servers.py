@@ -11,13 +11,13 @@ import dataclasses
 import math
 from collections.abc import Callable
 
-from policies.text import SpecError
-from queueing.choosing.choices import scored
-from queueing.choosing.confirmed import Moved
-from queueing.choosing.objective import Objective, levels_of
-from queueing.choosing.quantity import compared_by
-from queueing.choosing.reach import check_reach
-from queueing.choosing.search import (
+from kendall.policies.text import SpecError
+from kendall.queueing.choosing.choices import scored
+from kendall.queueing.choosing.confirmed import Moved
+from kendall.queueing.choosing.objective import Objective, levels_of
+from kendall.queueing.choosing.quantity import compared_by
+from kendall.queueing.choosing.reach import check_reach
+from kendall.queueing.choosing.search import (
     Optimum,
     Point,
     Predict,
@@ -25,8 +25,8 @@ from queueing.choosing.search import (
     choose,
     whole_between,
 )
-from queueing.model import Model, with_quantiles
-from queueing.prediction import predict_model
+from kendall.queueing.model import Model, with_quantiles
+from kendall.queueing.prediction import predict_model
 
 NEAR = 1.15  # times a bound: a quick value below may be longer than the full one
 

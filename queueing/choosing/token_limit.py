@@ -16,14 +16,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from policies.immediate import Single
-from policies.ordered import in_arrival_order
-from policies.text import SpecError
-from queueing.choosing.confirmed import Rising, confirmed_choice
-from queueing.choosing.objective import Objective, levels_of, utilities
-from queueing.choosing.quantity import compared_by, mean_of
-from queueing.choosing.reach import check_reach
-from queueing.choosing.search import (
+from kendall.policies.immediate import Single
+from kendall.policies.ordered import in_arrival_order
+from kendall.policies.text import SpecError
+from kendall.queueing.choosing.confirmed import Rising, confirmed_choice
+from kendall.queueing.choosing.objective import Objective, levels_of, utilities
+from kendall.queueing.choosing.quantity import compared_by, mean_of
+from kendall.queueing.choosing.reach import check_reach
+from kendall.queueing.choosing.search import (
     Optimum,
     Point,
     Predict,
@@ -33,9 +33,9 @@ from queueing.choosing.search import (
     score_of,
     whole_between,
 )
-from queueing.distributions.token_distribution import Vector
-from queueing.model import Model, clipped_at, with_quantiles
-from queueing.prediction import predict_model
+from kendall.queueing.distributions.token_distribution import Vector
+from kendall.queueing.model import Model, clipped_at, with_quantiles
+from kendall.queueing.prediction import predict_model
 
 TARGET = "max-output-tokens"
 REFINED = (

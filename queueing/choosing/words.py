@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
-from policies.text import counted, short_number
-from queueing.choosing.quantity import WORDS
-from queueing.choosing.search import TIE, Optimum, near_scores, near_sojourns
-from queueing.measurement.slo import PREDICTED
+from kendall.policies.text import counted, short_number
+from kendall.queueing.choosing.quantity import WORDS
+from kendall.queueing.choosing.search import TIE, Optimum, near_scores, near_sojourns
+from kendall.queueing.measurement.slo import PREDICTED
 
 _NAME = re.compile(rf"(?:p[\d.]+_)?({'|'.join(PREDICTED)})")
 # queueing delay, sojourn time or time to first token: the one that compares the choices

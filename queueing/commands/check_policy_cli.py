@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from policies.core import Policy, QueueState
-from policies.decision import LONGEST_DECISION
-from policies.ordered import KEYS
-from policies.orders import ORDERS
-from policies.orders.order import Order
-from policies.parameters import parameters_of
-from policies.registry import Listed, every_policy, not_used, use_modules
-from policies.routes import ROUTES
-from policies.text import counted, format_policy, parse_policy
-from queueing.commands.terminal import console, say
+from kendall.policies.core import Policy, QueueState
+from kendall.policies.decision import LONGEST_DECISION
+from kendall.policies.ordered import KEYS
+from kendall.policies.orders import ORDERS
+from kendall.policies.orders.order import Order
+from kendall.policies.parameters import parameters_of
+from kendall.policies.registry import Listed, every_policy, not_used, use_modules
+from kendall.policies.routes import ROUTES
+from kendall.policies.text import counted, format_policy, parse_policy
+from kendall.queueing.commands.terminal import console, say
 
 if TYPE_CHECKING:
-    from queueing.simulation.policy_check import Checked
+    from kendall.queueing.simulation.policy_check import Checked
 
 app = typer.Typer(add_completion=False)
 ABOUT_MODULE = (
@@ -89,7 +89,7 @@ def check_policy_command(
 
 def _within(limit: float, policy: Policy, states: int, seed: int) -> list[Checked]:
     """Every contract, those too that could not be checked in the time."""
-    from queueing.simulation.policy_check import (  # noqa: PLC0415 - numpy, which other commands' --help need not wait for
+    from kendall.queueing.simulation.policy_check import (  # noqa: PLC0415 - numpy, which other commands' --help need not wait for
         CONTRACT_NAMES,
         RUN,
         Checked,

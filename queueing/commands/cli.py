@@ -12,19 +12,19 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from policies.durations import Duration
-from policies.text import short_number
-from queueing.choosing.objective import Objective, Slo, levels_of, parse_slos
-from queueing.commands.check_policy_cli import PolicyModules, use_policies
-from queueing.commands.environment_variables import fitting, flags_first
-from queueing.commands.terminal import Column, Table, console, say, working
-from queueing.errors import UnstableQueueError
-from queueing.latency.law import LatencyModel, slow_law
-from queueing.latency.profile import ProfileFile, load_law, poor_fit_of, profile_of
-from queueing.prediction import unstable
-from queueing.prediction.asked import Asked
-from queueing.result import Prediction, Quantiles
-from queueing.simulation.experiment import NUM_REQUESTS
+from kendall.policies.durations import Duration
+from kendall.policies.text import short_number
+from kendall.queueing.choosing.objective import Objective, Slo, levels_of, parse_slos
+from kendall.queueing.commands.check_policy_cli import PolicyModules, use_policies
+from kendall.queueing.commands.environment_variables import fitting, flags_first
+from kendall.queueing.commands.terminal import Column, Table, console, say, working
+from kendall.queueing.errors import UnstableQueueError
+from kendall.queueing.latency.law import LatencyModel, slow_law
+from kendall.queueing.latency.profile import ProfileFile, load_law, poor_fit_of, profile_of
+from kendall.queueing.prediction import unstable
+from kendall.queueing.prediction.asked import Asked
+from kendall.queueing.result import Prediction, Quantiles
+from kendall.queueing.simulation.experiment import NUM_REQUESTS
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 DASH = "-"  # in place of a number

@@ -15,7 +15,7 @@ from typing import Any
 
 import typer
 
-from policies.text import SpecError
+from kendall.policies.text import SpecError
 
 
 def from_environment(ctx: typer.Context, name: str) -> bool:

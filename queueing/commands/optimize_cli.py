@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from policies.arguments import whole_number
-from policies.text import (
+from kendall.policies.arguments import whole_number
+from kendall.policies.text import (
     SpecError,
     format_policy,
     policy_batch_size,
@@ -19,27 +19,27 @@ from policies.text import (
     short_number,
     suggest,
 )
-from queueing.arrivals.notation import Ending, asked_process
-from queueing.arrivals.processes import Poisson
-from queueing.choosing.answer import Prices
-from queueing.choosing.candidates import usual_policies
-from queueing.choosing.choices import best_batch_size, best_policy
-from queueing.choosing.forecast import Setting
-from queueing.choosing.objective import Objective, parse_slos
-from queueing.choosing.quantity import WORDS
-from queueing.choosing.rates import largest_rate
-from queueing.choosing.search import Optimum, Point
-from queueing.choosing.servers import fewest_servers
-from queueing.choosing.token_limit import best_token_limit
-from queueing.choosing.words import (
+from kendall.queueing.arrivals.notation import Ending, asked_process
+from kendall.queueing.arrivals.processes import Poisson
+from kendall.queueing.choosing.answer import Prices
+from kendall.queueing.choosing.candidates import usual_policies
+from kendall.queueing.choosing.choices import best_batch_size, best_policy
+from kendall.queueing.choosing.forecast import Setting
+from kendall.queueing.choosing.objective import Objective, parse_slos
+from kendall.queueing.choosing.quantity import WORDS
+from kendall.queueing.choosing.rates import largest_rate
+from kendall.queueing.choosing.search import Optimum, Point
+from kendall.queueing.choosing.servers import fewest_servers
+from kendall.queueing.choosing.token_limit import best_token_limit
+from kendall.queueing.choosing.words import (
     is_duration,
     judged_by_slo,
     legend,
     order_lines,
     result_line,
 )
-from queueing.commands.check_policy_cli import PolicyModules, use_policies
-from queueing.commands.cli import (
+from kendall.queueing.commands.check_policy_cli import PolicyModules, use_policies
+from kendall.queueing.commands.cli import (
     ArrivalsOption,
     EngineBound,
     Json,
@@ -57,11 +57,16 @@ from queueing.commands.cli import (
     law_of,
     show,
 )
-from queueing.commands.environment_variables import by_flag, defaults_named, fitting, flags_first
-from queueing.commands.terminal import Column, Table, say, working
-from queueing.distributions.token_distribution import SUPPORT_LIMIT, parse_distribution
-from queueing.errors import NoStableChoiceError
-from queueing.model import Model
+from kendall.queueing.commands.environment_variables import (
+    by_flag,
+    defaults_named,
+    fitting,
+    flags_first,
+)
+from kendall.queueing.commands.terminal import Column, Table, say, working
+from kendall.queueing.distributions.token_distribution import SUPPORT_LIMIT, parse_distribution
+from kendall.queueing.errors import NoStableChoiceError
+from kendall.queueing.model import Model
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 TARGETS = ("max-output-tokens", "batch-size", "policy", "order", "servers", "arrival-rate")
@@ -370,7 +375,7 @@ def _order(
     predictors: list[str] | None,
     progress: Callable[[str], None],
 ) -> Optimum:
-    from queueing.choosing.orders import best_order  # noqa: PLC0415 - scipy.optimize, which other targets need not wait for
+    from kendall.queueing.choosing.orders import best_order  # noqa: PLC0415 - scipy.optimize, which other targets need not wait for
 
     if goal.name == "slo":
         raise SpecError("got an SLO for order; expected none: leave --slo out")

@@ -13,11 +13,11 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from policies.arguments import whole_number
-from policies.text import SpecError, counted, short_number
-from queueing.arrivals.notation import Ending, asked_process
-from queueing.choosing.objective import Objective, parse_slos
-from queueing.choosing.plan import (
+from kendall.policies.arguments import whole_number
+from kendall.policies.text import SpecError, counted, short_number
+from kendall.queueing.arrivals.notation import Ending, asked_process
+from kendall.queueing.choosing.objective import Objective, parse_slos
+from kendall.queueing.choosing.plan import (
     CUTS,
     CapacityPlan,
     Choices,
@@ -26,9 +26,9 @@ from queueing.choosing.plan import (
     check_costs,
     make_plan,
 )
-from queueing.choosing.reach import NOTHING
-from queueing.choosing.search import Point
-from queueing.commands.cli import (
+from kendall.queueing.choosing.reach import NOTHING
+from kendall.queueing.choosing.search import Point
+from kendall.queueing.commands.cli import (
     ArrivalRate,
     ArrivalsOption,
     Json,
@@ -42,19 +42,19 @@ from queueing.commands.cli import (
     coming,
     law_of,
 )
-from queueing.commands.optimize_cli import LEAST_SECONDS, cell
-from queueing.commands.terminal import Column, Table, console, say, working
-from queueing.distributions.token_distribution import (
+from kendall.queueing.commands.optimize_cli import LEAST_SECONDS, cell
+from kendall.queueing.commands.terminal import Column, Table, console, say, working
+from kendall.queueing.distributions.token_distribution import (
     SUPPORT_LIMIT,
     TokenDistribution,
     parse_distribution,
 )
-from queueing.latency.law import LatencyModel
-from queueing.latency.profile import profile_of
-from queueing.measurement.paths import check_writable
-from queueing.model import Limits
-from queueing.prediction.asked import Asked
-from queueing.simulation.recorded import recorded_model
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.latency.profile import profile_of
+from kendall.queueing.measurement.paths import check_writable
+from kendall.queueing.model import Limits
+from kendall.queueing.prediction.asked import Asked
+from kendall.queueing.simulation.recorded import recorded_model
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 NONE_KEEPS = 3  # exit status
@@ -136,7 +136,7 @@ def plan(
     with working("planning") as tell:
         found = make_plan(demand, choices, tell)
     if plot is not None:
-        from queueing.commands.plan_picture import draw_plan  # noqa: PLC0415 - loads matplotlib
+        from kendall.queueing.commands.plan_picture import draw_plan  # noqa: PLC0415 - loads matplotlib
 
         draw_plan(found, plot)
     if as_json:

@@ -7,8 +7,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from queueing.choosing.plan import CapacityPlan
-from queueing.measurement.paths import writing
+from kendall.queueing.choosing.plan import CapacityPlan
+from kendall.queueing.measurement.paths import writing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from policies.registry import every_policy
-from queueing.commands.check_policy_cli import PolicyModules, show_policies, use_policies
+from kendall.policies.registry import every_policy
+from kendall.queueing.commands.check_policy_cli import PolicyModules, show_policies, use_policies
 
 app = typer.Typer(add_completion=False)
 

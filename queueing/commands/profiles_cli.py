@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from policies.text import SpecError
-from queueing.commands.terminal import console, say
-from queueing.latency.profile import find_profile, profile_names
+from kendall.policies.text import SpecError
+from kendall.queueing.commands.terminal import console, say
+from kendall.queueing.latency.profile import find_profile, profile_names
 
 app = typer.Typer(add_completion=False)
 

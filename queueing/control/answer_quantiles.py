@@ -13,14 +13,14 @@ import dataclasses
 
 import numpy as np
 
-from queueing.errors import OutOfReachError
-from queueing.estimation.speed.own_shape import Scatter
-from queueing.model import Model
-from queueing.prediction.steady_state import with_quantiles_of
-from queueing.result import APPROXIMATE_MEANS, Prediction
-from queueing.simulation.budget import affordable_requests, enough_slots
-from queueing.simulation.experiment import begin_of, steady_run, summary
-from queueing.simulation.fast import COLUMNS, SimulatedRun, is_compiled
+from kendall.queueing.errors import OutOfReachError
+from kendall.queueing.estimation.speed.own_shape import Scatter
+from kendall.queueing.model import Model
+from kendall.queueing.prediction.steady_state import with_quantiles_of
+from kendall.queueing.result import APPROXIMATE_MEANS, Prediction
+from kendall.queueing.simulation.budget import affordable_requests, enough_slots
+from kendall.queueing.simulation.experiment import begin_of, steady_run, summary
+from kendall.queueing.simulation.fast import COLUMNS, SimulatedRun, is_compiled
 
 DRAWN = 300_000  # requests: a p95 to 1 or 3 %
 NAMES = (

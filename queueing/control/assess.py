@@ -14,33 +14,33 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from policies import SpecError, parse_policy, served_as
-from policies.text import policy_batch_size
-from queueing.choosing.forecast import Setting
-from queueing.choosing.gain.operating_point import OperatingPoint
-from queueing.control.long_run import LongRun, long_run
-from queueing.estimation.arrivals import while_requests_came
-from queueing.estimation.assumptions.assumption import (
+from kendall.policies import SpecError, parse_policy, served_as
+from kendall.policies.text import policy_batch_size
+from kendall.queueing.choosing.forecast import Setting
+from kendall.queueing.choosing.gain.operating_point import OperatingPoint
+from kendall.queueing.control.long_run import LongRun, long_run
+from kendall.queueing.estimation.arrivals import while_requests_came
+from kendall.queueing.estimation.assumptions.assumption import (
     Assumption,
     Evidence,
     ForecastEvidence,
     judged,
 )
-from queueing.estimation.assumptions.engine_assumptions import ENGINE_TESTS
-from queueing.estimation.assumptions.forecast_assumptions import FORECAST_TESTS
-from queueing.estimation.assumptions.verdict import Compared, compare
-from queueing.estimation.checked import Pairs, check_window, cut_at
-from queueing.estimation.estimates import Estimates, estimate, held_tokens
-from queueing.estimation.interval import UNKNOWN, Estimate
-from queueing.estimation.speed.own_shape import own_shape
-from queueing.estimation.speed.speed_history import SpeedHistory
-from queueing.estimation.speed.speeds import Speeds
-from queueing.estimation.window.snapshot import Snapshot
-from queueing.estimation.window_queue import Limits
-from queueing.latency.law import LatencyModel
-from queueing.measurement.recursion import prompts_cut
-from queueing.model import Model
-from queueing.result import Prediction
+from kendall.queueing.estimation.assumptions.engine_assumptions import ENGINE_TESTS
+from kendall.queueing.estimation.assumptions.forecast_assumptions import FORECAST_TESTS
+from kendall.queueing.estimation.assumptions.verdict import Compared, compare
+from kendall.queueing.estimation.checked import Pairs, check_window, cut_at
+from kendall.queueing.estimation.estimates import Estimates, estimate, held_tokens
+from kendall.queueing.estimation.interval import UNKNOWN, Estimate
+from kendall.queueing.estimation.speed.own_shape import own_shape
+from kendall.queueing.estimation.speed.speed_history import SpeedHistory
+from kendall.queueing.estimation.speed.speeds import Speeds
+from kendall.queueing.estimation.window.snapshot import Snapshot
+from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.measurement.recursion import prompts_cut
+from kendall.queueing.model import Model
+from kendall.queueing.result import Prediction
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -12,19 +12,19 @@ import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from queueing.choosing.forecast import Setting
-from queueing.choosing.gain.criterion import Criterion
-from queueing.choosing.gain.operating_point import OperatingPoint
-from queueing.choosing.quantity import served_mean
-from queueing.control.answer_quantiles import with_answer_quantiles
-from queueing.errors import PredictionError, UnstableQueueError
-from queueing.estimation.assumptions.assumption import StalledDelay
-from queueing.estimation.estimates import Estimates
-from queueing.estimation.interval import NORMAL, UNKNOWN, Estimate, without_interval
-from queueing.estimation.speed.own_shape import Scatter
-from queueing.model import Model
-from queueing.prediction import predict_model
-from queueing.result import Prediction, Quantity
+from kendall.queueing.choosing.forecast import Setting
+from kendall.queueing.choosing.gain.criterion import Criterion
+from kendall.queueing.choosing.gain.operating_point import OperatingPoint
+from kendall.queueing.choosing.quantity import served_mean
+from kendall.queueing.control.answer_quantiles import with_answer_quantiles
+from kendall.queueing.errors import PredictionError, UnstableQueueError
+from kendall.queueing.estimation.assumptions.assumption import StalledDelay
+from kendall.queueing.estimation.estimates import Estimates
+from kendall.queueing.estimation.interval import NORMAL, UNKNOWN, Estimate, without_interval
+from kendall.queueing.estimation.speed.own_shape import Scatter
+from kendall.queueing.model import Model
+from kendall.queueing.prediction import predict_model
+from kendall.queueing.result import Prediction, Quantity
 
 KEPT = 150.0  # seconds
 STEP = 0.03

@@ -7,8 +7,8 @@ service time are near a line.
 
 from __future__ import annotations
 
-from queueing.control.wait_ahead import BatchService, Pace, SlotService
-from queueing.model import Model
+from kendall.queueing.control.wait_ahead import BatchService, Pace, SlotService
+from kendall.queueing.model import Model
 
 _LARGEST = 1024  # where neither the policy nor the engine has a bound
 

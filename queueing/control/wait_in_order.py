@@ -29,7 +29,7 @@ from heapq import heapify, heappop, heappush, heapreplace
 
 import numpy as np
 
-from queueing.control.wait_ahead import Pace, Wait
+from kendall.queueing.control.wait_ahead import Pace, Wait
 
 FUTURES = 24
 MANY = 64  # ahead, from which on all slots share the work

@@ -30,8 +30,8 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from queueing.distributions.lattice import Complex, Vector
-from queueing.distributions.token_distribution import TokenDistribution
+from kendall.queueing.distributions.lattice import Complex, Vector
+from kendall.queueing.distributions.token_distribution import TokenDistribution
 
 _MOST = 512  # sequences of a batch that splits calls, up to which the law of D is computed
 _NEGLIGIBLE = 1e-15  # probability of a number of draws

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from policies.text import SpecError
+from kendall.policies.text import SpecError
 
 Vector = npt.NDArray[np.floating[Any]]
 Counts = npt.NDArray[np.int64]

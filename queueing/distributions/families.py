@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import expit
 
-from queueing.distributions.censoring import Sample
+from kendall.queueing.distributions.censoring import Sample
 
 Coordinates = npt.NDArray[np.floating[Any]]
 Parameters = Callable[[Coordinates], tuple[float, ...]]

@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from policies.arguments import short_repr
-from policies.text import SpecError
-from queueing.measurement.record import cut_run_of
+from kendall.policies.arguments import short_repr
+from kendall.policies.text import SpecError
+from kendall.queueing.measurement.record import cut_run_of
 
 FIELD = "output_tokens"
 CSV, LINES = (

@@ -22,13 +22,13 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import minimize
 
-from policies.text import SpecError, suggest
-from queueing.distributions.censoring import Counts, Sample, redraw, sample
-from queueing.distributions.families import SEARCHES, Coordinates
-from queueing.distributions.laws import LAWS, Law
-from queueing.distributions.text import KEYS, DistributionText
-from queueing.distributions.token_distribution import TokenDistribution, parse_distribution
-from queueing.errors import NotConvergedError
+from kendall.policies.text import SpecError, suggest
+from kendall.queueing.distributions.censoring import Counts, Sample, redraw, sample
+from kendall.queueing.distributions.families import SEARCHES, Coordinates
+from kendall.queueing.distributions.laws import LAWS, Law
+from kendall.queueing.distributions.text import KEYS, DistributionText
+from kendall.queueing.distributions.token_distribution import TokenDistribution, parse_distribution
+from kendall.queueing.errors import NotConvergedError
 
 FAMILIES = ("deterministic", *SEARCHES)
 BOOTSTRAP = 99  # replicates: p-values in steps of 0.01

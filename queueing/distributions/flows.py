@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from policies.text import SpecError, format_number, parse_number, split_pairs
+from kendall.policies.text import SpecError, format_number, parse_number, split_pairs
 
 EXAMPLE = "heavy=9,light=1"
 MOST = 1000

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from queueing.result import LEVELS, Levels
+from kendall.queueing.result import LEVELS, Levels
 
 Vector = npt.NDArray[np.floating[Any]]
 Complex = npt.NDArray[np.complexfloating[Any, Any]]

@@ -25,8 +25,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtr
 
-from policies.text import SpecError
-from queueing.distributions.heavy_tail import MOST_BEYOND, Tail
+from kendall.policies.text import SpecError
+from kendall.queueing.distributions.heavy_tail import MOST_BEYOND, Tail
 
 Vector = npt.NDArray[np.floating[Any]]
 SUPPORT_LIMIT = 100_000  # of files of counts, constants and searched token limits

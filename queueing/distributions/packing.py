@@ -28,8 +28,8 @@ from functools import cached_property
 
 import numpy as np
 
-from queueing.distributions.lattice import spread
-from queueing.distributions.token_distribution import TokenDistribution, Vector
+from kendall.queueing.distributions.lattice import spread
+from kendall.queueing.distributions.token_distribution import TokenDistribution, Vector
 
 POINTS = 2**13  # of the lattice
 DRAWN = 2**15  # prompts of a saturated queue of batches

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from policies.text import (
+from kendall.policies.text import (
     SpecError,
     check_text,
     counted,

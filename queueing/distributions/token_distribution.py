@@ -20,11 +20,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from policies.arguments import whole_number
-from policies.text import SpecError, counted
-from queueing.distributions.files import read_counts
-from queueing.distributions.heavy_tail import Tail
-from queueing.distributions.laws import (
+from kendall.policies.arguments import whole_number
+from kendall.policies.text import SpecError, counted
+from kendall.queueing.distributions.files import read_counts
+from kendall.queueing.distributions.heavy_tail import Tail
+from kendall.queueing.distributions.laws import (
     LAWS,
     SUPPORT_LIMIT,
     TAIL_MASS,
@@ -33,7 +33,7 @@ from queueing.distributions.laws import (
     rounded_pmf,
     tailed_pmf,
 )
-from queueing.distributions.text import DistributionText, format_distribution, read_text
+from kendall.queueing.distributions.text import DistributionText, format_distribution, read_text
 
 # what to do about a law whose tail is too long: where the command has this option, and where it has
 # none

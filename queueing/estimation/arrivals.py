@@ -16,9 +16,9 @@ import math
 import numpy as np
 from scipy.special import chdtri, gammaincinv, stdtrit
 
-from queueing.estimation.change import Vector
-from queueing.estimation.interval import NORMAL, UNKNOWN, Estimate
-from queueing.estimation.window.snapshot import Snapshot
+from kendall.queueing.estimation.change import Vector
+from kendall.queueing.estimation.interval import NORMAL, UNKNOWN, Estimate
+from kendall.queueing.estimation.window.snapshot import Snapshot
 
 BLOCKS = 20
 FEWEST_PER_BLOCK = 5  # arrivals, else fewer blocks

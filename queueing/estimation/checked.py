@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from policies import Policy, is_first_come
-from policies.ordered import counts, order_of
-from queueing.estimation.change import Vector
-from queueing.estimation.replayed import (
+from kendall.policies import Policy, is_first_come
+from kendall.policies.ordered import counts, order_of
+from kendall.queueing.estimation.change import Vector
+from kendall.queueing.estimation.replayed import (
     DRAWS,
     ENOUGH,
     Holding,
@@ -31,19 +31,19 @@ from queueing.estimation.replayed import (
     keeps_pace,
     replayed,
 )
-from queueing.estimation.speed.batch_factors import BatchFactors
-from queueing.estimation.speed.batch_times import BatchTimes, lawful_times
-from queueing.estimation.speed.speeds import Speeds
-from queueing.estimation.window.snapshot import CENSORED, FIELDS, Snapshot
-from queueing.latency.speed import Speed, measured_speed
-from queueing.latency.speed_path import SpeedPath, path_of_slots
-from queueing.measurement.batch_means import BATCHES, batch_means_interval, student
-from queueing.measurement.check import Check
-from queueing.measurement.recursion import batch_starts, by_batch
-from queueing.measurement.warm_up import warm_up
-from queueing.model import Model
-from queueing.models.soap.predictor_text import NO_PREDICTION
-from queueing.simulation import fast
+from kendall.queueing.estimation.speed.batch_factors import BatchFactors
+from kendall.queueing.estimation.speed.batch_times import BatchTimes, lawful_times
+from kendall.queueing.estimation.speed.speeds import Speeds
+from kendall.queueing.estimation.window.snapshot import CENSORED, FIELDS, Snapshot
+from kendall.queueing.latency.speed import Speed, measured_speed
+from kendall.queueing.latency.speed_path import SpeedPath, path_of_slots
+from kendall.queueing.measurement.batch_means import BATCHES, batch_means_interval, student
+from kendall.queueing.measurement.check import Check
+from kendall.queueing.measurement.recursion import batch_starts, by_batch
+from kendall.queueing.measurement.warm_up import warm_up
+from kendall.queueing.model import Model
+from kendall.queueing.models.soap.predictor_text import NO_PREDICTION
+from kendall.queueing.simulation import fast
 
 DRIVEN = 1_000  # requests where the policy object is driven
 MANY = 5_000  # requests, of which half of the draws tell enough

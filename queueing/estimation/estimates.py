@@ -20,22 +20,22 @@ from typing import Any
 
 import numpy as np
 
-from policies import Policy, parse_policy
-from policies.text import counted, policy_batch_size
-from queueing.distributions.token_distribution import TokenDistribution
-from queueing.estimation.arrivals import arrival_rate, dispersion
-from queueing.estimation.change import FEW_CHANGES, changes
-from queueing.estimation.interval import NORMAL, Estimate, Plain, symmetric
-from queueing.estimation.lengths.lengths import Lengths, lengths, weigh
-from queueing.estimation.lengths.predictions import predictor_of
-from queueing.estimation.lengths.same_lengths import lengths_from, outputs, prompts
-from queueing.estimation.lengths.within_calls import WithinCalls, alike_within_calls
-from queueing.estimation.speed.batch_times import SLOT_ERROR, BatchTimes
-from queueing.estimation.speed.speed_process import Stalls, residual_cv, rough_speed, speed
-from queueing.estimation.speed.speeds import Speeds
-from queueing.estimation.speed.wander import Wander
-from queueing.estimation.window.snapshot import Snapshot
-from queueing.latency.law import LatencyModel
+from kendall.policies import Policy, parse_policy
+from kendall.policies.text import counted, policy_batch_size
+from kendall.queueing.distributions.token_distribution import TokenDistribution
+from kendall.queueing.estimation.arrivals import arrival_rate, dispersion
+from kendall.queueing.estimation.change import FEW_CHANGES, changes
+from kendall.queueing.estimation.interval import NORMAL, Estimate, Plain, symmetric
+from kendall.queueing.estimation.lengths.lengths import Lengths, lengths, weigh
+from kendall.queueing.estimation.lengths.predictions import predictor_of
+from kendall.queueing.estimation.lengths.same_lengths import lengths_from, outputs, prompts
+from kendall.queueing.estimation.lengths.within_calls import WithinCalls, alike_within_calls
+from kendall.queueing.estimation.speed.batch_times import SLOT_ERROR, BatchTimes
+from kendall.queueing.estimation.speed.speed_process import Stalls, residual_cv, rough_speed, speed
+from kendall.queueing.estimation.speed.speeds import Speeds
+from kendall.queueing.estimation.speed.wander import Wander
+from kendall.queueing.estimation.window.snapshot import Snapshot
+from kendall.queueing.latency.law import LatencyModel
 
 SCHEMA_VERSION = 2
 LEVELS = {"p50": 0.5, "p90": 0.9, "p99": 0.99}

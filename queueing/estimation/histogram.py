@@ -10,11 +10,11 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from queueing.distributions.token_distribution import Vector
-from queueing.model import Model
-from queueing.result import LEVELS
-from queueing.simulation.experiment import begin_of, steady_run
-from queueing.simulation.fast import is_compiled
+from kendall.queueing.distributions.token_distribution import Vector
+from kendall.queueing.model import Model
+from kendall.queueing.result import LEVELS
+from kendall.queueing.simulation.experiment import begin_of, steady_run
+from kendall.queueing.simulation.fast import is_compiled
 
 DRAWN = 60_000  # requests; some 20 ms
 DRAWN_ONE_BY_ONE = 6_000  # where the policy's own code is driven

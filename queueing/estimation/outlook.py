@@ -25,10 +25,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from policies.ordered import counts
-from queueing.estimation.arrivals import while_requests_came
-from queueing.estimation.change import Vector
-from queueing.estimation.checked import (
+from kendall.policies.ordered import counts
+from kendall.queueing.estimation.arrivals import while_requests_came
+from kendall.queueing.estimation.change import Vector
+from kendall.queueing.estimation.checked import (
     FEWEST,
     WindowRequests,
     machine_of,
@@ -36,15 +36,15 @@ from queueing.estimation.checked import (
     requests_of,
     trace_of,
 )
-from queueing.estimation.estimates import Estimates
-from queueing.estimation.interval import NORMAL, Estimate
-from queueing.estimation.replayed import Machine, keeps_pace, replayed
-from queueing.estimation.speed.batch_factors import BatchFactors
-from queueing.estimation.speed.speed_history import SpeedHistory
-from queueing.estimation.window.snapshot import Snapshot
-from queueing.latency.speed_path import SpeedPath
-from queueing.model import Model
-from queueing.simulation import fast
+from kendall.queueing.estimation.estimates import Estimates
+from kendall.queueing.estimation.interval import NORMAL, Estimate
+from kendall.queueing.estimation.replayed import Machine, keeps_pace, replayed
+from kendall.queueing.estimation.speed.batch_factors import BatchFactors
+from kendall.queueing.estimation.speed.speed_history import SpeedHistory
+from kendall.queueing.estimation.window.snapshot import Snapshot
+from kendall.queueing.latency.speed_path import SpeedPath
+from kendall.queueing.model import Model
+from kendall.queueing.simulation import fast
 
 HOUR, HORIZON = 3_600.0, 300.0  # seconds
 STRETCHES, FEWEST_STRETCHES, DRIVEN_STRETCHES = 48, 12, 6

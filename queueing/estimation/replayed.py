@@ -17,16 +17,16 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from policies import Fixed
-from policies.ordered import in_arrival_order, order_of
-from policies.orders.by_length import Binned
-from queueing.distributions.token_distribution import Vector
-from queueing.estimation.speed.batch_factors import BatchFactors
-from queueing.latency.law import LatencyModel
-from queueing.latency.speed_path import SpeedPath
-from queueing.model import Model, token_limit
-from queueing.simulation import fast
-from queueing.simulation.experiment import run_given
+from kendall.policies import Fixed
+from kendall.policies.ordered import in_arrival_order, order_of
+from kendall.policies.orders.by_length import Binned
+from kendall.queueing.distributions.token_distribution import Vector
+from kendall.queueing.estimation.speed.batch_factors import BatchFactors
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.latency.speed_path import SpeedPath
+from kendall.queueing.model import Model, token_limit
+from kendall.queueing.simulation import fast
+from kendall.queueing.simulation.experiment import run_given
 
 DRAWS = 16  # of the residuals of batches
 PASSES, DRIVEN_PASSES = 8, 2  # over a continuous run, at most

@@ -35,12 +35,12 @@ import math
 
 import numpy as np
 
-from queueing.errors import NotConvergedError
-from queueing.estimation.speed.speed_process import Stalls
-from queueing.model import Model
-from queueing.models.slots.continuous import solve_continuous
-from queueing.models.slots.processor_sharing import log_weights
-from queueing.result import Prediction
+from kendall.queueing.errors import NotConvergedError
+from kendall.queueing.estimation.speed.speed_process import Stalls
+from kendall.queueing.model import Model
+from kendall.queueing.models.slots.continuous import solve_continuous
+from kendall.queueing.models.slots.processor_sharing import log_weights
+from kendall.queueing.result import Prediction
 
 _ENOUGH = 1024  # slots of a server without a bound
 _FOLLOWED = 64  # numbers of slots whose rates are computed; those between are interpolated

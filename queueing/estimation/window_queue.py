@@ -6,13 +6,13 @@ import dataclasses
 import math
 from dataclasses import dataclass
 
-from policies import Policy, SpecError, is_first_come
-from queueing.distributions.token_distribution import TokenDistribution
-from queueing.estimation.estimates import Estimates
-from queueing.estimation.lengths.within_calls import significant
-from queueing.latency.law import LatencyModel
-from queueing.model import Model, memory_limited, step_bound
-from queueing.models.soap.predictor_text import parse_predictor
+from kendall.policies import Policy, SpecError, is_first_come
+from kendall.queueing.distributions.token_distribution import TokenDistribution
+from kendall.queueing.estimation.estimates import Estimates
+from kendall.queueing.estimation.lengths.within_calls import significant
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.model import Model, memory_limited, step_bound
+from kendall.queueing.models.soap.predictor_text import parse_predictor
 
 RARELY_CUT = 0.01  # of the batches, by their prompts: a forecast does not heed it
 

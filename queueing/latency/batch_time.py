@@ -20,13 +20,13 @@ from typing import Any
 
 import numpy as np
 
-from queueing.distributions.call_lengths import CallLengths
-from queueing.distributions.lattice import Vector
-from queueing.distributions.token_distribution import TokenDistribution
-from queueing.errors import SMALLER, OutOfReachError
-from queueing.latency.law import LatencyModel
-from queueing.latency.service_laws import thinned
-from queueing.latency.service_table import ServiceTable, TabulatedService
+from kendall.queueing.distributions.call_lengths import CallLengths
+from kendall.queueing.distributions.lattice import Vector
+from kendall.queueing.distributions.token_distribution import TokenDistribution
+from kendall.queueing.errors import SMALLER, OutOfReachError
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.latency.service_laws import thinned
+from kendall.queueing.latency.service_table import ServiceTable, TabulatedService
 
 _MOST_NUMBERS = 17_000_000  # of the laws of the longest output, some seconds
 

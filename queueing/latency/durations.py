@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import math
 
-from policies.text import SpecError
-from queueing.distributions.token_distribution import TokenDistribution
-from queueing.latency.law import LatencyModel
+from kendall.policies.text import SpecError
+from kendall.queueing.distributions.token_distribution import TokenDistribution
+from kendall.queueing.latency.law import LatencyModel
 
 NO_STEPS = (
     "got k3=0, k4=0 in the latency law of an engine that goes step by step; expected a step that "

@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
-from policies.text import SpecError
-from queueing.latency.law import LatencyModel
-from queueing.latency.speed import residual_cv
+from kendall.policies.text import SpecError
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.latency.speed import residual_cv
 
 FloatArray = NDArray[np.float64]
 COEFFICIENTS = ("k1", "k2", "kp", "k3", "k4")

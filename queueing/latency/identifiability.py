@@ -19,8 +19,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from queueing.distributions.token_distribution import Vector
-from queueing.latency.fit import Measured
+from kendall.queueing.distributions.token_distribution import Vector
+from kendall.queueing.latency.fit import Measured
 
 ILL = 100.0
 VAGUE = 0.5

@@ -36,9 +36,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from policies.arguments import real_number, short_repr
-from policies.durations import parse_duration
-from policies.text import SpecError, format_number, parse_number, short_number, split_pairs, suggest
+from kendall.policies.arguments import real_number, short_repr
+from kendall.policies.durations import parse_duration
+from kendall.policies.text import (
+    SpecError,
+    format_number,
+    parse_number,
+    short_number,
+    split_pairs,
+    suggest,
+)
 
 NEVER_NEGATIVE = {
     "k3": "seconds",

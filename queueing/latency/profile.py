@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from policies.text import SpecError, check_text
-from queueing.latency.law import LatencyModel, parse_law
-from queueing.measurement.paths import writing
+from kendall.policies.text import SpecError, check_text
+from kendall.queueing.latency.law import LatencyModel, parse_law
+from kendall.queueing.measurement.paths import writing
 
 SCHEMA_VERSION = 1
 # quiet runs gave 0.940 to 0.998: vLLM 0.32.0 on 2 virtual cores, 2026-11 (bench/results:

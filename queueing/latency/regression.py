@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import stdtrit
 
-from policies.text import SpecError
+from kendall.policies.text import SpecError
 
 Vector = npt.NDArray[np.float64]
 Interval = tuple[float, float]

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from policies.core import UNBOUNDED
-from queueing.latency.law import LatencyModel
-from queueing.latency.slots.token_gaps import GapCounter
-from queueing.latency.stalls import StallClock
+from kendall.policies.core import UNBOUNDED
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.latency.slots.token_gaps import GapCounter
+from kendall.queueing.latency.stalls import StallClock
 
 
 @dataclass(slots=True)

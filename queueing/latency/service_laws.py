@@ -31,10 +31,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from queueing.distributions.call_lengths import CallLengths
-from queueing.distributions.lattice import Complex, Vector, blocks, cyclic, spectra, spread
-from queueing.distributions.token_distribution import TokenDistribution
-from queueing.latency.law import LatencyModel
+from kendall.queueing.distributions.call_lengths import CallLengths
+from kendall.queueing.distributions.lattice import Complex, Vector, blocks, cyclic, spectra, spread
+from kendall.queueing.distributions.token_distribution import TokenDistribution
+from kendall.queueing.latency.law import LatencyModel
 
 ORDER = 8
 MOST_COUNTS = 4096

@@ -31,13 +31,18 @@ import math
 
 import numpy as np
 
-from queueing.distributions.call_lengths import CallLengths
-from queueing.distributions.lattice import Complex, Grid, Vector, blocks
-from queueing.distributions.token_distribution import TokenDistribution
-from queueing.errors import SMALLER, OutOfReachError
-from queueing.latency.law import LatencyModel
-from queueing.latency.service_laws import MOST_COUNTS, ServiceLaws, likely_sum
-from queueing.latency.stalls import TERMS_OF_A_STALL, most_stalls, room_for_stalls, with_stalls
+from kendall.queueing.distributions.call_lengths import CallLengths
+from kendall.queueing.distributions.lattice import Complex, Grid, Vector, blocks
+from kendall.queueing.distributions.token_distribution import TokenDistribution
+from kendall.queueing.errors import SMALLER, OutOfReachError
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.latency.service_laws import MOST_COUNTS, ServiceLaws, likely_sum
+from kendall.queueing.latency.stalls import (
+    TERMS_OF_A_STALL,
+    most_stalls,
+    room_for_stalls,
+    with_stalls,
+)
 
 _POINTS, _UNPADDED_POINTS = (
     1024,

@@ -23,10 +23,10 @@ from functools import cached_property
 import numpy as np
 from scipy.special import gammainc, gammaincc, gammaincinv
 
-from queueing.distributions.token_distribution import TokenDistribution, Vector
-from queueing.latency.law import LatencyModel
-from queueing.latency.stalls import most_stalls, stalled_values
-from queueing.result import Levels, Quantiles
+from kendall.queueing.distributions.token_distribution import TokenDistribution, Vector
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.latency.stalls import most_stalls, stalled_values
+from kendall.queueing.result import Levels, Quantiles
 
 _FEW = 8
 _PARTS = 200

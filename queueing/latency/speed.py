@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from queueing.latency.law import LatencyModel
-from queueing.measurement.batch_means import FloatArray, batch_means_interval
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.measurement.batch_means import FloatArray, batch_means_interval
 
 
 @dataclass(frozen=True, slots=True)

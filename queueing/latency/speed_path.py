@@ -21,8 +21,8 @@ from functools import cached_property
 
 import numpy as np
 
-from queueing.distributions.token_distribution import Vector
-from queueing.measurement.batch_means import FloatArray
+from kendall.queueing.distributions.token_distribution import Vector
+from kendall.queueing.measurement.batch_means import FloatArray
 
 BLOCKS = 10  # of a run of slots, each of one speed
 

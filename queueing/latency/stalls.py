@@ -16,9 +16,9 @@ from bisect import bisect_left
 import numpy as np
 from scipy.special import gammaln, pdtrc
 
-from queueing.distributions.lattice import Vector, blocks, spread
-from queueing.errors import NotConvergedError
-from queueing.latency.law import LatencyModel
+from kendall.queueing.distributions.lattice import Vector, blocks, spread
+from kendall.queueing.errors import NotConvergedError
+from kendall.queueing.latency.law import LatencyModel
 
 _NEVER = 1e-17
 _MOST = 200  # in one batch

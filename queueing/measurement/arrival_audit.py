@@ -20,10 +20,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from policies.text import counted, short_number
-from queueing.measurement import arrival_tests as tests
-from queueing.measurement.arrival_tests import Finding, FloatArray
-from queueing.measurement.arrival_words import SLEEP, disease, in_words
+from kendall.policies.text import counted, short_number
+from kendall.queueing.measurement import arrival_tests as tests
+from kendall.queueing.measurement.arrival_tests import Finding, FloatArray
+from kendall.queueing.measurement.arrival_words import SLEEP, disease, in_words
 
 ENOUGH = 50  # arrivals before anything is said
 SIGNIFICANCE = 0.01  # share of true Poisson streams that fail

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from policies.text import short_number
-from queueing.measurement.arrival_tests import EQUAL, NEAR, FloatArray, pairs_within
+from kendall.policies.text import short_number
+from kendall.queueing.measurement.arrival_tests import EQUAL, NEAR, FloatArray, pairs_within
 
 # of a period: how near to one phase counts as pinned to it; by chance a share of 0.02 is
 CLOSE = 0.01

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from queueing.measurement.batch_means import BATCHES, FloatArray, variance_of_mean
+from kendall.queueing.measurement.batch_means import BATCHES, FloatArray, variance_of_mean
 
 OVERLAP = 0.02  # of the busy time: clocks of client and server, not a second request in service
 LEAST = 100  # requests

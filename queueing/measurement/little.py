@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from policies.text import SpecError
+from kendall.policies.text import SpecError
 
 Vector = npt.NDArray[np.float64]
 

@@ -40,7 +40,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from queueing.measurement.batch_means import (
+from kendall.queueing.measurement.batch_means import (
     BATCHES,
     LEAST_EFFECTIVE,
     TOO_WIDE,
@@ -52,7 +52,7 @@ from queueing.measurement.batch_means import (
     student,
     variance_of_mean,
 )
-from queueing.measurement.delay_variance import AsymptoticVariance
+from kendall.queueing.measurement.delay_variance import AsymptoticVariance
 
 WITH_THEORY, WITHOUT_THEORY = 1.2, 1.15
 MOST_CORRELATED = 0.6  # batch means of a scale that is used

@@ -15,8 +15,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryFile
 
-from policies.text import SpecError
-from queueing.errors import CommandError
+from kendall.policies.text import SpecError
+from kendall.queueing.errors import CommandError
 
 log = logging.getLogger("kendall")
 

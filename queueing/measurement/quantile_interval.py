@@ -32,8 +32,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from queueing.measurement.batch_means import FloatArray
-from queueing.measurement.mean_interval import widest_interval
+from kendall.queueing.measurement.batch_means import FloatArray
+from kendall.queueing.measurement.mean_interval import widest_interval
 
 WIDER = 1.2
 LEAST_BEYOND = 20.0  # independent values beyond the quantile, on its rarer side

@@ -27,10 +27,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from policies import Policy, is_first_come, parse_policy
-from policies.fixed import Fixed
-from queueing.measurement.batch_means import FloatArray
-from queueing.measurement.record import Record
+from kendall.policies import Policy, is_first_come, parse_policy
+from kendall.policies.fixed import Fixed
+from kendall.queueing.measurement.batch_means import FloatArray
+from kendall.queueing.measurement.record import Record
 
 IntArray = npt.NDArray[np.int64]
 NOTHING: Mapping[int, float] = {}

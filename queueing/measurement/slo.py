@@ -16,9 +16,9 @@ import math
 import re
 from dataclasses import dataclass
 
-from policies.durations import parse_duration
-from policies.text import SpecError, suggest
-from queueing.result import Quantity
+from kendall.policies.durations import parse_duration
+from kendall.policies.text import SpecError, suggest
+from kendall.queueing.result import Quantity
 
 QUANTITIES: tuple[Quantity, ...] = ("queueing_delay", "sojourn_time", "time_to_first_token")
 SHORT = {  # the names that load tests know

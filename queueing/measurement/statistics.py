@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from queueing.measurement.batch_means import (
+from kendall.queueing.measurement.batch_means import (
     BATCHES,
     TOO_WIDE,
     FloatArray,
@@ -26,13 +26,13 @@ from queueing.measurement.batch_means import (
     lag_correlation,
     replications_interval,
 )
-from queueing.measurement.mean_interval import mean_interval
-from queueing.measurement.quantile_interval import (
+from kendall.queueing.measurement.mean_interval import mean_interval
+from kendall.queueing.measurement.quantile_interval import (
     QuantileInterval,
     quantile_interval,
     quantile_intervals,
 )
-from queueing.measurement.warm_up import WARM_UP, WarmUp, find_warm_up, warm_up
+from kendall.queueing.measurement.warm_up import WARM_UP, WarmUp, find_warm_up, warm_up
 
 __all__ = [
     "BATCHES",

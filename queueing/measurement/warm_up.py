@@ -31,8 +31,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from policies.text import short_number
-from queueing.measurement.batch_means import FloatArray, batch_means_interval
+from kendall.policies.text import short_number
+from kendall.queueing.measurement.batch_means import FloatArray, batch_means_interval
 
 WARM_UP = 0.05  # share of a run, at most
 MEMORIES = 2.0

@@ -28,11 +28,16 @@ from functools import cached_property
 import numpy as np
 from scipy.special import gammaln
 
-from queueing.distributions.token_distribution import Vector
-from queueing.errors import NotConvergedError
-from queueing.latency.service_time import ServiceTime
-from queueing.models.renewal import RenewalFunction, renewal_function, settled, settling_time
-from queueing.models.roots import bisected
+from kendall.queueing.distributions.token_distribution import Vector
+from kendall.queueing.errors import NotConvergedError
+from kendall.queueing.latency.service_time import ServiceTime
+from kendall.queueing.models.renewal import (
+    RenewalFunction,
+    renewal_function,
+    settled,
+    settling_time,
+)
+from kendall.queueing.models.roots import bisected
 
 _TERMS = 22  # of Taylor's series over at most 1/lam: 1/22! = 1e-21
 _MOST_PIECES = 50_000

@@ -38,9 +38,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from policies.text import SpecError
-from queueing.distributions.token_distribution import Vector
-from queueing.models.mm1 import check_queue
+from kendall.policies.text import SpecError
+from kendall.queueing.distributions.token_distribution import Vector
+from kendall.queueing.models.mm1 import check_queue
 
 LARGEST_SCV = 1000.0  # of gaps: beyond, a simulation of any length meets too few of the long ones
 _REGULAR = 1e-12  # a smaller SCV is none

@@ -31,13 +31,13 @@ import math
 import numpy as np
 from scipy.special import gammainc, gammaln
 
-from queueing.distributions.lattice import Complex, Grid, cyclic
-from queueing.distributions.token_distribution import Vector
-from queueing.errors import NotConvergedError, UnstableQueueError
-from queueing.latency.service_time import ServiceTime
-from queueing.models.mg1 import SingleQueue
-from queueing.models.roots import bisected
-from queueing.result import LEVELS, Levels, Quantiles
+from kendall.queueing.distributions.lattice import Complex, Grid, cyclic
+from kendall.queueing.distributions.token_distribution import Vector
+from kendall.queueing.errors import NotConvergedError, UnstableQueueError
+from kendall.queueing.latency.service_time import ServiceTime
+from kendall.queueing.models.mg1 import SingleQueue
+from kendall.queueing.models.roots import bisected
+from kendall.queueing.result import LEVELS, Levels, Quantiles
 
 _FIRST, _LAST = 2**14, 2**20  # lattice points, of both signs
 _STILL, _TOLERANCE = 1e-5, 1e-4  # of the mean, from one number of points to the next

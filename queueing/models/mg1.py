@@ -14,8 +14,8 @@ mean ones, each quantile is read from the finest of several lattices that reache
 times as long as the one before; longer services end behind it. The mean delay is infinite where
 E[S^2] is (None), its quantiles are not; those beyond `_LATEST` seconds are not given.
 
->>> from queueing.distributions.token_distribution import parse_distribution
->>> from queueing.latency.law import LatencyModel
+>>> from kendall.queueing.distributions.token_distribution import parse_distribution
+>>> from kendall.queueing.latency.law import LatencyModel
 >>> law, length = LatencyModel(k4=1.0), parse_distribution("deterministic:value=1")
 >>> solve_mg1(law, length, 0.5).delay.mean  # M/D/1: rho / (2 mu (1 - rho))
 0.5
@@ -28,12 +28,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from queueing.distributions.lattice import Grid
-from queueing.distributions.token_distribution import TokenDistribution, Vector
-from queueing.errors import UnstableQueueError
-from queueing.latency.law import LatencyModel
-from queueing.latency.service_time import ServiceTime
-from queueing.result import LEVELS, Levels, Quantiles
+from kendall.queueing.distributions.lattice import Grid
+from kendall.queueing.distributions.token_distribution import TokenDistribution, Vector
+from kendall.queueing.errors import UnstableQueueError
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.latency.service_time import ServiceTime
+from kendall.queueing.result import LEVELS, Levels, Quantiles
 
 _POINTS = 2**15
 _FAR = _POINTS / 32  # mean service times

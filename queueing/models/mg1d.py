@@ -33,13 +33,13 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import gammainc, gammaincinv
 
-from policies.text import SpecError
-from queueing.distributions.lattice import Grid
-from queueing.distributions.token_distribution import TokenDistribution, Vector
-from queueing.latency.law import LatencyModel
-from queueing.latency.service_time import ServiceTime
-from queueing.models.erlang_series import renewal_of
-from queueing.models.mm1d import (
+from kendall.policies.text import SpecError
+from kendall.queueing.distributions.lattice import Grid
+from kendall.queueing.distributions.token_distribution import TokenDistribution, Vector
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.latency.service_time import ServiceTime
+from kendall.queueing.models.erlang_series import renewal_of
+from kendall.queueing.models.mm1d import (
     ImpatientMeans,
     check_impatient,
     de_kok_tijms,
@@ -47,8 +47,8 @@ from queueing.models.mm1d import (
     means_from,
     mm1d,
 )
-from queueing.models.renewal import RenewalFunction
-from queueing.result import LEVELS, Levels, Quantiles
+from kendall.queueing.models.renewal import RenewalFunction
+from kendall.queueing.result import LEVELS, Levels, Quantiles
 
 __all__ = [
     "ImpatientMeans",

@@ -34,13 +34,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from queueing.distributions.lattice import Complex, Grid, spread
-from queueing.distributions.token_distribution import TokenDistribution, Vector
-from queueing.latency.law import LatencyModel
-from queueing.latency.service_time import ServiceTime
-from queueing.models.mg1 import solve_service
-from queueing.models.mm1 import check_level, check_queue
-from queueing.result import LEVELS, Levels, Quantiles
+from kendall.queueing.distributions.lattice import Complex, Grid, spread
+from kendall.queueing.distributions.token_distribution import TokenDistribution, Vector
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.latency.service_time import ServiceTime
+from kendall.queueing.models.mg1 import solve_service
+from kendall.queueing.models.mm1 import check_level, check_queue
+from kendall.queueing.result import LEVELS, Levels, Quantiles
 
 _POINTS = 2**14
 # servers from which on the delay has a lattice of its own: it is far shorter than the service

@@ -28,11 +28,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from policies.text import SpecError
-from queueing.errors import UnstableQueueError
-from queueing.models.erlang_series import ErlangSeries
-from queueing.models.roots import bisected
-from queueing.result import LEVELS, Quantiles
+from kendall.policies.text import SpecError
+from kendall.queueing.errors import UnstableQueueError
+from kendall.queueing.models.erlang_series import ErlangSeries
+from kendall.queueing.models.roots import bisected
+from kendall.queueing.result import LEVELS, Quantiles
 
 
 @dataclass(frozen=True)

@@ -26,10 +26,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from policies.text import SpecError
-from queueing.latency.service_time import ServiceTime
-from queueing.models.erlang_series import renewal_of
-from queueing.models.renewal import RenewalFunction
+from kendall.policies.text import SpecError
+from kendall.queueing.latency.service_time import ServiceTime
+from kendall.queueing.models.erlang_series import renewal_of
+from kendall.queueing.models.renewal import RenewalFunction
 
 
 @dataclass(frozen=True)

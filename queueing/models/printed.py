@@ -35,7 +35,7 @@ from __future__ import annotations
 import numpy as np
 from scipy.special import gammaln
 
-from queueing.errors import UnstableQueueError
+from kendall.queueing.errors import UnstableQueueError
 
 TERMS = 20  # of Eq. 25
 

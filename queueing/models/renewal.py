@@ -26,10 +26,10 @@ from typing import Any
 
 import numpy as np
 
-from queueing.distributions.token_distribution import Vector
-from queueing.errors import NotConvergedError
-from queueing.latency.service_time import ServiceTime
-from queueing.models.roots import bisected
+from kendall.queueing.distributions.token_distribution import Vector
+from kendall.queueing.errors import NotConvergedError
+from kendall.queueing.latency.service_time import ServiceTime
+from kendall.queueing.models.roots import bisected
 
 _PER_SERVICE = 1024  # lattice points in a mean service time, fewer over long horizons, but
 _AT_LEAST = 100

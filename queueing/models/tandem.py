@@ -39,14 +39,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from policies.text import SpecError
-from queueing.distributions.token_distribution import TokenDistribution, Vector
-from queueing.errors import UnstableQueueError
-from queueing.latency.law import LatencyModel
-from queueing.latency.service_time import ServiceTime
-from queueing.models.gg1 import best_estimate, kingman
-from queueing.models.mg1 import SingleQueue, mean_delay, solve_service
-from queueing.result import LEVELS, Levels
+from kendall.policies.text import SpecError
+from kendall.queueing.distributions.token_distribution import TokenDistribution, Vector
+from kendall.queueing.errors import UnstableQueueError
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.latency.service_time import ServiceTime
+from kendall.queueing.models.gg1 import best_estimate, kingman
+from kendall.queueing.models.mg1 import SingleQueue, mean_delay, solve_service
+from kendall.queueing.result import LEVELS, Levels
 
 
 @dataclass(frozen=True)

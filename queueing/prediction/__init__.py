@@ -1,7 +1,7 @@
 """The front door: `predict_model` and what it is made of."""
 
-from queueing.prediction.solutions import best_method, methods
-from queueing.prediction.steady_state import (
+from kendall.queueing.prediction.solutions import best_method, methods
+from kendall.queueing.prediction.steady_state import (
     infinite_mean,
     largest_stable_rate,
     predict,

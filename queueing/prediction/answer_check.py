@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from queueing.errors import NotConvergedError, OutOfReachError
-from queueing.result import Mean, Prediction, Quantiles
+from kendall.queueing.errors import NotConvergedError, OutOfReachError
+from kendall.queueing.result import Mean, Prediction, Quantiles
 
 _ROUNDING = 1e-9  # of the sojourn: a number below zero by no more is zero
 

@@ -9,21 +9,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Unpack
 
-from policies.arguments import positive, short_repr
-from policies.core import Policy
-from policies.text import SpecError, counted, short_number
-from queueing.arrivals.notation import asked_process
-from queueing.arrivals.text import Process
-from queueing.arrivals.timetable import Timetable
-from queueing.arrivals.traces import load_trace
-from queueing.distributions.token_distribution import TokenDistribution
-from queueing.latency.law import LatencyModel
-from queueing.model import Limits, Model
-from queueing.models.soap.predictor_text import NO_PREDICTION, without_predictor
-from queueing.prediction.steady_state import predict_durations, predict_model
-from queueing.result import Prediction
-from queueing.simulation.experiment import NUM_REQUESTS, simulate_model
-from queueing.simulation.recorded import recorded_model, simulate_recorded
+from kendall.policies.arguments import positive, short_repr
+from kendall.policies.core import Policy
+from kendall.policies.text import SpecError, counted, short_number
+from kendall.queueing.arrivals.notation import asked_process
+from kendall.queueing.arrivals.text import Process
+from kendall.queueing.arrivals.timetable import Timetable
+from kendall.queueing.arrivals.traces import load_trace
+from kendall.queueing.distributions.token_distribution import TokenDistribution
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.model import Limits, Model
+from kendall.queueing.models.soap.predictor_text import NO_PREDICTION, without_predictor
+from kendall.queueing.prediction.steady_state import predict_durations, predict_model
+from kendall.queueing.result import Prediction
+from kendall.queueing.simulation.experiment import NUM_REQUESTS, simulate_model
+from kendall.queueing.simulation.recorded import recorded_model, simulate_recorded
 
 _SOURCES = "set arrival_rate (requests per second), set arrivals, or set trace"
 

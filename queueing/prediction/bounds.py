@@ -21,15 +21,15 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from policies.fixed import Fixed
-from policies.immediate import Continuous, Dynamic, Elastic, Single
-from queueing.latency.service_time import ServiceTime
-from queueing.model import Model
-from queueing.models.gg1 import TwoMomentDelay, kingman
-from queueing.models.mg1d import de_kok_tijms
-from queueing.models.printed import fixed_batch_delay, kingman_delay, psi
-from queueing.prediction.solver import Solver
-from queueing.result import Quantiles
+from kendall.policies.fixed import Fixed
+from kendall.policies.immediate import Continuous, Dynamic, Elastic, Single
+from kendall.queueing.latency.service_time import ServiceTime
+from kendall.queueing.model import Model
+from kendall.queueing.models.gg1 import TwoMomentDelay, kingman
+from kendall.queueing.models.mg1d import de_kok_tijms
+from kendall.queueing.models.printed import fixed_batch_delay, kingman_delay, psi
+from kendall.queueing.prediction.solver import Solver
+from kendall.queueing.result import Quantiles
 
 
 def has_bound(model: Model) -> bool:

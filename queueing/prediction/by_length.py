@@ -16,15 +16,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from policies.immediate import Continuous
-from policies.ordered import order_of
-from policies.text import first_come_form
-from queueing.distributions.token_distribution import TokenDistribution, Vector
-from queueing.model import Model, token_limit
-from queueing.models.soap.queue import solve_order
-from queueing.models.soap.token_orders import TokenService, ratios_by_length
-from queueing.prediction.ordered import IN_SLOTS, ONE_BY_ONE, resumes_cost
-from queueing.prediction.steady_state import predict_model
+from kendall.policies.immediate import Continuous
+from kendall.policies.ordered import order_of
+from kendall.policies.text import first_come_form
+from kendall.queueing.distributions.token_distribution import TokenDistribution, Vector
+from kendall.queueing.model import Model, token_limit
+from kendall.queueing.models.soap.queue import solve_order
+from kendall.queueing.models.soap.token_orders import TokenService, ratios_by_length
+from kendall.queueing.prediction.ordered import IN_SLOTS, ONE_BY_ONE, resumes_cost
+from kendall.queueing.prediction.steady_state import predict_model
 
 LONGEST = 0.1  # share of the requests
 

@@ -11,29 +11,29 @@ from typing import Any
 
 import numpy as np
 
-from policies.fixed import Fixed
-from policies.immediate import Capped, Continuous, Dynamic, Elastic, Single
-from queueing.errors import NotConvergedError
-from queueing.latency.batch_time import BatchTime
-from queueing.latency.service_time import ServiceTime
-from queueing.model import Model
-from queueing.models.batches.batch_chain import BatchQueue, solve_batch_chain
-from queueing.models.batches.batch_delay import batch_quantiles
-from queueing.models.batches.call_chain import solve_call_chain
-from queueing.models.batches.calls import Calls
-from queueing.models.batches.mgb1 import solve_fixed_batches
-from queueing.models.gg1 import best_estimate
-from queueing.models.gig1 import solve_gig1
-from queueing.models.mg1 import solve_service
-from queueing.models.mg1d import solve_lossy_service
-from queueing.models.mgc import doubt as doubt_of_servers
-from queueing.models.mgc import solve_servers
-from queueing.models.slots.continuous import doubt, solve_continuous
-from queueing.models.tandem import is_exact, solve_tandem
-from queueing.prediction.bounds import is_renewal, two_moments
-from queueing.prediction.solver import IN_DOUBT, Solver, answered, token_times
-from queueing.result import MEANLESS, Mean, Quantiles, Station
-from queueing.simulation.simulated_means import no_second_moment
+from kendall.policies.fixed import Fixed
+from kendall.policies.immediate import Capped, Continuous, Dynamic, Elastic, Single
+from kendall.queueing.errors import NotConvergedError
+from kendall.queueing.latency.batch_time import BatchTime
+from kendall.queueing.latency.service_time import ServiceTime
+from kendall.queueing.model import Model
+from kendall.queueing.models.batches.batch_chain import BatchQueue, solve_batch_chain
+from kendall.queueing.models.batches.batch_delay import batch_quantiles
+from kendall.queueing.models.batches.call_chain import solve_call_chain
+from kendall.queueing.models.batches.calls import Calls
+from kendall.queueing.models.batches.mgb1 import solve_fixed_batches
+from kendall.queueing.models.gg1 import best_estimate
+from kendall.queueing.models.gig1 import solve_gig1
+from kendall.queueing.models.mg1 import solve_service
+from kendall.queueing.models.mg1d import solve_lossy_service
+from kendall.queueing.models.mgc import doubt as doubt_of_servers
+from kendall.queueing.models.mgc import solve_servers
+from kendall.queueing.models.slots.continuous import doubt, solve_continuous
+from kendall.queueing.models.tandem import is_exact, solve_tandem
+from kendall.queueing.prediction.bounds import is_renewal, two_moments
+from kendall.queueing.prediction.solver import IN_DOUBT, Solver, answered, token_times
+from kendall.queueing.result import MEANLESS, Mean, Quantiles, Station
+from kendall.queueing.simulation.simulated_means import no_second_moment
 
 
 def _is_alone(model: Model) -> bool:

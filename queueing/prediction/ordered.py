@@ -26,27 +26,27 @@ from typing import Any
 
 import numpy as np
 
-from policies.immediate import Continuous, Dynamic, Single
-from policies.ordered import in_arrival_order, order_of
-from policies.orders.by_length import Binned
-from policies.orders.order import Order
-from queueing.errors import OutOfReachError
-from queueing.model import Model, token_limit
-from queueing.models.batches.batch_chain import BatchQueue, solve_batch_chain
-from queueing.models.batches.batch_delay import batch_quantiles
-from queueing.models.batches.bin_chain import BinnedQueue, solve_bin_chain
-from queueing.models.batches.binned import bins_of
-from queueing.models.slots.continuous import doubt, solve_continuous
-from queueing.models.soap.predictor_text import NO_PREDICTION
-from queueing.models.soap.several_servers import order_doubt
-from queueing.models.soap.token_orders import (
+from kendall.policies.immediate import Continuous, Dynamic, Single
+from kendall.policies.ordered import in_arrival_order, order_of
+from kendall.policies.orders.by_length import Binned
+from kendall.policies.orders.order import Order
+from kendall.queueing.errors import OutOfReachError
+from kendall.queueing.model import Model, token_limit
+from kendall.queueing.models.batches.batch_chain import BatchQueue, solve_batch_chain
+from kendall.queueing.models.batches.batch_delay import batch_quantiles
+from kendall.queueing.models.batches.bin_chain import BinnedQueue, solve_bin_chain
+from kendall.queueing.models.batches.binned import bins_of
+from kendall.queueing.models.slots.continuous import doubt, solve_continuous
+from kendall.queueing.models.soap.predictor_text import NO_PREDICTION
+from kendall.queueing.models.soap.several_servers import order_doubt
+from kendall.queueing.models.soap.token_orders import (
     TokenService,
     delay_ratio,
     is_solved,
     solve_in_tokens,
 )
-from queueing.prediction.solver import IN_DOUBT, Solver, answered
-from queueing.result import Quantiles
+from kendall.queueing.prediction.solver import IN_DOUBT, Solver, answered
+from kendall.queueing.result import Quantiles
 
 EXACT_BINS = 2
 _NEGLIGIBLE = 1e-6  # share of batches beyond the engine's bound

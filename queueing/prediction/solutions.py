@@ -31,10 +31,10 @@ the documents print (queueing.models.printed).
 
 from __future__ import annotations
 
-from policies.fixed import Fixed
-from policies.immediate import Capped, Continuous, Dynamic, Elastic, Single
-from policies.unpadded import UnpaddedFixed
-from queueing.model import (
+from kendall.policies.fixed import Fixed
+from kendall.policies.immediate import Capped, Continuous, Dynamic, Elastic, Single
+from kendall.policies.unpadded import UnpaddedFixed
+from kendall.queueing.model import (
     Model,
     has_queues,
     load_bound,
@@ -42,11 +42,11 @@ from queueing.model import (
     one_of_several,
     prompt_limited,
 )
-from queueing.prediction.bounds import BOUNDS, delay_bound, has_bound, is_renewal
-from queueing.prediction.first_come import FIRST_COME
-from queueing.prediction.ordered import ORDERED, is_ordered
-from queueing.prediction.solver import Solver
-from queueing.result import Prediction
+from kendall.queueing.prediction.bounds import BOUNDS, delay_bound, has_bound, is_renewal
+from kendall.queueing.prediction.first_come import FIRST_COME
+from kendall.queueing.prediction.ordered import ORDERED, is_ordered
+from kendall.queueing.prediction.solver import Solver
+from kendall.queueing.result import Prediction
 
 ANALYSED = (Single, Dynamic, Capped, Elastic, Fixed, UnpaddedFixed, Continuous)  # of the policies
 RANK = ("exact", "approximation", "bound", "paper", "simulation")

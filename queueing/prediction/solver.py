@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from queueing.model import Model
-from queueing.result import Mean, Quantiles
+from kendall.queueing.model import Model
+from kendall.queueing.result import Mean, Quantiles
 
 IN_DOUBT = "approximation in doubt: "  # how the assumption begins that says why
 

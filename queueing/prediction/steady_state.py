@@ -9,19 +9,19 @@ import math
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from policies.core import Policy
-from policies.registry import is_first_come
-from policies.text import SpecError
-from queueing.arrivals.notation import has_end
-from queueing.distributions.token_distribution import TokenDistribution
-from queueing.errors import (
+from kendall.policies.core import Policy
+from kendall.policies.registry import is_first_come
+from kendall.policies.text import SpecError
+from kendall.queueing.arrivals.notation import has_end
+from kendall.queueing.distributions.token_distribution import TokenDistribution
+from kendall.queueing.errors import (
     INFINITE_MEAN,
     InfiniteMeanError,
     NotConvergedError,
     OutOfReachError,
 )
-from queueing.latency.law import LatencyModel
-from queueing.model import (
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.model import (
     Model,
     at_mean_rate,
     has_queues,
@@ -31,11 +31,11 @@ from queueing.model import (
     prompt_limited,
     seen_by_a_request,
 )
-from queueing.prediction.answer_check import checked_answer
-from queueing.prediction.ordered import cost_of_resuming, is_ordered, resumes_cost
-from queueing.prediction.solutions import answer, best_method, methods
-from queueing.prediction.solver import IN_DOUBT
-from queueing.result import (
+from kendall.queueing.prediction.answer_check import checked_answer
+from kendall.queueing.prediction.ordered import cost_of_resuming, is_ordered, resumes_cost
+from kendall.queueing.prediction.solutions import answer, best_method, methods
+from kendall.queueing.prediction.solver import IN_DOUBT
+from kendall.queueing.result import (
     APPROXIMATE_MEANS,
     FALLBACK,
     PARTIAL,
@@ -44,8 +44,8 @@ from queueing.result import (
     Prediction,
     Quantiles,
 )
-from queueing.simulation.experiment import of_several, simulate_model, simulate_steady_state
-from queueing.simulation.simulated_means import MORE, TOO_SHORT, tail_notes
+from kendall.queueing.simulation.experiment import of_several, simulate_model, simulate_steady_state
+from kendall.queueing.simulation.simulated_means import MORE, TOO_SHORT, tail_notes
 
 SIMULATED_REQUESTS = 1_000_000
 QUANTILE_REQUESTS = 300_000
@@ -166,7 +166,7 @@ def _instead(
     found: Prediction, model: Model, arrival_rate: float, doubt: str, *, quantiles: bool, of: int
 ) -> Prediction:
     """A simulation in place of an approximation in doubt, which stays where none is affordable."""
-    from queueing.simulation.budget import affordable_requests  # noqa: PLC0415 - loads numba
+    from kendall.queueing.simulation.budget import affordable_requests  # noqa: PLC0415 - loads numba
 
     most = SIMULATED_REQUESTS if quantiles else DOUBTED_REQUESTS
     try:
@@ -193,7 +193,7 @@ def _with_quantiles(
     missing = [name for name in _DURATIONS if _lacks_quantiles(getattr(found, name), model.levels)]
     if found.method != "exact" or not missing:
         return found
-    from queueing.simulation.budget import affordable_requests  # noqa: PLC0415 - loads numba
+    from kendall.queueing.simulation.budget import affordable_requests  # noqa: PLC0415 - loads numba
 
     try:
         count = (
@@ -228,8 +228,8 @@ def _with_simulated_quantiles(
     found: Prediction, model: Model, arrival_rate: float, of: int
 ) -> Prediction:
     """All quantiles, where the means are an approximation."""
-    from queueing.simulation.budget import affordable_requests, enough_slots  # noqa: PLC0415 - loads numba
-    from queueing.simulation.fast import is_compiled  # noqa: PLC0415
+    from kendall.queueing.simulation.budget import affordable_requests, enough_slots  # noqa: PLC0415 - loads numba
+    from kendall.queueing.simulation.fast import is_compiled  # noqa: PLC0415
 
     try:
         affordable = affordable_requests(model, arrival_rate, _SHARE * SIMULATED_REQUESTS, of=of)
@@ -313,7 +313,7 @@ def _without(model: Model, missing: list[str], simulated: int) -> str:
 def _simulated(
     model: Model, arrival_rate: float, count: int, *notes: str, delay: Quantiles | None = None
 ) -> Prediction:
-    from queueing.simulation.budget import enough_slots  # noqa: PLC0415 - loads numba
+    from kendall.queueing.simulation.budget import enough_slots  # noqa: PLC0415 - loads numba
 
     simulated = checked_answer(
         lambda: simulate_steady_state(enough_slots(model, arrival_rate), arrival_rate, count, delay)
@@ -334,7 +334,7 @@ def _simulated(
 
 
 def _first_answer(count: int) -> tuple[str, ...]:
-    from queueing.simulation.budget import FEWEST  # noqa: PLC0415 - loads numba
+    from kendall.queueing.simulation.budget import FEWEST  # noqa: PLC0415 - loads numba
 
     if count >= FEWEST:
         return ()
@@ -343,7 +343,7 @@ def _first_answer(count: int) -> tuple[str, ...]:
 
 def _count(model: Model, arrival_rate: float, of: int) -> int:
     """Requests; where too few for a mean are affordable, as many as give a first one."""
-    from queueing.simulation import budget  # noqa: PLC0415 - loads numba
+    from kendall.queueing.simulation import budget  # noqa: PLC0415 - loads numba
 
     try:
         return budget.affordable_requests(model, arrival_rate, SIMULATED_REQUESTS, of=of)

@@ -11,14 +11,14 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from policies.immediate import Continuous
-from policies.ordered import wants_steps
-from policies.registry import is_first_come
-from queueing.arrivals.notation import highest_rate
-from queueing.errors import OutOfReachError
-from queueing.latency.stalls import SPARE_GAPS
-from queueing.model import Model, at_mean_rate
-from queueing.simulation.fast import MOST_SLOTS, is_compiled
+from kendall.policies.immediate import Continuous
+from kendall.policies.ordered import wants_steps
+from kendall.policies.registry import is_first_come
+from kendall.queueing.arrivals.notation import highest_rate
+from kendall.queueing.errors import OutOfReachError
+from kendall.queueing.latency.stalls import SPARE_GAPS
+from kendall.queueing.model import Model, at_mean_rate
+from kendall.queueing.simulation.fast import MOST_SLOTS, is_compiled
 
 _LOOKS, _GENERIC_LOOKS = (
     1_500_000_000,

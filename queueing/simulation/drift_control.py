@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from policies.immediate import Dynamic, Elastic
-from policies.registry import is_first_come
-from queueing.distributions.token_distribution import Vector
-from queueing.model import Model
-from queueing.result import Mean, Quantiles
+from kendall.policies.immediate import Dynamic, Elastic
+from kendall.policies.registry import is_first_come
+from kendall.queueing.distributions.token_distribution import Vector
+from kendall.queueing.model import Model
+from kendall.queueing.result import Mean, Quantiles
 
 if TYPE_CHECKING:
-    from queueing.simulation.fast import SimulatedRun
+    from kendall.queueing.simulation.fast import SimulatedRun
 
 _PARTS = 20
 _SIZES = 32  # at which the moments of a batch are computed, others between them

@@ -9,10 +9,10 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 
-from policies.core import Policy, Request, Server
-from policies.orders.by_flow import FlowCounters
-from queueing.latency.service import Member, ServiceProcess
-from queueing.simulation.ledger import Started
+from kendall.policies.core import Policy, Request, Server
+from kendall.policies.orders.by_flow import FlowCounters
+from kendall.queueing.latency.service import Member, ServiceProcess
+from kendall.queueing.simulation.ledger import Started
 
 
 class DrivenEngine:

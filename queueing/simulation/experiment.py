@@ -20,17 +20,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from policies.arguments import whole_number
-from policies.core import UNBOUNDED, Request
-from policies.ordered import counts, in_arrival_order, order_of
-from policies.text import SpecError, counted
-from queueing.arrivals.notation import Ending, has_end, span
-from queueing.distributions.token_distribution import Vector
-from queueing.errors import UnstableQueueError
-from queueing.latency.slots.token_gaps import GapCounter, Gaps, found
-from queueing.latency.stalls import SPARE_GAPS
-from queueing.measurement.record import Record
-from queueing.model import (
+from kendall.policies.arguments import whole_number
+from kendall.policies.core import UNBOUNDED, Request
+from kendall.policies.ordered import counts, in_arrival_order, order_of
+from kendall.policies.text import SpecError, counted
+from kendall.queueing.arrivals.notation import Ending, has_end, span
+from kendall.queueing.distributions.token_distribution import Vector
+from kendall.queueing.errors import UnstableQueueError
+from kendall.queueing.latency.slots.token_gaps import GapCounter, Gaps, found
+from kendall.queueing.latency.stalls import SPARE_GAPS
+from kendall.queueing.measurement.record import Record
+from kendall.queueing.model import (
     Model,
     at_mean_rate,
     has_queues,
@@ -40,11 +40,11 @@ from queueing.model import (
     seen_by_a_request,
     token_limit,
 )
-from queueing.result import LEVELS, Levels, Mean, Prediction, Quantiles
-from queueing.simulation.drift_control import has_drifts, means_by_drifts
-from queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
-from queueing.simulation.scenarios.routed import FewestRequests, simulate_routed
-from queueing.simulation.simulated_means import (
+from kendall.queueing.result import LEVELS, Levels, Mean, Prediction, Quantiles
+from kendall.queueing.simulation.drift_control import has_drifts, means_by_drifts
+from kendall.queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
+from kendall.queueing.simulation.scenarios.routed import FewestRequests, simulate_routed
+from kendall.queueing.simulation.simulated_means import (
     BATCH_MEANS,
     MORE,
     TOO_SHORT,
@@ -61,10 +61,10 @@ from queueing.simulation.simulated_means import (
     weighted_quantiles,
     without_unsettled,
 )
-from queueing.simulation.spin_up import SpinUp, spin_up, unsettled
+from kendall.queueing.simulation.spin_up import SpinUp, spin_up, unsettled
 
 if TYPE_CHECKING:
-    from queueing.simulation.fast import SimulatedRun, Trace
+    from kendall.queueing.simulation.fast import SimulatedRun, Trace
 
 NUM_REQUESTS = 100_000
 PILOT = 6000  # requests, after which a queue that grows is mostly seen
@@ -97,7 +97,7 @@ def simulate_model(
     begin = begin_of(model, arrival_rate, num_requests, replications)
     streams = np.random.SeedSequence(seed).spawn(replications)
     if model.disaggregated:
-        from queueing.simulation.scenarios.tandem import simulate_tandem
+        from kendall.queueing.simulation.scenarios.tandem import simulate_tandem
 
         notes = (*tail_notes(model), *notes)
         tandem = simulate_tandem(
@@ -154,7 +154,7 @@ def simulate_steady_state(
 
 def begin_of(model: Model, arrival_rate: float, num_requests: int, replications: int = 1) -> SpinUp:
     """How each run begins, of which nine tenths of `num_requests` count."""
-    from queueing.simulation import fast
+    from kendall.queueing.simulation import fast
 
     most = MOST_REQUESTS // replications
     if model.draws_in_advance:
@@ -391,7 +391,7 @@ def simulate_run(
     path of any queue: where each server has a queue and all are alike, of one of them at its share
     of the rate.
     """
-    from queueing.simulation import fast
+    from kendall.queueing.simulation import fast
 
     model, arrival_rate = seen_by_a_request(model, arrival_rate)
     trace = fast.draw_trace(model, arrival_rate, num_requests, stream)
@@ -402,7 +402,7 @@ def run_trace(model: Model, trace: Trace, since: int = 0, *, generic: bool = Fal
     """These requests under the policy, by the compiled kernels where they cover the queue (and not
     `generic`); else the policy object itself is driven.
     """
-    from queueing.simulation import fast
+    from kendall.queueing.simulation import fast
 
     if not len(trace.arrived_at):
         return fast.nothing_served()
@@ -422,7 +422,7 @@ def driven_run(
     model: Model, jobs: Sequence[Job], residuals: Sequence[np.random.Generator], since: int = 0
 ) -> SimulatedRun:
     """The policy object itself, driven by these jobs; their order is kept."""
-    from queueing.simulation import fast
+    from kendall.queueing.simulation import fast
 
     gaps = None if model.policy.padded else GapCounter({job.request.id for job in jobs[since:]})
     bound = 2**31 if model.max_num_seqs is None else model.max_num_seqs
@@ -461,7 +461,7 @@ def draw_jobs(
     model: Model, arrival_rate: float, num_requests: int, stream: np.random.SeedSequence
 ) -> tuple[list[Job], list[np.random.Generator]]:
     """The jobs and the residual generators of one replication."""
-    from queueing.simulation import fast
+    from kendall.queueing.simulation import fast
 
     trace = fast.draw_trace(model, arrival_rate, num_requests, stream)
     return jobs_of(model, trace), trace.residuals

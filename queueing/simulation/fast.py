@@ -18,16 +18,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from policies.fixed import Fixed
-from policies.immediate import Continuous, Single
-from policies.ordered import in_arrival_order, order_of
-from queueing.arrivals.notation import has_end
-from queueing.distributions.call_lengths import equal_calls, within_calls
-from queueing.distributions.token_distribution import TokenDistribution, Vector
-from queueing.latency.law import LatencyModel
-from queueing.latency.slots.token_gaps import GapCounts, Gaps, found, no_gaps
-from queueing.latency.stalls import SPARE_GAPS
-from queueing.model import (
+from kendall.policies.fixed import Fixed
+from kendall.policies.immediate import Continuous, Single
+from kendall.policies.ordered import in_arrival_order, order_of
+from kendall.queueing.arrivals.notation import has_end
+from kendall.queueing.distributions.call_lengths import equal_calls, within_calls
+from kendall.queueing.distributions.token_distribution import TokenDistribution, Vector
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.latency.slots.token_gaps import GapCounts, Gaps, found, no_gaps
+from kendall.queueing.latency.stalls import SPARE_GAPS
+from kendall.queueing.model import (
     Model,
     at_mean_rate,
     has_queues,
@@ -36,24 +36,24 @@ from queueing.model import (
     reservations,
     token_limit,
 )
-from queueing.models.batches.calls import draw_calls
-from queueing.models.gg1 import unit_gaps
-from queueing.models.soap.predictor_text import NO_PREDICTION
-from queueing.models.soap.token_orders import predicted_tokens
-from queueing.simulation import kernels, slot_kernels
-from queueing.simulation.orders.batch_kernels import (
+from kendall.queueing.models.batches.calls import draw_calls
+from kendall.queueing.models.gg1 import unit_gaps
+from kendall.queueing.models.soap.predictor_text import NO_PREDICTION
+from kendall.queueing.models.soap.token_orders import predicted_tokens
+from kendall.queueing.simulation import kernels, slot_kernels
+from kendall.queueing.simulation.orders.batch_kernels import (
     run_ordered_batches,
     run_ordered_single,
     run_ordered_slots,
 )
-from queueing.simulation.orders.interrupting_kernels import run_interrupting
-from queueing.simulation.orders.policy_order import (
+from kendall.queueing.simulation.orders.interrupting_kernels import run_interrupting
+from kendall.queueing.simulation.orders.policy_order import (
     has_queue,
     interrupting_of,
     interrupts,
     queue_of,
 )
-from queueing.simulation.orders.waiting_kernels import RANKED, ordered_queue
+from kendall.queueing.simulation.orders.waiting_kernels import RANKED, ordered_queue
 
 Ints = npt.NDArray[np.signedinteger[Any]]
 MOST_SLOTS = 4096  # of a continuous server; beyond, the generic simulator

@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from policies.core import UNBOUNDED
-from queueing.latency.slots.token_gaps import GapCounts, bin_of, no_gaps
+from kendall.policies.core import UNBOUNDED
+from kendall.queueing.latency.slots.token_gaps import GapCounts, bin_of, no_gaps
 
 Floats = npt.NDArray[np.floating[Any]]
 Ints = npt.NDArray[np.signedinteger[Any]]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from policies.core import Policy, Request, Running, Waiting
-from policies.fixed import Fixed
-from policies.orders.by_flow import FlowCounters
-from queueing.latency.service import Member
-from queueing.measurement.record import Outcome, Record
+from kendall.policies.core import Policy, Request, Running, Waiting
+from kendall.policies.fixed import Fixed
+from kendall.policies.orders.by_flow import FlowCounters
+from kendall.queueing.latency.service import Member
+from kendall.queueing.measurement.record import Outcome, Record
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from policies.contract import CONTRACTS, checked
-from policies.core import Policy, QueueState, Request, Running, Server, Waiting
-from policies.text import SpecError, counted
-from queueing.errors import PredictionError
-from queueing.latency.law import LatencyModel
-from queueing.measurement.record import Record
-from queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
+from kendall.policies.contract import CONTRACTS, checked
+from kendall.policies.core import Policy, QueueState, Request, Running, Server, Waiting
+from kendall.policies.text import SpecError, counted
+from kendall.queueing.errors import PredictionError
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.measurement.record import Record
+from kendall.queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
 
 REQUESTS = 500  # of the simulated run
 RUN = "a simulated run completes each request once, and the same run twice"

@@ -14,30 +14,30 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from policies.arguments import whole_number
-from policies.core import Policy
-from policies.fixed import Fixed
-from policies.ordered import counts, order_of
-from policies.text import SpecError, counted
-from queueing.arrivals.processes import Recorded
-from queueing.arrivals.timetable import Timetable
-from queueing.distributions.laws import LONGEST
-from queueing.distributions.token_distribution import TokenDistribution, Vector
-from queueing.latency.law import LatencyModel
-from queueing.model import ONE_FLOW, Limits, Model, token_limit
-from queueing.models.soap.predictor_text import NO_PREDICTION
-from queueing.result import Prediction
-from queueing.simulation.experiment import (
+from kendall.policies.arguments import whole_number
+from kendall.policies.core import Policy
+from kendall.policies.fixed import Fixed
+from kendall.policies.ordered import counts, order_of
+from kendall.policies.text import SpecError, counted
+from kendall.queueing.arrivals.processes import Recorded
+from kendall.queueing.arrivals.timetable import Timetable
+from kendall.queueing.distributions.laws import LONGEST
+from kendall.queueing.distributions.token_distribution import TokenDistribution, Vector
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.model import ONE_FLOW, Limits, Model, token_limit
+from kendall.queueing.models.soap.predictor_text import NO_PREDICTION
+from kendall.queueing.result import Prediction
+from kendall.queueing.simulation.experiment import (
     by_flow,
     check_draws,
     delays_of_flows,
     run_given,
     summary,
 )
-from queueing.simulation.simulated_means import MORE
+from kendall.queueing.simulation.simulated_means import MORE
 
 if TYPE_CHECKING:
-    from queueing.simulation.fast import SimulatedRun
+    from kendall.queueing.simulation.fast import SimulatedRun
 
 # limits that say what the trace says itself, or that its requests do not have
 _OWN = ("prompt_tokens", "sequences", "arrivals")
@@ -136,7 +136,7 @@ def _load(model: Model, trace: Timetable) -> float:
 
 
 def _replayed(model: Model, trace: Timetable, stream: np.random.SeedSequence) -> SimulatedRun:
-    from queueing.simulation import fast  # noqa: PLC0415 - numba is loaded only where something is simulated
+    from kendall.queueing.simulation import fast  # noqa: PLC0415 - numba is loaded only where something is simulated
 
     outputs = np.minimum(trace.output_tokens, token_limit(model))
     flows = np.empty(0, np.str_) if trace.flow is None else trace.flow
@@ -156,7 +156,7 @@ def _predicted(
     """Drawn by the predictor, else those of the trace; empty where there are none or the order
     reads none.
     """
-    from queueing.simulation import fast  # noqa: PLC0415 - numba is loaded only where something is simulated
+    from kendall.queueing.simulation import fast  # noqa: PLC0415 - numba is loaded only where something is simulated
 
     own = trace.predicted_output_tokens
     if own is None or not _reads_predictions(model, trace):

@@ -29,17 +29,17 @@ from functools import partial
 
 import numpy as np
 
-from policies.core import Dispatch, Policy, Preempt, QueueState, Request, Server, Waiting
-from policies.decision import DecisionError, check_once, decide
-from policies.ordered import counts, order_of, wants_steps
-from policies.text import counted, format_policy
-from queueing.errors import PredictionError
-from queueing.latency.law import LatencyModel
-from queueing.latency.service import ServiceProcess
-from queueing.latency.slots.token_gaps import GapCounter
-from queueing.measurement.record import Outcome, Record, call_of
-from queueing.simulation.driven_engine import DrivenEngine, member_behind
-from queueing.simulation.ledger import (
+from kendall.policies.core import Dispatch, Policy, Preempt, QueueState, Request, Server, Waiting
+from kendall.policies.decision import DecisionError, check_once, decide
+from kendall.policies.ordered import counts, order_of, wants_steps
+from kendall.policies.text import counted, format_policy
+from kendall.queueing.errors import PredictionError
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.latency.service import ServiceProcess
+from kendall.queueing.latency.slots.token_gaps import GapCounter
+from kendall.queueing.measurement.record import Outcome, Record, call_of
+from kendall.queueing.simulation.driven_engine import DrivenEngine, member_behind
+from kendall.queueing.simulation.ledger import (
     NO_STINTS,
     Batch,
     Started,
@@ -49,7 +49,7 @@ from queueing.simulation.ledger import (
     lost,
     stopped,
 )
-from queueing.simulation.orders.waiting_by_rank import moved, queue_for
+from kendall.queueing.simulation.orders.waiting_by_rank import moved, queue_for
 
 MOST_WAKE_UPS = 10_000  # of a policy between two other events
 

@@ -29,16 +29,21 @@ from typing import Literal
 
 import numpy as np
 
-from policies.durations import rounded_duration
-from policies.immediate import Single
-from policies.text import SpecError
-from queueing.latency.service_time import ServiceTime
-from queueing.measurement.batch_means import TOO_WIDE, FloatArray, batch_means_interval, normal
-from queueing.measurement.delay_variance import DelayMoments, mg1_delay_moments
-from queueing.measurement.mean_interval import plug_in
-from queueing.measurement.warm_up import WARM_UP
-from queueing.model import Model
-from queueing.simulation.experiment import simulate_run
+from kendall.policies.durations import rounded_duration
+from kendall.policies.immediate import Single
+from kendall.policies.text import SpecError
+from kendall.queueing.latency.service_time import ServiceTime
+from kendall.queueing.measurement.batch_means import (
+    TOO_WIDE,
+    FloatArray,
+    batch_means_interval,
+    normal,
+)
+from kendall.queueing.measurement.delay_variance import DelayMoments, mg1_delay_moments
+from kendall.queueing.measurement.mean_interval import plug_in
+from kendall.queueing.measurement.warm_up import WARM_UP
+from kendall.queueing.model import Model
+from kendall.queueing.simulation.experiment import simulate_run
 
 Quantity = Literal["queueing_delay", "sojourn_time"]
 
@@ -169,7 +174,7 @@ def _service_moments(service: ServiceTime) -> list[float]:
 
 
 def _pilot(model: Model, rate: float, quantity: Quantity) -> _Moments:
-    from queueing.simulation.fast import is_compiled  # noqa: PLC0415 - numba is loaded only where something is simulated
+    from kendall.queueing.simulation.fast import is_compiled  # noqa: PLC0415 - numba is loaded only where something is simulated
 
     count = (
         (SLOW_PILOT if model.policy.joins_running else PILOT)

@@ -35,15 +35,15 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from policies.immediate import Continuous, Single
-from policies.registry import is_first_come
-from queueing.arrivals.notation import cycle, has_end
-from queueing.arrivals.processes import Recorded
-from queueing.distributions.token_distribution import Vector
-from queueing.errors import NotConvergedError
-from queueing.latency.law import LatencyModel
-from queueing.latency.service_time import ServiceTime
-from queueing.measurement.batch_means import (
+from kendall.policies.immediate import Continuous, Single
+from kendall.policies.registry import is_first_come
+from kendall.queueing.arrivals.notation import cycle, has_end
+from kendall.queueing.arrivals.processes import Recorded
+from kendall.queueing.distributions.token_distribution import Vector
+from kendall.queueing.errors import NotConvergedError
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.latency.service_time import ServiceTime
+from kendall.queueing.measurement.batch_means import (
     LEAST_EFFECTIVE,
     TOO_WIDE,
     FloatArray,
@@ -51,11 +51,11 @@ from queueing.measurement.batch_means import (
     replications_interval,
     variance_of_mean,
 )
-from queueing.measurement.mean_interval import widest_interval
-from queueing.model import Model, memory_limited
-from queueing.models.gig1 import solve_gig1
-from queueing.models.mg1 import solve_service
-from queueing.result import LEVELS, Levels, Prediction, Quantiles
+from kendall.queueing.measurement.mean_interval import widest_interval
+from kendall.queueing.model import Model, memory_limited
+from kendall.queueing.models.gig1 import solve_gig1
+from kendall.queueing.models.mg1 import solve_service
+from kendall.queueing.result import LEVELS, Levels, Prediction, Quantiles
 
 BATCH_MEANS = 20
 MORE = "ask for more requests"

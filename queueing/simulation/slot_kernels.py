@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from policies.core import UNBOUNDED
-from queueing.latency.slots.token_gaps import GapCounts, no_gaps
-from queueing.simulation.kernels import (
+from kendall.policies.core import UNBOUNDED
+from kendall.queueing.latency.slots.token_gaps import GapCounts, no_gaps
+from kendall.queueing.simulation.kernels import (
     Bounds,
     Floats,
     Ints,

@@ -26,13 +26,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from policies.immediate import Continuous, Dynamic, Elastic
-from queueing.arrivals.modulated import Mmpp
-from queueing.arrivals.notation import cycle, has_end
-from queueing.distributions.token_distribution import Vector
-from queueing.errors import PredictionError
-from queueing.model import Model
-from queueing.simulation.simulated_means import MORE, TOO_SHORT
+from kendall.policies.immediate import Continuous, Dynamic, Elastic
+from kendall.queueing.arrivals.modulated import Mmpp
+from kendall.queueing.arrivals.notation import cycle, has_end
+from kendall.queueing.distributions.token_distribution import Vector
+from kendall.queueing.errors import PredictionError
+from kendall.queueing.model import Model
+from kendall.queueing.simulation.simulated_means import MORE, TOO_SHORT
 
 WARM_UP = 0.1  # share of the requests that is left out
 MEMORIES, GROWING = 1.5, 4.0  # times the requests over which the queue forgets

@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import overload
 
-from policies.core import Request, Waiting
-from policies.orders.by_flow import FlowCounters
+from kendall.policies.core import Request, Waiting
+from kendall.policies.orders.by_flow import FlowCounters
 
 _COMPACT = 4096
 _TAKEN = Waiting(

@@ -18,8 +18,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from queueing.measurement.record import Record
-from server.queue.sequence import Batch
+from kendall.queueing.measurement.record import Record
+from kendall.server.queue.sequence import Batch
 
 DECREASE = 0.9
 SHORTEST = 0.1  # seconds of a window

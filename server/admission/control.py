@@ -12,32 +12,36 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from policies import Policy, Request
-from policies.ordered import order_of
-from policies.orders.by_urgency import MOST, ByPriority
-from policies.text import counted
-from queueing.measurement.record import Record
-from queueing.simulation.orders.waiting_by_rank import queue_for
-from queueing.simulation.waiting import WaitingQueue
-from server.admission.buckets import RateLimits
-from server.admission.concurrency import AdaptiveLimit
-from server.admission.host import Host
-from server.admission.limits import DelayTarget, OverloadSettings, delay_targets
-from server.admission.objectives import AT_ONCE, Objective
-from server.admission.rejections import Rejections
-from server.admission.request_deadlines import NO_DEADLINES, RequestDeadlines, request_deadlines_of
-from server.admission.waits import Places, Waits
-from server.engines.base import EngineRequest
-from server.queue.observers import Observer
-from server.queue.sequence import Batch
-from server.runtime.errors import ApiError
-from server.security.guard import CALLER
+from kendall.policies import Policy, Request
+from kendall.policies.ordered import order_of
+from kendall.policies.orders.by_urgency import MOST, ByPriority
+from kendall.policies.text import counted
+from kendall.queueing.measurement.record import Record
+from kendall.queueing.simulation.orders.waiting_by_rank import queue_for
+from kendall.queueing.simulation.waiting import WaitingQueue
+from kendall.server.admission.buckets import RateLimits
+from kendall.server.admission.concurrency import AdaptiveLimit
+from kendall.server.admission.host import Host
+from kendall.server.admission.limits import DelayTarget, OverloadSettings, delay_targets
+from kendall.server.admission.objectives import AT_ONCE, Objective
+from kendall.server.admission.rejections import Rejections
+from kendall.server.admission.request_deadlines import (
+    NO_DEADLINES,
+    RequestDeadlines,
+    request_deadlines_of,
+)
+from kendall.server.admission.waits import Places, Waits
+from kendall.server.engines.base import EngineRequest
+from kendall.server.queue.observers import Observer
+from kendall.server.queue.sequence import Batch
+from kendall.server.runtime.errors import ApiError
+from kendall.server.security.guard import CALLER
 
 if TYPE_CHECKING:
     from starlette.types import Scope
 
-    from server.queue.batcher import Batcher
-    from server.queue.sequence import SequenceState
+    from kendall.server.queue.batcher import Batcher
+    from kendall.server.queue.sequence import SequenceState
 
 RATES = ("rate_limit", "rate_limit_tokens", "rate_limit_burst")
 TTFT_LEVEL = 0.9  # at which a call's own budget is kept, as llm-d's predictor has it

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from queueing.control.wait_ahead import BatchService, SlotService
-from server.admission.limits import OverloadSettings
-from server.admission.limits_in_force import LimitsInForce
-from server.queue.batcher import Batcher
-from server.runtime.ids import CallIds
-from server.supervision.lifecycle import Lifecycle
-from server.telemetry.metrics import Metrics
+from kendall.queueing.control.wait_ahead import BatchService, SlotService
+from kendall.server.admission.limits import OverloadSettings
+from kendall.server.admission.limits_in_force import LimitsInForce
+from kendall.server.queue.batcher import Batcher
+from kendall.server.runtime.ids import CallIds
+from kendall.server.supervision.lifecycle import Lifecycle
+from kendall.server.telemetry.metrics import Metrics
 
 
 class RecentActivity(Protocol):

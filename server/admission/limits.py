@@ -7,10 +7,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from policies.text import SpecError
-from queueing.measurement.slo import PREDICTED, read_slo, split_slos
-from queueing.result import Quantity
-from server.runtime.field_marks import RELOADED
+from kendall.policies.text import SpecError
+from kendall.queueing.measurement.slo import PREDICTED, read_slo, split_slos
+from kendall.queueing.result import Quantity
+from kendall.server.runtime.field_marks import RELOADED
 
 # sequences: a waiting call holds 17 KiB (measured flat to 8,000 calls), so that the queue stays
 # below 150 MiB

@@ -10,13 +10,13 @@ from typing import Annotated, Any, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from policies import Policy, SpecError, format_policy, parse_policy
-from policies.core import UNBOUNDED
-from policies.ordered import check_continued
-from policies.registry import every_policy
-from server.queue.batcher import Batcher
-from server.runtime.errors import ApiError, not_started
-from server.telemetry.metrics import Metrics
+from kendall.policies import Policy, SpecError, format_policy, parse_policy
+from kendall.policies.core import UNBOUNDED
+from kendall.policies.ordered import check_continued
+from kendall.policies.registry import every_policy
+from kendall.server.queue.batcher import Batcher
+from kendall.server.runtime.errors import ApiError, not_started
+from kendall.server.telemetry.metrics import Metrics
 
 log = logging.getLogger("kendall")
 FALLBACK = "continuous"  # serves in place of a policy that cannot decide

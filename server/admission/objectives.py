@@ -16,10 +16,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from queueing.choosing.quantity import WORDS
-from queueing.control.wait_ahead import Followed, Wait, WaitLaw
-from server.admission.limits import DelayTarget
-from server.admission.request_deadlines import TTFT
+from kendall.queueing.choosing.quantity import WORDS
+from kendall.queueing.control.wait_ahead import Followed, Wait, WaitLaw
+from kendall.server.admission.limits import DelayTarget
+from kendall.server.admission.request_deadlines import TTFT
 
 AT_ONCE = Wait(0.0)
 QUEUED = ("queueing_delay", "time_to_first_token", "sojourn_time")  # which begin with the wait

@@ -9,14 +9,14 @@ from typing import Any
 import msgspec
 from prometheus_client import Counter
 
-from queueing.measurement.record import Record
-from server.admission.host import Host
-from server.admission.limits import OverloadSettings
-from server.admission.waits import Waits
-from server.engines.base import EngineRequest
-from server.queue import poison
-from server.runtime.errors import ApiError, failure_error
-from server.supervision import deadlines
+from kendall.queueing.measurement.record import Record
+from kendall.server.admission.host import Host
+from kendall.server.admission.limits import OverloadSettings
+from kendall.server.admission.waits import Waits
+from kendall.server.engines.base import EngineRequest
+from kendall.server.queue import poison
+from kendall.server.runtime.errors import ApiError, failure_error
+from kendall.server.supervision import deadlines
 
 # codes of the rejections of a gateway that serves nobody now; also their reasons
 UNSERVED = ("shutting_down", "engine_unavailable")

@@ -11,9 +11,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from policies.durations import parse_duration
-from policies.text import SpecError
-from server.runtime.errors import ApiError
+from kendall.policies.durations import parse_duration
+from kendall.policies.text import SpecError
+from kendall.server.runtime.errors import ApiError
 
 TTL = b"x-llm-d-inference-ttl"
 TTFT = b"x-llm-d-slo-ttft-ms"

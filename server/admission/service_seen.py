@@ -17,13 +17,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from queueing.control.wait_ahead import BatchInService, BatchService, Pace, SlotService, Wait
-from queueing.measurement.record import Record
-from queueing.result import Quantity
-from server.queue.sequence import Batch
+from kendall.queueing.control.wait_ahead import (
+    BatchInService,
+    BatchService,
+    Pace,
+    SlotService,
+    Wait,
+)
+from kendall.queueing.measurement.record import Record
+from kendall.queueing.result import Quantity
+from kendall.server.queue.sequence import Batch
 
 if TYPE_CHECKING:
-    from server.queue.sequence import SequenceState
+    from kendall.server.queue.sequence import SequenceState
 
 OLDER = 0.95  # weight that an observation loses with each newer one of its kind
 OLDER_GAP = 0.99

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import Counter
 
-from policies import Fixed, Request, is_first_come
-from queueing.control.wait_ahead import (
+from kendall.policies import Fixed, Request, is_first_come
+from kendall.queueing.control.wait_ahead import (
     BatchService,
     SlotService,
     Wait,
@@ -24,18 +24,18 @@ from queueing.control.wait_ahead import (
     WaitLaw,
     batch_formation,
 )
-from queueing.measurement.record import Record
-from queueing.result import Quantity
-from server.admission.host import Host
-from server.admission.objectives import AT_ONCE
-from server.admission.service_seen import ServiceSeen
-from server.admission.waits_in_order import WaitsInOrder
-from server.queue.sequence import Batch
-from server.telemetry.cost.instruments import Histogram
+from kendall.queueing.measurement.record import Record
+from kendall.queueing.result import Quantity
+from kendall.server.admission.host import Host
+from kendall.server.admission.objectives import AT_ONCE
+from kendall.server.admission.service_seen import ServiceSeen
+from kendall.server.admission.waits_in_order import WaitsInOrder
+from kendall.server.queue.sequence import Batch
+from kendall.server.telemetry.cost.instruments import Histogram
 
 if TYPE_CHECKING:
-    from server.queue.batcher import Batcher
-    from server.queue.sequence import SequenceState
+    from kendall.server.queue.batcher import Batcher
+    from kendall.server.queue.sequence import SequenceState
 
 RATIOS = (0.1, 0.2, 0.33, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0)
 SHORT = 0.001  # seconds: ratios of shorter waits say nothing

@@ -14,20 +14,20 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from policies import Policy, Request, Running, Waiting
-from policies.ordered import order_of
-from policies.orders.order import Order, Ranked, predicted_tokens
-from queueing.control.predicted_lengths import PredictedLengths
-from queueing.control.wait_ahead import BatchService, Pace, SlotService, Wait
-from queueing.control.wait_in_order import (
+from kendall.policies import Policy, Request, Running, Waiting
+from kendall.policies.ordered import order_of
+from kendall.policies.orders.order import Order, Ranked, predicted_tokens
+from kendall.queueing.control.predicted_lengths import PredictedLengths
+from kendall.queueing.control.wait_ahead import BatchService, Pace, SlotService, Wait
+from kendall.queueing.control.wait_in_order import (
     MANY,
     OvertakingArrivals,
     PlaceInOrder,
     RandomDraws,
     SampledWait,
 )
-from queueing.measurement.record import Record
-from server.admission.host import Host
+from kendall.queueing.measurement.record import Record
+from kendall.server.admission.host import Host
 
 SAMPLED = 4096  # arrivals of late: the load of those who overtake enters as 1 / (1 - load)
 SEED = 0

@@ -21,12 +21,12 @@ import msgspec
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from policies import SpecError
-from policies.ordered import order_of
-from queueing.latency.fit import Fit, Measured, fit_law
-from queueing.latency.law import parse_law
-from queueing.latency.profile import Profile
-from server.calibration.designed import (
+from kendall.policies import SpecError
+from kendall.policies.ordered import order_of
+from kendall.queueing.latency.fit import Fit, Measured, fit_law
+from kendall.queueing.latency.law import parse_law
+from kendall.queueing.latency.profile import Profile
+from kendall.server.calibration.designed import (
     LONGEST_REPEATS,
     PROMPT_TOKENS,
     Cell,
@@ -34,10 +34,10 @@ from server.calibration.designed import (
     design,
     longest_cells,
 )
-from server.calibration.host import Host
-from server.calibration.turnaround import ClosedLoop, solve_turnaround
-from server.runtime.errors import ApiError
-from server.supervision.progress import StuckWatch
+from kendall.server.calibration.host import Host
+from kendall.server.calibration.turnaround import ClosedLoop, solve_turnaround
+from kendall.server.runtime.errors import ApiError
+from kendall.server.supervision.progress import StuckWatch
 
 log = logging.getLogger("kendall")
 USUAL_LENGTH = 64  # tokens of the longest answers of every batch size

@@ -23,10 +23,10 @@ from typing import Literal
 import numpy as np
 from scipy.special import fdtrc
 
-from queueing.latency.fit import BOOTSTRAP, COEFFICIENTS, Fit, Measured, fit_law
-from queueing.latency.identifiability import ILL, Identifiability, of_cells
-from queueing.latency.law import LatencyModel
-from server.calibration.turnaround import ClosedLoop, solve_turnaround
+from kendall.queueing.latency.fit import BOOTSTRAP, COEFFICIENTS, Fit, Measured, fit_law
+from kendall.queueing.latency.identifiability import ILL, Identifiability, of_cells
+from kendall.queueing.latency.law import LatencyModel
+from kendall.server.calibration.turnaround import ClosedLoop, solve_turnaround
 
 POOR = 0.10  # mean absolute error of the cells' means
 LEVEL = 0.001  # of chance, in one comparison of many

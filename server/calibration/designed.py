@@ -18,13 +18,13 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from policies import Continuous, Elastic, Fixed, Policy, Request
-from queueing.latency.fit import Measured
-from server.calibration.turnaround import ClosedLoop
-from server.engines.base import Capabilities, Engine, EngineRequest, Sampling, Token
-from server.queue.batcher import Batcher
-from server.queue.sequence import SequenceState
-from server.runtime.errors import ApiError
+from kendall.policies import Continuous, Elastic, Fixed, Policy, Request
+from kendall.queueing.latency.fit import Measured
+from kendall.server.calibration.turnaround import ClosedLoop
+from kendall.server.engines.base import Capabilities, Engine, EngineRequest, Sampling, Token
+from kendall.server.queue.batcher import Batcher
+from kendall.server.queue.sequence import SequenceState
+from kendall.server.runtime.errors import ApiError
 
 LONGEST_CELL = 300.0  # seconds that one designed batch may take
 TOO_LONG = "calibration_timeout"  # code of the error

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from server.admission.limits_in_force import LimitsInForce
-from server.calibration.in_force import LatencyModelInForce
-from server.engines.base import Engine
-from server.queue.batcher import Batcher
-from server.settings import Settings
-from server.supervision.lifecycle import Lifecycle
-from server.supervision.supervisor import Supervisor
-from server.telemetry.metrics import Metrics
+from kendall.server.admission.limits_in_force import LimitsInForce
+from kendall.server.calibration.in_force import LatencyModelInForce
+from kendall.server.engines.base import Engine
+from kendall.server.queue.batcher import Batcher
+from kendall.server.settings import Settings
+from kendall.server.supervision.lifecycle import Lifecycle
+from kendall.server.supervision.supervisor import Supervisor
+from kendall.server.telemetry.metrics import Metrics
 
 
 class Serving(Protocol):

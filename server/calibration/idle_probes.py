@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from server.calibration.calibration import profile_of
-from server.calibration.candidate_law import CandidateLaw, KnownLaw, weigh
-from server.calibration.designed import (
+from kendall.server.calibration.calibration import profile_of
+from kendall.server.calibration.candidate_law import CandidateLaw, KnownLaw, weigh
+from kendall.server.calibration.designed import (
     LONGEST_CELL,
     PROMPT_TOKENS,
     TOO_LONG,
@@ -33,11 +33,11 @@ from server.calibration.designed import (
     design,
     usual_length,
 )
-from server.calibration.host import Host
-from server.calibration.probe_schedule import LOOP, Limits, ProbeSchedule
-from server.calibration.turnaround import ClosedLoop
-from server.runtime.errors import ApiError
-from server.runtime.pools import end_at_once, serve_the_gateway
+from kendall.server.calibration.host import Host
+from kendall.server.calibration.probe_schedule import LOOP, Limits, ProbeSchedule
+from kendall.server.calibration.turnaround import ClosedLoop
+from kendall.server.runtime.errors import ApiError
+from kendall.server.runtime.pools import end_at_once, serve_the_gateway
 
 log = logging.getLogger("kendall.probes")
 WARM = 4  # tokens of the unmeasured batch before each cell: the first steps after a rest are slower

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from queueing.latency.law import LatencyModel, parse_law
-from queueing.latency.profile import Profile
-from server.runtime.errors import ApiError
+from kendall.queueing.latency.law import LatencyModel, parse_law
+from kendall.queueing.latency.profile import Profile
+from kendall.server.runtime.errors import ApiError
 
 
 class RunningCalibration(Protocol):

@@ -17,10 +17,10 @@ from statistics import median
 
 import numpy as np
 
-from policies import SpecError
-from queueing.latency.fit import Measured
-from server.calibration.designed import Cell
-from server.calibration.turnaround import ClosedLoop
+from kendall.policies import SpecError
+from kendall.queueing.latency.fit import Measured
+from kendall.server.calibration.designed import Cell
+from kendall.server.calibration.turnaround import ClosedLoop
 
 LOOP = -1  # the closed loop, among the indices of cells
 

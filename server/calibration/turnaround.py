@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from queueing.latency.law import LatencyModel
-from queueing.latency.service import Member, ServiceProcess
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.latency.service import Member, ServiceProcess
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,10 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
-from policies import Request
-from server.engines.capabilities import Capabilities as Capabilities  # noqa: PLC0414 - read from here
-from server.engines.capabilities import FailureCode as FailureCode  # noqa: PLC0414 - read from here
-from server.engines.proxied import ProxiedCall
+from kendall.policies import Request
+from kendall.server.engines.capabilities import Capabilities as Capabilities  # noqa: PLC0414 - read from here
+from kendall.server.engines.capabilities import FailureCode as FailureCode  # noqa: PLC0414 - read from here
+from kendall.server.engines.proxied import ProxiedCall
 
 NOT_RUNNING = "the engine is not running"
 EngineEnd = Literal["stop", "length", "cancelled"]

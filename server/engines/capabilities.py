@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
-from policies.core import UNBOUNDED
+from kendall.policies.core import UNBOUNDED
 
 UNKNOWN_TOKENS = 2**31  # a bound that does not bind
 FailureCode = Literal[

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from queueing.errors import CommandError
+from kendall.queueing.errors import CommandError
 
 WEIGHTS, TOKENIZER = "model.safetensors", "tokenizer.json"
 JSON_FILES = ("config.json", "generation_config.json", "tokenizer_config.json")

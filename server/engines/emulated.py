@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from policies import SpecError
-from policies.core import UNBOUNDED
-from queueing.latency.law import LatencyModel
-from queueing.latency.service import Member, ServiceProcess
-from server.engines.base import (
+from kendall.policies import SpecError
+from kendall.policies.core import UNBOUNDED
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.latency.service import Member, ServiceProcess
+from kendall.server.engines.base import (
     Capabilities,
     EngineRequest,
     InvalidPromptError,
@@ -33,8 +33,8 @@ from server.engines.base import (
     TokenStream,
     UnsupportedError,
 )
-from server.engines.prefix_cache import PrefixCache
-from server.runtime.clock import clock_of
+from kendall.server.engines.prefix_cache import PrefixCache
+from kendall.server.runtime.clock import clock_of
 
 EOS = 0
 BOUNDS = {

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from policies.text import SpecError, suggest
-from queueing.errors import CommandError
-from server.engines.folder import CONFIG, EXPECTED, fault_of
+from kendall.policies.text import SpecError, suggest
+from kendall.queueing.errors import CommandError
+from kendall.server.engines.folder import CONFIG, EXPECTED, fault_of
 
 _PART = r"[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9_])?"
 _NAME = re.compile(
@@ -31,11 +31,11 @@ def folder_of(model: str) -> str:
     Raises CommandError where it cannot be made.
     """
     if model == "tiny":
-        from server.engines.tiny import make_tiny  # noqa: PLC0415 - only where it is asked for
+        from kendall.server.engines.tiny import make_tiny  # noqa: PLC0415 - only where it is asked for
 
         return str(make_tiny())
     if model == "smollm2":
-        from server.engines.smollm2 import make_smollm2  # noqa: PLC0415
+        from kendall.server.engines.smollm2 import make_smollm2  # noqa: PLC0415
 
         return str(make_smollm2())
     return model

@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from policies.core import Request
-from policies.text import SpecError
-from server.engines.capabilities import Capabilities, FailureCode
+from kendall.policies.core import Request
+from kendall.policies.text import SpecError
+from kendall.server.engines.capabilities import Capabilities, FailureCode
 
 _NAME = re.compile(r"(?!-)[\w-]{1,63}(?<!-)(\.(?!-)[\w-]{1,63}(?<!-))*\.?")
 PROMPT_START = 16_384  # bytes: what prompts are compared by

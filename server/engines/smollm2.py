@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from queueing.errors import CommandError
-from server.engines.checkouts import (
+from kendall.queueing.errors import CommandError
+from kendall.server.engines.checkouts import (
     TOKENIZER,
     Bfloat16,
     make_folder,
@@ -32,7 +32,7 @@ from server.engines.checkouts import (
     write_json,
     write_weights,
 )
-from server.engines.gguf import Gguf
+from kendall.server.engines.gguf import Gguf
 
 NAME = "smollm2"
 RECIPE = 1  # part of the folder's name: a changed recipe makes a new folder

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from server.engines.checkouts import (
+from kendall.server.engines.checkouts import (
     TOKENIZER,
     make_folder,
     models_home,

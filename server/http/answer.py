@@ -10,13 +10,13 @@ from msgspec import Raw
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from queueing.measurement.record import Outcome
-from server.engines.base import EngineRequest, Token
-from server.http.formats import DONE, AnswerFormat, encode, usage_of, with_usage
-from server.http.headers import delay_headers, early_headers
-from server.http.submitted import STREAM_HEADERS, AnswerOptions, Submitted
-from server.queue.batcher import Batcher
-from server.queue.sequence import SequenceState
+from kendall.queueing.measurement.record import Outcome
+from kendall.server.engines.base import EngineRequest, Token
+from kendall.server.http.formats import DONE, AnswerFormat, encode, usage_of, with_usage
+from kendall.server.http.headers import delay_headers, early_headers
+from kendall.server.http.submitted import STREAM_HEADERS, AnswerOptions, Submitted
+from kendall.server.queue.batcher import Batcher
+from kendall.server.queue.sequence import SequenceState
 
 # of log probabilities that are encoded before others have their turn: 10 ms with 20 candidates
 TOKENS_AT_ONCE = 256

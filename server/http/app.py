@@ -14,49 +14,54 @@ from fastapi.responses import PlainTextResponse
 from starlette.datastructures import QueryParams
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from policies import SpecError
-from policies.text import suggest
-from queueing.latency.profile import Profile
-from server.admission.limits_in_force import PolicyChange
-from server.calibration.calibration import CANCELLED, CalibrationRequest, Calibrator, warn_of_fit
-from server.engines.base import describe_engine
-from server.engines.proxied import SENDER
-from server.gateway import Gateway, restarts_of
-from server.http.api.answers import ChatAnswer, CompletionAnswer
-from server.http.api.failures import add_failures, in_words_of
-from server.http.api.models import add_models
-from server.http.api.newer_endpoints import (
+from kendall.policies import SpecError
+from kendall.policies.text import suggest
+from kendall.queueing.latency.profile import Profile
+from kendall.server.admission.limits_in_force import PolicyChange
+from kendall.server.calibration.calibration import (
+    CANCELLED,
+    CalibrationRequest,
+    Calibrator,
+    warn_of_fit,
+)
+from kendall.server.engines.base import describe_engine
+from kendall.server.engines.proxied import SENDER
+from kendall.server.gateway import Gateway, restarts_of
+from kendall.server.http.api.answers import ChatAnswer, CompletionAnswer
+from kendall.server.http.api.failures import add_failures, in_words_of
+from kendall.server.http.api.models import add_models
+from kendall.server.http.api.newer_endpoints import (
     BEYOND,
     Call,
     MessagesRequest,
     ResponsesRequest,
     described,
 )
-from server.http.api.openapi import ANSWERING, answers, body, document, errors
-from server.http.api.parameters import ADVICE_QUERY, CALL_HEADERS
-from server.http.api.schema import AutopilotChange, ChatRequest, CompletionRequest
-from server.http.api.servers import add_servers
-from server.http.api.tokenizing import add_tokenizing
-from server.http.api.validation import field_in, parse
-from server.http.bodies import BodyBudget
-from server.http.call import answer, direct
-from server.http.client_connection import watch_client
-from server.http.headers import stamped
-from server.http.openai_tools.others import add_others
-from server.http.proxied.routes import add_proxied
-from server.http.unqueued import Unqueued
-from server.live.model import LiveModel
-from server.live.servers_seen import servers_seen
-from server.page import Feed, add_page
-from server.runtime.errors import ApiError
-from server.runtime.wording import brief
-from server.security.audit import AuditTrail
-from server.security.cors import cors
-from server.security.denials import Denial
-from server.security.early_answer import LEASE
-from server.security.guard import Guard
-from server.security.routes import ADMIN
-from server.telemetry.metrics import exposition
+from kendall.server.http.api.openapi import ANSWERING, answers, body, document, errors
+from kendall.server.http.api.parameters import ADVICE_QUERY, CALL_HEADERS
+from kendall.server.http.api.schema import AutopilotChange, ChatRequest, CompletionRequest
+from kendall.server.http.api.servers import add_servers
+from kendall.server.http.api.tokenizing import add_tokenizing
+from kendall.server.http.api.validation import field_in, parse
+from kendall.server.http.bodies import BodyBudget
+from kendall.server.http.call import answer, direct
+from kendall.server.http.client_connection import watch_client
+from kendall.server.http.headers import stamped
+from kendall.server.http.openai_tools.others import add_others
+from kendall.server.http.proxied.routes import add_proxied
+from kendall.server.http.unqueued import Unqueued
+from kendall.server.live.model import LiveModel
+from kendall.server.live.servers_seen import servers_seen
+from kendall.server.page import Feed, add_page
+from kendall.server.runtime.errors import ApiError
+from kendall.server.runtime.wording import brief
+from kendall.server.security.audit import AuditTrail
+from kendall.server.security.cors import cors
+from kendall.server.security.denials import Denial
+from kendall.server.security.early_answer import LEASE
+from kendall.server.security.guard import Guard
+from kendall.server.security.routes import ADMIN
+from kendall.server.telemetry.metrics import exposition
 
 EVENTS = "/live/events"  # an answer that has no end
 BODILESS = frozenset({"GET", "HEAD", "OPTIONS"})  # nobody reads a body of theirs

@@ -32,9 +32,9 @@ import httptools
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from server.http.client_connection import CONNECTION, ClientConnection, HangUps
-from server.http.descriptors import Room
-from server.runtime.writing import JoiningTransport
+from kendall.server.http.client_connection import CONNECTION, ClientConnection, HangUps
+from kendall.server.http.descriptors import Room
+from kendall.server.runtime.writing import JoiningTransport
 
 log = logging.getLogger("kendall")
 RECEIVED_AT = "kendall.received_at"  # key of a request's scope; seconds of the monotonic clock

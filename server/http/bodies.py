@@ -21,8 +21,8 @@ from typing import TypeVar
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive
 
-from server.runtime.errors import ApiError
-from server.security.settings import MAX_BODY_BYTES
+from kendall.server.runtime.errors import ApiError
+from kendall.server.security.settings import MAX_BODY_BYTES
 
 AT_ONCE = 1 << 18  # bytes that are parsed on the event loop: 45 ms at most
 MOST_VALUES = 1 << 18  # of a body beyond that: token ids, messages, fields; again 45 ms at most

@@ -18,8 +18,8 @@ from collections.abc import Sequence
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from server.http.arrival_timestamps import StampedProtocol
-from server.runtime.errors import ApiError
+from kendall.server.http.arrival_timestamps import StampedProtocol
+from kendall.server.runtime.errors import ApiError
 
 # beyond the first reading, which the kernel bounds; of a body's framing and trailers too
 MAX_HEAD_BYTES = 64 << 10

@@ -13,21 +13,21 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from server.admission.rejections import EARLY
-from server.gateway import Gateway
-from server.http.answer import GeneratedAnswer
-from server.http.api.checked_call import check_call, is_retry
-from server.http.api.newer_endpoints import Call
-from server.http.api.schema import ChatRequest
-from server.http.formats import ChatFormat, CompletionFormat
-from server.http.headers import asked_id, stamped
-from server.http.openai_tools.answer import VllmAnswer, VllmQueueStream
-from server.http.openai_tools.engine_requests import vllm_requests_of
-from server.http.queue_stream import QueueStream
-from server.http.submitted import AnswerOptions
-from server.openai_tools.endpoints import Dialect, error_body
-from server.runtime.errors import ApiError
-from server.security.early_answer import LEASE, RejectionResponse
+from kendall.server.admission.rejections import EARLY
+from kendall.server.gateway import Gateway
+from kendall.server.http.answer import GeneratedAnswer
+from kendall.server.http.api.checked_call import check_call, is_retry
+from kendall.server.http.api.newer_endpoints import Call
+from kendall.server.http.api.schema import ChatRequest
+from kendall.server.http.formats import ChatFormat, CompletionFormat
+from kendall.server.http.headers import asked_id, stamped
+from kendall.server.http.openai_tools.answer import VllmAnswer, VllmQueueStream
+from kendall.server.http.openai_tools.engine_requests import vllm_requests_of
+from kendall.server.http.queue_stream import QueueStream
+from kendall.server.http.submitted import AnswerOptions
+from kendall.server.openai_tools.endpoints import Dialect, error_body
+from kendall.server.runtime.errors import ApiError
+from kendall.server.security.early_answer import LEASE, RejectionResponse
 
 log = logging.getLogger("kendall")
 

@@ -26,10 +26,10 @@ import prometheus_client
 from prometheus_client import CollectorRegistry, Gauge
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from policies.text import counted
-from server.http.headers import stamped
-from server.runtime.errors import ApiError
-from server.security.early_answer import RejectionResponse
+from kendall.policies.text import counted
+from kendall.server.http.headers import stamped
+from kendall.server.runtime.errors import ApiError
+from kendall.server.security.early_answer import RejectionResponse
 
 log = logging.getLogger("kendall")
 ENOUGH = 65536  # more is not asked for: some programs walk through every number below their limit

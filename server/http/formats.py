@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from server.engines.base import Token, TokenLogprob
-from server.queue.sequence import SequenceState
+from kendall.server.engines.base import Token, TokenLogprob
+from kendall.server.queue.sequence import SequenceState
 
 encode = msgspec.json.encode
 DONE = b"data: [DONE]\n\n"

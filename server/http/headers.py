@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from starlette.types import Message, Scope, Send
 
-from server.queue.sequence import SequenceState
+from kendall.server.queue.sequence import SequenceState
 
 REQUEST_ID = r"[A-Za-z0-9_.:-]{1,128}"
 _REQUEST_ID = re.compile(REQUEST_ID)

@@ -21,11 +21,11 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from server.admission.waits import Places
-from server.http.answer import GeneratedAnswer
-from server.http.formats import encode
-from server.http.headers import early_headers
-from server.http.submitted import STREAM_HEADERS
+from kendall.server.admission.waits import Places
+from kendall.server.http.answer import GeneratedAnswer
+from kendall.server.http.formats import encode
+from kendall.server.http.headers import early_headers
+from kendall.server.http.submitted import STREAM_HEADERS
 
 KEEP_ALIVE = b": keep-alive\n\n"
 

@@ -13,13 +13,13 @@ from msgspec import Struct
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from server.engines.base import EngineRequest
-from server.http.client_connection import watch_client
-from server.queue.batcher import Batcher
-from server.queue.sequence import Consumer, SequenceState
-from server.runtime.errors import DROPPED_REASON, EVICTED, ApiError, failure_error
-from server.supervision.deadlines import Deadlines, Timeouts
-from server.telemetry.cost.stages import Timing
+from kendall.server.engines.base import EngineRequest
+from kendall.server.http.client_connection import watch_client
+from kendall.server.queue.batcher import Batcher
+from kendall.server.queue.sequence import Consumer, SequenceState
+from kendall.server.runtime.errors import DROPPED_REASON, EVICTED, ApiError, failure_error
+from kendall.server.supervision.deadlines import Deadlines, Timeouts
+from kendall.server.telemetry.cost.stages import Timing
 
 STREAM_HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),

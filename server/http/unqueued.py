@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager
 
 from starlette.types import Scope
 
-from server.admission.control import caller_of
-from server.gateway import Gateway
-from server.runtime.errors import ApiError
-from server.runtime.turns import Turns
+from kendall.server.admission.control import caller_of
+from kendall.server.gateway import Gateway
+from kendall.server.runtime.errors import ApiError
+from kendall.server.runtime.turns import Turns
 
 PLACES = 4  # calls at once
 MOST_WAITING = 64  # calls of one caller

@@ -2,6 +2,6 @@
 better.
 """
 
-from server.live.model import LiveModel
+from kendall.server.live.model import LiveModel
 
 __all__ = ["LiveModel"]

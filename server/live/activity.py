@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from server.live.numbers import Numbers
+from kendall.server.live.numbers import Numbers
 
 SHOWN = 60.0  # seconds over which rates and utilisation average
 _FEW = 1024

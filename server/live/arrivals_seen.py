@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from queueing.measurement.arrival_audit import Audit
+    from kendall.queueing.measurement.arrival_audit import Audit
 
 KEPT = 4096
 _SHOWN = (
@@ -38,7 +38,7 @@ class ArrivalsSeen:
     def __init__(self) -> None:
         import numpy as np  # noqa: PLC0415 - with the gateway, not with `--help`, and not while requests come in
 
-        from queueing.measurement.arrival_audit import audit_arrivals  # noqa: PLC0415
+        from kendall.queueing.measurement.arrival_audit import audit_arrivals  # noqa: PLC0415
 
         self._audit: Callable[[array[float]], Audit] = lambda instants: audit_arrivals(
             np.array(instants, np.float64)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from policies.text import counted
+from kendall.policies.text import counted
 
 _NUMBERS = re.compile(
     r"[-+]?\d[\d.e+-]*"

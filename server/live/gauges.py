@@ -6,12 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from queueing.measurement.check import SAID
-from server.telemetry.metrics import MAX_POLICIES, Metrics
+from kendall.queueing.measurement.check import SAID
+from kendall.server.telemetry.metrics import MAX_POLICIES, Metrics
 
 if TYPE_CHECKING:
-    from queueing.estimation.assumptions.checks import SelfCheck
-    from server.telemetry.energy.meter import EnergyMeter
+    from kendall.queueing.estimation.assumptions.checks import SelfCheck
+    from kendall.server.telemetry.energy.meter import EnergyMeter
 
 STATS = ("mean", "p50", "p90", "p95", "p99")
 

@@ -15,27 +15,27 @@ import math
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from queueing.measurement.record import Record, call_of
-from server.calibration.host import LiveHost
-from server.engines.base import Capabilities
-from server.live.activity import Activity
-from server.live.failures import Failures
-from server.live.gauges import LiveGauges
-from server.live.pilot import Pilot
-from server.live.predictor import Ask, Predictor, PredictorLostError
-from server.live.question import ENOUGH, Question, Window
-from server.live.questions import Questions
-from server.live.self_checks import SelfChecks
-from server.live.state_file import StateKeeper
-from server.queue.observers import Observer
-from server.queue.sequence import Batch, SequenceState
-from server.telemetry.energy.batches import MeteredBatches
-from server.telemetry.energy.meter import EnergyMeter
+from kendall.queueing.measurement.record import Record, call_of
+from kendall.server.calibration.host import LiveHost
+from kendall.server.engines.base import Capabilities
+from kendall.server.live.activity import Activity
+from kendall.server.live.failures import Failures
+from kendall.server.live.gauges import LiveGauges
+from kendall.server.live.pilot import Pilot
+from kendall.server.live.predictor import Ask, Predictor, PredictorLostError
+from kendall.server.live.question import ENOUGH, Question, Window
+from kendall.server.live.questions import Questions
+from kendall.server.live.self_checks import SelfChecks
+from kendall.server.live.state_file import StateKeeper
+from kendall.server.queue.observers import Observer
+from kendall.server.queue.sequence import Batch, SequenceState
+from kendall.server.telemetry.energy.batches import MeteredBatches
+from kendall.server.telemetry.energy.meter import EnergyMeter
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from queueing.control.wait_ahead import BatchService, SlotService
+    from kendall.queueing.control.wait_ahead import BatchService, SlotService
 
 log = logging.getLogger("kendall.live")
 STALE = 3  # intervals, after which the last reason says nothing of now

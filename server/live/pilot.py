@@ -11,17 +11,17 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from policies import parse_policy
-from policies.parameters import parameters_of, size_field
-from queueing.choosing.autopilot.bounds import AutopilotBounds
-from queueing.choosing.forecast import Setting
-from server.admission.limits_in_force import PolicyChange
-from server.calibration.host import LiveHost
-from server.runtime.errors import ApiError
-from server.settings import AutopilotMode
+from kendall.policies import parse_policy
+from kendall.policies.parameters import parameters_of, size_field
+from kendall.queueing.choosing.autopilot.bounds import AutopilotBounds
+from kendall.queueing.choosing.forecast import Setting
+from kendall.server.admission.limits_in_force import PolicyChange
+from kendall.server.calibration.host import LiveHost
+from kendall.server.runtime.errors import ApiError
+from kendall.server.settings import AutopilotMode
 
 if TYPE_CHECKING:
-    from server.live.predictor import Ask, Predictor
+    from kendall.server.live.predictor import Ask, Predictor
 
 log = logging.getLogger("kendall.autopilot")
 KEPT = 100  # decisions

@@ -15,41 +15,47 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from policies import SpecError, parse_policy
-from policies.text import counted
-from queueing.choosing.advice.advise import TARGETS, advise, parse_objective
-from queueing.choosing.advice.load_balancer import behind_load_balancer, routings_of
-from queueing.choosing.advice.rates import rate_factor_of, rate_sentences, rates
-from queueing.choosing.advice.searches import search
-from queueing.choosing.advice.what_if import WhatIfs
-from queueing.choosing.autopilot.assessed_window import assessed_window
-from queueing.choosing.autopilot.controller import Autopilot, Mode
-from queueing.choosing.autopilot.decision import Decision
-from queueing.choosing.candidates import canonical
-from queueing.choosing.forecast import Advice, Forecast, Setting
-from queueing.choosing.gain.operating_point import OperatingPoint
-from queueing.choosing.gain.same_requests import GAINS, SameRequests
-from queueing.choosing.quantity import compared_by
-from queueing.control.assess import Assessment, assess
-from queueing.control.service_ahead import service_ahead
-from queueing.control.wait_ahead import BatchService, SlotService
-from queueing.distributions.token_distribution import Vector
-from queueing.errors import PredictionError
-from queueing.estimation.arrivals import while_requests_came
-from queueing.estimation.assumptions.verdict import ENGINE, Compared, observed_mean
-from queueing.estimation.checked import cut_at
-from queueing.estimation.estimates import Estimates
-from queueing.estimation.interval import UNKNOWN, Estimate
-from queueing.estimation.outlook import Outlook, RecentArrivals, band, forecast_error, outlook
-from queueing.estimation.speed.speed_history import SpeedHistory
-from queueing.estimation.window.replica import WindowReplica
-from queueing.estimation.window.snapshot import Snapshot
-from queueing.estimation.window_queue import Limits
-from queueing.latency.identifiability import beyond
-from queueing.latency.law import LatencyModel
-from queueing.measurement.check import Check
-from queueing.result import Quantity
-from server.live.question import ENOUGH, Question
+from kendall.policies import SpecError, parse_policy
+from kendall.policies.text import counted
+from kendall.queueing.choosing.advice.advise import TARGETS, advise, parse_objective
+from kendall.queueing.choosing.advice.load_balancer import behind_load_balancer, routings_of
+from kendall.queueing.choosing.advice.rates import rate_factor_of, rate_sentences, rates
+from kendall.queueing.choosing.advice.searches import search
+from kendall.queueing.choosing.advice.what_if import WhatIfs
+from kendall.queueing.choosing.autopilot.assessed_window import assessed_window
+from kendall.queueing.choosing.autopilot.controller import Autopilot, Mode
+from kendall.queueing.choosing.autopilot.decision import Decision
+from kendall.queueing.choosing.candidates import canonical
+from kendall.queueing.choosing.forecast import Advice, Forecast, Setting
+from kendall.queueing.choosing.gain.operating_point import OperatingPoint
+from kendall.queueing.choosing.gain.same_requests import GAINS, SameRequests
+from kendall.queueing.choosing.quantity import compared_by
+from kendall.queueing.control.assess import Assessment, assess
+from kendall.queueing.control.service_ahead import service_ahead
+from kendall.queueing.control.wait_ahead import BatchService, SlotService
+from kendall.queueing.distributions.token_distribution import Vector
+from kendall.queueing.errors import PredictionError
+from kendall.queueing.estimation.arrivals import while_requests_came
+from kendall.queueing.estimation.assumptions.verdict import ENGINE, Compared, observed_mean
+from kendall.queueing.estimation.checked import cut_at
+from kendall.queueing.estimation.estimates import Estimates
+from kendall.queueing.estimation.interval import UNKNOWN, Estimate
+from kendall.queueing.estimation.outlook import (
+    Outlook,
+    RecentArrivals,
+    band,
+    forecast_error,
+    outlook,
+)
+from kendall.queueing.estimation.speed.speed_history import SpeedHistory
+from kendall.queueing.estimation.window.replica import WindowReplica
+from kendall.queueing.estimation.window.snapshot import Snapshot
+from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.latency.identifiability import beyond
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.measurement.check import Check
+from kendall.queueing.result import Quantity
+from kendall.server.live.question import ENOUGH, Question
 
 Answer = dict[str, Any]
 WHAT_IF_SECONDS = 45.0  # of a processor, for all what-ifs: what is left then is left out
@@ -457,7 +463,7 @@ def ask_drawn() -> dict[str, Answer | None]:
     its quantiles (`modelled`). Where the requests cannot be driven through the model there are no
     pairs, and the histogram is beside the forecast; None where there is no forecast either.
     """
-    from queueing.estimation.histogram import beside, quantiles  # noqa: PLC0415 - where a page is looked at
+    from kendall.queueing.estimation.histogram import beside, quantiles  # noqa: PLC0415 - where a page is looked at
 
     seen, found = _memory.last_seen, _memory.last
     if seen is None or found is None:
@@ -475,7 +481,7 @@ def ask_drawn() -> dict[str, Answer | None]:
 
 
 def _forecast_delays(found: Assessment, *, sojourn: bool) -> Vector | None:
-    from queueing.estimation.histogram import drawn  # noqa: PLC0415 - where a page is looked at
+    from kendall.queueing.estimation.histogram import drawn  # noqa: PLC0415 - where a page is looked at
 
     question = _memory.question
     if question is None or found.prediction is None or _grows(found):
@@ -647,7 +653,7 @@ def _doubts(question: Question, seen: Snapshot) -> tuple[str, ...]:
 
 def _quantiles(found: Assessment, delays: Any, *, joins: bool) -> Answer:
     """Of the queueing delay; the comparison has them, unless it compares sojourns."""
-    from queueing.estimation.assumptions.verdict import observed_quantiles  # noqa: PLC0415
+    from kendall.queueing.estimation.assumptions.verdict import observed_quantiles  # noqa: PLC0415
 
     given: Mapping[str, Estimate] = (
         observed_quantiles(delays) if joins else found.compared.observed_quantiles

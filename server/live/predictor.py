@@ -22,7 +22,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-from server.runtime.pools import scheduled
+from kendall.server.runtime.pools import scheduled
 
 log = logging.getLogger("kendall.live")
 LONGEST = 120.0  # seconds that an answer may take, the start of the process included
@@ -239,7 +239,7 @@ def _popen(connection: socket.socket) -> subprocess.Popen[bytes]:
         "OPENBLAS_NUM_THREADS", "1"
     )  # more threads on small matrices spin, at four times the CPU
     descriptor = connection.fileno()
-    command = [sys.executable, "-P", "-m", "server.live.predictor_process", str(descriptor)]
+    command = [sys.executable, "-P", "-m", "kendall.server.live.predictor_process", str(descriptor)]
     return subprocess.Popen(
         command,
         pass_fds=[descriptor],

@@ -15,8 +15,8 @@ import threading
 import traceback
 from typing import Any
 
-from server.live.predictor import SIZE_BYTES, framed
-from server.runtime.pools import serve_the_gateway
+from kendall.server.live.predictor import SIZE_BYTES, framed
+from kendall.server.runtime.pools import serve_the_gateway
 
 Question = tuple[int, str, tuple[Any, ...]]
 
@@ -39,7 +39,7 @@ def _receive(connection: socket.socket, questions: queue.SimpleQueue[Question]) 
 
 
 def _answer(number: int, function: str, arguments: tuple[Any, ...]) -> bytes:
-    from server.live import predicting  # noqa: PLC0415 - only here is the mathematics loaded, and with the first question
+    from kendall.server.live import predicting  # noqa: PLC0415 - only here is the mathematics loaded, and with the first question
 
     try:
         return framed((number, True, getattr(predicting, function)(*arguments)))

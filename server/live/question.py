@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from policies.core import UNBOUNDED
-from queueing.choosing.autopilot.bounds import AutopilotBounds
-from queueing.choosing.forecast import Setting
-from queueing.estimation.window.producer import WindowDelta, WindowProducer
-from queueing.latency.law import LatencyModel
-from server.calibration.host import LiveHost
+from kendall.policies.core import UNBOUNDED
+from kendall.queueing.choosing.autopilot.bounds import AutopilotBounds
+from kendall.queueing.choosing.forecast import Setting
+from kendall.queueing.estimation.window.producer import WindowDelta, WindowProducer
+from kendall.queueing.latency.law import LatencyModel
+from kendall.server.calibration.host import LiveHost
 
 ENOUGH = 50  # requests of the epoch that met their end, before anything is predicted from them
 

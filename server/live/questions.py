@@ -14,8 +14,8 @@ from typing import Any
 
 from starlette.requests import ClientDisconnect
 
-from server.live.predictor import PredictorLostError
-from server.runtime.errors import ApiError
+from kendall.server.live.predictor import PredictorLostError
+from kendall.server.runtime.errors import ApiError
 
 Watch = Callable[[Callable[[], None]], Callable[[], object]]
 """Calls what it is given once the asker's client has gone; what it returns ends the watch."""

@@ -15,12 +15,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from queueing.measurement.record import Record
-from server.live.activity import BusyTime
+from kendall.queueing.measurement.record import Record
+from kendall.server.live.activity import BusyTime
 
 if TYPE_CHECKING:
-    from queueing.estimation.assumptions.checks import SelfCheck
-    from server.queue.sequence import SequenceState
+    from kendall.queueing.estimation.assumptions.checks import SelfCheck
+    from kendall.server.queue.sequence import SequenceState
 
 log = logging.getLogger("kendall.live")
 NEVER = float("inf")
@@ -87,7 +87,11 @@ class SelfChecks:
         """Judge the stretch that ends now and begin the next; a law that breaks is logged once."""
         import numpy as np  # noqa: PLC0415 - the gateway answers `--help` without numerics
 
-        from queueing.estimation.assumptions.checks import conservation, little_law, utilisation_law  # noqa: PLC0415
+        from kendall.queueing.estimation.assumptions.checks import (  # noqa: PLC0415
+            conservation,
+            little_law,
+            utilisation_law,
+        )
 
         self._count(now)
         here = list(unanswered)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from server.engines.proxied import ProxyingEngine
-from server.live.model import LiveModel
-from server.queue.batcher import Batcher
-from server.supervision.lifecycle import Lifecycle
-from server.supervision.replicas.servers import Servers
+from kendall.server.engines.proxied import ProxyingEngine
+from kendall.server.live.model import LiveModel
+from kendall.server.queue.batcher import Batcher
+from kendall.server.supervision.lifecycle import Lifecycle
+from kendall.server.supervision.replicas.servers import Servers
 
 
 class Host(Protocol):

@@ -17,12 +17,12 @@ from typing import Any
 
 import msgspec
 
-from policies import SpecError
-from queueing.measurement.paths import put_aside
-from server.calibration.host import LiveHost
-from server.engines.base import describe_engine
-from server.live.pilot import Pilot
-from server.runtime.pools import in_a_thread
+from kendall.policies import SpecError
+from kendall.queueing.measurement.paths import put_aside
+from kendall.server.calibration.host import LiveHost
+from kendall.server.engines.base import describe_engine
+from kendall.server.live.pilot import Pilot
+from kendall.server.runtime.pools import in_a_thread
 
 log = logging.getLogger("kendall.live")
 SCHEMA_VERSION = 1

@@ -15,9 +15,9 @@ from contextlib import suppress
 from contextvars import Context
 from typing import Any
 
-from server.runtime.errors import ApiError
-from server.runtime.pools import in_daemon
-from server.runtime.turns import Turns
+from kendall.server.runtime.errors import ApiError
+from kendall.server.runtime.pools import in_daemon
+from kendall.server.runtime.turns import Turns
 
 PLACES = 2  # large calls at once: the processors are the event loop's too
 MOST_WAITING = 64

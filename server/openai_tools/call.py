@@ -24,10 +24,10 @@ from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from server.engines.base import Token
-from server.openai_tools.apart import HERE, Apart, Rest
-from server.openai_tools.endpoints import ApiEndpoint
-from server.runtime.errors import ApiError
+from kendall.server.engines.base import Token
+from kendall.server.openai_tools.apart import HERE, Apart, Rest
+from kendall.server.openai_tools.endpoints import ApiEndpoint
+from kendall.server.runtime.errors import ApiError
 
 CURRENT: ContextVar[VllmCall] = ContextVar("kendall.front_call")
 

@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from server.runtime.errors import ApiError
-from server.security.routes import ANTHROPIC
+from kendall.server.runtime.errors import ApiError
+from kendall.server.security.routes import ANTHROPIC
 
 Name = Literal["chat", "completions", "responses", "messages", "count_tokens"]
 Dialect = Literal["openai", "responses", "anthropic"]

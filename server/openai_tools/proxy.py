@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from server.openai_tools.call import CURRENT
-from server.runtime.errors import ApiError
+from kendall.server.openai_tools.call import CURRENT
+from kendall.server.runtime.errors import ApiError
 
 
 class EngineProxy:

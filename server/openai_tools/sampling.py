@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from server.engines.base import Sampling, Structured
-from server.runtime.errors import ApiError
+from kendall.server.engines.base import Sampling, Structured
+from kendall.server.runtime.errors import ApiError
 
 SAME = (
     *("temperature", "top_p", "top_k", "min_p"),

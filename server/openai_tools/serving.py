@@ -11,16 +11,21 @@ from typing import Any
 from pydantic import ValidationError
 from starlette.datastructures import State
 
-from server.engines.base import Token
-from server.engines.vllm.core import NO_CHAT_TEMPLATE, PROMPT_ERRORS, lacks_template, speaker
-from server.engines.vllm.reader import first_line
-from server.openai_tools import vllm_imports
-from server.openai_tools.call import AskedSequence, SequencePart
-from server.openai_tools.endpoints import ApiEndpoint
-from server.openai_tools.proxy import EngineProxy
-from server.runtime.errors import ApiError
-from server.runtime.wording import place_of
-from server.settings import Settings
+from kendall.server.engines.base import Token
+from kendall.server.engines.vllm.core import (
+    NO_CHAT_TEMPLATE,
+    PROMPT_ERRORS,
+    lacks_template,
+    speaker,
+)
+from kendall.server.engines.vllm.reader import first_line
+from kendall.server.openai_tools import vllm_imports
+from kendall.server.openai_tools.call import AskedSequence, SequencePart
+from kendall.server.openai_tools.endpoints import ApiEndpoint
+from kendall.server.openai_tools.proxy import EngineProxy
+from kendall.server.runtime.errors import ApiError
+from kendall.server.runtime.wording import place_of
+from kendall.server.settings import Settings
 
 vllm_imports.EngineClient.register(EngineProxy)
 # a tool call that a limit cut short is no fault of the server's: they log a traceback for each

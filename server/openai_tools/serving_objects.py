@@ -10,11 +10,11 @@ from collections.abc import Awaitable, Callable
 from importlib import import_module
 from typing import Any
 
-from server.engines.base import EngineStartError, ServingEngine
-from server.openai_tools.apart import PLACES
-from server.openai_tools.call import OpenAIServing
-from server.runtime.turns import Turns
-from server.settings import Settings
+from kendall.server.engines.base import EngineStartError, ServingEngine
+from kendall.server.openai_tools.apart import PLACES
+from kendall.server.openai_tools.call import OpenAIServing
+from kendall.server.runtime.turns import Turns
+from kendall.server.settings import Settings
 
 Build = Callable[[Any], Awaitable[OpenAIServing]]
 
@@ -65,7 +65,7 @@ class ServingObjects:
                 f"got model {self._settings.model}, which generates no text; expected one that does"
             )
         serving = await asyncio.to_thread(
-            import_module, "server.openai_tools.serving"
+            import_module, "kendall.server.openai_tools.serving"
         )  # it imports vLLM
         self.takes_parts = bool(client.model_config.is_multimodal_model)
         made: OpenAIServing = await serving.VllmServing.build(client, self._settings)

@@ -7,9 +7,9 @@ from typing import Any
 
 from rich.console import Console
 
-from policies.text import short_form
-from queueing.choosing.phrases import seconds, share, small_share
-from queueing.commands.terminal import Column, Table, say
+from kendall.policies.text import short_form
+from kendall.queueing.choosing.phrases import seconds, share, small_share
+from kendall.queueing.commands.terminal import Column, Table, say
 
 COLUMNS = (
     Column(heading="target", left=True),

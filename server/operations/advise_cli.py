@@ -16,6 +16,10 @@ from typing import Annotated, Any
 import httpx
 import typer
 
+from kendall.policies.text import SpecError
+from kendall.queueing.commands.environment_variables import fitting
+from kendall.queueing.commands.terminal import console, say, working
+from kendall.queueing.errors import CommandError
 from kendall.remote import (
     A_GATEWAY,
     CACERT,
@@ -29,11 +33,7 @@ from kendall.remote import (
     server_root,
     unanswered,
 )
-from policies.text import SpecError
-from queueing.commands.environment_variables import fitting
-from queueing.commands.terminal import console, say, working
-from queueing.errors import CommandError
-from server.operations.advice_table import show
+from kendall.server.operations.advice_table import show
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 # seconds: an advice for several servers is simulated, on a machine that may have other work; the
@@ -163,7 +163,7 @@ def _read_by(objective: str | None, slo: str | None) -> set[str]:
     """The options that an objective reads: others are passed over where the environment set
     them.
     """
-    from queueing.choosing.gain.criterion import WEIGHS  # noqa: PLC0415 - heavy
+    from kendall.queueing.choosing.gain.criterion import WEIGHS  # noqa: PLC0415 - heavy
 
     name = objective or ("delay" if slo is None else "slo")
     return {
@@ -175,9 +175,9 @@ def _read_by(objective: str | None, slo: str | None) -> set[str]:
 
 def _check(params: Mapping[str, str]) -> None:
     """What the gateway would refuse. Raises SpecError."""
-    from queueing.choosing.advice.advise import TARGETS, parse_objective  # noqa: PLC0415 - heavy: --help is instant
-    from queueing.choosing.advice.load_balancer import routings_of  # noqa: PLC0415 - heavy
-    from queueing.choosing.advice.rates import rate_factor_of  # noqa: PLC0415 - heavy
+    from kendall.queueing.choosing.advice.advise import TARGETS, parse_objective  # noqa: PLC0415 - heavy: --help is instant
+    from kendall.queueing.choosing.advice.load_balancer import routings_of  # noqa: PLC0415 - heavy
+    from kendall.queueing.choosing.advice.rates import rate_factor_of  # noqa: PLC0415 - heavy
 
     parse_objective(params)
     routings_of(params)

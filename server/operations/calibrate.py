@@ -16,6 +16,10 @@ import httpx
 import typer
 from rich.console import Console
 
+from kendall.policies import SpecError
+from kendall.queueing.commands.terminal import Column, Table, console, say, working
+from kendall.queueing.errors import CommandError
+from kendall.queueing.latency.profile import Profile, profile_path
 from kendall.remote import (
     A_GATEWAY,
     REFUSED,
@@ -26,15 +30,11 @@ from kendall.remote import (
     server_root,
     unanswered,
 )
-from policies import SpecError
-from queueing.commands.terminal import Column, Table, console, say, working
-from queueing.errors import CommandError
-from queueing.latency.profile import Profile, profile_path
-from server.calibration.calibration import CalibrationRequest, Calibrator
-from server.engines.hugging_face import check_model
-from server.gateway import Gateway
-from server.operations.serving import serve
-from server.settings import Settings
+from kendall.server.calibration.calibration import CalibrationRequest, Calibrator
+from kendall.server.engines.hugging_face import check_model
+from kendall.server.gateway import Gateway
+from kendall.server.operations.serving import serve
+from kendall.server.settings import Settings
 
 COLUMNS = (
     Column(heading="milliseconds", left=True),

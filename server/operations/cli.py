@@ -8,22 +8,28 @@ from typing import Annotated, Any
 
 import typer
 
+from kendall.policies import SpecError, format_policy, parse_policy
+from kendall.policies.durations import Duration
+from kendall.policies.registry import use_modules
+from kendall.policies.text import CommaList, one_of
+from kendall.queueing.commands.check_policy_cli import ABOUT_MODULE
+from kendall.queueing.commands.environment_variables import by_flag, is_given
+from kendall.queueing.measurement.paths import FileToWrite
 from kendall.remote import CACERT, INSECURE, Trust, checked_host, key_for_admin
-from policies import SpecError, format_policy, parse_policy
-from policies.durations import Duration
-from policies.registry import use_modules
-from policies.text import CommaList, one_of
-from queueing.commands.check_policy_cli import ABOUT_MODULE
-from queueing.commands.environment_variables import by_flag, is_given
-from queueing.measurement.paths import FileToWrite
-from server.admission.limits import MAX_QUEUED, OverloadSettings
-from server.operations.configuration.again import is_read_again, reader_of
-from server.operations.configuration.file import ENGINE_TABLE, JSON, take_file
-from server.operations.servers_behind import check_http
-from server.runtime.logs import LogFormat, LogSettings, check_level, configure_logs, end_logs
-from server.security.settings import SecuritySettings, TlsSettings
-from server.settings import AutopilotMode, EngineName, Settings, UnknownFields
-from server.supervision.settings import MOST_REPLICAS, SupervisionSettings
+from kendall.server.admission.limits import MAX_QUEUED, OverloadSettings
+from kendall.server.operations.configuration.again import is_read_again, reader_of
+from kendall.server.operations.configuration.file import ENGINE_TABLE, JSON, take_file
+from kendall.server.operations.servers_behind import check_http
+from kendall.server.runtime.logs import (
+    LogFormat,
+    LogSettings,
+    check_level,
+    configure_logs,
+    end_logs,
+)
+from kendall.server.security.settings import SecuritySettings, TlsSettings
+from kendall.server.settings import AutopilotMode, EngineName, Settings, UnknownFields
+from kendall.server.supervision.settings import MOST_REPLICAS, SupervisionSettings
 
 app = typer.Typer(add_completion=False)
 LISTENING, QUEUE, ENGINE = "Listening", "Queue and policy", "Engine"
@@ -722,10 +728,10 @@ def serve_command(
             engine_args[name] = value
             shown_args.pop(name, None)
     if autopilot != "off":
-        from server.live.pilot import autopilot_bounds  # noqa: PLC0415 - heavy
+        from kendall.server.live.pilot import autopilot_bounds  # noqa: PLC0415 - heavy
 
         autopilot_bounds(policy, autopilot_policies or (), max_clipped_fraction)
-    from server.security.flags import KeyFlags, read_security  # noqa: PLC0415 - heavy
+    from kendall.server.security.flags import KeyFlags, read_security  # noqa: PLC0415 - heavy
 
     overload = OverloadSettings(
         max_num_queued_reqs=max_num_queued_reqs or None,
@@ -827,7 +833,7 @@ def serve_command(
     if is_read_again(ctx, settings):
         return
     configure_logs(settings.logs)
-    from server.operations.serving import serve  # noqa: PLC0415 - heavy
+    from kendall.server.operations.serving import serve  # noqa: PLC0415 - heavy
 
     try:
         raise typer.Exit(serve(settings, read_again=reader_of(ctx)))
@@ -838,7 +844,7 @@ def serve_command(
 def _show(
     ctx: typer.Context, settings: Settings, engine_args: Mapping[str, Any], *, json_output: bool
 ) -> None:
-    from server.operations.configuration.show import as_json, as_toml, effective  # noqa: PLC0415
+    from kendall.server.operations.configuration.show import as_json, as_toml, effective  # noqa: PLC0415
 
     settled: dict[str, Any] = {
         "policy": settings.policy,
@@ -922,7 +928,7 @@ def calibrate_command(
     """Measure the latency law of an engine through the gateway's dispatch path and save it as a
     profile.
     """
-    from server.operations.calibrate import calibrate  # noqa: PLC0415 - heavy
+    from kendall.server.operations.calibrate import calibrate  # noqa: PLC0415 - heavy
 
     plan = {
         "speed_only": speed_only,

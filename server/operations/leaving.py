@@ -21,13 +21,13 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from policies.text import counted
-from server.runtime.logs import end_logs
+from kendall.policies.text import counted
+from kendall.server.runtime.logs import end_logs
 
 if TYPE_CHECKING:
     import uvicorn
 
-    from server.gateway import Gateway
+    from kendall.server.gateway import Gateway
 
 log = logging.getLogger("kendall")
 # seconds that a connection without a request is kept, and that the socket listens after the drain

@@ -14,15 +14,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from policies.text import counted
-from server.runtime.pools import in_a_thread
-from server.security.exposure import no_password, warn_of
-from server.security.guard import Guard
-from server.security.settings import TlsSettings
+from kendall.policies.text import counted
+from kendall.server.runtime.pools import in_a_thread
+from kendall.server.security.exposure import no_password, warn_of
+from kendall.server.security.guard import Guard
+from kendall.server.security.settings import TlsSettings
 
 if TYPE_CHECKING:
-    from server.gateway import Gateway
-    from server.settings import Settings
+    from kendall.server.gateway import Gateway
+    from kendall.server.settings import Settings
 
 log = logging.getLogger("kendall")
 Read = Callable[[], "Settings"]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from policies.text import SpecError
-from server.engines.proxied import server_urls
-from server.settings import Settings
+from kendall.policies.text import SpecError
+from kendall.server.engines.proxied import server_urls
+from kendall.server.settings import Settings
 
 if TYPE_CHECKING:
-    from server.engines.http.engine import HttpEngine
+    from kendall.server.engines.http.engine import HttpEngine
 
 ENGINE_ARGS = ("max_num_seqs", "max_model_len")  # that it has
 EXAMPLE = "for example --engine-url http://localhost:8000"
@@ -68,8 +68,8 @@ def _check_rest(settings: Settings, *, named: bool) -> None:
 
 def http_engine(settings: Settings) -> HttpEngine:
     """Raises SpecError: the tokenizer cannot be read."""
-    from server.engines.http.engine import HttpEngine  # noqa: PLC0415 - heavy
-    from server.engines.http.pool import HttpOptions  # noqa: PLC0415
+    from kendall.server.engines.http.engine import HttpEngine  # noqa: PLC0415 - heavy
+    from kendall.server.engines.http.pool import HttpOptions  # noqa: PLC0415
 
     return HttpEngine(
         HttpOptions(

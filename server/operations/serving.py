@@ -21,33 +21,33 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from policies import SpecError, parse_policy
-from policies.ordered import check_continued
-from policies.text import counted
-from queueing.errors import CommandError
-from queueing.latency.law import LatencyModel
-from queueing.latency.profile import load_law, poor_fit_of
-from queueing.measurement.machine import split_cpus
-from queueing.measurement.paths import check_writable
-from server.engines.base import Engine, EngineStartError
-from server.engines.folder import EXPECTED
-from server.engines.hugging_face import check_model, folder_of
-from server.gateway import Gateway
-from server.http.app import create_app
-from server.http.arrival_timestamps import protocol_with, stamps_arrivals
-from server.http.bounds import LimitedProtocol
-from server.http.descriptors import Room, raise_descriptor_limit
-from server.live.state_file import before_its_place, check_state_file
-from server.operations.leaving import DrainLog, ExitBound, break_off, say_close, wind_down
-from server.operations.reloading import Reloader, hangups, ignore_hangups
-from server.operations.servers_behind import http_engine
-from server.runtime.background import going_on
-from server.runtime.garbage import give_back, settle
-from server.security.admin_key import with_admin_key
-from server.security.exposure import uvicorn_tls, warn_of
-from server.settings import Settings
-from server.supervision.replicas.pool import Replicas, ServingReplicas
-from server.supervision.supervisor import EngineLostError
+from kendall.policies import SpecError, parse_policy
+from kendall.policies.ordered import check_continued
+from kendall.policies.text import counted
+from kendall.queueing.errors import CommandError
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.latency.profile import load_law, poor_fit_of
+from kendall.queueing.measurement.machine import split_cpus
+from kendall.queueing.measurement.paths import check_writable
+from kendall.server.engines.base import Engine, EngineStartError
+from kendall.server.engines.folder import EXPECTED
+from kendall.server.engines.hugging_face import check_model, folder_of
+from kendall.server.gateway import Gateway
+from kendall.server.http.app import create_app
+from kendall.server.http.arrival_timestamps import protocol_with, stamps_arrivals
+from kendall.server.http.bounds import LimitedProtocol
+from kendall.server.http.descriptors import Room, raise_descriptor_limit
+from kendall.server.live.state_file import before_its_place, check_state_file
+from kendall.server.operations.leaving import DrainLog, ExitBound, break_off, say_close, wind_down
+from kendall.server.operations.reloading import Reloader, hangups, ignore_hangups
+from kendall.server.operations.servers_behind import http_engine
+from kendall.server.runtime.background import going_on
+from kendall.server.runtime.garbage import give_back, settle
+from kendall.server.security.admin_key import with_admin_key
+from kendall.server.security.exposure import uvicorn_tls, warn_of
+from kendall.server.settings import Settings
+from kendall.server.supervision.replicas.pool import Replicas, ServingReplicas
+from kendall.server.supervision.supervisor import EngineLostError
 
 log = logging.getLogger("kendall")
 LAST_WORDS = 2.0  # seconds that answers which were given up have to leave, when the gateway stops
@@ -103,7 +103,7 @@ def _engine_name(settings: Settings) -> str:
 
 
 def _emulated(settings: Settings, law: LatencyModel) -> Engine:
-    from server.engines.emulated import EmulatedEngine  # noqa: PLC0415
+    from kendall.server.engines.emulated import EmulatedEngine  # noqa: PLC0415
 
     bounds = {key: _whole(key, value) for key, value in settings.engine_args.items()}
 
@@ -121,7 +121,7 @@ def _prepare_tracing(endpoint: str | None) -> None:
     if endpoint is None:
         return
     try:
-        from server.telemetry.tracing import check_endpoint, log_trace_ids  # noqa: PLC0415 - few trace
+        from kendall.server.telemetry.tracing import check_endpoint, log_trace_ids  # noqa: PLC0415 - few trace
     except ImportError as error:
         raise SpecError(
             "got --otlp-traces-endpoint without OpenTelemetry's SDK; expected the packages "
@@ -159,9 +159,9 @@ def _whole(key: str, value: Any) -> int:
 
 
 def _vllm_engine(settings: Settings) -> Engine:
-    from server.engines.vllm.engine import VllmEngine, prepare  # noqa: PLC0415
-    from server.engines.vllm.machine import Machine  # noqa: PLC0415
-    from server.engines.vllm.options import check_names, on_cpu  # noqa: PLC0415
+    from kendall.server.engines.vllm.engine import VllmEngine, prepare  # noqa: PLC0415
+    from kendall.server.engines.vllm.machine import Machine  # noqa: PLC0415
+    from kendall.server.engines.vllm.options import check_names, on_cpu  # noqa: PLC0415
 
     check_names(settings.engine_args)
     check_model(settings.model, settings.engine_args)
@@ -195,10 +195,10 @@ def _vllm_engine(settings: Settings) -> Engine:
 
 def _ray_engine(settings: Settings) -> Engine:
     """Actors; what they import of Ray waits until one starts."""
-    from server.engines.ray.actor import vllm_engine  # noqa: PLC0415
-    from server.engines.ray.engine import RayEngine  # noqa: PLC0415
-    from server.engines.ray.options import needs_of  # noqa: PLC0415
-    from server.engines.vllm.options import check_names  # noqa: PLC0415
+    from kendall.server.engines.ray.actor import vllm_engine  # noqa: PLC0415
+    from kendall.server.engines.ray.engine import RayEngine  # noqa: PLC0415
+    from kendall.server.engines.ray.options import needs_of  # noqa: PLC0415
+    from kendall.server.engines.vllm.options import check_names  # noqa: PLC0415
 
     if importlib.util.find_spec("ray") is None:
         raise SpecError(

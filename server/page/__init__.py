@@ -7,7 +7,7 @@ viewer as the same bytes (`feed`).
 
 from __future__ import annotations
 
-from server.page.feed import Feed
-from server.page.routes import add_page
+from kendall.server.page.feed import Feed
+from kendall.server.page.routes import add_page
 
 __all__ = ["Feed", "add_page"]

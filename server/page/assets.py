@@ -77,7 +77,7 @@ class Assets:
 @cache
 def load_assets() -> Assets:
     """From the package; a few milliseconds, once."""
-    found = dict(_files(resources.files("server.page").joinpath("static"), ""))
+    found = dict(_files(resources.files("kendall.server.page").joinpath("static"), ""))
     digest = sha256()
     for name in sorted(found):
         digest.update(name.encode() + b"\0" + found[name])

@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from server.page.assets import load_assets
-from server.page.history import CHART, History, short
-from server.page.host import Host
-from server.page.minute import NOTHING, LastMinute
-from server.page.state import COLUMNS, topics
-from server.runtime.clock import clock_of
+from kendall.server.page.assets import load_assets
+from kendall.server.page.history import CHART, History, short
+from kendall.server.page.host import Host
+from kendall.server.page.minute import NOTHING, LastMinute
+from kendall.server.page.state import COLUMNS, topics
+from kendall.server.runtime.clock import clock_of
 
 if TYPE_CHECKING:
-    from queueing.latency.law import LatencyModel
+    from kendall.queueing.latency.law import LatencyModel
 
 log = logging.getLogger("kendall.page")
 PERIOD = 1.0  # seconds

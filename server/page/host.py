@@ -6,17 +6,17 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from server.admission.control import Overload
-    from server.admission.limits_in_force import LimitsInForce
-    from server.calibration.in_force import LatencyModelInForce
-    from server.engines.proxied import ProxyingEngine
-    from server.live import LiveModel
-    from server.queue.batcher import Batcher
-    from server.settings import Settings
-    from server.supervision.lifecycle import Lifecycle
-    from server.supervision.replicas.servers import Servers
-    from server.supervision.supervisor import Supervisor
-    from server.telemetry.metrics import Metrics
+    from kendall.server.admission.control import Overload
+    from kendall.server.admission.limits_in_force import LimitsInForce
+    from kendall.server.calibration.in_force import LatencyModelInForce
+    from kendall.server.engines.proxied import ProxyingEngine
+    from kendall.server.live import LiveModel
+    from kendall.server.queue.batcher import Batcher
+    from kendall.server.settings import Settings
+    from kendall.server.supervision.lifecycle import Lifecycle
+    from kendall.server.supervision.replicas.servers import Servers
+    from kendall.server.supervision.supervisor import Supervisor
+    from kendall.server.telemetry.metrics import Metrics
 
 
 class Host(Protocol):

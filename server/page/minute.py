@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
-from server.admission.rejections import REASONS
-from server.page.host import Host
-from server.runtime.errors import FAILURES
+from kendall.server.admission.rejections import REASONS
+from kendall.server.page.host import Host
+from kendall.server.runtime.errors import FAILURES
 
 if TYPE_CHECKING:
     from prometheus_client import Counter

@@ -14,9 +14,9 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from server.page.assets import ASK_AGAIN, KEEP, SECURITY, Asset, load_assets
-from server.page.feed import Feed
-from server.runtime.errors import ApiError
+from kendall.server.page.assets import ASK_AGAIN, KEEP, SECURITY, Asset, load_assets
+from kendall.server.page.feed import Feed
+from kendall.server.runtime.errors import ApiError
 
 LIVE = {
     "cache-control": "no-store",

@@ -12,16 +12,16 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from server.engines.base import describe_engine
-from server.live.servers_seen import servers_seen
-from server.page.history import short
-from server.page.host import Host
-from server.page.minute import MINUTE_COLUMNS, NOTHING
-from server.supervision.lifecycle import EngineState
+from kendall.server.engines.base import describe_engine
+from kendall.server.live.servers_seen import servers_seen
+from kendall.server.page.history import short
+from kendall.server.page.host import Host
+from kendall.server.page.minute import MINUTE_COLUMNS, NOTHING
+from kendall.server.supervision.lifecycle import EngineState
 
 if TYPE_CHECKING:
-    from server.live import LiveModel
-    from server.queue.sequence import SequenceState
+    from kendall.server.live import LiveModel
+    from kendall.server.queue.sequence import SequenceState
 
 MEMBERS = 48  # of a server's batch that are drawn
 SERVERS = 8

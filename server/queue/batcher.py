@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from policies import (
+from kendall.policies import (
     Dispatch,
     Policy,
     Preempt,
@@ -29,24 +29,24 @@ from policies import (
     policy_batch_size,
     served_as,
 )
-from policies.decision import check_once
-from policies.ordered import counts, order_of, wants_steps
-from policies.orders.by_flow import FlowCounters
-from policies.registry import is_built_in, may_preempt
-from queueing.measurement.record import Outcome, Record
-from queueing.simulation.orders.waiting_by_rank import moved, queue_for
-from queueing.simulation.waiting import WaitingQueue
-from server.engines.base import Capabilities, Engine, EngineRequest
-from server.queue.decision_loop import DecisionLoop, decided
-from server.queue.ledger import Ledger
-from server.queue.observers import Observer, Observers
-from server.queue.prefixes import PrefixMatches, matches_for
-from server.queue.proxied import ReturnedCalls, sequence_of
-from server.queue.recovery import Recovery
-from server.queue.sequence import Batch, Consumer, SequenceState, forming_until
-from server.queue.service import Lease, Service
-from server.queue.view import QueueView
-from server.runtime.clock import clock_of
+from kendall.policies.decision import check_once
+from kendall.policies.ordered import counts, order_of, wants_steps
+from kendall.policies.orders.by_flow import FlowCounters
+from kendall.policies.registry import is_built_in, may_preempt
+from kendall.queueing.measurement.record import Outcome, Record
+from kendall.queueing.simulation.orders.waiting_by_rank import moved, queue_for
+from kendall.queueing.simulation.waiting import WaitingQueue
+from kendall.server.engines.base import Capabilities, Engine, EngineRequest
+from kendall.server.queue.decision_loop import DecisionLoop, decided
+from kendall.server.queue.ledger import Ledger
+from kendall.server.queue.observers import Observer, Observers
+from kendall.server.queue.prefixes import PrefixMatches, matches_for
+from kendall.server.queue.proxied import ReturnedCalls, sequence_of
+from kendall.server.queue.recovery import Recovery
+from kendall.server.queue.sequence import Batch, Consumer, SequenceState, forming_until
+from kendall.server.queue.service import Lease, Service
+from kendall.server.queue.view import QueueView
+from kendall.server.runtime.clock import clock_of
 
 log = logging.getLogger("kendall.batcher")
 OnMade = Callable[[Running, int], None]

@@ -28,7 +28,7 @@ from typing import Literal
 
 import msgspec
 
-from server.engines.base import (
+from kendall.server.engines.base import (
     EngineEnd,
     EngineRequest,
     FailureCode,
@@ -37,8 +37,8 @@ from server.engines.base import (
     TokenListener,
     TokenStream,
 )
-from server.queue.proxied import BEGUN, ProxiedSequence
-from server.queue.sequence import SequenceState
+from kendall.server.queue.proxied import BEGUN, ProxiedSequence
+from kendall.server.queue.sequence import SequenceState
 
 Way = Literal["behind", "again", "none"]
 FREE_OF_STATE = frozenset(

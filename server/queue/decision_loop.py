@@ -8,10 +8,10 @@ import math
 import re
 from collections.abc import Callable
 
-from policies import Decision, Policy, QueueState, format_policy
-from policies.decision import LONGEST_DECISION, DecisionError, decide
-from policies.text import counted
-from server.runtime.clock import clock_of
+from kendall.policies import Decision, Policy, QueueState, format_policy
+from kendall.policies.decision import LONGEST_DECISION, DecisionError, decide
+from kendall.policies.text import counted
+from kendall.server.runtime.clock import clock_of
 
 log = logging.getLogger("kendall.batcher")
 RETRY = 1.0  # seconds after which a policy that failed is asked again

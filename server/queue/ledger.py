@@ -7,9 +7,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from queueing.measurement.record import Outcome
-from server.queue.observers import Observers
-from server.queue.sequence import SequenceState
+from kendall.queueing.measurement.record import Outcome
+from kendall.server.queue.observers import Observers
+from kendall.server.queue.sequence import SequenceState
 
 
 class Ledger:

@@ -8,8 +8,8 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from queueing.measurement.record import Record
-from server.queue.sequence import Batch, SequenceState
+from kendall.queueing.measurement.record import Record
+from kendall.server.queue.sequence import Batch, SequenceState
 
 log = logging.getLogger("kendall")
 

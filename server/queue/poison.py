@@ -25,11 +25,11 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 
-from server.engines.base import EngineRequest
-from server.queue.proof import Proof
-from server.queue.sequence import SequenceState
-from server.runtime.clock import clock_of
-from server.runtime.errors import ApiError
+from kendall.server.engines.base import EngineRequest
+from kendall.server.queue.proof import Proof
+from kendall.server.queue.sequence import SequenceState
+from kendall.server.runtime.clock import clock_of
+from kendall.server.runtime.errors import ApiError
 
 log = logging.getLogger("kendall.supervision")
 TRIAL_TOKENS = 16  # more than an engine has under way when it dies

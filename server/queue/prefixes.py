@@ -7,12 +7,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 
-from policies import Policy
-from policies.ordered import routes_by_prefix
-from server.engines.base import EngineRequest
-from server.engines.prefix_cache import BLOCK, block_keys
-from server.engines.proxied import PROMPT_START
-from server.queue.sequence import SequenceState
+from kendall.policies import Policy
+from kendall.policies.ordered import routes_by_prefix
+from kendall.server.engines.base import EngineRequest
+from kendall.server.engines.prefix_cache import BLOCK, block_keys
+from kendall.server.engines.proxied import PROMPT_START
+from kendall.server.queue.sequence import SequenceState
 
 BLOCKS = 256  # of a prompt that are looked at: 4,096 tokens
 BLOCK_BYTES = PROMPT_START // BLOCKS  # of a call that is passed on, whose tokens are not known

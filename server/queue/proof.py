@@ -7,8 +7,8 @@ import itertools
 import logging
 from collections.abc import Callable, Sequence
 
-from policies import Request
-from server.engines.base import (
+from kendall.policies import Request
+from kendall.server.engines.base import (
     Engine,
     EngineEnd,
     EngineRequest,
@@ -17,7 +17,7 @@ from server.engines.base import (
     Token,
     TokenStream,
 )
-from server.runtime.clock import clock_of
+from kendall.server.runtime.clock import clock_of
 
 log = logging.getLogger("kendall.supervision")
 TOKENS = 16  # more than an engine has under way when it dies

@@ -11,11 +11,11 @@ from typing import Protocol, cast
 
 import msgspec
 
-from policies import QueueState
-from server.engines.base import EngineRequest, FailureCode
-from server.engines.proxied import Answered, Cause, Refused
-from server.queue.sequence import Batch, Consumer, Owner, SequenceState
-from server.queue.stop_detector import StopDetector
+from kendall.policies import QueueState
+from kendall.server.engines.base import EngineRequest, FailureCode
+from kendall.server.engines.proxied import Answered, Cause, Refused
+from kendall.server.queue.sequence import Batch, Consumer, Owner, SequenceState
+from kendall.server.queue.stop_detector import StopDetector
 
 MOST_RETURNS = 1  # a call that was returned is dispatched once more
 AGAIN = "also when it was sent again"

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from server.engines.base import Capabilities
-from server.queue.continuing import interrupted
-from server.queue.poison import CODE, FAILED, Trials
-from server.queue.proof import Proof
-from server.queue.sequence import SequenceState
-from server.queue.service import Fail, Lease, Service
+from kendall.server.engines.base import Capabilities
+from kendall.server.queue.continuing import interrupted
+from kendall.server.queue.poison import CODE, FAILED, Trials
+from kendall.server.queue.proof import Proof
+from kendall.server.queue.sequence import SequenceState
+from kendall.server.queue.service import Fail, Lease, Service
 
 # losses of one server are numbered from a multiple of this on: a sequence may have seen those of
 # several

@@ -9,10 +9,10 @@ from typing import Protocol
 
 import msgspec
 
-from policies import Fixed, Policy, Request, Running, Waiting
-from queueing.measurement.record import Outcome, Record
-from server.engines.base import EngineEnd, EngineRequest, FailureCode, Token, TokenStream
-from server.queue.stop_detector import StopDetector
+from kendall.policies import Fixed, Policy, Request, Running, Waiting
+from kendall.queueing.measurement.record import Outcome, Record
+from kendall.server.engines.base import EngineEnd, EngineRequest, FailureCode, Token, TokenStream
+from kendall.server.queue.stop_detector import StopDetector
 
 log = logging.getLogger("kendall")
 

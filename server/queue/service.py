@@ -8,13 +8,13 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-from policies import Policy, Running
-from policies.core import UNBOUNDED
-from queueing.measurement.record import Outcome
-from server.engines.base import Capabilities, Engine
-from server.queue.continuing import listen, prepare, resumable
-from server.queue.ledger import Ledger
-from server.queue.sequence import Batch, SequenceState
+from kendall.policies import Policy, Running
+from kendall.policies.core import UNBOUNDED
+from kendall.queueing.measurement.record import Outcome
+from kendall.server.engines.base import Capabilities, Engine
+from kendall.server.queue.continuing import listen, prepare, resumable
+from kendall.server.queue.ledger import Ledger
+from kendall.server.queue.sequence import Batch, SequenceState
 
 log = logging.getLogger("kendall.batcher")
 Fail = Callable[[SequenceState, Outcome, str, str], None]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Literal
 
-from server.engines.base import Sampling, Token
+from kendall.server.engines.base import Sampling, Token
 
 
 class StopDetector:

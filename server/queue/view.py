@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from policies import Policy, Request, Running, Waiting
-from queueing.simulation.waiting import WaitingQueue
-from server.engines.base import Capabilities
-from server.queue.ledger import Ledger
-from server.queue.recovery import Recovery
-from server.queue.sequence import SequenceState
-from server.queue.service import Lease, Service
+from kendall.policies import Policy, Request, Running, Waiting
+from kendall.queueing.simulation.waiting import WaitingQueue
+from kendall.server.engines.base import Capabilities
+from kendall.server.queue.ledger import Ledger
+from kendall.server.queue.recovery import Recovery
+from kendall.server.queue.sequence import SequenceState
+from kendall.server.queue.service import Lease, Service
 
 
 class QueueView:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from server.runtime.wording import brief, public
+from kendall.server.runtime.wording import brief, public
 
 TYPES = {
     401: "authentication_error",

@@ -20,9 +20,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from policies.text import SpecError, suggest
-from server.runtime.field_marks import RELOADED
-from server.runtime.log_writer import PROMPT, LogWriter, let_go, to_stream
+from kendall.policies.text import SpecError, suggest
+from kendall.server.runtime.field_marks import RELOADED
+from kendall.server.runtime.log_writer import PROMPT, LogWriter, let_go, to_stream
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]

@@ -17,8 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from kendall.remote import key_file
-from server.security.keys import read_keys
-from server.security.settings import SecuritySettings
+from kendall.server.security.keys import read_keys
+from kendall.server.security.settings import SecuritySettings
 
 log = logging.getLogger("kendall")
 FLAG = "--admin-key"

@@ -14,9 +14,9 @@ import math
 from prometheus_client import Counter
 from starlette.types import Message, Scope, Send
 
-from server.runtime.wording import brief
-from server.security.denials import REASONS
-from server.security.guard import CALLER
+from kendall.server.runtime.wording import brief
+from kendall.server.security.denials import REASONS
+from kendall.server.security.guard import CALLER
 
 log = logging.getLogger("kendall.audit")
 LINES = 10  # of one reason

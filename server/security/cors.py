@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from policies.text import SpecError
+from kendall.policies.text import SpecError
 
 SHOWN = (  # headers that a page may read
     *(

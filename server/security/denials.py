@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from server.runtime.errors import ApiError
-from server.security.early_answer import RejectionResponse
+from kendall.server.runtime.errors import ApiError
+from kendall.server.security.early_answer import RejectionResponse
 
 
 class Denial(RejectionResponse):

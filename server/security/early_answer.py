@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from server.runtime.errors import ApiError
+from kendall.server.runtime.errors import ApiError
 
 MOST_BYTES = 1 << 20  # of a body that are read for the sake of the connection
 MOST_SECONDS = 5.0  # that a client may take over them

@@ -10,10 +10,10 @@ import stat
 from pathlib import Path
 from typing import Any
 
+from kendall.policies.text import SpecError
 from kendall.remote import is_loopback
-from policies.text import SpecError
-from server.security.keys import SHORT
-from server.security.settings import SecuritySettings, TlsSettings
+from kendall.server.security.keys import SHORT
+from kendall.server.security.settings import SecuritySettings, TlsSettings
 
 log = logging.getLogger("kendall")
 

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from kendall.policies.text import SpecError
 from kendall.remote import is_loopback
-from policies.text import SpecError
-from server.security.cors import read_origins
-from server.security.exposure import check_exposure, check_tls
-from server.security.keys import read_keys
-from server.security.settings import SecuritySettings
+from kendall.server.security.cors import read_origins
+from kendall.server.security.exposure import check_exposure, check_tls
+from kendall.server.security.keys import read_keys
+from kendall.server.security.settings import SecuritySettings
 
 
 @dataclass(frozen=True, kw_only=True)

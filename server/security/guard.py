@@ -21,11 +21,11 @@ from urllib.parse import urlsplit
 from starlette.types import Scope
 
 from kendall.remote import address_of, is_loopback
-from server.security import denials
-from server.security.early_answer import RejectionResponse
-from server.security.keys import holder
-from server.security.routes import ADMIN, ANTHROPIC, PAGE_FILES, WORK, paths
-from server.security.settings import SecuritySettings
+from kendall.server.security import denials
+from kendall.server.security.early_answer import RejectionResponse
+from kendall.server.security.keys import holder
+from kendall.server.security.routes import ADMIN, ANTHROPIC, PAGE_FILES, WORK, paths
+from kendall.server.security.settings import SecuritySettings
 
 CALLER = "kendall.api_key"  # key of a request's scope: the name of the key it came with
 HANDED_ON = frozenset(

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
+from kendall.policies.text import SpecError
 from kendall.remote import check_key
-from policies.text import SpecError
 
 SHORT = 16  # characters: a shorter key can be guessed
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from server.runtime.field_marks import NO_OPTION, RELOADED
-from server.security.keys import Key
+from kendall.server.runtime.field_marks import NO_OPTION, RELOADED
+from kendall.server.security.keys import Key
 
 MAX_BODY_BYTES = 16 << 20
 MAX_FORM_BYTES = 128 << 10  # of a JSON schema, a grammar or a list of choices

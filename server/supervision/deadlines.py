@@ -19,11 +19,11 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from server.runtime.errors import ApiError
+from kendall.server.runtime.errors import ApiError
 
 if TYPE_CHECKING:
-    from server.queue.batcher import Batcher
-    from server.queue.sequence import SequenceState
+    from kendall.server.queue.batcher import Batcher
+    from kendall.server.queue.sequence import SequenceState
 
 WHOLE, FIRST_TOKEN = "deadline_exceeded", "first_token_timeout"  # codes of the errors
 ENVOY, ENVOY_EXPECTED = b"x-envoy-upstream-rq-timeout-ms", b"x-envoy-expected-rq-timeout-ms"

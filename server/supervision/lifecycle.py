@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from enum import Enum
 
-from server.runtime.errors import ApiError
-from server.supervision.supervisor import Supervisor
+from kendall.server.runtime.errors import ApiError
+from kendall.server.supervision.supervisor import Supervisor
 
 
 class EngineState(Enum):

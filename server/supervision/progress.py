@@ -17,16 +17,16 @@ from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from policies import Request, Running
-from policies.text import counted
-from server.queue.batcher import Batcher
-from server.queue.continuing import detach
-from server.queue.decision_loop import DecisionLoop
-from server.queue.sequence import SequenceState
-from server.runtime.clock import clock_of
+from kendall.policies import Request, Running
+from kendall.policies.text import counted
+from kendall.server.queue.batcher import Batcher
+from kendall.server.queue.continuing import detach
+from kendall.server.queue.decision_loop import DecisionLoop
+from kendall.server.queue.sequence import SequenceState
+from kendall.server.runtime.clock import clock_of
 
 if TYPE_CHECKING:
-    from queueing.latency.law import LatencyModel
+    from kendall.queueing.latency.law import LatencyModel
 
 log = logging.getLogger("kendall.supervision")
 EVERY = 1.0  # seconds between looks

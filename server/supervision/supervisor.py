@@ -19,7 +19,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Literal, TypeVar
 
-from server.engines.base import (
+from kendall.server.engines.base import (
     Capabilities,
     Engine,
     EngineGoneError,
@@ -28,12 +28,12 @@ from server.engines.base import (
     InvalidSamplingError,
     TellsOfItsStart,
 )
-from server.engines.proxied import ProxyingEngine
-from server.runtime.clock import clock_of
-from server.runtime.errors import ApiError
-from server.supervision.bounded import OverdueError, UnendingError, within
-from server.supervision.restarts import RestartBudget
-from server.supervision.settings import SupervisionSettings
+from kendall.server.engines.proxied import ProxyingEngine
+from kendall.server.runtime.clock import clock_of
+from kendall.server.runtime.errors import ApiError
+from kendall.server.supervision.bounded import OverdueError, UnendingError, within
+from kendall.server.supervision.restarts import RestartBudget
+from kendall.server.supervision.settings import SupervisionSettings
 
 log = logging.getLogger("kendall.supervision")
 State = Literal["starting", "serving", "restarting", "lost"]

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from server.engines.base import Engine, Sampling
-from server.supervision.supervisor import Supervisor
+from kendall.server.engines.base import Engine, Sampling
+from kendall.server.supervision.supervisor import Supervisor
 
 MOST_AT_ONCE = 4096  # tokens that become text on the event loop
 

@@ -7,7 +7,7 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry, Gauge
 
-from server.telemetry.cost.instruments import Counter
+from kendall.server.telemetry.cost.instruments import Counter
 
 QUANTITIES = {"queueing_delay": "queueing delay", "sojourn_time": "sojourn time"}
 

@@ -18,15 +18,15 @@ from typing import Any
 from prometheus_client import REGISTRY, CollectorRegistry, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, Metric
 
-from queueing.measurement.record import Record
-from server.queue.observers import Observer
-from server.queue.sequence import Batch, SequenceState
-from server.runtime.errors import FAILURES
-from server.runtime.log_writer import REASONS
-from server.runtime.logs import log_writer
-from server.telemetry.cost.instruments import Counter
-from server.telemetry.cost.stages import OwnTime, ProcessorTime
-from server.telemetry.live_series import (
+from kendall.queueing.measurement.record import Record
+from kendall.server.queue.observers import Observer
+from kendall.server.queue.sequence import Batch, SequenceState
+from kendall.server.runtime.errors import FAILURES
+from kendall.server.runtime.log_writer import REASONS
+from kendall.server.runtime.logs import log_writer
+from kendall.server.telemetry.cost.instruments import Counter
+from kendall.server.telemetry.cost.stages import OwnTime, ProcessorTime
+from kendall.server.telemetry.live_series import (
     DelayGauges,
     EnergyGauges,
     LoadGauges,
@@ -34,7 +34,7 @@ from server.telemetry.live_series import (
     WhatIfGauges,
     gauge,
 )
-from server.telemetry.policy_series import PolicyMetrics, PolicySeries
+from kendall.server.telemetry.policy_series import PolicyMetrics, PolicySeries
 
 disable_created_metrics()  # a second series for every first one, and nobody reads it
 ENGINE_LABELS = ("engine", "model", "version")

@@ -9,9 +9,9 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry
 
-from queueing.measurement.record import Record
-from server.queue.sequence import Batch
-from server.telemetry.cost.instruments import Counter, Histogram
+from kendall.queueing.measurement.record import Record
+from kendall.server.queue.sequence import Batch
+from kendall.server.telemetry.cost.instruments import Counter, Histogram
 
 OUTCOMES = ("completed", "failed", "rejected", "abandoned", "cancelled")
 

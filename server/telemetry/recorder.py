@@ -20,10 +20,10 @@ from pathlib import Path
 
 import msgspec
 
-from policies.text import counted
-from queueing.measurement.paths import put_aside
-from queueing.measurement.record import Header, Record, to_line
-from server.queue.observers import Observer
+from kendall.policies.text import counted
+from kendall.queueing.measurement.paths import put_aside
+from kendall.queueing.measurement.record import Header, Record, to_line
+from kendall.server.queue.observers import Observer
 
 log = logging.getLogger("kendall")
 LONGEST_UNWRITTEN = 0.5  # seconds that a record waits in memory

@@ -39,12 +39,12 @@ from opentelemetry.trace import (
 )
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from policies.text import SpecError
-from queueing.measurement.record import Record
-from server.engines.base import EngineRequest
-from server.engines.proxied import TRACE_HEADERS
-from server.queue.observers import Observer
-from server.queue.sequence import Batch, SequenceState
+from kendall.policies.text import SpecError
+from kendall.queueing.measurement.record import Record
+from kendall.server.engines.base import EngineRequest
+from kendall.server.engines.proxied import TRACE_HEADERS
+from kendall.server.queue.observers import Observer
+from kendall.server.queue.sequence import Batch, SequenceState
 
 PROTOCOL = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"  # as vLLM reads it: grpc | http/protobuf
 PATH = "/v1/traces"  # of receivers that speak HTTP

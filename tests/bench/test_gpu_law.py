@@ -20,8 +20,8 @@ import pytest
 from bench.gpu.design import PRESETS, Cell, Shape, cells_of, fitting
 from bench.gpu.fit import RawRun, read_runs, window_steps
 from bench.gpu.report import measured_alone, report
-from policies.text import SpecError
-from queueing.latency.profile import load_law
+from kendall.policies.text import SpecError
+from kendall.queueing.latency.profile import load_law
 from tests.support import missing
 
 ROOT = Path(__file__).parents[2]

@@ -19,8 +19,8 @@ from bench.gpu_served import (
     rate_at,
 )
 from kendall import largest_stable_rate
-from queueing.latency.law import parse_law
-from queueing.latency.profile import Profile
+from kendall.queueing.latency.law import parse_law
+from kendall.queueing.latency.profile import Profile
 
 
 def test_every_policy_is_measured_at_every_load() -> None:

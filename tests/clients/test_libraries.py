@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 import pytest
 
-from queueing.measurement.record import Record
+from kendall.queueing.measurement.record import Record
 from tests.clients.libraries import MESSAGES, TOKENS
 from tests.clients.table import LIBRARIES, STATUSES
 from tests.server.openai_tools.tooled import CITIES, DAYS, END, Served, serving

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from queueing.measurement.record import Record, call_of
+from kendall.queueing.measurement.record import Record, call_of
 from tests.server.openai_tools.tooled import Served, serving
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(900)]

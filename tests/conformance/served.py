@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from loadgen.gateway.gateway_process import GatewayProcess, free_port
+from kendall.loadgen.gateway.gateway_process import GatewayProcess, free_port
 from tests.serving import started
 
 NAMES = (

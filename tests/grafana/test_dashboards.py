@@ -13,7 +13,7 @@ import pytest
 from grafana_foundation_sdk.models import units
 
 from grafana import generate
-from queueing.measurement.check import SAID
+from kendall.queueing.measurement.check import SAID
 from tests.grafana import schema
 from tests.grafana.asked import BOUNDS, FILES, FOLDER, queries_of
 

@@ -20,8 +20,8 @@ from typer.testing import CliRunner
 
 import kendall
 import kendall.api
-from policies import Dynamic
-from queueing.commands.cli import app
+from kendall.policies import Dynamic
+from kendall.queueing.commands.cli import app
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 LAW = "k1=3e-4,k2=1.4e-3,k3=25e-6,k4=9.2e-4,cv=0.12"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from queueing.measurement.record import Record
+from kendall.queueing.measurement.record import Record
 
 
 def answered(

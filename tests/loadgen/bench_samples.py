@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from loadgen.measures.goodput import parse_goodput
-from loadgen.report.files.bench_json import BenchOptions
-from loadgen.report.files.bench_read import bench_run
-from queueing.measurement.record import Header, Record
+from kendall.loadgen.measures.goodput import parse_goodput
+from kendall.loadgen.report.files.bench_json import BenchOptions
+from kendall.loadgen.report.files.bench_read import bench_run
+from kendall.queueing.measurement.record import Header, Record
 
 SAMPLES = Path(__file__).parent / "samples"
 DETAILED = SAMPLES / "vllm_bench_detailed.json"  # 24 requests, one answered 429

@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from policies import (
+from kendall.policies import (
     Dispatch,
     Policy,
     QueueState,
@@ -21,11 +21,11 @@ from policies import (
     WaitUntil,
     format_policy,
 )
-from queueing.arrivals.timetable import Timetable, draw
-from queueing.distributions.token_distribution import TokenDistribution, parse_distribution
-from queueing.latency.law import LatencyModel
-from queueing.latency.service import Member, ServiceProcess
-from queueing.measurement.record import Record
+from kendall.queueing.arrivals.timetable import Timetable, draw
+from kendall.queueing.distributions.token_distribution import TokenDistribution, parse_distribution
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.latency.service import Member, ServiceProcess
+from kendall.queueing.measurement.record import Record
 
 LAW = LatencyModel(k1=0.002, k2=0.01, k3=0.0002, k4=0.002)
 LENGTHS = parse_distribution("uniform:low=1,high=60")

@@ -13,12 +13,12 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from loadgen.gateway.gateway_process import free_port
-from loadgen.sending.client.target import FORCED_FIELD
-from loadgen.sweep.status import Status
-from queueing.latency.law import LatencyModel
-from queueing.latency.profile import Profile
-from queueing.measurement.record import Header, Record, to_line
+from kendall.loadgen.gateway.gateway_process import free_port
+from kendall.loadgen.sending.client.target import FORCED_FIELD
+from kendall.loadgen.sweep.status import Status
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.latency.profile import Profile
+from kendall.queueing.measurement.record import Header, Record, to_line
 from tests.loadgen.fake_server import answer
 
 IDLE = {"unanswered": 0, "in_service": 0, "queue_length": 0, "policy": "dynamic"}

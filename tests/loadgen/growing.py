@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from queueing.measurement.record import Record, read_run
+from kendall.queueing.measurement.record import Record, read_run
 
 
 def records_in(path: Path) -> list[Record]:

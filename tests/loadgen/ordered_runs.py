@@ -9,20 +9,20 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from loadgen.compare.comparison import (
+from kendall.loadgen.compare.comparison import (
     LengthGroup,
     LongestTenth,
     OrderResult,
     RatioInterval,
     VersusFirstCome,
 )
-from policies import Request, parse_policy
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.latency.law import LatencyModel
-from queueing.measurement.record import Record
-from queueing.models.soap.predictor_text import parse_predictor
-from queueing.models.soap.token_orders import predicted_tokens
-from queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
+from kendall.policies import Request, parse_policy
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.measurement.record import Record
+from kendall.queueing.models.soap.predictor_text import parse_predictor
+from kendall.queueing.models.soap.token_orders import predicted_tokens
+from kendall.queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
 
 LAW = LatencyModel(k2=0.01, k4=0.002)
 LENGTHS = parse_distribution("uniform:low=1,high=60")

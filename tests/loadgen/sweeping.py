@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from loadgen.gateway.gateway_process import free_port
-from loadgen.sweep.journal import read_journal
+from kendall.loadgen.gateway.gateway_process import free_port
+from kendall.loadgen.sweep.journal import read_journal
 
 LAW = "k1=0.0003,k2=0.001,k3=0.00002,k4=0.001"
 COMMON = (

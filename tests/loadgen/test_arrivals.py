@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from policies.text import SpecError
-from queueing.arrivals.modulated import Mmpp
-from queueing.arrivals.processes import (
+from kendall.policies.text import SpecError
+from kendall.queueing.arrivals.modulated import Mmpp
+from kendall.queueing.arrivals.processes import (
     Arrivals,
     Deterministic,
     FloatArray,
@@ -25,8 +25,14 @@ from queueing.arrivals.processes import (
     delivered_rate,
     renewal,
 )
-from queueing.arrivals.rates import Piecewise, Ramp, invert_steps, knots
-from queueing.arrivals.text import EXAMPLES, Process, at_rate, format_arrivals, parse_arrivals
+from kendall.queueing.arrivals.rates import Piecewise, Ramp, invert_steps, knots
+from kendall.queueing.arrivals.text import (
+    EXAMPLES,
+    Process,
+    at_rate,
+    format_arrivals,
+    parse_arrivals,
+)
 
 SIGNIFICANCE = 1e-3
 EVERY = [

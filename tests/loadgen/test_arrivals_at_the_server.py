@@ -15,17 +15,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loadgen.gateway.gateway_process import GatewayProcess, free_port
-from loadgen.report.audit import Stream, streams_of
-from loadgen.report.load_verdict import BUDGET
-from loadgen.sending.client.target import Target
-from loadgen.sending.job import SendOptions
-from loadgen.sending.run import RunOutput, run_load
-from queueing.arrivals.timetable import draw
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.measurement import arrival_tests
-from queueing.measurement.arrival_audit import Budget
-from queueing.measurement.record import read_run
+from kendall.loadgen.gateway.gateway_process import GatewayProcess, free_port
+from kendall.loadgen.report.audit import Stream, streams_of
+from kendall.loadgen.report.load_verdict import BUDGET
+from kendall.loadgen.sending.client.target import Target
+from kendall.loadgen.sending.job import SendOptions
+from kendall.loadgen.sending.run import RunOutput, run_load
+from kendall.queueing.arrivals.timetable import draw
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.measurement import arrival_tests
+from kendall.queueing.measurement.arrival_audit import Budget
+from kendall.queueing.measurement.record import read_run
 from tests.server.asgi import Call, call, completion, running
 from tests.support import missing
 from tests.virtual_time import run_virtual

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from loadgen.compare.assertions import (
+from kendall.loadgen.compare.assertions import (
     Assertion,
     broken_lines,
     check,
@@ -14,11 +14,11 @@ from loadgen.compare.assertions import (
     percentiles_of,
     require_known,
 )
-from loadgen.measures.goodput import parse_goodput
-from loadgen.report.summary import summarise_records
-from loadgen.report.summary_values import flat, names
-from policies.text import SpecError
-from queueing.measurement.record import Record
+from kendall.loadgen.measures.goodput import parse_goodput
+from kendall.loadgen.report.summary import summarise_records
+from kendall.loadgen.report.summary_values import flat, names
+from kendall.policies.text import SpecError
+from kendall.queueing.measurement.record import Record
 from tests.loadgen.answers import answered
 
 

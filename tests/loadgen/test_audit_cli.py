@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from kendall import cli
-from loadgen.report.audit import asked, streams_of
-from queueing.commands.terminal import LEAST_SENTENCE
-from queueing.measurement.record import (
+from kendall.loadgen.report.audit import asked, streams_of
+from kendall.queueing.commands.terminal import LEAST_SENTENCE
+from kendall.queueing.measurement.record import (
     SCHEMA_VERSION,
     Header,
     Record,

@@ -14,19 +14,19 @@ import msgspec
 import numpy as np
 import pytest
 
-from loadgen.measures.failures import is_failure
-from loadgen.measures.metrics import lateness
-from loadgen.report.files.bench_json import (
+from kendall.loadgen.measures.failures import is_failure
+from kendall.loadgen.measures.metrics import lateness
+from kendall.loadgen.report.files.bench_json import (
     BENCH_METRICS,
     CLIENT_QUEUE,
     WITH_CLIENT_QUEUE,
     bench_result,
     write_bench_json,
 )
-from loadgen.report.files.bench_read import is_bench_json
-from loadgen.report.summary import summarise_records
-from policies.text import SpecError
-from queueing.measurement.record import Header, Record, write_run
+from kendall.loadgen.report.files.bench_read import is_bench_json
+from kendall.loadgen.report.summary import summarise_records
+from kendall.policies.text import SpecError
+from kendall.queueing.measurement.record import Header, Record, write_run
 from tests.loadgen.answers import answered
 from tests.loadgen.bench_samples import DETAILED, OURS, SAMPLES, from_bench_json, options
 

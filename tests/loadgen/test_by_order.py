@@ -17,24 +17,24 @@ import pytest
 from rich.console import Console
 from scipy import stats
 
-from loadgen.compare.by_order import (
+from kendall.loadgen.compare.by_order import (
     ComparedSample,
     ratio_of_means,
     with_orders,
 )
-from loadgen.compare.compare import Comparison, compare, compare_samples
-from loadgen.compare.comparison import OrderResult, Theory
-from loadgen.compare.epoch_sample import EpochSample, Instants, predictor_of
-from loadgen.compare.planned import with_asked_predictions
-from loadgen.compare.residual import parts_of, verdict
-from loadgen.compare.theory import replay_arrivals, theory_of
-from loadgen.report.orders import order_heads, order_values, show_orders, tenths_of
-from policies import parse_policy
-from queueing.measurement.record import Record
-from queueing.measurement.recursion import Served, served
-from queueing.measurement.statistics import batch_means_interval
-from queueing.models.soap.predictor_text import parse_predictor
-from queueing.prediction.by_length import ByLength
+from kendall.loadgen.compare.compare import Comparison, compare, compare_samples
+from kendall.loadgen.compare.comparison import OrderResult, Theory
+from kendall.loadgen.compare.epoch_sample import EpochSample, Instants, predictor_of
+from kendall.loadgen.compare.planned import with_asked_predictions
+from kendall.loadgen.compare.residual import parts_of, verdict
+from kendall.loadgen.compare.theory import replay_arrivals, theory_of
+from kendall.loadgen.report.orders import order_heads, order_values, show_orders, tenths_of
+from kendall.policies import parse_policy
+from kendall.queueing.measurement.record import Record
+from kendall.queueing.measurement.recursion import Served, served
+from kendall.queueing.measurement.statistics import batch_means_interval
+from kendall.queueing.models.soap.predictor_text import parse_predictor
+from kendall.queueing.prediction.by_length import ByLength
 from tests.golden_files import is_as_kept
 from tests.loadgen.ordered_runs import AGING, FIRST_COME, LAW, LENGTHS, SHORTEST, jobs, records
 

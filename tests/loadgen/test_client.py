@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from loadgen.sending.client.client import run_prefix, timing
-from loadgen.sending.client.endpoint import look_at
-from loadgen.sending.client.stream import StreamedAnswer
-from loadgen.sending.client.target import LoadError, Target
-from loadgen.sending.in_flight import InFlightRequests
-from loadgen.sending.job import Counters, SendOptions
-from loadgen.sending.pacing import BURST
-from loadgen.sending.run import LoadResult, RunOutput, run_load
-from queueing.arrivals.timetable import Timetable
+from kendall.loadgen.sending.client.client import run_prefix, timing
+from kendall.loadgen.sending.client.endpoint import look_at
+from kendall.loadgen.sending.client.stream import StreamedAnswer
+from kendall.loadgen.sending.client.target import LoadError, Target
+from kendall.loadgen.sending.in_flight import InFlightRequests
+from kendall.loadgen.sending.job import Counters, SendOptions
+from kendall.loadgen.sending.pacing import BURST
+from kendall.loadgen.sending.run import LoadResult, RunOutput, run_load
+from kendall.queueing.arrivals.timetable import Timetable
 from tests.eventually import eventually
 from tests.loadgen.fake_server import (
     DONE,

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-import loadgen.sending.closed_loop
-from loadgen.sending.client.target import LoadError, Target
-from loadgen.sending.job import ClosedLoopUsers, Counters, SendOptions, row_of
-from loadgen.sending.pacing import Clock, Spin, TimerFd
-from loadgen.sending.run import LoadResult, run_load
-from queueing.arrivals.timetable import Timetable
-from queueing.measurement.record import Record
+import kendall.loadgen.sending.closed_loop
+from kendall.loadgen.sending.client.target import LoadError, Target
+from kendall.loadgen.sending.job import ClosedLoopUsers, Counters, SendOptions, row_of
+from kendall.loadgen.sending.pacing import Clock, Spin, TimerFd
+from kendall.loadgen.sending.run import LoadResult, run_load
+from kendall.queueing.arrivals.timetable import Timetable
+from kendall.queueing.measurement.record import Record
 from tests.eventually import eventually
 from tests.loadgen.fake_server import FakeServer, answer, serving
 from tests.virtual_time import run_virtual
@@ -112,7 +112,7 @@ def test_think_times_run_on_the_senders_clock(monkeypatch: pytest.MonkeyPatch) -
 
         def close(self) -> None: ...
 
-    monkeypatch.setattr(loadgen.sending.closed_loop, "Alarms", AtOnce)
+    monkeypatch.setattr(kendall.loadgen.sending.closed_loop, "Alarms", AtOnce)
     thinking = np.full(4, 3600.0)  # no instant is over before it is asked for
     result, _, _ = run(4, closed_loop=ClosedLoopUsers(users=1, think_times=thinking))
     assert [type(clock) for clock in clocks] == [TimerFd if sys.platform == "linux" else Spin]
@@ -170,7 +170,7 @@ def test_users_send_until_the_duration_is_over() -> None:
     in_flight = Prompt(ClosedLoopUsers(users=2, duration=1.52))
 
     async def main() -> None:
-        await loadgen.sending.closed_loop.closed_loop(in_flight, 0.0)  # type: ignore[arg-type]
+        await kendall.loadgen.sending.closed_loop.closed_loop(in_flight, 0.0)  # type: ignore[arg-type]
         await asyncio.sleep(10.0)  # until the last is answered, and longer
 
     run_virtual(main())

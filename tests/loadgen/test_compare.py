@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from loadgen.compare.cells import RunFile, TheoryInputs, cells_of_files
-from loadgen.compare.compare import (
+from kendall.loadgen.compare.cells import RunFile, TheoryInputs, cells_of_files
+from kendall.loadgen.compare.compare import (
     Comparison,
     Predicted,
     Theory,
@@ -24,14 +24,14 @@ from loadgen.compare.compare import (
     compare,
     compare_samples,
 )
-from loadgen.compare.residual import verdict
-from loadgen.compare.theory import theory_of
-from loadgen.report.report import as_object, notes, show
-from policies import Policy, parse_policy
-from queueing.latency.law import LatencyModel
-from queueing.measurement.record import Header, Record
-from queueing.measurement.recursion import Served, measured_starts, served
-from queueing.measurement.statistics import Interval
+from kendall.loadgen.compare.residual import verdict
+from kendall.loadgen.compare.theory import theory_of
+from kendall.loadgen.report.report import as_object, notes, show
+from kendall.policies import Policy, parse_policy
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.measurement.record import Header, Record
+from kendall.queueing.measurement.recursion import Served, measured_starts, served
+from kendall.queueing.measurement.statistics import Interval
 from tests.loadgen.driver import LAW, drive, timetable
 from tests.loadgen.policy_cases import CASES, each_policy
 

@@ -12,16 +12,16 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from loadgen.commands.compare_cli import app
-from policies import parse_policy
-from policies.text import SpecError
-from queueing.latency.law import parse_law
-from queueing.latency.profile import load_profile
-from queueing.measurement.record import Header, Record, write_run
-from queueing.model import Model
-from queueing.result import LEVELS
-from queueing.simulation.experiment import draw_jobs
-from queueing.simulation.reference import SimulatedEngine, simulate_trace
+from kendall.loadgen.commands.compare_cli import app
+from kendall.policies import parse_policy
+from kendall.policies.text import SpecError
+from kendall.queueing.latency.law import parse_law
+from kendall.queueing.latency.profile import load_profile
+from kendall.queueing.measurement.record import Header, Record, write_run
+from kendall.queueing.model import Model
+from kendall.queueing.result import LEVELS
+from kendall.queueing.simulation.experiment import draw_jobs
+from kendall.queueing.simulation.reference import SimulatedEngine, simulate_trace
 from tests.loadgen.driver import LAW, drive
 
 ROOT = Path(__file__).parents[2]
@@ -262,8 +262,8 @@ def test_arguments_that_contradict_each_other_raise_a_spec_error(tmp_path: Path)
 def test_every_part_and_theory_of_the_tables_is_explained_below_them_and_in_the_documentation() -> (
     None
 ):
-    from loadgen.compare.residual import PARTS
-    from loadgen.report.report import ORDER_NOTES, PART_NOTES, QUANTILE_NOTES
+    from kendall.loadgen.compare.residual import PARTS
+    from kendall.loadgen.report.report import ORDER_NOTES, PART_NOTES, QUANTILE_NOTES
 
     notes, page = (
         " ".join((*QUANTILE_NOTES, *PART_NOTES, *ORDER_NOTES)),

@@ -11,17 +11,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loadgen.datasets import (
+from kendall.loadgen.datasets import (
     Prompt,
     draw_dataset,
     load_token_counter,
     random_prompts,
     read_dataset,
 )
-from policies.text import SpecError
-from queueing.arrivals.processes import Poisson
-from queueing.arrivals.timetable import Timetable, draw_prompts, draw_timetable, split
-from queueing.distributions.token_distribution import parse_distribution
+from kendall.policies.text import SpecError
+from kendall.queueing.arrivals.processes import Poisson
+from kendall.queueing.arrivals.timetable import Timetable, draw_prompts, draw_timetable, split
+from kendall.queueing.distributions.token_distribution import parse_distribution
 
 SAMPLES = Path(__file__).parent / "samples"
 SHAREGPT, LINES = SAMPLES / "sharegpt.json", SAMPLES / "prompts.jsonl"

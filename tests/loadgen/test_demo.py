@@ -22,15 +22,15 @@ import pytest
 from rich.console import Console
 
 from kendall import cli
-from loadgen.commands.demo import Demo, DemoPlan, DemoProgress
-from loadgen.commands.demo_report import DemoCell, conclusion, print_report
-from loadgen.compare.comparison import Comparison, Quantity, TheoryEstimate
-from loadgen.gateway.gateway_process import GatewayProcess, free_port
-from loadgen.sending.job import Counters
-from queueing.latency.law import LatencyModel
-from queueing.latency.profile import Profile
-from queueing.latency.speed import Speed
-from queueing.measurement.statistics import Interval
+from kendall.loadgen.commands.demo import Demo, DemoPlan, DemoProgress
+from kendall.loadgen.commands.demo_report import DemoCell, conclusion, print_report
+from kendall.loadgen.compare.comparison import Comparison, Quantity, TheoryEstimate
+from kendall.loadgen.gateway.gateway_process import GatewayProcess, free_port
+from kendall.loadgen.sending.job import Counters
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.latency.profile import Profile
+from kendall.queueing.latency.speed import Speed
+from kendall.queueing.measurement.statistics import Interval
 from tests.eventually import eventually_here
 from tests.golden_files import is_as_kept
 from tests.loadgen.sweeping import is_alive
@@ -100,7 +100,7 @@ def test_outside_of_a_terminal_a_cell_is_one_line(
 
     gateway = GatewayProcess([], 1, Path("gateway.log"))
     monkeypatch.setattr(gateway, "ready", lambda: asyncio.sleep(0))
-    monkeypatch.setattr("loadgen.commands.demo.pin_to_gateway_cpus", lambda: None)
+    monkeypatch.setattr("kendall.loadgen.commands.demo.pin_to_gateway_cpus", lambda: None)
     for name, stand_in in (("measure", sent), ("calibrate", calibrated)):
         monkeypatch.setattr(Demo, name, stand_in)
     monkeypatch.setattr(Demo, "compare", lambda *_: cell("single", 0.3).comparison)

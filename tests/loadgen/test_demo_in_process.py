@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-import loadgen.commands.demo as demo_module
-from loadgen.commands.demo import DemoPlan, run_demo
-from loadgen.gateway.gateway_process import GatewayClient, GatewayError
-from queueing.measurement.record import Header, read_run, to_line
+import kendall.loadgen.commands.demo as demo_module
+from kendall.loadgen.commands.demo import DemoPlan, run_demo
+from kendall.loadgen.gateway.gateway_process import GatewayClient, GatewayError
+from kendall.queueing.measurement.record import Header, read_run, to_line
 from tests.kept_values import moved
 from tests.loadgen.fake_gateway import LAW, FakeGateway, phases_of, serving
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from loadgen.sweep.dry_run import basis_of, plan_as_object, print_plan
-from loadgen.sweep.plan import SweepPlan
-from queueing.prediction import predict_model
+from kendall.loadgen.sweep.dry_run import basis_of, plan_as_object, print_plan
+from kendall.loadgen.sweep.plan import SweepPlan
+from kendall.queueing.prediction import predict_model
 from tests.golden_files import is_as_kept
 from tests.kept_values import moved
 

@@ -15,16 +15,16 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-import loadgen.sending.client.endpoint
+import kendall.loadgen.sending.client.endpoint
+from kendall.loadgen.commands.load_cli import app
+from kendall.loadgen.gateway.gateway_process import GatewayClient, free_port
+from kendall.loadgen.sending.client.target import Keys
+from kendall.policies.text import SpecError
+from kendall.queueing.errors import CommandError
+from kendall.queueing.measurement.record import read_run
 from kendall.remote import Trust
-from loadgen.commands.load_cli import app
-from loadgen.gateway.gateway_process import GatewayClient, free_port
-from loadgen.sending.client.target import Keys
-from policies.text import SpecError
-from queueing.errors import CommandError
-from queueing.measurement.record import read_run
-from server.operations import advise_cli
-from server.operations.calibrate import calibrate
+from kendall.server.operations import advise_cli
+from kendall.server.operations.calibrate import calibrate
 from tests.loadgen.failing_server import failing_server
 from tests.serving import self_signed
 
@@ -81,7 +81,7 @@ def test_nobody_listens_and_nothing_is_written(tmp_path: Path) -> None:
 def test_a_server_that_is_not_ready_is_waited_for_where_that_was_asked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(loadgen.sending.client.endpoint, "RETRY", 0.05)
+    monkeypatch.setattr(kendall.loadgen.sending.client.endpoint, "RETRY", 0.05)
     with failing_server("--not-ready", "3") as port:
         assert "answered 503: starting: loading the model" in one_line(load(local(port)))
         result = load(local(port), "--ready-check-timeout", "60", "--json")
@@ -91,7 +91,7 @@ def test_a_server_that_is_not_ready_is_waited_for_where_that_was_asked(
 
 
 def test_a_server_that_never_becomes_ready_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loadgen.sending.client.endpoint, "RETRY", 0.05)
+    monkeypatch.setattr(kendall.loadgen.sending.client.endpoint, "RETRY", 0.05)
     result = load(local(free_port(0)), "--ready-check-timeout-sec", "0.2")
     assert result.exit_code == 1
     assert (
@@ -105,7 +105,7 @@ def test_a_server_that_starts_later_is_loaded(tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-m",
-        "loadgen.commands.load_cli",
+        "kendall.loadgen.commands.load_cli",
         "--base-url",
         local(port),
         "--ready-check-timeout",
@@ -132,7 +132,7 @@ def test_a_server_that_starts_later_is_loaded(tmp_path: Path) -> None:
 
 
 def test_a_silent_server_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loadgen.sending.client.endpoint, "ANSWER_LIMIT", 0.3)
+    monkeypatch.setattr(kendall.loadgen.sending.client.endpoint, "ANSWER_LIMIT", 0.3)
     with failing_server("--silent") as port:
         assert "no answer from" in (said := one_line(load(local(port))))
         assert "within 0.3 s" in said

@@ -19,9 +19,9 @@ import pytest
 from aiohttp import web
 from typer.testing import CliRunner
 
-from loadgen.commands import load_cli, summary_cli
-from loadgen.measures.failures import status_counts
-from queueing.measurement.record import Record
+from kendall.loadgen.commands import load_cli, summary_cli
+from kendall.loadgen.measures.failures import status_counts
+from kendall.queueing.measurement.record import Record
 from tests.loadgen.answers import answered
 from tests.loadgen.fake_server import DONE, chunk, row_of, serving_in_a_thread, stream, usage
 

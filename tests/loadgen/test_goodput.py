@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from loadgen.measures.goodput import Limit, goodput, parse_goodput
-from policies.text import SpecError
-from queueing.measurement.record import Record
+from kendall.loadgen.measures.goodput import Limit, goodput, parse_goodput
+from kendall.policies.text import SpecError
+from kendall.queueing.measurement.record import Record
 from tests.loadgen.answers import answered
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.measures.histogram import histogram
+from kendall.loadgen.measures.histogram import histogram
 
 
 @given(st.lists(st.floats(-1e3, 1e4), min_size=1, max_size=200))

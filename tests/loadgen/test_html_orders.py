@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.compare.cells import ReportCell, RunFile, TheoryInputs, cells_of_files
-from loadgen.compare.comparison import OrderResult
-from loadgen.report.html import of_cells, write_csv
-from loadgen.report.html.orders import COLOURS, PALE, order_table, orders_figure
-from loadgen.report.html.page import page
-from policies import parse_policy
-from queueing.measurement.record import Header, Record, write_run
-from queueing.models.soap.predictor_text import parse_predictor
+from kendall.loadgen.compare.cells import ReportCell, RunFile, TheoryInputs, cells_of_files
+from kendall.loadgen.compare.comparison import OrderResult
+from kendall.loadgen.report.html import of_cells, write_csv
+from kendall.loadgen.report.html.orders import COLOURS, PALE, order_table, orders_figure
+from kendall.loadgen.report.html.page import page
+from kendall.policies import parse_policy
+from kendall.queueing.measurement.record import Header, Record, write_run
+from kendall.queueing.models.soap.predictor_text import parse_predictor
 from tests.kept_values import moved
 from tests.loadgen.driver import drive
 from tests.loadgen.ordered_runs import AGING, FIRST_COME, LAW, SHORTEST, jobs, records

@@ -19,39 +19,39 @@ from typing import Any
 import numpy as np
 import pytest
 
-import loadgen.report.html.page
-from loadgen.compare.cells import MissingCell, ReportCell, RunFile, TheoryInputs
-from loadgen.compare.comparison import DifferencePart, Split
-from loadgen.compare.epoch_sample import EpochSample
-from loadgen.compare.residual import cause_of
-from loadgen.report.columns import IN_CSV
-from loadgen.report.html import ReportData, of_files, of_folder, write_report
-from loadgen.report.html.marks import Panel, hover
-from loadgen.report.html.over_load import BEYOND, curve_of, over_load_figure
-from loadgen.report.html.page import ROOT, page
-from loadgen.report.html.parts import PALE, parts_figure
-from loadgen.report.html.style import columns, log_axis, rows
-from loadgen.report.html.tables import matrix
-from loadgen.report.html.tails import tails_figure
-from loadgen.report.html.versus import panels_of, versus_figure
-from loadgen.report.html.words import (
+import kendall.loadgen.report.html.page
+from kendall.loadgen.compare.cells import MissingCell, ReportCell, RunFile, TheoryInputs
+from kendall.loadgen.compare.comparison import DifferencePart, Split
+from kendall.loadgen.compare.epoch_sample import EpochSample
+from kendall.loadgen.compare.residual import cause_of
+from kendall.loadgen.report.columns import IN_CSV
+from kendall.loadgen.report.html import ReportData, of_files, of_folder, write_report
+from kendall.loadgen.report.html.marks import Panel, hover
+from kendall.loadgen.report.html.over_load import BEYOND, curve_of, over_load_figure
+from kendall.loadgen.report.html.page import ROOT, page
+from kendall.loadgen.report.html.parts import PALE, parts_figure
+from kendall.loadgen.report.html.style import columns, log_axis, rows
+from kendall.loadgen.report.html.tables import matrix
+from kendall.loadgen.report.html.tails import tails_figure
+from kendall.loadgen.report.html.versus import panels_of, versus_figure
+from kendall.loadgen.report.html.words import (
     accuracy,
     causes,
     headline,
     steady_state,
     title,
 )
-from loadgen.sweep.grid import SweepCell
-from loadgen.sweep.report.results import CellResult
-from policies import parse_policy
-from policies.text import SpecError
-from queueing.latency.profile import Profile
-from queueing.measurement.arrival_audit import audit_arrivals
-from queueing.measurement.record import Header, Record, write_run
-from queueing.measurement.recursion import served
-from queueing.measurement.statistics import summarise
-from queueing.model import Model
-from queueing.prediction import predict_model
+from kendall.loadgen.sweep.grid import SweepCell
+from kendall.loadgen.sweep.report.results import CellResult
+from kendall.policies import parse_policy
+from kendall.policies.text import SpecError
+from kendall.queueing.latency.profile import Profile
+from kendall.queueing.measurement.arrival_audit import audit_arrivals
+from kendall.queueing.measurement.record import Header, Record, write_run
+from kendall.queueing.measurement.recursion import served
+from kendall.queueing.measurement.statistics import summarise
+from kendall.queueing.model import Model
+from kendall.queueing.prediction import predict_model
 from tests.golden_files import is_as_kept
 from tests.loadgen.driver import LAW, LENGTHS, drive
 from tests.page.browser import chromium
@@ -774,7 +774,7 @@ def test_the_page_looks_as_it_did_when_somebody_looked(
     """Every word, number, size and colour of it, without its style sheet and its scripts; with a
     cell that is too short and one that is invalid.
     """
-    module = loadgen.report.html.page
+    module = kendall.loadgen.report.html.page
     slow = next(cell for cell in data.cells if cell.verdict.kind == "speed")
     asked = np.random.default_rng(3).exponential(0.02, 400).cumsum()
     late = np.linspace(0.0, 0.2, 400)

@@ -11,14 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loadgen.compare.assertions import broken_lines, canonical, parse_assertion, percentiles_of
-from loadgen.measures.goodput import parse_goodput
-from loadgen.measures.metrics import parse_metrics, parse_percentiles, percentile_name
-from loadgen.sweep.grid import EngineBounds, SweepCell
-from policies.text import SpecError
-from queueing.arrivals.length_prediction import parse_length_prediction
-from queueing.arrivals.modulated import Mmpp
-from queueing.arrivals.processes import (
+from kendall.loadgen.compare.assertions import (
+    broken_lines,
+    canonical,
+    parse_assertion,
+    percentiles_of,
+)
+from kendall.loadgen.measures.goodput import parse_goodput
+from kendall.loadgen.measures.metrics import parse_metrics, parse_percentiles, percentile_name
+from kendall.loadgen.sweep.grid import EngineBounds, SweepCell
+from kendall.policies.text import SpecError
+from kendall.queueing.arrivals.length_prediction import parse_length_prediction
+from kendall.queueing.arrivals.modulated import Mmpp
+from kendall.queueing.arrivals.processes import (
     Deterministic,
     Gamma,
     Poisson,
@@ -29,17 +34,17 @@ from queueing.arrivals.processes import (
     partial_sums,
     renewal,
 )
-from queueing.arrivals.rates import Piecewise, Ramp, invert_steps, knots, unit_instants
-from queueing.arrivals.text import at_rate, format_arrivals, parse_arrivals
-from queueing.arrivals.timetable import (
+from kendall.queueing.arrivals.rates import Piecewise, Ramp, invert_steps, knots, unit_instants
+from kendall.queueing.arrivals.text import at_rate, format_arrivals, parse_arrivals
+from kendall.queueing.arrivals.timetable import (
     draw_prompts,
     draw_timetable,
     split,
     streams,
     with_predictions,
 )
-from queueing.arrivals.trace_formats import decimal_nanoseconds, finite, nanoseconds, whole
-from queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.arrivals.trace_formats import decimal_nanoseconds, finite, nanoseconds, whole
+from kendall.queueing.distributions.token_distribution import parse_distribution
 from tests.kept_values import moved
 
 PROCESSES = (

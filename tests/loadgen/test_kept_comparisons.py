@@ -12,18 +12,23 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from loadgen.compare.compare import Comparison, compare
-from loadgen.compare.comparison import Predicted
-from loadgen.compare.epoch_sample import epoch_samples, first_dispatches
-from loadgen.compare.residual import verdict
-from loadgen.compare.sampling_error import sampling_error
-from loadgen.compare.theory import predict_means, published_delay, replay_arrivals, theory_of
-from loadgen.report.report import as_object, show
-from policies import parse_policy
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.measurement.record import Record
-from queueing.measurement.recursion import served
-from queueing.model import Model
+from kendall.loadgen.compare.compare import Comparison, compare
+from kendall.loadgen.compare.comparison import Predicted
+from kendall.loadgen.compare.epoch_sample import epoch_samples, first_dispatches
+from kendall.loadgen.compare.residual import verdict
+from kendall.loadgen.compare.sampling_error import sampling_error
+from kendall.loadgen.compare.theory import (
+    predict_means,
+    published_delay,
+    replay_arrivals,
+    theory_of,
+)
+from kendall.loadgen.report.report import as_object, show
+from kendall.policies import parse_policy
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.measurement.record import Record
+from kendall.queueing.measurement.recursion import served
+from kendall.queueing.model import Model
 from tests.golden_files import is_as_kept
 from tests.kept_values import moved
 from tests.loadgen.driver import LAW, LENGTHS, drive

@@ -11,24 +11,24 @@ import msgspec
 import numpy as np
 from rich.console import Console
 
-from loadgen.measures.failures import count_failures, is_failure, outcome_of, percent
-from loadgen.measures.goodput import goodput, parse_goodput
-from loadgen.measures.little_check import little_check
-from loadgen.measures.metrics import METRICS, values
-from loadgen.measures.missing import incomplete, missing_records
-from loadgen.measures.stability import growth
-from loadgen.report.numbers import decimals, load_text, mean_and_half, ms, typeset
-from loadgen.report.numbers import percent as signed_percent
-from loadgen.report.summary import summarise_records
-from loadgen.report.summary_text import (
+from kendall.loadgen.measures.failures import count_failures, is_failure, outcome_of, percent
+from kendall.loadgen.measures.goodput import goodput, parse_goodput
+from kendall.loadgen.measures.little_check import little_check
+from kendall.loadgen.measures.metrics import METRICS, values
+from kendall.loadgen.measures.missing import incomplete, missing_records
+from kendall.loadgen.measures.stability import growth
+from kendall.loadgen.report.numbers import decimals, load_text, mean_and_half, ms, typeset
+from kendall.loadgen.report.numbers import percent as signed_percent
+from kendall.loadgen.report.summary import summarise_records
+from kendall.loadgen.report.summary_text import (
     histogram_table,
     load_lines,
     load_notes,
     load_table,
     status_table,
 )
-from loadgen.report.summary_values import flat
-from queueing.measurement.record import Header, Record
+from kendall.loadgen.report.summary_values import flat
+from kendall.queueing.measurement.record import Header, Record
 from tests.golden_files import is_as_kept
 from tests.kept_values import moved
 

@@ -10,12 +10,17 @@ from pathlib import Path
 import pytest
 
 from kendall import cli
-from loadgen.gateway.gateway_process import GatewayClient, GatewayError, GatewayProcess, free_port
-from loadgen.sending.client.target import Keys
-from loadgen.sweep.gateway import GivenGateway
-from policies.text import SpecError
-from server.operations import advise_cli
-from server.operations.calibrate import calibrate
+from kendall.loadgen.gateway.gateway_process import (
+    GatewayClient,
+    GatewayError,
+    GatewayProcess,
+    free_port,
+)
+from kendall.loadgen.sending.client.target import Keys
+from kendall.loadgen.sweep.gateway import GivenGateway
+from kendall.policies.text import SpecError
+from kendall.server.operations import advise_cli
+from kendall.server.operations.calibrate import calibrate
 from tests.serving import started
 
 API, ADMIN = "sk-client-0123456789", "sk-admin-0123456789"

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from policies.text import SpecError
-from queueing.arrivals.length_prediction import parse_length_prediction, predict_lengths
-from queueing.arrivals.processes import Poisson
-from queueing.arrivals.timetable import draw_timetable, with_predictions
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.models.soap.predictor_text import EXAMPLES
+from kendall.policies.text import SpecError
+from kendall.queueing.arrivals.length_prediction import parse_length_prediction, predict_lengths
+from kendall.queueing.arrivals.processes import Poisson
+from kendall.queueing.arrivals.timetable import draw_timetable, with_predictions
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.models.soap.predictor_text import EXAMPLES
 
 LENGTHS = parse_distribution("uniform:low=1,high=2000")
 TRUE = LENGTHS.sample(np.random.default_rng(7), 20_000)

@@ -14,21 +14,21 @@ from typing import Any, cast
 import pytest
 from typer.testing import CliRunner
 
-import loadgen.sending.plan
-from loadgen.commands.load_cli import app
-from loadgen.gateway.gateway_process import GatewayProcess, free_port
-from loadgen.sending.client.endpoint import UNKNOWN, LoadEndpoint, with_lengths
-from loadgen.sending.client.target import FORCED_FIELD, LoadError, Target
-from loadgen.sending.options import LoadOptions
-from loadgen.sending.plan import plan_load
-from loadgen.sending.run import LoadResult
-from loadgen.sweep.gateway import GivenGateway
-from loadgen.sweep.plan import SweepPlan
-from loadgen.sweep.rig import Rig
-from loadgen.sweep.status import Status
-from policies.text import SpecError
-from queueing.arrivals.timetable import save_timetable
-from queueing.measurement.record import read_run
+import kendall.loadgen.sending.plan
+from kendall.loadgen.commands.load_cli import app
+from kendall.loadgen.gateway.gateway_process import GatewayProcess, free_port
+from kendall.loadgen.sending.client.endpoint import UNKNOWN, LoadEndpoint, with_lengths
+from kendall.loadgen.sending.client.target import FORCED_FIELD, LoadError, Target
+from kendall.loadgen.sending.options import LoadOptions
+from kendall.loadgen.sending.plan import plan_load
+from kendall.loadgen.sending.run import LoadResult
+from kendall.loadgen.sweep.gateway import GivenGateway
+from kendall.loadgen.sweep.plan import SweepPlan
+from kendall.loadgen.sweep.rig import Rig
+from kendall.loadgen.sweep.status import Status
+from kendall.policies.text import SpecError
+from kendall.queueing.arrivals.timetable import save_timetable
+from kendall.queueing.measurement.record import read_run
 from tests.loadgen.fake_server import serving
 from tests.serving import started
 
@@ -283,7 +283,7 @@ def test_a_server_of_which_everything_is_known_is_not_asked_where_the_check_is_o
         asked.append(timeout)
         return LoadEndpoint(models=("served", "other"), length_fields=frozenset({FORCED_FIELD}))
 
-    monkeypatch.setattr(loadgen.sending.plan, "look_at", look_at)
+    monkeypatch.setattr(kendall.loadgen.sending.plan, "look_at", look_at)
     plan = plan_load(LoadOptions(base_url="http://x", request_rate=5.0, num_prompts=2, **options))
     found, note = asyncio.run(plan.for_server())
     assert asked == ([options.get("ready_check_timeout")] if looks else [])

@@ -19,18 +19,18 @@ from click.testing import Result
 from typer.main import get_command
 from typer.testing import CliRunner
 
-import loadgen.report.files.result_files
-import loadgen.sending.plan
-from loadgen.commands.flags import spelled_out
-from loadgen.commands.load_cli import app
-from loadgen.report.files.result_files import ResultOptions
-from loadgen.sending.client.target import LoadError
-from loadgen.sending.options import LoadOptions
-from loadgen.sending.plan import plan_load
-from policies.text import SpecError
-from queueing.arrivals.timetable import save_timetable
-from queueing.measurement.paths import file_or_folder
-from queueing.measurement.record import read_run
+import kendall.loadgen.report.files.result_files
+import kendall.loadgen.sending.plan
+from kendall.loadgen.commands.flags import spelled_out
+from kendall.loadgen.commands.load_cli import app
+from kendall.loadgen.report.files.result_files import ResultOptions
+from kendall.loadgen.sending.client.target import LoadError
+from kendall.loadgen.sending.options import LoadOptions
+from kendall.loadgen.sending.plan import plan_load
+from kendall.policies.text import SpecError
+from kendall.queueing.arrivals.timetable import save_timetable
+from kendall.queueing.measurement.paths import file_or_folder
+from kendall.queueing.measurement.record import read_run
 from tests.eventually import eventually_here
 from tests.loadgen.fake_server import answer, serving_in_a_thread
 from tests.loadgen.growing import completed_in
@@ -467,7 +467,7 @@ def test_a_run_writes_its_file_unless_it_is_told_not_to(server_url: str, tmp_pat
     printed.
     """
     with pytest.MonkeyPatch.context() as clock:
-        clock.setattr(loadgen.report.files.result_files, "_now", lambda: "20260102-030405")
+        clock.setattr(kendall.loadgen.report.files.result_files, "_now", lambda: "20260102-030405")
         assert "written: runs/load-20260102-030405.jsonl" in load(server_url).stdout
         assert json.loads(load(server_url, "--json").stdout)["files"] == [
             "runs/load-20260102-030405-2.jsonl"
@@ -584,8 +584,8 @@ def test_a_slash_at_the_end_names_a_folder_that_does_not_exist_yet(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     paths: dict[str, Any] = {key: file_or_folder(text) for key, text in given.items()}
-    files = loadgen.report.files.result_files.result_files(
-        loadgen.report.files.result_files.ResultOptions(**paths), seed=7
+    files = kendall.loadgen.report.files.result_files.result_files(
+        kendall.loadgen.report.files.result_files.ResultOptions(**paths), seed=7
     )
     assert re.fullmatch(run, str(files.run))
     assert files.bench == (None if bench is None else Path(bench))
@@ -613,6 +613,6 @@ def test_a_long_timetable_is_announced(rate: float, count: int, says: str | None
 def test_the_announcement_comes_before_the_first_request(
     server_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loadgen.sending.plan, "LONG", 0.0)
+    monkeypatch.setattr(kendall.loadgen.sending.plan, "LONG", 0.0)
     result = load(server_url, "--request-rate", "100", "--num-prompts", "1", "--no-save")
     assert "\nkendall: the 1 request is due 0 s after the start; " in result.stderr

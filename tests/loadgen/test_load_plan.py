@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from kendall.loadgen.sending.options import LoadOptions
+from kendall.loadgen.sending.plan import LoadPlan, plan_load
+from kendall.policies.text import SpecError
+from kendall.queueing.arrivals.timetable import save_timetable
 from kendall.remote import host_url
-from loadgen.sending.options import LoadOptions
-from loadgen.sending.plan import LoadPlan, plan_load
-from policies.text import SpecError
-from queueing.arrivals.timetable import save_timetable
 from tests.kept_values import moved
 
 URL = "http://h:1"

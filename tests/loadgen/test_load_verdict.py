@@ -19,18 +19,18 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
-from loadgen.commands.load_cli import app
-from loadgen.commands.progress import Lines
-from loadgen.measures.failures import RunFailures, count_failures
-from loadgen.report.files.saved_run import read_results
-from loadgen.report.load_verdict import LoadVerdict, judge, parse_budget
-from loadgen.sending.client.target import LoadError, Target
-from loadgen.sending.job import Counters
-from loadgen.sending.run import LoadResult, RunOutput, held_back, lateness, run_load
-from policies.text import SpecError
-from queueing.arrivals.timetable import Timetable
-from queueing.measurement.arrival_audit import Budget, audit_arrivals
-from queueing.measurement.record import Header, Record, read_run, write_run
+from kendall.loadgen.commands.load_cli import app
+from kendall.loadgen.commands.progress import Lines
+from kendall.loadgen.measures.failures import RunFailures, count_failures
+from kendall.loadgen.report.files.saved_run import read_results
+from kendall.loadgen.report.load_verdict import LoadVerdict, judge, parse_budget
+from kendall.loadgen.sending.client.target import LoadError, Target
+from kendall.loadgen.sending.job import Counters
+from kendall.loadgen.sending.run import LoadResult, RunOutput, held_back, lateness, run_load
+from kendall.policies.text import SpecError
+from kendall.queueing.arrivals.timetable import Timetable
+from kendall.queueing.measurement.arrival_audit import Budget, audit_arrivals
+from kendall.queueing.measurement.record import Header, Record, read_run, write_run
 from tests.eventually import eventually_here
 from tests.loadgen.failing_server import failing_server
 from tests.loadgen.growing import completed_in
@@ -247,7 +247,7 @@ def test_sigterm_ends_the_run_prints_the_table_and_keeps_the_file(tmp_path: Path
         command = [
             sys.executable,
             "-m",
-            "loadgen.commands.load_cli",
+            "kendall.loadgen.commands.load_cli",
             *flags,
             "--output",
             "run.jsonl",
@@ -389,7 +389,7 @@ def test_an_interrupted_run_is_invalid_and_says_how_far_it_came(tmp_path: Path) 
 LIMITED = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
-from loadgen.commands.load_cli import app
+from kendall.loadgen.commands.load_cli import app
 app()
 """
 

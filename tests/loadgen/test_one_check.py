@@ -8,15 +8,15 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from loadgen.compare.compare import compare
-from loadgen.compare.theory import theory_of
-from policies import parse_policy
-from queueing.control.assess import assess
-from queueing.estimation.window.snapshot import Snapshot
-from queueing.estimation.window.window import Window
-from queueing.estimation.window_queue import Limits
-from queueing.measurement.check import Check
-from queueing.measurement.record import Record
+from kendall.loadgen.compare.compare import compare
+from kendall.loadgen.compare.theory import theory_of
+from kendall.policies import parse_policy
+from kendall.queueing.control.assess import assess
+from kendall.queueing.estimation.window.snapshot import Snapshot
+from kendall.queueing.estimation.window.window import Window
+from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.measurement.check import Check
+from kendall.queueing.measurement.record import Record
 from tests.loadgen.driver import LAW, drive
 
 BOUND = 16

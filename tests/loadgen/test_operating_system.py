@@ -8,7 +8,11 @@ import sys
 
 import pytest
 
-from loadgen.sending.operating_system import PRIORITY, real_time_permitted, real_time_scheduling
+from kendall.loadgen.sending.operating_system import (
+    PRIORITY,
+    real_time_permitted,
+    real_time_scheduling,
+)
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="scheduling is Linux's")
 

@@ -15,8 +15,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-import loadgen.sending.pacing
-from loadgen.sending.pacing import (
+import kendall.loadgen.sending.pacing
+from kendall.loadgen.sending.pacing import (
     Alarms,
     Clock,
     Spin,
@@ -145,7 +145,7 @@ def test_a_slow_preparation_does_not_shift_what_follows(monkeypatch: pytest.Monk
         await pace(0.02 + np.arange(20) * 0.01, prepare)
 
     monkeypatch.setattr(
-        loadgen.sending.pacing, "pacing_clock", lambda: contextlib.nullcontext(Sleep())
+        kendall.loadgen.sending.pacing, "pacing_clock", lambda: contextlib.nullcontext(Sleep())
     )
     run_virtual(main())
     assert left == pytest.approx([0.035, 0.025, 0.015, 0.005, *[0.0] * 16], abs=1e-9)
@@ -255,7 +255,7 @@ def test_a_timer_that_the_kernel_refuses_is_an_error_and_any_descriptor_is_one(
         found = list[int]()
         libc = SimpleNamespace(timerfd_create=lambda *_: number)
         with monkeypatch.context() as patch:
-            patch.setattr(loadgen.sending.pacing.ctypes, "CDLL", lambda *_, **__: libc)
+            patch.setattr(kendall.loadgen.sending.pacing.ctypes, "CDLL", lambda *_, **__: libc)
             patch.setattr(
                 asyncio.get_running_loop(), "add_reader", lambda each, _: found.append(each)
             )

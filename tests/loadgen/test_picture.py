@@ -10,8 +10,8 @@ import matplotlib as mpl
 import msgspec
 import pytest
 
-from loadgen.compare.comparison import Comparison
-from loadgen.compare.picture import draw_picture
+from kendall.loadgen.compare.comparison import Comparison
+from kendall.loadgen.compare.picture import draw_picture
 from tests.golden_files import is_as_kept
 
 RUN = Path(__file__).parents[2] / "bench/results/demo/comparison.json"

@@ -13,9 +13,9 @@ import pytest
 from scipy import stats
 
 import kendall
-from loadgen.compare import residual, sampling_error
-from loadgen.compare.cells import TheoryInputs, theory_for
-from loadgen.compare.compare import (
+from kendall.loadgen.compare import residual, sampling_error
+from kendall.loadgen.compare.cells import TheoryInputs, theory_for
+from kendall.loadgen.compare.compare import (
     Comparison,
     DifferencePart,
     Predicted,
@@ -26,25 +26,25 @@ from loadgen.compare.compare import (
     compare,
     compare_samples,
 )
-from loadgen.compare.comparison import SamplingError
-from loadgen.compare.residual import (
+from kendall.loadgen.compare.comparison import SamplingError
+from kendall.loadgen.compare.residual import (
     PARTS,
     cause_of,
     parts_of,
     verdict,
 )
-from loadgen.compare.theory import theory_of
-from policies import Policy, parse_policy
-from queueing.arrivals.notation import read_arrivals
-from queueing.arrivals.text import parse_arrivals
-from queueing.arrivals.timetable import Timetable, draw_timetable
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.latency.law import LatencyModel
-from queueing.latency.speed import Speed
-from queueing.measurement.record import Record
-from queueing.measurement.recursion import Served, served
-from queueing.measurement.statistics import Interval
-from queueing.model import Model
+from kendall.loadgen.compare.theory import theory_of
+from kendall.policies import Policy, parse_policy
+from kendall.queueing.arrivals.notation import read_arrivals
+from kendall.queueing.arrivals.text import parse_arrivals
+from kendall.queueing.arrivals.timetable import Timetable, draw_timetable
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.latency.speed import Speed
+from kendall.queueing.measurement.record import Record
+from kendall.queueing.measurement.recursion import Served, served
+from kendall.queueing.measurement.statistics import Interval
+from kendall.queueing.model import Model
 from tests.loadgen.driver import LAW, LENGTHS, Driver, timetable
 
 RATES = {

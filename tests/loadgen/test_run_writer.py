@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from loadgen.sending.client.target import LoadError
-from loadgen.sending.operating_system import SPARE, raise_file_limit
-from loadgen.sending.run_writer import RunWriter, replace_run
-from queueing.measurement.record import Header, Record, read_run, to_line, write_run
+from kendall.loadgen.sending.client.target import LoadError
+from kendall.loadgen.sending.operating_system import SPARE, raise_file_limit
+from kendall.loadgen.sending.run_writer import RunWriter, replace_run
+from kendall.queueing.measurement.record import Header, Record, read_run, to_line, write_run
 from tests.eventually import eventually_here
 from tests.loadgen.fake_server import answer, serving_in_a_thread
 from tests.loadgen.growing import completed_in
@@ -93,7 +93,7 @@ def test_a_killed_generator_keeps_what_it_measured(
     command = [
         sys.executable,
         "-m",
-        "loadgen.commands.load_cli",
+        "kendall.loadgen.commands.load_cli",
         "--base-url",
         server_url,
         "--request-rate",
@@ -166,9 +166,9 @@ def test_too_few_descriptors_are_named(slow_server_url: str) -> None:
         import asyncio, resource
         resource.setrlimit(resource.RLIMIT_NOFILE, (60, 60))
         import numpy as np
-        from loadgen.sending.client.client import Target
-        from loadgen.sending.run import run_load
-        from queueing.arrivals.timetable import Timetable
+        from kendall.loadgen.sending.client.client import Target
+        from kendall.loadgen.sending.run import run_load
+        from kendall.queueing.arrivals.timetable import Timetable
         table = Timetable(np.zeros(100), np.full(100, 4), np.full(100, 2))
         target = Target(base_url="{slow_server_url}", model="m")
         result = asyncio.run(run_load(target, table, seed=0))

@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-import loadgen.sending.senders
-from loadgen.datasets import Prompts
-from loadgen.sending.client.target import LoadError, Target
-from loadgen.sending.job import ClosedLoopUsers, SendingJob, SendOptions, row_of
-from loadgen.sending.run import LoadResult, RunOutput, run_load
-from loadgen.sending.senders import shares
-from queueing.arrivals.timetable import Timetable, draw_prompts
-from queueing.measurement.record import Header, read_run
+import kendall.loadgen.sending.senders
+from kendall.loadgen.datasets import Prompts
+from kendall.loadgen.sending.client.target import LoadError, Target
+from kendall.loadgen.sending.job import ClosedLoopUsers, SendingJob, SendOptions, row_of
+from kendall.loadgen.sending.run import LoadResult, RunOutput, run_load
+from kendall.loadgen.sending.senders import shares
+from kendall.queueing.arrivals.timetable import Timetable, draw_prompts
+from kendall.queueing.measurement.record import Header, read_run
 from tests.eventually import eventually
 from tests.loadgen import fake_server
 from tests.loadgen.fake_server import FakeServer, serving
@@ -129,14 +129,14 @@ def test_a_senders_death_loses_only_what_it_had_not_written(
 
     It waits for its last twenty answers when it is killed.
     """
-    started: list[loadgen.sending.senders.Sender] = []
-    begin = loadgen.sending.senders.Sender.begin
+    started: list[kendall.loadgen.sending.senders.Sender] = []
+    begin = kendall.loadgen.sending.senders.Sender.begin
 
-    def watched(sender: loadgen.sending.senders.Sender, start_at: float) -> None:
+    def watched(sender: kendall.loadgen.sending.senders.Sender, start_at: float) -> None:
         begin(sender, start_at)
         started.append(sender)
 
-    monkeypatch.setattr(loadgen.sending.senders.Sender, "begin", watched)
+    monkeypatch.setattr(kendall.loadgen.sending.senders.Sender, "begin", watched)
 
     async def held(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         if fake_server.row_of(request) in range(20, 60, 2):
@@ -185,15 +185,15 @@ def test_an_interrupt_ends_all_senders_and_keeps_the_records() -> None:
 
 def test_an_interrupt_before_the_first_request_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """The senders are there, and were not told to begin."""
-    ready: list[loadgen.sending.senders.Sender] = []
-    start = loadgen.sending.senders.Sender.start
+    ready: list[kendall.loadgen.sending.senders.Sender] = []
+    start = kendall.loadgen.sending.senders.Sender.start
 
-    async def held(sender: loadgen.sending.senders.Sender, header: Header) -> None:
+    async def held(sender: kendall.loadgen.sending.senders.Sender, header: Header) -> None:
         await start(sender, header)
         ready.append(sender)
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(loadgen.sending.senders.Sender, "start", held)
+    monkeypatch.setattr(kendall.loadgen.sending.senders.Sender, "start", held)
 
     async def main() -> LoadResult:
         async with serving() as server:
@@ -215,9 +215,9 @@ def test_the_parents_death_ends_the_senders_and_leaves_their_files(tmp_path: Pat
             target = Target(base_url=server.url, model="fake")
             table, prompts = (
                 timetable(500, 0.02),
-                loadgen.sending.run.random_prompts(timetable(500), 5, range(10, 99)),
+                kendall.loadgen.sending.run.random_prompts(timetable(500), 5, range(10, 99)),
             )
-            job = loadgen.sending.job.SendingJob(
+            job = kendall.loadgen.sending.job.SendingJob(
                 target=target,
                 timetable=table,
                 prompts=prompts,
@@ -226,11 +226,11 @@ def test_the_parents_death_ends_the_senders_and_leaves_their_files(tmp_path: Pat
                 seed=5,
                 prefix="load-x",
             )
-            sender = loadgen.sending.senders.Sender(job, tmp_path / "run.jsonl")
+            sender = kendall.loadgen.sending.senders.Sender(job, tmp_path / "run.jsonl")
             assert sender.records() == [], "it has no file yet"
             sender.file.touch()
             assert sender.records() == [], "nor a line in it"
-            await sender.start(loadgen.sending.run.Header(writer="load"))
+            await sender.start(kendall.loadgen.sending.run.Header(writer="load"))
             sender.begin(asyncio.get_running_loop().time() + 0.05)
             await received(server, 10)
             await sender.stop()

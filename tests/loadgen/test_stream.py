@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.sending.client.stream import StreamedAnswer, StreamError, read_error
+from kendall.loadgen.sending.client.stream import StreamedAnswer, StreamError, read_error
 from tests.loadgen.fake_server import DONE, chat_chunk, chunk, event, usage
 
 WHOLE = (

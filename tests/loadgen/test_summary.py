@@ -13,30 +13,30 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from loadgen.measures.failures import count_failures
-from loadgen.measures.goodput import Limit
-from loadgen.measures.little_check import LittleCheck, little_check
-from loadgen.measures.metrics import (
+from kendall.loadgen.measures.failures import count_failures
+from kendall.loadgen.measures.goodput import Limit
+from kendall.loadgen.measures.little_check import LittleCheck, little_check
+from kendall.loadgen.measures.metrics import (
     ORDER,
     parse_metrics,
     parse_percentiles,
     percentile_name,
     values,
 )
-from loadgen.report.summary import (
+from kendall.loadgen.report.summary import (
     LoadSummary,
     measure,
     summarise_load,
     summarise_records,
     variances_of_records,
 )
-from loadgen.report.summary_text import in_ms, load_lines, load_notes, load_table
-from loadgen.sending.client.client import CUT_SHORT
-from loadgen.sending.run import LoadResult
-from policies.text import SpecError
-from queueing.commands.terminal import say
-from queueing.measurement.record import Header, Record
-from queueing.measurement.statistics import mean_interval, quantile_interval, summarise
+from kendall.loadgen.report.summary_text import in_ms, load_lines, load_notes, load_table
+from kendall.loadgen.sending.client.client import CUT_SHORT
+from kendall.loadgen.sending.run import LoadResult
+from kendall.policies.text import SpecError
+from kendall.queueing.commands.terminal import say
+from kendall.queueing.measurement.record import Header, Record
+from kendall.queueing.measurement.statistics import mean_interval, quantile_interval, summarise
 from tests.loadgen.answers import answered
 
 

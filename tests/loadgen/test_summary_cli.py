@@ -18,10 +18,10 @@ import msgspec
 import pytest
 
 from kendall import cli
-from loadgen.report.files.saved_run import read_results
-from policies.text import SpecError
-from queueing.distributions.files import read_counts
-from queueing.measurement.record import Header, Record, write_run
+from kendall.loadgen.report.files.saved_run import read_results
+from kendall.policies.text import SpecError
+from kendall.queueing.distributions.files import read_counts
+from kendall.queueing.measurement.record import Header, Record, write_run
 from tests.eventually import eventually_here
 from tests.loadgen.bench_samples import DETAILED
 from tests.loadgen.failing_server import failing_server
@@ -115,7 +115,7 @@ def test_a_run_that_was_killed_is_reported_as_far_as_it_came(
         command = [
             sys.executable,
             "-m",
-            "loadgen.commands.load_cli",
+            "kendall.loadgen.commands.load_cli",
             *flags,
             "--processes",
             processes,

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from loadgen.gateway.gateway_process import GatewayProcess, free_port
-from loadgen.report.load_verdict import BUDGET, judge
-from loadgen.sending.client.target import Target
-from loadgen.sending.job import SendOptions
-from loadgen.sending.pacing import pacing_clock
-from loadgen.sending.run import LoadResult, RunOutput, run_load
-from queueing.arrivals.timetable import Timetable, draw
-from queueing.distributions.token_distribution import parse_distribution
+from kendall.loadgen.gateway.gateway_process import GatewayProcess, free_port
+from kendall.loadgen.report.load_verdict import BUDGET, judge
+from kendall.loadgen.sending.client.target import Target
+from kendall.loadgen.sending.job import SendOptions
+from kendall.loadgen.sending.pacing import pacing_clock
+from kendall.loadgen.sending.run import LoadResult, RunOutput, run_load
+from kendall.queueing.arrivals.timetable import Timetable, draw
+from kendall.queueing.distributions.token_distribution import parse_distribution
 from tests.loadgen.fake_server import DONE, chunk, serving, stream, usage
 from tests.support import missing
 

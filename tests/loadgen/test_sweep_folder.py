@@ -15,17 +15,17 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from loadgen.commands.compare_cli import app
-from loadgen.sweep.grid import Basis, EngineBounds, SweepCell
-from loadgen.sweep.journal import digest
-from loadgen.sweep.plan import SweepPlan, save_plan
-from loadgen.sweep.report.report import as_json, lines, print_results, search_line
-from loadgen.sweep.report.report_data import of_sweep
-from loadgen.sweep.report.results import Results, results_of
-from policies import parse_policy
-from policies.text import SpecError
-from queueing.latency.profile import Profile
-from queueing.measurement.record import Header, write_run
+from kendall.loadgen.commands.compare_cli import app
+from kendall.loadgen.sweep.grid import Basis, EngineBounds, SweepCell
+from kendall.loadgen.sweep.journal import digest
+from kendall.loadgen.sweep.plan import SweepPlan, save_plan
+from kendall.loadgen.sweep.report.report import as_json, lines, print_results, search_line
+from kendall.loadgen.sweep.report.report_data import of_sweep
+from kendall.loadgen.sweep.report.results import Results, results_of
+from kendall.policies import parse_policy
+from kendall.policies.text import SpecError
+from kendall.queueing.latency.profile import Profile
+from kendall.queueing.measurement.record import Header, write_run
 from tests.golden_files import is_as_kept
 from tests.kept_values import moved
 from tests.loadgen.driver import LAW, drive

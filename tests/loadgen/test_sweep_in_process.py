@@ -14,24 +14,24 @@ from typing import Any
 
 import pytest
 
-from loadgen.gateway.gateway_process import GatewayError, GatewayLostError
-from loadgen.measures.stability import Growth, GrowthWatch
-from loadgen.sending.operating_system import pin_to_gateway_cpus
-from loadgen.sending.run import lateness
-from loadgen.sweep import cell as cell_module
-from loadgen.sweep import gateway as gateway_module
-from loadgen.sweep import rig as rig_module
-from loadgen.sweep import run as run_module
-from loadgen.sweep.cell import StartedCell
-from loadgen.sweep.gateway import OwnGateway
-from loadgen.sweep.journal import read_journal
-from loadgen.sweep.plan import SweepPlan
-from loadgen.sweep.rig import Rig
-from loadgen.sweep.run import Sweep
-from loadgen.sweep.session import run_session
-from loadgen.sweep.status import Status
-from loadgen.sweep.store import Store
-from queueing.measurement.record import Record, read_run
+from kendall.loadgen.gateway.gateway_process import GatewayError, GatewayLostError
+from kendall.loadgen.measures.stability import Growth, GrowthWatch
+from kendall.loadgen.sending.operating_system import pin_to_gateway_cpus
+from kendall.loadgen.sending.run import lateness
+from kendall.loadgen.sweep import cell as cell_module
+from kendall.loadgen.sweep import gateway as gateway_module
+from kendall.loadgen.sweep import rig as rig_module
+from kendall.loadgen.sweep import run as run_module
+from kendall.loadgen.sweep.cell import StartedCell
+from kendall.loadgen.sweep.gateway import OwnGateway
+from kendall.loadgen.sweep.journal import read_journal
+from kendall.loadgen.sweep.plan import SweepPlan
+from kendall.loadgen.sweep.rig import Rig
+from kendall.loadgen.sweep.run import Sweep
+from kendall.loadgen.sweep.session import run_session
+from kendall.loadgen.sweep.status import Status
+from kendall.loadgen.sweep.store import Store
+from kendall.queueing.measurement.record import Record, read_run
 from tests.kept_values import moved
 from tests.loadgen.fake_gateway import LAW, FakeGateway, phases_of, serving
 

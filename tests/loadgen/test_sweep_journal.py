@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.sweep.gateway import records_since
-from loadgen.sweep.journal import Journal, SweepProgress, damage, digest, read_journal
-from loadgen.sweep.plan import SweepPlan, load_plan, save_plan
-from loadgen.sweep.store import Store
-from policies.text import SpecError
-from queueing.errors import CommandError
-from queueing.latency.law import LatencyModel
-from queueing.latency.profile import Profile
-from queueing.measurement.record import Header, Record, to_line, write_run
+from kendall.loadgen.sweep.gateway import records_since
+from kendall.loadgen.sweep.journal import Journal, SweepProgress, damage, digest, read_journal
+from kendall.loadgen.sweep.plan import SweepPlan, load_plan, save_plan
+from kendall.loadgen.sweep.store import Store
+from kendall.policies.text import SpecError
+from kendall.queueing.errors import CommandError
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.latency.profile import Profile
+from kendall.queueing.measurement.record import Header, Record, to_line, write_run
 
 
 def journal_of(path: Path, *events: tuple[str, dict[str, object]]) -> Journal:

@@ -15,22 +15,22 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from loadgen.commands.flags import SweepCommand, in_a_row
-from loadgen.commands.sweep_cli import app, sweep_command
-from loadgen.report.conditions import parse_conditions
-from loadgen.sending.run import VOCABULARY
-from loadgen.sweep.dry_run import plan_as_object
-from loadgen.sweep.grid import Basis, EngineBounds, SweepCell, cell_name
-from loadgen.sweep.plan import LOADS, POLICIES, SweepPlan, load_plan, save_plan
-from loadgen.sweep.slo import parse_slo
-from loadgen.sweep.status import duration
-from policies.text import SpecError
-from queueing.arrivals.timetable import draw_prompts
-from queueing.latency.law import LatencyModel
-from queueing.measurement.record import Record
-from queueing.simulation.run_length import advise_model
-from server.engines.base import describe_engine
-from server.engines.emulated import EmulatedEngine
+from kendall.loadgen.commands.flags import SweepCommand, in_a_row
+from kendall.loadgen.commands.sweep_cli import app, sweep_command
+from kendall.loadgen.report.conditions import parse_conditions
+from kendall.loadgen.sending.run import VOCABULARY
+from kendall.loadgen.sweep.dry_run import plan_as_object
+from kendall.loadgen.sweep.grid import Basis, EngineBounds, SweepCell, cell_name
+from kendall.loadgen.sweep.plan import LOADS, POLICIES, SweepPlan, load_plan, save_plan
+from kendall.loadgen.sweep.slo import parse_slo
+from kendall.loadgen.sweep.status import duration
+from kendall.policies.text import SpecError
+from kendall.queueing.arrivals.timetable import draw_prompts
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.measurement.record import Record
+from kendall.queueing.simulation.run_length import advise_model
+from kendall.server.engines.base import describe_engine
+from kendall.server.engines.emulated import EmulatedEngine
 from tests.virtual_time import run_virtual
 
 LAW = LatencyModel(k1=0.0003, k2=0.0014, k3=0.000025, k4=0.00092)

@@ -10,11 +10,11 @@ from typing import Any, cast
 
 import pytest
 
-from loadgen.gateway.gateway_process import GatewayClient, GatewayError
-from loadgen.sending.job import Counters
-from loadgen.sweep.cell import CellGuard
-from loadgen.sweep.gateway import IDLE_LIMIT, until_idle
-from loadgen.sweep.status import Status
+from kendall.loadgen.gateway.gateway_process import GatewayClient, GatewayError
+from kendall.loadgen.sending.job import Counters
+from kendall.loadgen.sweep.cell import CellGuard
+from kendall.loadgen.sweep.gateway import IDLE_LIMIT, until_idle
+from kendall.loadgen.sweep.status import Status
 from tests.virtual_time import run_virtual
 
 FIXED = "fixed:batch_size=4"

@@ -17,24 +17,24 @@ from typing import Any
 
 import pytest
 
-from loadgen.gateway.gateway_process import (
+from kendall.loadgen.gateway.gateway_process import (
     GatewayError,
     GatewayLostError,
     GatewayProcess,
     free_port,
 )
-from loadgen.sweep.gateway import GivenGateway, stop_left_behind
-from loadgen.sweep.journal import SweepProgress
-from loadgen.sweep.plan import SweepPlan
-from loadgen.sweep.report.report import drift_line
-from loadgen.sweep.report.results import results_of
-from loadgen.sweep.rig import Rig
-from loadgen.sweep.run import Sweep
-from loadgen.sweep.status import Status
-from loadgen.sweep.store import Store
-from queueing.latency.law import LatencyModel
-from queueing.latency.profile import Profile
-from queueing.measurement.record import read_run
+from kendall.loadgen.sweep.gateway import GivenGateway, stop_left_behind
+from kendall.loadgen.sweep.journal import SweepProgress
+from kendall.loadgen.sweep.plan import SweepPlan
+from kendall.loadgen.sweep.report.report import drift_line
+from kendall.loadgen.sweep.report.results import results_of
+from kendall.loadgen.sweep.rig import Rig
+from kendall.loadgen.sweep.run import Sweep
+from kendall.loadgen.sweep.status import Status
+from kendall.loadgen.sweep.store import Store
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.latency.profile import Profile
+from kendall.queueing.measurement.record import read_run
 from tests.eventually import eventually_here
 from tests.loadgen.failing_server import failing_server
 from tests.loadgen.growing import completed_in

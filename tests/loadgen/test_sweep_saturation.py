@@ -10,17 +10,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from loadgen.gateway.gateway_process import free_port
-from loadgen.sweep.plan import SweepPlan
-from loadgen.sweep.saturation import RateBracket, bisect, predicted_rate, probe_requests
-from loadgen.sweep.search import Search
-from loadgen.sweep.slo import parse_slo
-from policies import parse_policy
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.latency.law import parse_law
-from queueing.measurement.record import Header, Record, write_run
-from queueing.model import Model
-from queueing.prediction import predict_model
+from kendall.loadgen.gateway.gateway_process import free_port
+from kendall.loadgen.sweep.plan import SweepPlan
+from kendall.loadgen.sweep.saturation import RateBracket, bisect, predicted_rate, probe_requests
+from kendall.loadgen.sweep.search import Search
+from kendall.loadgen.sweep.slo import parse_slo
+from kendall.policies import parse_policy
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.latency.law import parse_law
+from kendall.queueing.measurement.record import Header, Record, write_run
+from kendall.queueing.model import Model
+from kendall.queueing.prediction import predict_model
 from tests.loadgen.sweeping import LAW, events, finish, start
 
 

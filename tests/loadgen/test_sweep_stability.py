@@ -7,13 +7,20 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from loadgen.measures.stability import BLOCKS, LEAST_ARRIVALS, Growth, GrowthWatch, backlog, growth
-from policies import parse_policy
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.latency.law import parse_law
-from queueing.measurement.record import Record
-from queueing.model import Model
-from queueing.simulation.experiment import simulate_run
+from kendall.loadgen.measures.stability import (
+    BLOCKS,
+    LEAST_ARRIVALS,
+    Growth,
+    GrowthWatch,
+    backlog,
+    growth,
+)
+from kendall.policies import parse_policy
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.latency.law import parse_law
+from kendall.queueing.measurement.record import Record
+from kendall.queueing.model import Model
+from kendall.queueing.simulation.experiment import simulate_run
 
 LAW = parse_law("k1=0.0003,k2=0.0014,k3=0.000025,k4=0.00092,cv=0.12,turnaround=0.00155")
 POLICIES = (

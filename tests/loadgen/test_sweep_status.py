@@ -7,8 +7,8 @@ import io
 
 import pytest
 
-from loadgen.sending.job import Counters
-from loadgen.sweep.status import Status, duration
+from kendall.loadgen.sending.job import Counters
+from kendall.loadgen.sweep.status import Status, duration
 from tests.virtual_time import run_virtual
 
 

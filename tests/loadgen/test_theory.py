@@ -9,22 +9,22 @@ from unittest.mock import ANY
 import numpy as np
 import pytest
 
-from loadgen.compare.compare import compare
-from loadgen.compare.theory import (
+from kendall.loadgen.compare.compare import compare
+from kendall.loadgen.compare.theory import (
     predict_means,
     published_delay,
     replay_arrivals,
     theory_of,
 )
-from policies import parse_policy
-from queueing.distributions.token_distribution import TokenDistribution, parse_distribution
-from queueing.estimation.replayed import DRAWS
-from queueing.latency.law import LatencyModel
-from queueing.measurement.recursion import served
-from queueing.model import Model
-from queueing.prediction import predict_model
-from queueing.simulation import fast
-from queueing.simulation.experiment import run_given
+from kendall.policies import parse_policy
+from kendall.queueing.distributions.token_distribution import TokenDistribution, parse_distribution
+from kendall.queueing.estimation.replayed import DRAWS
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.measurement.recursion import served
+from kendall.queueing.model import Model
+from kendall.queueing.prediction import predict_model
+from kendall.queueing.simulation import fast
+from kendall.queueing.simulation.experiment import run_given
 from tests.loadgen.driver import LAW, LENGTHS, drive
 from tests.loadgen.policy_cases import CASES, each_policy
 
@@ -115,7 +115,7 @@ def test_what_is_random_is_replayed_more_than_once(
         drawn.append(given)
         return run_given(*given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("queueing.estimation.replayed.run_given", run)
+    monkeypatch.setattr("kendall.queueing.estimation.replayed.run_given", run)
     replay_arrivals(parse_policy(policy), group, dataclasses.replace(LAW, cv=cv))
     assert len(drawn) == draws
 

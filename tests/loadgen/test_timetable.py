@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy import stats
 
-from policies.text import SpecError
-from queueing.arrivals.length_prediction import parse_length_prediction
-from queueing.arrivals.processes import Poisson, Recorded
-from queueing.arrivals.text import EXAMPLES, parse_arrivals
-from queueing.arrivals.timetable import (
+from kendall.policies.text import SpecError
+from kendall.queueing.arrivals.length_prediction import parse_length_prediction
+from kendall.queueing.arrivals.processes import Poisson, Recorded
+from kendall.queueing.arrivals.text import EXAMPLES, parse_arrivals
+from kendall.queueing.arrivals.timetable import (
     IntArray,
     Timetable,
     delivered_rate,
@@ -31,8 +31,8 @@ from queueing.arrivals.timetable import (
     with_flows,
     with_predictions,
 )
-from queueing.distributions.flows import parse_flows
-from queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.distributions.flows import parse_flows
+from kendall.queueing.distributions.token_distribution import parse_distribution
 
 PROMPTS = parse_distribution("uniform:low=1,high=8")
 OUTPUTS = parse_distribution("geometric:mean=20")

@@ -14,13 +14,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from policies.text import SpecError
-from queueing.arrivals.processes import Poisson
-from queueing.arrivals.timetable import draw_timetable, save_timetable
-from queueing.arrivals.trace_formats import nanoseconds
-from queueing.arrivals.traces import load_trace, read_trace
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.prediction.asked import Asked
+from kendall.policies.text import SpecError
+from kendall.queueing.arrivals.processes import Poisson
+from kendall.queueing.arrivals.timetable import draw_timetable, save_timetable
+from kendall.queueing.arrivals.trace_formats import nanoseconds
+from kendall.queueing.arrivals.traces import load_trace, read_trace
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.prediction.asked import Asked
 
 SAMPLES = Path(__file__).parent / "samples"
 KINDS = {

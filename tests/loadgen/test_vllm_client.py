@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.gateway.gateway_process import GatewayProcess, free_port
-from loadgen.report.files.bench_json import bench_result
-from queueing.measurement.record import Record, read_run
-from server.engines.tiny import make_tiny
+from kendall.loadgen.gateway.gateway_process import GatewayProcess, free_port
+from kendall.loadgen.report.files.bench_json import bench_result
+from kendall.queueing.measurement.record import Record, read_run
+from kendall.server.engines.tiny import make_tiny
 from tests.loadgen.bench_samples import DETAILED, OURS, from_bench_json, options
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]

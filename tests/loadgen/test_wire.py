@@ -14,9 +14,9 @@ from typing import cast
 
 import pytest
 
-import loadgen.sending.client.pool
-from loadgen.sending.client.pool import ConnectionPool
-from loadgen.sending.client.wire import Address, SenderConnection
+import kendall.loadgen.sending.client.pool
+from kendall.loadgen.sending.client.pool import ConnectionPool
+from kendall.loadgen.sending.client.wire import Address, SenderConnection
 from tests.eventually import eventually
 
 HEAD = b"HTTP/1.1 200 OK\r\nA-Header: one\r\n"
@@ -151,7 +151,7 @@ def test_cuts_anywhere_make_no_difference() -> None:
 def test_a_connection_is_used_again_unless_the_server_ends_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(loadgen.sending.client.pool, "KEEPALIVE", math.inf)
+    monkeypatch.setattr(kendall.loadgen.sending.client.pool, "KEEPALIVE", math.inf)
     _, kept = talk(writes(CHUNKED), times=5)
     assert len(set(kept.carried)) == 1
     told, closed = talk(writes(UNTIL_CLOSED, close=True), times=3)
@@ -185,7 +185,7 @@ def test_idle_connections_are_dropped_before_the_server_closes_them(
         ):
             await ask(pool)
             before = server.connections
-            monkeypatch.setattr(loadgen.sending.client.pool, "KEEPALIVE", -1.0)
+            monkeypatch.setattr(kendall.loadgen.sending.client.pool, "KEEPALIVE", -1.0)
             assert pool.take() is None
             await ask(pool)
             return server.connections - before
@@ -196,7 +196,7 @@ def test_idle_connections_are_dropped_before_the_server_closes_them(
 def test_the_reserve_is_there_before_the_first_request_and_grows_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(loadgen.sending.client.pool, "KEEPALIVE", math.inf)
+    monkeypatch.setattr(kendall.loadgen.sending.client.pool, "KEEPALIVE", math.inf)
 
     async def main() -> None:
         async with (
@@ -214,7 +214,7 @@ def test_the_reserve_is_there_before_the_first_request_and_grows_again(
 def test_the_reserve_is_filled_again_once_less_than_half_of_it_is_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(loadgen.sending.client.pool, "KEEPALIVE", math.inf)
+    monkeypatch.setattr(kendall.loadgen.sending.client.pool, "KEEPALIVE", math.inf)
 
     async def main() -> list[int]:
         async with (

@@ -14,14 +14,14 @@ from typing import Any, TypeVar
 
 import httpx
 
-from loadgen.gateway.gateway_process import GatewayProcess, free_port
-from loadgen.sending.client.target import Target
-from loadgen.sending.run import run_load
-from queueing.arrivals.processes import Poisson
-from queueing.arrivals.timetable import draw_timetable
-from queueing.distributions.token_distribution import parse_distribution
-from server.live.question import ENOUGH
-from server.page.minute import MINUTE
+from kendall.loadgen.gateway.gateway_process import GatewayProcess, free_port
+from kendall.loadgen.sending.client.target import Target
+from kendall.loadgen.sending.run import run_load
+from kendall.queueing.arrivals.processes import Poisson
+from kendall.queueing.arrivals.timetable import draw_timetable
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.server.live.question import ENOUGH
+from kendall.server.page.minute import MINUTE
 from tests.page.browser import PATIENCE, Browser, Page
 
 # 8 requests of 10 to 60 tokens take about 0.24 s, so 34/s is the most

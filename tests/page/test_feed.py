@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from queueing.latency.profile import Profile
-from server.admission.limits_in_force import PolicyChange
-from server.page.assets import load_assets
-from server.page.feed import MOST_FROM_ONE, MOST_VIEWERS, Feed
-from server.page.history import COARSE, FINE, History
-from server.page.state import COLUMNS, MEMBERS, row, servers, topics
+from kendall.queueing.latency.profile import Profile
+from kendall.server.admission.limits_in_force import PolicyChange
+from kendall.server.page.assets import load_assets
+from kendall.server.page.feed import MOST_FROM_ONE, MOST_VIEWERS, Feed
+from kendall.server.page.history import COARSE, FINE, History
+from kendall.server.page.state import COLUMNS, MEMBERS, row, servers, topics
 from tests.server.asgi import Call, call, completion, running
 from tests.virtual_time import run_virtual
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from loadgen.gateway.gateway_process import GatewayProcess
+from kendall.loadgen.gateway.gateway_process import GatewayProcess
 from tests.page.browser import Page
 from tests.page.site import CHARTS, DRAWN, READY, Site, at_rest, serving, text_of
 

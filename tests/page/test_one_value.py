@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from loadgen.gateway.gateway_process import GatewayProcess
-from server.page.history import short
-from server.page.state import COLUMNS, topics
+from kendall.loadgen.gateway.gateway_process import GatewayProcess
+from kendall.server.page.history import short
+from kendall.server.page.state import COLUMNS, topics
 from tests.page.site import becomes, loaded, serving, topics_of
 from tests.server.asgi import running
 from tests.server.test_live import said

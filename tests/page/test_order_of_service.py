@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.gateway.gateway_process import GatewayProcess
-from policies import parse_policy
-from policies.orders import ORDERS
-from policies.registry import POLICIES, every_policy
-from policies.routes import ROUTES
+from kendall.loadgen.gateway.gateway_process import GatewayProcess
+from kendall.policies import parse_policy
+from kendall.policies.orders import ORDERS
+from kendall.policies.registry import POLICIES, every_policy
+from kendall.policies.routes import ROUTES
 from tests.page.browser import Browser, Page
 from tests.page.site import in_force, serving
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from server.page.state import COLUMNS
+from kendall.server.page.state import COLUMNS
 from tests.page.site import Site
 from tests.page.staged import Topics, slow_queue, staged
 

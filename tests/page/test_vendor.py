@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from server.page.assets import load_assets
+from kendall.server.page.assets import load_assets
 from tools import vendor
 
 

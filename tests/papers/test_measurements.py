@@ -10,6 +10,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from kendall.policies.text import SpecError
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.errors import UnstableQueueError
+from kendall.queueing.latency.fit import COEFFICIENTS, Measured, fit_law
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.latency.profile import SHIPPED, load_profile
+from kendall.queueing.latency.regression import fit_line, least_squares
 from papers.energy import EnergyLaw, fit_energy, smallest_mean_batch_size
 from papers.measured_laws import (
     INOUE,
@@ -30,13 +37,6 @@ from papers.memory import (
     needed_memory,
     sequence_bytes,
 )
-from policies.text import SpecError
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.errors import UnstableQueueError
-from queueing.latency.fit import COEFFICIENTS, Measured, fit_law
-from queueing.latency.law import LatencyModel
-from queueing.latency.profile import SHIPPED, load_profile
-from queueing.latency.regression import fit_line, least_squares
 
 # --- least squares ---
 

@@ -5,6 +5,9 @@ import math
 import numpy as np
 import pytest
 
+from kendall.queueing.models.mgc import mmc
+from kendall.queueing.models.soap.orders import LeastAttained
+from kendall.queueing.simulation.orders.kernels import run_ranks
 from papers.sample_paths import (
     Replications,
     _controlled,
@@ -14,9 +17,6 @@ from papers.sample_paths import (
     sojourns,
 )
 from papers.server_kernels import run_least_attained, run_ranks_on_servers
-from queueing.models.mgc import mmc
-from queueing.models.soap.orders import LeastAttained
-from queueing.simulation.orders.kernels import run_ranks
 from tests.queueing.orders_made import LAWS, ORDERS, SOURCES
 
 RANKED = [name for name in ORDERS if name != "fb"]

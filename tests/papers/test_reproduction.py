@@ -14,6 +14,15 @@ from hypothesis import strategies as st
 from scipy.stats import poisson as scipy_poisson
 from typer.testing import CliRunner
 
+from kendall.policies.text import SpecError
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.errors import UnstableQueueError
+from kendall.queueing.latency.batch_time import BatchTime
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.models import printed
+from kendall.queueing.models.batches.batch_chain import solve_batch_chain
+from kendall.queueing.models.batches.mgb1 import solve_fixed_batches
+from kendall.queueing.models.mm1 import md1
 from papers import command as cli
 from papers.reproduction import inoue_queue
 from papers.reproduction.artefact import (
@@ -52,15 +61,6 @@ from papers.reproduction.simulate import (
     simulate_single,
 )
 from papers.reproduction.yang.single import SingleLaw, inferred_law
-from policies.text import SpecError
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.errors import UnstableQueueError
-from queueing.latency.batch_time import BatchTime
-from queueing.latency.law import LatencyModel
-from queueing.models import printed
-from queueing.models.batches.batch_chain import solve_batch_chain
-from queueing.models.batches.mgb1 import solve_fixed_batches
-from queueing.models.mm1 import md1
 
 RESULTS = Path(__file__).parents[2] / "docs" / "reproduction"
 CHEAP = (

@@ -6,6 +6,16 @@ import itertools
 import numpy as np
 import pytest
 
+from kendall.policies.text import SpecError, parse_policy
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.model import Model
+from kendall.queueing.models.soap.orders import ShortestFirst
+from kendall.queueing.models.soap.predictor_text import PredictorText
+from kendall.queueing.models.soap.predictors import ExactPrediction
+from kendall.queueing.models.soap.queue import solve_order
+from kendall.queueing.models.soap.sizes import token_sizes
+from kendall.queueing.simulation.fast import Trace, replay
 from papers.scenarios.memory import (
     HANDLINGS,
     ORDERS,
@@ -22,16 +32,6 @@ from papers.scenarios.memory import (
 from papers.scenarios.memory_kernels import run_memory
 from papers.scenarios.memory_state import Ranking, Work
 from papers.scenarios.runs import Replications
-from policies.text import SpecError, parse_policy
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.latency.law import LatencyModel
-from queueing.model import Model
-from queueing.models.soap.orders import ShortestFirst
-from queueing.models.soap.predictor_text import PredictorText
-from queueing.models.soap.predictors import ExactPrediction
-from queueing.models.soap.queue import solve_order
-from queueing.models.soap.sizes import token_sizes
-from queueing.simulation.fast import Trace, replay
 from tests.papers.scenario_paths import SlowMemory
 
 LAW = LatencyModel(k1=2e-3, k3=1e-3, k4=2e-2, kp=1e-3)

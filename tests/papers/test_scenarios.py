@@ -3,6 +3,13 @@
 import numpy as np
 import pytest
 
+from kendall.policies.text import SpecError
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.models.soap.orders import Threshold
+from kendall.queueing.models.soap.queue import solve_order
+from kendall.queueing.models.soap.sizes import exponential_sizes
+from kendall.queueing.models.tandem import tandem_path
 from papers.scenarios import many_queues, phases, several_models
 from papers.scenarios.many_queues import ChoiceWork, drawn_choices, run_choices
 from papers.scenarios.phases import Gpus, Phases, PhaseWork, phase_ranks, run_phases
@@ -15,13 +22,6 @@ from papers.scenarios.several_models import (
     run_models,
 )
 from papers.two_choices import TwoClasses, two_choices
-from policies.text import SpecError
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.latency.law import LatencyModel
-from queueing.models.soap.orders import Threshold
-from queueing.models.soap.queue import solve_order
-from queueing.models.soap.sizes import exponential_sizes
-from queueing.models.tandem import tandem_path
 from tests.papers.scenario_paths import slow_choices, slow_models, slow_phases
 
 SEEDS = (1, 2, 3)

@@ -3,6 +3,17 @@
 import numpy as np
 import pytest
 
+from kendall.policies.text import SpecError
+from kendall.queueing.errors import NotConvergedError, UnstableQueueError
+from kendall.queueing.models.soap.orders import Fifo, ShortestFirst, ShortestRemaining, Threshold
+from kendall.queueing.models.soap.predictors import (
+    ExactPrediction,
+    ExponentialPrediction,
+    WholeTokens,
+)
+from kendall.queueing.models.soap.queue import solve_order
+from kendall.queueing.models.soap.several_servers import order_doubt, solve_on_servers
+from kendall.queueing.models.soap.sizes import Atoms, Grid, WeibullSizes, exponential_sizes
 from papers.closed_forms import (
     best_threshold,
     bit,
@@ -13,13 +24,6 @@ from papers.closed_forms import (
 )
 from papers.prediction_costs import DelayPredict, SkipPredict
 from papers.two_choices import TwoClasses, two_choices
-from policies.text import SpecError
-from queueing.errors import NotConvergedError, UnstableQueueError
-from queueing.models.soap.orders import Fifo, ShortestFirst, ShortestRemaining, Threshold
-from queueing.models.soap.predictors import ExactPrediction, ExponentialPrediction, WholeTokens
-from queueing.models.soap.queue import solve_order
-from queueing.models.soap.several_servers import order_doubt, solve_on_servers
-from queueing.models.soap.sizes import Atoms, Grid, WeibullSizes, exponential_sizes
 
 EXPONENTIAL, WEIBULL = exponential_sizes(), WeibullSizes(0.5, 0.5)
 PREDICTED = ExponentialPrediction()

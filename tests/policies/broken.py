@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from policies import (
+from kendall.policies import (
     Decision,
     Dispatch,
     Policy,
@@ -17,7 +17,7 @@ from policies import (
     WaitUntil,
     fitting_ids,
 )
-from policies.core import IDLE, UNBOUNDED
+from kendall.policies.core import IDLE, UNBOUNDED
 
 
 @dataclass(frozen=True, kw_only=True)

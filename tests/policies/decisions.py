@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from policies import (
+from kendall.policies import (
     Capped,
     Continuous,
     Decision,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from policies import registry
+from kendall.policies import registry
 
 SHORTEST = '''
 """The requests with the lowest limits first."""
@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from policies import Decision, Dispatch, Policy, QueueState, WaitUntil, fitting_ids
+from kendall.policies import Decision, Dispatch, Policy, QueueState, WaitUntil, fitting_ids
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ import math
 
 from hypothesis import strategies as st
 
-from policies import (
+from kendall.policies import (
     Capped,
     Continuous,
     Dynamic,
@@ -22,7 +22,7 @@ from policies import (
     Single,
     Waiting,
 )
-from policies.routes import ROUTES
+from kendall.policies.routes import ROUTES
 
 
 def waiting(

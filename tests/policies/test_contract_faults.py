@@ -8,10 +8,25 @@ import re
 import numpy as np
 import pytest
 
-from policies import Decision, Dispatch, Policy, QueueState, Running, Server, WaitUntil, is_built_in
-from policies.contract import CONTRACTS
-from policies.decision import RULES, DecisionError, decide
-from queueing.simulation.policy_check import FLOWS, RUN, _not_checked, check_policy, random_states
+from kendall.policies import (
+    Decision,
+    Dispatch,
+    Policy,
+    QueueState,
+    Running,
+    Server,
+    WaitUntil,
+    is_built_in,
+)
+from kendall.policies.contract import CONTRACTS
+from kendall.policies.decision import RULES, DecisionError, decide
+from kendall.queueing.simulation.policy_check import (
+    FLOWS,
+    RUN,
+    _not_checked,
+    check_policy,
+    random_states,
+)
 from tests.policies.broken import (
     BREAKS,
     Broken,
@@ -109,8 +124,8 @@ def test_a_text_that_does_not_read_back(known: None) -> None:
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
     """The texts of the policies here can be read."""
     classes = {cls.name: cls for cls in (Shortest, Unreadable)}
-    monkeypatch.setattr("policies.text.policy_class", classes.get)
-    monkeypatch.setattr("policies.text.usable_policies", lambda: tuple(classes))
+    monkeypatch.setattr("kendall.policies.text.policy_class", classes.get)
+    monkeypatch.setattr("kendall.policies.text.usable_policies", lambda: tuple(classes))
 
 
 def test_a_policy_that_keeps_them_all_is_said_to(known: None) -> None:

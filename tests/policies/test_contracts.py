@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from policies import (
+from kendall.policies import (
     POLICIES,
     Dispatch,
     Policy,
@@ -18,7 +18,7 @@ from policies import (
     Server,
     Waiting,
 )
-from policies.contract import CONTRACTS, Contract
+from kendall.policies.contract import CONTRACTS, Contract
 from tests.policies.states import by_name, policies, seconds, states, work_conserving
 
 

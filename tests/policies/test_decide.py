@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from policies import (
+from kendall.policies import (
     Capped,
     Continuous,
     Decision,
@@ -23,7 +23,7 @@ from policies import (
     Waiting,
     WaitUntil,
 )
-from policies.decision import DecisionError, check_decision
+from kendall.policies.decision import DecisionError, check_decision
 from tests.policies.decisions import FIVE, ROWS, state
 from tests.policies.states import calls, running
 

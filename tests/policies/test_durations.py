@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.durations import UNITS, Duration, parse_duration, rounded_duration
-from policies.text import SpecError
+from kendall.policies.durations import UNITS, Duration, parse_duration, rounded_duration
+from kendall.policies.text import SpecError
 
 
 @pytest.mark.parametrize(
@@ -105,12 +105,12 @@ def test_every_grammar_that_holds_a_duration_reads_the_same_one() -> None:
     """A policy's max_wait, objectives, the lateness budget and a header: each had a parser of
     its own.
     """
-    from loadgen.report.load_verdict import parse_budget
-    from loadgen.sweep.slo import parse_slo as sweep_slo
-    from policies.text import format_policy, parse_policy
-    from queueing.choosing.objective import parse_slo
-    from server.admission.limits import delay_target
-    from server.admission.request_deadlines import request_deadlines_of
+    from kendall.loadgen.report.load_verdict import parse_budget
+    from kendall.loadgen.sweep.slo import parse_slo as sweep_slo
+    from kendall.policies.text import format_policy, parse_policy
+    from kendall.queueing.choosing.objective import parse_slo
+    from kendall.server.admission.limits import delay_target
+    from kendall.server.admission.request_deadlines import request_deadlines_of
 
     for text, seconds in (
         ("500us", 0.0005),

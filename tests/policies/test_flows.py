@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies import Dispatch, QueueState, Request, Server, Waiting, WaitUntil, parse_policy
-from policies.ordered import counts, order_of, wants_steps
-from policies.orders import ORDERS, by_flow
-from policies.orders.by_flow import FlowCounters, VirtualTokens
-from queueing.simulation.orders.waiting_by_rank import CountedQueue, queue_for
+from kendall.policies import Dispatch, QueueState, Request, Server, Waiting, WaitUntil, parse_policy
+from kendall.policies.ordered import counts, order_of, wants_steps
+from kendall.policies.orders import ORDERS, by_flow
+from kendall.policies.orders.by_flow import FlowCounters, VirtualTokens
+from kendall.queueing.simulation.orders.waiting_by_rank import CountedQueue, queue_for
 
 
 def asked(name: str, flow: str, at: float = 0.0, prompt: int = 10, so_far: int = 0) -> Waiting:

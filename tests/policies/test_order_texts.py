@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from loadgen.commands.flags import SweepCommand, in_a_row
-from policies import format_policy, parse_policy
-from policies.orders import ORDERS
-from policies.text import SpecError, first_come_form, order_text, split_orders, with_order
+from kendall.loadgen.commands.flags import SweepCommand, in_a_row
+from kendall.policies import format_policy, parse_policy
+from kendall.policies.orders import ORDERS
+from kendall.policies.text import SpecError, first_come_form, order_text, split_orders, with_order
 from tests.sample_policy.kendall_sample_policy import Shortest
 
 

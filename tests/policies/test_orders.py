@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies import (
+from kendall.policies import (
     Dispatch,
     Policy,
     Preempt,
@@ -24,11 +24,11 @@ from policies import (
     is_first_come,
     parse_policy,
 )
-from policies.contract import CONTRACTS, checked
-from policies.ordered import PARAMETERS, in_order, order_of, wants_steps
-from policies.orders import ORDERS
-from policies.orders.order import predicted_tokens
-from queueing.simulation.policy_check import check_policy
+from kendall.policies.contract import CONTRACTS, checked
+from kendall.policies.ordered import PARAMETERS, in_order, order_of, wants_steps
+from kendall.policies.orders import ORDERS
+from kendall.policies.orders.order import predicted_tokens
+from kendall.queueing.simulation.policy_check import check_policy
 from tests.policies.states import seconds, states
 
 TEXTS = {

@@ -11,8 +11,15 @@ from typing import Any
 
 import pytest
 
-from policies import POLICIES, Policy, SpecError, format_policy, parse_policy, policy_batch_size
-from policies.registry import (
+from kendall.policies import (
+    POLICIES,
+    Policy,
+    SpecError,
+    format_policy,
+    parse_policy,
+    policy_batch_size,
+)
+from kendall.policies.registry import (
     VARIABLE,
     class_fault,
     every_policy,
@@ -67,7 +74,9 @@ def test_a_relative_path_is_found_from_another_folder(
 
 def test_a_child_process_knows_the_module(tmp_path: Path) -> None:
     use_modules([module(tmp_path, SHORTEST)])
-    code = "from policies import parse_policy; print(parse_policy('shortest').max_batch_size)"
+    code = (
+        "from kendall.policies import parse_policy; print(parse_policy('shortest').max_batch_size)"
+    )
     path = os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])
     child = subprocess.run(
         [sys.executable, "-c", code],
@@ -208,7 +217,7 @@ def test_a_module_and_a_package_with_one_name_are_told(tmp_path: Path) -> None:
         (SHORTEST.replace('"shortest"', '"Shortest!"'), "with name='Shortest!'; expected a name"),
         (SHORTEST + CLASS.replace("class Shortest", "class Other"), "two classes with the name"),
         (
-            HEAD + "from policies import Capped\n" + CLASS.replace("(Policy)", "(Capped)"),
+            HEAD + "from kendall.policies import Capped\n" + CLASS.replace("(Policy)", "(Capped)"),
             "a subclass of Capped; expected a class of its own",
         ),
         (

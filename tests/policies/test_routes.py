@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import pytest
 from hypothesis import given
 
-from policies import (
+from kendall.policies import (
     POLICIES,
     Capped,
     Continuous,
@@ -27,9 +27,9 @@ from policies import (
     parse_policy,
     served_as,
 )
-from policies.routes import PREFIX, ROUTES
-from policies.text import first_come_form, with_order
-from queueing.choosing.candidates import sized, sized_policy
+from kendall.policies.routes import PREFIX, ROUTES
+from kendall.policies.text import first_come_form, with_order
+from kendall.queueing.choosing.candidates import sized, sized_policy
 from tests.policies.decisions import FIVE, IDLE, batch
 from tests.policies.states import policies, running, seconds, states, waiting
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies import (
+from kendall.policies import (
     POLICIES,
     Capped,
     Continuous,
@@ -27,7 +27,7 @@ from policies import (
     parse_policy,
     policy_batch_size,
 )
-from policies.text import counted, format_number, parse_number, short_number
+from kendall.policies.text import counted, format_number, parse_number, short_number
 from tests.policies.states import policies, waits
 
 CANONICAL = [

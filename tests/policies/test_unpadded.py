@@ -10,7 +10,7 @@ from typing import ClassVar
 import pytest
 from hypothesis import given
 
-from policies import (
+from kendall.policies import (
     Capped,
     Decision,
     Dispatch,
@@ -26,7 +26,7 @@ from policies import (
     policy_batch_size,
     served_as,
 )
-from policies.core import Release
+from kendall.policies.core import Release
 from tests.policies.states import policies, seconds, states
 
 

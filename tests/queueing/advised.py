@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from policies import parse_policy
-from queueing.choosing.advice import advise as advice
-from queueing.choosing.advice.what_if import usual_token_limits
-from queueing.choosing.candidates import (
+from kendall.policies import parse_policy
+from kendall.queueing.choosing.advice import advise as advice
+from kendall.queueing.choosing.advice.what_if import usual_token_limits
+from kendall.queueing.choosing.candidates import (
     at_sizes,
     canonical,
     one_knob_away,
     usual_policies,
     usual_sizes,
 )
-from queueing.choosing.forecast import Advice, Forecast, Setting
-from queueing.choosing.gain.operating_point import OperatingPoint
-from queueing.choosing.objective import Objective
-from queueing.distributions.token_distribution import TokenDistribution
-from queueing.estimation.estimates import Estimates
-from queueing.estimation.window_queue import Limits
-from queueing.latency.law import LatencyModel
-from queueing.model import Model
+from kendall.queueing.choosing.forecast import Advice, Forecast, Setting
+from kendall.queueing.choosing.gain.operating_point import OperatingPoint
+from kendall.queueing.choosing.objective import Objective
+from kendall.queueing.distributions.token_distribution import TokenDistribution
+from kendall.queueing.estimation.estimates import Estimates
+from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.model import Model
 from tests.queueing.estimation_runs import LAW, LENGTHS
 
 POLICY = "capped:max_batch_size=8"

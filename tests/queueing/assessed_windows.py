@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from queueing.choosing.autopilot.assessed_window import AssessedWindow
-from queueing.choosing.autopilot.bounds import AutopilotBounds
-from queueing.choosing.forecast import Setting
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.estimation.assumptions.assumption import Assumption
-from queueing.estimation.estimates import Estimates
-from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
-from queueing.estimation.lengths.lengths import Lengths, lengths
-from queueing.estimation.speed.speed_process import Stalls
-from queueing.estimation.speed.wander import NO_WANDER
-from queueing.estimation.window_queue import Limits
-from queueing.latency.law import LatencyModel
-from queueing.model import Model
+from kendall.queueing.choosing.autopilot.assessed_window import AssessedWindow
+from kendall.queueing.choosing.autopilot.bounds import AutopilotBounds
+from kendall.queueing.choosing.forecast import Setting
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.estimation.assumptions.assumption import Assumption
+from kendall.queueing.estimation.estimates import Estimates
+from kendall.queueing.estimation.interval import UNKNOWN, Estimate, symmetric
+from kendall.queueing.estimation.lengths.lengths import Lengths, lengths
+from kendall.queueing.estimation.speed.speed_process import Stalls
+from kendall.queueing.estimation.speed.wander import NO_WANDER
+from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.model import Model
 
 LAW = LatencyModel(k1=0.0003, k2=0.0014, k3=0.0001, k4=0.0012, cv=0.15)
 SEQS, LONGEST = 8, 256
@@ -29,7 +29,7 @@ BOUNDS = AutopilotBounds(policies=("capped", "elastic"), smallest_token_limit=8)
 
 
 def capacity(setting: Setting) -> float:
-    from policies import parse_policy
+    from kendall.policies import parse_policy
 
     lawful = LAWFUL if setting.max_output_tokens is None else LAWFUL.clip(setting.max_output_tokens)
     return Model(

@@ -22,16 +22,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from policies import Request, parse_policy
-from queueing.control.assess import Assessment, assess
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.estimation.window.window import Snapshot
-from queueing.estimation.window_queue import Limits
-from queueing.latency.law import LatencyModel
-from queueing.model import Model
-from queueing.simulation.fast import draw_trace
-from server.engines.emulated import EmulatedEngine
-from server.queue.batcher import Batcher
+from kendall.policies import Request, parse_policy
+from kendall.queueing.control.assess import Assessment, assess
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.estimation.window.window import Snapshot
+from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.model import Model
+from kendall.queueing.simulation.fast import draw_trace
+from kendall.server.engines.emulated import EmulatedEngine
+from kendall.server.queue.batcher import Batcher
 from tests.queueing.estimation_windows import snapshot_of_run, window_of
 from tests.server.autopiloted import Fed
 from tests.server.harness import Immediate, engine_request_of, submitted

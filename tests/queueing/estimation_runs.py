@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from queueing.distributions.token_distribution import TokenDistribution, parse_distribution
-from queueing.estimation.window.window import Snapshot, snapshot_of
-from queueing.latency.law import LatencyModel
-from queueing.measurement.record import Record
+from kendall.queueing.distributions.token_distribution import TokenDistribution, parse_distribution
+from kendall.queueing.estimation.window.window import Snapshot, snapshot_of
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.measurement.record import Record
 
 Vector = npt.NDArray[np.float64]
 LAW = LatencyModel(k1=0.0003, k2=0.0014, k3=0.00002, k4=0.0012, cv=0.15)

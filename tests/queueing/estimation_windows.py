@@ -7,13 +7,13 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from queueing.estimation.assumptions.assumption import Assumption, Evidence, judged
-from queueing.estimation.assumptions.forecast_assumptions import FORECAST_TESTS
-from queueing.estimation.window.window import FIELDS, WIDTH, Snapshot
-from queueing.measurement.record import Record
-from queueing.model import Model
-from queueing.simulation.experiment import simulate_run
-from queueing.simulation.fast import SimulatedRun
+from kendall.queueing.estimation.assumptions.assumption import Assumption, Evidence, judged
+from kendall.queueing.estimation.assumptions.forecast_assumptions import FORECAST_TESTS
+from kendall.queueing.estimation.window.window import FIELDS, WIDTH, Snapshot
+from kendall.queueing.measurement.record import Record
+from kendall.queueing.model import Model
+from kendall.queueing.simulation.experiment import simulate_run
+from kendall.queueing.simulation.fast import SimulatedRun
 
 
 def window_of(model: Model, load: float, count: int, seed: int) -> Snapshot:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import dataclasses
 from functools import cache
 
-from policies import parse_policy
-from queueing.choosing.autopilot.assessed_window import AssessedWindow
-from queueing.choosing.forecast import Setting
-from queueing.choosing.objective import Objective
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.estimation.assumptions.assumption import Assumption
-from queueing.estimation.estimates import Estimates, estimate
-from queueing.estimation.interval import symmetric
-from queueing.estimation.window_queue import Limits
-from queueing.latency.law import parse_law
-from queueing.model import Model
+from kendall.policies import parse_policy
+from kendall.queueing.choosing.autopilot.assessed_window import AssessedWindow
+from kendall.queueing.choosing.forecast import Setting
+from kendall.queueing.choosing.objective import Objective
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.estimation.assumptions.assumption import Assumption
+from kendall.queueing.estimation.estimates import Estimates, estimate
+from kendall.queueing.estimation.interval import symmetric
+from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.latency.law import parse_law
+from kendall.queueing.model import Model
 from tests.queueing.estimation_runs import Engine, poisson, seen, serve
 
 POLICY = "capped:max_batch_size=8"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from queueing.result import Prediction
+from kendall.queueing.result import Prediction
 
 
 def prediction_of(**about: Any) -> Prediction:

@@ -21,14 +21,14 @@ from typing import Any
 import numpy as np
 from typer.testing import CliRunner
 
-from policies import format_policy, parse_policy
-from policies.text import SpecError
-from queueing.choosing.candidates import with_size
-from queueing.choosing.objective import Slo, parse_slo
-from queueing.commands.cli import app as predicting
-from queueing.commands.optimize_cli import app as optimizing
-from queueing.model import ROUTINGS, Model
-from queueing.simulation.experiment import simulate_run
+from kendall.policies import format_policy, parse_policy
+from kendall.policies.text import SpecError
+from kendall.queueing.choosing.candidates import with_size
+from kendall.queueing.choosing.objective import Slo, parse_slo
+from kendall.queueing.commands.cli import app as predicting
+from kendall.queueing.commands.optimize_cli import app as optimizing
+from kendall.queueing.model import ROUTINGS, Model
+from kendall.queueing.simulation.experiment import simulate_run
 
 POLICIES = (
     "single",

@@ -1,9 +1,8 @@
 """Orders, laws and predictors on which the analysis of orders is checked."""
 
-from papers.prediction_costs import DelayPredict, SkipPredict
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.latency.law import LatencyModel
-from queueing.models.soap.orders import (
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.models.soap.orders import (
     Bounce,
     Fifo,
     LeastAttained,
@@ -16,14 +15,15 @@ from queueing.models.soap.orders import (
     Threshold,
     Trail,
 )
-from queueing.models.soap.predictors import (
+from kendall.queueing.models.soap.predictors import (
     ExactPrediction,
     ExponentialPrediction,
     LognormalPrediction,
     Predictor,
     WholeTokens,
 )
-from queueing.models.soap.sizes import SizeLaw, WeibullSizes, exponential_sizes, token_sizes
+from kendall.queueing.models.soap.sizes import SizeLaw, WeibullSizes, exponential_sizes, token_sizes
+from papers.prediction_costs import DelayPredict, SkipPredict
 
 LATENCY = LatencyModel(k2=0.1, k4=0.0406)  # mean service time about 1 s
 LAWS: dict[str, SizeLaw] = {

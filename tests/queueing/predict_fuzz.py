@@ -77,9 +77,9 @@ def arguments(rng: np.random.Generator) -> list[str]:
 
 def at_load(rng: np.random.Generator, line: list[str]) -> list[str]:
     """The same with an arrival rate of a load that has a steady state, where there is one."""
-    from policies.text import SpecError
-    from queueing.errors import PredictionError
-    from queueing.model import Model
+    from kendall.policies.text import SpecError
+    from kendall.queueing.errors import PredictionError
+    from kendall.queueing.model import Model
 
     given = dict(part.removeprefix("--").split("=", 1) for part in line if "=" in part)
     limits: dict[str, Any] = {
@@ -271,8 +271,8 @@ def _predict(line: list[str], folder: Path) -> None:
 
 def _documented(line: list[str]) -> str | None:
     """The one warning that is no fault: of a law that takes a second per token or longer."""
-    from policies.text import SpecError
-    from queueing.latency.law import parse_law, slow_law
+    from kendall.policies.text import SpecError
+    from kendall.queueing.latency.law import parse_law, slow_law
 
     try:
         sentence = slow_law(

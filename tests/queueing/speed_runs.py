@@ -6,13 +6,13 @@ import math
 
 import numpy as np
 
-from policies import parse_policy
-from queueing.estimation.speed.batch_times import BatchTimes
-from queueing.latency.law import LatencyModel
-from queueing.measurement.record import Record
-from queueing.model import Model
-from queueing.simulation.experiment import draw_jobs
-from queueing.simulation.reference import SimulatedEngine, simulate_trace
+from kendall.policies import parse_policy
+from kendall.queueing.estimation.speed.batch_times import BatchTimes
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.measurement.record import Record
+from kendall.queueing.model import Model
+from kendall.queueing.simulation.experiment import draw_jobs
+from kendall.queueing.simulation.reference import SimulatedEngine, simulate_trace
 from tests.queueing.estimation_runs import LAW, LENGTHS
 
 SLOWER = LAW.at_speed(1.3)

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from queueing.distributions.token_distribution import Vector
-from queueing.latency.law import LatencyModel
-from queueing.measurement.record import Record
+from kendall.queueing.distributions.token_distribution import Vector
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.measurement.record import Record
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,31 +14,31 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policies import Request, parse_policy
-from policies.text import SpecError
-from queueing.choosing.advice.advise import TARGETS, parse_objective
-from queueing.choosing.advice.sentence import sentence
-from queueing.choosing.answer import own_error, precise
-from queueing.choosing.candidates import usual_policies
-from queueing.choosing.choices import best_batch_size
-from queueing.choosing.forecast import Advice, Forecast, Setting
-from queueing.choosing.gain.criterion import Criterion
-from queueing.choosing.gain.known_lengths import known_lengths
-from queueing.choosing.gain.response import Response
-from queueing.choosing.objective import Objective, parse_slo
-from queueing.choosing.phrases import HALF_A_PERCENT
-from queueing.choosing.token_limit import best_token_limit
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.estimation.estimates import Estimates, estimate
-from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
-from queueing.estimation.lengths.lengths import lengths
-from queueing.estimation.window_queue import Limits
-from queueing.measurement.record import Record
-from queueing.measurement.statistics import mean_interval
-from queueing.model import Model
-from queueing.prediction import predict
-from queueing.result import LEVELS, Quantiles
-from queueing.simulation.experiment import simulate_model
+from kendall.policies import Request, parse_policy
+from kendall.policies.text import SpecError
+from kendall.queueing.choosing.advice.advise import TARGETS, parse_objective
+from kendall.queueing.choosing.advice.sentence import sentence
+from kendall.queueing.choosing.answer import own_error, precise
+from kendall.queueing.choosing.candidates import usual_policies
+from kendall.queueing.choosing.choices import best_batch_size
+from kendall.queueing.choosing.forecast import Advice, Forecast, Setting
+from kendall.queueing.choosing.gain.criterion import Criterion
+from kendall.queueing.choosing.gain.known_lengths import known_lengths
+from kendall.queueing.choosing.gain.response import Response
+from kendall.queueing.choosing.objective import Objective, parse_slo
+from kendall.queueing.choosing.phrases import HALF_A_PERCENT
+from kendall.queueing.choosing.token_limit import best_token_limit
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.estimation.estimates import Estimates, estimate
+from kendall.queueing.estimation.interval import UNKNOWN, Estimate, symmetric
+from kendall.queueing.estimation.lengths.lengths import lengths
+from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.measurement.record import Record
+from kendall.queueing.measurement.statistics import mean_interval
+from kendall.queueing.model import Model
+from kendall.queueing.prediction import predict
+from kendall.queueing.result import LEVELS, Quantiles
+from kendall.queueing.simulation.experiment import simulate_model
 from tests.queueing.advised import POLICY, advise, capacity, forecast, what_ifs
 from tests.queueing.estimation_runs import LAW, LENGTHS, Engine, poisson, seen, serve
 from tests.queueing.made import prediction_of

@@ -10,19 +10,19 @@ from functools import cache
 import numpy as np
 import pytest
 
-from policies import parse_policy
-from queueing.choosing.advice.advise import parse_objective
-from queueing.choosing.autopilot.bounds import AutopilotBounds
-from queueing.choosing.autopilot.controller import Autopilot
-from queueing.choosing.forecast import Setting
-from queueing.choosing.gain.operating_point import OperatingPoint
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.estimation.estimates import Estimates, estimate
-from queueing.estimation.lengths.lengths import lengths
-from queueing.estimation.window_queue import Limits
-from queueing.model import Model
-from queueing.result import Prediction
-from queueing.simulation.experiment import simulate_model
+from kendall.policies import parse_policy
+from kendall.queueing.choosing.advice.advise import parse_objective
+from kendall.queueing.choosing.autopilot.bounds import AutopilotBounds
+from kendall.queueing.choosing.autopilot.controller import Autopilot
+from kendall.queueing.choosing.forecast import Setting
+from kendall.queueing.choosing.gain.operating_point import OperatingPoint
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.estimation.estimates import Estimates, estimate
+from kendall.queueing.estimation.lengths.lengths import lengths
+from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.model import Model
+from kendall.queueing.result import Prediction
+from kendall.queueing.simulation.experiment import simulate_model
 from tests.queueing.advised import advise, what_ifs
 from tests.queueing.assessed_windows import LAW as PILOTED
 from tests.queueing.assessed_windows import LAWFUL, SEQS, seen

@@ -9,21 +9,21 @@ from functools import cache
 
 import pytest
 
-from policies import parse_policy
-from queueing.choosing import answer
-from queueing.choosing.advice.advise import TARGETS, parse_objective
-from queueing.choosing.advice.sentence import sentence
-from queueing.choosing.forecast import Advice, Setting
-from queueing.choosing.gain import window_model
-from queueing.choosing.gain.criterion import Criterion
-from queueing.choosing.gain.operating_point import OperatingPoint
-from queueing.choosing.search import largest_kept
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.estimation.estimates import Estimates, estimate
-from queueing.estimation.interval import Estimate
-from queueing.estimation.window_queue import Limits
-from queueing.latency.law import parse_law
-from queueing.result import Prediction, Quantiles
+from kendall.policies import parse_policy
+from kendall.queueing.choosing import answer
+from kendall.queueing.choosing.advice.advise import TARGETS, parse_objective
+from kendall.queueing.choosing.advice.sentence import sentence
+from kendall.queueing.choosing.forecast import Advice, Setting
+from kendall.queueing.choosing.gain import window_model
+from kendall.queueing.choosing.gain.criterion import Criterion
+from kendall.queueing.choosing.gain.operating_point import OperatingPoint
+from kendall.queueing.choosing.search import largest_kept
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.estimation.estimates import Estimates, estimate
+from kendall.queueing.estimation.interval import Estimate
+from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.latency.law import parse_law
+from kendall.queueing.result import Prediction, Quantiles
 from tests.queueing.advised import POLICY, advise
 from tests.queueing.estimation_runs import Engine, poisson, seen, serve
 

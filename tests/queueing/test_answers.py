@@ -9,13 +9,13 @@ import math
 
 import pytest
 
-from policies import parse_policy
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.latency.law import LatencyModel
-from queueing.model import Model
-from queueing.prediction import largest_stable_rate, predict, predict_model, unstable
-from queueing.result import LEVELS, Prediction, Quantiles
-from queueing.simulation.experiment import simulate_model
+from kendall.policies import parse_policy
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.model import Model
+from kendall.queueing.prediction import largest_stable_rate, predict, predict_model, unstable
+from kendall.queueing.result import LEVELS, Prediction, Quantiles
+from kendall.queueing.simulation.experiment import simulate_model
 
 LAW = LatencyModel(k1=0.3e-3, k2=1.4e-3, k3=25e-6, k4=0.92e-3, cv=0.12, turnaround=1.5e-3)
 LENGTHS = parse_distribution("uniform:low=1,high=32")

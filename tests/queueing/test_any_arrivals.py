@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from queueing.estimation.arrivals import arrival_rate, dispersion
-from queueing.estimation.assumptions.assumption import factor
-from queueing.estimation.change import changes
-from queueing.measurement.arrival_audit import audit_arrivals
+from kendall.queueing.estimation.arrivals import arrival_rate, dispersion
+from kendall.queueing.estimation.assumptions.assumption import factor
+from kendall.queueing.estimation.change import changes
+from kendall.queueing.measurement.arrival_audit import audit_arrivals
 from tests.queueing.estimation_windows import arrival_assumptions
 
 GAPS = st.one_of(

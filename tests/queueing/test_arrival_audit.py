@@ -12,17 +12,17 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from policies.text import counted
-from queueing.measurement import arrival_tests
-from queueing.measurement.arrival_audit import (
+from kendall.policies.text import counted
+from kendall.queueing.measurement import arrival_tests
+from kendall.queueing.measurement.arrival_audit import (
     Budget,
     above_dead_time,
     audit_arrivals,
     resolution,
     tests_by_holm,
 )
-from queueing.measurement.arrival_tests import Finding
-from queueing.measurement.arrival_words import disease
+from kendall.queueing.measurement.arrival_tests import Finding
+from kendall.queueing.measurement.arrival_words import disease
 
 FloatArray = NDArray[np.float64]
 Stamps = Callable[[FloatArray], FloatArray]

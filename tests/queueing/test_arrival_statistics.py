@@ -11,15 +11,15 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from queueing.measurement import arrival_tests
-from queueing.measurement.arrival_audit import (
+from kendall.queueing.measurement import arrival_tests
+from kendall.queueing.measurement.arrival_audit import (
     Budget,
     above_dead_time,
     audit_arrivals,
     resolution,
     tick,
 )
-from queueing.measurement.arrival_words import (
+from kendall.queueing.measurement.arrival_words import (
     disease,
     distinct_gaps,
     gaps_repeat,

@@ -12,25 +12,25 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policies import parse_policy
-from queueing.choosing.forecast import Setting
-from queueing.control.assess import assess, load_interval
-from queueing.control.long_run import LongRun
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.estimation.arrivals import while_requests_came
-from queueing.estimation.assumptions.assumption import Assumption
-from queueing.estimation.assumptions.engine_assumptions import settled
-from queueing.estimation.estimates import Estimates
-from queueing.estimation.interval import UNKNOWN, symmetric
-from queueing.estimation.lengths.lengths import lengths
-from queueing.estimation.speed.speed_process import Stalls
-from queueing.estimation.stall_backlog import behind_stalls, stall_backlog, utilisation_of
-from queueing.estimation.window.snapshot import Snapshot
-from queueing.estimation.window_queue import Limits, model_of
-from queueing.latency.law import LatencyModel
-from queueing.model import Model
-from queueing.result import Mean, Prediction, Quantiles
-from queueing.simulation.experiment import simulate_model
+from kendall.policies import parse_policy
+from kendall.queueing.choosing.forecast import Setting
+from kendall.queueing.control.assess import assess, load_interval
+from kendall.queueing.control.long_run import LongRun
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.estimation.arrivals import while_requests_came
+from kendall.queueing.estimation.assumptions.assumption import Assumption
+from kendall.queueing.estimation.assumptions.engine_assumptions import settled
+from kendall.queueing.estimation.estimates import Estimates
+from kendall.queueing.estimation.interval import UNKNOWN, symmetric
+from kendall.queueing.estimation.lengths.lengths import lengths
+from kendall.queueing.estimation.speed.speed_process import Stalls
+from kendall.queueing.estimation.stall_backlog import behind_stalls, stall_backlog, utilisation_of
+from kendall.queueing.estimation.window.snapshot import Snapshot
+from kendall.queueing.estimation.window_queue import Limits, model_of
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.model import Model
+from kendall.queueing.result import Mean, Prediction, Quantiles
+from kendall.queueing.simulation.experiment import simulate_model
 from tests.queueing.assessed_windows import seen
 from tests.queueing.estimation_runs import LAW, LENGTHS, Engine, poisson, serve
 from tests.queueing.estimation_runs import seen as window_of_run

@@ -11,34 +11,34 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from queueing.estimation.arrivals import while_requests_came
-from queueing.estimation.assumptions import engine_assumptions, forecast_assumptions
-from queueing.estimation.assumptions.assumption import LEVEL, StalledDelay
-from queueing.estimation.assumptions.checks import conservation, little_law, utilisation_law
-from queueing.estimation.assumptions.engine_assumptions import (
+from kendall.queueing.estimation.arrivals import while_requests_came
+from kendall.queueing.estimation.assumptions import engine_assumptions, forecast_assumptions
+from kendall.queueing.estimation.assumptions.assumption import LEVEL, StalledDelay
+from kendall.queueing.estimation.assumptions.checks import conservation, little_law, utilisation_law
+from kendall.queueing.estimation.assumptions.engine_assumptions import (
     constant_speed,
     law_shape,
     no_stalls,
 )
-from queueing.estimation.assumptions.forecast_assumptions import (
+from kendall.queueing.estimation.assumptions.forecast_assumptions import (
     no_retries,
     number_in_system,
     open_loop,
     settled,
     stable_queue,
 )
-from queueing.estimation.change import Change, burstiness
-from queueing.estimation.interval import UNKNOWN, Estimate
-from queueing.estimation.lengths.lengths import lengths
-from queueing.estimation.lengths.same_lengths import differ
-from queueing.estimation.speed.batch_times import BatchTimes
-from queueing.estimation.speed.speed_change import speed_change
-from queueing.estimation.speed.speed_process import Stalls, stalled
-from queueing.estimation.speed.speeds import Speeds
-from queueing.estimation.speed.wander import SIGMAS, Wander, most_likely
-from queueing.estimation.window.snapshot import COLUMN, Snapshot
-from queueing.estimation.window.window import snapshot_of
-from queueing.measurement.statistics import Interval
+from kendall.queueing.estimation.change import Change, burstiness
+from kendall.queueing.estimation.interval import UNKNOWN, Estimate
+from kendall.queueing.estimation.lengths.lengths import lengths
+from kendall.queueing.estimation.lengths.same_lengths import differ
+from kendall.queueing.estimation.speed.batch_times import BatchTimes
+from kendall.queueing.estimation.speed.speed_change import speed_change
+from kendall.queueing.estimation.speed.speed_process import Stalls, stalled
+from kendall.queueing.estimation.speed.speeds import Speeds
+from kendall.queueing.estimation.speed.wander import SIGMAS, Wander, most_likely
+from kendall.queueing.estimation.window.snapshot import COLUMN, Snapshot
+from kendall.queueing.estimation.window.window import snapshot_of
+from kendall.queueing.measurement.statistics import Interval
 from tests.queueing.estimation_runs import Engine, poisson, serve
 from tests.queueing.estimation_windows import arrival_assumptions
 from tests.queueing.speed_runs import rest, wandering

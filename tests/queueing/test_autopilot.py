@@ -10,23 +10,23 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from policies import SpecError
-from queueing.choosing.autopilot.bounds import AutopilotBounds, knob_between
-from queueing.choosing.autopilot.candidates import candidates, lowest_limit, repairs
-from queueing.choosing.autopilot.choosing import RankedSetting, gain_or_load
-from queueing.choosing.autopilot.controller import Autopilot
-from queueing.choosing.autopilot.decision import Decision
-from queueing.choosing.autopilot.judging import measured_gain
-from queueing.choosing.autopilot.state import State
-from queueing.choosing.candidates import batch_sizes, preferred
-from queueing.choosing.forecast import Setting
-from queueing.choosing.gain.criterion import Criterion
-from queueing.choosing.gain.operating_point import OperatingPoint
-from queueing.choosing.objective import Objective
-from queueing.estimation.assumptions.assumption import Assumption
-from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
-from queueing.estimation.lengths.lengths import lengths
-from queueing.estimation.window_queue import Limits
+from kendall.policies import SpecError
+from kendall.queueing.choosing.autopilot.bounds import AutopilotBounds, knob_between
+from kendall.queueing.choosing.autopilot.candidates import candidates, lowest_limit, repairs
+from kendall.queueing.choosing.autopilot.choosing import RankedSetting, gain_or_load
+from kendall.queueing.choosing.autopilot.controller import Autopilot
+from kendall.queueing.choosing.autopilot.decision import Decision
+from kendall.queueing.choosing.autopilot.judging import measured_gain
+from kendall.queueing.choosing.autopilot.state import State
+from kendall.queueing.choosing.candidates import batch_sizes, preferred
+from kendall.queueing.choosing.forecast import Setting
+from kendall.queueing.choosing.gain.criterion import Criterion
+from kendall.queueing.choosing.gain.operating_point import OperatingPoint
+from kendall.queueing.choosing.objective import Objective
+from kendall.queueing.estimation.assumptions.assumption import Assumption
+from kendall.queueing.estimation.interval import UNKNOWN, Estimate, symmetric
+from kendall.queueing.estimation.lengths.lengths import lengths
+from kendall.queueing.estimation.window_queue import Limits
 from tests.queueing.assessed_windows import (
     BOUNDS,
     LAW,

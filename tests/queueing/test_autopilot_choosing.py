@@ -12,36 +12,40 @@ from typing import Any
 import numpy as np
 import pytest
 
-from queueing.choosing.answer import SIMULATED
-from queueing.choosing.autopilot.assessed_window import LONGEST, AssessedWindow, assessed_window
-from queueing.choosing.autopilot.bounds import AutopilotBounds, Rules, knob_between
-from queueing.choosing.autopilot.candidates import (
+from kendall.queueing.choosing.answer import SIMULATED
+from kendall.queueing.choosing.autopilot.assessed_window import (
+    LONGEST,
+    AssessedWindow,
+    assessed_window,
+)
+from kendall.queueing.choosing.autopilot.bounds import AutopilotBounds, Rules, knob_between
+from kendall.queueing.choosing.autopilot.candidates import (
     candidates,
     clipped_fraction,
     lower_fraction,
     upper_fraction,
 )
-from queueing.choosing.autopilot.choosing import (
+from kendall.queueing.choosing.autopilot.choosing import (
     Chooser,
     between,
     ranked,
 )
-from queueing.choosing.autopilot.controller import Autopilot
-from queueing.choosing.autopilot.decision import Decision
-from queueing.choosing.autopilot.knowledge import Knowledge, learn
-from queueing.choosing.autopilot.state import Carried, FailedSetting, State, Trial
-from queueing.choosing.candidates import preferred, sized
-from queueing.choosing.forecast import Setting
-from queueing.choosing.gain.operating_point import OperatingPoint
-from queueing.estimation.assumptions.assumption import Assumption
-from queueing.estimation.assumptions.verdict import observed_mean
-from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
-from queueing.estimation.lengths.lengths import lengths
-from queueing.estimation.speed.speed_process import Stalls
-from queueing.estimation.stall_backlog import stall_backlog, utilisation_of
-from queueing.estimation.window_queue import Limits
-from queueing.measurement.batch_means import batch_means_interval
-from queueing.simulation.experiment import simulate_run
+from kendall.queueing.choosing.autopilot.controller import Autopilot
+from kendall.queueing.choosing.autopilot.decision import Decision
+from kendall.queueing.choosing.autopilot.knowledge import Knowledge, learn
+from kendall.queueing.choosing.autopilot.state import Carried, FailedSetting, State, Trial
+from kendall.queueing.choosing.candidates import preferred, sized
+from kendall.queueing.choosing.forecast import Setting
+from kendall.queueing.choosing.gain.operating_point import OperatingPoint
+from kendall.queueing.estimation.assumptions.assumption import Assumption
+from kendall.queueing.estimation.assumptions.verdict import observed_mean
+from kendall.queueing.estimation.interval import UNKNOWN, Estimate, symmetric
+from kendall.queueing.estimation.lengths.lengths import lengths
+from kendall.queueing.estimation.speed.speed_process import Stalls
+from kendall.queueing.estimation.stall_backlog import stall_backlog, utilisation_of
+from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.measurement.batch_means import batch_means_interval
+from kendall.queueing.simulation.experiment import simulate_run
 from tests.queueing.assessed_windows import BOUNDS, LAW, SEQS, capacity, seen
 from tests.queueing.estimation_runs import Engine, poisson, serve
 from tests.queueing.estimation_runs import seen as window_of_run

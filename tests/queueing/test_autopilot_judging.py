@@ -10,22 +10,22 @@ from typing import Any
 
 import pytest
 
-from queueing.choosing.autopilot.assessed_window import AssessedWindow
-from queueing.choosing.autopilot.bounds import AutopilotBounds, Rules
-from queueing.choosing.autopilot.choosing import Chooser, RankedSetting
-from queueing.choosing.autopilot.decision import Decision
-from queueing.choosing.autopilot.judging import (
+from kendall.queueing.choosing.autopilot.assessed_window import AssessedWindow
+from kendall.queueing.choosing.autopilot.bounds import AutopilotBounds, Rules
+from kendall.queueing.choosing.autopilot.choosing import Chooser, RankedSetting
+from kendall.queueing.choosing.autopilot.decision import Decision
+from kendall.queueing.choosing.autopilot.judging import (
     judge,
     measured_gain,
     overwhelmed,
 )
-from queueing.choosing.autopilot.knowledge import Knowledge, learn
-from queueing.choosing.autopilot.state import Carried, State, Trial
-from queueing.choosing.forecast import Setting
-from queueing.estimation.assumptions.assumption import Assumption
-from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
-from queueing.estimation.lengths.lengths import lengths
-from queueing.estimation.window_queue import Limits
+from kendall.queueing.choosing.autopilot.knowledge import Knowledge, learn
+from kendall.queueing.choosing.autopilot.state import Carried, State, Trial
+from kendall.queueing.choosing.forecast import Setting
+from kendall.queueing.estimation.assumptions.assumption import Assumption
+from kendall.queueing.estimation.interval import UNKNOWN, Estimate, symmetric
+from kendall.queueing.estimation.lengths.lengths import lengths
+from kendall.queueing.estimation.window_queue import Limits
 from tests.queueing.assessed_windows import seen
 
 START, AFTER = Setting(policy="elastic"), Setting(policy="elastic", max_output_tokens=96)

@@ -11,18 +11,18 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from policies import Policy, format_policy, parse_policy
-from queueing.choosing.forecast import Setting
-from queueing.choosing.gain.operating_point import OperatingPoint
-from queueing.choosing.gain.same_requests import SameRequests
-from queueing.control.assess import assess
-from queueing.distributions.token_distribution import TokenDistribution
-from queueing.estimation.checked import CheckedRun, check_run
-from queueing.estimation.window.of_run import window_of_run
-from queueing.estimation.window_queue import Limits
-from queueing.latency.law import LatencyModel
-from queueing.measurement.recursion import Served
-from queueing.model import Model
+from kendall.policies import Policy, format_policy, parse_policy
+from kendall.queueing.choosing.forecast import Setting
+from kendall.queueing.choosing.gain.operating_point import OperatingPoint
+from kendall.queueing.choosing.gain.same_requests import SameRequests
+from kendall.queueing.control.assess import assess
+from kendall.queueing.distributions.token_distribution import TokenDistribution
+from kendall.queueing.estimation.checked import CheckedRun, check_run
+from kendall.queueing.estimation.window.of_run import window_of_run
+from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.measurement.recursion import Served
+from kendall.queueing.model import Model
 
 ONE_TOKEN = TokenDistribution(np.array([0.0, 1.0]))
 LAW = LatencyModel(k1=0.002, k2=0.004, k3=0.0002, k4=0.001)
@@ -102,7 +102,9 @@ def test_the_model_follows_a_machine_whose_speed_changes(
     """One speed for the run misses the delays of the slow moments."""
     requests = run(parse_policy(text), rate, speed)
     followed = checked(requests)
-    monkeypatch.setattr("queueing.estimation.checked.WindowRequests.batch_factors", lambda *_: None)
+    monkeypatch.setattr(
+        "kendall.queueing.estimation.checked.WindowRequests.batch_factors", lambda *_: None
+    )
     constant = checked(requests)
     assert abs(followed.queueing_delay.ratio - 1) < 0.06
     off = abs(constant.queueing_delay.ratio - 1)
@@ -116,7 +118,9 @@ def test_a_machine_of_constant_speed_is_served_as_by_its_one_speed(
     requests = run(parse_policy(text), 20.0, lambda _: 1.4)
     followed = checked(requests)
     assert followed.speed.factor == pytest.approx(1.4, rel=0.03)
-    monkeypatch.setattr("queueing.estimation.checked.WindowRequests.batch_factors", lambda *_: None)
+    monkeypatch.setattr(
+        "kendall.queueing.estimation.checked.WindowRequests.batch_factors", lambda *_: None
+    )
     assert followed.queueing_delay.modelled == pytest.approx(
         checked(requests).queueing_delay.modelled, rel=0.02, abs=1e-4
     )

@@ -7,15 +7,21 @@ import math
 import numpy as np
 import pytest
 
-from policies import parse_policy
-from queueing.estimation.speed.batch_times import (
+from kendall.policies import parse_policy
+from kendall.queueing.estimation.speed.batch_times import (
     BatchTimes,
     batch_times,
     slot_times,
     wait_for_step,
 )
-from queueing.estimation.window.snapshot import CENSORED, ENDED, FIELDS, WITHOUT_LENGTH, Snapshot
-from queueing.latency.law import LatencyModel
+from kendall.queueing.estimation.window.snapshot import (
+    CENSORED,
+    ENDED,
+    FIELDS,
+    WITHOUT_LENGTH,
+    Snapshot,
+)
+from kendall.queueing.latency.law import LatencyModel
 
 LAW = LatencyModel(
     k1=0.01, k2=0.1, k3=0.002, k4=0.02, kp=0.001, speed=1.7

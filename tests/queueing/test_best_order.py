@@ -12,17 +12,17 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from policies.orders import ORDERS
-from policies.text import SpecError
-from queueing.choosing.orders import PREDICTORS, WORST, OrderSearch, best_order
-from queueing.choosing.search import Optimum, Point
-from queueing.choosing.words import order_lines
-from queueing.commands.optimize_cli import app, print_optimum
-from queueing.errors import NoStableChoiceError
-from queueing.model import Model
-from queueing.prediction import predict_model
-from queueing.prediction.by_length import durations_by_length
-from queueing.simulation.experiment import simulate_run
+from kendall.policies.orders import ORDERS
+from kendall.policies.text import SpecError
+from kendall.queueing.choosing.orders import PREDICTORS, WORST, OrderSearch, best_order
+from kendall.queueing.choosing.search import Optimum, Point
+from kendall.queueing.choosing.words import order_lines
+from kendall.queueing.commands.optimize_cli import app, print_optimum
+from kendall.queueing.errors import NoStableChoiceError
+from kendall.queueing.model import Model
+from kendall.queueing.prediction import predict_model
+from kendall.queueing.prediction.by_length import durations_by_length
+from kendall.queueing.simulation.experiment import simulate_run
 from tests.golden_files import is_as_kept
 
 LAW = "k1=0.0003,k2=0.001,k3=0.0002,k4=0.001"

@@ -8,20 +8,20 @@ import itertools
 import numpy as np
 import pytest
 
-from policies import parse_policy
-from policies.ordered import order_of
-from queueing.distributions.token_distribution import TokenDistribution, parse_distribution
-from queueing.errors import OutOfReachError, UnstableQueueError
-from queueing.latency.law import LatencyModel
-from queueing.model import Model
-from queueing.models.batches.batch_chain import solve_batch_chain
-from queueing.models.batches.bin_chain import BinnedQueue, solve_bin_chain
-from queueing.models.batches.binned import bins_of
-from queueing.models.soap.predictor_text import parse_predictor
-from queueing.prediction import methods, predict_model
-from queueing.prediction.by_length import durations_by_length
-from queueing.result import FALLBACK, Quantiles
-from queueing.simulation.experiment import simulate_model
+from kendall.policies import parse_policy
+from kendall.policies.ordered import order_of
+from kendall.queueing.distributions.token_distribution import TokenDistribution, parse_distribution
+from kendall.queueing.errors import OutOfReachError, UnstableQueueError
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.model import Model
+from kendall.queueing.models.batches.batch_chain import solve_batch_chain
+from kendall.queueing.models.batches.bin_chain import BinnedQueue, solve_bin_chain
+from kendall.queueing.models.batches.binned import bins_of
+from kendall.queueing.models.soap.predictor_text import parse_predictor
+from kendall.queueing.prediction import methods, predict_model
+from kendall.queueing.prediction.by_length import durations_by_length
+from kendall.queueing.result import FALLBACK, Quantiles
+from kendall.queueing.simulation.experiment import simulate_model
 
 LAW = LatencyModel(k1=1e-3, k2=3e-3, k3=4e-4, k4=2e-3)
 UNIFORM = parse_distribution("uniform:low=1,high=100")

@@ -5,17 +5,17 @@ import dataclasses
 import numpy as np
 import pytest
 
-from policies import parse_policy
-from queueing.distributions.token_distribution import TokenDistribution, parse_distribution
-from queueing.errors import UnstableQueueError
-from queueing.latency.batch_time import BatchTime
-from queueing.latency.law import LatencyModel
-from queueing.model import Model
-from queueing.models.batches.binned import bins_of
-from queueing.models.soap.predictor_text import parse_predictor
-from queueing.models.soap.token_orders import predicted_tokens
-from queueing.prediction import predict
-from queueing.simulation.experiment import simulate_run
+from kendall.policies import parse_policy
+from kendall.queueing.distributions.token_distribution import TokenDistribution, parse_distribution
+from kendall.queueing.errors import UnstableQueueError
+from kendall.queueing.latency.batch_time import BatchTime
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.model import Model
+from kendall.queueing.models.batches.binned import bins_of
+from kendall.queueing.models.soap.predictor_text import parse_predictor
+from kendall.queueing.models.soap.token_orders import predicted_tokens
+from kendall.queueing.prediction import predict
+from kendall.queueing.simulation.experiment import simulate_run
 
 LAW = LatencyModel(k1=1e-3, k2=3e-3, k3=4e-4, k4=2e-3)
 UNIFORM = parse_distribution("uniform:low=1,high=100")

@@ -8,11 +8,11 @@ import pytest
 from scipy.integrate import quad
 from scipy.special import kv
 
+from kendall.queueing.models.soap.orders import Bounce, ShortestFirst, ShortestRemaining
+from kendall.queueing.models.soap.predictors import ExponentialPrediction, UniformPrediction
+from kendall.queueing.models.soap.queue import price_of_misprediction, solve_order
+from kendall.queueing.models.soap.sizes import Grid, exponential_sizes
 from papers.sample_paths import Replications, simulate_order
-from queueing.models.soap.orders import Bounce, ShortestFirst, ShortestRemaining
-from queueing.models.soap.predictors import ExponentialPrediction, UniformPrediction
-from queueing.models.soap.queue import price_of_misprediction, solve_order
-from queueing.models.soap.sizes import Grid, exponential_sizes
 
 EXPONENTIAL = exponential_sizes()
 NOISE = UniformPrediction(0.5, 2.0)

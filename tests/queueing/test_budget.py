@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import pytest
 
-from policies import parse_policy
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.errors import OutOfReachError
-from queueing.latency.law import LatencyModel
-from queueing.model import Model
-from queueing.simulation.budget import affordable_requests, enough_slots
-from queueing.simulation.fast import MOST_SLOTS, is_compiled
+from kendall.policies import parse_policy
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.errors import OutOfReachError
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.model import Model
+from kendall.queueing.simulation.budget import affordable_requests, enough_slots
+from kendall.queueing.simulation.fast import MOST_SLOTS, is_compiled
 
 LENGTHS = parse_distribution("deterministic:value=100")
 LAW = LatencyModel(k1=0.001, k3=0.0, k4=0.01)

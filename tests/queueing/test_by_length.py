@@ -7,11 +7,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from queueing.distributions.token_distribution import TokenDistribution
-from queueing.errors import UnstableQueueError
-from queueing.model import Model
-from queueing.prediction import methods, predict_model
-from queueing.prediction.by_length import ByLength, durations_by_length
+from kendall.queueing.distributions.token_distribution import TokenDistribution
+from kendall.queueing.errors import UnstableQueueError
+from kendall.queueing.model import Model
+from kendall.queueing.prediction import methods, predict_model
+from kendall.queueing.prediction.by_length import ByLength, durations_by_length
 
 LAW = "k1=0.0003,k2=0.001,k3=0.0002,k4=0.001,cv=0.2,turnaround=0.001"
 ORDERED = (

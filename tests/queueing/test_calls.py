@@ -11,20 +11,20 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from policies import SpecError, parse_policy
-from queueing.commands.cli import app
-from queueing.distributions.call_lengths import CallLengths
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.model import Model
-from queueing.models.batches import calls
-from queueing.models.batches.batch_chain import solve_batch_chain
-from queueing.models.batches.call_chain import solve_call_chain
-from queueing.models.batches.calls import Calls, draw_calls
-from queueing.prediction import methods, predict_model
-from queueing.simulation.experiment import draw_jobs, simulate_model, simulate_run
-from queueing.simulation.fast import COLUMNS, draw_trace, is_compiled
-from queueing.simulation.reference import SimulatedEngine, simulate_trace
-from queueing.simulation.run_length import advise_model
+from kendall.policies import SpecError, parse_policy
+from kendall.queueing.commands.cli import app
+from kendall.queueing.distributions.call_lengths import CallLengths
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.model import Model
+from kendall.queueing.models.batches import calls
+from kendall.queueing.models.batches.batch_chain import solve_batch_chain
+from kendall.queueing.models.batches.call_chain import solve_call_chain
+from kendall.queueing.models.batches.calls import Calls, draw_calls
+from kendall.queueing.prediction import methods, predict_model
+from kendall.queueing.simulation.experiment import draw_jobs, simulate_model, simulate_run
+from kendall.queueing.simulation.fast import COLUMNS, draw_trace, is_compiled
+from kendall.queueing.simulation.reference import SimulatedEngine, simulate_trace
+from kendall.queueing.simulation.run_length import advise_model
 from tests.server.harness import replay
 from tests.virtual_time import run_virtual
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from policies import SpecError, format_policy, parse_policy
-from queueing.choosing.candidates import (
+from kendall.policies import SpecError, format_policy, parse_policy
+from kendall.queueing.choosing.candidates import (
     at_sizes,
     batch_sizes,
     canonical,
@@ -17,7 +17,7 @@ from queueing.choosing.candidates import (
     usual_sizes,
     with_size,
 )
-from queueing.choosing.forecast import Setting
+from kendall.queueing.choosing.forecast import Setting
 
 CAPPED = "capped:max_batch_size=8"
 

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from queueing.measurement.check import Check, in_words, pooled
+from kendall.queueing.measurement.check import Check, in_words, pooled
 
 
 def check(off: float, half: float, n: int = 100, share: float | None = 0.005) -> Check:

@@ -14,10 +14,10 @@ import typer
 from click.testing import Result
 from typer.testing import CliRunner
 
-from queueing.commands import check_policy_cli
-from queueing.commands.check_policy_cli import QUICK
-from queueing.commands.cli import app as predict_app
-from queueing.simulation.policy_check import CONTRACT_NAMES, RUN
+from kendall.queueing.commands import check_policy_cli
+from kendall.queueing.commands.check_policy_cli import QUICK
+from kendall.queueing.commands.cli import app as predict_app
+from kendall.queueing.simulation.policy_check import CONTRACT_NAMES, RUN
 from tests.policies.outside import SHORTEST, installed, module, nothing_known
 
 REST = SHORTEST[SHORTEST.index("        ordered =") :]

@@ -9,15 +9,15 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from queueing.arrivals.processes import Recorded
-from queueing.control.assess import Assessment, assess
-from queueing.estimation.checked import Pairs
-from queueing.estimation.window.snapshot import COLUMN, Snapshot
-from queueing.estimation.window_queue import Limits
-from queueing.latency.law import LatencyModel
-from queueing.measurement.check import Check
-from queueing.model import Model
-from queueing.simulation.experiment import simulate_run
+from kendall.queueing.arrivals.processes import Recorded
+from kendall.queueing.control.assess import Assessment, assess
+from kendall.queueing.estimation.checked import Pairs
+from kendall.queueing.estimation.window.snapshot import COLUMN, Snapshot
+from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.measurement.check import Check
+from kendall.queueing.model import Model
+from kendall.queueing.simulation.experiment import simulate_run
 from tests.queueing.estimation_runs import modulated
 from tests.queueing.estimation_windows import snapshot_of_run, window_of
 

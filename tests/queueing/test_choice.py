@@ -9,31 +9,31 @@ from typing import Any
 
 import pytest
 
-from policies import parse_policy
-from policies.text import SpecError
-from queueing.choosing.advice.searches import (
+from kendall.policies import parse_policy
+from kendall.policies.text import SpecError
+from kendall.queueing.choosing.advice.searches import (
     SHOWN,
     AdviceSearch,
     measure_of,
     search,
     thinned,
 )
-from queueing.choosing.advice.sentence import knob_text, sentence
-from queueing.choosing.advice.what_if import usual_token_limits
-from queueing.choosing.candidates import (
+from kendall.queueing.choosing.advice.sentence import knob_text, sentence
+from kendall.queueing.choosing.advice.what_if import usual_token_limits
+from kendall.queueing.choosing.candidates import (
     at_sizes,
     sized_policy,
     usual_policies,
     usual_sizes,
     with_size,
 )
-from queueing.choosing.choices import best_batch_size, scored
-from queueing.choosing.forecast import Advice, Forecast, Setting
-from queueing.choosing.gain.criterion import Criterion
-from queueing.choosing.gain.operating_point import OperatingPoint
-from queueing.choosing.objective import Objective, parse_slo
-from queueing.choosing.rates import largest_rate
-from queueing.choosing.search import (
+from kendall.queueing.choosing.choices import best_batch_size, scored
+from kendall.queueing.choosing.forecast import Advice, Forecast, Setting
+from kendall.queueing.choosing.gain.criterion import Criterion
+from kendall.queueing.choosing.gain.operating_point import OperatingPoint
+from kendall.queueing.choosing.objective import Objective, parse_slo
+from kendall.queueing.choosing.rates import largest_rate
+from kendall.queueing.choosing.search import (
     Optimum,
     choose,
     near_scores,
@@ -41,18 +41,18 @@ from queueing.choosing.search import (
     point_of,
     refined,
 )
-from queueing.choosing.servers import fewest_servers
-from queueing.choosing.token_limit import REFINED, best_token_limit
-from queueing.choosing.words import judged_by_slo, legend, result_line
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.errors import NoStableChoiceError, UnstableQueueError
-from queueing.estimation.interval import UNKNOWN, Estimate
-from queueing.estimation.lengths.lengths import lengths
-from queueing.estimation.window_queue import Limits
-from queueing.latency.law import LatencyModel
-from queueing.model import Model
-from queueing.prediction import predict_model
-from queueing.result import Prediction, Quantiles
+from kendall.queueing.choosing.servers import fewest_servers
+from kendall.queueing.choosing.token_limit import REFINED, best_token_limit
+from kendall.queueing.choosing.words import judged_by_slo, legend, result_line
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.errors import NoStableChoiceError, UnstableQueueError
+from kendall.queueing.estimation.interval import UNKNOWN, Estimate
+from kendall.queueing.estimation.lengths.lengths import lengths
+from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.model import Model
+from kendall.queueing.prediction import predict_model
+from kendall.queueing.result import Prediction, Quantiles
 from tests.queueing.assessed_windows import LAW, LAWFUL, seen
 from tests.queueing.made import prediction_of
 

@@ -13,20 +13,20 @@ import pytest
 from typer.testing import CliRunner
 
 import kendall
-from policies import parse_policy
-from policies.text import SpecError
-from queueing.commands.optimize_cli import app as optimize
-from queueing.commands.plan_cli import app as plan
-from queueing.control.assess import Assessment, assess
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.estimation.window_queue import Limits
-from queueing.latency.law import LatencyModel
-from queueing.latency.slots.prompt_parts import PromptParts
-from queueing.model import Model
-from queueing.models.slots.continuous import doubt, solve_continuous
-from queueing.simulation.experiment import draw_jobs, simulate_run
-from queueing.simulation.fast import SimulatedRun, is_compiled
-from queueing.simulation.reference import Driver, SimulatedEngine
+from kendall.policies import parse_policy
+from kendall.policies.text import SpecError
+from kendall.queueing.commands.optimize_cli import app as optimize
+from kendall.queueing.commands.plan_cli import app as plan
+from kendall.queueing.control.assess import Assessment, assess
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.latency.slots.prompt_parts import PromptParts
+from kendall.queueing.model import Model
+from kendall.queueing.models.slots.continuous import doubt, solve_continuous
+from kendall.queueing.simulation.experiment import draw_jobs, simulate_run
+from kendall.queueing.simulation.fast import SimulatedRun, is_compiled
+from kendall.queueing.simulation.reference import Driver, SimulatedEngine
 from tests.queueing.estimation_runs import seen
 from tests.queueing.test_kernels import assert_same
 

@@ -13,27 +13,27 @@ from functools import cache
 import numpy as np
 import pytest
 
-from policies import parse_policy
-from queueing.choosing.advice.advise import parse_objective
-from queueing.choosing.autopilot.bounds import AutopilotBounds
-from queueing.choosing.autopilot.controller import Autopilot
-from queueing.choosing.autopilot.decision import Decision
-from queueing.choosing.choices import best_batch_size, best_policy
-from queueing.choosing.forecast import Advice, Setting
-from queueing.choosing.objective import Objective, parse_slo
-from queueing.choosing.phrases import share
-from queueing.choosing.quantity import compared_by, mean_of
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.estimation.estimates import Estimates, estimate
-from queueing.estimation.interval import symmetric
-from queueing.estimation.speed.speed_process import Stalls
-from queueing.estimation.window.producer import WindowProducer
-from queueing.estimation.window.replica import WindowReplica
-from queueing.latency.law import LatencyModel
-from queueing.model import Model
-from queueing.prediction import predict_model
-from queueing.result import Quantiles
-from queueing.simulation.experiment import simulate_model
+from kendall.policies import parse_policy
+from kendall.queueing.choosing.advice.advise import parse_objective
+from kendall.queueing.choosing.autopilot.bounds import AutopilotBounds
+from kendall.queueing.choosing.autopilot.controller import Autopilot
+from kendall.queueing.choosing.autopilot.decision import Decision
+from kendall.queueing.choosing.choices import best_batch_size, best_policy
+from kendall.queueing.choosing.forecast import Advice, Setting
+from kendall.queueing.choosing.objective import Objective, parse_slo
+from kendall.queueing.choosing.phrases import share
+from kendall.queueing.choosing.quantity import compared_by, mean_of
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.estimation.estimates import Estimates, estimate
+from kendall.queueing.estimation.interval import symmetric
+from kendall.queueing.estimation.speed.speed_process import Stalls
+from kendall.queueing.estimation.window.producer import WindowProducer
+from kendall.queueing.estimation.window.replica import WindowReplica
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.model import Model
+from kendall.queueing.prediction import predict_model
+from kendall.queueing.result import Quantiles
+from kendall.queueing.simulation.experiment import simulate_model
 from tests.queueing.advised import advise, forecast, what_ifs
 from tests.queueing.estimation_runs import record_of
 from tests.queueing.families import (

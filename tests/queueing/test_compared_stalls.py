@@ -15,14 +15,14 @@ from functools import cache
 
 import pytest
 
-from policies import parse_policy
-from queueing.choosing.autopilot.bounds import AutopilotBounds
-from queueing.choosing.autopilot.controller import Autopilot
-from queueing.choosing.forecast import Setting
-from queueing.choosing.gain.operating_point import OperatingPoint
-from queueing.choosing.objective import Objective, parse_slo
-from queueing.estimation.estimates import Estimates, estimate
-from queueing.estimation.speed.speed_process import Stalls
+from kendall.policies import parse_policy
+from kendall.queueing.choosing.autopilot.bounds import AutopilotBounds
+from kendall.queueing.choosing.autopilot.controller import Autopilot
+from kendall.queueing.choosing.forecast import Setting
+from kendall.queueing.choosing.gain.operating_point import OperatingPoint
+from kendall.queueing.choosing.objective import Objective, parse_slo
+from kendall.queueing.estimation.estimates import Estimates, estimate
+from kendall.queueing.estimation.speed.speed_process import Stalls
 from tests.queueing.advised import advise, what_ifs
 from tests.queueing.estimation_windows import snapshot_of_run
 from tests.queueing.families import DELAY, LAWS, LIMITS, POLICY, USUAL, assessed, model_of

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policies.text import SpecError
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.latency.law import LatencyModel, parse_law
-from queueing.model import Model
-from queueing.models.mm1 import md1
-from queueing.models.printed import fixed_batch_delay
-from queueing.prediction import predict_model
-from queueing.simulation.experiment import simulate_model, simulate_run
-from server.engines.emulated import EmulatedEngine
+from kendall.policies.text import SpecError
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.latency.law import LatencyModel, parse_law
+from kendall.queueing.model import Model
+from kendall.queueing.models.mm1 import md1
+from kendall.queueing.models.printed import fixed_batch_delay
+from kendall.queueing.prediction import predict_model
+from kendall.queueing.simulation.experiment import simulate_model, simulate_run
+from kendall.server.engines.emulated import EmulatedEngine
 
 CONSTANT = "k1=0,k2=1,k3=0,k4=0"
 PREFILL = "k1=0,k2=0,k3=0,k4=0,kp=0.01"

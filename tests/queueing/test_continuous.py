@@ -9,14 +9,14 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from policies import Request, parse_policy
-from queueing.distributions.token_distribution import TokenDistribution, parse_distribution
-from queueing.errors import UnstableQueueError
-from queueing.latency.law import LatencyModel
-from queueing.model import Model
-from queueing.models.mg1 import solve_mg1
-from queueing.models.mgc import deterministic_ratio
-from queueing.models.slots.continuous import (
+from kendall.policies import Request, parse_policy
+from kendall.queueing.distributions.token_distribution import TokenDistribution, parse_distribution
+from kendall.queueing.errors import UnstableQueueError
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.model import Model
+from kendall.queueing.models.mg1 import solve_mg1
+from kendall.queueing.models.mgc import deterministic_ratio
+from kendall.queueing.models.slots.continuous import (
     SlotTime,
     _general_lengths,
     _occupancy,
@@ -24,9 +24,9 @@ from queueing.models.slots.continuous import (
     solve_continuous,
     trusted,
 )
-from queueing.simulation.experiment import simulate_run
-from queueing.simulation.fast import Trace, replay
-from queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
+from kendall.queueing.simulation.experiment import simulate_run
+from kendall.queueing.simulation.fast import Trace, replay
+from kendall.queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
 
 LAW = LatencyModel(k1=0.3e-3, k3=25e-6, k4=0.92e-3, turnaround=1.55e-3)
 UNIFORM = parse_distribution("uniform:low=1,high=32")

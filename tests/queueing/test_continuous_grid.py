@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.latency.law import LatencyModel
-from queueing.model import Model
-from queueing.models.slots.continuous import doubt, solve_continuous
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.model import Model
+from kendall.queueing.models.slots.continuous import doubt, solve_continuous
 
 FILE = Path(__file__).parents[2] / "bench/results/continuous-grid.csv"
 LAWS = {

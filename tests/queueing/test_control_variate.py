@@ -3,14 +3,18 @@
 import numpy as np
 import pytest
 
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.latency.law import LatencyModel
-from queueing.model import Model
-from queueing.models.mg1 import solve_mg1
-from queueing.prediction.steady_state import predict_model
-from queueing.result import LEVELS, Quantiles
-from queueing.simulation.experiment import simulate_model, simulate_run, simulate_steady_state
-from queueing.simulation.simulated_means import (
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.model import Model
+from kendall.queueing.models.mg1 import solve_mg1
+from kendall.queueing.prediction.steady_state import predict_model
+from kendall.queueing.result import LEVELS, Quantiles
+from kendall.queueing.simulation.experiment import (
+    simulate_model,
+    simulate_run,
+    simulate_steady_state,
+)
+from kendall.queueing.simulation.simulated_means import (
     Controlled,
     Sampled,
     companion_of,

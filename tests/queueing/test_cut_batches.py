@@ -7,16 +7,16 @@ import dataclasses
 import numpy as np
 import pytest
 
-from policies import parse_policy
-from queueing.control.assess import assess
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.estimation.window_queue import Limits
-from queueing.latency.law import LatencyModel
-from queueing.model import Model
-from queueing.prediction import best_method, predict_model
-from queueing.simulation.experiment import run_given, simulate_run
-from queueing.simulation.fast import Trace, is_compiled
-from queueing.simulation.reference import Driver, SimulatedEngine
+from kendall.policies import parse_policy
+from kendall.queueing.control.assess import assess
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.model import Model
+from kendall.queueing.prediction import best_method, predict_model
+from kendall.queueing.simulation.experiment import run_given, simulate_run
+from kendall.queueing.simulation.fast import Trace, is_compiled
+from kendall.queueing.simulation.reference import Driver, SimulatedEngine
 from tests.queueing.estimation_runs import seen
 from tests.queueing.test_kernels import assert_same
 
@@ -78,7 +78,7 @@ def test_no_batch_of_several_has_more(policy: str) -> None:
 
 
 def _prompts(queue: Model, count: int) -> np.ndarray:
-    from queueing.simulation.fast import draw_trace
+    from kendall.queueing.simulation.fast import draw_trace
 
     rate = queue.largest_stable_rate
     return draw_trace(queue, rate, count, np.random.SeedSequence(1)).prompt_tokens
@@ -111,7 +111,7 @@ def test_where_it_binds_the_queue_is_simulated_and_where_it_cannot_a_formula_ans
 @pytest.mark.parametrize("policy", ["capped:max_batch_size=8", "elastic:max_batch_size=8"])
 def test_the_check_and_the_forecast_of_a_window_know_it(policy: str) -> None:
     queue = model(policy)
-    from queueing.simulation.experiment import draw_jobs
+    from kendall.queueing.simulation.experiment import draw_jobs
 
     rate = 0.8 * queue.largest_stable_rate
     jobs, rngs = draw_jobs(queue, rate, 4_000, np.random.SeedSequence(7))

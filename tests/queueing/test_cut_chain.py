@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from queueing.errors import LargeBatchesError
-from queueing.models.batches.batch_chain import LOST, solve_cut
+from kendall.queueing.errors import LargeBatchesError
+from kendall.queueing.models.batches.batch_chain import LOST, solve_cut
 
 
 def _sizes_tried(share_lost: Callable[[int], float]) -> tuple[list[int], bool]:

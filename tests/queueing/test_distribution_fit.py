@@ -5,11 +5,11 @@ import math
 import numpy as np
 import pytest
 
+from kendall.policies.text import SpecError
+from kendall.queueing.distributions.censoring import redraw, sample
+from kendall.queueing.distributions.fit import FAMILIES, FittedDistribution, fit_distribution
+from kendall.queueing.distributions.token_distribution import TokenDistribution, parse_distribution
 from papers.tail import hill, tail_index, text_tail_index
-from policies.text import SpecError
-from queueing.distributions.censoring import redraw, sample
-from queueing.distributions.fit import FAMILIES, FittedDistribution, fit_distribution
-from queueing.distributions.token_distribution import TokenDistribution, parse_distribution
 
 CAP = 100_000
 TRUTHS = [

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.text import SpecError
-from queueing.distributions.token_distribution import (
+from kendall.policies.text import SpecError
+from kendall.queueing.distributions.token_distribution import (
     TokenDistribution,
     format_distribution,
     parse_distribution,
 )
-from queueing.measurement.record import Header, Record, write_run
+from kendall.queueing.measurement.record import Header, Record, write_run
 
 laws = (
     st.lists(st.floats(0, 1), min_size=1, max_size=40)

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from queueing.commands import cli
-from queueing.model import Model
-from queueing.prediction import predict_model
-from queueing.prediction.steady_state import doubt_of
-from queueing.result import LEVELS
-from queueing.simulation.experiment import simulate_model
+from kendall.queueing.commands import cli
+from kendall.queueing.model import Model
+from kendall.queueing.prediction import predict_model
+from kendall.queueing.prediction.steady_state import doubt_of
+from kendall.queueing.result import LEVELS
+from kendall.queueing.simulation.experiment import simulate_model
 
 LAW = "k1=1e-3,k2=4e-3,k3=1e-4,k4=2e-3"
 LENGTHS = "geometric:mean=20"

@@ -5,20 +5,20 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from policies import parse_policy
-from queueing.control.assess import Assessment, assess
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.estimation.assumptions.engine_assumptions import equal_servers
-from queueing.estimation.speed.batch_times import BatchTimes, slot_times, times_by_server
-from queueing.estimation.speed.server_speeds import LEAST, speeds_of
-from queueing.estimation.speed.speeds import Speeds
-from queueing.estimation.window.snapshot import Snapshot
-from queueing.estimation.window_queue import Limits
-from queueing.latency.law import parse_law
-from queueing.measurement.record import Record
-from queueing.model import Model
-from queueing.simulation.experiment import draw_jobs
-from queueing.simulation.reference import Driver, SimulatedEngine
+from kendall.policies import parse_policy
+from kendall.queueing.control.assess import Assessment, assess
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.estimation.assumptions.engine_assumptions import equal_servers
+from kendall.queueing.estimation.speed.batch_times import BatchTimes, slot_times, times_by_server
+from kendall.queueing.estimation.speed.server_speeds import LEAST, speeds_of
+from kendall.queueing.estimation.speed.speeds import Speeds
+from kendall.queueing.estimation.window.snapshot import Snapshot
+from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.latency.law import parse_law
+from kendall.queueing.measurement.record import Record
+from kendall.queueing.model import Model
+from kendall.queueing.simulation.experiment import draw_jobs
+from kendall.queueing.simulation.reference import Driver, SimulatedEngine
 from tests.queueing.estimation_runs import seen
 
 LAW = parse_law("k1=0.0003,k2=0.0014,k3=0.00002,k4=0.0012,cv=0.1")

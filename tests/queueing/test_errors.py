@@ -7,7 +7,7 @@ import pickle
 
 import pytest
 
-from queueing.errors import (
+from kendall.queueing.errors import (
     InfiniteMeanError,
     LargeBatchesError,
     NoStableChoiceError,

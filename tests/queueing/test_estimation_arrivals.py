@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from queueing.estimation.arrivals import arrival_rate, dispersion, inflation
-from queueing.estimation.assumptions.assumption import factor
-from queueing.estimation.change import Change, burstiness, changes, local_scv
+from kendall.queueing.estimation.arrivals import arrival_rate, dispersion, inflation
+from kendall.queueing.estimation.assumptions.assumption import factor
+from kendall.queueing.estimation.change import Change, burstiness, changes, local_scv
 from tests.queueing.estimation_runs import gamma, modulated, poisson
 from tests.queueing.estimation_windows import arrival_assumptions
 

@@ -10,13 +10,13 @@ import math
 import numpy as np
 import pytest
 
-from policies import parse_policy
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.estimation.estimates import estimate
-from queueing.estimation.speed.batch_times import SLOT_ERROR
-from queueing.estimation.window.snapshot import Snapshot
-from queueing.latency.law import parse_law
-from queueing.model import Model
+from kendall.policies import parse_policy
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.estimation.estimates import estimate
+from kendall.queueing.estimation.speed.batch_times import SLOT_ERROR
+from kendall.queueing.estimation.window.snapshot import Snapshot
+from kendall.queueing.latency.law import parse_law
+from kendall.queueing.model import Model
 from tests.queueing.estimation_runs import LAW, LENGTHS
 from tests.queueing.estimation_windows import window_of
 
@@ -108,8 +108,8 @@ def test_a_window_from_arrays_is_that_of_the_records() -> None:
     """Same trace through the policy object's simulator, whose records the gateway equals, and
     through the compiled one.
     """
-    from queueing.simulation.experiment import draw_jobs
-    from queueing.simulation.reference import SimulatedEngine, simulate_trace
+    from kendall.queueing.simulation.experiment import draw_jobs
+    from kendall.queueing.simulation.reference import SimulatedEngine, simulate_trace
     from tests.queueing.estimation_runs import seen
 
     for policy in ("capped:max_batch_size=8", "continuous:max_batch_size=4"):

@@ -7,12 +7,12 @@ import math
 import numpy as np
 import pytest
 
-from policies.text import SpecError
-from queueing.choosing.gain.known_lengths import known_lengths
-from queueing.distributions.fit import fit_distribution
-from queueing.distributions.token_distribution import TokenDistribution, parse_distribution
-from queueing.estimation.interval import UNKNOWN, Estimate
-from queueing.estimation.lengths.lengths import Lengths, lengths
+from kendall.policies.text import SpecError
+from kendall.queueing.choosing.gain.known_lengths import known_lengths
+from kendall.queueing.distributions.fit import fit_distribution
+from kendall.queueing.distributions.token_distribution import TokenDistribution, parse_distribution
+from kendall.queueing.estimation.interval import UNKNOWN, Estimate
+from kendall.queueing.estimation.lengths.lengths import Lengths, lengths
 
 LONG = parse_distribution("lognormal:mu=3,sigma=0.7", 2000)
 RUNS = 200

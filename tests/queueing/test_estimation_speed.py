@@ -9,14 +9,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from policies import parse_policy
-from queueing.estimation.assumptions.engine_assumptions import constant_speed, law_shape, no_stalls
-from queueing.estimation.estimates import estimate, window_speed
-from queueing.estimation.interval import NORMAL, Estimate
-from queueing.estimation.speed.batch_times import BatchTimes, batch_times
-from queueing.estimation.speed.slot_stalls import slot_stalls
-from queueing.estimation.speed.speed_change import speed_change
-from queueing.estimation.speed.speed_process import (
+from kendall.policies import parse_policy
+from kendall.queueing.estimation.assumptions.engine_assumptions import (
+    constant_speed,
+    law_shape,
+    no_stalls,
+)
+from kendall.queueing.estimation.estimates import estimate, window_speed
+from kendall.queueing.estimation.interval import NORMAL, Estimate
+from kendall.queueing.estimation.speed.batch_times import BatchTimes, batch_times
+from kendall.queueing.estimation.speed.slot_stalls import slot_stalls
+from kendall.queueing.estimation.speed.speed_change import speed_change
+from kendall.queueing.estimation.speed.speed_process import (
     residual_cv,
     rough_speed,
     speed,
@@ -24,11 +28,11 @@ from queueing.estimation.speed.speed_process import (
     stalls,
     without_outliers,
 )
-from queueing.estimation.speed.speeds import Speeds
-from queueing.estimation.speed.wander import NO_WANDER, Wander, wander
-from queueing.latency.law import LatencyModel
-from queueing.measurement.statistics import batch_means_interval
-from queueing.model import Model
+from kendall.queueing.estimation.speed.speeds import Speeds
+from kendall.queueing.estimation.speed.wander import NO_WANDER, Wander, wander
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.measurement.statistics import batch_means_interval
+from kendall.queueing.model import Model
 from tests.queueing.estimation_runs import LAW, LENGTHS, Engine, poisson, seen, serve
 from tests.queueing.speed_runs import SLOWER, rest, simulated, wandering
 

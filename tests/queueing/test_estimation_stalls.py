@@ -21,24 +21,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies import parse_policy
-from queueing.choosing.gain.operating_point import OperatingPoint
-from queueing.control.assess import Assessment, assess
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.estimation.assumptions.assumption import Assumption, StalledDelay
-from queueing.estimation.assumptions.engine_assumptions import no_stalls
-from queueing.estimation.estimates import Estimates, estimate
-from queueing.estimation.speed.batch_times import BatchTimes, batch_times
-from queueing.estimation.speed.slot_stalls import slot_stalls
-from queueing.estimation.speed.speed_process import residual_cv, stalled, stalls
-from queueing.estimation.window.window import Snapshot, snapshot_of
-from queueing.estimation.window_queue import Limits
-from queueing.latency.fit import Measured, fit_law
-from queueing.latency.law import LatencyModel
-from queueing.latency.speed import residual_cv as run_cv
-from queueing.measurement.record import Record, read_run
-from queueing.model import Model
-from queueing.prediction import predict_model
+from kendall.policies import parse_policy
+from kendall.queueing.choosing.gain.operating_point import OperatingPoint
+from kendall.queueing.control.assess import Assessment, assess
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.estimation.assumptions.assumption import Assumption, StalledDelay
+from kendall.queueing.estimation.assumptions.engine_assumptions import no_stalls
+from kendall.queueing.estimation.estimates import Estimates, estimate
+from kendall.queueing.estimation.speed.batch_times import BatchTimes, batch_times
+from kendall.queueing.estimation.speed.slot_stalls import slot_stalls
+from kendall.queueing.estimation.speed.speed_process import residual_cv, stalled, stalls
+from kendall.queueing.estimation.window.window import Snapshot, snapshot_of
+from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.latency.fit import Measured, fit_law
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.latency.speed import residual_cv as run_cv
+from kendall.queueing.measurement.record import Record, read_run
+from kendall.queueing.model import Model
+from kendall.queueing.prediction import predict_model
 from tests.queueing.estimation_runs import poisson, record_of, seen
 from tests.queueing.estimation_windows import window_of
 

@@ -12,22 +12,22 @@ from functools import cache
 import numpy as np
 import pytest
 
-from policies import parse_policy
-from queueing.control.assess import Assessment, assess, relaxation_time
-from queueing.distributions.token_distribution import TokenDistribution
-from queueing.estimation.assumptions.assumption import Assumption
-from queueing.estimation.assumptions.forecast_assumptions import open_loop
-from queueing.estimation.assumptions.verdict import ENGINE, compare
-from queueing.estimation.estimates import estimate
-from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
-from queueing.estimation.window.snapshot import WIDTH
-from queueing.estimation.window.window import COLUMN, Snapshot
-from queueing.estimation.window_queue import Limits
-from queueing.latency.law import LatencyModel
-from queueing.measurement.check import Check
-from queueing.measurement.record import Record
-from queueing.model import Model
-from queueing.prediction import predict
+from kendall.policies import parse_policy
+from kendall.queueing.control.assess import Assessment, assess, relaxation_time
+from kendall.queueing.distributions.token_distribution import TokenDistribution
+from kendall.queueing.estimation.assumptions.assumption import Assumption
+from kendall.queueing.estimation.assumptions.forecast_assumptions import open_loop
+from kendall.queueing.estimation.assumptions.verdict import ENGINE, compare
+from kendall.queueing.estimation.estimates import estimate
+from kendall.queueing.estimation.interval import UNKNOWN, Estimate, symmetric
+from kendall.queueing.estimation.window.snapshot import WIDTH
+from kendall.queueing.estimation.window.window import COLUMN, Snapshot
+from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.measurement.check import Check
+from kendall.queueing.measurement.record import Record
+from kendall.queueing.model import Model
+from kendall.queueing.prediction import predict
 from tests.queueing.estimation_runs import (
     LAW,
     LENGTHS,

@@ -12,33 +12,33 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from policies import parse_policy
-from queueing.control.assess import assess
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.estimation.arrivals import while_requests_came
-from queueing.estimation.assumptions.checks import conservation, little_law, utilisation_law
-from queueing.estimation.assumptions.forecast_assumptions import settled, stable_queue
-from queueing.estimation.assumptions.verdict import observed_mean
-from queueing.estimation.estimates import Estimates, estimate, output_lengths
-from queueing.estimation.interval import UNKNOWN, Estimate
-from queueing.estimation.lengths.lengths import lengths as lengths_of
-from queueing.estimation.speed.batch_times import batch_times
-from queueing.estimation.speed.speed_process import Stalls
-from queueing.estimation.window.window import Snapshot, Window
-from queueing.estimation.window_queue import Limits
-from queueing.latency.fit import Measured, fit_law
-from queueing.latency.identifiability import (
+from kendall.policies import parse_policy
+from kendall.queueing.control.assess import assess
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.estimation.arrivals import while_requests_came
+from kendall.queueing.estimation.assumptions.checks import conservation, little_law, utilisation_law
+from kendall.queueing.estimation.assumptions.forecast_assumptions import settled, stable_queue
+from kendall.queueing.estimation.assumptions.verdict import observed_mean
+from kendall.queueing.estimation.estimates import Estimates, estimate, output_lengths
+from kendall.queueing.estimation.interval import UNKNOWN, Estimate
+from kendall.queueing.estimation.lengths.lengths import lengths as lengths_of
+from kendall.queueing.estimation.speed.batch_times import batch_times
+from kendall.queueing.estimation.speed.speed_process import Stalls
+from kendall.queueing.estimation.window.window import Snapshot, Window
+from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.latency.fit import Measured, fit_law
+from kendall.queueing.latency.identifiability import (
     beyond,
     of_cells,
     trade_offs,
     vague_coefficients,
 )
-from queueing.latency.law import LatencyModel
-from queueing.measurement.delay_variance import single_server_variance
-from queueing.measurement.statistics import mean_interval
-from queueing.measurement.warm_up import find_warm_up
-from queueing.model import Model
-from server.telemetry.energy.fit import energy_estimate
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.measurement.delay_variance import single_server_variance
+from kendall.queueing.measurement.statistics import mean_interval
+from kendall.queueing.measurement.warm_up import find_warm_up
+from kendall.queueing.model import Model
+from kendall.server.telemetry.energy.fit import energy_estimate
 from tests.queueing.estimation_runs import LAW, Engine, poisson, seen, serve
 from tests.queueing.estimation_windows import record, window_of
 

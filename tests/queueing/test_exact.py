@@ -8,19 +8,19 @@ import math
 import numpy as np
 import pytest
 
-from policies import parse_policy
-from policies.text import SpecError
-from queueing.distributions.lattice import Grid
-from queueing.distributions.token_distribution import TokenDistribution, parse_distribution
-from queueing.errors import NotConvergedError, UnstableQueueError
-from queueing.latency.batch_time import BatchTime
-from queueing.latency.law import LatencyModel
-from queueing.models.batches.batch_chain import solve_batch_chain
-from queueing.models.batches.batch_delay import batch_quantiles, checked
-from queueing.models.batches.mgb1 import solve_fixed_batches
-from queueing.models.mg1 import solve_mg1
-from queueing.prediction import largest_stable_rate, predict
-from queueing.result import LEVELS, Quantiles
+from kendall.policies import parse_policy
+from kendall.policies.text import SpecError
+from kendall.queueing.distributions.lattice import Grid
+from kendall.queueing.distributions.token_distribution import TokenDistribution, parse_distribution
+from kendall.queueing.errors import NotConvergedError, UnstableQueueError
+from kendall.queueing.latency.batch_time import BatchTime
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.models.batches.batch_chain import solve_batch_chain
+from kendall.queueing.models.batches.batch_delay import batch_quantiles, checked
+from kendall.queueing.models.batches.mgb1 import solve_fixed_batches
+from kendall.queueing.models.mg1 import solve_mg1
+from kendall.queueing.prediction import largest_stable_rate, predict
+from kendall.queueing.result import LEVELS, Quantiles
 
 ONE = parse_distribution("deterministic:value=1")
 UNIFORM = parse_distribution("uniform:low=1,high=32")

@@ -9,21 +9,21 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from policies.core import Request, Waiting
-from policies.immediate import Continuous, Single
-from policies.orders.by_flow import FlowCounters, VirtualTokens
-from policies.text import SpecError
-from queueing.commands import cli
-from queueing.distributions.flows import Flows, parse_flows
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.latency.law import LatencyModel
-from queueing.latency.service import Member
-from queueing.model import Model
-from queueing.prediction import predict_model
-from queueing.prediction.solutions import methods
-from queueing.simulation.experiment import draw_jobs, simulate_model
-from queueing.simulation.ledger import Batch, Started
-from queueing.simulation.orders.waiting_by_rank import queue_for
+from kendall.policies.core import Request, Waiting
+from kendall.policies.immediate import Continuous, Single
+from kendall.policies.orders.by_flow import FlowCounters, VirtualTokens
+from kendall.policies.text import SpecError
+from kendall.queueing.commands import cli
+from kendall.queueing.distributions.flows import Flows, parse_flows
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.latency.service import Member
+from kendall.queueing.model import Model
+from kendall.queueing.prediction import predict_model
+from kendall.queueing.prediction.solutions import methods
+from kendall.queueing.simulation.experiment import draw_jobs, simulate_model
+from kendall.queueing.simulation.ledger import Batch, Started
+from kendall.queueing.simulation.orders.waiting_by_rank import queue_for
 
 TOKENS = parse_distribution("geometric:mean=20", 150)
 LAW = LatencyModel(k1=1e-4, k2=4e-3, k3=1e-5, k4=2e-3)

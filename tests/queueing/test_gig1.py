@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from scipy.optimize import brentq
 
-from queueing.errors import NotConvergedError, UnstableQueueError
-from queueing.latency.service_time import ServiceTime
-from queueing.model import Model
-from queueing.models.gig1 import gamma_points, solve_gig1
-from queueing.models.mg1 import solve_service
-from queueing.prediction import methods, predict_model
-from queueing.result import LEVELS, Quantiles
-from queueing.simulation.experiment import simulate_model
+from kendall.queueing.errors import NotConvergedError, UnstableQueueError
+from kendall.queueing.latency.service_time import ServiceTime
+from kendall.queueing.model import Model
+from kendall.queueing.models.gig1 import gamma_points, solve_gig1
+from kendall.queueing.models.mg1 import solve_service
+from kendall.queueing.prediction import methods, predict_model
+from kendall.queueing.result import LEVELS, Quantiles
+from kendall.queueing.simulation.experiment import simulate_model
 
 ONE = "deterministic:value=1"
 EXPONENTIAL = "k1=0,k2=0,k3=0,k4=1,cv=1"  # services of mean 1 s

@@ -11,19 +11,19 @@ import pytest
 from scipy.special import ndtri, zeta
 from typer.testing import CliRunner
 
-from policies import parse_policy
-from policies.text import SpecError
-from queueing.commands.cli import app
-from queueing.distributions.heavy_tail import Tail
-from queueing.distributions.token_distribution import TokenDistribution, parse_distribution
-from queueing.latency.service_time import ServiceTime
-from queueing.model import Model
-from queueing.models.mg1 import solve_service
-from queueing.models.tandem import tandem_path
-from queueing.prediction import methods, predict_model
-from queueing.result import LEVELS, Prediction, Quantiles
-from queueing.simulation.experiment import draw_jobs, simulate_model
-from queueing.simulation.fast import draw_trace
+from kendall.policies import parse_policy
+from kendall.policies.text import SpecError
+from kendall.queueing.commands.cli import app
+from kendall.queueing.distributions.heavy_tail import Tail
+from kendall.queueing.distributions.token_distribution import TokenDistribution, parse_distribution
+from kendall.queueing.latency.service_time import ServiceTime
+from kendall.queueing.model import Model
+from kendall.queueing.models.mg1 import solve_service
+from kendall.queueing.models.tandem import tandem_path
+from kendall.queueing.prediction import methods, predict_model
+from kendall.queueing.result import LEVELS, Prediction, Quantiles
+from kendall.queueing.simulation.experiment import draw_jobs, simulate_model
+from kendall.queueing.simulation.fast import draw_trace
 
 MINIMUM, STEP = 20, 0.01
 LAW = f"a={STEP},c=0"
@@ -297,7 +297,7 @@ MANY = "k1=1e-3,k2=1e-2,k3=2e-5,k4=1e-2"
 def test_everything_else_is_simulated_and_leaves_out_the_means_that_do_not_settle(
     alpha: float, policy: str, law: str, limits: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("queueing.prediction.steady_state.SIMULATED_REQUESTS", 40_000)
+    monkeypatch.setattr("kendall.queueing.prediction.steady_state.SIMULATED_REQUESTS", 40_000)
     queue = model(alpha, policy, law, **limits)
     assert methods(queue) == ("simulation",)
     rate = 0.4 * queue.largest_stable_rate

@@ -10,12 +10,12 @@ import pytest
 from scipy.optimize import brentq
 from typer.testing import CliRunner
 
-from queueing.choosing.objective import levels_of, parse_slos
-from queueing.commands.optimize_cli import app
-from queueing.latency.law import LatencyModel
-from queueing.model import Model, with_quantiles
-from queueing.prediction import predict_durations, predict_model
-from queueing.result import LEVELS, Quantiles
+from kendall.queueing.choosing.objective import levels_of, parse_slos
+from kendall.queueing.commands.optimize_cli import app
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.model import Model, with_quantiles
+from kendall.queueing.prediction import predict_durations, predict_model
+from kendall.queueing.result import LEVELS, Quantiles
 
 SIZE, SECONDS = 8, 0.032
 FAR = {"p99.9": 0.999, "p99.99": 0.9999}

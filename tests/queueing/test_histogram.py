@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from policies import parse_policy
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.estimation.histogram import (
+from kendall.policies import parse_policy
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.estimation.histogram import (
     CLASSES,
     DRAWN,
     beside,
@@ -17,9 +17,9 @@ from queueing.estimation.histogram import (
     quantiles,
     round_up,
 )
-from queueing.latency.law import parse_law
-from queueing.model import Model
-from queueing.prediction import predict_model
+from kendall.queueing.latency.law import parse_law
+from kendall.queueing.model import Model
+from kendall.queueing.prediction import predict_model
 
 LAW = parse_law("k1=1e-3,k2=8e-3,k3=1e-4,k4=2e-3")
 

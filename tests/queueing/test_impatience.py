@@ -11,14 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import njit
 
-from policies.text import SpecError
-from queueing.distributions.token_distribution import TokenDistribution, Vector, parse_distribution
-from queueing.errors import NotConvergedError
-from queueing.latency.law import LatencyModel
-from queueing.latency.service_time import ServiceTime
-from queueing.models import renewal
-from queueing.models.mg1 import solve_mg1, solve_service
-from queueing.models.mg1d import (
+from kendall.policies.text import SpecError
+from kendall.queueing.distributions.token_distribution import (
+    TokenDistribution,
+    Vector,
+    parse_distribution,
+)
+from kendall.queueing.errors import NotConvergedError
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.latency.service_time import ServiceTime
+from kendall.queueing.models import renewal
+from kendall.queueing.models.mg1 import solve_mg1, solve_service
+from kendall.queueing.models.mg1d import (
     de_kok_tijms,
     md1d,
     mm1d,
@@ -27,8 +31,8 @@ from queueing.models.mg1d import (
     solve_lossy_service,
     solve_mg1d,
 )
-from queueing.models.mm1d import _psi, means_from
-from queueing.models.renewal import renewal_function
+from kendall.queueing.models.mm1d import _psi, means_from
+from kendall.queueing.models.renewal import renewal_function
 
 
 @pytest.mark.parametrize("u", [0.9e-3, 1.1e-3, -0.9e-3, -1.1e-3, 1e-6])

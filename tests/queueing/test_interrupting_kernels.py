@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies import parse_policy
-from policies.core import Request
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.latency.law import LatencyModel
-from queueing.model import Model
-from queueing.models.soap.predictor_text import parse_predictor
-from queueing.models.soap.token_orders import TokenService, solve_in_tokens
-from queueing.prediction import predict_model
-from queueing.simulation.experiment import driven_run, simulate_run
-from queueing.simulation.fast import Trace, is_compiled, replay
-from queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
+from kendall.policies import parse_policy
+from kendall.policies.core import Request
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.model import Model
+from kendall.queueing.models.soap.predictor_text import parse_predictor
+from kendall.queueing.models.soap.token_orders import TokenService, solve_in_tokens
+from kendall.queueing.prediction import predict_model
+from kendall.queueing.simulation.experiment import driven_run, simulate_run
+from kendall.queueing.simulation.fast import Trace, is_compiled, replay
+from kendall.queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
 from tests.queueing.test_kernels import FULL, INSTANTS, NOISY, PLAIN, PROMPTS, assert_same, both
 
 LENGTHS = parse_distribution("lognormal:mu=2.5,sigma=0.7", 64)

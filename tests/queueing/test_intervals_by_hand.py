@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from queueing.measurement.batch_means import (
+from kendall.queueing.measurement.batch_means import (
     Interval,
     autoregression_inflation,
     batch_means,
@@ -19,8 +19,8 @@ from queueing.measurement.batch_means import (
     student,
     variance_of_mean,
 )
-from queueing.measurement.delay_variance import AsymptoticVariance
-from queueing.measurement.mean_interval import (
+from kendall.queueing.measurement.delay_variance import AsymptoticVariance
+from kendall.queueing.measurement.mean_interval import (
     correlation_variance,
     mean_interval,
     plug_in,
@@ -28,7 +28,7 @@ from queueing.measurement.mean_interval import (
     widened,
     widest_interval,
 )
-from queueing.measurement.quantile_interval import (
+from kendall.queueing.measurement.quantile_interval import (
     order_statistic,
     quantile_interval,
     quantile_intervals,

@@ -14,16 +14,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policies import parse_policy
-from policies.text import SpecError
-from queueing.choosing.forecast import Setting
-from queueing.choosing.gain.criterion import parse_objective
-from queueing.control.assess import Assessment, assess
-from queueing.estimation.histogram import beside, drawn
-from queueing.estimation.speed.speed_change import speed_change
-from queueing.estimation.speed.speeds import Speeds
-from queueing.estimation.window.window import Snapshot
-from queueing.estimation.window_queue import Limits
+from kendall.policies import parse_policy
+from kendall.policies.text import SpecError
+from kendall.queueing.choosing.forecast import Setting
+from kendall.queueing.choosing.gain.criterion import parse_objective
+from kendall.queueing.control.assess import Assessment, assess
+from kendall.queueing.estimation.histogram import beside, drawn
+from kendall.queueing.estimation.speed.speed_change import speed_change
+from kendall.queueing.estimation.speed.speeds import Speeds
+from kendall.queueing.estimation.window.window import Snapshot
+from kendall.queueing.estimation.window_queue import Limits
 from tests.kept_values import moved
 from tests.queueing.advised import advise, what_ifs
 from tests.queueing.estimation_runs import LAW, Engine, gamma, modulated, poisson, seen, serve

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policies.text import SpecError
-from queueing.measurement import arrival_tests
-from queueing.measurement.arrival_audit import (
+from kendall.policies.text import SpecError
+from kendall.queueing.measurement import arrival_tests
+from kendall.queueing.measurement.arrival_audit import (
     Budget,
     above_dead_time,
     audit_arrivals,
     resolution,
 )
-from queueing.measurement.batch_means import (
+from kendall.queueing.measurement.batch_means import (
     batch_means,
     batch_means_interval,
     lag_correlation,
@@ -27,21 +27,26 @@ from queueing.measurement.batch_means import (
     student,
     variance_of_mean,
 )
-from queueing.measurement.delay_variance import (
+from kendall.queueing.measurement.delay_variance import (
     AsymptoticVariance,
     mg1_delay_moments,
     single_server_variance,
 )
-from queueing.measurement.little import little, mean_number
-from queueing.measurement.mean_interval import mean_interval, plug_in, run_factor, widest_interval
-from queueing.measurement.quantile_interval import quantile_intervals
-from queueing.measurement.statistics import summarise
-from queueing.measurement.warm_up import find_warm_up, warm_up
-from queueing.model import Model
-from queueing.simulation import experiment
-from queueing.simulation.budget import affordable_requests
-from queueing.simulation.experiment import simulate_model, simulate_run
-from queueing.simulation.run_length import advise_model, describe
+from kendall.queueing.measurement.little import little, mean_number
+from kendall.queueing.measurement.mean_interval import (
+    mean_interval,
+    plug_in,
+    run_factor,
+    widest_interval,
+)
+from kendall.queueing.measurement.quantile_interval import quantile_intervals
+from kendall.queueing.measurement.statistics import summarise
+from kendall.queueing.measurement.warm_up import find_warm_up, warm_up
+from kendall.queueing.model import Model
+from kendall.queueing.simulation import experiment
+from kendall.queueing.simulation.budget import affordable_requests
+from kendall.queueing.simulation.experiment import simulate_model, simulate_run
+from kendall.queueing.simulation.run_length import advise_model, describe
 from tests.kept_values import moved
 
 LAW = "k1=1e-3,k2=10e-3,k3=0.1e-3,k4=3e-3,cv=0.2"

@@ -11,27 +11,31 @@ from typing import Any
 import numpy as np
 import pytest
 
-from queueing.distributions.lattice import Complex
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.latency.batch_time import BatchTime
-from queueing.latency.law import LatencyModel, parse_law
-from queueing.latency.service_time import ServiceTime
-from queueing.latency.slots.slot_time import SlotTime
-from queueing.models import gg1, mg1, mg1d, mgc, mm1, mm1d, printed, tandem
-from queueing.models.batches import calls as groups
-from queueing.models.batches.batch_chain import (
+from kendall.queueing.distributions.lattice import Complex
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.latency.batch_time import BatchTime
+from kendall.queueing.latency.law import LatencyModel, parse_law
+from kendall.queueing.latency.service_time import ServiceTime
+from kendall.queueing.latency.slots.slot_time import SlotTime
+from kendall.queueing.models import gg1, mg1, mg1d, mgc, mm1, mm1d, printed, tandem
+from kendall.queueing.models.batches import calls as groups
+from kendall.queueing.models.batches.batch_chain import (
     full_arrivals,
     landing_below,
     solve_batch_chain,
 )
-from queueing.models.batches.batch_delay import batch_quantiles
-from queueing.models.batches.call_chain import solve_call_chain
-from queueing.models.batches.ladder import solve_ladder
-from queueing.models.batches.mgb1 import solve_fixed_batches
-from queueing.models.erlang_series import ErlangSeries, renewal_of
-from queueing.models.renewal import renewal_function, settled, settling_time
-from queueing.models.slots.continuous import doubt, solve_continuous, trusted
-from queueing.models.slots.processor_sharing import SharedEngine, solve_sharing, unbounded_states
+from kendall.queueing.models.batches.batch_delay import batch_quantiles
+from kendall.queueing.models.batches.call_chain import solve_call_chain
+from kendall.queueing.models.batches.ladder import solve_ladder
+from kendall.queueing.models.batches.mgb1 import solve_fixed_batches
+from kendall.queueing.models.erlang_series import ErlangSeries, renewal_of
+from kendall.queueing.models.renewal import renewal_function, settled, settling_time
+from kendall.queueing.models.slots.continuous import doubt, solve_continuous, trusted
+from kendall.queueing.models.slots.processor_sharing import (
+    SharedEngine,
+    solve_sharing,
+    unbounded_states,
+)
 from tests.kept_values import moved
 
 Calculations = Mapping[str, Callable[[], Any]]

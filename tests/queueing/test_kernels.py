@@ -14,15 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies import parse_policy
-from policies.core import Request
-from policies.immediate import Capped
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.latency.law import LatencyModel
-from queueing.model import Model
-from queueing.simulation.experiment import draw_jobs, simulate_model, simulate_run
-from queueing.simulation.fast import SimulatedRun, Trace, draw_trace, is_compiled, replay
-from queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
+from kendall.policies import parse_policy
+from kendall.policies.core import Request
+from kendall.policies.immediate import Capped
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.model import Model
+from kendall.queueing.simulation.experiment import draw_jobs, simulate_model, simulate_run
+from kendall.queueing.simulation.fast import SimulatedRun, Trace, draw_trace, is_compiled, replay
+from kendall.queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
 
 POLICIES = (
     "single",
@@ -273,7 +273,7 @@ def test_a_prediction_does_not_depend_on_the_simulator(
     queue = model(policy, FULL, 2, 0.2)
     rate = 0.8 * queue.largest_stable_rate
     fast = simulate_model(queue, rate, num_requests=5000)  # of which a tenth is enough to warm up
-    monkeypatch.setattr("queueing.simulation.fast.is_compiled", lambda _: False)
+    monkeypatch.setattr("kendall.queueing.simulation.fast.is_compiled", lambda _: False)
     assert simulate_model(queue, rate, num_requests=5000) == fast
 
 

@@ -14,18 +14,18 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import kendall
-from policies import parse_policy
-from policies.core import Request
-from policies.text import SpecError
-from queueing.commands.cli import app
-from queueing.distributions.packing import POINTS, Reservations
-from queueing.distributions.token_distribution import TokenDistribution, parse_distribution
-from queueing.latency.law import LatencyModel
-from queueing.model import Model, in_saturation, load_bound, memory_limited
-from queueing.prediction import methods, predict_model
-from queueing.simulation.experiment import simulate_model, simulate_run
-from queueing.simulation.fast import SimulatedRun, Trace, is_compiled, replay
-from queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
+from kendall.policies import parse_policy
+from kendall.policies.core import Request
+from kendall.policies.text import SpecError
+from kendall.queueing.commands.cli import app
+from kendall.queueing.distributions.packing import POINTS, Reservations
+from kendall.queueing.distributions.token_distribution import TokenDistribution, parse_distribution
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.model import Model, in_saturation, load_bound, memory_limited
+from kendall.queueing.prediction import methods, predict_model
+from kendall.queueing.simulation.experiment import simulate_model, simulate_run
+from kendall.queueing.simulation.fast import SimulatedRun, Trace, is_compiled, replay
+from kendall.queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
 
 PLAIN = LatencyModel(k1=0.3e-3, k2=1.4e-3, k3=25e-6, k4=0.92e-3)
 FULL = LatencyModel(k1=0.3e-3, k3=25e-6, k4=0.92e-3, kp=5e-6, turnaround=1.55e-3, speed=1.1)

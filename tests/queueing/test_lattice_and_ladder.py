@@ -9,7 +9,7 @@ import math
 import numpy as np
 import pytest
 
-from queueing.distributions.lattice import (
+from kendall.queueing.distributions.lattice import (
     Grid,
     Vector,
     blocks,
@@ -19,10 +19,10 @@ from queueing.distributions.lattice import (
     spectra,
     spread,
 )
-from queueing.errors import NotConvergedError
-from queueing.models.batches.ladder import Ladder, solve_ladder
-from queueing.models.roots import bisected
-from queueing.result import LEVELS
+from kendall.queueing.errors import NotConvergedError
+from kendall.queueing.models.batches.ladder import Ladder, solve_ladder
+from kendall.queueing.models.roots import bisected
+from kendall.queueing.result import LEVELS
 
 
 def exponential(grid: Grid, share: float = 1.0) -> Vector:
@@ -185,7 +185,7 @@ def test_the_supremums_transform_is_that_of_its_law_inside_and_outside_the_circl
 
 
 def test_a_walk_that_does_not_fall_has_no_factors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("queueing.models.batches.ladder._LAST", 2**12)
+    monkeypatch.setattr("kendall.queueing.models.batches.ladder._LAST", 2**12)
     with np.errstate(all="ignore"), pytest.raises(NotConvergedError, match="Wiener-Hopf"):
         solve_ladder(poisson_row(3.5), 3, 1.05)
 

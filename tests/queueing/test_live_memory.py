@@ -8,18 +8,18 @@ import math
 import numpy as np
 import pytest
 
-from policies import parse_policy
-from queueing.choosing.forecast import Setting
-from queueing.choosing.objective import Objective
-from queueing.control.assess import Assessment, assess
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.estimation.estimates import Estimates
-from queueing.estimation.window.snapshot import COLUMN, Snapshot
-from queueing.estimation.window_queue import Limits
-from queueing.latency.law import LatencyModel
-from queueing.measurement.statistics import mean_interval
-from queueing.model import Model
-from queueing.simulation.fast import draw_trace, replay
+from kendall.policies import parse_policy
+from kendall.queueing.choosing.forecast import Setting
+from kendall.queueing.choosing.objective import Objective
+from kendall.queueing.control.assess import Assessment, assess
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.estimation.estimates import Estimates
+from kendall.queueing.estimation.window.snapshot import COLUMN, Snapshot
+from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.measurement.statistics import mean_interval
+from kendall.queueing.model import Model
+from kendall.queueing.simulation.fast import draw_trace, replay
 from tests.queueing.advised import advise, what_ifs
 from tests.queueing.estimation_windows import snapshot_of_run
 

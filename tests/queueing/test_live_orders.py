@@ -7,13 +7,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from policies import Request, parse_policy
-from queueing.control.assess import assess
-from queueing.estimation.window.window import Window
-from queueing.estimation.window_queue import Limits
-from queueing.latency.law import LatencyModel
-from queueing.measurement.record import Record
-from queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
+from kendall.policies import Request, parse_policy
+from kendall.queueing.control.assess import assess
+from kendall.queueing.estimation.window.window import Window
+from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.measurement.record import Record
+from kendall.queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
 
 LAW = LatencyModel(k1=0.0, k2=0.02, k3=0.0005, k4=0.01)
 COUNT = 12_000

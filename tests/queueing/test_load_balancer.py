@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from policies import parse_policy
-from policies.text import SpecError
-from queueing.choosing.advice import load_balancer
-from queueing.choosing.advice.load_balancer import USUAL, behind_load_balancer, routings_of
-from queueing.choosing.forecast import Setting
-from queueing.choosing.gain.operating_point import OperatingPoint
-from queueing.control.assess import assess
-from queueing.estimation.estimates import Estimates
-from queueing.estimation.window_queue import Limits
-from queueing.model import Model
-from queueing.prediction import predict_model
+from kendall.policies import parse_policy
+from kendall.policies.text import SpecError
+from kendall.queueing.choosing.advice import load_balancer
+from kendall.queueing.choosing.advice.load_balancer import USUAL, behind_load_balancer, routings_of
+from kendall.queueing.choosing.forecast import Setting
+from kendall.queueing.choosing.gain.operating_point import OperatingPoint
+from kendall.queueing.control.assess import assess
+from kendall.queueing.estimation.estimates import Estimates
+from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.model import Model
+from kendall.queueing.prediction import predict_model
 from tests.queueing.estimation_runs import LAW, LENGTHS
 from tests.queueing.estimation_windows import window_of
 
@@ -100,7 +100,7 @@ def test_the_fewest_requests_are_simulated_where_they_are_asked_for() -> None:
 
 
 def test_a_routing_that_cannot_be_simulated_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("queueing.simulation.budget._LOOKS", 100_000)
+    monkeypatch.setattr("kendall.queueing.simulation.budget._LOOKS", 100_000)
     (found,) = asked("single", "least_requests")["routings"]
     assert "a simulation of servers=2" in found["reason"]
     assert found["queueing_delay"] is found["sojourn_time"] is found["more"] is None

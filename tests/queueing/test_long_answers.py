@@ -11,16 +11,16 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from policies import parse_policy
-from queueing.distributions.token_distribution import TokenDistribution, parse_distribution
-from queueing.latency.batch_time import BatchTime
-from queueing.latency.law import LatencyModel
-from queueing.latency.service_laws import MOST_COUNTS, thinned
-from queueing.model import Model
-from queueing.models.batches.batch_chain import solve_batch_chain
-from queueing.prediction import predict_model
-from queueing.result import Quantiles
-from queueing.simulation.experiment import simulate_run
+from kendall.policies import parse_policy
+from kendall.queueing.distributions.token_distribution import TokenDistribution, parse_distribution
+from kendall.queueing.latency.batch_time import BatchTime
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.latency.service_laws import MOST_COUNTS, thinned
+from kendall.queueing.model import Model
+from kendall.queueing.models.batches.batch_chain import solve_batch_chain
+from kendall.queueing.prediction import predict_model
+from kendall.queueing.result import Quantiles
+from kendall.queueing.simulation.experiment import simulate_run
 
 LAW = LatencyModel(k1=0.3e-3, k2=1.4e-3, k3=25e-6, k4=0.92e-3)
 CHAT = "lognormal:mu=6,sigma=1"

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from queueing.choosing.answer import precise
-from queueing.choosing.forecast import Setting
-from queueing.choosing.gain.criterion import Criterion
-from queueing.choosing.gain.operating_point import OperatingPoint
-from queueing.control.long_run import KEPT, MOVED, SCATTER, STEP, LongRun, long_run
-from queueing.estimation.interval import UNKNOWN, symmetric, without_interval
-from queueing.estimation.lengths.lengths import lengths
-from queueing.estimation.lengths.within_calls import WithinCalls
-from queueing.estimation.speed.speed_process import Stalls
-from queueing.estimation.window_queue import Limits
+from kendall.queueing.choosing.answer import precise
+from kendall.queueing.choosing.forecast import Setting
+from kendall.queueing.choosing.gain.criterion import Criterion
+from kendall.queueing.choosing.gain.operating_point import OperatingPoint
+from kendall.queueing.control.long_run import KEPT, MOVED, SCATTER, STEP, LongRun, long_run
+from kendall.queueing.estimation.interval import UNKNOWN, symmetric, without_interval
+from kendall.queueing.estimation.lengths.lengths import lengths
+from kendall.queueing.estimation.lengths.within_calls import WithinCalls
+from kendall.queueing.estimation.speed.speed_process import Stalls
+from kendall.queueing.estimation.window_queue import Limits
 from tests.queueing.assessed_windows import LAW, capacity, seen
 
 FOUR, SLOTS = (

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from queueing.measurement.machine import cpu_model, hardware, split_cpus, versions
+from kendall.queueing.measurement.machine import cpu_model, hardware, split_cpus, versions
 
 
 @pytest.mark.parametrize(

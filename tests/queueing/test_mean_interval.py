@@ -9,23 +9,23 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from loadgen.compare.comparison import Predicted
-from loadgen.compare.sampling_error import sampling_error
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.latency.law import LatencyModel
-from queueing.measurement.batch_means import batch_means_interval
-from queueing.measurement.delay_variance import (
+from kendall.loadgen.compare.comparison import Predicted
+from kendall.loadgen.compare.sampling_error import sampling_error
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.measurement.batch_means import batch_means_interval
+from kendall.queueing.measurement.delay_variance import (
     UNSTABLE,
     AsymptoticVariance,
     mg1_delay_moments,
     single_server_variance,
 )
-from queueing.measurement.mean_interval import mean_interval, plug_in, run_factor
-from queueing.measurement.statistics import FloatArray, Interval, find_warm_up
-from queueing.model import Model
-from queueing.prediction import predict_model
-from queueing.simulation.experiment import simulate_run
-from queueing.simulation.fast import SimulatedRun
+from kendall.queueing.measurement.mean_interval import mean_interval, plug_in, run_factor
+from kendall.queueing.measurement.statistics import FloatArray, Interval, find_warm_up
+from kendall.queueing.model import Model
+from kendall.queueing.prediction import predict_model
+from kendall.queueing.simulation.experiment import simulate_run
+from kendall.queueing.simulation.fast import SimulatedRun
 
 MM1 = [1.0, 2.0, 6.0, 24.0]  # moments of the service time
 ONE_TOKEN = parse_distribution("deterministic:value=1")

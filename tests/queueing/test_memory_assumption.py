@@ -3,20 +3,20 @@
 import numpy as np
 import pytest
 
-from policies import parse_policy
-from queueing.control.assess import assess
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.estimation.assumptions.assumption import Assumption
-from queueing.estimation.assumptions.engine_assumptions import (
+from kendall.policies import parse_policy
+from kendall.queueing.control.assess import assess
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.estimation.assumptions.assumption import Assumption
+from kendall.queueing.estimation.assumptions.engine_assumptions import (
     NEGLIGIBLE,
     enough_memory,
     waits_beside_free_slots,
 )
-from queueing.estimation.window.snapshot import COLUMN, WIDTH, Snapshot
-from queueing.estimation.window_queue import Limits
-from queueing.latency.law import LatencyModel
-from queueing.model import Model
-from queueing.simulation.experiment import simulate_run
+from kendall.queueing.estimation.window.snapshot import COLUMN, WIDTH, Snapshot
+from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.model import Model
+from kendall.queueing.simulation.experiment import simulate_run
 from tests.queueing.estimation_windows import snapshot_of_run
 
 LAW = LatencyModel(k1=0.3e-3, k3=25e-6, k4=0.92e-3, turnaround=0.5e-3)

@@ -11,26 +11,30 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policies.text import SpecError
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.errors import (
+from kendall.policies.text import SpecError
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.errors import (
     NotConvergedError,
     OutOfReachError,
     UnstableQueueError,
 )
-from queueing.latency.batch_time import BatchTime
-from queueing.latency.law import LatencyModel, parse_law
-from queueing.latency.service_time import ServiceTime
-from queueing.latency.slots.slot_time import SlotTime
-from queueing.models import gg1, mg1, mg1d, mgc, mm1, mm1d, printed, tandem
-from queueing.models.batches import batch_chain
-from queueing.models.batches import calls as groups
-from queueing.models.batches.call_chain import solve_call_chain
-from queueing.models.batches.mgb1 import solve_fixed_batches
-from queueing.models.erlang_series import ErlangSeries
-from queueing.models.roots import bisected
-from queueing.models.slots.continuous import doubt, solve_continuous
-from queueing.models.slots.processor_sharing import SharedEngine, solve_sharing, unbounded_states
+from kendall.queueing.latency.batch_time import BatchTime
+from kendall.queueing.latency.law import LatencyModel, parse_law
+from kendall.queueing.latency.service_time import ServiceTime
+from kendall.queueing.latency.slots.slot_time import SlotTime
+from kendall.queueing.models import gg1, mg1, mg1d, mgc, mm1, mm1d, printed, tandem
+from kendall.queueing.models.batches import batch_chain
+from kendall.queueing.models.batches import calls as groups
+from kendall.queueing.models.batches.call_chain import solve_call_chain
+from kendall.queueing.models.batches.mgb1 import solve_fixed_batches
+from kendall.queueing.models.erlang_series import ErlangSeries
+from kendall.queueing.models.roots import bisected
+from kendall.queueing.models.slots.continuous import doubt, solve_continuous
+from kendall.queueing.models.slots.processor_sharing import (
+    SharedEngine,
+    solve_sharing,
+    unbounded_states,
+)
 from tests.kept_values import moved
 
 LAW = parse_law("k1=1e-3,k2=10e-3,k3=0.1e-3,k4=3e-3")

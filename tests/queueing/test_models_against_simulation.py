@@ -14,13 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from policies import parse_policy
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.latency.law import LatencyModel
-from queueing.model import Model
-from queueing.prediction import predict_model
-from queueing.result import Quantiles
-from queueing.simulation.experiment import simulate_model
+from kendall.policies import parse_policy
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.model import Model
+from kendall.queueing.prediction import predict_model
+from kendall.queueing.result import Quantiles
+from kendall.queueing.simulation.experiment import simulate_model
 
 LIGHT, HEAVY, HEAVIEST = (
     "uniform:low=1,high=64",

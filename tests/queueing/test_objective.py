@@ -10,16 +10,16 @@ import math
 import numpy as np
 import pytest
 
-from policies import parse_policy
-from policies.text import SpecError
-from queueing.choosing.forecast import Forecast, Setting
-from queueing.choosing.gain.criterion import Criterion, forbidden, parse_objective
-from queueing.choosing.objective import Objective, Slo, parse_slo, utilities
-from queueing.distributions.token_distribution import TokenDistribution
-from queueing.estimation.interval import UNKNOWN
-from queueing.latency.law import LatencyModel
-from queueing.model import Model
-from queueing.result import Prediction, Quantiles
+from kendall.policies import parse_policy
+from kendall.policies.text import SpecError
+from kendall.queueing.choosing.forecast import Forecast, Setting
+from kendall.queueing.choosing.gain.criterion import Criterion, forbidden, parse_objective
+from kendall.queueing.choosing.objective import Objective, Slo, parse_slo, utilities
+from kendall.queueing.distributions.token_distribution import TokenDistribution
+from kendall.queueing.estimation.interval import UNKNOWN
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.model import Model
+from kendall.queueing.result import Prediction, Quantiles
 from tests.queueing.made import prediction_of
 
 DELAYS = Quantiles(mean=1.0, p50=0.8, p90=1.8, p95=2.2, p99=3.0)

@@ -8,20 +8,20 @@ import dataclasses
 
 import pytest
 
-from policies import parse_policy
-from queueing.choosing.advice.advise import advise as choices
-from queueing.choosing.autopilot.bounds import AutopilotBounds
-from queueing.choosing.autopilot.controller import Autopilot
-from queueing.choosing.autopilot.decision import Decision
-from queueing.choosing.choices import best_batch_size, best_policy
-from queueing.choosing.forecast import Setting
-from queueing.choosing.gain.criterion import Criterion
-from queueing.choosing.gain.operating_point import OperatingPoint
-from queueing.choosing.gain.response import NIL
-from queueing.choosing.quantity import compared_by
-from queueing.estimation.estimates import Estimates
-from queueing.estimation.speed.speed_process import Stalls
-from queueing.model import Model
+from kendall.policies import parse_policy
+from kendall.queueing.choosing.advice.advise import advise as choices
+from kendall.queueing.choosing.autopilot.bounds import AutopilotBounds
+from kendall.queueing.choosing.autopilot.controller import Autopilot
+from kendall.queueing.choosing.autopilot.decision import Decision
+from kendall.queueing.choosing.choices import best_batch_size, best_policy
+from kendall.queueing.choosing.forecast import Setting
+from kendall.queueing.choosing.gain.criterion import Criterion
+from kendall.queueing.choosing.gain.operating_point import OperatingPoint
+from kendall.queueing.choosing.gain.response import NIL
+from kendall.queueing.choosing.quantity import compared_by
+from kendall.queueing.estimation.estimates import Estimates
+from kendall.queueing.estimation.speed.speed_process import Stalls
+from kendall.queueing.model import Model
 from tests.queueing.advised import advise, what_ifs
 from tests.queueing.families import DELAY, LAWS, LIMITS, POLICY, TURNAROUND, USUAL, assessed, window
 

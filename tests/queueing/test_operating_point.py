@@ -13,34 +13,34 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from policies import parse_policy
-from policies.text import SpecError
-from queueing.choosing import answer
-from queueing.choosing.advice.searches import AdviceSearch
-from queueing.choosing.answer import (
+from kendall.policies import parse_policy
+from kendall.policies.text import SpecError
+from kendall.queueing.choosing import answer
+from kendall.queueing.choosing.advice.searches import AdviceSearch
+from kendall.queueing.choosing.answer import (
     own_error,
     precise,
     rough,
     searched,
     simulated,
 )
-from queueing.choosing.forecast import Setting
-from queueing.choosing.gain.criterion import Criterion
-from queueing.choosing.gain.known_lengths import known_lengths
-from queueing.choosing.gain.operating_point import OperatingPoint
-from queueing.choosing.gain.sensitivity import STEP, log_half_width
-from queueing.choosing.objective import Objective, parse_slo
-from queueing.choosing.search import Optimum, largest_kept
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.errors import UnstableQueueError
-from queueing.estimation.interval import NORMAL, UNKNOWN, symmetric
-from queueing.estimation.lengths.lengths import lengths
-from queueing.estimation.speed.speed_process import Stalls
-from queueing.estimation.stall_backlog import utilisation_of
-from queueing.estimation.window_queue import Limits
-from queueing.model import Model
-from queueing.result import Prediction, Quantiles
-from queueing.simulation.experiment import simulate_run
+from kendall.queueing.choosing.forecast import Setting
+from kendall.queueing.choosing.gain.criterion import Criterion
+from kendall.queueing.choosing.gain.known_lengths import known_lengths
+from kendall.queueing.choosing.gain.operating_point import OperatingPoint
+from kendall.queueing.choosing.gain.sensitivity import STEP, log_half_width
+from kendall.queueing.choosing.objective import Objective, parse_slo
+from kendall.queueing.choosing.search import Optimum, largest_kept
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.errors import UnstableQueueError
+from kendall.queueing.estimation.interval import NORMAL, UNKNOWN, symmetric
+from kendall.queueing.estimation.lengths.lengths import lengths
+from kendall.queueing.estimation.speed.speed_process import Stalls
+from kendall.queueing.estimation.stall_backlog import utilisation_of
+from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.model import Model
+from kendall.queueing.result import Prediction, Quantiles
+from kendall.queueing.simulation.experiment import simulate_run
 from tests.queueing.assessed_windows import LAW, LAWFUL, capacity, seen
 from tests.queueing.made import prediction_of
 

@@ -11,23 +11,23 @@ import numpy as np
 import pytest
 
 from kendall import cli
-from policies import parse_policy
-from policies.text import SpecError
-from queueing.choosing.candidates import usual_policies
-from queueing.choosing.choices import best_batch_size, best_policy
-from queueing.choosing.forecast import Setting
-from queueing.choosing.objective import Objective, parse_slo, utilities
-from queueing.choosing.rates import largest_rate
-from queueing.choosing.search import Optimum, choose, near_scores, near_sojourns
-from queueing.choosing.servers import fewest_servers
-from queueing.choosing.token_limit import best_token_limit
-from queueing.choosing.words import legend
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.errors import NoStableChoiceError
-from queueing.latency.law import LatencyModel
-from queueing.latency.profile import load_profile
-from queueing.model import Model
-from queueing.prediction import predict_model
+from kendall.policies import parse_policy
+from kendall.policies.text import SpecError
+from kendall.queueing.choosing.candidates import usual_policies
+from kendall.queueing.choosing.choices import best_batch_size, best_policy
+from kendall.queueing.choosing.forecast import Setting
+from kendall.queueing.choosing.objective import Objective, parse_slo, utilities
+from kendall.queueing.choosing.rates import largest_rate
+from kendall.queueing.choosing.search import Optimum, choose, near_scores, near_sojourns
+from kendall.queueing.choosing.servers import fewest_servers
+from kendall.queueing.choosing.token_limit import best_token_limit
+from kendall.queueing.choosing.words import legend
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.errors import NoStableChoiceError
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.latency.profile import load_profile
+from kendall.queueing.model import Model
+from kendall.queueing.prediction import predict_model
 
 YANG = LatencyModel(k2=0.7764, k4=0.022032)
 TOKENS = parse_distribution("lognormal:mu=7,sigma=0.7", 20_000)

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from scipy.optimize import brentq
 
-from queueing.choosing.answer import Prices
-from queueing.choosing.objective import Objective, parse_slos
-from queueing.choosing.rates import largest_rate
-from queueing.choosing.token_limit import best_token_limit
-from queueing.model import Model, one_of_several, seen_by_a_request
-from queueing.prediction import infinite_mean, predict_model
-from queueing.simulation.experiment import simulate_model, simulate_run
+from kendall.queueing.choosing.answer import Prices
+from kendall.queueing.choosing.objective import Objective, parse_slos
+from kendall.queueing.choosing.rates import largest_rate
+from kendall.queueing.choosing.token_limit import best_token_limit
+from kendall.queueing.model import Model, one_of_several, seen_by_a_request
+from kendall.queueing.prediction import infinite_mean, predict_model
+from kendall.queueing.simulation.experiment import simulate_model, simulate_run
 from tests.queueing.optimum_is_predicted import Case, cases, misses
 from tests.queueing.test_kernels import assert_same
 

@@ -10,35 +10,35 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from papers.sample_paths import Replications, simulate_order
-from policies.immediate import Capped, Continuous, Single
-from policies.orders import ORDERS, make_order
-from policies.text import SpecError
-from queueing.arrivals.length_prediction import (
+from kendall.policies.immediate import Capped, Continuous, Single
+from kendall.policies.orders import ORDERS, make_order
+from kendall.policies.text import SpecError
+from kendall.queueing.arrivals.length_prediction import (
     parse_length_prediction,
     predict_lengths,
 )
-from queueing.commands import cli
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.errors import UnstableQueueError
-from queueing.latency.law import LatencyModel
-from queueing.model import Model
-from queueing.models.mg1 import solve_mg1
-from queueing.models.soap.orders import LeastAttained, Levels, Threshold, Trail
-from queueing.models.soap.predictor_text import PredictorText, parse_predictor
-from queueing.models.soap.predictors import OneBit
-from queueing.models.soap.queue import solve_order
-from queueing.models.soap.sizes import Atoms, Residual
-from queueing.models.soap.token_orders import (
+from kendall.queueing.commands import cli
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.errors import UnstableQueueError
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.model import Model
+from kendall.queueing.models.mg1 import solve_mg1
+from kendall.queueing.models.soap.orders import LeastAttained, Levels, Threshold, Trail
+from kendall.queueing.models.soap.predictor_text import PredictorText, parse_predictor
+from kendall.queueing.models.soap.predictors import OneBit
+from kendall.queueing.models.soap.queue import solve_order
+from kendall.queueing.models.soap.sizes import Atoms, Residual
+from kendall.queueing.models.soap.token_orders import (
     TokenService,
     delay_ratio,
     is_solved,
     predicted_tokens,
     solve_in_tokens,
 )
-from queueing.prediction import predict_model
-from queueing.prediction.solutions import methods
-from queueing.simulation.experiment import simulate_model
+from kendall.queueing.prediction import predict_model
+from kendall.queueing.prediction.solutions import methods
+from kendall.queueing.simulation.experiment import simulate_model
+from papers.sample_paths import Replications, simulate_order
 
 TOKENS = parse_distribution("lognormal:mu=3,sigma=0.9", 150)
 STEADY = LatencyModel(k1=1e-4, k2=4e-3, k3=1e-5, k4=1e-3)

@@ -7,22 +7,22 @@ import dataclasses
 import numpy as np
 import pytest
 
-from policies import parse_policy
-from policies.core import Request
-from policies.ordered import order_of
-from policies.orders.by_length import ShortestFirst as ByLength
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.latency.law import LatencyModel
-from queueing.model import Model
-from queueing.models.soap.orders import ShortestFirst
-from queueing.models.soap.predictor_text import parse_predictor
-from queueing.models.soap.predictors import ExactPrediction
-from queueing.models.soap.queue import solve_order
-from queueing.models.soap.sizes import token_sizes
-from queueing.simulation.experiment import draw_jobs, simulate_run
-from queueing.simulation.fast import draw_trace, is_compiled, replay
-from queueing.simulation.orders.policy_order import queue_of
-from queueing.simulation.orders.waiting_kernels import GROUPS, RATIO, ordered_queue
+from kendall.policies import parse_policy
+from kendall.policies.core import Request
+from kendall.policies.ordered import order_of
+from kendall.policies.orders.by_length import ShortestFirst as ByLength
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.model import Model
+from kendall.queueing.models.soap.orders import ShortestFirst
+from kendall.queueing.models.soap.predictor_text import parse_predictor
+from kendall.queueing.models.soap.predictors import ExactPrediction
+from kendall.queueing.models.soap.queue import solve_order
+from kendall.queueing.models.soap.sizes import token_sizes
+from kendall.queueing.simulation.experiment import draw_jobs, simulate_run
+from kendall.queueing.simulation.fast import draw_trace, is_compiled, replay
+from kendall.queueing.simulation.orders.policy_order import queue_of
+from kendall.queueing.simulation.orders.waiting_kernels import GROUPS, RATIO, ordered_queue
 from tests.queueing.test_kernels import FULL, LENGTHS, NOISY, PLAIN, PROMPTS, assert_same, both
 
 RANKED = (

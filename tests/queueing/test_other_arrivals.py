@@ -13,16 +13,16 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 
 import kendall
-from policies import SpecError
-from queueing.arrivals.modulated import Mmpp
-from queueing.arrivals.processes import Gamma
-from queueing.arrivals.rates import Piecewise
-from queueing.arrivals.text import parse_arrivals
-from queueing.model import Model
-from queueing.prediction import methods, predict_model
-from queueing.simulation.budget import enough_slots
-from queueing.simulation.experiment import number_of_spans, simulate_model, simulate_run
-from queueing.simulation.simulated_means import TOO_SHORT, brevity, mean_of_runs
+from kendall.policies import SpecError
+from kendall.queueing.arrivals.modulated import Mmpp
+from kendall.queueing.arrivals.processes import Gamma
+from kendall.queueing.arrivals.rates import Piecewise
+from kendall.queueing.arrivals.text import parse_arrivals
+from kendall.queueing.model import Model
+from kendall.queueing.prediction import methods, predict_model
+from kendall.queueing.simulation.budget import enough_slots
+from kendall.queueing.simulation.experiment import number_of_spans, simulate_model, simulate_run
+from kendall.queueing.simulation.simulated_means import TOO_SHORT, brevity, mean_of_runs
 
 LAW = "k1=3e-4,k2=1.4e-3,k3=25e-6,k4=9.2e-4,cv=0.12"
 LENGTHS = "uniform:low=1,high=32"

@@ -9,17 +9,17 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from policies import parse_policy
-from queueing.arrivals.text import parse_arrivals
-from queueing.control.assess import assess
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.estimation.outlook import RecentArrivals, band, outlook
-from queueing.estimation.window.window import Snapshot
-from queueing.estimation.window_queue import Limits
-from queueing.latency.law import LatencyModel
-from queueing.model import Model
-from queueing.simulation.experiment import run_given
-from queueing.simulation.fast import SimulatedRun, Trace
+from kendall.policies import parse_policy
+from kendall.queueing.arrivals.text import parse_arrivals
+from kendall.queueing.control.assess import assess
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.estimation.outlook import RecentArrivals, band, outlook
+from kendall.queueing.estimation.window.window import Snapshot
+from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.model import Model
+from kendall.queueing.simulation.experiment import run_given
+from kendall.queueing.simulation.fast import SimulatedRun, Trace
 from tests.queueing.estimation_windows import snapshot_of_run
 
 LAW = LatencyModel(k1=2e-3, k2=4e-3, k3=3e-4, k4=6e-3, cv=0.1)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import kendall
-from policies import (
+from kendall.policies import (
     Decision,
     Dispatch,
     Policy,
@@ -22,22 +22,22 @@ from policies import (
     WaitUntil,
     parse_policy,
 )
-from policies.core import IDLE
-from policies.registry import use_modules
-from queueing.choosing.autopilot.bounds import AutopilotBounds
-from queueing.choosing.candidates import at_sizes, sized, sized_policy, usual_policies
-from queueing.choosing.choices import best_batch_size
-from queueing.choosing.forecast import Setting
-from queueing.choosing.objective import Objective
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.errors import PredictionError
-from queueing.latency.law import LatencyModel
-from queueing.measurement.recursion import measured_starts, served
-from queueing.model import Model
-from queueing.prediction import predict_model
-from queueing.prediction.solutions import best_method, methods
-from queueing.simulation.fast import is_compiled
-from queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
+from kendall.policies.core import IDLE
+from kendall.policies.registry import use_modules
+from kendall.queueing.choosing.autopilot.bounds import AutopilotBounds
+from kendall.queueing.choosing.candidates import at_sizes, sized, sized_policy, usual_policies
+from kendall.queueing.choosing.choices import best_batch_size
+from kendall.queueing.choosing.forecast import Setting
+from kendall.queueing.choosing.objective import Objective
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.errors import PredictionError
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.measurement.recursion import measured_starts, served
+from kendall.queueing.model import Model
+from kendall.queueing.prediction import predict_model
+from kendall.queueing.prediction.solutions import best_method, methods
+from kendall.queueing.simulation.fast import is_compiled
+from kendall.queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
 from tests.policies.broken import Garbage, Raises, Shortest, Swap
 from tests.policies.outside import SHORTEST, module, nothing_known
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from queueing.estimation.window.window import Window
+from kendall.queueing.estimation.window.window import Window
 from tests.queueing.estimation_runs import Engine, Vector, gamma, modulated, serve
 from tests.queueing.test_estimation_verdict import N, capacity, clean, judge
 

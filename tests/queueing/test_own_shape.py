@@ -11,19 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policies import parse_policy
-from queueing.control.assess import Assessment, assess
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.estimation.estimates import Estimates
-from queueing.estimation.speed.own_shape import own_shape
-from queueing.estimation.speed.speed_history import SHAPE_KEPT, SpeedHistory
-from queueing.estimation.window.snapshot import COLUMN, Snapshot
-from queueing.estimation.window_queue import Limits
-from queueing.latency.law import LatencyModel
-from queueing.model import Model
-from queueing.prediction import predict_model
-from queueing.result import LEVELS
-from queueing.simulation.fast import SimulatedRun, draw_trace, replay
+from kendall.policies import parse_policy
+from kendall.queueing.control.assess import Assessment, assess
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.estimation.estimates import Estimates
+from kendall.queueing.estimation.speed.own_shape import own_shape
+from kendall.queueing.estimation.speed.speed_history import SHAPE_KEPT, SpeedHistory
+from kendall.queueing.estimation.window.snapshot import COLUMN, Snapshot
+from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.model import Model
+from kendall.queueing.prediction import predict_model
+from kendall.queueing.result import LEVELS
+from kendall.queueing.simulation.fast import SimulatedRun, draw_trace, replay
 from tests.queueing.estimation_windows import snapshot_of_run
 
 LAW = LatencyModel(k1=0.0, k2=1.2e-3, k3=29e-6, k4=0.9e-3, kp=8e-6, turnaround=1e-3)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from policies.text import SpecError
-from queueing.measurement.paths import (
+from kendall.policies.text import SpecError
+from kendall.queueing.measurement.paths import (
     FileToWrite,
     Folder,
     file_or_folder,

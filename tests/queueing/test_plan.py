@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from policies import parse_policy
-from policies.text import SpecError
-from queueing.choosing.objective import Objective, parse_slos
-from queueing.choosing.plan import check_costs, with_frontier
-from queueing.commands import plan_cli
-from queueing.commands.optimize_cli import app as optimize
-from queueing.commands.plan_cli import app
-from queueing.latency.law import parse_law
-from queueing.model import Model
-from queueing.prediction import predict_model
+from kendall.policies import parse_policy
+from kendall.policies.text import SpecError
+from kendall.queueing.choosing.objective import Objective, parse_slos
+from kendall.queueing.choosing.plan import check_costs, with_frontier
+from kendall.queueing.commands import plan_cli
+from kendall.queueing.commands.optimize_cli import app as optimize
+from kendall.queueing.commands.plan_cli import app
+from kendall.queueing.latency.law import parse_law
+from kendall.queueing.model import Model
+from kendall.queueing.prediction import predict_model
 
 LAW = "k1=0,k2=0.02,k3=0.002,k4=0.02"
 LENGTHS = ("--output-tokens", "geometric:mean=20")

@@ -19,12 +19,12 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from policies import parse_policy
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.latency.law import LatencyModel
-from queueing.model import Model
-from queueing.prediction import predict_model
-from queueing.simulation.experiment import simulate_model
+from kendall.policies import parse_policy
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.model import Model
+from kendall.queueing.prediction import predict_model
+from kendall.queueing.simulation.experiment import simulate_model
 
 LAW = LatencyModel(k1=0.3e-3, k2=1.4e-3, k3=25e-6, k4=0.92e-3, cv=0.12, turnaround=1.55e-3)
 POLICIES = (

@@ -16,13 +16,13 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 import kendall
-from policies.text import SpecError
-from queueing.arrivals.timetable import Timetable, save_timetable
-from queueing.commands.cli import app
-from queueing.commands.optimize_cli import app as optimize_app
-from queueing.errors import NotConvergedError
-from queueing.latency.law import LatencyModel, slow_law
-from queueing.latency.profile import find_profile, load_profile, profile_path
+from kendall.policies.text import SpecError
+from kendall.queueing.arrivals.timetable import Timetable, save_timetable
+from kendall.queueing.commands.cli import app
+from kendall.queueing.commands.optimize_cli import app as optimize_app
+from kendall.queueing.errors import NotConvergedError
+from kendall.queueing.latency.law import LatencyModel, slow_law
+from kendall.queueing.latency.profile import find_profile, load_profile, profile_path
 
 QUANTILES = {"mean", "p50", "p90", "p95", "p99"}
 KEYS = {
@@ -325,7 +325,7 @@ def test_the_first_line_says_why_auto_simulated(monkeypatch: pytest.MonkeyPatch)
     """Where the numbers did not converge, and where no formula covers the queue; an exact answer
     says nothing of the kind.
     """
-    monkeypatch.setattr("queueing.prediction.steady_state.SIMULATED_REQUESTS", 2000)
+    monkeypatch.setattr("kendall.queueing.prediction.steady_state.SIMULATED_REQUESTS", 2000)
     assert call("predict", policy="elastic:max_batch_size=4").splitlines()[0].endswith("(exact)")
     several = call("predict", policy="elastic:max_batch_size=4", servers="2")
     assert several.splitlines()[0].endswith("(simulation, not")  # goes on below at 80 columns
@@ -337,7 +337,7 @@ def test_the_first_line_says_why_auto_simulated(monkeypatch: pytest.MonkeyPatch)
     def fails(*arguments: object) -> None:
         raise NotConvergedError("the chain", 2.48e-5)
 
-    monkeypatch.setattr("queueing.prediction.first_come.solve_batch_chain", fails)
+    monkeypatch.setattr("kendall.queueing.prediction.first_come.solve_batch_chain", fails)
     reason = "simulation, not exact: the chain did not converge: residual 2.48e-05"
     text = " ".join(call("predict", policy="elastic:max_batch_size=4").split())
     assert f"({reason})" in text
@@ -364,7 +364,7 @@ def test_with_patience_one_note_says_what_each_mean_is_over(
     """A lost request counts as one that waited for its patience; it has no first token. So the
     delay may exceed the time to it.
     """
-    monkeypatch.setattr("queueing.prediction.steady_state.SIMULATED_REQUESTS", 2000)
+    monkeypatch.setattr("kendall.queueing.prediction.steady_state.SIMULATED_REQUESTS", 2000)
     given = options | {"patience": "50ms", "arrival_rate": "300"}
     note = (
         "queueing delay: of all requests, a lost one counts as 0.05 s; the other durations: of "

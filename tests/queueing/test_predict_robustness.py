@@ -10,17 +10,17 @@ import pytest
 from typer.testing import CliRunner
 
 from kendall.api import Prediction, SpecError, largest_stable_rate, predict, simulate
-from policies.text import parse_policy
-from queueing.commands.optimize_cli import app as optimize_app
-from queueing.distributions.call_lengths import CallLengths
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.errors import NotConvergedError, OutOfReachError
-from queueing.latency.law import LatencyModel
-from queueing.latency.service_laws import ServiceLaws
-from queueing.latency.service_time import ServiceTime
-from queueing.models.mgc import mmc, solve_servers
-from queueing.prediction.answer_check import checked_answer
-from queueing.result import Quantiles
+from kendall.policies.text import parse_policy
+from kendall.queueing.commands.optimize_cli import app as optimize_app
+from kendall.queueing.distributions.call_lengths import CallLengths
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.errors import NotConvergedError, OutOfReachError
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.latency.service_laws import ServiceLaws
+from kendall.queueing.latency.service_time import ServiceTime
+from kendall.queueing.models.mgc import mmc, solve_servers
+from kendall.queueing.prediction.answer_check import checked_answer
+from kendall.queueing.result import Quantiles
 from tests.memory import peak_memory
 from tests.queueing.predict_fuzz import _fault, cases, fault_of, warm_up
 
@@ -365,9 +365,9 @@ def test_a_mean_that_is_infinite_is_said_to_be_whatever_the_lengths(
     exists.
     """
     monkeypatch.setattr(
-        "queueing.models.batches.batch_chain._LARGEST_BATCH", 64
+        "kendall.queueing.models.batches.batch_chain._LARGEST_BATCH", 64
     )  # a larger chain takes seconds, and does not cut the tail either
-    monkeypatch.setattr("queueing.prediction.steady_state.SIMULATED_REQUESTS", 100_000)
+    monkeypatch.setattr("kendall.queueing.prediction.steady_state.SIMULATED_REQUESTS", 100_000)
     given = ("dynamic", 0.85, "deterministic:value=1", "k1=1,k2=0,k3=0,k4=1e-9,cv=1")
     if method == "exact":
         with pytest.raises(

@@ -6,12 +6,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from policies import parse_policy
-from queueing.estimation.estimates import Estimates, estimate
-from queueing.estimation.lengths.predictions import FEWEST, predictor_of_lengths
-from queueing.estimation.window.window import Window
-from queueing.latency.law import LatencyModel
-from queueing.measurement.record import Record
+from kendall.policies import parse_policy
+from kendall.queueing.estimation.estimates import Estimates, estimate
+from kendall.queueing.estimation.lengths.predictions import FEWEST, predictor_of_lengths
+from kendall.queueing.estimation.window.window import Window
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.measurement.record import Record
 
 POLICY = "single:order=spjf"
 LAW = LatencyModel(k3=0.001, k4=0.01)

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numba import njit
 
-from policies.text import SpecError
-from queueing.errors import UnstableQueueError
-from queueing.models.mgc import ExponentialServers
-from queueing.models.slots.processor_sharing import (
+from kendall.policies.text import SpecError
+from kendall.queueing.errors import UnstableQueueError
+from kendall.queueing.models.mgc import ExponentialServers
+from kendall.queueing.models.slots.processor_sharing import (
     SharedEngine,
     SharedQueue,
     solve_sharing,

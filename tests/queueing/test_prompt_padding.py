@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from policies.text import SpecError
-from queueing.commands.cli import app
-from queueing.commands.optimize_cli import app as optimize_app
-from queueing.distributions.token_distribution import TokenDistribution, parse_distribution
-from queueing.latency.batch_time import BatchTime
-from queueing.latency.law import LatencyModel
-from queueing.latency.service import Member, ServiceProcess
-from queueing.model import Model
-from queueing.models.printed import psi
-from queueing.prediction import predict_model
-from queueing.simulation.experiment import simulate_model, simulate_run
+from kendall.policies.text import SpecError
+from kendall.queueing.commands.cli import app
+from kendall.queueing.commands.optimize_cli import app as optimize_app
+from kendall.queueing.distributions.token_distribution import TokenDistribution, parse_distribution
+from kendall.queueing.latency.batch_time import BatchTime
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.latency.service import Member, ServiceProcess
+from kendall.queueing.model import Model
+from kendall.queueing.models.printed import psi
+from kendall.queueing.prediction import predict_model
+from kendall.queueing.simulation.experiment import simulate_model, simulate_run
 
 LAW = "k1=1e-3,k2=4e-3,k3=1e-4,k4=1e-3,kp=5e-5"
 OUTPUT, PROMPTS = "uniform:low=8,high=24", "geometric:mean=60"

@@ -10,17 +10,17 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from policies import parse_policy
-from queueing.distributions.token_distribution import TokenDistribution, parse_distribution
-from queueing.errors import UnstableQueueError
-from queueing.latency.batch_time import BatchTime
-from queueing.latency.law import LatencyModel
-from queueing.model import Model
-from queueing.models.batches.batch_chain import solve_batch_chain
-from queueing.models.batches.mgb1 import solve_fixed_batches
-from queueing.models.mg1 import solve_mg1
-from queueing.models.printed import elastic_line, padded_line, psi
-from queueing.prediction import largest_stable_rate, predict, predict_model
+from kendall.policies import parse_policy
+from kendall.queueing.distributions.token_distribution import TokenDistribution, parse_distribution
+from kendall.queueing.errors import UnstableQueueError
+from kendall.queueing.latency.batch_time import BatchTime
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.model import Model
+from kendall.queueing.models.batches.batch_chain import solve_batch_chain
+from kendall.queueing.models.batches.mgb1 import solve_fixed_batches
+from kendall.queueing.models.mg1 import solve_mg1
+from kendall.queueing.models.printed import elastic_line, padded_line, psi
+from kendall.queueing.prediction import largest_stable_rate, predict, predict_model
 
 LENGTHS = (
     "uniform:low=1,high=32",

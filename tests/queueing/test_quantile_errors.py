@@ -8,12 +8,12 @@ import math
 import numpy as np
 from typer.testing import CliRunner
 
-from queueing.commands.cli import app
-from queueing.model import Model
-from queueing.prediction import predict_model
-from queueing.result import LEVELS
-from queueing.simulation.experiment import simulate_model, simulate_steady_state
-from queueing.simulation.simulated_means import summary_of_runs
+from kendall.queueing.commands.cli import app
+from kendall.queueing.model import Model
+from kendall.queueing.prediction import predict_model
+from kendall.queueing.result import LEVELS
+from kendall.queueing.simulation.experiment import simulate_model, simulate_steady_state
+from kendall.queueing.simulation.simulated_means import summary_of_runs
 
 SEEDS = 40
 LAW = "k1=0.002,k2=0,k3=0.001,k4=0.01"

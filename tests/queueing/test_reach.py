@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from queueing.choosing.choices import best_batch_size
-from queueing.choosing.objective import Objective, parse_slo, parse_slos
-from queueing.choosing.rates import largest_rate
-from queueing.choosing.reach import check_reach, least_seconds
-from queueing.choosing.servers import fewest_servers
-from queueing.choosing.token_limit import best_token_limit
-from queueing.commands.plan_cli import app as plan
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.errors import NoStableChoiceError, UnattainableError
-from queueing.model import Model
-from queueing.result import Prediction
-from queueing.simulation.experiment import simulate_model
+from kendall.queueing.choosing.choices import best_batch_size
+from kendall.queueing.choosing.objective import Objective, parse_slo, parse_slos
+from kendall.queueing.choosing.rates import largest_rate
+from kendall.queueing.choosing.reach import check_reach, least_seconds
+from kendall.queueing.choosing.servers import fewest_servers
+from kendall.queueing.choosing.token_limit import best_token_limit
+from kendall.queueing.commands.plan_cli import app as plan
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.errors import NoStableChoiceError, UnattainableError
+from kendall.queueing.model import Model
+from kendall.queueing.result import Prediction
+from kendall.queueing.simulation.experiment import simulate_model
 
 LAW = "k1=0.0005,k2=0.01,k3=0.0001,k4=0.012,kp=0.0001,turnaround=0.003"
 SLOTS = "continuous:max_batch_size=8"

@@ -14,16 +14,16 @@ import numpy as np
 import pytest
 
 import kendall
-from policies import Request, SpecError, parse_policy
-from queueing.arrivals.timetable import Timetable, save_timetable
-from queueing.arrivals.traces import read_trace
-from queueing.latency.law import parse_law
-from queueing.latency.slots.token_gaps import GapCounter, found
-from queueing.measurement.record import Header, Record, write_run
-from queueing.prediction.asked import Asked
-from queueing.simulation.recorded import recorded_model, simulate_recorded
-from queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
-from queueing.simulation.simulated_means import TOO_SHORT
+from kendall.policies import Request, SpecError, parse_policy
+from kendall.queueing.arrivals.timetable import Timetable, save_timetable
+from kendall.queueing.arrivals.traces import read_trace
+from kendall.queueing.latency.law import parse_law
+from kendall.queueing.latency.slots.token_gaps import GapCounter, found
+from kendall.queueing.measurement.record import Header, Record, write_run
+from kendall.queueing.prediction.asked import Asked
+from kendall.queueing.simulation.recorded import recorded_model, simulate_recorded
+from kendall.queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
+from kendall.queueing.simulation.simulated_means import TOO_SHORT
 
 SAMPLES = Path(__file__).parent.parent / "loadgen" / "samples"
 FILES = ["azure_2023.csv", "azure_2024.csv", "burstgpt_v1.csv", "mooncake.jsonl", "bailian.jsonl"]

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from queueing.measurement.record import Record
-from queueing.measurement.recursion import Served, batches, measured_starts, served
+from kendall.queueing.measurement.record import Record
+from kendall.queueing.measurement.recursion import Served, batches, measured_starts, served
 
 ONE = Served(
     id="x",

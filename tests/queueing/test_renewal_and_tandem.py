@@ -12,17 +12,17 @@ from scipy.optimize import brentq
 from typer.testing import CliRunner
 
 from kendall.api import largest_stable_rate, predict
-from policies.text import SpecError
-from queueing.commands.cli import app
-from queueing.latency.law import LatencyModel
-from queueing.latency.service_time import ServiceTime
-from queueing.model import Model
-from queueing.models.gg1 import kingman
-from queueing.models.renewal import RenewalFunction, renewal_function, settled
-from queueing.prediction import predict_model
-from queueing.result import Prediction, Quantiles
-from queueing.simulation.experiment import simulate_model, simulate_run
-from queueing.simulation.scenarios.tandem import _drawn
+from kendall.policies.text import SpecError
+from kendall.queueing.commands.cli import app
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.latency.service_time import ServiceTime
+from kendall.queueing.model import Model
+from kendall.queueing.models.gg1 import kingman
+from kendall.queueing.models.renewal import RenewalFunction, renewal_function, settled
+from kendall.queueing.prediction import predict_model
+from kendall.queueing.result import Prediction, Quantiles
+from kendall.queueing.simulation.experiment import simulate_model, simulate_run
+from kendall.queueing.simulation.scenarios.tandem import _drawn
 
 ONE = "deterministic:value=1"
 SECOND = "k1=0,k2=0,k3=0,k4=1,cv=1"  # exponential services of mean 1 s

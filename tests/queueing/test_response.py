@@ -9,10 +9,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from queueing.choosing.advice.sentence import percent
-from queueing.choosing.gain.response import Evaluation, Response
-from queueing.choosing.phrases import HALF_A_PERCENT, bounded, seconds, share, small_share
-from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
+from kendall.queueing.choosing.advice.sentence import percent
+from kendall.queueing.choosing.gain.response import Evaluation, Response
+from kendall.queueing.choosing.phrases import HALF_A_PERCENT, bounded, seconds, share, small_share
+from kendall.queueing.estimation.interval import UNKNOWN, Estimate, symmetric
 
 
 def response(

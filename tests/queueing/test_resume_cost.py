@@ -8,16 +8,16 @@ import json
 import numpy as np
 import pytest
 
-from policies.core import Request
-from policies.text import SpecError, parse_policy
-from queueing.estimation.speed.batch_times import batch_times
-from queueing.estimation.window.producer import row
-from queueing.estimation.window.snapshot import Snapshot
-from queueing.latency.law import LatencyModel, parse_law
-from queueing.latency.profile import Profile, load_profile
-from queueing.latency.service import Member, ServiceProcess
-from queueing.measurement.record import Record
-from queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
+from kendall.policies.core import Request
+from kendall.policies.text import SpecError, parse_policy
+from kendall.queueing.estimation.speed.batch_times import batch_times
+from kendall.queueing.estimation.window.producer import row
+from kendall.queueing.estimation.window.snapshot import Snapshot
+from kendall.queueing.latency.law import LatencyModel, parse_law
+from kendall.queueing.latency.profile import Profile, load_profile
+from kendall.queueing.latency.service import Member, ServiceProcess
+from kendall.queueing.measurement.record import Record
+from kendall.queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
 
 PLAIN = parse_law("k1=0.25e-3,k2=2e-3,k3=25e-6,k4=0.9e-3,kp=1e-5,turnaround=1.5e-3,speed=1.3")
 LAW = dataclasses.replace(PLAIN, kr=8e-3)

@@ -13,29 +13,29 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from papers.sample_paths import Replications, simulate_order
-from policies.immediate import Continuous, Single
-from policies.orders import make_order
-from policies.text import SpecError
-from queueing.commands import cli
-from queueing.distributions.token_distribution import Vector, parse_distribution
-from queueing.errors import UnstableQueueError
-from queueing.latency.law import LatencyModel
-from queueing.model import Model
-from queueing.models.soap.predictor_text import parse_predictor
-from queueing.models.soap.queue import solve_order
-from queueing.models.soap.resuming import (
+from kendall.policies.immediate import Continuous, Single
+from kendall.policies.orders import make_order
+from kendall.policies.text import SpecError
+from kendall.queueing.commands import cli
+from kendall.queueing.distributions.token_distribution import Vector, parse_distribution
+from kendall.queueing.errors import UnstableQueueError
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.model import Model
+from kendall.queueing.models.soap.predictor_text import parse_predictor
+from kendall.queueing.models.soap.queue import solve_order
+from kendall.queueing.models.soap.resuming import (
     ResumeCost,
     Resuming,
     repeated,
     resume_doubt,
     step_times,
 )
-from queueing.models.soap.token_orders import TokenService, solve_in_tokens
-from queueing.prediction import predict_model, steady_state
-from queueing.prediction.by_length import durations_by_length
-from queueing.prediction.solutions import methods
-from queueing.simulation.experiment import simulate_model
+from kendall.queueing.models.soap.token_orders import TokenService, solve_in_tokens
+from kendall.queueing.prediction import predict_model, steady_state
+from kendall.queueing.prediction.by_length import durations_by_length
+from kendall.queueing.prediction.solutions import methods
+from kendall.queueing.simulation.experiment import simulate_model
+from papers.sample_paths import Replications, simulate_order
 
 TOKENS = parse_distribution("lognormal:mu=3,sigma=0.9", 150)
 LAW = LatencyModel(k1=1e-4, k2=4e-3, k3=1e-5, k4=1e-3, kr=8e-3)

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from policies.text import SpecError
-from queueing.commands.cli import app
-from queueing.distributions.token_distribution import Vector, parse_distribution
-from queueing.model import ROUTINGS, Model, has_queues, one_of_several
-from queueing.prediction import predict_model
-from queueing.simulation.experiment import draw_jobs, simulate_model
-from queueing.simulation.reference import SimulatedEngine, simulate_trace
-from queueing.simulation.scenarios.routed import FewestRequests, Router, simulate_routed
-from queueing.simulation.simulated_means import mean_of_runs
+from kendall.policies.text import SpecError
+from kendall.queueing.commands.cli import app
+from kendall.queueing.distributions.token_distribution import Vector, parse_distribution
+from kendall.queueing.model import ROUTINGS, Model, has_queues, one_of_several
+from kendall.queueing.prediction import predict_model
+from kendall.queueing.simulation.experiment import draw_jobs, simulate_model
+from kendall.queueing.simulation.reference import SimulatedEngine, simulate_trace
+from kendall.queueing.simulation.scenarios.routed import FewestRequests, Router, simulate_routed
+from kendall.queueing.simulation.simulated_means import mean_of_runs
 
 LAW = "k1=0.25e-3,k2=2e-3,k3=25e-6,k4=0.9e-3"
 LENGTHS = parse_distribution("uniform:low=1,high=63")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from queueing.measurement.record import (
+from kendall.queueing.measurement.record import (
     SCHEMA_VERSION,
     Header,
     Record,

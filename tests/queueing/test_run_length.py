@@ -9,18 +9,18 @@ import math
 import numpy as np
 import pytest
 
-from policies import parse_policy
-from policies.text import SpecError
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.errors import UnstableQueueError
-from queueing.latency.law import LatencyModel, parse_law
-from queueing.measurement.batch_means import Interval
-from queueing.measurement.mean_interval import plug_in
-from queueing.measurement.statistics import FloatArray, find_warm_up, mean_interval
-from queueing.model import Model
-from queueing.prediction import predict_model
-from queueing.simulation.experiment import draw_jobs, simulate_run
-from queueing.simulation.run_length import (
+from kendall.policies import parse_policy
+from kendall.policies.text import SpecError
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.errors import UnstableQueueError
+from kendall.queueing.latency.law import LatencyModel, parse_law
+from kendall.queueing.measurement.batch_means import Interval
+from kendall.queueing.measurement.mean_interval import plug_in
+from kendall.queueing.measurement.statistics import FloatArray, find_warm_up, mean_interval
+from kendall.queueing.model import Model
+from kendall.queueing.prediction import predict_model
+from kendall.queueing.simulation.experiment import draw_jobs, simulate_run
+from kendall.queueing.simulation.run_length import (
     LEAST_MEMORIES,
     RunLength,
     _exact,

@@ -9,21 +9,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from policies import parse_policy
-from queueing.control.assess import assess
-from queueing.distributions.token_distribution import TokenDistribution, parse_distribution
-from queueing.estimation.estimates import Estimates, estimate
-from queueing.estimation.lengths.lengths import Lengths, lengths
-from queueing.estimation.lengths.same_lengths import (
+from kendall.policies import parse_policy
+from kendall.queueing.control.assess import assess
+from kendall.queueing.distributions.token_distribution import TokenDistribution, parse_distribution
+from kendall.queueing.estimation.estimates import Estimates, estimate
+from kendall.queueing.estimation.lengths.lengths import Lengths, lengths
+from kendall.queueing.estimation.lengths.same_lengths import (
     differ,
     lengths_from,
     prompts,
 )
-from queueing.estimation.window.snapshot import CENSORED, COLUMN, WITHOUT_LENGTH, Snapshot
-from queueing.estimation.window_queue import Limits
-from queueing.latency.law import parse_law
-from queueing.model import Model
-from queueing.simulation.experiment import simulate_run
+from kendall.queueing.estimation.window.snapshot import CENSORED, COLUMN, WITHOUT_LENGTH, Snapshot
+from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.latency.law import parse_law
+from kendall.queueing.model import Model
+from kendall.queueing.simulation.experiment import simulate_run
 from tests.queueing.estimation_windows import snapshot_of_run
 
 POLICY = "dynamic"

@@ -7,19 +7,19 @@ import dataclasses
 import numpy as np
 import pytest
 
-from policies import parse_policy
-from queueing.choosing.forecast import Setting
-from queueing.choosing.gain.operating_point import OperatingPoint
-from queueing.choosing.gain.same_requests import SameRequests
-from queueing.control.assess import assess
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.estimation.window.snapshot import COLUMN, Snapshot
-from queueing.estimation.window_queue import Limits
-from queueing.latency.law import LatencyModel
-from queueing.model import Model
-from queueing.prediction import predict_model
-from queueing.result import Quantity
-from queueing.simulation.experiment import simulate_run
+from kendall.policies import parse_policy
+from kendall.queueing.choosing.forecast import Setting
+from kendall.queueing.choosing.gain.operating_point import OperatingPoint
+from kendall.queueing.choosing.gain.same_requests import SameRequests
+from kendall.queueing.control.assess import assess
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.estimation.window.snapshot import COLUMN, Snapshot
+from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.model import Model
+from kendall.queueing.prediction import predict_model
+from kendall.queueing.result import Quantity
+from kendall.queueing.simulation.experiment import simulate_run
 from tests.queueing.estimation_windows import snapshot_of_run
 
 LAW = LatencyModel(k1=0.002, k2=0.004, k3=0.0003, k4=0.006, cv=0.15)

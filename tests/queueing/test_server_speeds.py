@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from policies.text import SpecError
-from queueing.commands.cli import app
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.latency.law import parse_law
-from queueing.model import Model
-from queueing.prediction import predict_model
-from queueing.simulation import fast
-from queueing.simulation.experiment import draw_jobs, driven_run, simulate_model
+from kendall.policies.text import SpecError
+from kendall.queueing.commands.cli import app
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.latency.law import parse_law
+from kendall.queueing.model import Model
+from kendall.queueing.prediction import predict_model
+from kendall.queueing.simulation import fast
+from kendall.queueing.simulation.experiment import draw_jobs, driven_run, simulate_model
 
 LAW = parse_law("k1=0.25e-3,k2=2e-3,k3=25e-6,k4=0.9e-3,kp=1e-5,cv=0.1,turnaround=1.5e-3")
 LENGTHS = parse_distribution("uniform:low=1,high=63")

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import pytest
 
-from policies import parse_policy
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.latency.law import parse_law
-from queueing.model import Model
-from queueing.prediction import predict_model
-from queueing.simulation.experiment import simulate_model
+from kendall.policies import parse_policy
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.latency.law import parse_law
+from kendall.queueing.model import Model
+from kendall.queueing.prediction import predict_model
+from kendall.queueing.simulation.experiment import simulate_model
 
 LAW = parse_law("k1=0.25e-3,k2=2e-3,k3=25e-6,k4=0.9e-3")
 LENGTHS = parse_distribution("lognormal:mu=3,sigma=0.8", 200)

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from policies.core import UNBOUNDED
-from queueing.latency.law import LatencyModel, parse_law
-from queueing.latency.service import Member, ServiceProcess
+from kendall.policies.core import UNBOUNDED
+from kendall.queueing.latency.law import LatencyModel, parse_law
+from kendall.queueing.latency.service import Member, ServiceProcess
 
 LAW = LatencyModel(
     k1=0.3e-3, k2=1.4e-3, k3=25e-6, k4=0.92e-3, kp=7e-6, cv=0.3, turnaround=1.55e-3, speed=1.3

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.model import Model
-from queueing.prediction import predict_model
-from queueing.simulation.experiment import simulate_model
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.model import Model
+from kendall.queueing.prediction import predict_model
+from kendall.queueing.simulation.experiment import simulate_model
 
 LAW = "k1=0.25e-3,k2=2e-3,k3=25e-6,k4=0.9e-3"
 LENGTHS = parse_distribution("lognormal:mu=4,sigma=0.8", 512)

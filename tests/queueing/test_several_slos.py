@@ -9,22 +9,22 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from policies import parse_policy
-from policies.text import SpecError
-from queueing.choosing.answer import rough
-from queueing.choosing.choices import best_batch_size
-from queueing.choosing.gain.criterion import forbidden, parse_objective
-from queueing.choosing.objective import Objective, parse_slos
-from queueing.choosing.quantity import compared_by
-from queueing.choosing.rates import largest_rate
-from queueing.choosing.servers import fewest_servers
-from queueing.commands.optimize_cli import app
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.errors import NoStableChoiceError
-from queueing.latency.law import LatencyModel
-from queueing.model import Model
-from queueing.prediction import predict_model
-from queueing.simulation.experiment import simulate_model, simulate_run, summary
+from kendall.policies import parse_policy
+from kendall.policies.text import SpecError
+from kendall.queueing.choosing.answer import rough
+from kendall.queueing.choosing.choices import best_batch_size
+from kendall.queueing.choosing.gain.criterion import forbidden, parse_objective
+from kendall.queueing.choosing.objective import Objective, parse_slos
+from kendall.queueing.choosing.quantity import compared_by
+from kendall.queueing.choosing.rates import largest_rate
+from kendall.queueing.choosing.servers import fewest_servers
+from kendall.queueing.commands.optimize_cli import app
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.errors import NoStableChoiceError
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.model import Model
+from kendall.queueing.prediction import predict_model
+from kendall.queueing.simulation.experiment import simulate_model, simulate_run, summary
 from tests.queueing.test_objective import DELAYS, forecast, predicted
 
 LAW = LatencyModel(k1=0.0002, k2=0.02, k3=0.00001, k4=0.02)

@@ -5,12 +5,12 @@ within the server's bound at every instant, with requests that are preempted and
 import numpy as np
 import pytest
 
-from policies import Request, parse_policy
-from policies.core import Preempt
-from queueing.latency.law import LatencyModel
-from queueing.measurement.record import Record
-from queueing.simulation import reference
-from queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
+from kendall.policies import Request, parse_policy
+from kendall.policies.core import Preempt
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.measurement.record import Record
+from kendall.queueing.simulation import reference
+from kendall.queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
 
 SECOND = LatencyModel(k4=1.0)
 ORDERS = (

@@ -11,18 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies import Request, Waiting, parse_policy
-from policies.text import SpecError
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.errors import PredictionError
-from queueing.latency.law import LatencyModel
-from queueing.measurement.record import Record
-from queueing.model import Model
-from queueing.prediction import largest_stable_rate, predict
-from queueing.simulation.experiment import check_draws, draw_jobs, simulate_model
-from queueing.simulation.fast import Trace, replay
-from queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
-from queueing.simulation.waiting import WaitingQueue
+from kendall.policies import Request, Waiting, parse_policy
+from kendall.policies.text import SpecError
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.errors import PredictionError
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.measurement.record import Record
+from kendall.queueing.model import Model
+from kendall.queueing.prediction import largest_stable_rate, predict
+from kendall.queueing.simulation.experiment import check_draws, draw_jobs, simulate_model
+from kendall.queueing.simulation.fast import Trace, replay
+from kendall.queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
+from kendall.queueing.simulation.waiting import WaitingQueue
 
 LAW = LatencyModel(k1=0.3e-3, k2=1.4e-3, k3=25e-6, k4=0.92e-3, cv=0.12, turnaround=1.55e-3)
 SECOND = LatencyModel(k4=1.0)  # one second per step, whatever is in it

@@ -13,23 +13,27 @@ from numba import njit
 from scipy.integrate import quad
 from scipy.optimize import brentq
 
+from kendall.policies.text import SpecError
+from kendall.queueing.distributions.token_distribution import (
+    TokenDistribution,
+    Vector,
+    parse_distribution,
+)
+from kendall.queueing.errors import UnstableQueueError
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.latency.service_time import ServiceTime
+from kendall.queueing.measurement.little import little
+from kendall.queueing.models.gg1 import kingman
+from kendall.queueing.models.mg1 import delay_tail, mean_delay, solve_mg1, solve_service
+from kendall.queueing.models.mgc import mmc, solve_mgc, solve_servers
+from kendall.queueing.models.mm1 import md1, misprinted_md1_delay, mm1
+from kendall.queueing.models.tandem import phases, solve_disaggregated, solve_tandem, tandem_path
 from papers.limited_moments import (
     exponential_limited_moment,
     kept_of_lognormal,
     lognormal_limited_moment,
     uniform_limited_moment,
 )
-from policies.text import SpecError
-from queueing.distributions.token_distribution import TokenDistribution, Vector, parse_distribution
-from queueing.errors import UnstableQueueError
-from queueing.latency.law import LatencyModel
-from queueing.latency.service_time import ServiceTime
-from queueing.measurement.little import little
-from queueing.models.gg1 import kingman
-from queueing.models.mg1 import delay_tail, mean_delay, solve_mg1, solve_service
-from queueing.models.mgc import mmc, solve_mgc, solve_servers
-from queueing.models.mm1 import md1, misprinted_md1_delay, mm1
-from queueing.models.tandem import phases, solve_disaggregated, solve_tandem, tandem_path
 
 ONE = np.ones(1)
 CONSTANT, EXPONENTIAL, ERLANG = (

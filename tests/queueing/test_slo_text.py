@@ -6,16 +6,16 @@ from collections.abc import Callable
 
 import pytest
 
-from loadgen.compare.assertions import parse_assertions
-from loadgen.measures.goodput import Limit, parse_goodput
-from loadgen.sweep.slo import parse_slo as of_sweep
-from policies.text import SpecError
-from queueing.choosing.gain.criterion import parse_objective
-from queueing.choosing.objective import parse_slo as of_predictions
-from queueing.commands.optimize_cli import objective_of
-from queueing.measurement.record import Record
-from queueing.measurement.slo import RECORDED, SloText, full_name, read_slo, split_slos
-from server.admission.limits import OverloadSettings, delay_target, delay_targets
+from kendall.loadgen.compare.assertions import parse_assertions
+from kendall.loadgen.measures.goodput import Limit, parse_goodput
+from kendall.loadgen.sweep.slo import parse_slo as of_sweep
+from kendall.policies.text import SpecError
+from kendall.queueing.choosing.gain.criterion import parse_objective
+from kendall.queueing.choosing.objective import parse_slo as of_predictions
+from kendall.queueing.commands.optimize_cli import objective_of
+from kendall.queueing.measurement.record import Record
+from kendall.queueing.measurement.slo import RECORDED, SloText, full_name, read_slo, split_slos
+from kendall.server.admission.limits import OverloadSettings, delay_target, delay_targets
 
 
 @pytest.mark.parametrize(

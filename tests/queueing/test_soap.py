@@ -8,10 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.integrate import quad
 
-from papers.sample_paths import Replications, simulate_order
-from policies.text import SpecError
-from queueing.errors import UnstableQueueError
-from queueing.models.soap.orders import (
+from kendall.policies.text import SpecError
+from kendall.queueing.errors import UnstableQueueError
+from kendall.queueing.models.soap.orders import (
     Bounce,
     Fifo,
     LeastAttained,
@@ -21,22 +20,23 @@ from queueing.models.soap.orders import (
     Threshold,
     Trail,
 )
-from queueing.models.soap.predictors import (
+from kendall.queueing.models.soap.predictors import (
     ExactPrediction,
     ExponentialPrediction,
     LognormalPrediction,
     OneBit,
     UniformPrediction,
 )
-from queueing.models.soap.queue import price_of_misprediction, solve_order
-from queueing.models.soap.several_servers import solve_on_servers
-from queueing.models.soap.sizes import (
+from kendall.queueing.models.soap.queue import price_of_misprediction, solve_order
+from kendall.queueing.models.soap.several_servers import solve_on_servers
+from kendall.queueing.models.soap.sizes import (
     Atoms,
     Grid,
     LognormalSizes,
     WeibullSizes,
     exponential_sizes,
 )
+from papers.sample_paths import Replications, simulate_order
 from tests.queueing.orders_made import ASKS_NOTHING, LAWS, ORDERS, SOURCES, predictor
 
 EXPONENTIAL, WEIBULL = exponential_sizes(), WeibullSizes(0.5, 0.5)

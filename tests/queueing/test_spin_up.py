@@ -9,18 +9,18 @@ import math
 import numpy as np
 import pytest
 
-from queueing.distributions.token_distribution import TokenDistribution, Vector
-from queueing.model import Model
-from queueing.prediction import predict_model
-from queueing.simulation.drift_control import has_drifts, means_by_drifts
-from queueing.simulation.experiment import (
+from kendall.queueing.distributions.token_distribution import TokenDistribution, Vector
+from kendall.queueing.model import Model
+from kendall.queueing.prediction import predict_model
+from kendall.queueing.simulation.drift_control import has_drifts, means_by_drifts
+from kendall.queueing.simulation.experiment import (
     begin_of,
     simulate_model,
     simulate_run,
     simulate_steady_state,
     steady_run,
 )
-from queueing.simulation.spin_up import memory, unsettled
+from kendall.queueing.simulation.spin_up import memory, unsettled
 
 LAW = "k1=1e-3,k2=4e-3,k3=1e-4,k4=2e-3"
 LONG = "k1=0.008,k2=0.03,k3=4e-4,k4=0.0225"  # at load 0.95 some 7,700 requests in a batch

@@ -10,23 +10,28 @@ import re
 import numpy as np
 import pytest
 
-from policies import parse_policy
-from policies.text import SpecError
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.errors import NotConvergedError
-from queueing.latency.batch_time import BatchTime
-from queueing.latency.law import LatencyModel, parse_law
-from queueing.latency.service import Member, ServiceProcess
-from queueing.latency.service_time import ServiceTime
-from queueing.latency.stalls import SPARE_GAPS, most_stalls
-from queueing.measurement.record import Record
-from queueing.model import Model
-from queueing.models.mg1 import solve_mg1
-from queueing.prediction import predict_model
-from queueing.simulation.budget import affordable_requests
-from queueing.simulation.experiment import check_draws, draw_jobs, simulate_model, simulate_run
-from queueing.simulation.fast import Trace, _gaps, is_compiled
-from queueing.simulation.reference import SimulatedEngine, simulate_trace
+from kendall.policies import parse_policy
+from kendall.policies.text import SpecError
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.errors import NotConvergedError
+from kendall.queueing.latency.batch_time import BatchTime
+from kendall.queueing.latency.law import LatencyModel, parse_law
+from kendall.queueing.latency.service import Member, ServiceProcess
+from kendall.queueing.latency.service_time import ServiceTime
+from kendall.queueing.latency.stalls import SPARE_GAPS, most_stalls
+from kendall.queueing.measurement.record import Record
+from kendall.queueing.model import Model
+from kendall.queueing.models.mg1 import solve_mg1
+from kendall.queueing.prediction import predict_model
+from kendall.queueing.simulation.budget import affordable_requests
+from kendall.queueing.simulation.experiment import (
+    check_draws,
+    draw_jobs,
+    simulate_model,
+    simulate_run,
+)
+from kendall.queueing.simulation.fast import Trace, _gaps, is_compiled
+from kendall.queueing.simulation.reference import SimulatedEngine, simulate_trace
 from tests.memory import peak_memory
 
 LENGTHS = parse_distribution("geometric:mean=12", 64)

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from scipy import stats
 from scipy.signal import lfilter
 
-from queueing.measurement.statistics import (
+from kendall.queueing.measurement.statistics import (
     Interval,
     batch_means_interval,
     find_warm_up,

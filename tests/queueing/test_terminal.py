@@ -19,8 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from queueing.commands import terminal
-from queueing.commands.terminal import NO_TERMINAL, Column, Table, console, say, working
+from kendall.queueing.commands import terminal
+from kendall.queueing.commands.terminal import NO_TERMINAL, Column, Table, console, say, working
 from tests.eventually import eventually_here
 
 WORD = st.text("abc019.±%", min_size=1, max_size=12)
@@ -141,7 +141,7 @@ def test_without_a_terminal_the_width_is_that_of_columns_or_80(
 
 
 PROGRAM = """
-from queueing.commands.terminal import Column, Table, console, say
+from kendall.queueing.commands.terminal import Column, Table, console, say
 to = console()
 columns = [Column(heading="±"), *(Column(heading=f"c{i}") for i in range(12))]
 to.print(Table(columns, [["46.12"] * 13]))

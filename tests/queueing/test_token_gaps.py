@@ -11,18 +11,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies import parse_policy
-from policies.core import UNBOUNDED, Request
-from queueing.choosing.answer import rough
-from queueing.choosing.objective import parse_slo
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.latency.law import LatencyModel, parse_law
-from queueing.latency.slots.token_gaps import BINS, GapCounter, bin_of, found
-from queueing.model import Model
-from queueing.result import LEVELS
-from queueing.simulation.experiment import begin_of, driven_run, simulate_model, simulate_run
-from queueing.simulation.fast import Trace, draw_trace
-from queueing.simulation.reference import Job
+from kendall.policies import parse_policy
+from kendall.policies.core import UNBOUNDED, Request
+from kendall.queueing.choosing.answer import rough
+from kendall.queueing.choosing.objective import parse_slo
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.latency.law import LatencyModel, parse_law
+from kendall.queueing.latency.slots.token_gaps import BINS, GapCounter, bin_of, found
+from kendall.queueing.model import Model
+from kendall.queueing.result import LEVELS
+from kendall.queueing.simulation.experiment import (
+    begin_of,
+    driven_run,
+    simulate_model,
+    simulate_run,
+)
+from kendall.queueing.simulation.fast import Trace, draw_trace
+from kendall.queueing.simulation.reference import Job
 
 LAW = LatencyModel(k1=0.3e-3, k3=25e-6, k4=0.92e-3, kp=5e-6)
 SECONDS = LatencyModel(k4=1.0)  # a token

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from queueing.models.slots.two_phases import Phases, delay_ratio, fitted
+from kendall.queueing.models.slots.two_phases import Phases, delay_ratio, fitted
 
 
 def moments(phases: Phases) -> list[float]:

@@ -9,18 +9,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from policies import parse_policy, served_as
-from queueing.choosing.autopilot.assessed_window import assessed_window
-from queueing.choosing.forecast import Setting
-from queueing.choosing.gain.operating_point import OperatingPoint
-from queueing.control.assess import assess
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.estimation.estimates import estimate
-from queueing.estimation.window_queue import Limits
-from queueing.latency.law import LatencyModel
-from queueing.model import Model
-from queueing.prediction import predict_model
-from queueing.simulation.experiment import simulate_model, simulate_run
+from kendall.policies import parse_policy, served_as
+from kendall.queueing.choosing.autopilot.assessed_window import assessed_window
+from kendall.queueing.choosing.forecast import Setting
+from kendall.queueing.choosing.gain.operating_point import OperatingPoint
+from kendall.queueing.control.assess import assess
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.estimation.estimates import estimate
+from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.model import Model
+from kendall.queueing.prediction import predict_model
+from kendall.queueing.simulation.experiment import simulate_model, simulate_run
 from tests.queueing.estimation_windows import window_of
 
 LAW = LatencyModel(k1=0.005, k2=0.02, k3=0.001, k4=0.004)

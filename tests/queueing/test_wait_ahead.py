@@ -9,9 +9,9 @@ import math
 import numpy as np
 import pytest
 
-from policies import Fixed, parse_policy
-from queueing.control.service_ahead import service_ahead
-from queueing.control.wait_ahead import (
+from kendall.policies import Fixed, parse_policy
+from kendall.queueing.control.service_ahead import service_ahead
+from kendall.queueing.control.wait_ahead import (
     BatchFormation,
     BatchInService,
     BatchService,
@@ -21,12 +21,12 @@ from queueing.control.wait_ahead import (
     WaitLaw,
     batch_formation,
 )
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.latency.law import LatencyModel
-from queueing.measurement.record import Record
-from queueing.model import Model
-from queueing.simulation.experiment import draw_jobs
-from queueing.simulation.reference import SimulatedEngine, simulate_trace
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.measurement.record import Record
+from kendall.queueing.model import Model
+from kendall.queueing.simulation.experiment import draw_jobs
+from kendall.queueing.simulation.reference import SimulatedEngine, simulate_trace
 
 LAW = LatencyModel(k1=0.3e-3, k2=1.4e-3, k3=25e-6, k4=0.92e-3, cv=0.12, turnaround=1.55e-3)
 CERTAIN = BatchService(largest=4, servers=1, sizes=(1, 4), means=(1.0, 2.5), variances=(0.0, 0.0))

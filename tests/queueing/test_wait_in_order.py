@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from queueing.control import wait_in_order as module
-from queueing.control.predicted_lengths import ALIKE, KEPT, PredictedLengths
-from queueing.control.wait_ahead import Pace, Wait
-from queueing.control.wait_in_order import (
+from kendall.queueing.control import wait_in_order as module
+from kendall.queueing.control.predicted_lengths import ALIKE, KEPT, PredictedLengths
+from kendall.queueing.control.wait_ahead import Pace, Wait
+from kendall.queueing.control.wait_in_order import (
     OvertakingArrivals,
     PlaceInOrder,
     RandomDraws,

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies import Request, Waiting, parse_policy
-from policies.orders.by_urgency import MOST, ByPriority
-from queueing.simulation.orders.waiting_by_rank import RankedQueue, moved, queue_for
-from queueing.simulation.waiting import WaitingQueue
+from kendall.policies import Request, Waiting, parse_policy
+from kendall.policies.orders.by_urgency import MOST, ByPriority
+from kendall.queueing.simulation.orders.waiting_by_rank import RankedQueue, moved, queue_for
+from kendall.queueing.simulation.waiting import WaitingQueue
 
 
 def one(name: str, at: float, priority: int = 0, prompt: int = 3) -> Waiting:

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from queueing.estimation.window.producer import CallGroups, WindowProducer, row
-from queueing.estimation.window.replica import WindowReplica
-from queueing.estimation.window.snapshot import (
+from kendall.queueing.estimation.window.producer import CallGroups, WindowProducer, row
+from kendall.queueing.estimation.window.replica import WindowReplica
+from kendall.queueing.estimation.window.snapshot import (
     CENSORED,
     COLUMN,
     ENDED,
@@ -21,8 +21,8 @@ from queueing.estimation.window.snapshot import (
     WITHOUT_LENGTH,
     Snapshot,
 )
-from queueing.estimation.window.window import Window
-from queueing.measurement.record import Record
+from kendall.queueing.estimation.window.window import Window
+from kendall.queueing.measurement.record import Record
 from tests.queueing.estimation_windows import record
 
 POLICY = "capped:max_batch_size=8"

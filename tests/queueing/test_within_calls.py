@@ -8,20 +8,20 @@ import math
 import numpy as np
 import pytest
 
-from policies import parse_policy
-from queueing.control.assess import Assessment, assess
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.estimation.interval import symmetric
-from queueing.estimation.lengths.within_calls import (
+from kendall.policies import parse_policy
+from kendall.queueing.control.assess import Assessment, assess
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.estimation.interval import symmetric
+from kendall.queueing.estimation.lengths.within_calls import (
     FEWEST,
     WithinCalls,
     alike_within_calls,
     significant,
 )
-from queueing.estimation.window.snapshot import CENSORED, COLUMN, Snapshot
-from queueing.estimation.window_queue import Limits
-from queueing.latency.law import parse_law
-from queueing.model import Model
+from kendall.queueing.estimation.window.snapshot import CENSORED, COLUMN, Snapshot
+from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.latency.law import parse_law
+from kendall.queueing.model import Model
 from tests.queueing.estimation_windows import window_of
 
 LAW = parse_law("k1=0.0003,k2=0.0014,k3=0.00002,k4=0.0012")

@@ -22,20 +22,20 @@ from pathlib import Path
 import numpy as np
 
 from bench.live_check import thinned
-from policies import Request, parse_policy
-from queueing.arrivals.timetable import Timetable
-from queueing.arrivals.traces import read_trace
-from queueing.control.assess import assess
-from queueing.estimation.checked import cut_at
-from queueing.estimation.interval import UNKNOWN, Estimate
-from queueing.estimation.outlook import RecentArrivals, band, forecast_error, outlook
-from queueing.estimation.speed.speed_history import SpeedHistory
-from queueing.estimation.window.snapshot import Snapshot
-from queueing.estimation.window_queue import Limits
-from queueing.latency.law import LatencyModel
-from queueing.measurement.check import Check
-from server.engines.emulated import EmulatedEngine
-from server.queue.batcher import Batcher
+from kendall.policies import Request, parse_policy
+from kendall.queueing.arrivals.timetable import Timetable
+from kendall.queueing.arrivals.traces import read_trace
+from kendall.queueing.control.assess import assess
+from kendall.queueing.estimation.checked import cut_at
+from kendall.queueing.estimation.interval import UNKNOWN, Estimate
+from kendall.queueing.estimation.outlook import RecentArrivals, band, forecast_error, outlook
+from kendall.queueing.estimation.speed.speed_history import SpeedHistory
+from kendall.queueing.estimation.window.snapshot import Snapshot
+from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.measurement.check import Check
+from kendall.server.engines.emulated import EmulatedEngine
+from kendall.server.queue.batcher import Batcher
 from tests.server.autopiloted import Fed
 from tests.server.harness import engine_request_of, submitted
 from tests.virtual_time import run_virtual

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from policies import Decision, Dispatch, Policy, QueueState, Waiting, WaitUntil, fitting_ids
+from kendall.policies import Decision, Dispatch, Policy, QueueState, Waiting, WaitUntil, fitting_ids
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,15 +11,15 @@ from typing import Any, cast
 import httpx
 from fastapi import FastAPI
 
-from queueing.latency.law import parse_law
-from server.engines.emulated import EmulatedEngine
-from server.gateway import Gateway
-from server.http.app import create_app
-from server.security.keys import read_keys
-from server.security.routes import paths
-from server.security.settings import SecuritySettings
-from server.settings import Settings
-from server.supervision.settings import SupervisionSettings
+from kendall.queueing.latency.law import parse_law
+from kendall.server.engines.emulated import EmulatedEngine
+from kendall.server.gateway import Gateway
+from kendall.server.http.app import create_app
+from kendall.server.security.keys import read_keys
+from kendall.server.security.routes import paths
+from kendall.server.security.settings import SecuritySettings
+from kendall.server.settings import Settings
+from kendall.server.supervision.settings import SupervisionSettings
 
 OPERATOR = "an-admin-key-of-these-tests"
 FOR_THE_RUN = SecuritySettings(

@@ -10,21 +10,21 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from policies import Request, SpecError, parse_policy
-from queueing.choosing.autopilot.assessed_window import assessed_window
-from queueing.choosing.autopilot.controller import Autopilot
-from queueing.choosing.autopilot.decision import Decision
-from queueing.choosing.forecast import Setting
-from queueing.control.assess import assess
-from queueing.control.long_run import LongRun
-from queueing.distributions.token_distribution import TokenDistribution
-from queueing.estimation.window.window import Window
-from queueing.estimation.window_queue import Limits
-from queueing.latency.law import LatencyModel
-from queueing.measurement.record import Record
-from server.engines.emulated import EmulatedEngine
-from server.queue.batcher import Batcher
-from server.queue.sequence import Batch, SequenceState
+from kendall.policies import Request, SpecError, parse_policy
+from kendall.queueing.choosing.autopilot.assessed_window import assessed_window
+from kendall.queueing.choosing.autopilot.controller import Autopilot
+from kendall.queueing.choosing.autopilot.decision import Decision
+from kendall.queueing.choosing.forecast import Setting
+from kendall.queueing.control.assess import assess
+from kendall.queueing.control.long_run import LongRun
+from kendall.queueing.distributions.token_distribution import TokenDistribution
+from kendall.queueing.estimation.window.window import Window
+from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.measurement.record import Record
+from kendall.server.engines.emulated import EmulatedEngine
+from kendall.server.queue.batcher import Batcher
+from kendall.server.queue.sequence import Batch, SequenceState
 from tests.server.harness import Collector, engine_request_of, submitted
 from tests.virtual_time import run_virtual
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from multiprocessing.connection import Connection
 from typing import Any
 
-from server.engines.vllm.forms import READY, RefusedForm
+from kendall.server.engines.vllm.forms import READY, RefusedForm
 
 
 def work(channel: Connection, configuration: Any, cpus: Iterable[int]) -> None:

@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from policies import Policy, Request, parse_policy
-from queueing.latency.law import LatencyModel
-from queueing.measurement.record import Record, call_of
-from queueing.model import or_unbounded
-from queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
-from server.engines.base import EngineRequest, Sampling, Token
-from server.engines.emulated import EmulatedEngine
-from server.queue.batcher import Batcher
-from server.queue.observers import Observer
-from server.queue.sequence import SequenceState
+from kendall.policies import Policy, Request, parse_policy
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.measurement.record import Record, call_of
+from kendall.queueing.model import or_unbounded
+from kendall.queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
+from kendall.server.engines.base import EngineRequest, Sampling, Token
+from kendall.server.engines.emulated import EmulatedEngine
+from kendall.server.queue.batcher import Batcher
+from kendall.server.queue.observers import Observer
+from kendall.server.queue.sequence import SequenceState
 from tests.virtual_time import run_virtual
 
 NEVER = 10**6  # deaths, after which a request is a suspect, or is given up

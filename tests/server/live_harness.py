@@ -17,20 +17,20 @@ from typing import Any
 import msgspec
 import openai
 
-from loadgen.gateway.gateway_process import GatewayProcess, free_port
-from loadgen.sending.client.target import Target
-from loadgen.sending.job import ClosedLoopUsers, SendOptions
-from loadgen.sending.operating_system import pin_to_gateway_cpus
-from loadgen.sending.run import run_load
-from policies import parse_policy
-from queueing.arrivals.processes import Arrivals, Poisson
-from queueing.arrivals.text import at_rate, parse_arrivals
-from queueing.arrivals.timetable import Timetable, draw_prompts, draw_timetable, streams
-from queueing.distributions.token_distribution import TokenDistribution, parse_distribution
-from queueing.latency.law import LatencyModel
-from queueing.latency.profile import Profile
-from queueing.measurement.record import Record
-from queueing.prediction import largest_stable_rate
+from kendall.loadgen.gateway.gateway_process import GatewayProcess, free_port
+from kendall.loadgen.sending.client.target import Target
+from kendall.loadgen.sending.job import ClosedLoopUsers, SendOptions
+from kendall.loadgen.sending.operating_system import pin_to_gateway_cpus
+from kendall.loadgen.sending.run import run_load
+from kendall.policies import parse_policy
+from kendall.queueing.arrivals.processes import Arrivals, Poisson
+from kendall.queueing.arrivals.text import at_rate, parse_arrivals
+from kendall.queueing.arrivals.timetable import Timetable, draw_prompts, draw_timetable, streams
+from kendall.queueing.distributions.token_distribution import TokenDistribution, parse_distribution
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.latency.profile import Profile
+from kendall.queueing.measurement.record import Record
+from kendall.queueing.prediction import largest_stable_rate
 from tests.server.live_machine import stopped_half_of_the_time
 from tests.serving import started
 

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import numpy as np
 
-from loadgen.gateway.gateway_process import GatewayProcess
-from loadgen.sending.operating_system import real_time_scheduling
-from policies import parse_policy
-from queueing.estimation.speed.batch_times import batch_times
-from queueing.estimation.window.window import snapshot_of
-from queueing.latency.law import LatencyModel
-from queueing.measurement.record import Record
+from kendall.loadgen.gateway.gateway_process import GatewayProcess
+from kendall.loadgen.sending.operating_system import real_time_scheduling
+from kendall.policies import parse_policy
+from kendall.queueing.estimation.speed.batch_times import batch_times
+from kendall.queueing.estimation.window.window import snapshot_of
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.measurement.record import Record
 
 ON, OFF = 0.004, 0.004  # seconds that a slowed engine runs and rests
 BLOCK, BLOCK_DEVIATION, BRACKET_DEVIATION = (

@@ -11,11 +11,11 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from loadgen.gateway.gateway_child import end_with
-from loadgen.gateway.gateway_process import GatewayProcess
-from server.engines.base import EngineEnd, EngineRequest, FailureCode, Token, TokenStream
-from server.engines.vllm import engine as vllm_engine
-from server.telemetry import recorder
+from kendall.loadgen.gateway.gateway_child import end_with
+from kendall.loadgen.gateway.gateway_process import GatewayProcess
+from kendall.server.engines.base import EngineEnd, EngineRequest, FailureCode, Token, TokenStream
+from kendall.server.engines.vllm import engine as vllm_engine
+from kendall.server.telemetry import recorder
 
 POISON, LOST = 666, 667  # first token of a prompt
 QUEUE_BYTES = 1 << 17

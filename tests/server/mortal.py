@@ -12,14 +12,20 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from queueing.latency.law import LatencyModel, parse_law
-from queueing.measurement.record import Record
-from server.engines.base import Capabilities, EngineRequest, EngineStartError, Token, TokenStream
-from server.engines.emulated import VOCABULARY, EmulatedEngine
-from server.gateway import Gateway
-from server.http.app import create_app
-from server.settings import Settings
-from server.supervision.settings import SupervisionSettings
+from kendall.queueing.latency.law import LatencyModel, parse_law
+from kendall.queueing.measurement.record import Record
+from kendall.server.engines.base import (
+    Capabilities,
+    EngineRequest,
+    EngineStartError,
+    Token,
+    TokenStream,
+)
+from kendall.server.engines.emulated import VOCABULARY, EmulatedEngine
+from kendall.server.gateway import Gateway
+from kendall.server.http.app import create_app
+from kendall.server.settings import Settings
+from kendall.server.supervision.settings import SupervisionSettings
 from tests.server.asgi import FOR_THE_RUN, LAW
 from tests.server.harness import Collector
 

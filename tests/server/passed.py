@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-from policies import Policy, Request, parse_policy
-from server.engines.base import Capabilities, EngineRequest, Sampling, Step, TokenStream
-from server.engines.proxied import Answered, ProxiedCall, ProxiedListener, Refused
-from server.queue.batcher import Batcher
+from kendall.policies import Policy, Request, parse_policy
+from kendall.server.engines.base import Capabilities, EngineRequest, Sampling, Step, TokenStream
+from kendall.server.engines.proxied import Answered, ProxiedCall, ProxiedListener, Refused
+from kendall.server.queue.batcher import Batcher
 from tests.server.harness import Collector, Immediate
 
 LIMIT = 100

@@ -10,12 +10,12 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from queueing.latency.law import LatencyModel
-from queueing.measurement.record import Record
-from server.gateway import Gateway
-from server.http.app import create_app
-from server.settings import Settings
-from server.supervision.settings import SupervisionSettings
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.measurement.record import Record
+from kendall.server.gateway import Gateway
+from kendall.server.http.app import create_app
+from kendall.server.settings import Settings
+from kendall.server.supervision.settings import SupervisionSettings
 from tests.server.asgi import FOR_THE_RUN, Call
 from tests.server.harness import Collector
 from tests.server.upstream_stub import Stub, up

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from loadgen.gateway.gateway_process import GatewayProcess, free_port
-from server.engines.vllm.process import descendants
+from kendall.loadgen.gateway.gateway_process import GatewayProcess, free_port
+from kendall.server.engines.vllm.process import descendants
 from tests.eventually import eventually
 
 

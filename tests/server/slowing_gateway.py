@@ -11,10 +11,10 @@ import signal
 import sys
 from collections.abc import Iterator
 
-from loadgen.gateway.gateway_child import end_with
-from loadgen.gateway.gateway_process import GatewayProcess
-from server.engines import emulated
-from server.engines.base import Capabilities
+from kendall.loadgen.gateway.gateway_child import end_with
+from kendall.loadgen.gateway.gateway_process import GatewayProcess
+from kendall.server.engines import emulated
+from kendall.server.engines.base import Capabilities
 
 FACTOR = 2.0
 

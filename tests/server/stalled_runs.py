@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from queueing.estimation.change import Vector
-from queueing.model import Model
-from queueing.simulation.fast import SimulatedRun, Trace, draw_trace, replay
+from kendall.queueing.estimation.change import Vector
+from kendall.queueing.model import Model
+from kendall.queueing.simulation.fast import SimulatedRun, Trace, draw_trace, replay
 
 SHARE, STALL = 0.02, 0.1  # of the time; seconds each
 SLOWED = 1e-6  # speed of a machine that stalls: it keeps the order of what arrives meanwhile

@@ -13,18 +13,18 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from queueing.latency.law import parse_law
-from server.admission.limits import OverloadSettings
-from server.engines.base import Capabilities, EngineRequest, FailureCode, TokenStream
-from server.engines.emulated import EmulatedEngine
-from server.gateway import Gateway
-from server.http.app import create_app
-from server.http.bounds import MAX_HEADERS, LimitedProtocol
-from server.security.keys import read_keys
-from server.security.settings import SecuritySettings
-from server.settings import Settings
-from server.supervision.progress import on_still
-from server.supervision.settings import SupervisionSettings
+from kendall.queueing.latency.law import parse_law
+from kendall.server.admission.limits import OverloadSettings
+from kendall.server.engines.base import Capabilities, EngineRequest, FailureCode, TokenStream
+from kendall.server.engines.emulated import EmulatedEngine
+from kendall.server.gateway import Gateway
+from kendall.server.http.app import create_app
+from kendall.server.http.bounds import MAX_HEADERS, LimitedProtocol
+from kendall.server.security.keys import read_keys
+from kendall.server.security.settings import SecuritySettings
+from kendall.server.settings import Settings
+from kendall.server.supervision.progress import on_still
+from kendall.server.supervision.settings import SupervisionSettings
 from tests.server.asgi import LAW, OPERATOR, Call, call, completion, running
 
 Ask = Callable[[FastAPI, Gateway], Awaitable[Call]]

@@ -8,8 +8,8 @@ import sys
 import time
 from collections.abc import Callable
 
-from loadgen.gateway.gateway_child import end_with
-from loadgen.gateway.gateway_process import GatewayProcess
+from kendall.loadgen.gateway.gateway_child import end_with
+from kendall.loadgen.gateway.gateway_process import GatewayProcess
 
 EVERY = 0.2  # seconds
 STEP = 3600.0

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable, Collection
 from typing import Any
 
-from queueing.latency.law import parse_law
-from server.engines.base import Capabilities
+from kendall.queueing.latency.law import parse_law
+from kendall.server.engines.base import Capabilities
 from tests.server.asgi import LAW
 from tests.server.mortal import MortalEngine
 

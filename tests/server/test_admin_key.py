@@ -19,15 +19,15 @@ from typing import Any
 import httpx
 import pytest
 
+from kendall.loadgen.gateway.gateway_process import GatewayClient, GatewayError, free_port
+from kendall.loadgen.sending.client.target import Keys
 from kendall.remote import key_file, key_for_admin, local_admin_key
-from loadgen.gateway.gateway_process import GatewayClient, GatewayError, free_port
-from loadgen.sending.client.target import Keys
-from server.operations.reloading import differences, in_force
-from server.security.admin_key import with_admin_key
-from server.security.guard import Guard
-from server.security.keys import holder, read_keys
-from server.security.settings import SecuritySettings
-from server.settings import Settings
+from kendall.server.operations.reloading import differences, in_force
+from kendall.server.security.admin_key import with_admin_key
+from kendall.server.security.guard import Guard
+from kendall.server.security.keys import holder, read_keys
+from kendall.server.security.settings import SecuritySettings
+from kendall.server.settings import Settings
 from tests.eventually import eventually_here
 from tests.server.processes import gateway
 from tests.serving import started

@@ -14,8 +14,8 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from kendall import cli
-from queueing.choosing.forecast import Advice, Forecast, Setting
-from queueing.estimation.interval import UNKNOWN, Estimate
+from kendall.queueing.choosing.forecast import Advice, Forecast, Setting
+from kendall.queueing.estimation.interval import UNKNOWN, Estimate
 from tests.queueing.made import prediction_of
 
 STABLE = prediction_of()

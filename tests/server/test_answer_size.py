@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from server.engines.base import Token, TokenLogprob
-from server.http.api.checked_call import MOST_ANSWER_VALUES
-from server.http.bodies import FREE_BYTES, BodyBudget
-from server.http.formats import ChatFormat, CompletionFormat, encode
-from server.runtime.errors import ApiError
+from kendall.server.engines.base import Token, TokenLogprob
+from kendall.server.http.api.checked_call import MOST_ANSWER_VALUES
+from kendall.server.http.bodies import FREE_BYTES, BodyBudget
+from kendall.server.http.formats import ChatFormat, CompletionFormat, encode
+from kendall.server.runtime.errors import ApiError
 from tests.server.asgi import FOR_THE_RUN, Call, call, completion, running
 from tests.virtual_time import run_virtual
 
@@ -85,7 +85,7 @@ def tokens(count: int) -> list[Token]:
 def test_log_probabilities_in_pieces_are_those_of_the_whole(
     kind: type[ChatFormat | CompletionFormat], count: int
 ) -> None:
-    from server.http.answer import encoded_logprobs
+    from kendall.server.http.answer import encoded_logprobs
 
     form = kind("id", 1, "tiny", 3)
 
@@ -98,7 +98,7 @@ def test_log_probabilities_in_pieces_are_those_of_the_whole(
 
 
 def test_the_event_loop_has_its_turn_while_log_probabilities_are_encoded() -> None:
-    from server.http.answer import encoded_logprobs
+    from kendall.server.http.answer import encoded_logprobs
 
     async def main() -> None:
         work = asyncio.create_task(

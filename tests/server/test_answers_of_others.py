@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.engines.http.answers import UpstreamAnswer
-from server.engines.proxied import Answered
+from kendall.server.engines.http.answers import UpstreamAnswer
+from kendall.server.engines.proxied import Answered
 
 
 def sse(*events: Any) -> bytes:

@@ -12,18 +12,18 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
-from queueing.choosing.advice.advise import TARGETS
-from queueing.choosing.gain.criterion import BESIDE, FIELDS
-from queueing.choosing.objective import OBJECTIVES
-from server.engines.base import Structured
-from server.engines.emulated import UNIFORM
-from server.http.api import openapi
-from server.http.api.checked_call import READ, RETRY_HEADER
-from server.http.api.newer_endpoints import BEYOND
-from server.http.api.parameters import CALL_HEADERS
-from server.http.api.schema import ChatRequest, CompletionRequest
-from server.http.api.structured import StructuredOutputs, form_of
-from server.http.api.unserved import HINTS, UNSERVED
+from kendall.queueing.choosing.advice.advise import TARGETS
+from kendall.queueing.choosing.gain.criterion import BESIDE, FIELDS
+from kendall.queueing.choosing.objective import OBJECTIVES
+from kendall.server.engines.base import Structured
+from kendall.server.engines.emulated import UNIFORM
+from kendall.server.http.api import openapi
+from kendall.server.http.api.checked_call import READ, RETRY_HEADER
+from kendall.server.http.api.newer_endpoints import BEYOND
+from kendall.server.http.api.parameters import CALL_HEADERS
+from kendall.server.http.api.schema import ChatRequest, CompletionRequest
+from kendall.server.http.api.structured import StructuredOutputs, form_of
+from kendall.server.http.api.unserved import HINTS, UNSERVED
 from tests.server.asgi import Call, call, completion, running
 from tests.virtual_time import run_virtual
 

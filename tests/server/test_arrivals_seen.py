@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from server.live.arrivals_seen import KEPT, ArrivalsSeen
+from kendall.server.live.arrivals_seen import KEPT, ArrivalsSeen
 from tests.server.asgi import Call, call, completion, running
 from tests.virtual_time import run_virtual
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from server.live.question import Window
+from kendall.server.live.question import Window
 from tests.server.asgi import Call, completion, running
 from tests.virtual_time import run_virtual
 

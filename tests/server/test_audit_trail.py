@@ -11,11 +11,11 @@ import re
 
 import pytest
 
-from server.runtime.logs import JsonFormatter
-from server.security.audit import LINES, MINUTE
-from server.security.denials import REASONS
-from server.security.keys import read_keys
-from server.security.settings import SecuritySettings
+from kendall.server.runtime.logs import JsonFormatter
+from kendall.server.security.audit import LINES, MINUTE
+from kendall.server.security.denials import REASONS
+from kendall.server.security.keys import read_keys
+from kendall.server.security.settings import SecuritySettings
 from tests.server.asgi import Call, call, completion, running
 from tests.virtual_time import run_virtual
 

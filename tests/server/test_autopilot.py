@@ -15,16 +15,16 @@ from dataclasses import dataclass
 
 import pytest
 
-from policies import parse_policy
-from queueing.choosing.autopilot.bounds import AutopilotBounds
-from queueing.choosing.autopilot.controller import Autopilot
-from queueing.choosing.autopilot.decision import Decision
-from queueing.choosing.candidates import batch_sizes, sized
-from queueing.choosing.forecast import Setting
-from queueing.distributions.token_distribution import TokenDistribution, parse_distribution
-from queueing.latency.law import LatencyModel, parse_law
-from queueing.model import Model
-from queueing.prediction import predict_model
+from kendall.policies import parse_policy
+from kendall.queueing.choosing.autopilot.bounds import AutopilotBounds
+from kendall.queueing.choosing.autopilot.controller import Autopilot
+from kendall.queueing.choosing.autopilot.decision import Decision
+from kendall.queueing.choosing.candidates import batch_sizes, sized
+from kendall.queueing.choosing.forecast import Setting
+from kendall.queueing.distributions.token_distribution import TokenDistribution, parse_distribution
+from kendall.queueing.latency.law import LatencyModel, parse_law
+from kendall.queueing.model import Model
+from kendall.queueing.prediction import predict_model
 from tests.server.autopiloted import LONGEST, Run, steered
 
 

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policies import Request, parse_policy
-from queueing.choosing.autopilot.state import FailedSetting, State
-from queueing.choosing.forecast import Setting
-from server.admission.limits_in_force import PolicyChange
-from server.gateway import Gateway
-from server.live import model, predicting
+from kendall.policies import Request, parse_policy
+from kendall.queueing.choosing.autopilot.state import FailedSetting, State
+from kendall.queueing.choosing.forecast import Setting
+from kendall.server.admission.limits_in_force import PolicyChange
+from kendall.server.gateway import Gateway
+from kendall.server.live import model, predicting
 from tests.server.asgi import call, completion, running
 from tests.server.harness import Immediate, engine_request_of
 from tests.virtual_time import run_virtual

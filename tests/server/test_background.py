@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from server.calibration.idle_probes import IdleProbes
-from server.engines.http.exchange import UpstreamExchange
-from server.live.model import LiveModel
-from server.runtime.background import PAUSE, going_on
-from server.supervision.progress import StuckWatch
-from server.supervision.settings import SupervisionSettings
+from kendall.server.calibration.idle_probes import IdleProbes
+from kendall.server.engines.http.exchange import UpstreamExchange
+from kendall.server.live.model import LiveModel
+from kendall.server.runtime.background import PAUSE, going_on
+from kendall.server.supervision.progress import StuckWatch
+from kendall.server.supervision.settings import SupervisionSettings
 from tests.server.asgi import call, completion, running
 from tests.server.passing_gateway import before
 from tests.server.upstream_stub import Stub, answers, play

@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import pytest
 
-from policies import (
+from kendall.policies import (
     Continuous,
     Decision,
     Dispatch,
@@ -25,18 +25,18 @@ from policies import (
     WaitUntil,
     parse_policy,
 )
-from queueing.latency.law import parse_law
-from queueing.measurement.record import Record
-from queueing.simulation.orders.waiting_by_rank import queue_for
-from server.engines.base import EngineRequest, TokenStream
-from server.engines.emulated import EmulatedEngine
-from server.queue.batcher import Batcher
-from server.queue.continuing import detach
-from server.queue.observers import Observer
-from server.queue.poison import LOOK
-from server.queue.proof import LIMIT
-from server.queue.sequence import Batch, SequenceState
-from server.telemetry.metrics import Metrics
+from kendall.queueing.latency.law import parse_law
+from kendall.queueing.measurement.record import Record
+from kendall.queueing.simulation.orders.waiting_by_rank import queue_for
+from kendall.server.engines.base import EngineRequest, TokenStream
+from kendall.server.engines.emulated import EmulatedEngine
+from kendall.server.queue.batcher import Batcher
+from kendall.server.queue.continuing import detach
+from kendall.server.queue.observers import Observer
+from kendall.server.queue.poison import LOOK
+from kendall.server.queue.proof import LIMIT
+from kendall.server.queue.sequence import Batch, SequenceState
+from kendall.server.telemetry.metrics import Metrics
 from tests.server.harness import FRAGILE, Collector, Immediate, engine_request_of, replay, submitted
 from tests.server.mortal import SilentOnProofs
 from tests.virtual_time import run_virtual

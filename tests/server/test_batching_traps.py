@@ -12,14 +12,14 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from policies import Fixed, Request, parse_policy
-from queueing.latency.law import LatencyModel, parse_law
-from queueing.measurement.record import Record
-from server.engines.emulated import EmulatedEngine
-from server.queue.batcher import Batcher
-from server.queue.decision_loop import DecisionLoop
-from server.queue.observers import Observer
-from server.queue.sequence import SequenceState
+from kendall.policies import Fixed, Request, parse_policy
+from kendall.queueing.latency.law import LatencyModel, parse_law
+from kendall.queueing.measurement.record import Record
+from kendall.server.engines.emulated import EmulatedEngine
+from kendall.server.queue.batcher import Batcher
+from kendall.server.queue.decision_loop import DecisionLoop
+from kendall.server.queue.observers import Observer
+from kendall.server.queue.sequence import SequenceState
 from tests.server.asgi import LAW, Call, completion, running
 from tests.server.harness import (
     Collector,

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.http import bodies
-from server.http.bodies import (
+from kendall.server.http import bodies
+from kendall.server.http.bodies import (
     AT_ONCE,
     MOST_CONTAINERS,
     MOST_VALUES,
@@ -24,7 +24,7 @@ from server.http.bodies import (
     count_values,
     parsed,
 )
-from server.runtime.errors import ApiError
+from kendall.server.runtime.errors import ApiError
 from tests.server.asgi import Call, call, completion, running
 
 MIB = 1 << 20
@@ -189,7 +189,7 @@ def test_a_model_of_a_long_context_takes_as_many_token_ids_as_fit() -> None:
 def test_a_long_text_is_tokenised_in_a_thread_and_texts_of_tokens_are_made_in_turns(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from server.engines import emulated
+    from kendall.server.engines import emulated
 
     threads: list[int] = []
     of = emulated.token_ids_of

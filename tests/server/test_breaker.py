@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from server.engines.http.breaker import FAILURES, FIRST_PAUSE, LONGEST_PAUSE, Breaker
+from kendall.server.engines.http.breaker import FAILURES, FIRST_PAUSE, LONGEST_PAUSE, Breaker
 
 
 def opened(at: float = 10.0) -> Breaker:

@@ -12,7 +12,7 @@ from types import FrameType
 import numpy as np
 import pytest
 
-from server.live.activity import BusyTime
+from kendall.server.live.activity import BusyTime
 
 KEPT = 60.0
 

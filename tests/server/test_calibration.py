@@ -18,22 +18,22 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-import queueing.latency.profile
-import server.operations.serving
+import kendall.queueing.latency.profile
+import kendall.server.operations.serving
 from kendall import cli
-from queueing.commands import terminal
-from queueing.latency.fit import Fit
-from queueing.latency.law import parse_law
-from queueing.latency.profile import Profile, profile_path
-from server.calibration import calibration
-from server.calibration.calibration import CalibrationRequest
-from server.calibration.designed import Cell, DesignedBatches, design, usual_length
-from server.calibration.in_force import LatencyModelInForce
-from server.engines.base import Capabilities
-from server.engines.emulated import EmulatedEngine
-from server.operations.calibrate import calibrate
-from server.runtime.errors import ApiError
-from server.supervision.settings import SupervisionSettings
+from kendall.queueing.commands import terminal
+from kendall.queueing.latency.fit import Fit
+from kendall.queueing.latency.law import parse_law
+from kendall.queueing.latency.profile import Profile, profile_path
+from kendall.server.calibration import calibration
+from kendall.server.calibration.calibration import CalibrationRequest
+from kendall.server.calibration.designed import Cell, DesignedBatches, design, usual_length
+from kendall.server.calibration.in_force import LatencyModelInForce
+from kendall.server.engines.base import Capabilities
+from kendall.server.engines.emulated import EmulatedEngine
+from kendall.server.operations.calibrate import calibrate
+from kendall.server.runtime.errors import ApiError
+from kendall.server.supervision.settings import SupervisionSettings
 from tests.server.asgi import Call, call, completion, running
 from tests.server.mortal import MortalEngine, faulty
 from tests.virtual_time import run_virtual
@@ -529,7 +529,7 @@ def test_the_gateway_logs_that_a_law_fits_poorly(
 
     run_virtual(main())
     assert "the law fits poorly" not in caplog.text
-    monkeypatch.setattr(queueing.latency.profile, "LEAST_R2", 1.1)
+    monkeypatch.setattr(kendall.queueing.latency.profile, "LEAST_R2", 1.1)
     run_virtual(main())
     assert "the law fits poorly" in caplog.text
 
@@ -562,7 +562,9 @@ def test_a_signal_while_the_engine_starts_ends_a_calibration_in_one_line(
     monkeypatch.setattr(terminal, "say", heard)
     monkeypatch.setattr(Starting, "signal", number, raising=False)
     monkeypatch.setattr(Starting, "said", said, raising=False)
-    monkeypatch.setattr(server.operations.serving, "choose_engine", lambda _: (Starting(LAW), LAW))
+    monkeypatch.setattr(
+        kendall.server.operations.serving, "choose_engine", lambda _: (Starting(LAW), LAW)
+    )
     assert cli.run_command("calibrate", ["tiny"]) == 128 + number
     lines = capsys.readouterr().err.splitlines()
     assert "the engine starts (0 s)" in lines, "a start of several seconds is not silent in a pipe"

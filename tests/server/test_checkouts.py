@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from queueing.errors import CommandError
-from server.engines.checkouts import FILES, is_whole, make_folder
+from kendall.queueing.errors import CommandError
+from kendall.server.engines.checkouts import FILES, is_whole, make_folder
 
 PATIENCE = 30.0  # seconds
 
@@ -30,7 +30,7 @@ def never(folder: Path) -> None:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from server.engines.checkouts import make_folder
+from kendall.server.engines.checkouts import make_folder
 
 def write(folder):
     (folder / "config.json").write_text("half")

@@ -19,19 +19,19 @@ import pytest
 import uvloop
 from starlette.requests import ClientDisconnect
 
-from server.http import arrival_timestamps
-from server.http.answer import GeneratedAnswer
-from server.http.arrival_timestamps import CONTINUE, StampedProtocol
-from server.http.client_connection import (
+from kendall.server.http import arrival_timestamps
+from kendall.server.http.answer import GeneratedAnswer
+from kendall.server.http.arrival_timestamps import CONTINUE, StampedProtocol
+from kendall.server.http.client_connection import (
     CONNECTION,
     ClientConnection,
     HangUps,
     watch_client,
     while_connected,
 )
-from server.queue.sequence import SequenceState
-from server.security.exposure import uvicorn_tls
-from server.security.settings import TlsSettings
+from kendall.server.queue.sequence import SequenceState
+from kendall.server.security.exposure import uvicorn_tls
+from kendall.server.security.settings import TlsSettings
 from tests.eventually import eventually
 from tests.server.asgi import Call, call, completion, running
 from tests.server.counts import open_files

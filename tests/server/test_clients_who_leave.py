@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import uvicorn
 
-from server.gateway import Gateway
-from server.http import arrival_timestamps
-from server.http.arrival_timestamps import StampedProtocol
+from kendall.server.gateway import Gateway
+from kendall.server.http import arrival_timestamps
+from kendall.server.http.arrival_timestamps import StampedProtocol
 from tests.eventually import eventually
 from tests.server.asgi import SLOW, Call, call, completion, running
 from tests.virtual_time import run_virtual

@@ -17,23 +17,23 @@ from typing import Any
 import pytest
 
 import kendall.cli
-from policies import SpecError
-from policies.text import one_of
-from server.admission.limits import MAX_QUEUED, OverloadSettings
-from server.operations import cli, serving
-from server.operations.configuration.file import key_of
-from server.runtime import logs
-from server.runtime.logs import (
+from kendall.policies import SpecError
+from kendall.policies.text import one_of
+from kendall.server.admission.limits import MAX_QUEUED, OverloadSettings
+from kendall.server.operations import cli, serving
+from kendall.server.operations.configuration.file import key_of
+from kendall.server.runtime import logs
+from kendall.server.runtime.logs import (
     JsonFormatter,
     LogFormat,
     LogSettings,
     check_level,
     vllm_configuration,
 )
-from server.security.keys import read_keys
-from server.security.settings import SecuritySettings, TlsSettings
-from server.settings import Settings
-from server.supervision.settings import SupervisionSettings
+from kendall.server.security.keys import read_keys
+from kendall.server.security.settings import SecuritySettings, TlsSettings
+from kendall.server.settings import Settings
+from kendall.server.supervision.settings import SupervisionSettings
 from tests.serving import self_signed
 
 Serve = Callable[..., Settings]
@@ -760,7 +760,7 @@ def test_a_flag_that_says_when_requests_come_wins_over_a_variable(
 def test_a_gateway_that_is_measured_does_not_read_the_variables_of_who_measures(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from loadgen.gateway.gateway_process import own_environment
+    from kendall.loadgen.gateway.gateway_process import own_environment
 
     for variable in (
         "KENDALL_PATIENCE",

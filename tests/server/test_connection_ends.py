@@ -10,8 +10,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from queueing.latency.law import parse_law
-from server.http import arrival_timestamps
+from kendall.queueing.latency.law import parse_law
+from kendall.server.http import arrival_timestamps
 from tests.eventually import eventually
 from tests.server import unruly
 from tests.server.test_unruly_clients import Hasty, Site, site

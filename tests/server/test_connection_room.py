@@ -19,10 +19,10 @@ import pytest
 import uvloop
 from prometheus_client import CollectorRegistry
 
-from server.http import descriptors
-from server.http.arrival_timestamps import protocol_with
-from server.http.bounds import LimitedProtocol
-from server.http.descriptors import KEPT, Room
+from kendall.server.http import descriptors
+from kendall.server.http.arrival_timestamps import protocol_with
+from kendall.server.http.bounds import LimitedProtocol
+from kendall.server.http.descriptors import KEPT, Room
 from tests.eventually import eventually_here
 from tests.serving import on_a_socket
 

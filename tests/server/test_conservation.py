@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from queueing.latency.law import parse_law
-from server.admission.limits import OverloadSettings
-from server.supervision import restarts
+from kendall.queueing.latency.law import parse_law
+from kendall.server.admission.limits import OverloadSettings
+from kendall.server.supervision import restarts
 from tests.server.asgi import LAW, call, completion
 from tests.server.counts import tell
 from tests.server.mortal import MortalEngine, faulty

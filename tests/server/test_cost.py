@@ -11,11 +11,11 @@ import weakref
 import prometheus_client
 from prometheus_client import CollectorRegistry, generate_latest
 
-from queueing.measurement.record import Record
-from server.runtime.garbage import collect_everything, settle
-from server.telemetry.cost.instruments import Histogram
-from server.telemetry.cost.stages import EVERY, STAGES, OwnTime
-from server.telemetry.metrics import MAX_POLICIES, Metrics
+from kendall.queueing.measurement.record import Record
+from kendall.server.runtime.garbage import collect_everything, settle
+from kendall.server.telemetry.cost.instruments import Histogram
+from kendall.server.telemetry.cost.stages import EVERY, STAGES, OwnTime
+from kendall.server.telemetry.metrics import MAX_POLICIES, Metrics
 from tests.server.asgi import Call, call, completion, running
 from tests.virtual_time import run_virtual
 

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from server.engines.base import EngineStartError
-from server.engines.checkouts import write_weights
-from server.engines.vllm.machine import Machine
-from server.engines.vllm.options import engine_arguments
+from kendall.server.engines.base import EngineStartError
+from kendall.server.engines.checkouts import write_weights
+from kendall.server.engines.vllm.machine import Machine
+from kendall.server.engines.vllm.options import engine_arguments
 
 GIB = 1 << 30
 CONFIG = {

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from kendall import cli
-from policies import Request
-from server.http.answer import GeneratedAnswer
-from server.http.api.schema import CompletionRequest
-from server.http.formats import CompletionFormat
-from server.http.submitted import AnswerOptions
-from server.runtime.errors import ApiError
-from server.settings import Settings
-from server.supervision.deadlines import Timeouts, timeouts_of
+from kendall.policies import Request
+from kendall.server.http.answer import GeneratedAnswer
+from kendall.server.http.api.schema import CompletionRequest
+from kendall.server.http.formats import CompletionFormat
+from kendall.server.http.submitted import AnswerOptions
+from kendall.server.runtime.errors import ApiError
+from kendall.server.settings import Settings
+from kendall.server.supervision.deadlines import Timeouts, timeouts_of
 from tests.server.asgi import Call, call, completion, running
 from tests.server.harness import Collector, engine_request_of
 from tests.server.mortal import faulty

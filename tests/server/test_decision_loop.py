@@ -14,9 +14,9 @@ from unittest.mock import patch
 
 import pytest
 
-from policies import Decision, Dispatch, Policy, QueueState, WaitUntil
-from policies.decision import DecisionError, check_once
-from server.queue.decision_loop import FAULTY, RETRY, DecisionLoop, decided
+from kendall.policies import Decision, Dispatch, Policy, QueueState, WaitUntil
+from kendall.policies.decision import DecisionError, check_once
+from kendall.server.queue.decision_loop import FAULTY, RETRY, DecisionLoop, decided
 from tests.virtual_time import run_virtual
 
 

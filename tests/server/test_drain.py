@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from queueing.latency.law import LatencyModel
-from server.engines.emulated import EmulatedEngine
-from server.gateway import Gateway
-from server.settings import Settings
+from kendall.queueing.latency.law import LatencyModel
+from kendall.server.engines.emulated import EmulatedEngine
+from kendall.server.gateway import Gateway
+from kendall.server.settings import Settings
 from tests.server.asgi import Call, call, completion, running
 from tests.virtual_time import run_virtual
 

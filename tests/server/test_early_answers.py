@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.gateway.gateway_process import GatewayProcess, free_port
+from kendall.loadgen.gateway.gateway_process import GatewayProcess, free_port
 from tests.serving import started
 
 CALLS = {

@@ -19,10 +19,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from policies import Request, SpecError
-from queueing.latency.law import LatencyModel
-from server.engines import emulated
-from server.engines.base import (
+from kendall.policies import Request, SpecError
+from kendall.queueing.latency.law import LatencyModel
+from kendall.server.engines import emulated
+from kendall.server.engines.base import (
     InvalidPromptError,
     InvalidSamplingError,
     Sampling,
@@ -32,7 +32,7 @@ from server.engines.base import (
     UnsupportedError,
     describe_engine,
 )
-from server.engines.emulated import (
+from kendall.server.engines.emulated import (
     MOST_AT_ONCE,
     TOKENS,
     UNIFORM,

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.http.proxied.endpoints import (
+from kendall.server.http.proxied.endpoints import (
     ENDPOINTS,
     RELAYED,
     ProxiedEndpoint,
@@ -21,8 +21,8 @@ from server.http.proxied.endpoints import (
     streams,
     whole,
 )
-from server.runtime.errors import ApiError
-from server.security.routes import DECISIONS, PASSED, WORK
+from kendall.server.runtime.errors import ApiError
+from kendall.server.security.routes import DECISIONS, PASSED, WORK
 
 CHAT, COMPLETIONS = ENDPOINTS["/v1/chat/completions"], ENDPOINTS["/v1/completions"]
 RESPONSES, MESSAGES = ENDPOINTS["/v1/responses"], ENDPOINTS["/v1/messages"]

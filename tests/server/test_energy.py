@@ -15,10 +15,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from server.runtime.clock import clock_of
-from server.telemetry.energy.batches import FEW, MeteredBatches
-from server.telemetry.energy.meter import BATCHES, PERIOD, EnergyMeter
-from server.telemetry.energy.sources import Counter, Integral, Together, nvml_source, rapl_source
+from kendall.server.runtime.clock import clock_of
+from kendall.server.telemetry.energy.batches import FEW, MeteredBatches
+from kendall.server.telemetry.energy.meter import BATCHES, PERIOD, EnergyMeter
+from kendall.server.telemetry.energy.sources import (
+    Counter,
+    Integral,
+    Together,
+    nvml_source,
+    rapl_source,
+)
 from tests.eventually import eventually
 
 WATTS = 250.0

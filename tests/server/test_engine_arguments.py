@@ -10,14 +10,14 @@ import msgspec
 import pytest
 
 from kendall import cli
-from policies.text import SpecError
-from queueing.latency.profile import load_profile
-from server.engines.base import ServingEngine
-from server.engines.emulated import EmulatedEngine
-from server.engines.vllm.options import argument_names, check_names, on_devices
-from server.operations.serving import choose_engine
-from server.settings import Settings
-from server.supervision.replicas.pool import Replicas
+from kendall.policies.text import SpecError
+from kendall.queueing.latency.profile import load_profile
+from kendall.server.engines.base import ServingEngine
+from kendall.server.engines.emulated import EmulatedEngine
+from kendall.server.engines.vllm.options import argument_names, check_names, on_devices
+from kendall.server.operations.serving import choose_engine
+from kendall.server.settings import Settings
+from kendall.server.supervision.replicas.pool import Replicas
 
 SOURCE = """
 class Other:

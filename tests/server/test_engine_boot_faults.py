@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from loadgen.gateway.gateway_process import GatewayProcess
-from server.engines.vllm.process import descendants
+from kendall.loadgen.gateway.gateway_process import GatewayProcess
+from kendall.server.engines.vllm.process import descendants
 from tests.server.processes import SocketCall, arrived, command, engine_process, gateway, gone
 from tests.server.test_engine_faults import ready_again
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from loadgen.gateway.gateway_process import GatewayProcess
-from queueing.measurement.record import Record, read_run
-from server.engines.vllm.process import descendants
+from kendall.loadgen.gateway.gateway_process import GatewayProcess
+from kendall.queueing.measurement.record import Record, read_run
+from kendall.server.engines.vllm.process import descendants
 from tests.server.counts import tell
 from tests.server.processes import (
     SocketCall,

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from server.engines.base import Engine
-from server.gateway import Gateway
-from server.http.app import create_app
-from server.settings import Settings
-from server.supervision.replicas.pool import Replicas
-from server.supervision.settings import SupervisionSettings
-from server.supervision.supervisor import LET_GO, EngineLostError
+from kendall.server.engines.base import Engine
+from kendall.server.gateway import Gateway
+from kendall.server.http.app import create_app
+from kendall.server.settings import Settings
+from kendall.server.supervision.replicas.pool import Replicas
+from kendall.server.supervision.settings import SupervisionSettings
+from kendall.server.supervision.supervisor import LET_GO, EngineLostError
 from tests.server.asgi import Call, call, completion
 from tests.server.mortal import faulty, words
 from tests.server.stubborn import Stubborn

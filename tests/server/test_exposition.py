@@ -9,8 +9,8 @@ import pytest
 from prometheus_client import REGISTRY, Counter, Gauge
 from prometheus_client.parser import text_string_to_metric_families
 
-from server.live.gauges import STATS, LiveGauges
-from server.telemetry.metrics import MAX_POLICIES, Metrics, exposition
+from kendall.server.live.gauges import STATS, LiveGauges
+from kendall.server.telemetry.metrics import MAX_POLICIES, Metrics, exposition
 from tests.server.asgi import Call, call, completion, running
 from tests.virtual_time import run_virtual
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from server.live.predictor import Predictor, PredictorLostError
+from kendall.server.live.predictor import Predictor, PredictorLostError
 from tests.server.asgi import call, completion, running
 from tests.virtual_time import run_virtual
 

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from server.live.failures import Failures
+from kendall.server.live.failures import Failures
 
 LOG = logging.getLogger("kendall.test")
 

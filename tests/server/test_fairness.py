@@ -16,16 +16,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies import Policy, Request, Waiting, parse_policy
-from policies.orders.by_flow import FlowCounters, VirtualTokens
-from queueing.latency.law import LatencyModel
-from queueing.measurement.record import Record
-from queueing.simulation.orders import waiting_by_rank
-from queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
-from server.admission.limits import OverloadSettings
-from server.http.api.checked_call import flow_of
-from server.security.keys import read_keys
-from server.security.settings import SecuritySettings
+from kendall.policies import Policy, Request, Waiting, parse_policy
+from kendall.policies.orders.by_flow import FlowCounters, VirtualTokens
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.measurement.record import Record
+from kendall.queueing.simulation.orders import waiting_by_rank
+from kendall.queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
+from kendall.server.admission.limits import OverloadSettings
+from kendall.server.http.api.checked_call import flow_of
+from kendall.server.security.keys import read_keys
+from kendall.server.security.settings import SecuritySettings
 from tests.server.asgi import Call, call, completion, running
 from tests.server.harness import Collector, replay
 from tests.virtual_time import run_virtual

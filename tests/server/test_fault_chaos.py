@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from queueing.latency.law import parse_law
-from queueing.measurement.record import Record
-from server.gateway import Gateway
-from server.live import LiveModel
-from server.page import history
-from server.queue.sequence import SequenceState
-from server.supervision import restarts
-from server.supervision.settings import SupervisionSettings
+from kendall.queueing.latency.law import parse_law
+from kendall.queueing.measurement.record import Record
+from kendall.server.gateway import Gateway
+from kendall.server.live import LiveModel
+from kendall.server.page import history
+from kendall.server.queue.sequence import SequenceState
+from kendall.server.supervision import restarts
+from kendall.server.supervision.settings import SupervisionSettings
 from tests.server.asgi import LAW, Call, call
 from tests.server.counts import tell
 from tests.server.mortal import MortalEngine, faulty, words

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from server.engines.http.answers import MOST_LINE, UpstreamAnswer
-from server.engines.http.exchange import HELD
-from server.http.proxied.answer import AHEAD
+from kendall.server.engines.http.answers import MOST_LINE, UpstreamAnswer
+from kendall.server.engines.http.exchange import HELD
+from kendall.server.http.proxied.answer import AHEAD
 from tests.memory import peak_memory
 from tests.server.asgi import Call
 from tests.server.passing_gateway import Before, before

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from server.engines.base import (
+from kendall.server.engines.base import (
     CALLER,
     BusyError,
     InvalidSamplingError,
@@ -21,9 +21,9 @@ from server.engines.base import (
     Sampling,
     Structured,
 )
-from server.engines.vllm import forms as vllm_forms
-from server.engines.vllm.forms import FormCompiler
-from server.security.settings import SecuritySettings
+from kendall.server.engines.vllm import forms as vllm_forms
+from kendall.server.engines.vllm.forms import FormCompiler
+from kendall.server.security.settings import SecuritySettings
 from tests.eventually import eventually
 from tests.server import form_workers
 from tests.server.asgi import call, completion, running

@@ -17,8 +17,8 @@ import httpx
 import numpy as np
 import pytest
 
-from loadgen.gateway.gateway_process import GatewayProcess
-from server.runtime import garbage
+from kendall.loadgen.gateway.gateway_process import GatewayProcess
+from kendall.server.runtime import garbage
 from tests.server.counts import resident, tell
 from tests.server.processes import gateway
 

@@ -15,15 +15,15 @@ from unittest.mock import patch
 import pytest
 from pydantic import ValidationError
 
-from queueing.latency.law import parse_law
-from server.admission.limits import OverloadSettings
-from server.admission.limits_in_force import PolicyChange
-from server.engines.emulated import EmulatedEngine
-from server.gateway import Gateway
-from server.runtime.errors import ApiError
-from server.security.settings import SecuritySettings, TlsSettings
-from server.settings import Settings
-from server.supervision.settings import SupervisionSettings
+from kendall.queueing.latency.law import parse_law
+from kendall.server.admission.limits import OverloadSettings
+from kendall.server.admission.limits_in_force import PolicyChange
+from kendall.server.engines.emulated import EmulatedEngine
+from kendall.server.gateway import Gateway
+from kendall.server.runtime.errors import ApiError
+from kendall.server.security.settings import SecuritySettings, TlsSettings
+from kendall.server.settings import Settings
+from kendall.server.supervision.settings import SupervisionSettings
 from tests.server.asgi import LAW, Call, call, completion, running
 from tests.server.mortal import faulty
 from tests.server.replicas.pooled import pooled
@@ -284,7 +284,7 @@ class Noting:
 def test_serving_objects_are_opened_before_the_queue_and_go_with_their_engine() -> None:
     async def main() -> None:
         desk = Noting()
-        with patch("server.gateway.serving_objects_of", lambda *_: desk):
+        with patch("kendall.server.gateway.serving_objects_of", lambda *_: desk):
             gateway = made()
         await gateway.start()
         assert desk.calls == ["open"]

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 import kendall
-from policies import Request, parse_policy
-from queueing.arrivals.traces import read_trace
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.latency.law import parse_law
-from queueing.measurement.record import Record
-from queueing.model import Model
-from queueing.simulation.fast import Trace
-from queueing.simulation.fast import replay as replay_compiled
+from kendall.policies import Request, parse_policy
+from kendall.queueing.arrivals.traces import read_trace
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.latency.law import parse_law
+from kendall.queueing.measurement.record import Record
+from kendall.queueing.model import Model
+from kendall.queueing.simulation.fast import Trace
+from kendall.queueing.simulation.fast import replay as replay_compiled
 from tests.server.harness import driven_by_both, replay
 from tests.virtual_time import run_virtual
 

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from loadgen.gateway.gateway_process import GatewayError, GatewayProcess
-from queueing.measurement.record import read_run
-from server.engines.vllm.process import descendants
+from kendall.loadgen.gateway.gateway_process import GatewayError, GatewayProcess
+from kendall.queueing.measurement.record import read_run
+from kendall.server.engines.vllm.process import descendants
 from tests.eventually import LIMIT, eventually
 from tests.server.processes import SocketCall, arrived, gateway, gone, stream_text
 

@@ -11,7 +11,7 @@ import pytest
 from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
 
-from queueing.measurement.record import read_run
+from kendall.queueing.measurement.record import read_run
 from tests.server.asgi import Call, call, running
 from tests.server.mortal import faulty
 from tests.virtual_time import run_virtual

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from server.engines.gguf import Gguf
+from kendall.server.engines.gguf import Gguf
 from tests.server.gguf_file import F32, Q4_1, Q8_0, gguf_file
 
 

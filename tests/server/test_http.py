@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from queueing.measurement.record import read_run
-from server.runtime.ids import CallIds
-from server.supervision.settings import SupervisionSettings
+from kendall.queueing.measurement.record import read_run
+from kendall.server.runtime.ids import CallIds
+from kendall.server.supervision.settings import SupervisionSettings
 from tests.server.asgi import Call, call, completion, running
 from tests.virtual_time import run_virtual
 

@@ -10,12 +10,12 @@ import json
 import numpy as np
 import pytest
 
-from policies import Request
-from server.calibration.designed import Cell, DesignedBatches
-from server.calibration.turnaround import ClosedLoop
-from server.engines.base import EngineRequest, Sampling
-from server.engines.http.own_calls import OwnForm, wanted_tokens
-from server.runtime.errors import ApiError
+from kendall.policies import Request
+from kendall.server.calibration.designed import Cell, DesignedBatches
+from kendall.server.calibration.turnaround import ClosedLoop
+from kendall.server.engines.base import EngineRequest, Sampling
+from kendall.server.engines.http.own_calls import OwnForm, wanted_tokens
+from kendall.server.runtime.errors import ApiError
 from tests.server.upstream_stub import Asked, Behaviour, Stub, answers, dies, frame, sockets, up
 from tests.virtual_time import run_with_sockets
 

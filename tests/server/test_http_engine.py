@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from server.engines.http.upstream import EVERY, PROBE
+from kendall.server.engines.http.upstream import EVERY, PROBE
 from tests.server.passed import Desk, passed
 from tests.server.upstream_stub import (
     USAGE,

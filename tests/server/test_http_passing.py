@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from server.admission.limits import OverloadSettings
-from server.engines.http.exchange import UpstreamExchange
-from server.http.proxied.answer import ProxiedAnswer, ProxiedPart
-from server.queue.sequence import SequenceState
-from server.runtime.logs import LogSettings
-from server.security.keys import read_keys
-from server.security.settings import SecuritySettings
+from kendall.server.admission.limits import OverloadSettings
+from kendall.server.engines.http.exchange import UpstreamExchange
+from kendall.server.http.proxied.answer import ProxiedAnswer, ProxiedPart
+from kendall.server.queue.sequence import SequenceState
+from kendall.server.runtime.logs import LogSettings
+from kendall.server.security.keys import read_keys
+from kendall.server.security.settings import SecuritySettings
 from tests.server.asgi import FOR_THE_RUN, OPERATOR, Call
 from tests.server.passing_gateway import CHAT, COMPLETIONS, before
 from tests.server.upstream_stub import (

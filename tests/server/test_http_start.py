@@ -16,11 +16,16 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-from policies import SpecError
-from server.engines.base import Capabilities, EngineStartError, UnsupportedError
-from server.engines.http.pool import AGAIN, ASSUMED_CONTEXT, ASSUMED_SEQUENCES, UNKNOWN_TOKENS
-from server.engines.http.prompts import BytesPerToken, PromptCounter, load_tokenizer
-from server.engines.proxied import ProxiedCall
+from kendall.policies import SpecError
+from kendall.server.engines.base import Capabilities, EngineStartError, UnsupportedError
+from kendall.server.engines.http.pool import (
+    AGAIN,
+    ASSUMED_CONTEXT,
+    ASSUMED_SEQUENCES,
+    UNKNOWN_TOKENS,
+)
+from kendall.server.engines.http.prompts import BytesPerToken, PromptCounter, load_tokenizer
+from kendall.server.engines.proxied import ProxiedCall
 from tests.server.passed import Desk, passed
 from tests.server.upstream_stub import Stub, answers, engine_of, sockets, up
 from tests.virtual_time import run_with_sockets

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from policies.text import SpecError
-from queueing.errors import CommandError
-from server.engines import hugging_face
+from kendall.policies.text import SpecError
+from kendall.queueing.errors import CommandError
+from kendall.server.engines import hugging_face
 
 huggingface_hub = pytest.importorskip("huggingface_hub", reason="comes with vLLM")
 
@@ -170,7 +170,7 @@ def test_only_local_models_forbid_the_engine_to_ask_the_hub(tmp_path: Path) -> N
     """`prepare` without a model once set HF_HUB_OFFLINE for every model: no name could be
     fetched.
     """
-    from server.engines.vllm.process import environment_of
+    from kendall.server.engines.vllm.process import environment_of
 
     assert (
         environment_of("tiny")["HF_HUB_OFFLINE"]

@@ -17,21 +17,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies import Request, SpecError
-from queueing.latency.fit import COEFFICIENTS, Fit, Measured
-from queueing.latency.identifiability import Identifiability
-from queueing.latency.law import LatencyModel, parse_law
-from queueing.latency.profile import Profile
-from queueing.measurement.record import read_run
-from server.calibration.calibration import CalibrationRequest, Calibrator
-from server.calibration.candidate_law import CandidateLaw, Comparison, KnownLaw, _verdict, weigh
-from server.calibration.designed import Cell, DesignedBatches, InterruptedCellError, design
-from server.calibration.idle_probes import IdleProbes, _niced
-from server.calibration.probe_schedule import LOOP, Limits, ProbeSchedule
-from server.calibration.turnaround import ClosedLoop, slot_time
-from server.engines.emulated import EmulatedEngine
-from server.gateway import Gateway
-from server.settings import Settings
+from kendall.policies import Request, SpecError
+from kendall.queueing.latency.fit import COEFFICIENTS, Fit, Measured
+from kendall.queueing.latency.identifiability import Identifiability
+from kendall.queueing.latency.law import LatencyModel, parse_law
+from kendall.queueing.latency.profile import Profile
+from kendall.queueing.measurement.record import read_run
+from kendall.server.calibration.calibration import CalibrationRequest, Calibrator
+from kendall.server.calibration.candidate_law import (
+    CandidateLaw,
+    Comparison,
+    KnownLaw,
+    _verdict,
+    weigh,
+)
+from kendall.server.calibration.designed import Cell, DesignedBatches, InterruptedCellError, design
+from kendall.server.calibration.idle_probes import IdleProbes, _niced
+from kendall.server.calibration.probe_schedule import LOOP, Limits, ProbeSchedule
+from kendall.server.calibration.turnaround import ClosedLoop, slot_time
+from kendall.server.engines.emulated import EmulatedEngine
+from kendall.server.gateway import Gateway
+from kendall.server.settings import Settings
 from tests.server.harness import Immediate, engine_request_of
 from tests.virtual_time import run_virtual
 
@@ -573,7 +579,7 @@ def test_a_law_that_lies_a_tenth_from_the_cells_is_poor(
     off: float, first: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "server.calibration.candidate_law.fit_law", lambda *_, **__: Fit(LAW, 1.0, off, {})
+        "kendall.server.calibration.candidate_law.fit_law", lambda *_, **__: Fit(LAW, 1.0, off, {})
     )
     assert verdict(measurements(LAW, 0.0), None).verdict == first
 

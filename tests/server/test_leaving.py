@@ -19,11 +19,11 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.gateway.gateway_process import GatewayProcess
-from queueing.measurement.record import read_run
-from server.engines.vllm.process import descendants
-from server.operations.leaving import drop_new_connections, unaccepted
-from server.runtime.log_writer import LINES_OF_A_KIND, WINDOW
+from kendall.loadgen.gateway.gateway_process import GatewayProcess
+from kendall.queueing.measurement.record import read_run
+from kendall.server.engines.vllm.process import descendants
+from kendall.server.operations.leaving import drop_new_connections, unaccepted
+from kendall.server.runtime.log_writer import LINES_OF_A_KIND, WINDOW
 from tests.eventually import eventually, eventually_here
 from tests.server.processes import SocketCall, command, gateway, gone
 from tests.server.test_gateway_signals import FAST, LONGEST, STEP, body, ended
@@ -433,8 +433,8 @@ async def answer_to(running: GatewayProcess, sent: bytes) -> int:
 
 HANGS = """
 import threading
-from server.operations.leaving import ExitBound
-from server.runtime.logs import LogSettings, configure_logs
+from kendall.server.operations.leaving import ExitBound
+from kendall.server.runtime.logs import LogSettings, configure_logs
 
 configure_logs(LogSettings())
 ExitBound().start(0.1)

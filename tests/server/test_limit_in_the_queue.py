@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from policies import Request, parse_policy
-from queueing.latency.law import LatencyModel
-from queueing.measurement.record import Record
-from server.engines.emulated import EmulatedEngine
-from server.queue.batcher import Batcher
+from kendall.policies import Request, parse_policy
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.measurement.record import Record
+from kendall.server.engines.emulated import EmulatedEngine
+from kendall.server.queue.batcher import Batcher
 from tests.server.asgi import OPERATOR, Call, call, completion, running
 from tests.server.harness import Collector, engine_request_of, mortal, submitted
 from tests.server.passing_gateway import CHAT, COMPLETIONS, before

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.gateway.gateway_process import GatewayProcess, free_port
+from kendall.loadgen.gateway.gateway_process import GatewayProcess, free_port
 from tests.server.ray.actors import require_ray
 from tests.serving import started
 

@@ -20,26 +20,26 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from loadgen.gateway.gateway_process import GatewayProcess, free_port
-from loadgen.sending.client.target import Target
-from loadgen.sending.run import run_load
-from policies import parse_policy
-from queueing.arrivals.timetable import draw
-from queueing.choosing.forecast import Setting
-from queueing.control.assess import assess
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.estimation.window.producer import WindowProducer
-from queueing.estimation.window_queue import Limits
-from queueing.measurement.check import SAID
-from queueing.model import Model
-from queueing.prediction import predict_model
-from queueing.result import LEVELS
-from server.admission.limits import OverloadSettings
-from server.live import predicting
-from server.live.gauges import LiveGauges
-from server.live.predicting import described
-from server.live.question import Question
-from server.telemetry.metrics import Metrics
+from kendall.loadgen.gateway.gateway_process import GatewayProcess, free_port
+from kendall.loadgen.sending.client.target import Target
+from kendall.loadgen.sending.run import run_load
+from kendall.policies import parse_policy
+from kendall.queueing.arrivals.timetable import draw
+from kendall.queueing.choosing.forecast import Setting
+from kendall.queueing.control.assess import assess
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.estimation.window.producer import WindowProducer
+from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.measurement.check import SAID
+from kendall.queueing.model import Model
+from kendall.queueing.prediction import predict_model
+from kendall.queueing.result import LEVELS
+from kendall.server.admission.limits import OverloadSettings
+from kendall.server.live import predicting
+from kendall.server.live.gauges import LiveGauges
+from kendall.server.live.predicting import described
+from kendall.server.live.question import Question
+from kendall.server.telemetry.metrics import Metrics
 from tests.queueing.estimation_runs import LAW, LENGTHS
 from tests.queueing.estimation_windows import window_of
 from tests.server.asgi import Call, running

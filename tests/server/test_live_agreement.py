@@ -16,20 +16,20 @@ import math
 import numpy as np
 import pytest
 
-from policies import Request, parse_policy
-from queueing.control.assess import Assessment, assess
-from queueing.distributions.token_distribution import TokenDistribution, parse_distribution
-from queueing.estimation.speed.batch_times import SLOT_ERROR
-from queueing.estimation.window.window import Snapshot, Window
-from queueing.estimation.window_queue import Limits
-from queueing.latency.law import LatencyModel, parse_law
-from queueing.measurement.record import call_of
-from queueing.measurement.statistics import mean_interval
-from queueing.model import Model
-from queueing.simulation.experiment import draw_jobs
-from queueing.simulation.fast import draw_trace
-from queueing.simulation.fast import replay as rerun
-from queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
+from kendall.policies import Request, parse_policy
+from kendall.queueing.control.assess import Assessment, assess
+from kendall.queueing.distributions.token_distribution import TokenDistribution, parse_distribution
+from kendall.queueing.estimation.speed.batch_times import SLOT_ERROR
+from kendall.queueing.estimation.window.window import Snapshot, Window
+from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.latency.law import LatencyModel, parse_law
+from kendall.queueing.measurement.record import call_of
+from kendall.queueing.measurement.statistics import mean_interval
+from kendall.queueing.model import Model
+from kendall.queueing.simulation.experiment import draw_jobs
+from kendall.queueing.simulation.fast import draw_trace
+from kendall.queueing.simulation.fast import replay as rerun
+from kendall.queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
 from tests.queueing.estimation_runs import seen
 from tests.queueing.estimation_windows import snapshot_of_run, window_of
 from tests.server.harness import replay
@@ -61,7 +61,7 @@ MOST = FIRST * 2**9  # 10 GB
 @pytest.fixture(autouse=True)
 def no_check(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of the time of millions of requests, and judged elsewhere (test_checked)."""
-    monkeypatch.setattr("queueing.control.assess.check_window", lambda *_: None)
+    monkeypatch.setattr("kendall.queueing.control.assess.check_window", lambda *_: None)
 
 
 def model_of(policy: str, sequences: str | None = None) -> Model:

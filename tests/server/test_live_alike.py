@@ -16,15 +16,15 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from policies import Request
-from queueing.arrivals.processes import Poisson
-from queueing.control.assess import Assessment
-from queueing.distributions.token_distribution import TokenDistribution
-from queueing.measurement.record import call_of
-from queueing.measurement.statistics import mean_interval
-from queueing.simulation.experiment import draw_jobs
-from queueing.simulation.fast import draw_trace
-from queueing.simulation.fast import replay as rerun
+from kendall.policies import Request
+from kendall.queueing.arrivals.processes import Poisson
+from kendall.queueing.control.assess import Assessment
+from kendall.queueing.distributions.token_distribution import TokenDistribution
+from kendall.queueing.measurement.record import call_of
+from kendall.queueing.measurement.statistics import mean_interval
+from kendall.queueing.simulation.experiment import draw_jobs
+from kendall.queueing.simulation.fast import draw_trace
+from kendall.queueing.simulation.fast import replay as rerun
 from tests.queueing.estimation_windows import snapshot_of_run
 from tests.server.live_harness import CAPPED, looked, real_site, records_of, sent
 from tests.server.live_machine import block_speeds, moved

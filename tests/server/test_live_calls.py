@@ -12,7 +12,7 @@ import httpx
 import numpy as np
 import pytest
 
-from loadgen.gateway.gateway_process import GatewayProcess, free_port
+from kendall.loadgen.gateway.gateway_process import GatewayProcess, free_port
 from tests.server.live_harness import answered
 
 CALLS, RATE = 300, 60.0

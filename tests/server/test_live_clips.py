@@ -21,12 +21,12 @@ from typing import Any
 
 import pytest
 
-from policies import parse_policy
-from queueing.arrivals.processes import Poisson
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.estimation.window.producer import MOST
-from queueing.measurement.record import Record
-from queueing.prediction import predict
+from kendall.policies import parse_policy
+from kendall.queueing.arrivals.processes import Poisson
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.estimation.window.producer import MOST
+from kendall.queueing.measurement.record import Record
+from kendall.queueing.prediction import predict
 from tests.server.live_harness import (
     BOUND,
     PROMPTS,

@@ -12,15 +12,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from policies import parse_policy
-from queueing.control.assess import Assessment, assess
-from queueing.distributions.token_distribution import TokenDistribution, parse_distribution
-from queueing.estimation.window.window import Snapshot
-from queueing.estimation.window_queue import Limits
-from queueing.latency.law import parse_law
-from queueing.measurement.statistics import mean_interval
-from queueing.model import Model
-from queueing.simulation.experiment import simulate_run
+from kendall.policies import parse_policy
+from kendall.queueing.control.assess import Assessment, assess
+from kendall.queueing.distributions.token_distribution import TokenDistribution, parse_distribution
+from kendall.queueing.estimation.window.window import Snapshot
+from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.latency.law import parse_law
+from kendall.queueing.measurement.statistics import mean_interval
+from kendall.queueing.model import Model
+from kendall.queueing.simulation.experiment import simulate_run
 from tests.queueing.estimation_windows import snapshot_of_run
 from tests.server.stalled_runs import SHARE, stalled_run
 
@@ -53,7 +53,7 @@ RUNS, COUNT, LONG = (
 @pytest.fixture(autouse=True)
 def no_check(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of the time of millions of requests, and judged elsewhere (test_checked)."""
-    monkeypatch.setattr("queueing.control.assess.check_window", lambda *_: None)
+    monkeypatch.setattr("kendall.queueing.control.assess.check_window", lambda *_: None)
 
 
 def model_of(policy: str, lengths: str, sequences: str | None = None) -> Model:

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loadgen.gateway.gateway_process import GatewayProcess, free_port
-from queueing.arrivals.processes import Poisson
+from kendall.loadgen.gateway.gateway_process import GatewayProcess, free_port
+from kendall.queueing.arrivals.processes import Poisson
 from tests.server.live_harness import (
     CAPPED,
     PATIENCE,

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
-from server.gateway import Gateway
-from server.live import model, predicting
-from server.page.state import topics
+from kendall.server.gateway import Gateway
+from kendall.server.live import model, predicting
+from kendall.server.page.state import topics
 from tests.server.asgi import Call, call, running
 from tests.server.test_autopilot_manual import InThisProcess, loaded
 from tests.virtual_time import run_virtual

@@ -15,8 +15,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from server.runtime import log_writer, logs
-from server.runtime.log_writer import (
+from kendall.server.runtime import log_writer, logs
+from kendall.server.runtime.log_writer import (
     LINES_OF_A_KIND,
     PROMPT,
     QUEUE_BYTES,
@@ -25,7 +25,7 @@ from server.runtime.log_writer import (
     Repeats,
     write_all,
 )
-from server.telemetry.metrics import Metrics
+from kendall.server.telemetry.metrics import Metrics
 
 LONG = "x" * 10_000
 
@@ -188,7 +188,7 @@ def test_a_pipe_that_does_not_block_loses_nothing(pipe: Pipe) -> None:
 
 NOBODY_READS = """
 import logging, sys
-from server.runtime.logs import LogSettings, configure_logs, end_logs
+from kendall.server.runtime.logs import LogSettings, configure_logs, end_logs
 
 configure_logs(LogSettings(format="json"))
 for number in range(2000):
@@ -208,7 +208,7 @@ def test_a_process_whose_log_nobody_reads_ends() -> None:
 
 FORKS = """
 import logging, os
-from server.runtime.logs import LogSettings, configure_logs, end_logs
+from kendall.server.runtime.logs import LogSettings, configure_logs, end_logs
 
 configure_logs(LogSettings())
 logging.warning("the parent")

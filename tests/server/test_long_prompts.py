@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from queueing.latency.law import parse_law
-from server.engines.base import Capabilities
+from kendall.queueing.latency.law import parse_law
+from kendall.server.engines.base import Capabilities
 from tests.server.asgi import LAW, call, completion
 from tests.server.mortal import MortalEngine, faulty
 from tests.virtual_time import run_virtual

@@ -19,9 +19,9 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from loadgen.gateway.gateway_process import GatewayProcess
-from server.gateway import Gateway
-from server.runtime import garbage
+from kendall.loadgen.gateway.gateway_process import GatewayProcess
+from kendall.server.gateway import Gateway
+from kendall.server.runtime import garbage
 from tests.server.asgi import Call, completion, running
 from tests.server.counts import resident, tell
 from tests.server.processes import gateway

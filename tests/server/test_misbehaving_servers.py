@@ -11,7 +11,7 @@ from collections import Counter
 
 import pytest
 
-from server.operations import serving
+from kendall.server.operations import serving
 from tests.server.asgi import Call
 from tests.server.passing_gateway import before
 from tests.server.upstream_stub import Asked, Stub, answers, play, streams

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policies.text import SpecError
-from server.engines import hugging_face
-from server.engines.base import EngineStartError
-from server.engines.checkouts import write_weights
-from server.engines.vllm.engine import VllmEngine
+from kendall.policies.text import SpecError
+from kendall.server.engines import hugging_face
+from kendall.server.engines.base import EngineStartError
+from kendall.server.engines.checkouts import write_weights
+from kendall.server.engines.vllm.engine import VllmEngine
 
 LLAMA = [f"model.layers.{layer}.mlp.up_proj.weight" for layer in range(30)]
 

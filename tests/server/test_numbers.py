@@ -7,7 +7,7 @@ from collections import deque
 import numpy as np
 import pytest
 
-from server.live.numbers import Numbers
+from kendall.server.live.numbers import Numbers
 
 
 def test_it_is_a_deque_whatever_is_appended_and_taken() -> None:

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from policies import Request, parse_policy
-from queueing.latency.law import LatencyModel
-from queueing.simulation.fast import Trace, draw_trace
-from server.queue.observers import Observer
-from server.queue.sequence import Batch
-from server.telemetry.cost.instruments import GATHERED, Histogram
-from server.telemetry.metrics import Metrics
+from kendall.policies import Request, parse_policy
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.simulation.fast import Trace, draw_trace
+from kendall.server.queue.observers import Observer
+from kendall.server.queue.sequence import Batch
+from kendall.server.telemetry.cost.instruments import GATHERED, Histogram
+from kendall.server.telemetry.metrics import Metrics
 from tests.queueing.test_token_gaps import LAW, model, walked
 from tests.server.harness import replay
 from tests.virtual_time import run_virtual

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from server.queue.observers import Observers
+from kendall.server.queue.observers import Observers
 
 EVENTS: dict[str, tuple[Any, ...]] = {
     "on_arrival": (object(),),

@@ -14,10 +14,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from server.engines.base import EngineStartError
-from server.engines.http.engine import HttpEngine
-from server.engines.http.pool import ASSUMED_CONTEXT, HttpOptions
-from server.engines.http.upstream import EVERY
+from kendall.server.engines.base import EngineStartError
+from kendall.server.engines.http.engine import HttpEngine
+from kendall.server.engines.http.pool import ASSUMED_CONTEXT, HttpOptions
+from kendall.server.engines.http.upstream import EVERY
 from tests.server.passing_gateway import Before, before
 from tests.server.upstream_stub import USAGE, Asked, Stub, answers, frame, in_turn, play, up
 from tests.serving import self_signed

@@ -10,9 +10,9 @@ import math
 import numpy as np
 import pytest
 
-from policies import Request, parse_policy
-from queueing.latency.law import LatencyModel, parse_law
-from queueing.measurement.record import Record
+from kendall.policies import Request, parse_policy
+from kendall.queueing.latency.law import LatencyModel, parse_law
+from kendall.queueing.measurement.record import Record
 from tests.server.harness import driven_by_both, replay
 from tests.virtual_time import run_virtual
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from policies import SpecError
-from policies.registry import use_modules
-from server.page.state import topics
-from server.queue.decision_loop import FAULTY
+from kendall.policies import SpecError
+from kendall.policies.registry import use_modules
+from kendall.server.page.state import topics
+from kendall.server.queue.decision_loop import FAULTY
 from tests.policies.outside import SHORTEST, installed, module, nothing_known
 from tests.server.asgi import Call, call, completion, running
 from tests.server.test_http import counted
@@ -144,7 +144,7 @@ def test_a_policy_that_fails_now_and_then_stays(tmp_path: Any) -> None:
     )
 
     async def main() -> None:
-        from policies import registry
+        from kendall.policies import registry
 
         (found,) = registry._modules.values()
         decide: Any = found["shortest"].decide

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from schemathesis import Case, GenerationMode
 
 from bench.gateway_cost.servers import small_vllm
-from loadgen.gateway.gateway_process import GatewayProcess, free_port
-from server.http.proxied.endpoints import ENDPOINTS, RELAYED
+from kendall.loadgen.gateway.gateway_process import GatewayProcess, free_port
+from kendall.server.http.proxied.endpoints import ENDPOINTS, RELAYED
 from tests.server.counts import tell
 from tests.serving import started
 

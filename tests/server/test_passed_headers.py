@@ -9,8 +9,8 @@ from fastapi import FastAPI
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.http.proxied.call import passed_headers
-from server.runtime.passed_headers import text_of, written
+from kendall.server.http.proxied.call import passed_headers
+from kendall.server.runtime.passed_headers import text_of, written
 from tests.server.asgi import Call
 from tests.server.passing_gateway import Before, before
 from tests.server.upstream_stub import Asked, Stub, answers, play, streams

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from server.engines.base import Token
-from server.engines.proxied import Answered, Refused
-from server.queue.continuing import detach
-from server.queue.observers import Observer
-from server.queue.proxied import BEGUN
+from kendall.server.engines.base import Token
+from kendall.server.engines.proxied import Answered, Refused
+from kendall.server.queue.continuing import detach
+from kendall.server.queue.observers import Observer
+from kendall.server.queue.proxied import BEGUN
 from tests.server.passed import Desk, Scripted, passed
 from tests.virtual_time import run_virtual
 

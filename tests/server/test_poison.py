@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from queueing.latency.law import parse_law
-from server.engines.base import EngineRequest, TokenStream
-from server.queue.poison import LOOK, REFUSED_FOR, TRIAL_TOKENS
-from server.queue.proof import LIMIT
-from server.supervision.restarts import RestartBudget
-from server.supervision.settings import SupervisionSettings
+from kendall.queueing.latency.law import parse_law
+from kendall.server.engines.base import EngineRequest, TokenStream
+from kendall.server.queue.poison import LOOK, REFUSED_FOR, TRIAL_TOKENS
+from kendall.server.queue.proof import LIMIT
+from kendall.server.supervision.restarts import RestartBudget
+from kendall.server.supervision.settings import SupervisionSettings
 from tests.server.asgi import LAW, Call, call, completion
 from tests.server.counts import tell
 from tests.server.mortal import MortalEngine, SilentOnProofs, faulty, words

@@ -19,25 +19,25 @@ from typing import Any
 import pytest
 import uvloop
 
-from policies import SpecError, parse_policy
-from policies.text import counted
-from queueing.choosing.forecast import Setting
-from queueing.errors import UnstableQueueError
-from queueing.estimation.estimates import estimate
-from queueing.estimation.window.producer import WindowProducer
-from server.calibration.idle_probes import _niced
-from server.live import predicting
-from server.live import predictor as predictor_module
-from server.live.predictor import (
+from kendall.policies import SpecError, parse_policy
+from kendall.policies.text import counted
+from kendall.queueing.choosing.forecast import Setting
+from kendall.queueing.errors import UnstableQueueError
+from kendall.queueing.estimation.estimates import estimate
+from kendall.queueing.estimation.window.producer import WindowProducer
+from kendall.server.calibration.idle_probes import _niced
+from kendall.server.live import predicting
+from kendall.server.live import predictor as predictor_module
+from kendall.server.live.predictor import (
     SIZE_BYTES,
     Ask,
     Predictor,
     PredictorLostError,
     waited_for_processor,
 )
-from server.live.predictor_process import _failure
-from server.live.question import Question
-from server.runtime.pools import end_at_once
+from kendall.server.live.predictor_process import _failure
+from kendall.server.live.question import Question
+from kendall.server.runtime.pools import end_at_once
 from tests.eventually import eventually, eventually_here
 from tests.queueing.estimation_runs import LAW, Engine, poisson, seen, serve
 from tests.queueing.speed_hours import SIGMA, TAU, cells
@@ -45,7 +45,7 @@ from tests.virtual_time import run_virtual
 
 ASKS = """
 import asyncio
-from server.live.predictor import Predictor
+from kendall.server.live.predictor import Predictor
 
 async def main():
     predictor = Predictor()

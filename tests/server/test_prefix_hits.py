@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies import Request, SpecError, parse_policy
-from queueing.control.assess import Assessment, assess
-from queueing.estimation.speed.batch_times import SLOT_ERROR
-from queueing.estimation.window.window import Window
-from queueing.estimation.window_queue import Limits
-from queueing.latency.law import parse_law
-from queueing.measurement.record import Record
-from server.engines.emulated import EmulatedEngine
-from server.engines.prefix_cache import BLOCK, PrefixCache
+from kendall.policies import Request, SpecError, parse_policy
+from kendall.queueing.control.assess import Assessment, assess
+from kendall.queueing.estimation.speed.batch_times import SLOT_ERROR
+from kendall.queueing.estimation.window.window import Window
+from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.latency.law import parse_law
+from kendall.queueing.measurement.record import Record
+from kendall.server.engines.emulated import EmulatedEngine
+from kendall.server.engines.prefix_cache import BLOCK, PrefixCache
 from tests.server.asgi import LAW
 from tests.server.harness import replay
 from tests.virtual_time import run_virtual

@@ -17,13 +17,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies import Request, parse_policy
-from queueing.latency.law import parse_law
-from queueing.measurement.record import Record
-from server.engines.prefix_cache import BLOCK
-from server.engines.proxied import ProxiedCall
-from server.queue.prefixes import BLOCK_BYTES, BLOCKS, PrefixMatches, prefix_keys
-from server.queue.sequence import SequenceState
+from kendall.policies import Request, parse_policy
+from kendall.queueing.latency.law import parse_law
+from kendall.queueing.measurement.record import Record
+from kendall.server.engines.prefix_cache import BLOCK
+from kendall.server.engines.proxied import ProxiedCall
+from kendall.server.queue.prefixes import BLOCK_BYTES, BLOCKS, PrefixMatches, prefix_keys
+from kendall.server.queue.sequence import SequenceState
 from tests.server.asgi import call, running
 from tests.server.harness import driven_by_both, engine_request_of, ones, replay
 from tests.server.passed import Desk, Scripted, passed

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from starlette.requests import ClientDisconnect
 
-from policies import SpecError
-from server.live.predictor import PredictorLostError
-from server.live.questions import Questions
-from server.runtime.errors import ApiError
+from kendall.policies import SpecError
+from kendall.server.live.predictor import PredictorLostError
+from kendall.server.live.questions import Questions
+from kendall.server.runtime.errors import ApiError
 from tests.server.asgi import Call, call, running
 from tests.virtual_time import run_virtual
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
-from queueing.choosing.advice.rates import rate_sentences
-from queueing.estimation.assumptions.assumption import Assumption
-from server.gateway import Gateway
-from server.live import model, predicting
+from kendall.queueing.choosing.advice.rates import rate_sentences
+from kendall.queueing.estimation.assumptions.assumption import Assumption
+from kendall.server.gateway import Gateway
+from kendall.server.live import model, predicting
 from tests.server.asgi import Call
 from tests.server.test_autopilot_manual import InThisProcess
 from tests.server.test_load_balancer import asked, serving

@@ -19,9 +19,9 @@ from typing import Any
 
 import pytest
 
-from loadgen.gateway.gateway_process import GatewayError, GatewayProcess
-from queueing.measurement.record import read_run
-from server.engines.vllm.process import descendants
+from kendall.loadgen.gateway.gateway_process import GatewayError, GatewayProcess
+from kendall.queueing.measurement.record import read_run
+from kendall.server.engines.vllm.process import descendants
 from tests.server.counts import outcomes, tell
 from tests.server.marked_gateway import LOST, POISON, MarkedGateway
 from tests.server.processes import (

@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from loadgen.gateway.gateway_process import GatewayProcess
+from kendall.loadgen.gateway.gateway_process import GatewayProcess
 from tests.eventually import eventually
 from tests.server.processes import gateway
 from tests.serving import started

@@ -17,11 +17,11 @@ from typing import Any
 import httpx
 import pytest
 
-from loadgen.gateway.gateway_process import GatewayProcess, free_port
-from queueing.errors import CommandError
-from server.engines.smollm2 import make_smollm2
-from server.engines.tiny import make_tiny
-from server.engines.vllm.machine import Machine
+from kendall.loadgen.gateway.gateway_process import GatewayProcess, free_port
+from kendall.queueing.errors import CommandError
+from kendall.server.engines.smollm2 import make_smollm2
+from kendall.server.engines.tiny import make_tiny
+from kendall.server.engines.vllm.machine import Machine
 from tests.serving import started
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(900)]

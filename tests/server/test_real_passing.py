@@ -16,8 +16,8 @@ import httpx
 import pytest
 
 from bench.gateway_cost.servers import Server, small_vllm
-from loadgen.gateway.gateway_process import GatewayProcess, free_port
-from queueing.measurement.record import read_run
+from kendall.loadgen.gateway.gateway_process import GatewayProcess, free_port
+from kendall.queueing.measurement.record import read_run
 from tests.eventually import eventually
 from tests.serving import started
 

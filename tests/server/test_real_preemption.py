@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from fastapi import FastAPI
 
-from server.engines.tiny import make_tiny
-from server.engines.vllm.engine import VllmEngine, prepare
-from server.gateway import Gateway
-from server.http.app import create_app
-from server.settings import Settings
+from kendall.server.engines.tiny import make_tiny
+from kendall.server.engines.vllm.engine import VllmEngine, prepare
+from kendall.server.gateway import Gateway
+from kendall.server.http.app import create_app
+from kendall.server.settings import Settings
 from tests.server.asgi import FOR_THE_RUN, Call, completion
 from tests.server.counts import tell
 from tests.server.harness import Collector

@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
-from queueing.measurement.record import Record
-from server.engines.base import EngineRequest, TokenStream
-from server.engines.tiny import make_tiny
-from server.engines.vllm.engine import VllmEngine, prepare
-from server.gateway import Gateway
-from server.http.app import create_app
-from server.settings import Settings
-from server.supervision.settings import SupervisionSettings
+from kendall.queueing.measurement.record import Record
+from kendall.server.engines.base import EngineRequest, TokenStream
+from kendall.server.engines.tiny import make_tiny
+from kendall.server.engines.vllm.engine import VllmEngine, prepare
+from kendall.server.gateway import Gateway
+from kendall.server.http.app import create_app
+from kendall.server.settings import Settings
+from kendall.server.supervision.settings import SupervisionSettings
 from tests.eventually import eventually
 from tests.server.asgi import FOR_THE_RUN, Call, call, completion
 from tests.server.counts import tell

@@ -19,9 +19,9 @@ from pathlib import Path
 import pytest
 
 from bench.gateway_cost.servers import Server, small_vllm
-from loadgen.gateway.gateway_process import GatewayProcess, free_port
-from queueing.measurement.record import Record, read_run
-from server.engines.vllm.process import descendants
+from kendall.loadgen.gateway.gateway_process import GatewayProcess, free_port
+from kendall.queueing.measurement.record import Record, read_run
+from kendall.server.engines.vllm.process import descendants
 from tests.server.counts import outcomes, tell
 from tests.server.processes import ClosedLoop, SocketCall, command, gateway, stream_text
 

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from queueing.estimation.window.producer import CallGroups
-from server.live.activity import RecentArrivals
-from server.page.state import COLUMNS, row
+from kendall.queueing.estimation.window.producer import CallGroups
+from kendall.server.live.activity import RecentArrivals
+from kendall.server.page.state import COLUMNS, row
 from tests.server.asgi import call, completion, running
 from tests.virtual_time import run_virtual
 

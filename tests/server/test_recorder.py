@@ -17,13 +17,13 @@ from pathlib import Path
 import pytest
 
 import kendall.cli
-from loadgen.gateway.gateway_process import GatewayProcess, free_port
-from policies import SpecError
-from queueing.measurement.paths import check_writable
-from queueing.measurement.record import Header, Record, read_run, to_line
-from server.operations import cli, serving
-from server.telemetry import recorder
-from server.telemetry.recorder import Recorder
+from kendall.loadgen.gateway.gateway_process import GatewayProcess, free_port
+from kendall.policies import SpecError
+from kendall.queueing.measurement.paths import check_writable
+from kendall.queueing.measurement.record import Header, Record, read_run, to_line
+from kendall.server.operations import cli, serving
+from kendall.server.telemetry import recorder
+from kendall.server.telemetry.recorder import Recorder
 from tests.eventually import eventually_here
 from tests.server.asgi import LAW, call, completion, running
 from tests.server.processes import SocketCall

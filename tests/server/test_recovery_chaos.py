@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from queueing.latency.law import parse_law
-from server.supervision import restarts
-from server.supervision.settings import SupervisionSettings
+from kendall.queueing.latency.law import parse_law
+from kendall.server.supervision import restarts
+from kendall.server.supervision.settings import SupervisionSettings
 from tests.server.asgi import LAW, Call, call
 from tests.server.counts import tell
 from tests.server.mortal import faulty, words

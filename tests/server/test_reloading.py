@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 
 import kendall.cli
-from policies import SpecError
-from server.admission.limits import OverloadSettings
-from server.operations import cli, serving
-from server.operations.reloading import Reloader, differences
-from server.security.keys import read_keys
-from server.security.settings import SecuritySettings, TlsSettings
-from server.settings import Settings
+from kendall.policies import SpecError
+from kendall.server.admission.limits import OverloadSettings
+from kendall.server.operations import cli, serving
+from kendall.server.operations.reloading import Reloader, differences
+from kendall.server.security.keys import read_keys
+from kendall.server.security.settings import SecuritySettings, TlsSettings
+from kendall.server.settings import Settings
 from tests.eventually import LIMIT, eventually
 from tests.server.asgi import Call, call, completion, running
 from tests.server.processes import SocketCall, gateway

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from server.http import bounds as protocol
-from server.http.bounds import (
+from kendall.server.http import bounds as protocol
+from kendall.server.http.bounds import (
     ANSWERED_BYTES,
     CHUNK_FRAMING,
     MAX_HEAD_BYTES,

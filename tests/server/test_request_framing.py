@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import uvloop
 
-from server.http import bounds as protocol
-from server.http.bounds import ANSWERED_BYTES, MAX_HEAD_BYTES, LimitedProtocol
+from kendall.server.http import bounds as protocol
+from kendall.server.http.bounds import ANSWERED_BYTES, MAX_HEAD_BYTES, LimitedProtocol
 from tests.serving import on_a_socket
 
 ANSWERED_TIMEOUT = 0.4

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import uvloop
 
-from server.http.bounds import MAX_HEAD_BYTES, MAX_HEADERS, LimitedProtocol
-from server.security.exposure import uvicorn_tls
-from server.security.settings import TlsSettings
+from kendall.server.http.bounds import MAX_HEAD_BYTES, MAX_HEADERS, LimitedProtocol
+from kendall.server.security.exposure import uvicorn_tls
+from kendall.server.security.settings import TlsSettings
 from tests.serving import on_a_socket, self_signed
 
 HEAD_TIMEOUT, BODY_TIMEOUT = 0.3, 0.6

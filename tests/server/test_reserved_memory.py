@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from policies.core import UNBOUNDED, Request
-from queueing.latency.law import parse_law
+from kendall.policies.core import UNBOUNDED, Request
+from kendall.queueing.latency.law import parse_law
 from tests.server.asgi import LAW, Call, completion
 from tests.server.mortal import MortalEngine, faulty
 from tests.virtual_time import run_virtual

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from server.queue.proxied import ELSEWHERE, UNDECIDED
+from kendall.server.queue.proxied import ELSEWHERE, UNDECIDED
 from tests.server.passed import Desk, Scripted
 from tests.virtual_time import run_virtual
 

@@ -8,10 +8,10 @@ import json
 
 import pytest
 
-from server.engines.base import Sampling
-from server.http.api.checked_call import sampling_of
-from server.http.api.schema import CompletionRequest
-from server.queue.continuing import resumable
+from kendall.server.engines.base import Sampling
+from kendall.server.http.api.checked_call import sampling_of
+from kendall.server.http.api.schema import CompletionRequest
+from kendall.server.queue.continuing import resumable
 from tests.server.sampling_kinds import EXACT, KEPT, SAMPLED, Body, named
 
 OTHER_NAMES = {"structured_outputs": "structured"}  # of a body: of the engine

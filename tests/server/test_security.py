@@ -19,21 +19,21 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from prometheus_client.parser import text_string_to_metric_families
 
+from kendall.policies import SpecError
+from kendall.queueing.choosing.objective import parse_slo
 from kendall.remote import is_loopback
-from policies import SpecError
-from queueing.choosing.objective import parse_slo
-from server.http.bodies import most_containers
-from server.page.assets import load_assets
-from server.runtime.errors import ApiError
-from server.runtime.wording import public
-from server.security.cors import read_origins
-from server.security.exposure import check_exposure, check_tls, warn_of
-from server.security.flags import KeyFlags, read_security
-from server.security.guard import CALLER, Guard
-from server.security.keys import Key, holder, read_keys
-from server.security.routes import ANTHROPIC, DECISIONS
-from server.security.settings import SecuritySettings, TlsSettings
-from server.telemetry.metrics import MAX_POLICIES
+from kendall.server.http.bodies import most_containers
+from kendall.server.page.assets import load_assets
+from kendall.server.runtime.errors import ApiError
+from kendall.server.runtime.wording import public
+from kendall.server.security.cors import read_origins
+from kendall.server.security.exposure import check_exposure, check_tls, warn_of
+from kendall.server.security.flags import KeyFlags, read_security
+from kendall.server.security.guard import CALLER, Guard
+from kendall.server.security.keys import Key, holder, read_keys
+from kendall.server.security.routes import ANTHROPIC, DECISIONS
+from kendall.server.security.settings import SecuritySettings, TlsSettings
+from kendall.server.telemetry.metrics import MAX_POLICIES
 from tests.server.asgi import Call, call, completion, running
 from tests.serving import self_signed
 from tests.virtual_time import run_virtual
@@ -288,7 +288,7 @@ def test_only_digests_are_kept_and_all_are_compared(monkeypatch: pytest.MonkeyPa
     assert API not in repr(SecuritySettings(api_keys=API_KEYS))
     compared: list[bytes] = []
     monkeypatch.setattr(
-        "server.security.keys.hmac.compare_digest",
+        "kendall.server.security.keys.hmac.compare_digest",
         lambda given, kept: compared.append(kept) or given == kept,
     )
     assert holder(API_KEYS, API.encode()) is API_KEYS[0]
@@ -944,7 +944,7 @@ def test_a_calibration_that_measured_too_little_is_refused_with_what_to_do() -> 
 def test_prompts_are_logged_only_where_it_is_asked_for(
     prompts: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from server.runtime.logs import LogSettings
+    from kendall.server.runtime.logs import LogSettings
 
     async def main() -> None:
         async with running(logs=LogSettings(prompts=prompts)) as (app, gateway):

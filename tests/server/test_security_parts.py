@@ -14,24 +14,24 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
-from policies import SpecError
-from server.engines.base import Structured
-from server.http import bounds as protocol
-from server.http.api.checked_call import check_form_size, check_prompt
-from server.http.bounds import (
+from kendall.policies import SpecError
+from kendall.server.engines.base import Structured
+from kendall.server.http import bounds as protocol
+from kendall.server.http.api.checked_call import check_form_size, check_prompt
+from kendall.server.http.bounds import (
     LimitedProtocol,
 )
-from server.runtime.errors import ApiError
-from server.runtime.wording import brief, excerpt, public
-from server.security import audit
-from server.security.audit import LINES, AuditTrail
-from server.security.cors import cors, read_origins
-from server.security.denials import NO_KEY, REASONS
-from server.security.exposure import no_password, uvicorn_tls, warn_of
-from server.security.flags import KeyFlags, read_security
-from server.security.guard import Guard
-from server.security.keys import holder, read_keys
-from server.security.settings import SecuritySettings, TlsSettings
+from kendall.server.runtime.errors import ApiError
+from kendall.server.runtime.wording import brief, excerpt, public
+from kendall.server.security import audit
+from kendall.server.security.audit import LINES, AuditTrail
+from kendall.server.security.cors import cors, read_origins
+from kendall.server.security.denials import NO_KEY, REASONS
+from kendall.server.security.exposure import no_password, uvicorn_tls, warn_of
+from kendall.server.security.flags import KeyFlags, read_security
+from kendall.server.security.guard import Guard
+from kendall.server.security.keys import holder, read_keys
+from kendall.server.security.settings import SecuritySettings, TlsSettings
 from tests.virtual_time import run_virtual
 
 KEYS = read_keys("--api-key", ["sk-client-0123456789"], None)

@@ -11,17 +11,17 @@ import msgspec
 import numpy as np
 import pytest
 
-from policies import Policy, Request, parse_policy
-from queueing.estimation.assumptions.checks import SelfCheck
-from queueing.latency.law import LatencyModel
-from queueing.measurement.record import Record
-from server.engines.emulated import EmulatedEngine
-from server.live import self_checks
-from server.live.activity import BusyTime
-from server.live.self_checks import WIDTH, SelfChecks
-from server.queue.batcher import Batcher
-from server.queue.observers import Observer
-from server.queue.sequence import Batch, SequenceState
+from kendall.policies import Policy, Request, parse_policy
+from kendall.queueing.estimation.assumptions.checks import SelfCheck
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.measurement.record import Record
+from kendall.server.engines.emulated import EmulatedEngine
+from kendall.server.live import self_checks
+from kendall.server.live.activity import BusyTime
+from kendall.server.live.self_checks import WIDTH, SelfChecks
+from kendall.server.queue.batcher import Batcher
+from kendall.server.queue.observers import Observer
+from kendall.server.queue.sequence import Batch, SequenceState
 from tests.server.harness import Immediate, engine_request_of
 from tests.virtual_time import VirtualTimeLoop, run_virtual
 

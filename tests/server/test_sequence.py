@@ -8,14 +8,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from policies import Request, parse_policy
-from queueing.latency.law import LatencyModel
-from server.engines.base import EngineEnd, Token, TokenStream
-from server.engines.emulated import EmulatedEngine
-from server.queue.batcher import Batcher
-from server.queue.continuing import interrupted, listen
-from server.queue.proxied import sequence_of
-from server.queue.sequence import SequenceState
+from kendall.policies import Request, parse_policy
+from kendall.queueing.latency.law import LatencyModel
+from kendall.server.engines.base import EngineEnd, Token, TokenStream
+from kendall.server.engines.emulated import EmulatedEngine
+from kendall.server.queue.batcher import Batcher
+from kendall.server.queue.continuing import interrupted, listen
+from kendall.server.queue.proxied import sequence_of
+from kendall.server.queue.sequence import SequenceState
 from tests.server.harness import Collector, Immediate, engine_request_of
 from tests.virtual_time import run_virtual
 

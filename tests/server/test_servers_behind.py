@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 import kendall.cli
-from policies import SpecError
-from server.admission.limits import OverloadSettings
-from server.engines.http.engine import HttpEngine
-from server.engines.proxied import server_url, server_urls
-from server.operations.reloading import differences
-from server.operations.servers_behind import check_http, http_engine
-from server.operations.serving import choose_engine
-from server.settings import Settings
+from kendall.policies import SpecError
+from kendall.server.admission.limits import OverloadSettings
+from kendall.server.engines.http.engine import HttpEngine
+from kendall.server.engines.proxied import server_url, server_urls
+from kendall.server.operations.reloading import differences
+from kendall.server.operations.servers_behind import check_http, http_engine
+from kendall.server.operations.serving import choose_engine
+from kendall.server.settings import Settings
 
 URL = "http://localhost:8000"
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from policies import Request
-from queueing.latency.law import LatencyModel, parse_law
-from server.supervision.progress import FEW, TOKENS, UNKNOWN, WHOLE, SilenceLimits
-from server.supervision.settings import SupervisionSettings
+from kendall.policies import Request
+from kendall.queueing.latency.law import LatencyModel, parse_law
+from kendall.server.supervision.progress import FEW, TOKENS, UNKNOWN, WHOLE, SilenceLimits
+from kendall.server.supervision.settings import SupervisionSettings
 from tests.server.passing_gateway import CHAT, before
 from tests.server.upstream_stub import Asked, Stub, answers, frame, hangs, in_turn, play, streams
 

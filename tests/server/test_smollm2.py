@@ -17,10 +17,10 @@ import numpy.typing as npt
 import pytest
 from tokenizers import Tokenizer, pre_tokenizers
 
-from policies.text import SpecError
-from queueing.errors import CommandError
-from server.engines import hugging_face, smollm2
-from server.engines.gguf import Gguf
+from kendall.policies.text import SpecError
+from kendall.queueing.errors import CommandError
+from kendall.server.engines import hugging_face, smollm2
+from kendall.server.engines.gguf import Gguf
 from tests.server.gguf_file import F32, gguf_file
 
 HEADS, KV_HEADS, HEAD, HIDDEN = 2, 1, 4, 8

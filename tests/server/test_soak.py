@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loadgen.gateway.gateway_process import GatewayProcess
-from queueing.latency.law import parse_law
-from server.engines.vllm.process import descendants
-from server.page import history
+from kendall.loadgen.gateway.gateway_process import GatewayProcess
+from kendall.queueing.latency.law import parse_law
+from kendall.server.engines.vllm.process import descendants
+from kendall.server.page import history
 from tests.server.asgi import LAW, call
 from tests.server.counts import outcomes, resident, tell
 from tests.server.mortal import MortalEngine, faulty

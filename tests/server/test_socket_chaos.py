@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loadgen.gateway.gateway_process import GatewayProcess, free_port
-from queueing.measurement.record import Record, read_run
+from kendall.loadgen.gateway.gateway_process import GatewayProcess, free_port
+from kendall.queueing.measurement.record import Record, read_run
 from tests.eventually import eventually
 from tests.server.counts import outcomes as ended
 from tests.server.counts import resident, tell

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from queueing.latency.law import parse_law
-from server.gateway import Gateway
-from server.supervision.settings import SupervisionSettings
+from kendall.queueing.latency.law import parse_law
+from kendall.server.gateway import Gateway
+from kendall.server.supervision.settings import SupervisionSettings
 from tests.server.asgi import LAW, Call, call, completion
 from tests.server.mortal import Forgetful, MortalEngine, faulty, words
 from tests.virtual_time import run_virtual

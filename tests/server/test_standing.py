@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from server.engines.http.standing import (
+from kendall.server.engines.http.standing import (
     FEW,
     FIRST_ASIDE,
     FORGOTTEN,

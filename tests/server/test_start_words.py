@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from server.engines.base import InvalidPromptError
-from server.engines.vllm.engine import start_message, warn_without_template
-from server.engines.vllm.process import ERROR_FILE
+from kendall.server.engines.base import InvalidPromptError
+from kendall.server.engines.vllm.engine import start_message, warn_without_template
+from kendall.server.engines.vllm.process import ERROR_FILE
 
 LONG = "size mismatch for layer 0, " * 300
 

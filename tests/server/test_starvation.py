@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from policies import Request, parse_policy
-from queueing.latency.law import LatencyModel
-from queueing.measurement.record import Record
+from kendall.policies import Request, parse_policy
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.measurement.record import Record
 from tests.server.harness import replay
 from tests.virtual_time import run_virtual
 

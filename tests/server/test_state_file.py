@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from policies import SpecError
-from queueing.latency.law import parse_law
-from queueing.latency.profile import Profile
-from server.engines.emulated import EmulatedEngine
-from server.gateway import Gateway
-from server.live.state_file import SCHEMA_VERSION, check_state_file, load_state, save_state
-from server.settings import Settings
+from kendall.policies import SpecError
+from kendall.queueing.latency.law import parse_law
+from kendall.queueing.latency.profile import Profile
+from kendall.server.engines.emulated import EmulatedEngine
+from kendall.server.gateway import Gateway
+from kendall.server.live.state_file import SCHEMA_VERSION, check_state_file, load_state, save_state
+from kendall.server.settings import Settings
 
 GIVEN = parse_law("k1=1e-3,k2=2e-3,k3=0,k4=1e-3")
 OURS: dict[str, Any] = {"engine": "vllm", "model": "tiny", "max_num_seqs": 64, "servers": 1}
@@ -109,7 +109,7 @@ def test_one_that_cannot_be_renamed_is_said(
     def refused(_: Path) -> Path:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("server.live.state_file.put_aside", refused)
+    monkeypatch.setattr("kendall.server.live.state_file.put_aside", refused)
     assert load_state(path, OURS | {"servers": 2}) is None
     assert "cannot rename it: [Errno 13] Permission denied" in caplog.text
 

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from server.http.api.openapi import STATUSES
-from server.runtime.errors import DROPPED_REASON, MAX_RETRY_AFTER, ApiError
+from kendall.server.http.api.openapi import STATUSES
+from kendall.server.runtime.errors import DROPPED_REASON, MAX_RETRY_AFTER, ApiError
 from tests.server.asgi import call, completion, running
 from tests.server.statuses import ROWS, WIRE_ROWS, Row, WireRow
 from tests.virtual_time import run_virtual

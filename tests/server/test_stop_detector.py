@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.engines.base import Sampling, Token
-from server.queue.stop_detector import StopDetector
+from kendall.server.engines.base import Sampling, Token
+from kendall.server.queue.stop_detector import StopDetector
 
 EOS = frozenset({0})
 

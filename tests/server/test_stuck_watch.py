@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from policies import Request, Running
-from queueing.latency.law import LatencyModel
-from server.queue.sequence import SequenceState
-from server.runtime.background import going_on
-from server.supervision.progress import StuckWatch
+from kendall.policies import Request, Running
+from kendall.queueing.latency.law import LatencyModel
+from kendall.server.queue.sequence import SequenceState
+from kendall.server.runtime.background import going_on
+from kendall.server.supervision.progress import StuckWatch
 from tests.virtual_time import run_virtual
 
 LAW = LatencyModel(k1=0.01, k2=0.5, k3=0.02, k4=0.1, kp=0.001)

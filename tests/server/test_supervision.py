@@ -12,9 +12,9 @@ from typing import cast
 
 import pytest
 
-from policies import Request, Running
-from server.engines.base import EngineRequest, Sampling, Structured
-from server.engines.vllm.watch import (
+from kendall.policies import Request, Running
+from kendall.server.engines.base import EngineRequest, Sampling, Structured
+from kendall.server.engines.vllm.watch import (
     IDLE_PING_EVERY,
     PING,
     PING_EVERY,
@@ -23,10 +23,15 @@ from server.engines.vllm.watch import (
     Patience,
     how_it_ended,
 )
-from server.queue.batcher import Batcher
-from server.queue.continuing import stateful, way_to_continue
-from server.supervision.progress import FORM_TIMES, Stillness, StuckWatch
-from server.supervision.restarts import LONGEST_WAIT, MOST_OVERDUE, SOUND_LIFE, RestartBudget
+from kendall.server.queue.batcher import Batcher
+from kendall.server.queue.continuing import stateful, way_to_continue
+from kendall.server.supervision.progress import FORM_TIMES, Stillness, StuckWatch
+from kendall.server.supervision.restarts import (
+    LONGEST_WAIT,
+    MOST_OVERDUE,
+    SOUND_LIFE,
+    RestartBudget,
+)
 from tests.virtual_time import run_virtual
 
 SEED = {"seed": 1}

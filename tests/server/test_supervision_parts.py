@@ -14,22 +14,22 @@ from typing import Any
 
 import pytest
 
-from policies import Request
-from server.engines.base import EngineRequest, Sampling, Token
-from server.queue import poison, proof
-from server.queue.continuing import DIFFERS, Replay, listener, prepare
-from server.queue.poison import LOOK, MOST_REFUSED, TRIAL_TOKENS, RejectedPrompts, Trials
-from server.queue.proof import Proof
-from server.queue.recovery import LOSSES, ServerTrials
-from server.runtime.errors import ApiError
-from server.supervision import progress, restarts, supervisor
-from server.supervision.bounded import OverdueError, UnendingError, within
-from server.supervision.deadlines import FIRST_TOKEN, WHOLE, Deadlines, Timeouts
-from server.supervision.lifecycle import EngineState, Lifecycle
-from server.supervision.progress import on_still
-from server.supervision.restarts import RestartBudget
-from server.supervision.settings import SupervisionSettings
-from server.supervision.tokenizer import MOST_AT_ONCE, RestartSafeTokenizer
+from kendall.policies import Request
+from kendall.server.engines.base import EngineRequest, Sampling, Token
+from kendall.server.queue import poison, proof
+from kendall.server.queue.continuing import DIFFERS, Replay, listener, prepare
+from kendall.server.queue.poison import LOOK, MOST_REFUSED, TRIAL_TOKENS, RejectedPrompts, Trials
+from kendall.server.queue.proof import Proof
+from kendall.server.queue.recovery import LOSSES, ServerTrials
+from kendall.server.runtime.errors import ApiError
+from kendall.server.supervision import progress, restarts, supervisor
+from kendall.server.supervision.bounded import OverdueError, UnendingError, within
+from kendall.server.supervision.deadlines import FIRST_TOKEN, WHOLE, Deadlines, Timeouts
+from kendall.server.supervision.lifecycle import EngineState, Lifecycle
+from kendall.server.supervision.progress import on_still
+from kendall.server.supervision.restarts import RestartBudget
+from kendall.server.supervision.settings import SupervisionSettings
+from kendall.server.supervision.tokenizer import MOST_AT_ONCE, RestartSafeTokenizer
 from tests.virtual_time import run_virtual
 
 

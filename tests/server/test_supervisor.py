@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from server.engines.base import EngineStartError, InvalidPromptError
-from server.runtime.errors import ApiError
-from server.supervision.settings import SupervisionSettings
-from server.supervision.supervisor import Supervisor
+from kendall.server.engines.base import EngineStartError, InvalidPromptError
+from kendall.server.runtime.errors import ApiError
+from kendall.server.supervision.settings import SupervisionSettings
+from kendall.server.supervision.supervisor import Supervisor
 from tests.virtual_time import run_virtual
 
 

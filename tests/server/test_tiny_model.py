@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from queueing.errors import CommandError
-from server.engines import tiny
+from kendall.queueing.errors import CommandError
+from kendall.server.engines import tiny
 
 
 @pytest.fixture(scope="module")

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from policies import SpecError
-from server.engines.proxied import ProxiedCall, in_trace
-from server.runtime.logs import JsonFormatter
-from server.settings import Settings
+from kendall.policies import SpecError
+from kendall.server.engines.proxied import ProxiedCall, in_trace
+from kendall.server.runtime.logs import JsonFormatter
+from kendall.server.settings import Settings
 from tests.server.asgi import Call, call, running
 from tests.server.passing_gateway import before
 from tests.server.upstream_stub import MODEL, Stub, sockets
@@ -26,7 +26,7 @@ pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from server.telemetry import tracing
+from kendall.server.telemetry import tracing
 
 COMPLETIONS = "/v1/completions"
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

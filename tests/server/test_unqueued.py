@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from server.admission.limits import OverloadSettings
-from server.engines.base import Engine
-from server.security.guard import Guard
-from server.security.keys import read_keys
+from kendall.server.admission.limits import OverloadSettings
+from kendall.server.engines.base import Engine
+from kendall.server.security.guard import Guard
+from kendall.server.security.keys import read_keys
 from tests.eventually import eventually
 from tests.server.asgi import FOR_THE_RUN, Call, call, completion, running
 from tests.server.openai_tools.fake import fronted

@@ -20,16 +20,16 @@ import pytest
 import uvicorn
 import uvloop
 
-from queueing.latency.law import LatencyModel, parse_law
-from queueing.measurement.record import Record
-from server.engines.emulated import EmulatedEngine
-from server.gateway import Gateway
-from server.http.app import create_app
-from server.http.arrival_timestamps import protocol_with
-from server.http.bounds import LimitedProtocol
-from server.security.settings import SecuritySettings
-from server.settings import Settings
-from server.supervision.settings import SupervisionSettings
+from kendall.queueing.latency.law import LatencyModel, parse_law
+from kendall.queueing.measurement.record import Record
+from kendall.server.engines.emulated import EmulatedEngine
+from kendall.server.gateway import Gateway
+from kendall.server.http.app import create_app
+from kendall.server.http.arrival_timestamps import protocol_with
+from kendall.server.http.bounds import LimitedProtocol
+from kendall.server.security.settings import SecuritySettings
+from kendall.server.settings import Settings
+from kendall.server.supervision.settings import SupervisionSettings
 from tests.eventually import eventually
 from tests.server import unruly
 from tests.server.counts import open_files, tell

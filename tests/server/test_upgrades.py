@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from server.http.arrival_timestamps import protocol_with
-from server.http.bounds import LimitedProtocol
+from kendall.server.http.arrival_timestamps import protocol_with
+from kendall.server.http.bounds import LimitedProtocol
 from tests.serving import on_a_socket
 
 UPGRADE = (

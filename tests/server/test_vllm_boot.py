@@ -20,11 +20,11 @@ from typing import Any
 
 import pytest
 
-from server.engines.vllm import boot as vllm_boot
-from server.engines.vllm import engine as vllm_engine
-from server.engines.vllm.boot import GIVEN_UP, Boot, Forks
-from server.engines.vllm.engine import VllmEngine
-from server.engines.vllm.process import descendants
+from kendall.server.engines.vllm import boot as vllm_boot
+from kendall.server.engines.vllm import engine as vllm_engine
+from kendall.server.engines.vllm.boot import GIVEN_UP, Boot, Forks
+from kendall.server.engines.vllm.engine import VllmEngine
+from kendall.server.engines.vllm.process import descendants
 from tests.server.processes import alive, gone
 
 
@@ -220,7 +220,7 @@ def test_stopping_the_engine_is_bounded_and_kills_it_where_vllm_does_not_end(
 LEFT = """
 import atexit, threading
 from kendall import cli
-from server.engines.vllm import boot as vllm_boot
+from kendall.server.engines.vllm import boot as vllm_boot
 
 atexit.register(print, "tidied up")
 threading.Thread(target=threading.Event().wait, name={name!r}, daemon=True).start()
@@ -261,7 +261,7 @@ def test_a_terminals_ctrl_c_reaches_the_gateway_alone() -> None:
     """
     script = """
 import contextlib, multiprocessing as mp, os, signal
-from server.engines.vllm import process as vllm_process
+from kendall.server.engines.vllm import process as vllm_process
 
 def engine(pipe):
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -306,7 +306,7 @@ def test_a_fork_server_of_before_gets_the_environment_of_the_engine(tmp_path: Pa
 import multiprocessing as mp, os
 from multiprocessing import forkserver
 forkserver.ensure_running()
-from server.engines.vllm import process as vllm_process
+from kendall.server.engines.vllm import process as vllm_process
 vllm_process._PRELOAD, vllm_process.on_cpu = [], lambda: False
 vllm_process.prepare()
 command = "echo $KENDALL_ENGINE_ERROR_FILE > {seen}"
@@ -348,7 +348,7 @@ class Vanishing:
 def test_a_process_that_ends_while_vllm_shuts_it_down_is_no_fault(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    from server.engines.vllm.core import Core as RealCore
+    from kendall.server.engines.vllm.core import Core as RealCore
 
     core, client = object.__new__(RealCore), Vanishing()
     core.llm, core.pid = client, 0

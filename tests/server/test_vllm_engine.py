@@ -20,8 +20,8 @@ from typing import Any
 
 import pytest
 
-from policies import Request
-from server.engines.base import (
+from kendall.policies import Request
+from kendall.server.engines.base import (
     Capabilities,
     EngineEnd,
     EngineRequest,
@@ -33,9 +33,9 @@ from server.engines.base import (
     Structured,
     Token,
 )
-from server.engines.tiny import EOS, VOCABULARY, make_tiny
-from server.engines.vllm.engine import VllmEngine, prepare
-from server.engines.vllm.options import argument_names
+from kendall.server.engines.tiny import EOS, VOCABULARY, make_tiny
+from kendall.server.engines.vllm.engine import VllmEngine, prepare
+from kendall.server.engines.vllm.options import argument_names
 from tests.server.processes import alive, gone
 
 pytestmark = [
@@ -53,8 +53,8 @@ pytestmark = [
 
 DOOMED = """
 import asyncio, sys
-from server.engines.tiny import make_tiny
-from server.engines.vllm.engine import VllmEngine, prepare
+from kendall.server.engines.tiny import make_tiny
+from kendall.server.engines.vllm.engine import VllmEngine, prepare
 
 async def main():
     engine = VllmEngine(str(make_tiny()))
@@ -449,7 +449,7 @@ def test_the_pieces_are_the_text(house: House) -> None:
 def test_characters_of_several_tokens_come_whole(house: House) -> None:
     ids = house.run(house.engine.encode("Größe 你好 🙂"))
     assert house.engine.decode(ids) == "Größe 你好 🙂"
-    from server.engines.vllm.reader import FastDetokenizer
+    from kendall.server.engines.vllm.reader import FastDetokenizer
 
     assert house.engine._core is not None
     backend = house.engine._core.tokenizer.backend_tokenizer
@@ -526,7 +526,7 @@ def test_a_fault_in_the_middle_of_the_template_tells_no_internals(
 def test_what_the_template_itself_says_reaches_the_client() -> None:
     from jinja2 import TemplateError, UndefinedError
 
-    from server.engines.vllm.core import speaker
+    from kendall.server.engines.vllm.core import speaker
 
     def wrapped(cause: Exception) -> Exception:
         error = ValueError("wrapped")

@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from server.http.arrival_timestamps import StampedProtocol
-from server.runtime.writing import JoiningTransport
+from kendall.server.http.arrival_timestamps import StampedProtocol
+from kendall.server.runtime.writing import JoiningTransport
 from tests.serving import on_a_socket
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n"

@@ -15,8 +15,8 @@ from typing import Any
 
 import aiohttp
 
-from server.engines.http.engine import HttpEngine
-from server.engines.http.pool import HttpOptions
+from kendall.server.engines.http.engine import HttpEngine
+from kendall.server.engines.http.pool import HttpOptions
 from tests.virtual_time import run_with_sockets
 
 MODEL = "m"

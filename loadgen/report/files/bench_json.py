@@ -21,10 +21,17 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from loadgen.measures.goodput import Limit, duration
-from loadgen.measures.metrics import METRICS, between, gaps, lateness, percentile_name, values
-from policies.text import SpecError
-from queueing.measurement.record import Record
+from kendall.loadgen.measures.goodput import Limit, duration
+from kendall.loadgen.measures.metrics import (
+    METRICS,
+    between,
+    gaps,
+    lateness,
+    percentile_name,
+    values,
+)
+from kendall.policies.text import SpecError
+from kendall.queueing.measurement.record import Record
 
 CLIENT_QUEUE = "client_queue_time"
 WITH_CLIENT_QUEUE = "e2el_including_client_queue"

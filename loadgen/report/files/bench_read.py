@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from queueing.measurement.record import Header, Outcome, Record, cut_run_of, unmarked
+from kendall.queueing.measurement.record import Header, Outcome, Record, cut_run_of, unmarked
 
 DETAILS = ("input_lens", "output_lens", "ttfts", "itls", "latencies", "start_times", "errors")
 LEAST_HELD = 1e-6  # seconds: below, it is rounding

@@ -14,11 +14,16 @@ from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 
-from loadgen.sending.client.target import LoadError
-from loadgen.sending.plan import LoadPlan
-from policies.text import SpecError
-from queueing.arrivals.timetable import save_timetable
-from queueing.measurement.paths import cannot_write, check_folder, is_folder, tell_missing_folder
+from kendall.loadgen.sending.client.target import LoadError
+from kendall.loadgen.sending.plan import LoadPlan
+from kendall.policies.text import SpecError
+from kendall.queueing.arrivals.timetable import save_timetable
+from kendall.queueing.measurement.paths import (
+    cannot_write,
+    check_folder,
+    is_folder,
+    tell_missing_folder,
+)
 
 RUNS = Path("runs")
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from loadgen.measures.missing import incomplete, missing_records
-from loadgen.report.files.bench_read import read_either
-from loadgen.sending.job import row_of
-from loadgen.sending.run import LoadResult, held_back, lateness
-from policies.text import SpecError, short_number
-from queueing.measurement.record import Header, Record
+from kendall.loadgen.measures.missing import incomplete, missing_records
+from kendall.loadgen.report.files.bench_read import read_either
+from kendall.loadgen.sending.job import row_of
+from kendall.loadgen.sending.run import LoadResult, held_back, lateness
+from kendall.policies.text import SpecError, short_number
+from kendall.queueing.measurement.record import Header, Record
 
 RunPart = tuple[Path, Header, list[Record], bool]  # a file, and whether its last line was cut
 

@@ -4,8 +4,8 @@ picture, CSV and JSON beside it.
 
 from __future__ import annotations
 
-from loadgen.report.html.data import ReportData, of_cells, of_files, of_folder
-from loadgen.report.html.files import write_csv, write_json, write_report
+from kendall.loadgen.report.html.data import ReportData, of_cells, of_files, of_folder
+from kendall.loadgen.report.html.files import write_csv, write_json, write_report
 
 __all__ = [
     "ReportData",

@@ -11,18 +11,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from loadgen.compare.cells import (
+from kendall.loadgen.compare.cells import (
     MissingCell,
     ReportCell,
     RunFile,
     TheoryInputs,
     cells_of_files,
 )
-from policies.registry import policy_names
-from policies.text import SpecError
-from queueing.latency.law import LatencyModel
-from queueing.latency.profile import Profile, load_profile
-from queueing.measurement.record import Header
+from kendall.policies.registry import policy_names
+from kendall.policies.text import SpecError
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.latency.profile import Profile, load_profile
+from kendall.queueing.measurement.record import Header
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,15 +11,15 @@ from typing import Any
 
 import msgspec
 
-from loadgen.compare.cells import ReportCell
-from loadgen.compare.residual import PARTS
-from loadgen.report.columns import IN_CSV
-from loadgen.report.html.data import ReportData, in_order, of_folder
-from loadgen.report.html.page import page
-from loadgen.report.numbers import MS
-from loadgen.report.orders import order_heads, order_values, tenths_of
-from loadgen.report.report import as_object
-from queueing.measurement.paths import writing
+from kendall.loadgen.compare.cells import ReportCell
+from kendall.loadgen.compare.residual import PARTS
+from kendall.loadgen.report.columns import IN_CSV
+from kendall.loadgen.report.html.data import ReportData, in_order, of_folder
+from kendall.loadgen.report.html.page import page
+from kendall.loadgen.report.numbers import MS
+from kendall.loadgen.report.orders import order_heads, order_values, tenths_of
+from kendall.loadgen.report.report import as_object
+from kendall.queueing.measurement.paths import writing
 
 NAME = "report.html"
 

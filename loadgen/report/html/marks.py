@@ -8,9 +8,16 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from loadgen.compare.cells import ReportCell
-from loadgen.report.html.style import Trace, axis_title, columns, legend_at_top, rows, title_over
-from loadgen.report.numbers import MS, load_text, mean_and_half, ms, percent
+from kendall.loadgen.compare.cells import ReportCell
+from kendall.loadgen.report.html.style import (
+    Trace,
+    axis_title,
+    columns,
+    legend_at_top,
+    rows,
+    title_over,
+)
+from kendall.loadgen.report.numbers import MS, load_text, mean_and_half, ms, percent
 
 HEAD = 110  # pixels above the panels of a grid
 

@@ -8,20 +8,20 @@ from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
 
-from loadgen.compare.cells import ReportCell
-from loadgen.compare.comparison import LengthGroup, OrderResult
-from loadgen.report.html.marks import Panel, PanelGrid, one_legend
-from loadgen.report.html.style import (
+from kendall.loadgen.compare.cells import ReportCell
+from kendall.loadgen.compare.comparison import LengthGroup, OrderResult
+from kendall.loadgen.report.html.marks import Panel, PanelGrid, one_legend
+from kendall.loadgen.report.html.style import (
     Figure,
     Trace,
     figure,
     log_axis,
 )
-from loadgen.report.html.tables import simple_table
-from loadgen.report.numbers import load_text, with_small
-from loadgen.report.orders import ORDER_COLUMNS, range_text, ratio_text
-from policies.orders import FIRST_COME
-from policies.text import short_form
+from kendall.loadgen.report.html.tables import simple_table
+from kendall.loadgen.report.numbers import load_text, with_small
+from kendall.loadgen.report.orders import ORDER_COLUMNS, range_text, ratio_text
+from kendall.policies.orders import FIRST_COME
+from kendall.policies.text import short_form
 
 ACROSS = 2
 ROW = 300  # pixels

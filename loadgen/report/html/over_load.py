@@ -18,22 +18,22 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from scipy.interpolate import PchipInterpolator
 
-from loadgen.compare.cells import ReportCell
-from loadgen.report.html.marks import Panel, PanelGrid, observed_marks, one_legend
-from loadgen.report.html.style import (
+from kendall.loadgen.compare.cells import ReportCell
+from kendall.loadgen.report.html.marks import Panel, PanelGrid, observed_marks, one_legend
+from kendall.loadgen.report.html.style import (
     Figure,
     Trace,
     axis,
     figure,
     log_axis,
 )
-from loadgen.report.numbers import MS, label
-from policies import Fixed, is_first_come
-from queueing.errors import PredictionError
-from queueing.model import Model
-from queueing.prediction import best_method, predict_model
-from queueing.simulation.experiment import simulate_model
-from queueing.simulation.fast import is_compiled
+from kendall.loadgen.report.numbers import MS, label
+from kendall.policies import Fixed, is_first_come
+from kendall.queueing.errors import PredictionError
+from kendall.queueing.model import Model
+from kendall.queueing.prediction import best_method, predict_model
+from kendall.queueing.simulation.experiment import simulate_model
+from kendall.queueing.simulation.fast import is_compiled
 
 ACROSS = 3
 ROW = 230  # pixels

@@ -11,20 +11,20 @@ from importlib import resources
 import jinja2
 import msgspec
 
-from loadgen.report.html import text
-from loadgen.report.html.data import ReportData, today
-from loadgen.report.html.orders import order_table, ordered, orders_figure
-from loadgen.report.html.over_load import over_load_figure
-from loadgen.report.html.parts import parts_figure
-from loadgen.report.html.tables import full_table, matrix, missing_table, senders
-from loadgen.report.html.tails import tails_figure
-from loadgen.report.html.versus import versus_figure
-from loadgen.report.html.words import accuracy, causes, facts, headline, steady_state, title
-from loadgen.report.numbers import typeset
-from loadgen.report.report import notes
-from policies.text import counted
+from kendall.loadgen.report.html import text
+from kendall.loadgen.report.html.data import ReportData, today
+from kendall.loadgen.report.html.orders import order_table, ordered, orders_figure
+from kendall.loadgen.report.html.over_load import over_load_figure
+from kendall.loadgen.report.html.parts import parts_figure
+from kendall.loadgen.report.html.tables import full_table, matrix, missing_table, senders
+from kendall.loadgen.report.html.tails import tails_figure
+from kendall.loadgen.report.html.versus import versus_figure
+from kendall.loadgen.report.html.words import accuracy, causes, facts, headline, steady_state, title
+from kendall.loadgen.report.numbers import typeset
+from kendall.loadgen.report.report import notes
+from kendall.policies.text import counted
 
-ROOT = resources.files("loadgen.report.html")
+ROOT = resources.files("kendall.loadgen.report.html")
 FIGURES = (versus_figure, orders_figure, over_load_figure, parts_figure, tails_figure)
 
 

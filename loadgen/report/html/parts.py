@@ -7,11 +7,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from loadgen.compare.cells import ReportCell
-from loadgen.compare.comparison import Split
-from loadgen.compare.residual import PARTS, parts_of
-from loadgen.report.html.marks import JUDGED, NOT_JUDGED, ObservedStyle, style_of
-from loadgen.report.html.style import (
+from kendall.loadgen.compare.cells import ReportCell
+from kendall.loadgen.compare.comparison import Split
+from kendall.loadgen.compare.residual import PARTS, parts_of
+from kendall.loadgen.report.html.marks import JUDGED, NOT_JUDGED, ObservedStyle, style_of
+from kendall.loadgen.report.html.style import (
     PART_COLOURS,
     PART_NAMES,
     Figure,
@@ -21,7 +21,7 @@ from loadgen.report.html.style import (
     figure,
     legend_at_top,
 )
-from loadgen.report.numbers import label, load_text, ms, percent
+from kendall.loadgen.report.numbers import label, load_text, ms, percent
 
 ROW, HEAD = 26, 120  # pixels
 PALE = 0.38  # opacity of a bar that names no cause: within chance, or in a cell that is not judged

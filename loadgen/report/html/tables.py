@@ -8,9 +8,9 @@ import math
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from loadgen.compare.cells import MissingCell, ReportCell
-from loadgen.report.columns import ON_PAGE
-from loadgen.report.numbers import (
+from kendall.loadgen.compare.cells import MissingCell, ReportCell
+from kendall.loadgen.report.columns import ON_PAGE
+from kendall.loadgen.report.numbers import (
     MS,
     NO_NUMBER,
     chip_class,
@@ -23,7 +23,7 @@ from loadgen.report.numbers import (
     typeset,
     with_small,
 )
-from queueing.measurement.arrival_audit import Audit
+from kendall.queueing.measurement.arrival_audit import Audit
 
 TEXT = {"policy", "verdict"}  # columns that are no numbers
 # verdict of the check -> class of the chip, and its text

@@ -7,9 +7,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from loadgen.compare.cells import ReportCell
-from loadgen.compare.comparison import DISTRIBUTION_LEVELS
-from loadgen.report.html.marks import (
+from kendall.loadgen.compare.cells import ReportCell
+from kendall.loadgen.compare.comparison import DISTRIBUTION_LEVELS
+from kendall.loadgen.report.html.marks import (
     A_PRIORI,
     PREDICTED,
     SAME_ARRIVALS,
@@ -18,14 +18,14 @@ from loadgen.report.html.marks import (
     scatter,
     style_of,
 )
-from loadgen.report.html.style import (
+from kendall.loadgen.report.html.style import (
     Figure,
     Trace,
     axis,
     figure,
 )
-from loadgen.report.numbers import MS, label, load_text, ms
-from queueing.result import LEVELS
+from kendall.loadgen.report.numbers import MS, label, load_text, ms
+from kendall.queueing.result import LEVELS
 
 ACROSS = 4
 ROW = 190  # pixels

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from loadgen.compare.cells import ReportCell
-from loadgen.compare.planned import JOINED
-from loadgen.compare.residual import SHARE
-from queueing.measurement.check import AGREE, TELLING
+from kendall.loadgen.compare.cells import ReportCell
+from kendall.loadgen.compare.planned import JOINED
+from kendall.loadgen.compare.residual import SHARE
+from kendall.queueing.measurement.check import AGREE, TELLING
 
 
 def captions(cells: Sequence[ReportCell]) -> list[tuple[str, str, str]]:

@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from loadgen.compare.cells import ReportCell
-from loadgen.report.html.marks import MARKS, Panel, observed_marks, one_legend, scatter
-from loadgen.report.html.style import (
+from kendall.loadgen.compare.cells import ReportCell
+from kendall.loadgen.report.html.marks import MARKS, Panel, observed_marks, one_legend, scatter
+from kendall.loadgen.report.html.style import (
     Figure,
     Trace,
     axis_title,
@@ -19,7 +19,7 @@ from loadgen.report.html.style import (
     log_axis,
     title_over,
 )
-from loadgen.report.numbers import MS, label, load_text, ms, percent
+from kendall.loadgen.report.numbers import MS, label, load_text, ms, percent
 
 PANELS = 6  # most that one row shows
 ROW, HEAD = 46, 120  # pixels

@@ -7,12 +7,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from loadgen.compare.cells import ReportCell
-from loadgen.report.html.data import ReportData
-from loadgen.report.numbers import label, load_text
-from loadgen.report.report import check_sentence
-from policies.text import short_number
-from queueing.latency.law import LatencyModel
+from kendall.loadgen.compare.cells import ReportCell
+from kendall.loadgen.report.html.data import ReportData
+from kendall.loadgen.report.numbers import label, load_text
+from kendall.loadgen.report.report import check_sentence
+from kendall.policies.text import short_number
+from kendall.queueing.latency.law import LatencyModel
 
 # kind of a verdict -> the identified cause that it names
 CAUSES = {

@@ -11,10 +11,10 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from loadgen.sending.client.stream import StreamedAnswer, StreamError, read_error
-from loadgen.sending.client.target import Target
-from loadgen.sending.client.wire import Address, SenderConnection
-from queueing.measurement.record import Outcome, Record
+from kendall.loadgen.sending.client.stream import StreamedAnswer, StreamError, read_error
+from kendall.loadgen.sending.client.target import Target
+from kendall.loadgen.sending.client.wire import Address, SenderConnection
+from kendall.queueing.measurement.record import Outcome, Record
 
 STREAM = "text/event-stream"
 CUT_SHORT = "the run ended before the answer did"

@@ -16,6 +16,9 @@ from typing import Any
 import httpx
 import msgspec
 
+from kendall.loadgen.sending.client.stream import read_error
+from kendall.loadgen.sending.client.target import FORCED_FIELD, LoadError, Target
+from kendall.policies.text import SpecError
 from kendall.remote import (
     NO_TLS,
     NOT_TRUSTED,
@@ -25,9 +28,6 @@ from kendall.remote import (
     tls_context,
     unanswered,
 )
-from loadgen.sending.client.stream import read_error
-from loadgen.sending.client.target import FORCED_FIELD, LoadError, Target
-from policies.text import SpecError
 
 ANSWER_LIMIT = 10.0  # seconds that one answer may take
 MIN_LIMIT = 0.01  # seconds: a client's timeout must be above 0

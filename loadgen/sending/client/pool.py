@@ -9,8 +9,8 @@ import contextlib
 import ssl
 from typing import Any
 
+from kendall.loadgen.sending.client.wire import Address, SenderConnection
 from kendall.remote import tls_context
-from loadgen.sending.client.wire import Address, SenderConnection
 
 # seconds; servers close idle connections after 5 s (uvicorn's default) or more: a request sent into
 # a closing one is lost

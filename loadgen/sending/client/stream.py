@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from queueing.measurement.record import shown
+from kendall.queueing.measurement.record import shown
 
 MAX_EVENT_BYTES = 1 << 20
 NO_FINISH = (b'"finish_reason":null', b'"finish_reason": null')

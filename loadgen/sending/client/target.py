@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from kendall.loadgen.datasets import Prompt
+from kendall.policies.text import SpecError
+from kendall.queueing.arrivals.timetable import IntArray
+from kendall.queueing.errors import CommandError
 from kendall.remote import SYSTEM, Trust, check_key, server_root
-from loadgen.datasets import Prompt
-from policies.text import SpecError
-from queueing.arrivals.timetable import IntArray
-from queueing.errors import CommandError
 
 FORCED_FIELD = "kendall_forced_output_tokens"  # read by the engine alone
 LETTERS = np.array(list("abcdefghijklmnopqrstuvwxyz"))

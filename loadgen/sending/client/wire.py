@@ -19,8 +19,8 @@ from urllib.parse import urlsplit
 
 import httptools
 
+from kendall.policies.text import SpecError
 from kendall.remote import reason as why
-from policies.text import SpecError
 
 FLOW_HEADER = "x-llm-d-inference-fairness-id"
 

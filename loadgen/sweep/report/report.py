@@ -8,13 +8,13 @@ from typing import Any
 
 from rich.console import Console
 
-from loadgen.report.html import ReportData, write_report
-from loadgen.report.report import show_table
-from loadgen.sweep.journal import Event
-from loadgen.sweep.report.results import Results
-from loadgen.sweep.store import Store
-from policies.text import short_number
-from queueing.commands.terminal import say
+from kendall.loadgen.report.html import ReportData, write_report
+from kendall.loadgen.report.report import show_table
+from kendall.loadgen.sweep.journal import Event
+from kendall.loadgen.sweep.report.results import Results
+from kendall.loadgen.sweep.store import Store
+from kendall.policies.text import short_number
+from kendall.queueing.commands.terminal import say
 
 # change of speed around a cell beyond which its mean says more about the machine than about the
 # queue

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import msgspec
 
-from loadgen.compare.cells import ReportCell, RunFile, lateness_of
-from loadgen.report.html.data import ReportData, common, of_cells, profile_of
-from loadgen.sweep.report.results import Results, results_of
+from kendall.loadgen.compare.cells import ReportCell, RunFile, lateness_of
+from kendall.loadgen.report.html.data import ReportData, common, of_cells, profile_of
+from kendall.loadgen.sweep.report.results import Results, results_of
 
 
 def of_sweep(folder: Path, results: Results | None = None) -> ReportData:

@@ -14,18 +14,18 @@ from typing import Any
 
 import msgspec
 
-from loadgen.compare.by_order import ComparedSample, with_orders
-from loadgen.compare.cells import MissingCell
-from loadgen.compare.compare import Comparison, compare_samples
-from loadgen.compare.theory import theory_of
-from loadgen.report.report import as_object
-from loadgen.sweep.grid import Basis, EngineBounds, SweepCell, planned_cells
-from loadgen.sweep.journal import CellProgress, Event, SweepProgress, read_journal
-from loadgen.sweep.plan import SweepPlan, load_plan
-from policies.text import SpecError
-from queueing.latency.law import LatencyModel
-from queueing.latency.profile import load_law
-from queueing.measurement.record import Record, read_run
+from kendall.loadgen.compare.by_order import ComparedSample, with_orders
+from kendall.loadgen.compare.cells import MissingCell
+from kendall.loadgen.compare.compare import Comparison, compare_samples
+from kendall.loadgen.compare.theory import theory_of
+from kendall.loadgen.report.report import as_object
+from kendall.loadgen.sweep.grid import Basis, EngineBounds, SweepCell, planned_cells
+from kendall.loadgen.sweep.journal import CellProgress, Event, SweepProgress, read_journal
+from kendall.loadgen.sweep.plan import SweepPlan, load_plan
+from kendall.policies.text import SpecError
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.latency.profile import load_law
+from kendall.queueing.measurement.record import Record, read_run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

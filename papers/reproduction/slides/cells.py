@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kendall.queueing.models.soap.orders import Order
+from kendall.queueing.models.soap.predictors import ExponentialPrediction, Predictor
+from kendall.queueing.models.soap.queue import EXACT, solve_order
+from kendall.queueing.models.soap.sizes import SizeLaw, WeibullSizes, exponential_sizes
 from papers.reproduction.artefact import FAILED, Say, Statement
 from papers.reproduction.simulate import SEED
-from queueing.models.soap.orders import Order
-from queueing.models.soap.predictors import ExponentialPrediction, Predictor
-from queueing.models.soap.queue import EXACT, solve_order
-from queueing.models.soap.sizes import SizeLaw, WeibullSizes, exponential_sizes
 
 EXPONENTIAL, WEIBULL = exponential_sizes(), WeibullSizes(0.5, 0.5)
 PREDICTED = ExponentialPrediction()

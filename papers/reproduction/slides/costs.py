@@ -7,14 +7,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from kendall.queueing.errors import UnstableQueueError
+from kendall.queueing.models.soap.orders import ShortestRemaining, Threshold
+from kendall.queueing.models.soap.queue import solve_order
+from kendall.queueing.models.soap.sizes import Grid
 from papers.closed_forms import best_threshold
 from papers.prediction_costs import DelayPredict, SkipPredict
 from papers.reproduction.artefact import Artefact, Panel, Say, Statement, curve
 from papers.reproduction.slides.cells import EXPONENTIAL, PREDICTED
-from queueing.errors import UnstableQueueError
-from queueing.models.soap.orders import ShortestRemaining, Threshold
-from queueing.models.soap.queue import solve_order
-from queueing.models.soap.sizes import Grid
 
 LOADS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.97)
 LIMITS = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)

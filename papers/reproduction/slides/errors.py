@@ -8,15 +8,15 @@ import numpy as np
 from scipy.integrate import quad
 from scipy.special import kv
 
+from kendall.queueing.models.soap.orders import Bounce, Order, PreemptiveShortest, ShortestRemaining
+from kendall.queueing.models.soap.predictors import LognormalPrediction, UniformPrediction
+from kendall.queueing.models.soap.queue import EXACT, solve_order
+from kendall.queueing.models.soap.sizes import SizeLaw
 from papers.reproduction.artefact import Artefact, Curve, Panel, Say, Statement, curve
 from papers.reproduction.simulate import SEED, Simulated, points
 from papers.reproduction.slides.cells import EXPONENTIAL, PREDICTED, WEIBULL
 from papers.reproduction.slides.tables import FIRST, REMAINING
 from papers.two_choices import TwoClasses, two_choices
-from queueing.models.soap.orders import Bounce, Order, PreemptiveShortest, ShortestRemaining
-from queueing.models.soap.predictors import LognormalPrediction, UniformPrediction
-from queueing.models.soap.queue import EXACT, solve_order
-from queueing.models.soap.sizes import SizeLaw
 
 LOADS = (0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 COARSE = 100  # cells

@@ -6,15 +6,15 @@ from __future__ import annotations
 
 import dataclasses
 
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.models.soap.predictor_text import PredictorText
 from papers.reproduction.artefact import Artefact, Panel, Say, Statement
 from papers.reproduction.simulate import SEED
 from papers.reproduction.slides.serving import clear, line, shown
 from papers.scenarios.phases import Gpus, PhaseWork, simulate_phases
 from papers.scenarios.runs import Measured, Replications
 from papers.scenarios.several_models import LengthWork, Machine, simulate_models
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.latency.law import LatencyModel
-from queueing.models.soap.predictor_text import PredictorText
 
 RUNS = Replications(50_000, 16, SEED)
 

@@ -10,6 +10,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.models.soap.predictor_text import PredictorText
 from papers.reproduction.artefact import Artefact, Curve, Panel, Say, Statement
 from papers.reproduction.simulate import SEED, Simulated, points
 from papers.scenarios.memory import (
@@ -25,9 +28,6 @@ from papers.scenarios.memory import (
 from papers.scenarios.memory_kernels import run_memory
 from papers.scenarios.memory_state import Ranking, Work
 from papers.scenarios.runs import Measured, Replications
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.latency.law import LatencyModel
-from queueing.models.soap.predictor_text import PredictorText
 
 LAW = LatencyModel(k3=2e-4, k4=2e-2, kp=2e-4)
 RUNS = Replications(20_000, 16, SEED)

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kendall.queueing.models.soap.orders import Fifo, Order, ShortestFirst, ShortestRemaining
+from kendall.queueing.models.soap.predictors import Predictor
+from kendall.queueing.models.soap.queue import EXACT
 from papers.reproduction.artefact import Artefact, Curve, Panel, Say, Statement, curve
 from papers.reproduction.slides.cells import PREDICTED, SHORT_RUNS, Cell
-from queueing.models.soap.orders import Fifo, Order, ShortestFirst, ShortestRemaining
-from queueing.models.soap.predictors import Predictor
-from queueing.models.soap.queue import EXACT
 
 LOADS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99)
 FIFO = ("2.00", "2.50", "3.33", "5.00", "10.00", "20.00", "50.00", "100.00")

@@ -13,6 +13,10 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.special import loggamma
 
+from kendall.queueing.models.soap.orders import Fifo, Order, ShortestRemaining, Threshold
+from kendall.queueing.models.soap.predictors import Predictor
+from kendall.queueing.models.soap.queue import EXACT
+from kendall.queueing.models.soap.sizes import SizeLaw
 from papers.closed_forms import (
     Bit,
     best_threshold,
@@ -28,10 +32,6 @@ from papers.reproduction.slides.cells import (
     WEIBULL,
     Cell,
 )
-from queueing.models.soap.orders import Fifo, Order, ShortestRemaining, Threshold
-from queueing.models.soap.predictors import Predictor
-from queueing.models.soap.queue import EXACT
-from queueing.models.soap.sizes import SizeLaw
 
 LOADS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
 NAMES = (

@@ -16,6 +16,11 @@ from functools import cache
 
 import numpy as np
 
+from kendall.queueing.distributions.token_distribution import TokenDistribution, parse_distribution
+from kendall.queueing.latency.batch_time import BatchTime
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.models.batches.batch_chain import solve_batch_chain
+from kendall.queueing.models.printed import elastic_line, padded_line, psi
 from papers.reproduction.artefact import (
     Artefact,
     Curve,
@@ -28,11 +33,6 @@ from papers.reproduction.artefact import (
 from papers.reproduction.heavy_tails import HeavyTailedTime, unlimited_batches
 from papers.reproduction.lengths import Lengths, lognormal, truncated_gaussian, uniform
 from papers.reproduction.simulate import BatchRun, Constants, points, simulate_batches
-from queueing.distributions.token_distribution import TokenDistribution, parse_distribution
-from queueing.latency.batch_time import BatchTime
-from queueing.latency.law import LatencyModel
-from queueing.models.batches.batch_chain import solve_batch_chain
-from queueing.models.printed import elastic_line, padded_line, psi
 
 SETS: dict[str, Constants] = {
     "A": (0.008, 0.03, 0.0004, 0.0225),

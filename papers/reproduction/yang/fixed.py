@@ -12,12 +12,12 @@ from __future__ import annotations
 import numpy as np
 from scipy.optimize import brentq
 
+from kendall.queueing.errors import UnstableQueueError
+from kendall.queueing.models.printed import fixed_batch_delay, psi
 from papers.reproduction.artefact import Panel, Say, Statement, curve
 from papers.reproduction.heavy_tails import HeavyTailedTime, fixed_batches
 from papers.reproduction.simulate import BatchRun, Constants, points, simulate_batches
 from papers.reproduction.yang.batches import HEAVY, SETS, batch_time
-from queueing.errors import UnstableQueueError
-from queueing.models.printed import fixed_batch_delay, psi
 
 RATE, BEST = 0.43, 8
 LINE = range(1, 33)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from kendall.queueing.models.printed import fixed_batch_delay, psi
 from papers.reproduction.artefact import Artefact, Curve, Panel, Say, Statement, curve
 from papers.reproduction.heavy_tails import (
     HeavyTailedTime,
@@ -25,7 +26,6 @@ from papers.reproduction.yang.fixed import (
     fixed_statements,
     line_through,
 )
-from queueing.models.printed import fixed_batch_delay, psi
 
 ELASTIC = HeavyTailedTime(CONSTANTS, HEAVY, padded=False)
 RATES = (0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.39, 0.42, 0.43)

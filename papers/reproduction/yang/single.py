@@ -16,14 +16,14 @@ import numpy as np
 from scipy.interpolate import CubicSpline
 from scipy.optimize import brentq
 
+from kendall.queueing.models.mg1d import de_kok_tijms, solve_impatient
+from kendall.queueing.models.printed import objective_impatient, objective_patient
 from papers.limited_moments import kept_of_lognormal, lognormal_limited_moment
 from papers.measured_laws import YANG, yang_times
 from papers.measurements import load_measurement
 from papers.memory import LLAMA2_7B, Device, largest_batch
 from papers.reproduction.artefact import Artefact, Panel, Say, Statement, curve
 from papers.reproduction.lengths import Vector, clipped_lognormal, lognormal
-from queueing.models.mg1d import de_kok_tijms, solve_impatient
-from queueing.models.printed import objective_impatient, objective_patient
 
 MU, SIGMA = 7.0, 0.7
 PATIENT_RATE, RATE, PATIENCE = 1 / 40, 1 / 25, 60.0

@@ -10,16 +10,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from policies.text import SpecError, suggest
-from queueing.choosing.advice.searches import TARGETS, measure_of, search
-from queueing.choosing.advice.sentence import sentence
-from queueing.choosing.candidates import canonical
-from queueing.choosing.forecast import Advice, Setting
-from queueing.choosing.gain.criterion import parse_objective
-from queueing.choosing.gain.operating_point import OperatingPoint
-from queueing.choosing.objective import Objective
-from queueing.choosing.phrases import NO_CHANGE
-from queueing.estimation.interval import UNKNOWN
+from kendall.policies.text import SpecError, suggest
+from kendall.queueing.choosing.advice.searches import TARGETS, measure_of, search
+from kendall.queueing.choosing.advice.sentence import sentence
+from kendall.queueing.choosing.candidates import canonical
+from kendall.queueing.choosing.forecast import Advice, Setting
+from kendall.queueing.choosing.gain.criterion import parse_objective
+from kendall.queueing.choosing.gain.operating_point import OperatingPoint
+from kendall.queueing.choosing.objective import Objective
+from kendall.queueing.choosing.phrases import NO_CHANGE
+from kendall.queueing.estimation.interval import UNKNOWN
 
 __all__ = ["TARGETS", "advise", "parse_objective"]
 

@@ -14,15 +14,15 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from policies.text import SpecError, suggest
-from queueing.choosing.answer import precise
-from queueing.choosing.forecast import Setting
-from queueing.choosing.gain.window_model import WindowModel
-from queueing.errors import PredictionError
-from queueing.model import ROUTINGS, Model, has_queues, one_of_several
-from queueing.result import Prediction, Quantity
-from queueing.simulation.budget import affordable_requests
-from queueing.simulation.experiment import simulate_model
+from kendall.policies.text import SpecError, suggest
+from kendall.queueing.choosing.answer import precise
+from kendall.queueing.choosing.forecast import Setting
+from kendall.queueing.choosing.gain.window_model import WindowModel
+from kendall.queueing.errors import PredictionError
+from kendall.queueing.model import ROUTINGS, Model, has_queues, one_of_several
+from kendall.queueing.result import Prediction, Quantity
+from kendall.queueing.simulation.budget import affordable_requests
+from kendall.queueing.simulation.experiment import simulate_model
 
 ASKED = ROUTINGS[1:]
 USUAL = ("random", "round_robin")  # as cheap as a what-if

@@ -8,12 +8,12 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from policies.text import SpecError, parse_number, short_number
-from queueing.choosing.forecast import Setting
-from queueing.choosing.gain.window_model import WindowModel
-from queueing.choosing.objective import Objective
-from queueing.choosing.rates import largest_rate
-from queueing.errors import NoStableChoiceError, PredictionError
+from kendall.policies.text import SpecError, parse_number, short_number
+from kendall.queueing.choosing.forecast import Setting
+from kendall.queueing.choosing.gain.window_model import WindowModel
+from kendall.queueing.choosing.objective import Objective
+from kendall.queueing.choosing.rates import largest_rate
+from kendall.queueing.errors import NoStableChoiceError, PredictionError
 
 LARGEST = 1000.0  # times the observed rate
 PRECISION = 0.01  # of the largest rate that keeps an SLO

@@ -25,27 +25,27 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from policies import format_policy, parse_policy, policy_batch_size
-from queueing.choosing.candidates import (
+from kendall.policies import format_policy, parse_policy, policy_batch_size
+from kendall.queueing.choosing.candidates import (
     LARGEST_SIZE,
     canonical,
     sized_policy,
     usual_policies,
     with_size,
 )
-from queueing.choosing.choices import best_batch_size, best_policy
-from queueing.choosing.confirmed import confirmed_choice
-from queueing.choosing.forecast import Setting
-from queueing.choosing.gain.criterion import Criterion
-from queueing.choosing.gain.operating_point import OperatingPoint
-from queueing.choosing.objective import Objective, utilities
-from queueing.choosing.phrases import small_share
-from queueing.choosing.quantity import compared_by
-from queueing.choosing.search import Optimum, Point, Predict, largest_kept, point_of
-from queueing.choosing.servers import fewest_servers
-from queueing.choosing.token_limit import best_token_limit
-from queueing.errors import NoStableChoiceError
-from queueing.model import Model
+from kendall.queueing.choosing.choices import best_batch_size, best_policy
+from kendall.queueing.choosing.confirmed import confirmed_choice
+from kendall.queueing.choosing.forecast import Setting
+from kendall.queueing.choosing.gain.criterion import Criterion
+from kendall.queueing.choosing.gain.operating_point import OperatingPoint
+from kendall.queueing.choosing.objective import Objective, utilities
+from kendall.queueing.choosing.phrases import small_share
+from kendall.queueing.choosing.quantity import compared_by
+from kendall.queueing.choosing.search import Optimum, Point, Predict, largest_kept, point_of
+from kendall.queueing.choosing.servers import fewest_servers
+from kendall.queueing.choosing.token_limit import best_token_limit
+from kendall.queueing.errors import NoStableChoiceError
+from kendall.queueing.model import Model
 
 LARGEST_SERVERS = 16
 NEVER = 1e-6  # limits that cut fewer requests than this are not searched

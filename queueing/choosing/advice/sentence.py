@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policies.text import counted, short_number
-from queueing.choosing.forecast import Advice, Forecast, Setting
-from queueing.choosing.gain.criterion import Criterion, forbidden
-from queueing.choosing.objective import Objective
-from queueing.choosing.phrases import HALF_A_PERCENT, NO_CHANGE, seconds, share, small_share
-from queueing.estimation.interval import Estimate
+from kendall.policies.text import counted, short_number
+from kendall.queueing.choosing.forecast import Advice, Forecast, Setting
+from kendall.queueing.choosing.gain.criterion import Criterion, forbidden
+from kendall.queueing.choosing.objective import Objective
+from kendall.queueing.choosing.phrases import HALF_A_PERCENT, NO_CHANGE, seconds, share, small_share
+from kendall.queueing.estimation.interval import Estimate
 
 
 def sentence(

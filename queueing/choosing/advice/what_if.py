@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from queueing.choosing.candidates import (
+from kendall.queueing.choosing.candidates import (
     canonical,
     one_knob_away,
     usual_policies,
     usual_sizes,
 )
-from queueing.choosing.forecast import Forecast, Setting
-from queueing.choosing.gain.operating_point import OperatingPoint
+from kendall.queueing.choosing.forecast import Forecast, Setting
+from kendall.queueing.choosing.gain.operating_point import OperatingPoint
 
 LEVELS = (0.5, 0.75, 0.9)  # of the lengths: the token limits asked about
 

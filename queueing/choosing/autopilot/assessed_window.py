@@ -6,17 +6,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from policies import parse_policy, served_as
-from queueing.choosing.forecast import Setting
-from queueing.estimation.assumptions.assumption import Assumption
-from queueing.estimation.estimates import Estimates, estimate
-from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
-from queueing.estimation.speed.speeds import Speeds
-from queueing.estimation.window.window import Snapshot
-from queueing.estimation.window_queue import Limits
-from queueing.latency.law import LatencyModel
-from queueing.measurement.statistics import FloatArray, batch_means_interval
-from queueing.result import Quantity
+from kendall.policies import parse_policy, served_as
+from kendall.queueing.choosing.forecast import Setting
+from kendall.queueing.estimation.assumptions.assumption import Assumption
+from kendall.queueing.estimation.estimates import Estimates, estimate
+from kendall.queueing.estimation.interval import UNKNOWN, Estimate, symmetric
+from kendall.queueing.estimation.speed.speeds import Speeds
+from kendall.queueing.estimation.window.window import Snapshot
+from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.measurement.statistics import FloatArray, batch_means_interval
+from kendall.queueing.result import Quantity
 
 LONGEST = 32_768  # tokens
 ENOUGH = 200  # requests

@@ -7,10 +7,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from policies import SpecError, parse_policy, policy_batch_size
-from policies.registry import policy_class, usable_policies
-from policies.text import suggest
-from queueing.choosing.candidates import (
+from kendall.policies import SpecError, parse_policy, policy_batch_size
+from kendall.policies.registry import policy_class, usable_policies
+from kendall.policies.text import suggest
+from kendall.queueing.choosing.candidates import (
     LARGEST_SIZE,
     batch_sizes,
     one_knob_away,
@@ -18,7 +18,7 @@ from queueing.choosing.candidates import (
     size_of,
     sized,
 )
-from queueing.choosing.forecast import Setting
+from kendall.queueing.choosing.forecast import Setting
 
 Knob = Literal["policy", "batch size", "token limit"]
 USUAL = ("capped", "elastic", "continuous")

@@ -7,11 +7,11 @@ import math
 
 import numpy as np
 
-from queueing.choosing.autopilot.assessed_window import AssessedWindow
-from queueing.choosing.autopilot.bounds import AutopilotBounds
-from queueing.choosing.candidates import one_knob_away
-from queueing.choosing.forecast import Setting
-from queueing.estimation.lengths.lengths import Lengths
+from kendall.queueing.choosing.autopilot.assessed_window import AssessedWindow
+from kendall.queueing.choosing.autopilot.bounds import AutopilotBounds
+from kendall.queueing.choosing.candidates import one_knob_away
+from kendall.queueing.choosing.forecast import Setting
+from kendall.queueing.estimation.lengths.lengths import Lengths
 
 ONE_SIDED = 1.6448536269514722  # 95 %
 # 84 %: in an unstable queue waiting for more data costs more than a limit that may have to be

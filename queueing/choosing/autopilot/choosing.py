@@ -8,21 +8,21 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from policies import parse_policy
-from policies.text import counted
-from queueing.choosing.autopilot.assessed_window import AssessedWindow
-from queueing.choosing.autopilot.bounds import AutopilotBounds, Rules, knob_between
-from queueing.choosing.autopilot.candidates import candidates
-from queueing.choosing.autopilot.decision import Decision
-from queueing.choosing.autopilot.knowledge import Knowledge
-from queueing.choosing.autopilot.state import State
-from queueing.choosing.forecast import Setting
-from queueing.choosing.gain.criterion import Criterion
-from queueing.choosing.gain.operating_point import OperatingPoint
-from queueing.choosing.objective import Objective
-from queueing.choosing.quantity import WORDS, compared_by
-from queueing.estimation.interval import UNKNOWN, Estimate
-from queueing.result import Quantity
+from kendall.policies import parse_policy
+from kendall.policies.text import counted
+from kendall.queueing.choosing.autopilot.assessed_window import AssessedWindow
+from kendall.queueing.choosing.autopilot.bounds import AutopilotBounds, Rules, knob_between
+from kendall.queueing.choosing.autopilot.candidates import candidates
+from kendall.queueing.choosing.autopilot.decision import Decision
+from kendall.queueing.choosing.autopilot.knowledge import Knowledge
+from kendall.queueing.choosing.autopilot.state import State
+from kendall.queueing.choosing.forecast import Setting
+from kendall.queueing.choosing.gain.criterion import Criterion
+from kendall.queueing.choosing.gain.operating_point import OperatingPoint
+from kendall.queueing.choosing.objective import Objective
+from kendall.queueing.choosing.quantity import WORDS, compared_by
+from kendall.queueing.estimation.interval import UNKNOWN, Estimate
+from kendall.queueing.result import Quantity
 
 DELAY = Objective(name="delay")
 TRIED = 3  # of the settings that seem better: how many are asked for a sure gain

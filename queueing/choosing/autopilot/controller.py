@@ -24,15 +24,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
-from policies.text import SpecError
-from queueing.choosing.autopilot.assessed_window import AssessedWindow
-from queueing.choosing.autopilot.bounds import AutopilotBounds, Rules
-from queueing.choosing.autopilot.candidates import repairs
-from queueing.choosing.autopilot.choosing import Chooser, Proposal
-from queueing.choosing.autopilot.decision import Decision
-from queueing.choosing.autopilot.judging import judge, measurable, overwhelmed
-from queueing.choosing.autopilot.knowledge import Knowledge, learn
-from queueing.choosing.autopilot.state import State, Trial
+from kendall.policies.text import SpecError
+from kendall.queueing.choosing.autopilot.assessed_window import AssessedWindow
+from kendall.queueing.choosing.autopilot.bounds import AutopilotBounds, Rules
+from kendall.queueing.choosing.autopilot.candidates import repairs
+from kendall.queueing.choosing.autopilot.choosing import Chooser, Proposal
+from kendall.queueing.choosing.autopilot.decision import Decision
+from kendall.queueing.choosing.autopilot.judging import judge, measurable, overwhelmed
+from kendall.queueing.choosing.autopilot.knowledge import Knowledge, learn
+from kendall.queueing.choosing.autopilot.state import State, Trial
 
 Mode = Literal["off", "advise", "act"]
 

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from queueing.choosing.autopilot.bounds import Knob
-from queueing.choosing.forecast import Setting
-from queueing.choosing.phrases import bounded, less
-from queueing.choosing.quantity import WORDS
-from queueing.estimation.interval import UNKNOWN, Estimate
-from queueing.result import Quantity
+from kendall.queueing.choosing.autopilot.bounds import Knob
+from kendall.queueing.choosing.forecast import Setting
+from kendall.queueing.choosing.phrases import bounded, less
+from kendall.queueing.choosing.quantity import WORDS
+from kendall.queueing.estimation.interval import UNKNOWN, Estimate
+from kendall.queueing.result import Quantity
 
 Kind = Literal["change", "rollback", "kept", "held back"]
 

@@ -17,11 +17,11 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from queueing.choosing.autopilot.assessed_window import AssessedWindow
-from queueing.choosing.autopilot.bounds import Rules
-from queueing.choosing.autopilot.decision import Decision, Kind
-from queueing.choosing.autopilot.state import Trial
-from queueing.estimation.interval import UNKNOWN, Estimate
+from kendall.queueing.choosing.autopilot.assessed_window import AssessedWindow
+from kendall.queueing.choosing.autopilot.bounds import Rules
+from kendall.queueing.choosing.autopilot.decision import Decision, Kind
+from kendall.queueing.choosing.autopilot.state import Trial
+from kendall.queueing.estimation.interval import UNKNOWN, Estimate
 
 GROWN = 3.0  # times the predicted queue length
 ALWAYS = 50  # requests that may wait without anybody thinking of growth

@@ -18,14 +18,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from policies.text import counted
-from queueing.choosing.autopilot.assessed_window import AssessedWindow
-from queueing.choosing.autopilot.bounds import Rules
-from queueing.choosing.autopilot.state import Carried, State
-from queueing.choosing.gain.operating_point import OperatingPoint
-from queueing.estimation.estimates import Estimates
-from queueing.estimation.interval import Estimate
-from queueing.estimation.lengths.lengths import Lengths
+from kendall.policies.text import counted
+from kendall.queueing.choosing.autopilot.assessed_window import AssessedWindow
+from kendall.queueing.choosing.autopilot.bounds import Rules
+from kendall.queueing.choosing.autopilot.state import Carried, State
+from kendall.queueing.choosing.gain.operating_point import OperatingPoint
+from kendall.queueing.estimation.estimates import Estimates
+from kendall.queueing.estimation.interval import Estimate
+from kendall.queueing.estimation.lengths.lengths import Lengths
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from queueing.choosing.autopilot.bounds import Rules
-from queueing.choosing.autopilot.decision import Decision
-from queueing.choosing.forecast import Setting
-from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
+from kendall.queueing.choosing.autopilot.bounds import Rules
+from kendall.queueing.choosing.autopilot.decision import Decision
+from kendall.queueing.choosing.forecast import Setting
+from kendall.queueing.estimation.interval import UNKNOWN, Estimate, symmetric
 
 SCHEMA_VERSION = 1
 DRIFT = 0.05  # of an estimate of an earlier epoch, relative, per minute

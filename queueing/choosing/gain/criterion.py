@@ -17,13 +17,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from policies.text import SpecError, parse_number, short_number, suggest
-from queueing.choosing.forecast import Forecast
-from queueing.choosing.objective import Objective, Slo, parse_slos, utilities
-from queueing.choosing.quantity import WORDS, mean_of
-from queueing.distributions.token_distribution import TokenDistribution
-from queueing.model import Model
-from queueing.result import Prediction, Quantity
+from kendall.policies.text import SpecError, parse_number, short_number, suggest
+from kendall.queueing.choosing.forecast import Forecast
+from kendall.queueing.choosing.objective import Objective, Slo, parse_slos, utilities
+from kendall.queueing.choosing.quantity import WORDS, mean_of
+from kendall.queueing.distributions.token_distribution import TokenDistribution
+from kendall.queueing.model import Model
+from kendall.queueing.result import Prediction, Quantity
 
 WEIGHS = {
     "theta": ("v1", "v2"),

@@ -27,11 +27,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from policies.text import SpecError, suggest
-from queueing.distributions.fit import FAMILIES, FittedDistribution, fit_distribution
-from queueing.distributions.token_distribution import TokenDistribution
-from queueing.errors import NotConvergedError
-from queueing.estimation.lengths.lengths import Lengths
+from kendall.policies.text import SpecError, suggest
+from kendall.queueing.distributions.fit import FAMILIES, FittedDistribution, fit_distribution
+from kendall.queueing.distributions.token_distribution import TokenDistribution
+from kendall.queueing.errors import NotConvergedError
+from kendall.queueing.estimation.lengths.lengths import Lengths
 
 GROUPS, REFITTED = 5, 8
 FEWEST = 10 * GROUPS  # requests

@@ -18,17 +18,17 @@ import dataclasses
 import math
 from functools import cached_property
 
-from queueing.choosing.answer import SIMULATED, rough
-from queueing.choosing.forecast import Forecast, Setting
-from queueing.choosing.gain.criterion import Criterion
-from queueing.choosing.gain.sensitivity import Sensitivity
-from queueing.choosing.gain.window_model import WindowModel
-from queueing.choosing.objective import Objective
-from queueing.choosing.quantity import mean_of, served_mean
-from queueing.errors import PredictionError, UnstableQueueError
-from queueing.estimation.interval import UNKNOWN, Estimate
-from queueing.model import Model
-from queueing.result import Prediction, Quantity
+from kendall.queueing.choosing.answer import SIMULATED, rough
+from kendall.queueing.choosing.forecast import Forecast, Setting
+from kendall.queueing.choosing.gain.criterion import Criterion
+from kendall.queueing.choosing.gain.sensitivity import Sensitivity
+from kendall.queueing.choosing.gain.window_model import WindowModel
+from kendall.queueing.choosing.objective import Objective
+from kendall.queueing.choosing.quantity import mean_of, served_mean
+from kendall.queueing.errors import PredictionError, UnstableQueueError
+from kendall.queueing.estimation.interval import UNKNOWN, Estimate
+from kendall.queueing.model import Model
+from kendall.queueing.result import Prediction, Quantity
 
 NAMED = 0.01  # of the mean sojourn: a smaller backlog of stalls is not worth a word
 

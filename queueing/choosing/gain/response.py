@@ -24,8 +24,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from queueing.estimation.change import Vector
-from queueing.estimation.interval import NORMAL, Estimate
+from kendall.queueing.estimation.change import Vector
+from kendall.queueing.estimation.interval import NORMAL, Estimate
 
 WIDEST = 700.0  # of an exponent
 NIL = 1e-9  # seconds: delays of nobody do not divide

@@ -22,11 +22,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from policies.ordered import counts
-from queueing.choosing.forecast import Setting
-from queueing.choosing.gain.window_model import WindowModel
-from queueing.estimation.change import Vector
-from queueing.estimation.checked import (
+from kendall.policies.ordered import counts
+from kendall.queueing.choosing.forecast import Setting
+from kendall.queueing.choosing.gain.window_model import WindowModel
+from kendall.queueing.estimation.change import Vector
+from kendall.queueing.estimation.checked import (
     FEWEST,
     WindowRequests,
     cut_at,
@@ -35,14 +35,14 @@ from queueing.estimation.checked import (
     requests_of,
     trace_of,
 )
-from queueing.estimation.interval import UNKNOWN, Estimate
-from queueing.estimation.outlook import Outlook, band, limited
-from queueing.estimation.replayed import Machine, keeps_pace, replayed
-from queueing.estimation.window.snapshot import Snapshot
-from queueing.measurement.batch_means import batch_means_interval, student
-from queueing.model import Model
-from queueing.result import Quantity
-from queueing.simulation import fast
+from kendall.queueing.estimation.interval import UNKNOWN, Estimate
+from kendall.queueing.estimation.outlook import Outlook, band, limited
+from kendall.queueing.estimation.replayed import Machine, keeps_pace, replayed
+from kendall.queueing.estimation.window.snapshot import Snapshot
+from kendall.queueing.measurement.batch_means import batch_means_interval, student
+from kendall.queueing.model import Model
+from kendall.queueing.result import Quantity
+from kendall.queueing.simulation import fast
 
 MOST, DRIVEN = 5_000, 500  # requests; where the policy object is driven
 DRAWS = 4

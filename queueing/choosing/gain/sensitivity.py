@@ -12,18 +12,18 @@ from typing import Any
 import numpy as np
 from scipy.special import stdtrit
 
-from policies import parse_policy
-from queueing.choosing.answer import ROUGH, own_error, rough
-from queueing.choosing.forecast import Setting
-from queueing.choosing.gain.criterion import Criterion
-from queueing.choosing.gain.response import Evaluation, Response
-from queueing.choosing.gain.window_model import WindowModel
-from queueing.distributions.token_distribution import TokenDistribution, Vector
-from queueing.estimation.interval import NORMAL, Estimate
-from queueing.latency.law import LatencyModel
-from queueing.model import Model
-from queueing.result import Prediction
-from queueing.simulation.fast import is_compiled
+from kendall.policies import parse_policy
+from kendall.queueing.choosing.answer import ROUGH, own_error, rough
+from kendall.queueing.choosing.forecast import Setting
+from kendall.queueing.choosing.gain.criterion import Criterion
+from kendall.queueing.choosing.gain.response import Evaluation, Response
+from kendall.queueing.choosing.gain.window_model import WindowModel
+from kendall.queueing.distributions.token_distribution import TokenDistribution, Vector
+from kendall.queueing.estimation.interval import NORMAL, Estimate
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.model import Model
+from kendall.queueing.result import Prediction
+from kendall.queueing.simulation.fast import is_compiled
 
 # relative and downwards: never into an unstable queue, and wide enough to stand out of a
 # simulation's noise

@@ -16,22 +16,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from policies import parse_policy, served_as
-from policies.text import counted
-from queueing.choosing.answer import precise, searched
-from queueing.choosing.forecast import Setting
-from queueing.choosing.gain.known_lengths import FEWEST, KnownLengths, known_lengths
-from queueing.choosing.objective import Slo
-from queueing.choosing.search import Predict
-from queueing.distributions.token_distribution import TokenDistribution
-from queueing.estimation.checked import at_their_speeds
-from queueing.estimation.estimates import Estimates
-from queueing.estimation.stall_backlog import behind_stalls, stall_backlog, utilisation_of
-from queueing.estimation.window_queue import Limits, known_memory, model_of
-from queueing.latency.law import LatencyModel
-from queueing.model import Model
-from queueing.prediction import predict_model
-from queueing.result import Prediction
+from kendall.policies import parse_policy, served_as
+from kendall.policies.text import counted
+from kendall.queueing.choosing.answer import precise, searched
+from kendall.queueing.choosing.forecast import Setting
+from kendall.queueing.choosing.gain.known_lengths import FEWEST, KnownLengths, known_lengths
+from kendall.queueing.choosing.objective import Slo
+from kendall.queueing.choosing.search import Predict
+from kendall.queueing.distributions.token_distribution import TokenDistribution
+from kendall.queueing.estimation.checked import at_their_speeds
+from kendall.queueing.estimation.estimates import Estimates
+from kendall.queueing.estimation.stall_backlog import behind_stalls, stall_backlog, utilisation_of
+from kendall.queueing.estimation.window_queue import Limits, known_memory, model_of
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.model import Model
+from kendall.queueing.prediction import predict_model
+from kendall.queueing.result import Prediction
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar
 
-from policies import Policy
-from policies.text import short_number
-from queueing.estimation.interval import Estimate
-from queueing.estimation.speed.speeds import Speeds
-from queueing.estimation.window.snapshot import Snapshot
-from queueing.measurement.arrival_audit import Audit, audit_arrivals
+from kendall.policies import Policy
+from kendall.policies.text import short_number
+from kendall.queueing.estimation.interval import Estimate
+from kendall.queueing.estimation.speed.speeds import Speeds
+from kendall.queueing.estimation.window.snapshot import Snapshot
+from kendall.queueing.measurement.arrival_audit import Audit, audit_arrivals
 
 LEVEL = 0.0005  # significance of the audit of arrivals
 AUDITED = 10_000  # arrivals, at most: the last ones

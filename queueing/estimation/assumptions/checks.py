@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from queueing.estimation.change import Vector
+from kendall.queueing.estimation.change import Vector
 
 SLACK = 0.0005  # seconds between a counter and a record, per event
 

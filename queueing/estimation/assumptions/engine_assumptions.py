@@ -40,23 +40,23 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from policies.core import Policy
-from policies.ordered import order_of
-from policies.text import short_number
-from queueing.estimation.assumptions.assumption import (
+from kendall.policies.core import Policy
+from kendall.policies.ordered import order_of
+from kendall.policies.text import short_number
+from kendall.queueing.estimation.assumptions.assumption import (
     Assumption,
     ForecastTest,
     StalledDelay,
     factor,
     not_judged,
 )
-from queueing.estimation.change import Vector
-from queueing.estimation.speed.batch_times import BatchTimes
-from queueing.estimation.speed.server_speeds import LEAST, ServerSpeed, differ, ends_of
-from queueing.estimation.speed.speed_process import Stalls
-from queueing.estimation.speed.speeds import Speeds
-from queueing.estimation.window.snapshot import Snapshot
-from queueing.measurement.batch_means import batch_means_interval
+from kendall.queueing.estimation.change import Vector
+from kendall.queueing.estimation.speed.batch_times import BatchTimes
+from kendall.queueing.estimation.speed.server_speeds import LEAST, ServerSpeed, differ, ends_of
+from kendall.queueing.estimation.speed.speed_process import Stalls
+from kendall.queueing.estimation.speed.speeds import Speeds
+from kendall.queueing.estimation.window.snapshot import Snapshot
+from kendall.queueing.measurement.batch_means import batch_means_interval
 
 STALL_SHARE = 0.02
 MATERIAL = 0.10

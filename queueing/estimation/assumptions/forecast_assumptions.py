@@ -49,8 +49,8 @@ from itertools import combinations, pairwise
 
 import numpy as np
 
-from policies.text import short_number
-from queueing.estimation.assumptions.assumption import (
+from kendall.policies.text import short_number
+from kendall.queueing.estimation.assumptions.assumption import (
     LEVEL,
     Assumption,
     AssumptionTest,
@@ -59,13 +59,13 @@ from queueing.estimation.assumptions.assumption import (
     factor,
     not_judged,
 )
-from queueing.estimation.assumptions.engine_assumptions import FLOOR, MATERIAL
-from queueing.estimation.change import FEW_CHANGES, Vector, burstiness, changes
-from queueing.estimation.interval import Estimate
-from queueing.estimation.lengths.within_calls import significant
-from queueing.estimation.window.snapshot import Snapshot
-from queueing.measurement.arrival_audit import audit_arrivals
-from queueing.measurement.batch_means import batch_means
+from kendall.queueing.estimation.assumptions.engine_assumptions import FLOOR, MATERIAL
+from kendall.queueing.estimation.change import FEW_CHANGES, Vector, burstiness, changes
+from kendall.queueing.estimation.interval import Estimate
+from kendall.queueing.estimation.lengths.within_calls import significant
+from kendall.queueing.estimation.window.snapshot import Snapshot
+from kendall.queueing.measurement.arrival_audit import audit_arrivals
+from kendall.queueing.measurement.batch_means import batch_means
 
 REFUSED_SHARE = 0.02
 RETRY_SHARE = 0.02

@@ -18,17 +18,17 @@ from typing import Any
 
 import numpy as np
 
-from policies.text import short_number
-from queueing.estimation.assumptions.assumption import Assumption
-from queueing.estimation.assumptions.engine_assumptions import ENGINE_TESTS
-from queueing.estimation.change import Vector
-from queueing.estimation.interval import UNKNOWN, Estimate, symmetric, without_interval
-from queueing.estimation.window.snapshot import Snapshot
-from queueing.measurement.check import SAID, Check
-from queueing.measurement.delay_variance import single_server_variance
-from queueing.measurement.quantile_interval import quantile_intervals
-from queueing.measurement.statistics import mean_interval
-from queueing.result import LEVELS
+from kendall.policies.text import short_number
+from kendall.queueing.estimation.assumptions.assumption import Assumption
+from kendall.queueing.estimation.assumptions.engine_assumptions import ENGINE_TESTS
+from kendall.queueing.estimation.change import Vector
+from kendall.queueing.estimation.interval import UNKNOWN, Estimate, symmetric, without_interval
+from kendall.queueing.estimation.window.snapshot import Snapshot
+from kendall.queueing.measurement.check import SAID, Check
+from kendall.queueing.measurement.delay_variance import single_server_variance
+from kendall.queueing.measurement.quantile_interval import quantile_intervals
+from kendall.queueing.measurement.statistics import mean_interval
+from kendall.queueing.result import LEVELS
 
 BURSTS = "poisson_arrivals"
 ENGINE = tuple(test.name for test in ENGINE_TESTS)

@@ -30,10 +30,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from policies.text import SpecError
-from queueing.distributions.token_distribution import TokenDistribution
-from queueing.estimation.change import Vector
-from queueing.estimation.interval import NORMAL, UNKNOWN, Estimate, symmetric
+from kendall.policies.text import SpecError
+from kendall.queueing.distributions.token_distribution import TokenDistribution
+from kendall.queueing.estimation.change import Vector
+from kendall.queueing.estimation.interval import NORMAL, UNKNOWN, Estimate, symmetric
 
 NEGLIGIBLE = 0.002  # probability beyond the longest count that may be taken to end there
 

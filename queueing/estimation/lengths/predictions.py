@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from queueing.estimation.change import Vector
-from queueing.estimation.window.snapshot import ENDED, Snapshot
+from kendall.queueing.estimation.change import Vector
+from kendall.queueing.estimation.window.snapshot import ENDED, Snapshot
 
 FEWEST = 30  # predictions
 NEARLY_ALL = 0.95  # share of the requests that must have one

@@ -19,8 +19,8 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from queueing.estimation.lengths.lengths import Lengths, weigh
-from queueing.estimation.window.snapshot import CENSORED, WITHOUT_LENGTH, Snapshot
+from kendall.queueing.estimation.lengths.lengths import Lengths, weigh
+from kendall.queueing.estimation.window.snapshot import CENSORED, WITHOUT_LENGTH, Snapshot
 
 CHANCE = 1.95
 MATERIAL = 0.05

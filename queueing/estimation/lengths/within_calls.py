@@ -25,9 +25,9 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import stdtrit
 
-from queueing.estimation.change import Vector
-from queueing.estimation.interval import UNKNOWN, Estimate, Plain
-from queueing.estimation.window.snapshot import CENSORED, WITHOUT_LENGTH, Snapshot
+from kendall.queueing.estimation.change import Vector
+from kendall.queueing.estimation.interval import UNKNOWN, Estimate, Plain
+from kendall.queueing.estimation.window.snapshot import CENSORED, WITHOUT_LENGTH, Snapshot
 
 Ints = npt.NDArray[np.int64]
 

@@ -26,8 +26,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import fdtri
 
-from queueing.estimation.change import Vector
-from queueing.latency.speed_path import SpeedPath, block_begins, path_of_batches
+from kendall.queueing.estimation.change import Vector
+from kendall.queueing.latency.speed_path import SpeedPath, block_begins, path_of_batches
 
 EACH = 10  # batches for each coefficient, at least
 SMALL = 1e-6  # of a column that others make up

@@ -24,11 +24,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from policies import Policy
-from queueing.estimation.change import Vector
-from queueing.estimation.window.snapshot import CENSORED, Snapshot, picked
-from queueing.latency.law import LatencyModel
-from queueing.measurement.recursion import by_batch
+from kendall.policies import Policy
+from kendall.queueing.estimation.change import Vector
+from kendall.queueing.estimation.window.snapshot import CENSORED, Snapshot, picked
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.measurement.recursion import by_batch
 
 # of the speed of a continuous engine, against the step-by-step simulator: 2 to 16 slots, loads 0.3
 # to 0.9, one by one; 1.3 % with calls of several prompts

@@ -26,13 +26,13 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from policies import Continuous, Policy
-from queueing.distributions.token_distribution import TokenDistribution
-from queueing.estimation.change import Vector
-from queueing.estimation.interval import NORMAL
-from queueing.estimation.window.snapshot import CENSORED, Snapshot, picked
-from queueing.latency.law import LatencyModel
-from queueing.model import Model
+from kendall.policies import Continuous, Policy
+from kendall.queueing.distributions.token_distribution import TokenDistribution
+from kendall.queueing.estimation.change import Vector
+from kendall.queueing.estimation.interval import NORMAL
+from kendall.queueing.estimation.window.snapshot import CENSORED, Snapshot, picked
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.model import Model
 
 FEWEST = 200  # requests
 MOST = 6000  # the last ones: a replay of more says little more
@@ -117,7 +117,7 @@ class _Comparable:
 
     def replayed(self, law: LatencyModel) -> tuple[Vector, Vector]:
         """First and rest under this law, of those that tell."""
-        from queueing.simulation.fast import Trace, replay  # noqa: PLC0415 - numba
+        from kendall.queueing.simulation.fast import Trace, replay  # noqa: PLC0415 - numba
 
         model = dataclasses.replace(self.model, law=law)
         run = replay(model, Trace(self.dispatched, self.outputs, self.prompts, []))

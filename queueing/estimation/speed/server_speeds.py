@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from queueing.estimation.speed.batch_times import BatchTimes
-from queueing.estimation.speed.speed_process import without_outliers
+from kendall.queueing.estimation.speed.batch_times import BatchTimes
+from kendall.queueing.estimation.speed.speed_process import without_outliers
 
 FACTOR = 1.1
 BEYOND = 4.0  # the slowest and the fastest are chosen

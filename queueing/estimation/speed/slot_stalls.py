@@ -17,8 +17,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from queueing.estimation.speed.batch_times import BatchTimes
-from queueing.estimation.speed.speed_process import FloatArray, Stalls, stalled
+from kendall.queueing.estimation.speed.batch_times import BatchTimes
+from kendall.queueing.estimation.speed.speed_process import FloatArray, Stalls, stalled
 
 
 class _Episodes(NamedTuple):

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import chdtrc
 
-from queueing.estimation.speed.batch_times import BatchTimes
-from queueing.estimation.speed.wander import BlockSpeeds, block_speeds
+from kendall.queueing.estimation.speed.batch_times import BatchTimes
+from kendall.queueing.estimation.speed.wander import BlockSpeeds, block_speeds
 
 BLOCKS = 24
 LEVEL = 1e-4

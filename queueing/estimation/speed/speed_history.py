@@ -16,20 +16,20 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from policies import Policy
-from queueing.estimation.change import Vector
-from queueing.estimation.speed.batch_times import BatchTimes
-from queueing.estimation.speed.own_shape import OwnShape, own_shape
-from queueing.estimation.speed.speeds import Speeds
-from queueing.estimation.speed.wander import (
+from kendall.policies import Policy
+from kendall.queueing.estimation.change import Vector
+from kendall.queueing.estimation.speed.batch_times import BatchTimes
+from kendall.queueing.estimation.speed.own_shape import OwnShape, own_shape
+from kendall.queueing.estimation.speed.speeds import Speeds
+from kendall.queueing.estimation.speed.wander import (
     FEWEST_BLOCKS,
     TauLikelihoods,
     Wander,
     block_speeds,
     most_likely,
 )
-from queueing.estimation.window.snapshot import Snapshot
-from queueing.latency.law import LatencyModel
+from kendall.queueing.estimation.window.snapshot import Snapshot
+from kendall.queueing.latency.law import LatencyModel
 
 HOUR = 3600.0
 STRETCH, BLOCK = 240.0, 2.0  # seconds

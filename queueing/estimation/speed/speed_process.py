@@ -26,10 +26,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from queueing.estimation.interval import UNKNOWN, Estimate, symmetric, without_interval
-from queueing.estimation.speed.batch_times import FEWEST, BatchTimes
-from queueing.latency.speed import residual_cv as scatter
-from queueing.measurement.statistics import batch_means_interval
+from kendall.queueing.estimation.interval import UNKNOWN, Estimate, symmetric, without_interval
+from kendall.queueing.estimation.speed.batch_times import FEWEST, BatchTimes
+from kendall.queueing.latency.speed import residual_cv as scatter
+from kendall.queueing.measurement.statistics import batch_means_interval
 
 FEW = 5  # groups of slots, of which a speed has a value, without an interval
 FloatArray = npt.NDArray[np.float64]

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from policies import Policy
-from queueing.estimation.speed.batch_times import (
+from kendall.policies import Policy
+from kendall.queueing.estimation.speed.batch_times import (
     FEWEST,
     BatchTimes,
     batch_times,
@@ -21,18 +21,18 @@ from queueing.estimation.speed.batch_times import (
     slot_times,
     times_by_server,
 )
-from queueing.estimation.speed.server_speeds import LEAST, ServerSpeed, factors, speeds_of
-from queueing.estimation.speed.slot_stalls import slot_stalls
-from queueing.estimation.speed.speed_change import SpeedChange, speed_change
-from queueing.estimation.speed.speed_process import (
+from kendall.queueing.estimation.speed.server_speeds import LEAST, ServerSpeed, factors, speeds_of
+from kendall.queueing.estimation.speed.slot_stalls import slot_stalls
+from kendall.queueing.estimation.speed.speed_change import SpeedChange, speed_change
+from kendall.queueing.estimation.speed.speed_process import (
     Stalls,
     stalled,
     stalls,
     without_outliers,
 )
-from queueing.estimation.speed.wander import Wander, wander
-from queueing.estimation.window.snapshot import Snapshot
-from queueing.latency.law import LatencyModel
+from kendall.queueing.estimation.speed.wander import Wander, wander
+from kendall.queueing.estimation.window.snapshot import Snapshot
+from kendall.queueing.latency.law import LatencyModel
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,9 +24,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from queueing.estimation.change import Vector
-from queueing.estimation.interval import UNKNOWN, Estimate
-from queueing.estimation.speed.batch_times import BatchTimes
+from kendall.queueing.estimation.change import Vector
+from kendall.queueing.estimation.interval import UNKNOWN, Estimate
+from kendall.queueing.estimation.speed.batch_times import BatchTimes
 
 BLOCKS = 60
 FEWEST_PER_BLOCK = 4  # batches

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from queueing.estimation.window.snapshot import ENDED, FIELDS, WITHOUT_LENGTH, Snapshot
-from queueing.measurement.recursion import Served
+from kendall.queueing.estimation.window.snapshot import ENDED, FIELDS, WITHOUT_LENGTH, Snapshot
+from kendall.queueing.measurement.recursion import Served
 
 
 def window_of_run(requests: Sequence[Served], shortest_delay: float = math.inf) -> Snapshot:

@@ -14,8 +14,8 @@ from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from queueing.estimation.window.snapshot import CENSORED, ENDED, WIDTH, WITHOUT_LENGTH
-from queueing.measurement.record import Record
+from kendall.queueing.estimation.window.snapshot import CENSORED, ENDED, WIDTH, WITHOUT_LENGTH
+from kendall.queueing.measurement.record import Record
 
 MOST = 20_000  # rows kept: more say little more, and are slow to read
 

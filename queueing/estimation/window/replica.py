@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from queueing.estimation.change import Vector
-from queueing.estimation.window.producer import MOST, WindowDelta
-from queueing.estimation.window.snapshot import COLUMN, WIDTH, Snapshot, picked
+from kendall.queueing.estimation.change import Vector
+from kendall.queueing.estimation.window.producer import MOST, WindowDelta
+from kendall.queueing.estimation.window.snapshot import COLUMN, WIDTH, Snapshot, picked
 
 SECONDS = 300.0
 

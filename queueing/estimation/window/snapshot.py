@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from queueing.estimation.change import Vector
-from queueing.measurement.warm_up import find_warm_up
+from kendall.queueing.estimation.change import Vector
+from kendall.queueing.measurement.warm_up import find_warm_up
 
 FIELDS = (
     "arrived_at",

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from queueing.estimation.window.producer import MOST, WindowDelta, WindowProducer
-from queueing.estimation.window.replica import SECONDS, WindowReplica
-from queueing.estimation.window.snapshot import (
+from kendall.queueing.estimation.window.producer import MOST, WindowDelta, WindowProducer
+from kendall.queueing.estimation.window.replica import SECONDS, WindowReplica
+from kendall.queueing.estimation.window.snapshot import (
     CENSORED,
     COLUMN,
     ENDED,
@@ -20,7 +20,7 @@ from queueing.estimation.window.snapshot import (
     WITHOUT_LENGTH,
     Snapshot,
 )
-from queueing.measurement.record import Record, call_of
+from kendall.queueing.measurement.record import Record, call_of
 
 __all__ = [
     "CENSORED",

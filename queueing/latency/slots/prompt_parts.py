@@ -24,8 +24,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from queueing.distributions.token_distribution import TokenDistribution, Vector
-from queueing.latency.law import LatencyModel
+from kendall.queueing.distributions.token_distribution import TokenDistribution, Vector
+from kendall.queueing.latency.law import LatencyModel
 
 
 class InParts(NamedTuple):

@@ -39,10 +39,10 @@ from functools import cached_property
 import numpy as np
 from scipy.special import gammaln, pdtr
 
-from queueing.distributions.token_distribution import TokenDistribution, Vector
-from queueing.errors import NotConvergedError, OutOfReachError
-from queueing.latency.law import LatencyModel
-from queueing.latency.slots.prompt_parts import PromptParts
+from kendall.queueing.distributions.token_distribution import TokenDistribution, Vector
+from kendall.queueing.errors import NotConvergedError, OutOfReachError
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.latency.slots.prompt_parts import PromptParts
 
 _MANY = 256  # slots from which on only the likely numbers of active ones are followed
 _MOST_STEPS = 20_000_000  # within the turnaround, over all numbers of active slots

@@ -35,17 +35,17 @@ from functools import partial
 
 import numpy as np
 
-from queueing.distributions.lattice import Vector
-from queueing.errors import (
+from kendall.queueing.distributions.lattice import Vector
+from kendall.queueing.errors import (
     SMALLER,
     LargeBatchesError,
     NotConvergedError,
     OutOfReachError,
     UnstableQueueError,
 )
-from queueing.latency.batch_time import BatchTime
-from queueing.latency.service_table import ServiceTable
-from queueing.models.batches.ladder import Ladder, solve_ladder
+from kendall.queueing.latency.batch_time import BatchTime
+from kendall.queueing.latency.service_table import ServiceTable
+from kendall.queueing.models.batches.ladder import Ladder, solve_ladder
 
 _FIRST, _LARGEST_BATCH = 32, 2048  # sizes tried where there is no bound
 LARGEST_BOUND = 512  # of a chain with full batches: its time grows with the cube

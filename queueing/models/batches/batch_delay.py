@@ -31,10 +31,10 @@ import math
 
 import numpy as np
 
-from queueing.distributions.lattice import Complex, Grid, Vector, fitted_width, mean_of
-from queueing.latency.batch_time import BatchTime
-from queueing.models.batches.batch_chain import BatchQueue
-from queueing.result import LEVELS, Levels, Quantiles
+from kendall.queueing.distributions.lattice import Complex, Grid, Vector, fitted_width, mean_of
+from kendall.queueing.latency.batch_time import BatchTime
+from kendall.queueing.models.batches.batch_chain import BatchQueue
+from kendall.queueing.result import LEVELS, Levels, Quantiles
 
 _POINTS, _SOJOURN_POINTS = 2048, 1024
 _LONGEST_QUEUE = 8192  # requests ahead that the sojourn's law follows

@@ -41,10 +41,10 @@ from math import comb
 
 import numpy as np
 
-from queueing.distributions.lattice import Vector
-from queueing.distributions.token_distribution import TokenDistribution
-from queueing.errors import NotConvergedError, OutOfReachError
-from queueing.latency.batch_time import BatchTime
+from kendall.queueing.distributions.lattice import Vector
+from kendall.queueing.distributions.token_distribution import TokenDistribution
+from kendall.queueing.errors import NotConvergedError, OutOfReachError
+from kendall.queueing.latency.batch_time import BatchTime
 
 _FIRST, _GROWTH = 12, 1.5  # largest batch tried first; how the next one grows
 _MOST_TERMS = 40_000_000  # of one step: some hundredths of a second

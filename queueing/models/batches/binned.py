@@ -31,12 +31,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from policies.orders.by_length import Binned
-from queueing.distributions.token_distribution import TokenDistribution, Vector
-from queueing.latency.batch_time import BatchTime
-from queueing.models.soap.predictor_text import PredictorText
-from queueing.models.soap.sizes import Atoms
-from queueing.models.soap.token_orders import TokenService
+from kendall.policies.orders.by_length import Binned
+from kendall.queueing.distributions.token_distribution import TokenDistribution, Vector
+from kendall.queueing.latency.batch_time import BatchTime
+from kendall.queueing.models.soap.predictor_text import PredictorText
+from kendall.queueing.models.soap.sizes import Atoms
+from kendall.queueing.models.soap.token_orders import TokenService
 
 
 def binned_rate(

@@ -31,11 +31,11 @@ from functools import partial
 
 import numpy as np
 
-from queueing.distributions.lattice import Vector
-from queueing.errors import NotConvergedError, UnstableQueueError
-from queueing.latency.batch_time import BatchTime
-from queueing.latency.service_table import ServiceTable
-from queueing.models.batches.batch_chain import (
+from kendall.queueing.distributions.lattice import Vector
+from kendall.queueing.errors import NotConvergedError, UnstableQueueError
+from kendall.queueing.latency.batch_time import BatchTime
+from kendall.queueing.latency.service_table import ServiceTable
+from kendall.queueing.models.batches.batch_chain import (
     LARGEST_BOUND,
     LOST,
     BatchQueue,
@@ -45,8 +45,8 @@ from queueing.models.batches.batch_chain import (
     smallest_circle,
     solve_cut,
 )
-from queueing.models.batches.calls import Calls
-from queueing.models.batches.ladder import solve_ladder
+from kendall.queueing.models.batches.calls import Calls
+from kendall.queueing.models.batches.ladder import solve_ladder
 
 _LONG_ROW = 2**12
 _SMALLEST, _NEGLIGIBLE = 1e-6, -14 * np.log(10)  # logarithms: of a circle's radius, of a term

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from queueing.distributions.lattice import Vector, blocks
-from queueing.distributions.token_distribution import TokenDistribution
-from queueing.errors import OutOfReachError
-from queueing.latency.service_table import ServiceTable
+from kendall.queueing.distributions.lattice import Vector, blocks
+from kendall.queueing.distributions.token_distribution import TokenDistribution
+from kendall.queueing.errors import OutOfReachError
+from kendall.queueing.latency.service_table import ServiceTable
 
 _BLOCK = 256  # numbers of arrivals at a time
 _AT_ONCE = 2_000_000  # numbers of a block: 16 MB

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from queueing.distributions.lattice import Complex, Vector
-from queueing.errors import NotConvergedError
+from kendall.queueing.distributions.lattice import Complex, Vector
+from kendall.queueing.errors import NotConvergedError
 
 _FIRST, _LAST = 512, 2**21
 

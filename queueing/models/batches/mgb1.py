@@ -26,13 +26,13 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import gammainc, gammaincc
 
-from queueing.distributions.lattice import Grid, Vector, fitted_width
-from queueing.errors import UnstableQueueError
-from queueing.latency.batch_time import BatchTime
-from queueing.models.batches.batch_chain import full_arrivals
-from queueing.models.batches.batch_delay import checked
-from queueing.models.batches.ladder import Ladder, solve_ladder
-from queueing.result import LEVELS, Levels, Quantiles
+from kendall.queueing.distributions.lattice import Grid, Vector, fitted_width
+from kendall.queueing.errors import UnstableQueueError
+from kendall.queueing.latency.batch_time import BatchTime
+from kendall.queueing.models.batches.batch_chain import full_arrivals
+from kendall.queueing.models.batches.batch_delay import checked
+from kendall.queueing.models.batches.ladder import Ladder, solve_ladder
+from kendall.queueing.result import LEVELS, Levels, Quantiles
 
 _POINTS = 4096
 

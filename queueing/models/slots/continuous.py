@@ -54,13 +54,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from queueing.distributions.token_distribution import Vector
-from queueing.errors import NotConvergedError, UnstableQueueError
-from queueing.latency.slots.slot_time import SlotTime
-from queueing.models.mgc import general_service
-from queueing.models.slots.processor_sharing import log_weights
-from queueing.models.slots.two_phases import delay_ratio, fitted
-from queueing.result import LEVELS, Quantiles
+from kendall.queueing.distributions.token_distribution import Vector
+from kendall.queueing.errors import NotConvergedError, UnstableQueueError
+from kendall.queueing.latency.slots.slot_time import SlotTime
+from kendall.queueing.models.mgc import general_service
+from kendall.queueing.models.slots.processor_sharing import log_weights
+from kendall.queueing.models.slots.two_phases import delay_ratio, fitted
+from kendall.queueing.result import LEVELS, Quantiles
 
 __all__ = ["SlotQueue", "SlotTime", "doubt", "solve_continuous", "trusted"]
 

@@ -47,10 +47,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from policies.text import SpecError
-from queueing.distributions.token_distribution import Vector
-from queueing.errors import UnstableQueueError
-from queueing.result import LEVELS, Quantiles
+from kendall.policies.text import SpecError
+from kendall.queueing.distributions.token_distribution import Vector
+from kendall.queueing.errors import UnstableQueueError
+from kendall.queueing.result import LEVELS, Quantiles
 
 
 @dataclass(frozen=True, kw_only=True)

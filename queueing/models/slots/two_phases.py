@@ -26,9 +26,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from queueing.distributions.token_distribution import Vector
-from queueing.errors import NotConvergedError
-from queueing.models.slots.processor_sharing import log_weights
+from kendall.queueing.distributions.token_distribution import Vector
+from kendall.queueing.errors import NotConvergedError
+from kendall.queueing.models.slots.processor_sharing import log_weights
 
 _NEGLIGIBLE = 35.0
 _RARE = 1e-6  # chance of a wait

@@ -28,12 +28,12 @@ from typing import Protocol
 
 import numpy as np
 
-from policies.text import SpecError
-from queueing.distributions.token_distribution import Vector
-from queueing.models.soap import ranks
-from queueing.models.soap.predictors import OneBit, Predictor
-from queueing.models.soap.ranks import Ranks
-from queueing.models.soap.sizes import Atoms, Grid
+from kendall.policies.text import SpecError
+from kendall.queueing.distributions.token_distribution import Vector
+from kendall.queueing.models.soap import ranks
+from kendall.queueing.models.soap.predictors import OneBit, Predictor
+from kendall.queueing.models.soap.ranks import Ranks
+from kendall.queueing.models.soap.sizes import Atoms, Grid
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,9 +17,9 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from policies.core import Policy
-from policies.ordered import order_of
-from policies.text import (
+from kendall.policies.core import Policy
+from kendall.policies.ordered import order_of
+from kendall.policies.text import (
     SpecError,
     check_text,
     format_number,

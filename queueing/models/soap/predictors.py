@@ -23,9 +23,9 @@ from typing import Protocol
 import numpy as np
 from scipy.special import ndtr
 
-from policies.text import SpecError
-from queueing.distributions.token_distribution import Vector
-from queueing.models.soap.sizes import Atoms, Grid, shares
+from kendall.policies.text import SpecError
+from kendall.queueing.distributions.token_distribution import Vector
+from kendall.queueing.models.soap.sizes import Atoms, Grid, shares
 
 _FINE = 3000  # predictions at which the shares are tabled
 _COARSE = 300  # sizes with which they are

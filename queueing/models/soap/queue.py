@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from queueing.distributions.token_distribution import Vector
-from queueing.models.soap.analysis import mean_sojourns
-from queueing.models.soap.orders import Jobs, Order
-from queueing.models.soap.predictors import ExactPrediction, Predictor
-from queueing.models.soap.resuming import Resuming, ResumingAnalysis
-from queueing.models.soap.sizes import Atoms, Grid, Residual, SizeLaw
+from kendall.queueing.distributions.token_distribution import Vector
+from kendall.queueing.models.soap.analysis import mean_sojourns
+from kendall.queueing.models.soap.orders import Jobs, Order
+from kendall.queueing.models.soap.predictors import ExactPrediction, Predictor
+from kendall.queueing.models.soap.resuming import Resuming, ResumingAnalysis
+from kendall.queueing.models.soap.sizes import Atoms, Grid, Residual, SizeLaw
 
 _FULL = 0.9999  # load for which the cells are cut at most
 CELLS = 150  # of a continuous law, and of its predictions, on the coarser of the two grids

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from queueing.distributions.token_distribution import Vector
+from kendall.queueing.distributions.token_distribution import Vector
 
 FIRST = -1  # the class of what is never interrupted
 Piece = tuple[Vector | float, Vector | float, Vector | float, Vector | float]

@@ -28,13 +28,13 @@ from functools import cached_property
 import numpy as np
 from scipy.special import gammainc
 
-from policies.text import SpecError
-from queueing.distributions.token_distribution import Vector
-from queueing.errors import UnstableQueueError
-from queueing.models.soap.analysis import Analysis
-from queueing.models.soap.orders import DrawnJobs, Jobs, Order
-from queueing.models.soap.predictors import Predictor
-from queueing.models.soap.sizes import Atoms, Grid
+from kendall.policies.text import SpecError
+from kendall.queueing.distributions.token_distribution import Vector
+from kendall.queueing.errors import UnstableQueueError
+from kendall.queueing.models.soap.analysis import Analysis
+from kendall.queueing.models.soap.orders import DrawnJobs, Jobs, Order
+from kendall.queueing.models.soap.predictors import Predictor
+from kendall.queueing.models.soap.sizes import Atoms, Grid
 
 _SMALL = 1e-4  # interruptions in the seconds looked at, below which a series is more accurate
 _NEVER = 1e-12

@@ -19,14 +19,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from policies.text import SpecError
-from queueing.latency.service_time import ServiceTime
-from queueing.models.mgc import solve_servers
-from queueing.models.soap.orders import Order
-from queueing.models.soap.predictors import Predictor
-from queueing.models.soap.queue import EXACT, OrderedQueue, solve_order
-from queueing.models.soap.resuming import resume_doubt
-from queueing.models.soap.sizes import Grid, SizeLaw
+from kendall.policies.text import SpecError
+from kendall.queueing.latency.service_time import ServiceTime
+from kendall.queueing.models.mgc import solve_servers
+from kendall.queueing.models.soap.orders import Order
+from kendall.queueing.models.soap.predictors import Predictor
+from kendall.queueing.models.soap.queue import EXACT, OrderedQueue, solve_order
+from kendall.queueing.models.soap.resuming import resume_doubt
+from kendall.queueing.models.soap.sizes import Grid, SizeLaw
 
 _CELLS = 400
 # log2(c) |ln(W(1) / W_fcfs(1))| up to which W(c) was within 5 %, below a load of 0.9 and above

@@ -18,9 +18,9 @@ from typing import Protocol
 import numpy as np
 from scipy.special import gamma, gammainc, gammaincinv, ndtr, ndtri
 
-from policies.text import SpecError
-from queueing.distributions.token_distribution import TokenDistribution, Vector
-from queueing.latency.law import LatencyModel
+from kendall.policies.text import SpecError
+from kendall.queueing.distributions.token_distribution import TokenDistribution, Vector
+from kendall.queueing.latency.law import LatencyModel
 
 _FINE = 20_000  # points at which the shares of a continuous law are tabled
 _KEPT = 1000  # atoms that are never merged

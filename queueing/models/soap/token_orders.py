@@ -28,12 +28,12 @@ from typing import Any
 
 import numpy as np
 
-from policies.errors import SpecError
-from policies.orders.order import Order as PolicyOrder
-from queueing.distributions.token_distribution import TokenDistribution, Vector
-from queueing.latency.law import LatencyModel
-from queueing.latency.slots.slot_time import SlotTime
-from queueing.models.soap.orders import (
+from kendall.policies.errors import SpecError
+from kendall.policies.orders.order import Order as PolicyOrder
+from kendall.queueing.distributions.token_distribution import TokenDistribution, Vector
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.latency.slots.slot_time import SlotTime
+from kendall.queueing.models.soap.orders import (
     Fifo,
     LeastAttained,
     Levels,
@@ -45,8 +45,8 @@ from queueing.models.soap.orders import (
     Threshold,
     Trail,
 )
-from queueing.models.soap.predictor_text import NO_PREDICTION, PredictorText
-from queueing.models.soap.predictors import (
+from kendall.queueing.models.soap.predictor_text import NO_PREDICTION, PredictorText
+from kendall.queueing.models.soap.predictors import (
     ConstantPrediction,
     ExactPrediction,
     ExponentialPrediction,
@@ -55,14 +55,14 @@ from queueing.models.soap.predictors import (
     Predictor,
     WholeTokens,
 )
-from queueing.models.soap.queue import solve_order
-from queueing.models.soap.resuming import ResumeCost, Resuming
-from queueing.models.soap.several_servers import (
+from kendall.queueing.models.soap.queue import solve_order
+from kendall.queueing.models.soap.resuming import ResumeCost, Resuming
+from kendall.queueing.models.soap.several_servers import (
     SeveralOrdered,
     ratio_to_first_come,
     solve_on_servers,
 )
-from queueing.models.soap.sizes import Atoms, token_sizes
+from kendall.queueing.models.soap.sizes import Atoms, token_sizes
 
 
 @dataclass(frozen=True, eq=False)

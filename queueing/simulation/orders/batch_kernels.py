@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from queueing.simulation.kernels import (
+from kendall.queueing.simulation.kernels import (
     Bounds,
     Drawn,
     Floats,
@@ -27,9 +27,9 @@ from queueing.simulation.kernels import (
     new_path,
     serve_batch,
 )
-from queueing.simulation.orders.kernels import pop, push
-from queueing.simulation.orders.lanes import dispatched, ended, lane_of, new_lanes, route
-from queueing.simulation.orders.waiting_kernels import (
+from kendall.queueing.simulation.orders.kernels import pop, push
+from kendall.queueing.simulation.orders.lanes import dispatched, ended, lane_of, new_lanes, route
+from kendall.queueing.simulation.orders.waiting_kernels import (
     OrderedQueue,
     enter,
     leave,
@@ -39,7 +39,7 @@ from queueing.simulation.orders.waiting_kernels import (
     serve,
     take,
 )
-from queueing.simulation.slot_kernels import (
+from kendall.queueing.simulation.slot_kernels import (
     UNLIMITED,
     Memory,
     Slots,

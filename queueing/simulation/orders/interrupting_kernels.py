@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from queueing.latency.slots.token_gaps import GapCounts
-from queueing.simulation.kernels import (
+from kendall.queueing.latency.slots.token_gaps import GapCounts
+from kendall.queueing.simulation.kernels import (
     Floats,
     Ints,
     RequestPath,
@@ -24,8 +24,14 @@ from queueing.simulation.kernels import (
     inner,
     new_path,
 )
-from queueing.simulation.orders.waiting_kernels import OrderedQueue, enter, leave, next_of, serve
-from queueing.simulation.slot_kernels import step_at_or_after, step_instant
+from kendall.queueing.simulation.orders.waiting_kernels import (
+    OrderedQueue,
+    enter,
+    leave,
+    next_of,
+    serve,
+)
+from kendall.queueing.simulation.slot_kernels import step_at_or_after, step_instant
 
 # what a request is ranked by: a value that does not change, predicted tokens that are left, levels
 # of tokens made, or whole quanta of them

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from queueing.simulation.kernels import compiled, inner
+from kendall.queueing.simulation.kernels import compiled, inner
 
 
 @inner

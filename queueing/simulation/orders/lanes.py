@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from queueing.simulation.kernels import Floats, Ints, inner
+from kendall.queueing.simulation.kernels import Floats, Ints, inner
 
 
 class Lanes(NamedTuple):

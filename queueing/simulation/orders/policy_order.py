@@ -9,22 +9,22 @@ from typing import Any
 
 import numpy as np
 
-from policies.core import Policy
-from policies.immediate import Single
-from policies.ordered import in_arrival_order, order_of
-from policies.orders.by_age import LeastAttained, Levels
-from policies.orders.by_length import Binned, LongestFirst, ShortestFirst, Threshold
-from policies.orders.by_urgency import ByPriority, EarliestDeadline, HighestRatio
-from policies.orders.order import Order, Ranked
-from policies.orders.preemptive import (
+from kendall.policies.core import Policy
+from kendall.policies.immediate import Single
+from kendall.policies.ordered import in_arrival_order, order_of
+from kendall.policies.orders.by_age import LeastAttained, Levels
+from kendall.policies.orders.by_length import Binned, LongestFirst, ShortestFirst, Threshold
+from kendall.policies.orders.by_urgency import ByPriority, EarliestDeadline, HighestRatio
+from kendall.policies.orders.order import Order, Ranked
+from kendall.policies.orders.preemptive import (
     PreemptiveShortest,
     PreemptiveThreshold,
     ShortestRemaining,
     Trail,
 )
-from policies.registry import is_built_in
-from queueing.distributions.token_distribution import Vector
-from queueing.simulation.orders.interrupting_kernels import (
+from kendall.policies.registry import is_built_in
+from kendall.queueing.distributions.token_distribution import Vector
+from kendall.queueing.simulation.orders.interrupting_kernels import (
     FIXED,
     LEVELS,
     NEVER,
@@ -32,7 +32,7 @@ from queueing.simulation.orders.interrupting_kernels import (
     REMAINING,
     Interrupting,
 )
-from queueing.simulation.orders.waiting_kernels import (
+from kendall.queueing.simulation.orders.waiting_kernels import (
     FIRST_IN,
     GROUPS,
     RANKED,

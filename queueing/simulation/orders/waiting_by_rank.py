@@ -12,12 +12,12 @@ from __future__ import annotations
 from bisect import bisect_right, insort_right
 from collections.abc import Callable, Sequence
 
-from policies.core import Policy, Request, Waiting
-from policies.ordered import in_arrival_order, order_of
-from policies.orders.by_flow import FlowCounters, VirtualTokens
-from policies.orders.by_urgency import ByPriority
-from policies.orders.order import Order, key
-from queueing.simulation.waiting import WaitingQueue
+from kendall.policies.core import Policy, Request, Waiting
+from kendall.policies.ordered import in_arrival_order, order_of
+from kendall.policies.orders.by_flow import FlowCounters, VirtualTokens
+from kendall.policies.orders.by_urgency import ByPriority
+from kendall.policies.orders.order import Order, key
+from kendall.queueing.simulation.waiting import WaitingQueue
 
 
 class RankedQueue(WaitingQueue):

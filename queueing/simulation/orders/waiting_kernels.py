@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from policies.core import UNBOUNDED
-from queueing.simulation.kernels import Floats, Ints, inner
+from kendall.policies.core import UNBOUNDED
+from kendall.queueing.simulation.kernels import Floats, Ints, inner
 
 FIRST_IN, RANKED, RATIO, GROUPS = range(4)
 FIRST, LAST, COUNT = range(3)  # rows of `ends`

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from msgspec.structs import replace
 
-from policies.core import Policy
-from queueing.measurement.record import Record
-from queueing.simulation.reference import Driver, Job, SimulatedEngine, of_one_call
+from kendall.policies.core import Policy
+from kendall.queueing.measurement.record import Record
+from kendall.queueing.simulation.reference import Driver, Job, SimulatedEngine, of_one_call
 
 # from the requests that each server has, waiting and in service, to the place of the next call; the
 # answer of a request in service has not left

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from queueing.distributions.token_distribution import Vector
-from queueing.latency.law import LatencyModel
-from queueing.model import Model
-from queueing.models.tandem import tandem_path
-from queueing.result import Mean, Prediction, Station
-from queueing.simulation.fast import draw_trace
-from queueing.simulation.simulated_means import (
+from kendall.queueing.distributions.token_distribution import Vector
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.model import Model
+from kendall.queueing.models.tandem import tandem_path
+from kendall.queueing.result import Mean, Prediction, Station
+from kendall.queueing.simulation.fast import draw_trace
+from kendall.queueing.simulation.simulated_means import (
     Kind,
     kind_of_runs,
     mean_of_runs,

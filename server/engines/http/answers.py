@@ -21,7 +21,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from server.engines.proxied import Answered
+from kendall.server.engines.proxied import Answered
 
 MOST = 10_000_000  # tokens of a call: a count beyond every context is none
 MOST_LINE = 4 << 20  # bytes of a line of a stream that is read; a longer one only passes

@@ -17,9 +17,9 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from server.engines.base import EngineStartError
-from server.engines.http.prompts import TOKENIZE, counted_tokens
-from server.engines.http.upstream import LOST, MODELS, Upstream
+from kendall.server.engines.base import EngineStartError
+from kendall.server.engines.http.prompts import TOKENIZE, counted_tokens
+from kendall.server.engines.http.upstream import LOST, MODELS, Upstream
 
 EXPECTED = "expected a server with OpenAI's API"
 STARTING = (502, 503, 504)  # of a server that loads its model, or of a proxy before it

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from server.engines.base import (
+from kendall.server.engines.base import (
     Capabilities,
     EngineRequest,
     Sampling,
@@ -25,15 +25,22 @@ from server.engines.base import (
     TokenStream,
     UnsupportedError,
 )
-from server.engines.http.answers import UpstreamAnswer
-from server.engines.http.exchange import BESIDE, UpstreamExchange, kept
-from server.engines.http.own_calls import OwnForm
-from server.engines.http.pool import HttpOptions, UpstreamPool, say_once
-from server.engines.http.prompts import PromptCounter, load_tokenizer
-from server.engines.http.stream import CountedStream, PassedStream
-from server.engines.http.upstream import LOST, Connect, Upstream, bounded, connector, status_of
-from server.engines.proxied import ProxiedCall, Refused, Silence, in_trace
-from server.runtime.background import going_on
+from kendall.server.engines.http.answers import UpstreamAnswer
+from kendall.server.engines.http.exchange import BESIDE, UpstreamExchange, kept
+from kendall.server.engines.http.own_calls import OwnForm
+from kendall.server.engines.http.pool import HttpOptions, UpstreamPool, say_once
+from kendall.server.engines.http.prompts import PromptCounter, load_tokenizer
+from kendall.server.engines.http.stream import CountedStream, PassedStream
+from kendall.server.engines.http.upstream import (
+    LOST,
+    Connect,
+    Upstream,
+    bounded,
+    connector,
+    status_of,
+)
+from kendall.server.engines.proxied import ProxiedCall, Refused, Silence, in_trace
+from kendall.server.runtime.background import going_on
 
 log = logging.getLogger("kendall.engine")
 LOOK_EVERY = 1.0  # seconds between two looks at what is in service

@@ -18,14 +18,14 @@ from typing import Protocol
 
 import aiohttp
 
-from policies import Request
-from server.engines.base import FailureCode
-from server.engines.http.answers import GENERATING, UpstreamAnswer, fits
-from server.engines.http.stream import ResponseSink
-from server.engines.http.upstream import LOST, Upstream, reason_of, status_of
-from server.engines.proxied import Cause, ProxiedCall, Refused
-from server.runtime.clock import clock_of
-from server.runtime.passed_headers import named_by
+from kendall.policies import Request
+from kendall.server.engines.base import FailureCode
+from kendall.server.engines.http.answers import GENERATING, UpstreamAnswer, fits
+from kendall.server.engines.http.stream import ResponseSink
+from kendall.server.engines.http.upstream import LOST, Upstream, reason_of, status_of
+from kendall.server.engines.proxied import Cause, ProxiedCall, Refused
+from kendall.server.runtime.clock import clock_of
+from kendall.server.runtime.passed_headers import named_by
 
 log = logging.getLogger("kendall.engine")
 EVENTS = "text/event-stream"

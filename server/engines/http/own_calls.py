@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from server.engines.base import EngineRequest
-from server.engines.proxied import ProxiedCall
+from kendall.server.engines.base import EngineRequest
+from kendall.server.engines.proxied import ProxiedCall
 
 log = logging.getLogger("kendall.engine")
 COMPLETIONS = "/v1/completions"

@@ -11,13 +11,26 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from server.engines.base import Capabilities, EngineStartError
-from server.engines.capabilities import UNKNOWN_TOKENS
-from server.engines.http.discovery import Description, StartingError, described, named, refusal
-from server.engines.http.standing import share_of
-from server.engines.http.upstream import LOST, SILENT, Connect, Upstream, connector, reason_of
-from server.engines.proxied import SENDER
-from server.runtime.clock import clock_of
+from kendall.server.engines.base import Capabilities, EngineStartError
+from kendall.server.engines.capabilities import UNKNOWN_TOKENS
+from kendall.server.engines.http.discovery import (
+    Description,
+    StartingError,
+    described,
+    named,
+    refusal,
+)
+from kendall.server.engines.http.standing import share_of
+from kendall.server.engines.http.upstream import (
+    LOST,
+    SILENT,
+    Connect,
+    Upstream,
+    connector,
+    reason_of,
+)
+from kendall.server.engines.proxied import SENDER
+from kendall.server.runtime.clock import clock_of
 
 log = logging.getLogger("kendall.engine")
 AGAIN = 1.0  # seconds between two looks at servers that do not serve yet

@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 from tokenizers import Tokenizer
 
-from policies import SpecError
-from server.engines.http.upstream import LOST, Upstream
+from kendall.policies import SpecError
+from kendall.server.engines.http.upstream import LOST, Upstream
 
 log = logging.getLogger("kendall.engine")
 TOKENIZE = "/tokenize"

@@ -7,10 +7,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, cast
 
-from server.engines.base import FailureCode, Token, TokenStream
-from server.engines.http.own_calls import OwnCall, OwnForm
-from server.engines.proxied import Answered, Cause, ProxiedListener, Refused
-from server.runtime.wording import brief
+from kendall.server.engines.base import FailureCode, Token, TokenStream
+from kendall.server.engines.http.own_calls import OwnCall, OwnForm
+from kendall.server.engines.proxied import Answered, Cause, ProxiedListener, Refused
+from kendall.server.runtime.wording import brief
 
 NO_TOKEN = -1  # id of a token whose id the server does not tell
 UNREAD = (400, 422)  # of a server that does not take a field, or a prompt of token ids

@@ -13,11 +13,11 @@ from typing import Any
 import aiohttp
 from multidict import CIMultiDict
 
-from server.engines.http.breaker import Breaker
-from server.engines.http.standing import ServerStanding
-from server.runtime.clock import clock_of
-from server.runtime.passed_headers import written
-from server.runtime.wording import brief
+from kendall.server.engines.http.breaker import Breaker
+from kendall.server.engines.http.standing import ServerStanding
+from kendall.server.runtime.clock import clock_of
+from kendall.server.runtime.passed_headers import written
+from kendall.server.runtime.wording import brief
 
 log = logging.getLogger("kendall.engine")
 LOST = (aiohttp.ClientError, OSError, TimeoutError, ValueError)  # of a request that failed

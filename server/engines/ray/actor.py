@@ -6,8 +6,8 @@ import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
-from server.engines.base import Capabilities, Engine, Sampling, Step
-from server.engines.ray.messages import (
+from kendall.server.engines.base import Capabilities, Engine, Sampling, Step
+from kendall.server.engines.ray.messages import (
     CancelOrder,
     Death,
     DispatchOrder,
@@ -105,8 +105,8 @@ def vllm_engine(
     """On the machine of the actor, which makes `tiny` and `smollm2` itself; `engines`: how many may
     be there.
     """
-    from server.engines.hugging_face import folder_of  # noqa: PLC0415
-    from server.engines.vllm.engine import VllmEngine  # noqa: PLC0415
+    from kendall.server.engines.hugging_face import folder_of  # noqa: PLC0415
+    from kendall.server.engines.vllm.engine import VllmEngine  # noqa: PLC0415
 
     return VllmEngine(
         folder_of(model), engine_args=engine_args, form_time=form_time, engines=engines

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from server.engines.base import EngineStartError
-from server.engines.vllm.reader import first_line
-from server.runtime.pools import in_daemon
+from kendall.server.engines.base import EngineStartError
+from kendall.server.engines.vllm.reader import first_line
+from kendall.server.runtime.pools import in_daemon
 
 CONNECT = 60.0  # seconds; a Ray of its own takes 3
 LEAVE = 10.0  # seconds; then its processes end with this one

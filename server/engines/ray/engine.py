@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from server.engines.base import (
+from kendall.server.engines.base import (
     NOT_RUNNING,
     Capabilities,
     Engine,
@@ -26,9 +26,9 @@ from server.engines.base import (
     TokenStream,
     stillborn,
 )
-from server.engines.ray.actor import EngineActor
-from server.engines.ray.cluster import join, lacking, leave
-from server.engines.ray.messages import (
+from kendall.server.engines.ray.actor import EngineActor
+from kendall.server.engines.ray.cluster import join, lacking, leave
+from kendall.server.engines.ray.messages import (
     CancelOrder,
     Death,
     DispatchOrder,
@@ -39,7 +39,7 @@ from server.engines.ray.messages import (
     StepEnd,
     Tokens,
 )
-from server.engines.vllm.reader import first_line
+from kendall.server.engines.vllm.reader import first_line
 
 log = logging.getLogger("kendall.engine")
 HANG_TIMEOUT = 15.0  # seconds without an answer to a ping

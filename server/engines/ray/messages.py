@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from server.engines.base import EngineEnd, EngineRequest, FailureCode, Token, TokenStream
+from kendall.server.engines.base import EngineEnd, EngineRequest, FailureCode, Token, TokenStream
 
 
 class DispatchOrder(msgspec.Struct, frozen=True):

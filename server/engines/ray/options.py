@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from policies.text import SpecError
+from kendall.policies.text import SpecError
 
 OWN = {"num_cpus": "CPU", "num_gpus": "GPU"}
 RESOURCES = "resources"

@@ -19,8 +19,8 @@ from multiprocessing import popen_forkserver
 from multiprocessing.context import ForkServerProcess
 from typing import Any, Generic, Protocol, TypeVar
 
-from server.engines.vllm.process import deaf_to_ctrl_c, kill_fork_server, kill_tree
-from server.runtime.pools import in_daemon
+from kendall.server.engines.vllm.process import deaf_to_ctrl_c, kill_fork_server, kill_tree
+from kendall.server.runtime.pools import in_daemon
 
 log = logging.getLogger("kendall.engine")
 AGAIN = 0.1  # seconds between looks for a process that was forked only now

@@ -32,17 +32,17 @@ from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.loggers import PrometheusStatLogger, StatLoggerBase
 
-from queueing.measurement.machine import hardware
-from server.engines.base import (
+from kendall.queueing.measurement.machine import hardware
+from kendall.server.engines.base import (
     Capabilities,
     EngineRequest,
     InvalidPromptError,
     Sampling,
     Structured,
 )
-from server.engines.vllm.boot import Forks
-from server.engines.vllm.options import on_devices
-from server.engines.vllm.process import kill_tree
+from kendall.server.engines.vllm.boot import Forks
+from kendall.server.engines.vllm.options import on_devices
+from kendall.server.engines.vllm.process import kill_tree
 
 log = logging.getLogger("kendall.engine")
 CLIENT_ERRORS: tuple[type[Exception], ...] = (

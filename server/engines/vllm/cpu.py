@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from server.engines.base import EngineStartError
-from server.engines.folder import safetensors_header, weight_files
-from server.engines.vllm.machine import Machine
+from kendall.server.engines.base import EngineStartError
+from kendall.server.engines.folder import safetensors_header, weight_files
+from kendall.server.engines.vllm.machine import Machine
 
 MAX_NUM_SEQS = 64
 BLOCK = 32  # tokens

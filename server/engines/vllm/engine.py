@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from server.engines.base import (
+from kendall.server.engines.base import (
     NOT_RUNNING,
     Capabilities,
     EngineRequest,
@@ -29,21 +29,21 @@ from server.engines.base import (
     TokenStream,
     stillborn,
 )
-from server.engines.vllm.boot import STOPS, Boot, Forks
-from server.engines.vllm.forms import FormCompiler
-from server.engines.vllm.machine import Machine
-from server.engines.vllm.options import check_model, engine_arguments, on_cpu
-from server.engines.vllm.process import CpuSplit, engine_error, parse_cpus, prepare
-from server.engines.vllm.reader import Reader, first_line
-from server.engines.vllm.submit import Cancel, Start, Submitter, stop_after
-from server.engines.vllm.watch import IDLE_PING_EVERY, PING_EVERY, EngineWatch, Patience
-from server.runtime.garbage import collect_everything
-from server.runtime.logs import route
-from server.runtime.pools import in_a_thread
-from server.runtime.wording import brief
+from kendall.server.engines.vllm.boot import STOPS, Boot, Forks
+from kendall.server.engines.vllm.forms import FormCompiler
+from kendall.server.engines.vllm.machine import Machine
+from kendall.server.engines.vllm.options import check_model, engine_arguments, on_cpu
+from kendall.server.engines.vllm.process import CpuSplit, engine_error, parse_cpus, prepare
+from kendall.server.engines.vllm.reader import Reader, first_line
+from kendall.server.engines.vllm.submit import Cancel, Start, Submitter, stop_after
+from kendall.server.engines.vllm.watch import IDLE_PING_EVERY, PING_EVERY, EngineWatch, Patience
+from kendall.server.runtime.garbage import collect_everything
+from kendall.server.runtime.logs import route
+from kendall.server.runtime.pools import in_a_thread
+from kendall.server.runtime.wording import brief
 
 if TYPE_CHECKING:
-    from server.engines.vllm.core import Core
+    from kendall.server.engines.vllm.core import Core
 
 __all__ = ["VllmEngine", "prepare"]
 
@@ -153,7 +153,7 @@ class VllmEngine:
         arguments = engine_arguments(self._model, self._engine_args, machine, self._engines)
         prepare(self._model)
         engine_error()  # forget an older one
-        from server.engines.vllm import core as vllm_core  # noqa: PLC0415  # six seconds, in this thread
+        from kendall.server.engines.vllm import core as vllm_core  # noqa: PLC0415  # six seconds, in this thread
 
         route("vllm")
 
@@ -264,7 +264,7 @@ class VllmEngine:
         """See `Engine`. A form is compiled, elsewhere: it may take long, or crash what compiles
         it.
         """
-        from server.engines.vllm.core import CLIENT_ERRORS  # noqa: PLC0415  # imported long ago by `_boot`
+        from kendall.server.engines.vllm.core import CLIENT_ERRORS  # noqa: PLC0415  # imported long ago by `_boot`
 
         core = self._running_core()
         prepared = None
@@ -327,7 +327,7 @@ class VllmEngine:
             self._submitter.put(Cancel(readers))
 
     async def _begin(self, reader: Reader, padded_length: int | None) -> None:
-        from server.engines.vllm.core import CLIENT_ERRORS, sampling_params  # noqa: PLC0415  # imported long ago by `_boot`
+        from kendall.server.engines.vllm.core import CLIENT_ERRORS, sampling_params  # noqa: PLC0415  # imported long ago by `_boot`
 
         core, engine_request = self._running_core(), reader.engine_request
         assert self._capabilities is not None
@@ -397,7 +397,7 @@ async def _tokens(
     """Await vLLM's renderer; what it says against a prompt is for the client, unless it
     fails for a reason of its own: then `fault`.
     """
-    from server.engines.vllm.core import PROMPT_ERRORS, speaker  # noqa: PLC0415  # imported long ago by `_boot`
+    from kendall.server.engines.vllm.core import PROMPT_ERRORS, speaker  # noqa: PLC0415  # imported long ago by `_boot`
 
     try:
         return await call

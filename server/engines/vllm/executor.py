@@ -21,8 +21,8 @@ import torch
 from tqdm import tqdm  # type: ignore[import-untyped]
 from vllm.v1.executor import uniproc_executor
 
-from server.engines.vllm.options import on_cpu
-from server.engines.vllm.process import ERROR_FILE, GATEWAY_PID
+from kendall.server.engines.vllm.options import on_cpu
+from kendall.server.engines.vllm.process import ERROR_FILE, GATEWAY_PID
 
 
 def _die_with(pid: int) -> None:

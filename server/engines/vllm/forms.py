@@ -29,7 +29,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from server.engines.base import (
+from kendall.server.engines.base import (
     CALLER,
     BusyError,
     InvalidSamplingError,
@@ -37,9 +37,9 @@ from server.engines.base import (
     Sampling,
     Structured,
 )
-from server.engines.vllm.reader import first_line
-from server.runtime.pools import in_daemon
-from server.runtime.turns import Turns
+from kendall.server.engines.vllm.reader import first_line
+from kendall.server.runtime.pools import in_daemon
+from kendall.server.runtime.turns import Turns
 
 if TYPE_CHECKING:
     from multiprocessing.context import ForkServerProcess
@@ -341,7 +341,7 @@ class _Forms:
 
     def compiled(self, sampling: Sampling) -> Any:
         """The checked form, or why it is refused."""
-        from server.engines.vllm.core import CLIENT_ERRORS, checked  # noqa: PLC0415 - in a process of its own
+        from kendall.server.engines.vllm.core import CLIENT_ERRORS, checked  # noqa: PLC0415 - in a process of its own
 
         try:
             params = checked(self._configuration, self._tokenizer, sampling)

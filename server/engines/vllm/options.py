@@ -13,13 +13,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from policies.text import SpecError, suggest
-from server.engines.base import EngineStartError
-from server.engines.folder import config_of, fault_of
-from server.engines.vllm.cpu import cpu_defaults
-from server.engines.vllm.machine import Machine
+from kendall.policies.text import SpecError, suggest
+from kendall.server.engines.base import EngineStartError
+from kendall.server.engines.folder import config_of, fault_of
+from kendall.server.engines.vllm.cpu import cpu_defaults
+from kendall.server.engines.vllm.machine import Machine
 
-EXECUTOR = "server.engines.vllm.executor.InProcessExecutor"
+EXECUTOR = "kendall.server.engines.vllm.executor.InProcessExecutor"
 ARGUMENT_CLASSES = (
     "EngineArgs",
     "AsyncEngineArgs",

@@ -16,8 +16,8 @@ from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
 
-from server.engines.hugging_face import MADE_HERE
-from server.engines.vllm.options import on_cpu
+from kendall.server.engines.hugging_face import MADE_HERE
+from kendall.server.engines.vllm.options import on_cpu
 
 # environment variables by which the gateway speaks to the EngineCore process that it starts
 GATEWAY_PID = "KENDALL_GATEWAY_PID"
@@ -27,7 +27,7 @@ _PRELOAD = [
     "vllm.v1.engine.async_llm",
     "vllm.v1.engine.core",
     "vllm.model_executor.models.llama",
-    "server.engines.vllm.executor",
+    "kendall.server.engines.vllm.executor",
 ]
 
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from tokenizers.decoders import DecodeStream
 
-from server.engines.base import EngineRequest, FailureCode, Token, TokenLogprob, TokenStream
+from kendall.server.engines.base import EngineRequest, FailureCode, Token, TokenLogprob, TokenStream
 
 # prompt tokens that the decoder sees before the first piece: some tokenizers drop a text's leading
 # space

@@ -9,8 +9,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from server.engines.base import EngineRequest
-from server.engines.vllm.reader import Reader
+from kendall.server.engines.base import EngineRequest
+from kendall.server.engines.vllm.reader import Reader
 
 
 @dataclass(frozen=True, slots=True)

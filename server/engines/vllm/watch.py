@@ -17,8 +17,8 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import NamedTuple
 
-from server.runtime.background import going_on
-from server.runtime.pools import scheduled
+from kendall.server.runtime.background import going_on
+from kendall.server.runtime.pools import scheduled
 
 PING_EVERY = 2.0  # seconds, while work is in flight
 # while there is none: nobody who comes then has to find out that the engine hangs

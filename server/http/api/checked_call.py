@@ -21,12 +21,12 @@ from msgspec.structs import replace
 from pydantic_core import to_json
 from starlette.types import Receive, Scope
 
-from policies import Request
-from policies.text import counted
-from server.admission.limits import OverloadSettings
-from server.admission.rejections import EARLY
-from server.engines import base
-from server.engines.base import (
+from kendall.policies import Request
+from kendall.policies.text import counted
+from kendall.server.admission.limits import OverloadSettings
+from kendall.server.admission.rejections import EARLY
+from kendall.server.engines import base
+from kendall.server.engines.base import (
     BusyError,
     Capabilities,
     EngineRequest,
@@ -39,9 +39,9 @@ from server.engines.base import (
     Structured,
     UnsupportedError,
 )
-from server.gateway import Gateway
-from server.http.api.newer_endpoints import OWN, Call, NewerRequest, ResponsesRequest
-from server.http.api.schema import (
+from kendall.server.gateway import Gateway
+from kendall.server.http.api.newer_endpoints import OWN, Call, NewerRequest, ResponsesRequest
+from kendall.server.http.api.schema import (
     FORCED_FIELD,
     ChatMessage,
     ChatRequest,
@@ -49,24 +49,24 @@ from server.http.api.schema import (
     Generation,
     Templated,
 )
-from server.http.api.unserved import UNSERVED, check_unserved
-from server.http.api.validation import check_extra, refuse_unknown, validate
-from server.http.arrival_timestamps import RECEIVED_AT
-from server.http.bodies import parsed, read_body
-from server.http.client_connection import while_connected
-from server.http.headers import FLOW, asked_id
-from server.openai_tools.call import VllmCall
-from server.openai_tools.endpoints import ApiEndpoint, Dialect
-from server.runtime.errors import ApiError
-from server.runtime.logs import log_prompt
-from server.runtime.wording import brief
-from server.security import guard
-from server.settings import Settings
-from server.supervision.deadlines import Timeouts, timeouts_of
-from server.telemetry.cost.stages import Timing
+from kendall.server.http.api.unserved import UNSERVED, check_unserved
+from kendall.server.http.api.validation import check_extra, refuse_unknown, validate
+from kendall.server.http.arrival_timestamps import RECEIVED_AT
+from kendall.server.http.bodies import parsed, read_body
+from kendall.server.http.client_connection import while_connected
+from kendall.server.http.headers import FLOW, asked_id
+from kendall.server.openai_tools.call import VllmCall
+from kendall.server.openai_tools.endpoints import ApiEndpoint, Dialect
+from kendall.server.runtime.errors import ApiError
+from kendall.server.runtime.logs import log_prompt
+from kendall.server.runtime.wording import brief
+from kendall.server.security import guard
+from kendall.server.settings import Settings
+from kendall.server.supervision.deadlines import Timeouts, timeouts_of
+from kendall.server.telemetry.cost.stages import Timing
 
 if TYPE_CHECKING:
-    from server.telemetry.tracing import CallTrace
+    from kendall.server.telemetry.tracing import CallTrace
 
 # how the name of every header begins that says how a call is to be served: one look in place of one
 # for each

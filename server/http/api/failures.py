@@ -14,10 +14,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Match
 from starlette.types import Scope
 
-from server.openai_tools.endpoints import dialect_of, error_body
-from server.runtime.errors import ApiError
-from server.runtime.wording import brief
-from server.security.early_answer import RejectionResponse
+from kendall.server.openai_tools.endpoints import dialect_of, error_body
+from kendall.server.runtime.errors import ApiError
+from kendall.server.runtime.wording import brief
+from kendall.server.security.early_answer import RejectionResponse
 
 log = logging.getLogger("kendall")
 _CODES = {404: "not_found", 405: "method_not_allowed"}

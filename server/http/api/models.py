@@ -6,12 +6,12 @@ from typing import Any
 
 from fastapi import APIRouter, FastAPI
 
-from server.engines.base import describe_engine
-from server.gateway import Gateway
-from server.http.api.answers import ModelEntry, ModelList
-from server.http.api.checked_call import check_model
-from server.http.api.openapi import answers
-from server.http.api.schema import FORCED_FIELD
+from kendall.server.engines.base import describe_engine
+from kendall.server.gateway import Gateway
+from kendall.server.http.api.answers import ModelEntry, ModelList
+from kendall.server.http.api.checked_call import check_model
+from kendall.server.http.api.openapi import answers
+from kendall.server.http.api.schema import FORCED_FIELD
 
 
 def _entry(gateway: Gateway, name: str) -> dict[str, Any]:

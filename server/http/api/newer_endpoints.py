@@ -8,15 +8,15 @@ from typing import Any, ClassVar
 from pydantic_core import to_json
 from starlette.responses import Response
 
-from server.admission.limits_in_force import Tokens
-from server.http.api.answers import ErrorAnswer, MessagesErrorAnswer
-from server.http.api.openapi import ANSWERING, errors, fields
-from server.http.api.parameters import CALL_HEADERS
-from server.http.api.schema import ChatRequest, CompletionRequest, Generation
-from server.http.api.unserved import UNSERVED
-from server.openai_tools.endpoints import CHAT, MESSAGES, RESPONSES, ApiEndpoint
-from server.openai_tools.serving_objects import ServingObjects
-from server.runtime.errors import ApiError
+from kendall.server.admission.limits_in_force import Tokens
+from kendall.server.http.api.answers import ErrorAnswer, MessagesErrorAnswer
+from kendall.server.http.api.openapi import ANSWERING, errors, fields
+from kendall.server.http.api.parameters import CALL_HEADERS
+from kendall.server.http.api.schema import ChatRequest, CompletionRequest, Generation
+from kendall.server.http.api.unserved import UNSERVED
+from kendall.server.openai_tools.endpoints import CHAT, MESSAGES, RESPONSES, ApiEndpoint
+from kendall.server.openai_tools.serving_objects import ServingObjects
+from kendall.server.runtime.errors import ApiError
 
 # of the two endpoints that the gateway answers itself: where one of these says something, vLLM does
 BEYOND: dict[type[Generation], frozenset[str]] = {

@@ -11,8 +11,8 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from server.http.api.answers import Described, ErrorAnswer
-from server.runtime.errors import MAX_RETRY_AFTER
+from kendall.server.http.api.answers import Described, ErrorAnswer
+from kendall.server.runtime.errors import MAX_RETRY_AFTER
 
 STATUSES = {
     400: "The request is wrong; `param` names the field.",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from server.admission.request_deadlines import TTFT, TTL
-from server.http.headers import FLOW
-from server.supervision.deadlines import ENVOY, ENVOY_EXPECTED, FIRST_TOKEN_HEADER
+from kendall.server.admission.request_deadlines import TTFT, TTL
+from kendall.server.http.headers import FLOW
+from kendall.server.supervision.deadlines import ENVOY, ENVOY_EXPECTED, FIRST_TOKEN_HEADER
 
 OBJECTIVES = ("delay", "throughput", "v1", "v2", "clipped", "slo")
 TARGETS = ("batch-size", "max-output-tokens", "policy", "servers")

@@ -18,11 +18,17 @@ from pydantic import (
 )
 from pydantic.json_schema import SkipJsonSchema
 
-from server.admission.limits_in_force import Tokens
-from server.engines.base import Structured
-from server.http.api.structured import Choices, Kind, ResponseFormat, StructuredOutputs, form_of
-from server.http.headers import REQUEST_ID
-from server.openai_tools.endpoints import CHAT, COMPLETIONS, ApiEndpoint
+from kendall.server.admission.limits_in_force import Tokens
+from kendall.server.engines.base import Structured
+from kendall.server.http.api.structured import (
+    Choices,
+    Kind,
+    ResponseFormat,
+    StructuredOutputs,
+    form_of,
+)
+from kendall.server.http.headers import REQUEST_ID
+from kendall.server.openai_tools.endpoints import CHAT, COMPLETIONS, ApiEndpoint
 
 FORCED_FIELD = "kendall_forced_output_tokens"
 FORM_FIELDS = (

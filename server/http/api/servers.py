@@ -11,15 +11,15 @@ from urllib.parse import urlsplit
 from fastapi import FastAPI, Request
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from policies.text import SpecError
-from server.engines.proxied import each_once, server_url
-from server.gateway import Gateway
-from server.http.api.openapi import body, errors
-from server.http.api.validation import parse
-from server.live.servers_seen import servers_of
-from server.runtime.errors import ApiError
-from server.settings import Settings
-from server.supervision.settings import MOST_REPLICAS
+from kendall.policies.text import SpecError
+from kendall.server.engines.proxied import each_once, server_url
+from kendall.server.gateway import Gateway
+from kendall.server.http.api.openapi import body, errors
+from kendall.server.http.api.validation import parse
+from kendall.server.live.servers_seen import servers_of
+from kendall.server.runtime.errors import ApiError
+from kendall.server.settings import Settings
+from kendall.server.supervision.settings import MOST_REPLICAS
 
 _Asked = TypeVar("_Asked")
 _Checked = TypeVar("_Checked")

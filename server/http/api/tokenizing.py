@@ -9,15 +9,22 @@ from typing import Annotated, Any
 from fastapi import FastAPI, Request
 from pydantic import BaseModel, ConfigDict, Field
 
-from server.engines.base import InvalidPromptError
-from server.gateway import Gateway
-from server.http.api.answers import Detokenized, Tokenized
-from server.http.api.checked_call import chat_tokens, check_model, refused_prompt
-from server.http.api.openapi import answers, body
-from server.http.api.schema import MOST_MESSAGES, ChatMessage, First, Flag, Templated, TokenId
-from server.http.api.validation import check_extra, parse
-from server.http.unqueued import Unqueued
-from server.runtime.errors import ApiError
+from kendall.server.engines.base import InvalidPromptError
+from kendall.server.gateway import Gateway
+from kendall.server.http.api.answers import Detokenized, Tokenized
+from kendall.server.http.api.checked_call import chat_tokens, check_model, refused_prompt
+from kendall.server.http.api.openapi import answers, body
+from kendall.server.http.api.schema import (
+    MOST_MESSAGES,
+    ChatMessage,
+    First,
+    Flag,
+    Templated,
+    TokenId,
+)
+from kendall.server.http.api.validation import check_extra, parse
+from kendall.server.http.unqueued import Unqueued
+from kendall.server.runtime.errors import ApiError
 
 MOST_AT_ONCE = 256  # tokens that become text, some 20 us each, before others have their turn
 

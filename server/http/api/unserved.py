@@ -11,7 +11,7 @@ import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from server.runtime.errors import ApiError
+from kendall.server.runtime.errors import ApiError
 
 HINTS = frozenset(
     {

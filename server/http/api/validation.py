@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 from starlette.types import Receive
 
-from server.http.api.unserved import (
+from kendall.server.http.api.unserved import (
     HINTS,
     MOST_EXTRA,
     UNSERVED,
@@ -21,11 +21,11 @@ from server.http.api.unserved import (
     unknown_field,
     unknown_to_all,
 )
-from server.http.bodies import parsed, read_body
-from server.runtime.errors import ApiError
-from server.runtime.wording import MAX_ECHO, brief, excerpt, place_of
-from server.security.settings import MAX_BODY_BYTES
-from server.settings import Settings
+from kendall.server.http.bodies import parsed, read_body
+from kendall.server.runtime.errors import ApiError
+from kendall.server.runtime.wording import MAX_ECHO, brief, excerpt, place_of
+from kendall.server.security.settings import MAX_BODY_BYTES
+from kendall.server.settings import Settings
 
 log = logging.getLogger("kendall")
 MOST_ERRORS = 1024  # of one body that are looked at: each is an object

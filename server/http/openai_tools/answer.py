@@ -9,16 +9,16 @@ from typing import Any, cast
 
 from starlette.types import Send
 
-from server.engines.base import EngineRequest, Token
-from server.http.answer import Choice, GeneratedAnswer
-from server.http.formats import AnswerFormat
-from server.http.headers import delay_headers, early_headers
-from server.http.queue_stream import QueueStream
-from server.http.submitted import AnswerOptions
-from server.openai_tools.call import Outlet, VllmCall
-from server.openai_tools.endpoints import Dialect, error_event
-from server.queue.batcher import Batcher
-from server.runtime.errors import ApiError
+from kendall.server.engines.base import EngineRequest, Token
+from kendall.server.http.answer import Choice, GeneratedAnswer
+from kendall.server.http.formats import AnswerFormat
+from kendall.server.http.headers import delay_headers, early_headers
+from kendall.server.http.queue_stream import QueueStream
+from kendall.server.http.submitted import AnswerOptions
+from kendall.server.openai_tools.call import Outlet, VllmCall
+from kendall.server.openai_tools.endpoints import Dialect, error_event
+from kendall.server.queue.batcher import Batcher
+from kendall.server.runtime.errors import ApiError
 
 _BROKEN = ApiError(
     500, "internal_error", "vLLM's API server ended the answer before its end; the log has why"

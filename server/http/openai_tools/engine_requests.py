@@ -10,16 +10,16 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from server.engines.base import EngineRequest
-from server.gateway import Gateway
-from server.http.api.checked_call import (
+from kendall.server.engines.base import EngineRequest
+from kendall.server.gateway import Gateway
+from kendall.server.http.api.checked_call import (
     Arrival,
     check_form_size,
     conversation,
     room_of,
     with_sampling_checked,
 )
-from server.http.api.newer_endpoints import (
+from kendall.server.http.api.newer_endpoints import (
     BEYOND,
     OWN,
     Call,
@@ -27,14 +27,14 @@ from server.http.api.newer_endpoints import (
     check_tools,
     served_by_vllm,
 )
-from server.http.api.schema import ChatRequest
-from server.http.bodies import AT_ONCE
-from server.openai_tools.apart import Apart
-from server.openai_tools.call import VllmCall
-from server.openai_tools.endpoints import ApiEndpoint, Dialect
-from server.openai_tools.sampling import sampling_of
-from server.openai_tools.serving_objects import ServingObjects
-from server.runtime.errors import ApiError
+from kendall.server.http.api.schema import ChatRequest
+from kendall.server.http.bodies import AT_ONCE
+from kendall.server.openai_tools.apart import Apart
+from kendall.server.openai_tools.call import VllmCall
+from kendall.server.openai_tools.endpoints import ApiEndpoint, Dialect
+from kendall.server.openai_tools.sampling import sampling_of
+from kendall.server.openai_tools.serving_objects import ServingObjects
+from kendall.server.runtime.errors import ApiError
 
 REASONING = ("reasoning_ended", "reasoning_parser_kwargs")  # arguments of the engine's own call
 RENDERED = ("multimodal",)  # prompts that are more than their token ids

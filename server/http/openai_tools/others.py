@@ -8,20 +8,20 @@ from typing import ClassVar
 
 from fastapi import FastAPI, Request, Response
 
-from server.admission.control import caller_of
-from server.gateway import Gateway
-from server.http.api.checked_call import check_newer, not_served
-from server.http.api.newer_endpoints import MessagesRequest, check_tools, described
-from server.http.api.openapi import errors
-from server.http.api.validation import validate
-from server.http.bodies import parsed, read_body
-from server.http.client_connection import while_connected
-from server.http.openai_tools.engine_requests import apart_of
-from server.http.unqueued import Unqueued
-from server.openai_tools.call import VllmCall
-from server.openai_tools.endpoints import COUNT_TOKENS, ApiEndpoint, error_body
-from server.runtime.errors import ApiError
-from server.security.early_answer import RejectionResponse
+from kendall.server.admission.control import caller_of
+from kendall.server.gateway import Gateway
+from kendall.server.http.api.checked_call import check_newer, not_served
+from kendall.server.http.api.newer_endpoints import MessagesRequest, check_tools, described
+from kendall.server.http.api.openapi import errors
+from kendall.server.http.api.validation import validate
+from kendall.server.http.bodies import parsed, read_body
+from kendall.server.http.client_connection import while_connected
+from kendall.server.http.openai_tools.engine_requests import apart_of
+from kendall.server.http.unqueued import Unqueued
+from kendall.server.openai_tools.call import VllmCall
+from kendall.server.openai_tools.endpoints import COUNT_TOKENS, ApiEndpoint, error_body
+from kendall.server.runtime.errors import ApiError
+from kendall.server.security.early_answer import RejectionResponse
 
 
 class CountTokensRequest(MessagesRequest):

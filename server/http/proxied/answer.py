@@ -9,15 +9,15 @@ from collections.abc import Awaitable, Sequence
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from queueing.measurement.record import Outcome
-from server.engines.base import EngineRequest, Token
-from server.engines.proxied import Refused
-from server.http.client_connection import cut
-from server.http.formats import DONE
-from server.http.headers import delay_headers, early_headers, of_server_behind
-from server.http.submitted import AnswerOptions, Submitted
-from server.queue.batcher import Batcher
-from server.queue.sequence import SequenceState
+from kendall.queueing.measurement.record import Outcome
+from kendall.server.engines.base import EngineRequest, Token
+from kendall.server.engines.proxied import Refused
+from kendall.server.http.client_connection import cut
+from kendall.server.http.formats import DONE
+from kendall.server.http.headers import delay_headers, early_headers, of_server_behind
+from kendall.server.http.submitted import AnswerOptions, Submitted
+from kendall.server.queue.batcher import Batcher
+from kendall.server.queue.sequence import SequenceState
 
 CHAT = ("/v1/chat/completions", "/v1/completions")  # whose streams end with [DONE]
 AHEAD = 256 << 10  # bytes that are read of the server before the client has taken them

@@ -12,16 +12,16 @@ from typing import NamedTuple
 from starlette.responses import Response
 from starlette.types import Receive, Scope
 
-from policies import Request
-from server.engines.base import EngineRequest, Sampling
-from server.engines.proxied import PROMPT_START, ProxiedCall, ProxyingEngine
-from server.gateway import Gateway
-from server.http.api.checked_call import Arrival, check_prompt, check_sequences
-from server.http.bodies import MOST_VALUES, parsed, read_body
-from server.http.client_connection import while_connected
-from server.http.headers import asked_id
-from server.http.proxied.answer import ProxiedAnswer, raw
-from server.http.proxied.endpoints import (
+from kendall.policies import Request
+from kendall.server.engines.base import EngineRequest, Sampling
+from kendall.server.engines.proxied import PROMPT_START, ProxiedCall, ProxyingEngine
+from kendall.server.gateway import Gateway
+from kendall.server.http.api.checked_call import Arrival, check_prompt, check_sequences
+from kendall.server.http.bodies import MOST_VALUES, parsed, read_body
+from kendall.server.http.client_connection import while_connected
+from kendall.server.http.headers import asked_id
+from kendall.server.http.proxied.answer import ProxiedAnswer, raw
+from kendall.server.http.proxied.endpoints import (
     Fields,
     ProxiedEndpoint,
     model_of,
@@ -29,12 +29,12 @@ from server.http.proxied.endpoints import (
     streams,
     whole,
 )
-from server.http.submitted import AnswerOptions
-from server.openai_tools.endpoints import dialect_of, error_body
-from server.runtime.errors import ApiError
-from server.runtime.logs import log_prompt
-from server.runtime.passed_headers import named_by, text_of
-from server.supervision.deadlines import Timeouts, timeouts_of
+from kendall.server.http.submitted import AnswerOptions
+from kendall.server.openai_tools.endpoints import dialect_of, error_body
+from kendall.server.runtime.errors import ApiError
+from kendall.server.runtime.logs import log_prompt
+from kendall.server.runtime.passed_headers import named_by, text_of
+from kendall.server.supervision.deadlines import Timeouts, timeouts_of
 
 NOT_PASSED = frozenset(
     {

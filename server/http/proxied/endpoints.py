@@ -21,8 +21,8 @@ from typing import Any
 import msgspec
 from pydantic import TypeAdapter, ValidationError
 
-from server.runtime.errors import ApiError
-from server.runtime.wording import excerpt
+from kendall.server.runtime.errors import ApiError
+from kendall.server.runtime.wording import excerpt
 
 Fields = Mapping[str, msgspec.Raw]
 LONGEST_NUMBER = 64  # bytes; what is longer is none

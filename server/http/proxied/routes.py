@@ -12,13 +12,13 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from server.gateway import Gateway
-from server.http.api.openapi import ANSWERING, errors
-from server.http.api.parameters import CALL_HEADERS
-from server.http.call import direct
-from server.http.proxied.call import answer, relayed
-from server.http.proxied.endpoints import ENDPOINTS, RELAYED
-from server.openai_tools.endpoints import dialect_of
+from kendall.server.gateway import Gateway
+from kendall.server.http.api.openapi import ANSWERING, errors
+from kendall.server.http.api.parameters import CALL_HEADERS
+from kendall.server.http.call import direct
+from kendall.server.http.proxied.call import answer, relayed
+from kendall.server.http.proxied.endpoints import ENDPOINTS, RELAYED
+from kendall.server.openai_tools.endpoints import dialect_of
 
 ALSO_UNDER_OPENAI = ("/v1/completions", "/v1/chat/completions")  # KServe has them there
 ABOUT = "Passed on to the server behind: its fields, its answer."

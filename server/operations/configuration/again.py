@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from server.settings import Settings
+from kendall.server.settings import Settings
 
 # key of a context: where `kendall serve` puts its settings instead of serving
 _WANTED = "kendall.settings-only"

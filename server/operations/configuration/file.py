@@ -15,8 +15,8 @@ from typing import Any
 
 import typer
 
-from policies.durations import Duration
-from policies.text import SpecError, suggest
+from kendall.policies.durations import Duration
+from kendall.policies.text import SpecError, suggest
 
 ENGINE_ARGS = "engine-args"
 NOT_IN_A_FILE = frozenset({"help", "config", "show-config", "json", "engine-arg"})

@@ -12,7 +12,7 @@ from typing import Any
 
 import typer
 
-from server.operations.configuration.file import (
+from kendall.server.operations.configuration.file import (
     ENGINE_ARGS,
     ENGINE_TABLE,
     JSON,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from server.engines.base import (
+from kendall.server.engines.base import (
     Capabilities,
     Engine,
     EngineGoneError,
@@ -22,9 +22,9 @@ from server.engines.base import (
     Step,
     TokenStream,
 )
-from server.supervision.replicas.replica import ReadByOne, Replica
-from server.supervision.settings import SupervisionSettings
-from server.supervision.supervisor import Supervisor
+from kendall.server.supervision.replicas.replica import ReadByOne, Replica
+from kendall.server.supervision.settings import SupervisionSettings
+from kendall.server.supervision.supervisor import Supervisor
 
 NOT_RUNNING = "no replica serves"
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
-from server.engines.base import (
+from kendall.server.engines.base import (
     Capabilities,
     Engine,
     InvalidPromptError,
     InvalidSamplingError,
     Sampling,
 )
-from server.supervision.supervisor import Supervisor
+from kendall.server.supervision.supervisor import Supervisor
 
 State = Literal["starting", "serving", "restarting", "lost", "draining"]
 T = TypeVar("T")

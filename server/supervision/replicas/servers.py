@@ -10,10 +10,10 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from server.queue.batcher import Batcher
-from server.queue.sequence import SequenceState
-from server.supervision.replicas.pool import Replicas
-from server.supervision.replicas.replica import Replica
+from kendall.server.queue.batcher import Batcher
+from kendall.server.queue.sequence import SequenceState
+from kendall.server.supervision.replicas.pool import Replicas
+from kendall.server.supervision.replicas.replica import Replica
 
 log = logging.getLogger("kendall.supervision")
 

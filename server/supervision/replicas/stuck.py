@@ -7,13 +7,13 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
-from policies import Running
-from queueing.latency.law import LatencyModel
-from server.queue.batcher import Batcher
-from server.queue.sequence import SequenceState
-from server.runtime.clock import clock_of
-from server.supervision.progress import EVERY, StuckWatch, on_still
-from server.supervision.replicas.pool import Replicas
+from kendall.policies import Running
+from kendall.queueing.latency.law import LatencyModel
+from kendall.server.queue.batcher import Batcher
+from kendall.server.queue.sequence import SequenceState
+from kendall.server.runtime.clock import clock_of
+from kendall.server.supervision.progress import EVERY, StuckWatch, on_still
+from kendall.server.supervision.replicas.pool import Replicas
 
 log = logging.getLogger("kendall.supervision")
 

@@ -26,7 +26,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily
 from starlette.types import Message, Send
 
-from server.telemetry.cost.instruments import Histogram
+from kendall.server.telemetry.cost.instruments import Histogram
 
 EVERY = 64  # calls; the first is measured
 STAGES = ("parse", "prompt", "submit", "token", "write")

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from server.queue.sequence import Batch, SequenceState
-from server.telemetry.energy.meter import EnergyMeter
+from kendall.server.queue.sequence import Batch, SequenceState
+from kendall.server.telemetry.energy.meter import EnergyMeter
 
 FEW = 64  # requests of a stretch that are kept without a look at whether they are over
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from policies.text import SpecError
-from queueing.estimation.change import Vector
-from queueing.estimation.interval import NORMAL, Estimate, symmetric
-from queueing.latency.regression import fit_line
+from kendall.policies.text import SpecError
+from kendall.queueing.estimation.change import Vector
+from kendall.queueing.estimation.interval import NORMAL, Estimate, symmetric
+from kendall.queueing.latency.regression import fit_line
 
 FEWEST = 20  # batches
 

@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from server.telemetry.energy.fit import EnergyEstimate, energy_estimate
-from server.telemetry.energy.sources import Source, nvml_source, rapl_source
+from kendall.server.telemetry.energy.fit import EnergyEstimate, energy_estimate
+from kendall.server.telemetry.energy.sources import Source, nvml_source, rapl_source
 
 log = logging.getLogger("kendall.energy")
 PERIOD = 0.05  # seconds between readings

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from queueing.measurement.record import read_run
-from server.admission.limits import OverloadSettings
+from kendall.queueing.measurement.record import read_run
+from kendall.server.admission.limits import OverloadSettings
 from tests.server.asgi import Call, call, completion, running
 from tests.virtual_time import run_virtual
 

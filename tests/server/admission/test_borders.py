@@ -15,28 +15,34 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from policies import Request, Single, SpecError, Waiting, parse_policy
-from queueing.control.wait_ahead import (
+from kendall.policies import Request, Single, SpecError, Waiting, parse_policy
+from kendall.queueing.control.wait_ahead import (
     BatchService,
     SlotService,
     Wait,
     WaitForFormation,
     batch_formation,
 )
-from queueing.measurement.record import Record
-from server.admission.concurrency import AdaptiveLimit
-from server.admission.control import Overload, _floor, _level
-from server.admission.limits import DelayTarget, OverloadSettings
-from server.admission.objectives import Objective
-from server.admission.rejections import Rejections
-from server.admission.service_seen import HALF_LIFE, OLDER_GAP, Pauses, RecentMoments, ServiceSeen
-from server.admission.waits import Places
-from server.http import descriptors
-from server.http.api.checked_call import check_sequences
-from server.http.descriptors import Room, descriptor_limit, raise_descriptor_limit
-from server.runtime.errors import ApiError
-from server.security import early_answer
-from server.security.early_answer import RejectionResponse
+from kendall.queueing.measurement.record import Record
+from kendall.server.admission.concurrency import AdaptiveLimit
+from kendall.server.admission.control import Overload, _floor, _level
+from kendall.server.admission.limits import DelayTarget, OverloadSettings
+from kendall.server.admission.objectives import Objective
+from kendall.server.admission.rejections import Rejections
+from kendall.server.admission.service_seen import (
+    HALF_LIFE,
+    OLDER_GAP,
+    Pauses,
+    RecentMoments,
+    ServiceSeen,
+)
+from kendall.server.admission.waits import Places
+from kendall.server.http import descriptors
+from kendall.server.http.api.checked_call import check_sequences
+from kendall.server.http.descriptors import Room, descriptor_limit, raise_descriptor_limit
+from kendall.server.runtime.errors import ApiError
+from kendall.server.security import early_answer
+from kendall.server.security.early_answer import RejectionResponse
 from tests.server.admission.test_early_rejection import part, refuse
 from tests.server.admission.test_parts import FakeBatch
 from tests.server.admission.test_waits import BATCHES, SLOTS, batch, waits

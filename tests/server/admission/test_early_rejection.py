@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 import uvicorn
 
-from queueing.latency.law import parse_law
-from server.admission.limits import OverloadSettings
-from server.engines.emulated import EmulatedEngine
-from server.gateway import Gateway
-from server.http.app import create_app
-from server.http.arrival_timestamps import StampedProtocol
-from server.runtime.errors import ApiError
-from server.security import early_answer
-from server.security.early_answer import RejectionResponse
-from server.settings import Settings
+from kendall.queueing.latency.law import parse_law
+from kendall.server.admission.limits import OverloadSettings
+from kendall.server.engines.emulated import EmulatedEngine
+from kendall.server.gateway import Gateway
+from kendall.server.http.app import create_app
+from kendall.server.http.arrival_timestamps import StampedProtocol
+from kendall.server.runtime.errors import ApiError
+from kendall.server.security import early_answer
+from kendall.server.security.early_answer import RejectionResponse
+from kendall.server.settings import Settings
 from tests.eventually import eventually
 from tests.server.asgi import SLOW
 from tests.virtual_time import run_virtual

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from server.admission.limits import OverloadSettings
-from server.admission.waits import EVERY
-from server.http.queue_stream import KEEP_ALIVE
+from kendall.server.admission.limits import OverloadSettings
+from kendall.server.admission.waits import EVERY
+from kendall.server.http.queue_stream import KEEP_ALIVE
 from tests.server.asgi import Call, call, completion, running
 from tests.virtual_time import run_virtual
 

@@ -14,18 +14,18 @@ from typing import Any
 
 import pytest
 
-from queueing.control.wait_ahead import Pace, SlotService, Wait
-from queueing.latency.law import parse_law
-from queueing.measurement.record import Record
-from server.admission.limits import DelayTarget, OverloadSettings
-from server.admission.limits_in_force import PolicyChange
-from server.admission.objectives import Objective
-from server.admission.service_seen import HALF_LIFE, Pauses, RecentMoments, ServiceSeen
-from server.engines.emulated import EmulatedEngine
-from server.gateway import Gateway
-from server.http.app import create_app
-from server.settings import Settings
-from server.supervision.settings import SupervisionSettings
+from kendall.queueing.control.wait_ahead import Pace, SlotService, Wait
+from kendall.queueing.latency.law import parse_law
+from kendall.queueing.measurement.record import Record
+from kendall.server.admission.limits import DelayTarget, OverloadSettings
+from kendall.server.admission.limits_in_force import PolicyChange
+from kendall.server.admission.objectives import Objective
+from kendall.server.admission.service_seen import HALF_LIFE, Pauses, RecentMoments, ServiceSeen
+from kendall.server.engines.emulated import EmulatedEngine
+from kendall.server.gateway import Gateway
+from kendall.server.http.app import create_app
+from kendall.server.settings import Settings
+from kendall.server.supervision.settings import SupervisionSettings
 from tests.server.admission.test_admission import counted, full, leave, warm
 from tests.server.asgi import LAW, Call, call, completion, running
 from tests.virtual_time import run_virtual

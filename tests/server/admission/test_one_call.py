@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from server.admission.limits import MAX_QUEUED, MAX_SEQUENCES, OverloadSettings
-from server.http import call as calls
-from server.http.api import unserved
-from server.queue.batcher import Batcher
-from server.runtime.wording import excerpt
+from kendall.server.admission.limits import MAX_QUEUED, MAX_SEQUENCES, OverloadSettings
+from kendall.server.http import call as calls
+from kendall.server.http.api import unserved
+from kendall.server.queue.batcher import Batcher
+from kendall.server.runtime.wording import excerpt
 from tests.server.admission.test_admission import counted, full, leave
 from tests.server.asgi import Call, call, completion, running
 from tests.virtual_time import run_virtual

@@ -11,16 +11,16 @@ from typing import Any, cast
 import pytest
 from prometheus_client import CollectorRegistry
 
-from policies import SpecError
-from queueing.measurement.record import Record
-from server.admission.buckets import MAX_KEYS, RateLimits, TokenBucket
-from server.admission.concurrency import AdaptiveLimit
-from server.admission.limits import DelayTarget, OverloadSettings, delay_target
-from server.admission.rejections import Rejections
-from server.admission.request_deadlines import NO_DEADLINES, request_deadlines_of
-from server.admission.service_seen import RecentMoments, ServiceSeen
-from server.admission.waits import Waits
-from server.runtime.errors import ApiError
+from kendall.policies import SpecError
+from kendall.queueing.measurement.record import Record
+from kendall.server.admission.buckets import MAX_KEYS, RateLimits, TokenBucket
+from kendall.server.admission.concurrency import AdaptiveLimit
+from kendall.server.admission.limits import DelayTarget, OverloadSettings, delay_target
+from kendall.server.admission.rejections import Rejections
+from kendall.server.admission.request_deadlines import NO_DEADLINES, request_deadlines_of
+from kendall.server.admission.service_seen import RecentMoments, ServiceSeen
+from kendall.server.admission.waits import Waits
+from kendall.server.runtime.errors import ApiError
 
 
 @pytest.mark.parametrize(

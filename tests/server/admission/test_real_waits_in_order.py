@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from loadgen.gateway.gateway_process import GatewayProcess, free_port
-from loadgen.sending.client.target import Target
-from loadgen.sending.run import run_load
-from queueing.arrivals.timetable import Timetable, draw, with_predictions
-from queueing.distributions.token_distribution import parse_distribution
-from queueing.latency.law import LatencyModel
-from queueing.measurement.record import Record
-from queueing.model import Model
-from queueing.models.soap.predictor_text import parse_predictor
-from server.live.activity import SHOWN
+from kendall.loadgen.gateway.gateway_process import GatewayProcess, free_port
+from kendall.loadgen.sending.client.target import Target
+from kendall.loadgen.sending.run import run_load
+from kendall.queueing.arrivals.timetable import Timetable, draw, with_predictions
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.measurement.record import Record
+from kendall.queueing.model import Model
+from kendall.queueing.models.soap.predictor_text import parse_predictor
+from kendall.server.live.activity import SHOWN
 from tests.eventually import eventually
 from tests.server.counts import tell
 from tests.serving import started

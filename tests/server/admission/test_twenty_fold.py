@@ -22,8 +22,8 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.gateway.gateway_process import GatewayProcess, free_port
-from queueing.latency.law import parse_law
+from kendall.loadgen.gateway.gateway_process import GatewayProcess, free_port
+from kendall.queueing.latency.law import parse_law
 from tests.server.admission.flood import Flood, request_bytes, run_flood
 from tests.server.counts import outcomes, resident
 from tests.serving import started

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from queueing.latency.law import parse_law
-from queueing.measurement.record import read_run
-from server.gateway import Gateway
-from server.http.app import create_app
-from server.settings import Settings
-from server.supervision.settings import SupervisionSettings
+from kendall.queueing.latency.law import parse_law
+from kendall.queueing.measurement.record import read_run
+from kendall.server.gateway import Gateway
+from kendall.server.http.app import create_app
+from kendall.server.settings import Settings
+from kendall.server.supervision.settings import SupervisionSettings
 from tests.server.admission.test_admission import counted
 from tests.server.asgi import LAW, Call, call, completion, running
 from tests.server.mortal import MortalEngine

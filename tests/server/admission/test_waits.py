@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from policies import parse_policy
-from queueing.control.wait_ahead import BatchService, SlotService
-from queueing.measurement.record import Record
-from server.admission.waits import Waits
+from kendall.policies import parse_policy
+from kendall.queueing.control.wait_ahead import BatchService, SlotService
+from kendall.queueing.measurement.record import Record
+from kendall.server.admission.waits import Waits
 
 SLOTS = SlotService(slots=4, throughput=10.0, scv=0.5, first_token=0.02)
 BATCHES = BatchService(

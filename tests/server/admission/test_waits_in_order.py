@@ -12,20 +12,20 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from policies import Request, Running, Waiting, parse_policy
-from queueing.control.service_ahead import service_ahead
-from queueing.control.wait_ahead import BatchService, Pace, SlotService
-from queueing.latency.law import parse_law
-from queueing.measurement.record import Record
-from queueing.model import Model
-from queueing.simulation.experiment import draw_jobs
-from server.admission import waits_in_order
-from server.admission.waits import Waits
-from server.admission.waits_in_order import is_estimated
-from server.engines.emulated import EmulatedEngine
-from server.queue.batcher import Batcher
-from server.queue.observers import Observer
-from server.queue.sequence import Batch, SequenceState
+from kendall.policies import Request, Running, Waiting, parse_policy
+from kendall.queueing.control.service_ahead import service_ahead
+from kendall.queueing.control.wait_ahead import BatchService, Pace, SlotService
+from kendall.queueing.latency.law import parse_law
+from kendall.queueing.measurement.record import Record
+from kendall.queueing.model import Model
+from kendall.queueing.simulation.experiment import draw_jobs
+from kendall.server.admission import waits_in_order
+from kendall.server.admission.waits import Waits
+from kendall.server.admission.waits_in_order import is_estimated
+from kendall.server.engines.emulated import EmulatedEngine
+from kendall.server.queue.batcher import Batcher
+from kendall.server.queue.observers import Observer
+from kendall.server.queue.sequence import Batch, SequenceState
 from tests.server.harness import engine_request_of, submitted
 from tests.virtual_time import run_virtual
 

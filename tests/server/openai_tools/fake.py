@@ -14,14 +14,14 @@ from unittest import mock
 import msgspec
 from fastapi import FastAPI
 
-from queueing.latency.law import parse_law
-from queueing.measurement.record import Record
-from server.gateway import Gateway
-from server.openai_tools.call import CURRENT, AskedSequence, SequencePart
-from server.openai_tools.endpoints import ApiEndpoint
-from server.openai_tools.serving_objects import ServingObjects
-from server.runtime.errors import ApiError
-from server.settings import Settings
+from kendall.queueing.latency.law import parse_law
+from kendall.queueing.measurement.record import Record
+from kendall.server.gateway import Gateway
+from kendall.server.openai_tools.call import CURRENT, AskedSequence, SequencePart
+from kendall.server.openai_tools.endpoints import ApiEndpoint
+from kendall.server.openai_tools.serving_objects import ServingObjects
+from kendall.server.runtime.errors import ApiError
+from kendall.server.settings import Settings
 from tests.server.asgi import LAW
 from tests.server.mortal import MortalEngine, faulty
 
@@ -188,6 +188,6 @@ async def fronted(
         return ServingObjects(engine, settings, build)
 
     engine = engine or ServedEngine()
-    with mock.patch("server.gateway.serving_objects_of", desk_of):
+    with mock.patch("kendall.server.gateway.serving_objects_of", desk_of):
         async with faulty(policy, engine, **settings) as (app, gateway, _, records):
             yield app, gateway, serving, records

@@ -16,11 +16,11 @@ import pytest
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
-from server.openai_tools import apart
-from server.openai_tools.apart import HERE, Apart, Rest
-from server.openai_tools.endpoints import ApiEndpoint
-from server.runtime.errors import ApiError
-from server.runtime.turns import Turns
+from kendall.server.openai_tools import apart
+from kendall.server.openai_tools.apart import HERE, Apart, Rest
+from kendall.server.openai_tools.endpoints import ApiEndpoint
+from kendall.server.runtime.errors import ApiError
+from kendall.server.runtime.turns import Turns
 from tests.memory import peak_memory
 from tests.server.asgi import OPERATOR, Call, call
 from tests.server.openai_tools.fake import TOOL, FakeServing, fronted

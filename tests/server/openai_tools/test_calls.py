@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from queueing.measurement.record import Record
-from server.admission.limits import OverloadSettings
-from server.gateway import Gateway
-from server.openai_tools.sampling import KINDS, OPTIONS
-from server.security.routes import DECISIONS
+from kendall.queueing.measurement.record import Record
+from kendall.server.admission.limits import OverloadSettings
+from kendall.server.gateway import Gateway
+from kendall.server.openai_tools.sampling import KINDS, OPTIONS
+from kendall.server.security.routes import DECISIONS
 from tests.server.asgi import FOR_THE_RUN, Call, call, completion, running
 from tests.server.mortal import words
 from tests.server.openai_tools.fake import TOOL, ServedEngine, fronted

@@ -13,18 +13,18 @@ from unittest.mock import patch
 
 import pytest
 
-from policies import SpecError
-from server.engines.base import EngineStartError, Sampling, Structured
-from server.http.api.checked_call import check_newer
-from server.http.api.newer_endpoints import (
+from kendall.policies import SpecError
+from kendall.server.engines.base import EngineStartError, Sampling, Structured
+from kendall.server.http.api.checked_call import check_newer
+from kendall.server.http.api.newer_endpoints import (
     MessagesRequest,
     ResponsesRequest,
     check_tools,
     served_by_vllm,
 )
-from server.http.api.schema import ChatRequest, CompletionRequest
-from server.openai_tools.call import CURRENT, AskedSequence
-from server.openai_tools.endpoints import (
+from kendall.server.http.api.schema import ChatRequest, CompletionRequest
+from kendall.server.openai_tools.call import CURRENT, AskedSequence
+from kendall.server.openai_tools.endpoints import (
     CHAT,
     COMPLETIONS,
     MESSAGES,
@@ -33,13 +33,13 @@ from server.openai_tools.endpoints import (
     error_body,
     error_event,
 )
-from server.openai_tools.proxy import EngineProxy
-from server.openai_tools.sampling import sampling_of
-from server.openai_tools.serving_objects import ServingObjects
-from server.operations.serving import choose_engine
-from server.queue.continuing import resumable, way_to_continue
-from server.runtime.errors import ApiError
-from server.settings import Settings
+from kendall.server.openai_tools.proxy import EngineProxy
+from kendall.server.openai_tools.sampling import sampling_of
+from kendall.server.openai_tools.serving_objects import ServingObjects
+from kendall.server.operations.serving import choose_engine
+from kendall.server.queue.continuing import resumable, way_to_continue
+from kendall.server.runtime.errors import ApiError
+from kendall.server.settings import Settings
 from tests.server.mortal import faulty
 from tests.server.openai_tools.fake import DELTA, Client, FakeServing, Params, ServedEngine
 from tests.virtual_time import run_virtual
@@ -457,7 +457,8 @@ def test_what_was_built_on_an_engine_goes_with_it() -> None:
     async def main() -> None:
         engine = ServedEngine()
         with patch(
-            "server.gateway.serving_objects_of", lambda *given: ServingObjects(*given, build)
+            "kendall.server.gateway.serving_objects_of",
+            lambda *given: ServingObjects(*given, build),
         ):
             async with faulty(engine=engine) as (_, gateway, _, _):
                 assert gateway.serving_objects is not None

@@ -12,7 +12,7 @@ import anthropic
 import openai
 import pytest
 
-from server.engines.tiny import EOS
+from kendall.server.engines.tiny import EOS
 from tests.server.openai_tools.tooled import (
     CITIES,
     COMPACT,

@@ -16,11 +16,11 @@ from typing import Any
 import pydantic
 import pytest
 
-import server.engines.vllm
-import server.openai_tools
-from server.engines.base import Token, TokenLogprob
-from server.openai_tools.call import AskedSequence, SequencePart
-from server.openai_tools.endpoints import (
+import kendall.server.engines.vllm
+import kendall.server.openai_tools
+from kendall.server.engines.base import Token, TokenLogprob
+from kendall.server.openai_tools.call import AskedSequence, SequencePart
+from kendall.server.openai_tools.endpoints import (
     CHAT,
     COMPLETIONS,
     COUNT_TOKENS,
@@ -28,13 +28,13 @@ from server.openai_tools.endpoints import (
     RESPONSES,
     ApiEndpoint,
 )
-from server.runtime.errors import ApiError
-from server.settings import Settings
+from kendall.server.runtime.errors import ApiError
+from kendall.server.settings import Settings
 
 CORE, POINTS, SERVING = (
-    "server.engines.vllm.core",
-    "server.openai_tools.vllm_imports",
-    "server.openai_tools.serving",
+    "kendall.server.engines.vllm.core",
+    "kendall.server.openai_tools.vllm_imports",
+    "kendall.server.openai_tools.serving",
 )
 
 
@@ -185,15 +185,15 @@ def there(monkeypatch: pytest.MonkeyPatch) -> Iterator[There]:
         monkeypatch.setitem(sys.modules, name, module)
         monkeypatch.setattr(sys.modules[package], own, module, raising=False)
     monkeypatch.delitem(sys.modules, SERVING, raising=False)
-    monkeypatch.delattr(server.openai_tools, "serving", raising=False)
+    monkeypatch.delattr(kendall.server.openai_tools, "serving", raising=False)
     monkeypatch.setattr(logging.getLogger("vllm.tool_parsers"), "level", logging.INFO)
-    import server.openai_tools.serving as module
+    import kendall.server.openai_tools.serving as module
 
     serving = asyncio.run(module.VllmServing.build(ENGINE, SETTINGS))
     yield There(serving, chat, module, built)
     sys.modules.pop(SERVING, None)  # it holds the stand-ins
-    if hasattr(server.openai_tools, "serving"):
-        del server.openai_tools.serving
+    if hasattr(kendall.server.openai_tools, "serving"):
+        del kendall.server.openai_tools.serving
 
 
 PROMPT = {"prompt": "one two", "prompt_token_ids": [1, 2]}

@@ -8,11 +8,11 @@ from unittest.mock import Mock
 import pytest
 from msgspec.structs import replace
 
-from server.engines.base import EngineRequest, Sampling
-from server.http.api.newer_endpoints import BEYOND, MessagesRequest, ResponsesRequest
-from server.http.api.schema import ChatRequest, CompletionRequest
-from server.http.openai_tools.others import CountTokensRequest
-from server.runtime.errors import ApiError
+from kendall.server.engines.base import EngineRequest, Sampling
+from kendall.server.http.api.newer_endpoints import BEYOND, MessagesRequest, ResponsesRequest
+from kendall.server.http.api.schema import ChatRequest, CompletionRequest
+from kendall.server.http.openai_tools.others import CountTokensRequest
+from kendall.server.runtime.errors import ApiError
 
 pytestmark = [
     pytest.mark.engine,
@@ -23,14 +23,14 @@ pytestmark = [
 
 
 def test_every_import_point_is_there() -> None:
-    from server.openai_tools import vllm_imports
+    from kendall.server.openai_tools import vllm_imports
 
     assert [name for name in vllm_imports.__all__ if not hasattr(vllm_imports, name)] == []
 
 
 def test_vllm_has_the_fields_that_are_served() -> None:
     """Else they would be ignored."""
-    from server.openai_tools.serving import MODELS
+    from kendall.server.openai_tools.serving import MODELS
 
     served = {
         "chat": BEYOND[ChatRequest],
@@ -44,8 +44,8 @@ def test_vllm_has_the_fields_that_are_served() -> None:
 
 
 def test_trap_1_every_parameter_of_vllm_is_mirrored_or_refused() -> None:
-    from server.openai_tools import vllm_imports
-    from server.openai_tools.sampling import LISTS, OWN_RULE, SAME, sampling_of
+    from kendall.server.openai_tools import vllm_imports
+    from kendall.server.openai_tools.sampling import LISTS, OWN_RULE, SAME, sampling_of
 
     plain = vllm_imports.SamplingParams()
     fields = set(vllm_imports.SamplingParams.__struct_fields__)
@@ -70,7 +70,7 @@ def test_trap_1_every_parameter_of_vllm_is_mirrored_or_refused() -> None:
 
 
 def test_a_prompt_with_images_is_continued_as_it_was_rendered() -> None:
-    from server.engines.vllm.core import prompt_of
+    from kendall.server.engines.vllm.core import prompt_of
 
     request = EngineRequest(None, [1, 2], Sampling(max_tokens=4), output_token_ids=(3,))  # type: ignore[arg-type]
     assert prompt_of(request)["prompt_token_ids"] == [1, 2, 3]
@@ -83,7 +83,7 @@ def test_exceptions_of_vllm_become_errors_that_clients_can_read() -> None:
     """Trap 6. Before the queue they are the client's; later they are the server's."""
     from vllm.exceptions import VLLMValidationError
 
-    from server.openai_tools.serving import NOT_RENDERED, VllmServing
+    from kendall.server.openai_tools.serving import NOT_RENDERED, VllmServing
 
     class Chat:
         @staticmethod
@@ -117,8 +117,8 @@ def test_a_chat_without_a_template_is_refused_in_the_words_of_the_chat_endpoint(
     """vLLM's own speak of transformers v4.44."""
     from vllm.renderers.chat_utils import ChatTemplateResolutionError
 
-    from server.engines.vllm.core import NO_CHAT_TEMPLATE
-    from server.openai_tools.serving import VllmServing
+    from kendall.server.engines.vllm.core import NO_CHAT_TEMPLATE
+    from kendall.server.openai_tools.serving import VllmServing
 
     error: Exception = ChatTemplateResolutionError("As of transformers v4.44, ...")
     if wrapped:

@@ -13,9 +13,9 @@ import anthropic
 import httpx
 import openai
 
-from loadgen.gateway.gateway_process import GatewayProcess
-from queueing.measurement.record import Record, read_run
-from server.engines.tiny import EOS, SPECIALS, VOCABULARY, make_tiny, tokenizer
+from kendall.loadgen.gateway.gateway_process import GatewayProcess
+from kendall.queueing.measurement.record import Record, read_run
+from kendall.server.engines.tiny import EOS, SPECIALS, VOCABULARY, make_tiny, tokenizer
 from tests.eventually import eventually_here
 from tests.server.counts import outcomes
 from tests.server.processes import gateway

@@ -11,14 +11,14 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from queueing.latency.law import parse_law
-from server.engines.emulated import EmulatedEngine
-from server.engines.ray.engine import RayEngine
-from server.gateway import Gateway
-from server.http.app import create_app
-from server.settings import Settings
-from server.supervision.replicas.pool import Replicas
-from server.supervision.settings import SupervisionSettings
+from kendall.queueing.latency.law import parse_law
+from kendall.server.engines.emulated import EmulatedEngine
+from kendall.server.engines.ray.engine import RayEngine
+from kendall.server.gateway import Gateway
+from kendall.server.http.app import create_app
+from kendall.server.settings import Settings
+from kendall.server.supervision.replicas.pool import Replicas
+from kendall.server.supervision.settings import SupervisionSettings
 from tests.server.asgi import FOR_THE_RUN, LAW, Call, call
 from tests.server.harness import Collector
 from tests.support import missing

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from server.engines.ray.cluster import join, leave
+from kendall.server.engines.ray.cluster import join, leave
 
 
 class RayError(Exception):

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from queueing.latency.law import parse_law
-from server.engines.base import (
+from kendall.queueing.latency.law import parse_law
+from kendall.server.engines.base import (
     NOT_RUNNING,
     EngineEnd,
     EngineRequest,
@@ -27,8 +27,8 @@ from server.engines.base import (
     Token,
     TokenStream,
 )
-from server.engines.emulated import EmulatedEngine
-from server.engines.ray.engine import ANSWER, PING_EVERY, STOP, RayEngine
+from kendall.server.engines.emulated import EmulatedEngine
+from kendall.server.engines.ray.engine import ANSWER, PING_EVERY, STOP, RayEngine
 from tests.eventually import eventually
 from tests.server.asgi import LAW, SLOW, call
 from tests.server.ray.actors import actors
@@ -645,7 +645,7 @@ def test_a_connection_that_fails_says_why_and_is_tried_anew(
 def test_a_connection_that_is_not_made_in_time_is_given_up(
     unconnected: Ray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("server.engines.ray.cluster.CONNECT", 0.05)
+    monkeypatch.setattr("kendall.server.engines.ray.cluster.CONNECT", 0.05)
     made = threading.Event()
     unconnected.connecting = lambda: made.wait(30)
 

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies import Request, SpecError
-from queueing.latency.law import parse_law
-from server.engines.base import EngineRequest, Sampling, Structured, Token, TokenLogprob
-from server.engines.emulated import EmulatedEngine
-from server.engines.ray.actor import EngineActor
-from server.engines.ray.engine import Handed, as_it_travels
-from server.engines.ray.messages import (
+from kendall.policies import Request, SpecError
+from kendall.queueing.latency.law import parse_law
+from kendall.server.engines.base import EngineRequest, Sampling, Structured, Token, TokenLogprob
+from kendall.server.engines.emulated import EmulatedEngine
+from kendall.server.engines.ray.actor import EngineActor
+from kendall.server.engines.ray.engine import Handed, as_it_travels
+from kendall.server.engines.ray.messages import (
     CancelOrder,
     DispatchOrder,
     End,
@@ -25,7 +25,7 @@ from server.engines.ray.messages import (
     StepEnd,
     Tokens,
 )
-from server.engines.ray.options import needs_of
+from kendall.server.engines.ray.options import needs_of
 from tests.server.asgi import LAW
 from tests.virtual_time import run_virtual
 
@@ -130,12 +130,12 @@ def test_what_travels_comes_back_as_it_was() -> None:
 def test_what_an_actor_takes(
     given: dict[str, Any], needs: dict[str, float], rest: dict[str, Any], monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr("server.engines.ray.options.vllm_is_for_cpus", lambda: True)
+    monkeypatch.setattr("kendall.server.engines.ray.options.vllm_is_for_cpus", lambda: True)
     assert needs_of(given) == (needs, rest)
 
 
 def test_on_gpus_an_actor_takes_as_many_as_its_engine_computes_on(monkeypatch: Any) -> None:
-    monkeypatch.setattr("server.engines.ray.options.vllm_is_for_cpus", lambda: False)
+    monkeypatch.setattr("kendall.server.engines.ray.options.vllm_is_for_cpus", lambda: False)
     assert needs_of({})[0] == {"GPU": 1.0}
     parallel = {"tensor_parallel_size": "4", "pipeline_parallel_size": 2}
     assert needs_of(parallel) == ({"GPU": 8.0}, parallel)
@@ -158,8 +158,8 @@ def test_what_is_no_number_is_refused(given: dict[str, Any], said: str) -> None:
 
 
 def test_a_gateway_names_what_is_missing(monkeypatch: Any) -> None:
-    from server.operations import serving
-    from server.settings import Settings
+    from kendall.server.operations import serving
+    from kendall.server.settings import Settings
 
     there = serving.importlib.util.find_spec
     monkeypatch.setattr(

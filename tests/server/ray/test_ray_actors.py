@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from server.engines.base import EngineStartError
-from server.engines.emulated import EmulatedEngine
-from server.engines.ray.engine import RayEngine
-from server.settings import Settings
+from kendall.server.engines.base import EngineStartError
+from kendall.server.engines.emulated import EmulatedEngine
+from kendall.server.engines.ray.engine import RayEngine
+from kendall.server.settings import Settings
 from tests.eventually import eventually
 from tests.server.asgi import call
 from tests.server.counts import tell
@@ -176,7 +176,7 @@ class Refusing(EmulatedEngine):
 
 
 def refusing() -> EmulatedEngine:
-    from queueing.latency.law import parse_law
+    from kendall.queueing.latency.law import parse_law
     from tests.server.asgi import LAW
 
     return Refusing(parse_law(LAW))

@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 
-from server.engines.ray.actor import vllm_engine
+from kendall.server.engines.ray.actor import vllm_engine
 from tests.eventually import eventually
 from tests.server.asgi import call
 from tests.server.counts import tell

@@ -10,13 +10,13 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from queueing.latency.law import parse_law
-from queueing.measurement.record import Record
-from server.gateway import Gateway
-from server.http.app import create_app
-from server.settings import Settings
-from server.supervision.replicas.pool import Replicas
-from server.supervision.settings import SupervisionSettings
+from kendall.queueing.latency.law import parse_law
+from kendall.queueing.measurement.record import Record
+from kendall.server.gateway import Gateway
+from kendall.server.http.app import create_app
+from kendall.server.settings import Settings
+from kendall.server.supervision.replicas.pool import Replicas
+from kendall.server.supervision.settings import SupervisionSettings
 from tests.server.asgi import FOR_THE_RUN, LAW, Call, call
 from tests.server.harness import Collector
 from tests.server.mortal import MortalEngine

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from server.gateway import restarts_of
-from server.supervision.settings import SupervisionSettings
+from kendall.server.gateway import restarts_of
+from kendall.server.supervision.settings import SupervisionSettings
 from tests.server.asgi import call
 from tests.server.mortal import words
 from tests.server.replicas.pooled import Pooled, pooled

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from server.supervision.replicas.stuck import OneServer
+from kendall.server.supervision.replicas.stuck import OneServer
 
 
 @pytest.mark.parametrize(

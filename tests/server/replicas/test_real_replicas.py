@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from server.engines.tiny import make_tiny
-from server.engines.vllm.engine import prepare
-from server.gateway import Gateway
-from server.http.app import create_app
-from server.operations.serving import choose_engine
-from server.settings import Settings
-from server.supervision.replicas.pool import ServingReplicas
+from kendall.server.engines.tiny import make_tiny
+from kendall.server.engines.vllm.engine import prepare
+from kendall.server.gateway import Gateway
+from kendall.server.http.app import create_app
+from kendall.server.operations.serving import choose_engine
+from kendall.server.settings import Settings
+from kendall.server.supervision.replicas.pool import ServingReplicas
 from tests.eventually import eventually
 from tests.server.asgi import FOR_THE_RUN, Call, call
 from tests.server.counts import tell

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from server.supervision import restarts
-from server.supervision.settings import SupervisionSettings
+from kendall.server.supervision import restarts
+from kendall.server.supervision.settings import SupervisionSettings
 from tests.server.asgi import Call, call
 from tests.server.counts import tell
 from tests.server.mortal import MortalEngine, words

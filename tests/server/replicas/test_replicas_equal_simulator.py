@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policies import Policy, Request, parse_policy
-from queueing.latency.law import LatencyModel
-from queueing.measurement.record import Record
-from queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
-from server.engines.emulated import EmulatedEngine
-from server.queue.batcher import Batcher
-from server.supervision.replicas.pool import Replicas
-from server.supervision.replicas.servers import Servers
-from server.supervision.supervisor import Supervisor
+from kendall.policies import Policy, Request, parse_policy
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.measurement.record import Record
+from kendall.queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
+from kendall.server.engines.emulated import EmulatedEngine
+from kendall.server.queue.batcher import Batcher
+from kendall.server.supervision.replicas.pool import Replicas
+from kendall.server.supervision.replicas.servers import Servers
+from kendall.server.supervision.supervisor import Supervisor
 from tests.server.harness import Collector, engine_request_of, submitted
 from tests.server.replicas.pooled import QUIET
 from tests.server.test_gateway_equals_simulator import COUNT, LAW, assert_equal, trace

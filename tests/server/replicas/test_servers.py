@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from server.engines.base import Capabilities
+from kendall.server.engines.base import Capabilities
 from tests.server.asgi import call, running
 from tests.server.mortal import MortalEngine, words
 from tests.server.replicas.pooled import Pooled, pooled
