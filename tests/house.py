@@ -53,7 +53,7 @@ def in_disguise(tree: ast.Module) -> int:
 
 def reached() -> tuple[int, int]:
     """Modules that `kendall serve` imports, and their lines."""
-    graph = grimp.build_graph(*PRODUCT, cache_dir=None)
+    graph = grimp.build_graph("kendall", cache_dir=None)
     found = set(SERVE).union(*(graph.find_upstream_modules(name) for name in SERVE))
     paths = []
     for name in found:
