@@ -60,7 +60,6 @@ check: setup-dev ## lint, format, types, import direction, spelling
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/mypy -p kendall
 	$(BIN)/mypy tools/setup_env.py tools/audit.py tools/vendor.py tools/notebook.py tools/mutants.py
 	$(BIN)/mypy -p grafana
 	$(BIN)/mypy -p bench

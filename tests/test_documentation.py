@@ -21,7 +21,8 @@ PAGES = sorted(
 )
 PACKAGES = ("kendall", "policies", "queueing", "server", "loadgen", "papers")
 WITH_EXAMPLES = sorted(
-    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    ("" if package in ("kendall", "papers") else "kendall.")
+    + ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
     for package in PACKAGES
     for path in (ROOT / package).rglob("*.py")
     if ">>> " in path.read_text(encoding="utf-8")

@@ -204,6 +204,7 @@ def main() -> int:
                     shutil.copytree(
                         ROOT,
                         Path(folder) / str(number),
+                        symlinks=True,
                         ignore=shutil.ignore_patterns(".*", "__pycache__", "runs"),
                     )
                 )

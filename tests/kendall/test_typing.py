@@ -95,7 +95,5 @@ def test_the_wheel_says_that_it_is_typed(tmp_path: Path) -> None:
     subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("kendall-*.whl")
     names = zipfile.ZipFile(wheel).namelist()
-    assert {"kendall/py.typed", "policies/py.typed", "queueing/py.typed"} <= set(names), (
-        "without them a user's mypy sees Any"
-    )
+    assert "kendall/py.typed" in names, "without it a user's mypy sees Any"
     assert "kendall/api.py" in names

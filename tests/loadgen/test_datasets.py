@@ -195,7 +195,7 @@ def test_an_absent_file_is_named(tmp_path: Path) -> None:
 
 
 def test_the_prompts_shipped_for_smollm2_are_120_different_conversations() -> None:
-    path = Path(str(importlib.resources.files("loadgen"))) / "prompts" / "smollm2.jsonl"
+    path = Path(str(importlib.resources.files("kendall.loadgen"))) / "prompts" / "smollm2.jsonl"
     dataset = read_dataset(path, _words)
     assert len({_hashable(prompt) for prompt in dataset.prompts}) == len(dataset.prompts) == 120
     assert all(isinstance(prompt, list) for prompt in dataset.prompts)  # for the chat endpoint
