@@ -1,6 +1,6 @@
 # Every target makes the environment first (tools/setup_env.py, silent when up to date).
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev setup-system setup-clients setup-ray demo test test-all fuzz mutants check audit bench conformance screenshots dashboards notebooks manifests clean
+.PHONY: help setup setup-dev setup-system setup-clients setup-ray demo test test-all fuzz mutants ci check audit bench conformance screenshots dashboards notebooks manifests clean
 
 PYTHON ?= python3
 ifndef SEED
@@ -55,6 +55,9 @@ fuzz: setup-dev ## the property tests on random examples, 20 times as many; SEED
 
 mutants: setup-dev ## 400 small faults in the code, each of which a quick test must detect; about 80 minutes; ARGS="--seed 2 --group policies"
 	@$(BIN)/python tools/mutants.py $(ARGS)
+
+ci: ## what has to pass before a change lands, from a clone: .ci/run
+	@bash .ci/run
 
 check: setup-dev ## lint, format, types, import direction, spelling
 	$(BIN)/ruff check .

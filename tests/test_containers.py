@@ -77,6 +77,25 @@ def test_a_pull_request_runs_the_script_that_every_landing_runs() -> None:
     assert {"make check", "make test"} <= set((ROOT / ".ci/run").read_text().splitlines())
 
 
+def test_a_tag_releases_a_wheel_and_an_image_by_its_digest_after_the_checks() -> None:
+    workflow = read(ROOT / ".github/workflows/release.yml")
+    check(workflow, "github-workflows")
+    assert workflow["on"] == {"push": {"tags": ["v*"]}}
+    jobs = workflow["jobs"]
+    assert jobs["check"] == {"uses": "./.github/workflows/check.yml"}
+    assert "workflow_call" in read(ROOT / ".github/workflows/check.yml")["on"]
+    assert jobs["release"]["needs"] == "check"
+    actions = [each["uses"] for each in jobs["release"]["steps"] if "uses" in each]
+    assert all(re.fullmatch(r"actions/[a-z-]+@[0-9a-f]{40}", each) for each in actions)
+    script = "\n".join(each.get("run", "") for each in jobs["release"]["steps"])
+    assert re.search(r"--file (\S+) --target (\w+)", script).groups() == (  # type: ignore[union-attr]
+        "docker/Dockerfile",
+        "cuda",
+    )
+    assert {"--sbom=true", "--provenance=mode=max", "--metadata-file"} <= set(script.split())
+    assert "${{" not in script, "what a tag is called is no part of a script"
+
+
 def test_compose_says_only_flags_that_the_command_has() -> None:
     for name in (*GATEWAYS, "load", "load-demo"):
         command = read(DOCKER / "compose.yaml")["services"][name]["command"]
