@@ -102,11 +102,7 @@ def test_what_is_imported_at_run_time_is_asked_for() -> None:
     asked = {name.replace("-", "_") for name in asked_in("base.in")}
     assert set(brought.values()) <= asked
     modules = (
-        imported_by(PACKAGES)
-        - set(sys.stdlib_module_names)
-        - {"kendall"}
-        - engines
-        - set(brought)
+        imported_by(PACKAGES) - set(sys.stdlib_module_names) - {"kendall"} - engines - set(brought)
     )
     assert modules == asked
 

@@ -232,9 +232,7 @@ def test_a_copy_is_made_again_when_a_source_has_changed_and_a_link_is_not(
     assert environment.set_up(copy=True) == ["cpu", "kendall copied"]
     assert environment.set_up(copy=True) == []
     assert environment.set_up() == ["kendall linked"]
-    monkeypatch.setattr(
-        environment.tool, "ROOMS", ()
-    )  # as if the sources of the others were gone
+    monkeypatch.setattr(environment.tool, "ROOMS", ())  # as if the sources of the others were gone
     assert environment.set_up() == []
     assert environment.set_up(copy=True) == ["kendall copied"]
 

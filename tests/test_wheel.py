@@ -59,7 +59,9 @@ def test_modules_of_the_same_names_beside_a_script_break_nothing(
     environment: dict[str, str], beside: Path
 ) -> None:
     script = beside / "script.py"
-    script.write_text("import kendall\nprint(kendall.__file__, kendall.parse_policy('single').order)\n")
+    script.write_text(
+        "import kendall\nprint(kendall.__file__, kendall.parse_policy('single').order)\n"
+    )
     ran = subprocess.run(
         [sys.executable, script.name],
         cwd=beside,
