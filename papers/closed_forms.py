@@ -31,7 +31,7 @@ from scipy.special import kv
 
 from kendall.queueing.errors import UnstableQueueError
 from kendall.queueing.models.soap.predictors import ExactPrediction, Predictor
-from kendall.queueing.models.soap.sizes import Grid, SizeLaw
+from kendall.queueing.models.soap.sizes import SizeGrid, SizeLaw
 
 _CELLS = 400
 
@@ -47,7 +47,7 @@ class Bit:
 def bit(sizes: SizeLaw, threshold: float, predictor: Predictor) -> Bit:
     """At this threshold, seconds."""
     boundaries = (threshold,) if isinstance(predictor, ExactPrediction) else ()
-    atoms = sizes.cells(Grid(_CELLS, boundaries))
+    atoms = sizes.cells(SizeGrid(_CELLS, boundaries))
     chance = predictor.at_most(np.array(threshold), atoms.sizes)
     return Bit(float(atoms.weights @ chance), float((atoms.weights * atoms.sizes) @ chance))
 

@@ -21,7 +21,7 @@ from kendall.queueing.models.soap import ranks
 from kendall.queueing.models.soap.orders import DrawnJobs, Jobs
 from kendall.queueing.models.soap.predictors import OneBit, PredictedSizes, Predictor
 from kendall.queueing.models.soap.ranks import Ranks
-from kendall.queueing.models.soap.sizes import Atoms, Grid
+from kendall.queueing.models.soap.sizes import Atoms, SizeGrid
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class SkipPredict:
         """See `Order`."""
         return (self.threshold,)
 
-    def jobs(self, sizes: Atoms, predictor: Predictor, grid: Grid) -> Jobs:
+    def jobs(self, sizes: Atoms, predictor: Predictor, grid: SizeGrid) -> Jobs:
         """See `Order`."""
         short = self._bit().short(sizes.sizes)
         law = _given(sizes, 1 - short, predictor, grid)
@@ -104,7 +104,7 @@ class DelayPredict:
         """See `Order`."""
         return (self.limit,)
 
-    def jobs(self, sizes: Atoms, predictor: Predictor, grid: Grid) -> Jobs:
+    def jobs(self, sizes: Atoms, predictor: Predictor, grid: SizeGrid) -> Jobs:
         """See `Order`."""
         late = (sizes.sizes > self.limit).astype(float)
         law = _given(sizes, late, predictor, grid)
@@ -134,7 +134,7 @@ class DelayPredict:
         return self.size_cost * late if self.external else 0.0
 
 
-def _given(sizes: Atoms, chance: Vector, predictor: Predictor, grid: Grid) -> PredictedSizes:
+def _given(sizes: Atoms, chance: Vector, predictor: Predictor, grid: SizeGrid) -> PredictedSizes:
     """The joint law of those predicted: a job of size i is, with probability `chance[i]`."""
     share = float(sizes.weights @ chance)
     kept = chance > 0

@@ -11,7 +11,7 @@ import numpy as np
 
 from kendall.policies.text import SpecError
 from kendall.queueing.distributions.token_distribution import Vector
-from kendall.queueing.models.soap.orders import DrawnJobs, LeastAttained, Order
+from kendall.queueing.models.soap.orders import DrawnJobs, LeastAttainedRanks, Order
 from kendall.queueing.models.soap.predictors import Predictor
 from kendall.queueing.models.soap.queue import EXACT
 from kendall.queueing.models.soap.ranks import Ranks
@@ -117,7 +117,7 @@ def _controlled(found: Vector, known: tuple[float, ...], jobs: int) -> Simulated
 
 def sojourns(order: Order, arrived_at: Vector, drawn: DrawnJobs, servers: int = 1) -> Vector:
     """Sojourn time of each job, seconds."""
-    if isinstance(order, LeastAttained):
+    if isinstance(order, LeastAttainedRanks):
         return np.asarray(run_least_attained(arrived_at, drawn.totals, servers) - arrived_at)
     rows = rank_rows(drawn)
     if servers == 1:

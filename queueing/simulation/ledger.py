@@ -12,7 +12,7 @@ from kendall.queueing.measurement.record import Outcome, Record
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Batch:
+class ServedBatch:
     """One dispatch: its members share it."""
 
     id: int
@@ -47,7 +47,7 @@ class Started(Running):
     """A request in service, with what only the driver may know. A policy sees it as `Running`."""
 
     member: Member
-    batch: Batch
+    batch: ServedBatch
     before: Stints = NO_STINTS
     ended_at: float | None = None  # its own last token
 

@@ -41,7 +41,7 @@ from kendall.queueing.measurement.record import Outcome, Record, call_of
 from kendall.queueing.simulation.driven_engine import DrivenEngine, member_behind
 from kendall.queueing.simulation.ledger import (
     NO_STINTS,
-    Batch,
+    ServedBatch,
     Started,
     Stints,
     ended,
@@ -276,7 +276,7 @@ class Driver:
         taken = self.queue.take(decision.request_ids)
         size = len(taken) + (len(engine.in_service) if policy.joins_running else 0)
         formed = formed_at(policy, taken, engine.view.max_batch_size, now)
-        batch = Batch(
+        batch = ServedBatch(
             id=self.batches,
             size=size,
             server_id=engine.view.id,

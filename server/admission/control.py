@@ -21,9 +21,9 @@ from kendall.queueing.simulation.orders.waiting_by_rank import queue_for
 from kendall.queueing.simulation.waiting import WaitingQueue
 from kendall.server.admission.buckets import RateLimits
 from kendall.server.admission.concurrency import AdaptiveLimit
-from kendall.server.admission.host import Host
+from kendall.server.admission.host import AdmissionHost
 from kendall.server.admission.limits import DelayTarget, OverloadSettings, delay_targets
-from kendall.server.admission.objectives import AT_ONCE, Objective
+from kendall.server.admission.objectives import AT_ONCE, AdmissionObjective
 from kendall.server.admission.rejections import Rejections
 from kendall.server.admission.request_deadlines import (
     NO_DEADLINES,
@@ -50,7 +50,7 @@ TTFT_LEVEL = 0.9  # at which a call's own budget is kept, as llm-d's predictor h
 class Overload(Observer):
     """The bounds of one gateway, and an observer of its batcher."""
 
-    def __init__(self, gateway: Host) -> None:
+    def __init__(self, gateway: AdmissionHost) -> None:
         settings: OverloadSettings = gateway.settings.overload
         self._gateway = gateway
         self.settings = settings
@@ -154,7 +154,7 @@ class Overload(Observer):
         lifecycle = gateway.lifecycle
         if not lifecycle.ready or lifecycle.draining:
             return None  # that has its own answer
-        objectives: Sequence[Objective] = ()
+        objectives: Sequence[AdmissionObjective] = ()
         ranked = self.settings.priority_aging is not None or order_of(gateway.limits.policy).ranked
         if self._targets and not ranked:  # else its place is in its body
             objectives = self._objectives()
@@ -230,21 +230,27 @@ class Overload(Observer):
 
     # the bounds
 
-    def _promise(self, first_token: float) -> Objective:
+    def _promise(self, first_token: float) -> AdmissionObjective:
         """What a call asks of its own first token."""
         after = None if self.waits is None else self.waits.after("time_to_first_token")
         target = DelayTarget(first_token, self._level, "time_to_first_token")
-        return Objective(target, after or AT_ONCE, own=True)
+        return AdmissionObjective(target, after or AT_ONCE, own=True)
 
-    def _objectives(self) -> tuple[Objective, ...]:
+    def _objectives(self) -> tuple[AdmissionObjective, ...]:
         """Of `--slo`, those of which something is known."""
         if self.waits is None:
             return ()
         known = [(target, self.waits.after(target.quantity)) for target in self._targets]
-        return tuple(Objective(target, after) for target, after in known if after is not None)
+        return tuple(
+            AdmissionObjective(target, after) for target, after in known if after is not None
+        )
 
     def _rejection(
-        self, sequences: int, scope: Scope, request: Request | None, objectives: Sequence[Objective]
+        self,
+        sequences: int,
+        scope: Scope,
+        request: Request | None,
+        objectives: Sequence[AdmissionObjective],
     ) -> ApiError | None:
         batcher = self._gateway.batcher
         too_fast = (
@@ -301,7 +307,11 @@ class Overload(Observer):
         return None
 
     def _too_late(
-        self, sequences: int, request: Request | None, objectives: Sequence[Objective], waits: Waits
+        self,
+        sequences: int,
+        request: Request | None,
+        objectives: Sequence[AdmissionObjective],
+        waits: Waits,
     ) -> ApiError | None:
         batcher = self._gateway.batcher
         place = batcher.queue_length if request is None else batcher.place_of(request)
@@ -333,7 +343,7 @@ def _rate_exceeded(seconds: float) -> ApiError:
     )
 
 
-def _floor(gateway: Host) -> int:
+def _floor(gateway: AdmissionHost) -> int:
     """Sequences that the adaptive limit never goes below: two for each place in the engine."""
     batcher = gateway.batcher
     return 2 * batcher.effective_max_batch_size * batcher.capabilities.servers

@@ -48,7 +48,7 @@ class Configured(Protocol):
     def overload(self) -> OverloadSettings: ...
 
 
-class Host(Protocol):
+class AdmissionHost(Protocol):
     """Read only. `batcher` and `live_model` raise ApiError 503 before the engine is up."""
 
     @property

@@ -26,7 +26,7 @@ QUEUED = ("queueing_delay", "time_to_first_token", "sojourn_time")  # which begi
 
 
 @dataclass(frozen=True, slots=True)
-class Objective:
+class AdmissionObjective:
     """A bound on a duration of the call, of which `after` follows the wait; `own`: the call asked
     for it, else it is from `--slo`.
     """

@@ -10,7 +10,7 @@ import msgspec
 from prometheus_client import Counter
 
 from kendall.queueing.measurement.record import Record
-from kendall.server.admission.host import Host
+from kendall.server.admission.host import AdmissionHost
 from kendall.server.admission.limits import OverloadSettings
 from kendall.server.admission.waits import Waits
 from kendall.server.engines.base import EngineRequest
@@ -32,7 +32,9 @@ REASONS = (*LIMITS, *UNSERVED)
 class Rejections:
     """Those of one gateway."""
 
-    def __init__(self, gateway: Host, settings: OverloadSettings, waits: Waits | None) -> None:
+    def __init__(
+        self, gateway: AdmissionHost, settings: OverloadSettings, waits: Waits | None
+    ) -> None:
         self._gateway = gateway
         self._settings = settings
         self._waits = waits

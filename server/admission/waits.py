@@ -26,7 +26,7 @@ from kendall.queueing.control.wait_ahead import (
 )
 from kendall.queueing.measurement.record import Record
 from kendall.queueing.result import Quantity
-from kendall.server.admission.host import Host
+from kendall.server.admission.host import AdmissionHost
 from kendall.server.admission.objectives import AT_ONCE
 from kendall.server.admission.service_seen import ServiceSeen
 from kendall.server.admission.waits_in_order import WaitsInOrder
@@ -50,7 +50,7 @@ Listener = Callable[[int, float | None], None]  # its place, and the mean wait i
 class Waits:
     """Estimates waits, and compares the estimates with the delays observed."""
 
-    def __init__(self, gateway: Host) -> None:
+    def __init__(self, gateway: AdmissionHost) -> None:
         self._gateway = gateway
         self._seen = ServiceSeen()
         self._in_order = WaitsInOrder(gateway)
@@ -234,7 +234,7 @@ class Places:
     listen.
     """
 
-    def __init__(self, gateway: Host, waits: Waits | None) -> None:
+    def __init__(self, gateway: AdmissionHost, waits: Waits | None) -> None:
         self._gateway = gateway
         self._waits = waits
         self._listeners: dict[str, Listener] = {}

@@ -27,7 +27,7 @@ from kendall.queueing.control.wait_in_order import (
     SampledWait,
 )
 from kendall.queueing.measurement.record import Record
-from kendall.server.admission.host import Host
+from kendall.server.admission.host import AdmissionHost
 
 SAMPLED = 4096  # arrivals of late: the load of those who overtake enters as 1 / (1 - load)
 SEED = 0
@@ -37,7 +37,7 @@ SAMPLED_AHEAD = 32  # of many that rank before
 class WaitsInOrder:
     """Learns from arrivals and records; asked for one request at a time."""
 
-    def __init__(self, gateway: Host) -> None:
+    def __init__(self, gateway: AdmissionHost) -> None:
         self._gateway = gateway
         self._numbers = RandomDraws(np.random.default_rng(SEED))
         self._lengths = PredictedLengths()
@@ -175,5 +175,5 @@ def _moves(order: Order) -> float:
     return 0.0 if isinstance(order, Ranked) and order.aging is None else 1.0
 
 
-def _slots(gateway: Host) -> int:
+def _slots(gateway: AdmissionHost) -> int:
     return gateway.batcher.effective_max_batch_size * gateway.batcher.capabilities.servers

@@ -34,7 +34,7 @@ from kendall.server.calibration.designed import (
     design,
     longest_cells,
 )
-from kendall.server.calibration.host import Host
+from kendall.server.calibration.host import CalibrationHost
 from kendall.server.calibration.turnaround import ClosedLoop, solve_turnaround
 from kendall.server.runtime.errors import ApiError
 from kendall.server.supervision.progress import StuckWatch
@@ -69,7 +69,7 @@ class CalibrationRequest(BaseModel):
 class Calibrator:
     """Has the engine to itself while it runs."""
 
-    def __init__(self, gateway: Host, on_progress: Progress | None = None) -> None:
+    def __init__(self, gateway: CalibrationHost, on_progress: Progress | None = None) -> None:
         self._gateway = gateway
         self._capabilities = gateway.batcher.capabilities
         self._batches = DesignedBatches(gateway.engine, self._capabilities)
@@ -320,7 +320,7 @@ class Calibrator:
         )
 
 
-async def calibrate_at_start(gateway: Host) -> None:
+async def calibrate_at_start(gateway: CalibrationHost) -> None:
     """Before serving. An engine that was lost is calibrated once more when another one serves; what
     ends that too is logged, and the gateway serves without a measured law. Raises ApiError where no
     law fits, or no engine comes back.
@@ -360,7 +360,7 @@ def _fit(measured: Sequence[Measured], rng: np.random.Generator) -> Fit:
 
 
 def profile_of(
-    gateway: Host,
+    gateway: CalibrationHost,
     fit: Fit,
     measured: Sequence[Measured],
     prompt_tokens: int,

@@ -93,7 +93,7 @@ def weigh(
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class LawComparison:
     """The new law's times over the old one's (`factor`), the largest relative difference beside
     that, and how likely by chance.
     """
@@ -103,7 +103,7 @@ class Comparison:
     chance: float
 
 
-def compare(measured: Sequence[Measured], new: LatencyModel, old: LatencyModel) -> Comparison:
+def compare(measured: Sequence[Measured], new: LatencyModel, old: LatencyModel) -> LawComparison:
     """Of two laws on the same measurements; the new one was fitted to them."""
     times = np.array([one.service_time for one in measured])
     fitted, lawful = (np.array([_time(law, one) for one in measured]) for law in (new, old))
@@ -120,7 +120,7 @@ def compare(measured: Sequence[Measured], new: LatencyModel, old: LatencyModel) 
         if new_squares > 0
         else np.inf
     )
-    return Comparison(
+    return LawComparison(
         factor,
         float(np.abs(factor * shape - 1).max()),
         float(fdtrc(free - 1, spare, max(ratio, 0.0))),
@@ -145,7 +145,7 @@ def _turnaround(
 
 
 def _verdict(
-    found: Comparison,
+    found: LawComparison,
     fit: Fit,
     measured: Sequence[Measured],
     known: Identifiability,

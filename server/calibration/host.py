@@ -39,7 +39,7 @@ class LiveHost(Serving, Protocol):
     def lifecycle(self) -> Lifecycle: ...
 
 
-class Host(Serving, Protocol):
+class CalibrationHost(Serving, Protocol):
     """What a calibration reads. Read only, but for `limits.begin_epoch`."""
 
     @property

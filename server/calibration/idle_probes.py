@@ -33,8 +33,8 @@ from kendall.server.calibration.designed import (
     design,
     usual_length,
 )
-from kendall.server.calibration.host import Host
-from kendall.server.calibration.probe_schedule import LOOP, Limits, ProbeSchedule
+from kendall.server.calibration.host import CalibrationHost
+from kendall.server.calibration.probe_schedule import LOOP, ProbeLimits, ProbeSchedule
 from kendall.server.calibration.turnaround import ClosedLoop
 from kendall.server.runtime.errors import ApiError
 from kendall.server.runtime.pools import end_at_once, serve_the_gateway
@@ -54,8 +54,8 @@ class IdleProbes:
 
     def __init__(
         self,
-        gateway: Host,
-        limits: Limits | None = None,
+        gateway: CalibrationHost,
+        limits: ProbeLimits | None = None,
         *,
         executor: Callable[[], Executor] | None = None,
         seed: int = 0,
@@ -63,7 +63,7 @@ class IdleProbes:
     ) -> None:
         self._gateway = gateway
         self._batcher = gateway.batcher
-        self._limits = limits or Limits()
+        self._limits = limits or ProbeLimits()
         self._executor = executor or _niced
         self._rng = np.random.default_rng(seed)
         self._on_candidate = on_candidate

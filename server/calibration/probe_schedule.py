@@ -26,7 +26,7 @@ LOOP = -1  # the closed loop, among the indices of cells
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ProbeLimits:
     """Bounds of the probing; seconds and fractions of idle time."""
 
     quiet: float = 2.0  # without arrival or outcome before anything is measured
@@ -53,7 +53,7 @@ class Limits:
 class ProbeSchedule:
     """The last measurements of every cell, and of the closed loop."""
 
-    def __init__(self, grid: Sequence[Cell], loop: ClosedLoop, limits: Limits) -> None:
+    def __init__(self, grid: Sequence[Cell], loop: ClosedLoop, limits: ProbeLimits) -> None:
         self.grid = list(grid)
         self.loop = loop
         self._limits = limits

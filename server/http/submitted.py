@@ -19,7 +19,7 @@ from kendall.server.queue.batcher import Batcher
 from kendall.server.queue.sequence import Consumer, SequenceState
 from kendall.server.runtime.errors import DROPPED_REASON, EVICTED, ApiError, failure_error
 from kendall.server.supervision.deadlines import Deadlines, Timeouts
-from kendall.server.telemetry.cost.stages import Timing
+from kendall.server.telemetry.cost.stages import StageTiming
 
 STREAM_HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -61,7 +61,7 @@ class Submitted(Response):
         self.background = None
         self.error: ApiError | None = None
         self.failure = options.failure
-        self.timing: Timing | None = None  # of the few calls that are measured
+        self.timing: StageTiming | None = None  # of the few calls that are measured
         self._batcher = batcher
         self._requests = requests
         self._options = options

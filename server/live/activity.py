@@ -10,7 +10,7 @@ SHOWN = 60.0  # seconds over which rates and utilisation average
 _FEW = 1024
 
 
-class RecentArrivals:
+class ArrivalActivity:
     """Rates over the last `seconds`, or since `started_at` while that is less. One call is one
     arrival, however many sequences it asks for.
 
@@ -65,13 +65,13 @@ class BusyTime:
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._servers: dict[int, _Server] = {}
+        self._servers: dict[int, _ServerActivity] = {}
 
     def begin(self, server_id: int, at: float) -> None:
         """A dispatch: the server is busy from here on, if it was not."""
         server = self._servers.get(server_id)
         if server is None:
-            server = self._servers[server_id] = _Server()
+            server = self._servers[server_id] = _ServerActivity()
         server.begin(at)
 
     def end(self, server_id: int, at: float) -> None:
@@ -98,7 +98,7 @@ class BusyTime:
         return 0.0 if server is None else server.busy(start, now) / max(1e-9, now - start)
 
 
-class _Server:
+class _ServerActivity:
     """Its busy intervals, one after the other: begins, ends, and busy seconds before each."""
 
     __slots__ = ("_before", "_begins", "_ends", "_since", "_total")
@@ -157,7 +157,7 @@ class Activity:
     ) -> None:
         self._now, self._servers = now, servers
         self._started_at = now()
-        self.recent = RecentArrivals(self._started_at, SHOWN)
+        self.recent = ArrivalActivity(self._started_at, SHOWN)
         self.busy = BusyTime(max(SHOWN, kept))
 
     def arrival_rate(self) -> float:

@@ -22,8 +22,8 @@ from kendall.server.live.activity import Activity
 from kendall.server.live.failures import Failures
 from kendall.server.live.gauges import LiveGauges
 from kendall.server.live.pilot import Pilot
-from kendall.server.live.predictor import Ask, Predictor, PredictorLostError
-from kendall.server.live.question import ENOUGH, Question, Window
+from kendall.server.live.predictor import Ask, PredictorClient, PredictorLostError
+from kendall.server.live.question import ENOUGH, LiveWindow, Question
 from kendall.server.live.questions import Questions
 from kendall.server.live.self_checks import SelfChecks
 from kendall.server.live.state_file import StateKeeper
@@ -52,7 +52,7 @@ class LiveModel(Observer):
     def __init__(self, gateway: LiveHost, capabilities: Capabilities) -> None:
         self._gateway = gateway
         now = gateway.now()
-        self._window = Window(gateway)
+        self._window = LiveWindow(gateway)
         self._producer = self._window.producer
         # the self-checks go two intervals back
         self.activity = Activity(
@@ -65,7 +65,7 @@ class LiveModel(Observer):
         self.meter = _meter(gateway, capabilities)
         self._metered = MeteredBatches(self.meter)
         self._gauges = LiveGauges(gateway.metrics)
-        self._predictor = Predictor(begin=self._begin_life)
+        self._predictor = PredictorClient(begin=self._begin_life)
         self.questions = Questions()
         self.pilot = Pilot(gateway, self._predictor)
         self.saved = StateKeeper(gateway, self.pilot)
@@ -439,7 +439,7 @@ class LiveModel(Observer):
 
 
 async def _balanced(
-    predictor: Predictor, servers: int, parameters: Mapping[str, str]
+    predictor: PredictorClient, servers: int, parameters: Mapping[str, str]
 ) -> dict[str, Any] | None:
     """What a load balancer would cost; None with one server."""
     if servers <= 1:

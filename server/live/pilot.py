@@ -21,7 +21,7 @@ from kendall.server.runtime.errors import ApiError
 from kendall.server.settings import AutopilotMode
 
 if TYPE_CHECKING:
-    from kendall.server.live.predictor import Ask, Predictor
+    from kendall.server.live.predictor import Ask, PredictorClient
 
 log = logging.getLogger("kendall.autopilot")
 KEPT = 100  # decisions
@@ -48,7 +48,7 @@ def autopilot_bounds(
 class Pilot:
     """The gateway's side of the autopilot."""
 
-    def __init__(self, gateway: LiveHost, predictor: Predictor) -> None:
+    def __init__(self, gateway: LiveHost, predictor: PredictorClient) -> None:
         settings = gateway.settings
         self._gateway = gateway
         self._predictor = predictor

@@ -40,7 +40,7 @@ class PredictorLostError(RuntimeError):
     """
 
 
-class Predictor:
+class PredictorClient:
     """Calls functions of `server.live.predicting` by name in the other process, which keeps what it
     saw last.
 

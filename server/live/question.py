@@ -49,7 +49,7 @@ class Question:
     decides: bool = True
 
 
-class Window:
+class LiveWindow:
     """What has happened in this epoch since the last assessment. The process keeps the rest."""
 
     def __init__(self, gateway: LiveHost) -> None:

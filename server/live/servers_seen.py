@@ -12,7 +12,7 @@ from kendall.server.supervision.lifecycle import Lifecycle
 from kendall.server.supervision.replicas.servers import Servers
 
 
-class Host(Protocol):
+class ServersHost(Protocol):
     """`batcher` and `live_model` raise ApiError 503 before the engine is up."""
 
     @property
@@ -26,7 +26,7 @@ class Host(Protocol):
     def live_model(self) -> LiveModel: ...
 
 
-def servers_of(gateway: Host) -> dict[str, Any]:
+def servers_of(gateway: ServersHost) -> dict[str, Any]:
     """What each server does, and how many there are."""
     batcher = gateway.batcher
     if gateway.servers is not None:
@@ -50,7 +50,7 @@ def servers_of(gateway: Host) -> dict[str, Any]:
     }
 
 
-def servers_seen(gateway: Host) -> dict[str, Any]:
+def servers_seen(gateway: ServersHost) -> dict[str, Any]:
     """The same with the share of the last minute in which each was busy, and its speed in the
     window: a factor on the law's times, null where it has served too little.
     """

@@ -22,7 +22,7 @@ import msgspec
 
 from kendall.server.page.assets import load_assets
 from kendall.server.page.history import CHART, History, short
-from kendall.server.page.host import Host
+from kendall.server.page.host import PageHost
 from kendall.server.page.minute import NOTHING, LastMinute
 from kendall.server.page.state import COLUMNS, topics
 from kendall.server.runtime.clock import clock_of
@@ -43,7 +43,7 @@ _encode = msgspec.json.encode
 class Feed:
     """The state by the second, its history, and who follows it."""
 
-    def __init__(self, gateway: Host) -> None:
+    def __init__(self, gateway: PageHost) -> None:
         self._gateway = gateway
         self._history = History(COLUMNS)
         self._switches: deque[dict[str, Any]] = deque(maxlen=SWITCHES)

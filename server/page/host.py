@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kendall.server.telemetry.metrics import Metrics
 
 
-class Host(Protocol):
+class PageHost(Protocol):
     """`batcher` and `live_model` raise ApiError 503 before the engine is up."""
 
     @property

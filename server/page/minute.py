@@ -15,7 +15,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 from kendall.server.admission.rejections import REASONS
-from kendall.server.page.host import Host
+from kendall.server.page.host import PageHost
 from kendall.server.runtime.errors import FAILURES
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class _Reading(NamedTuple):
 class LastMinute:
     """Readings of the last minute, and what lies between the first and the last of them."""
 
-    def __init__(self, gateway: Host) -> None:
+    def __init__(self, gateway: PageHost) -> None:
         self._gateway = gateway
         self._readings: deque[_Reading] = deque()
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from kendall.server.engines.base import describe_engine
 from kendall.server.live.servers_seen import servers_seen
 from kendall.server.page.history import short
-from kendall.server.page.host import Host
+from kendall.server.page.host import PageHost
 from kendall.server.page.minute import MINUTE_COLUMNS, NOTHING
 from kendall.server.supervision.lifecycle import EngineState
 
@@ -76,7 +76,7 @@ _SAME = ("stable", "load", "queueing_delay", "sojourn_time", "time_to_first_toke
 Topics = dict[str, Any]
 
 
-def topics(gateway: Host, at: float, minute: Sequence[float | None] = NOTHING) -> Topics:
+def topics(gateway: PageHost, at: float, minute: Sequence[float | None] = NOTHING) -> Topics:
     """Everything, at this instant of Unix time; little of it before the engine serves."""
     if not gateway.lifecycle.started:
         return {
@@ -117,7 +117,7 @@ def topics(gateway: Host, at: float, minute: Sequence[float | None] = NOTHING) -
     }
 
 
-def _life(gateway: Host) -> Topics:
+def _life(gateway: PageHost) -> Topics:
     """What the gateway is doing, and why where that needs words."""
     life, settings = gateway.lifecycle, gateway.settings
     calibrating = life.state is EngineState.SERVING and gateway.latency.calibrating
@@ -129,7 +129,7 @@ def _life(gateway: Host) -> Topics:
     }
 
 
-def _about(gateway: Host) -> Topics:
+def _about(gateway: PageHost) -> Topics:
     """What serves, and what is in force."""
     settings, capabilities = gateway.settings, gateway.batcher.capabilities
     return describe_engine(capabilities, settings.served_model_name) | {
@@ -146,7 +146,7 @@ def _about(gateway: Host) -> Topics:
     }
 
 
-def _what_ifs(gateway: Host, live: LiveModel) -> Sequence[Mapping[str, Any]]:
+def _what_ifs(gateway: PageHost, live: LiveModel) -> Sequence[Mapping[str, Any]]:
     """What is from before a change of the rate has its load at the present one, which needs no new
     assessment, and no delay where there is no steady state any more.
     """
@@ -156,7 +156,7 @@ def _what_ifs(gateway: Host, live: LiveModel) -> Sequence[Mapping[str, Any]]:
     return [_at_rate(gateway, each, live.what_if_rate_factor) for each in known]
 
 
-def _at_rate(gateway: Host, each: Mapping[str, Any], factor: float) -> Mapping[str, Any]:
+def _at_rate(gateway: PageHost, each: Mapping[str, Any], factor: float) -> Mapping[str, Any]:
     if each["load"] is None:
         return each
     found = {**each, "load": each["load"] * factor}
@@ -167,7 +167,7 @@ def _at_rate(gateway: Host, each: Mapping[str, Any], factor: float) -> Mapping[s
     return found
 
 
-def _in_force(gateway: Host, live: LiveModel, pace: float) -> Mapping[str, Any] | None:
+def _in_force(gateway: PageHost, live: LiveModel, pace: float) -> Mapping[str, Any] | None:
     """The forecast of the setting in force, with the numbers of the last assessment: those that
     stand elsewhere on the page.
     """
@@ -184,7 +184,7 @@ def _in_force(gateway: Host, live: LiveModel, pace: float) -> Mapping[str, Any] 
     return found if pace == 1 else _at_rate(gateway, found, pace)
 
 
-def _servers(gateway: Host) -> list[dict[str, Any]]:
+def _servers(gateway: PageHost) -> list[dict[str, Any]]:
     """Each of several, or of those behind; without addresses, which are the operator's."""
     known: list[dict[str, Any]] = servers_seen(gateway)["servers"]
     if gateway.proxying is None and len(known) < 2:
@@ -196,7 +196,7 @@ def _servers(gateway: Host) -> list[dict[str, Any]]:
     ]
 
 
-def _resizable(gateway: Host) -> str | None:
+def _resizable(gateway: PageHost) -> str | None:
     """By what `PUT /admin/servers` changes them, where it does."""
     if gateway.proxying is not None:
         return "urls"
@@ -204,7 +204,7 @@ def _resizable(gateway: Host) -> str | None:
 
 
 def row(
-    gateway: Host,
+    gateway: PageHost,
     at: float,
     minute: Sequence[float | None] = NOTHING,
     pace: float | None = None,
@@ -280,7 +280,7 @@ def _predicted(look: Mapping[str, Any], what: str) -> tuple[float | None, ...]:
     return mean, look["interval"]["low"], look["interval"]["high"], *high_quantiles
 
 
-def servers(gateway: Host) -> list[dict[str, Any]]:
+def servers(gateway: PageHost) -> list[dict[str, Any]]:
     """What each server has in service: tokens so far, the limit, and whether the own end has
     come (a padded batch goes on).
     """

@@ -38,7 +38,7 @@ class Consumer(Protocol):
 Stint = tuple[float, float, int]  # in service: from, until, on which server
 
 
-class Timing(Protocol):
+class SequenceTiming(Protocol):
     """Times the stages of one call."""
 
     def took(self, stage: str, since: float) -> None:
@@ -139,7 +139,7 @@ class SequenceState:
         self.cached_tokens = 0  # of its prompt, when it was computed first
         self.epoch = owner.epoch
         self.at = Instants()
-        self.timing: Timing | None = None  # of the few calls that are measured
+        self.timing: SequenceTiming | None = None  # of the few calls that are measured
         self.output_token_ids: list[int] = []
         self.outcome: Outcome | None = None
         self.preemptions = 0

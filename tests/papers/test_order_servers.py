@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kendall.queueing.models.mgc import mmc
-from kendall.queueing.models.soap.orders import LeastAttained
+from kendall.queueing.models.soap.orders import LeastAttainedRanks
 from kendall.queueing.simulation.orders.kernels import run_ranks
 from papers.sample_paths import (
     Replications,
@@ -44,7 +44,7 @@ def stepped(name, arrived_at, jobs, servers, step):
     now = 0.0
     while np.isnan(left).any():
         here = np.flatnonzero((arrived_at <= now) & np.isnan(left))
-        if isinstance(ORDERS[name], LeastAttained):
+        if isinstance(ORDERS[name], LeastAttainedRanks):
             keys = [(0.0, ages[job], job) for job in here]
         else:
             keys = [rank_at(jobs.ranks, job, ages[job]) for job in here]

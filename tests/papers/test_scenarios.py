@@ -6,7 +6,7 @@ import pytest
 from kendall.policies.text import SpecError
 from kendall.queueing.distributions.token_distribution import parse_distribution
 from kendall.queueing.latency.law import LatencyModel
-from kendall.queueing.models.soap.orders import Threshold
+from kendall.queueing.models.soap.orders import ThresholdRanks
 from kendall.queueing.models.soap.queue import solve_order
 from kendall.queueing.models.soap.sizes import exponential_sizes
 from kendall.queueing.models.tandem import tandem_path
@@ -322,7 +322,9 @@ def test_jobs_have_the_law_and_the_bits_that_were_asked():
 
 def test_one_choice_is_a_queue_of_two_classes():
     """Exponential sizes, the bit by a threshold: M/G/1 with preemptive priority."""
-    exact = solve_order(Threshold(1.0, preemptive=True, last_come=False), exponential_sizes(), 0.7)
+    exact = solve_order(
+        ThresholdRanks(1.0, preemptive=True, last_come=False), exponential_sizes(), 0.7
+    )
 
     def run(rng):
         sizes = rng.exponential(size=50_000)

@@ -5,7 +5,12 @@ import pytest
 
 from kendall.policies.text import SpecError
 from kendall.queueing.errors import NotConvergedError, UnstableQueueError
-from kendall.queueing.models.soap.orders import Fifo, ShortestFirst, ShortestRemaining, Threshold
+from kendall.queueing.models.soap.orders import (
+    FifoRanks,
+    ShortestFirstRanks,
+    ShortestRemainingRanks,
+    ThresholdRanks,
+)
 from kendall.queueing.models.soap.predictors import (
     ExactPrediction,
     ExponentialPrediction,
@@ -13,7 +18,7 @@ from kendall.queueing.models.soap.predictors import (
 )
 from kendall.queueing.models.soap.queue import solve_order
 from kendall.queueing.models.soap.several_servers import order_doubt, solve_on_servers
-from kendall.queueing.models.soap.sizes import Atoms, Grid, WeibullSizes, exponential_sizes
+from kendall.queueing.models.soap.sizes import Atoms, SizeGrid, WeibullSizes, exponential_sizes
 from papers.closed_forms import (
     best_threshold,
     bit,
@@ -32,8 +37,8 @@ ONE_CLASS = TwoClasses(1.0, 1.0, 0.5, 0.0, 1.0)
 
 @pytest.mark.parametrize("load", [0.5, 0.9])
 def test_exponential_predictions_are_bessel_functions(load):
-    spjf = solve_order(ShortestFirst(), EXPONENTIAL, load, PREDICTED).sojourn
-    sprpt = solve_order(ShortestRemaining(), EXPONENTIAL, load, PREDICTED).sojourn
+    spjf = solve_order(ShortestFirstRanks(), EXPONENTIAL, load, PREDICTED).sojourn
+    sprpt = solve_order(ShortestRemainingRanks(), EXPONENTIAL, load, PREDICTED).sojourn
     assert spjf == pytest.approx(exponential_spjf(load), rel=1e-5)
     assert sprpt == pytest.approx(exponential_sprpt(load), rel=1e-5)
 
@@ -50,7 +55,7 @@ def test_the_parts_of_one_bit_are_bessel_functions(threshold):
 @pytest.mark.parametrize("preemptive", [True, False])
 def test_the_analysis_of_a_threshold_is_its_closed_form(sizes, told, preemptive):
     expected = threshold_sojourn(sizes, 0.9, bit(sizes, 1.3, told), preemptive)
-    found = solve_order(Threshold(1.3, preemptive), sizes, 0.9, told)
+    found = solve_order(ThresholdRanks(1.3, preemptive), sizes, 0.9, told)
     assert found.sojourn == pytest.approx(expected, rel=1e-6)
 
 
@@ -68,7 +73,7 @@ def test_preemption_leaves_the_best_threshold_of_exponential_sizes():
 
 @pytest.mark.parametrize("size", [1e-3, 1e3])
 def test_predictions_of_one_size_scale_with_it(size):
-    found = PREDICTED.joint(Atoms(np.array([size]), np.ones(1)), Grid(200))
+    found = PREDICTED.joint(Atoms(np.array([size]), np.ones(1)), SizeGrid(200))
     assert float(found.joint[:, 0] @ found.predictions) == pytest.approx(size, rel=1e-2)
 
 
@@ -76,11 +81,11 @@ def test_predictions_of_one_size_scale_with_it(size):
 def test_up_to_most_predictions_are_kept_apart(most, exact):
     sizes = Atoms(np.arange(1.0, 5.0), np.full(4, 0.25))
     tokens = WholeTokens(ExactPrediction(), 0.0, 1.0, most=most)
-    assert tokens.joint(sizes, Grid(2)).exact == exact
+    assert tokens.joint(sizes, SizeGrid(2)).exact == exact
 
 
 def test_external_costs_are_the_expected_predictions():
-    sizes = EXPONENTIAL.cells(Grid(200, (1.0,)))
+    sizes = EXPONENTIAL.cells(SizeGrid(200, (1.0,)))
     skip = SkipPredict(threshold=1.0, bit_cost=0.5, size_cost=4.0)
     assert skip.cost(sizes) == pytest.approx(0.5 + 4 * np.exp(-1))
     assert DelayPredict(limit=1.0, size_cost=4.0).cost(sizes) == pytest.approx(4 * np.exp(-1))
@@ -131,19 +136,20 @@ def test_queues_that_are_cut_too_short_are_refused():
 
 
 def test_one_server_of_several_and_first_come_are_what_they_were():
-    one = solve_on_servers(ShortestFirst(), EXPONENTIAL, 0.8, 1)
-    assert one.sojourn == pytest.approx(solve_order(ShortestFirst(), EXPONENTIAL, 0.8).sojourn)
+    one = solve_on_servers(ShortestFirstRanks(), EXPONENTIAL, 0.8, 1)
+    assert one.sojourn == pytest.approx(solve_order(ShortestFirstRanks(), EXPONENTIAL, 0.8).sojourn)
     assert one.doubt is None
-    four = solve_on_servers(Fifo(), EXPONENTIAL, 3.2, 4)
+    four = solve_on_servers(FifoRanks(), EXPONENTIAL, 3.2, 4)
     assert four.delay == pytest.approx(0.7455, rel=1e-3)  # M/M/4 at 0.8
     assert four.doubt is None
 
 
 def test_several_servers_gain_as_one_does_and_say_where_that_is_doubtful():
-    four = solve_on_servers(ShortestFirst(), WEIBULL, 3.2, 4)
-    first_come = solve_on_servers(Fifo(), WEIBULL, 3.2, 4)
+    four = solve_on_servers(ShortestFirstRanks(), WEIBULL, 3.2, 4)
+    first_come = solve_on_servers(FifoRanks(), WEIBULL, 3.2, 4)
     ratio = (
-        solve_order(ShortestFirst(), WEIBULL, 0.8).delay / solve_order(Fifo(), WEIBULL, 0.8).delay
+        solve_order(ShortestFirstRanks(), WEIBULL, 0.8).delay
+        / solve_order(FifoRanks(), WEIBULL, 0.8).delay
     )
     assert four.delay / first_come.delay == pytest.approx(ratio)
     assert four.doubt is not None

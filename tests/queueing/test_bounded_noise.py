@@ -8,10 +8,14 @@ import pytest
 from scipy.integrate import quad
 from scipy.special import kv
 
-from kendall.queueing.models.soap.orders import Bounce, ShortestFirst, ShortestRemaining
+from kendall.queueing.models.soap.orders import (
+    BounceRanks,
+    ShortestFirstRanks,
+    ShortestRemainingRanks,
+)
 from kendall.queueing.models.soap.predictors import ExponentialPrediction, UniformPrediction
 from kendall.queueing.models.soap.queue import price_of_misprediction, solve_order
-from kendall.queueing.models.soap.sizes import Grid, exponential_sizes
+from kendall.queueing.models.soap.sizes import SizeGrid, exponential_sizes
 from papers.sample_paths import Replications, simulate_order
 
 EXPONENTIAL = exponential_sizes()
@@ -28,14 +32,16 @@ def test_noisy_predictions_stay_within_their_bounds():
         for y in (0.5 * size, 0.8 * size, 1.7 * size):
             share = float(NOISE.at_most(np.array(y), np.array(size)))
             assert (row <= y).mean() == pytest.approx(share, abs=0.015)
-    law = NOISE.joint(EXPONENTIAL.cells(Grid(COARSE)), Grid(COARSE))
+    law = NOISE.joint(EXPONENTIAL.cells(SizeGrid(COARSE)), SizeGrid(COARSE))
     inside = (law.predictions[:, None] >= 0.45 * law.sizes) & (
         law.predictions[:, None] <= 2.2 * law.sizes
     )
     assert law.joint[~inside].sum() < 0.02
 
 
-@pytest.mark.parametrize("order", [ShortestRemaining(), Bounce()], ids=["sprpt", "srpt-b"])
+@pytest.mark.parametrize(
+    "order", [ShortestRemainingRanks(), BounceRanks()], ids=["sprpt", "srpt-b"]
+)
 def test_the_analysis_under_bounded_noise_is_the_simulated_mean(order):
     exact = solve_order(order, EXPONENTIAL, 0.8, NOISE, COARSE).sojourn
     found = simulate_order(order, EXPONENTIAL, 0.8, NOISE, Replications(20_000, 16, 4))
@@ -47,8 +53,10 @@ def test_the_analysis_under_bounded_noise_is_the_simulated_mean(order):
 @pytest.mark.parametrize("load", [0.5, 0.9])
 def test_srpt_with_bounce_is_graceful_and_consistent(load, bounds):
     """E[T] <= 3.5 alpha / beta E[T under SRPT], and near it where the noise is small."""
-    best = solve_order(ShortestRemaining(), EXPONENTIAL, load, cells=COARSE).sojourn
-    noisy = solve_order(Bounce(), EXPONENTIAL, load, UniformPrediction(*bounds), COARSE).sojourn
+    best = solve_order(ShortestRemainingRanks(), EXPONENTIAL, load, cells=COARSE).sojourn
+    noisy = solve_order(
+        BounceRanks(), EXPONENTIAL, load, UniformPrediction(*bounds), COARSE
+    ).sojourn
     assert 1 - 1e-3 < noisy / best < 3.5 * bounds[1] / bounds[0]
     if bounds == (0.9, 1.1):
         assert noisy / best < 1.03
@@ -69,9 +77,9 @@ def test_the_price_of_misprediction_is_the_formula_with_the_squares_outside(load
 
     formula = quad(predicted, 1e-12, 60, limit=300)[0] / quad(exact, 0, 60, limit=300)[0]
     told, known = (
-        solve_order(ShortestFirst(), EXPONENTIAL, load, source).delay
+        solve_order(ShortestFirstRanks(), EXPONENTIAL, load, source).delay
         for source in (ExponentialPrediction(), UniformPrediction(1 - 1e-6, 1 + 1e-6))
     )
     assert told / known == pytest.approx(formula, rel=1e-3)
-    price = price_of_misprediction(ShortestFirst(), EXPONENTIAL, load, ExponentialPrediction())
+    price = price_of_misprediction(ShortestFirstRanks(), EXPONENTIAL, load, ExponentialPrediction())
     assert price == pytest.approx((told + 1) / (known + 1), rel=1e-3)

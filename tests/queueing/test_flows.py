@@ -22,7 +22,7 @@ from kendall.queueing.model import Model
 from kendall.queueing.prediction import predict_model
 from kendall.queueing.prediction.solutions import methods
 from kendall.queueing.simulation.experiment import draw_jobs, simulate_model
-from kendall.queueing.simulation.ledger import Batch, Started
+from kendall.queueing.simulation.ledger import ServedBatch, Started
 from kendall.queueing.simulation.orders.waiting_by_rank import queue_for
 
 TOKENS = parse_distribution("geometric:mean=20", 150)
@@ -67,7 +67,7 @@ def test_the_simulator_counts_each_token_of_a_flow_once() -> None:
     )
     counters.join("heavy")
     member = Member("a", 5, 9)
-    batch = Batch(
+    batch = ServedBatch(
         id=0,
         size=1,
         server_id=0,

@@ -23,7 +23,12 @@ from kendall.queueing.errors import UnstableQueueError
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.model import Model
 from kendall.queueing.models.mg1 import solve_mg1
-from kendall.queueing.models.soap.orders import LeastAttained, Levels, Threshold, Trail
+from kendall.queueing.models.soap.orders import (
+    LeastAttainedRanks,
+    LevelsRanks,
+    ThresholdRanks,
+    TrailRanks,
+)
 from kendall.queueing.models.soap.predictor_text import PredictorText, parse_predictor
 from kendall.queueing.models.soap.predictors import OneBit
 from kendall.queueing.models.soap.queue import solve_order
@@ -119,14 +124,14 @@ def test_the_most_absurd_errors_are_drawn_as_lengths() -> None:
 
 def test_thresholds_quanta_and_bits_of_tokens_are_seconds_of_service():
     order = SERVICE.order(asked("threshold"))
-    assert isinstance(order, Threshold)
+    assert isinstance(order, ThresholdRanks)
     assert SERVICE.seconds(30) < order.threshold < SERVICE.seconds(31)
-    assert SERVICE.order(asked("mlfq")) == Levels((SERVICE.seconds(10), SERVICE.step * 20))
-    assert SERVICE.order(asked("mlfq", levels=1)) == Levels(())
-    assert SERVICE.order(asked("fb")) == LeastAttained()
+    assert SERVICE.order(asked("mlfq")) == LevelsRanks((SERVICE.seconds(10), SERVICE.step * 20))
+    assert SERVICE.order(asked("mlfq", levels=1)) == LevelsRanks(())
+    assert SERVICE.order(asked("fb")) == LeastAttainedRanks()
     fifths = SERVICE.order(asked("fb", quantum=30))
-    assert fifths == Levels((SERVICE.seconds(30), *[SERVICE.step * 30] * 3))
-    assert SERVICE.order(asked("trail")) == Trail(0.5, SERVICE.setup)
+    assert fifths == LevelsRanks((SERVICE.seconds(30), *[SERVICE.step * 30] * 3))
+    assert SERVICE.order(asked("trail")) == TrailRanks(0.5, SERVICE.setup)
     bit = SERVICE.predictor(parse_predictor("onebit:threshold=30"))
     assert isinstance(bit, OneBit)
     assert bit.values == (SERVICE.seconds(15), SERVICE.seconds(60))

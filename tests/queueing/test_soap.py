@@ -11,14 +11,14 @@ from scipy.integrate import quad
 from kendall.policies.text import SpecError
 from kendall.queueing.errors import UnstableQueueError
 from kendall.queueing.models.soap.orders import (
-    Bounce,
-    Fifo,
-    LeastAttained,
-    PreemptiveShortest,
-    ShortestFirst,
-    ShortestRemaining,
-    Threshold,
-    Trail,
+    BounceRanks,
+    FifoRanks,
+    LeastAttainedRanks,
+    PreemptiveShortestRanks,
+    ShortestFirstRanks,
+    ShortestRemainingRanks,
+    ThresholdRanks,
+    TrailRanks,
 )
 from kendall.queueing.models.soap.predictors import (
     ExactPrediction,
@@ -31,8 +31,8 @@ from kendall.queueing.models.soap.queue import price_of_misprediction, solve_ord
 from kendall.queueing.models.soap.several_servers import solve_on_servers
 from kendall.queueing.models.soap.sizes import (
     Atoms,
-    Grid,
     LognormalSizes,
+    SizeGrid,
     WeibullSizes,
     exponential_sizes,
 )
@@ -50,14 +50,14 @@ CONTINUOUS = (EXPONENTIAL, WEIBULL, LognormalSizes(-0.5, 1.0))
 @pytest.mark.parametrize("load", [0.1, 0.8, 0.99])
 def test_first_come_first_served_is_pollaczek_khinchine(law, load):
     rate = load / law.mean
-    queue = solve_order(Fifo(), law, rate)
+    queue = solve_order(FifoRanks(), law, rate)
     assert queue.delay == pytest.approx(rate * law.second_moment / (2 * (1 - load)), rel=1e-9)
     assert queue.load == pytest.approx(load)
 
 
 @pytest.mark.parametrize("load", [0.2, 0.9])
 def test_least_attained_first_is_like_first_come_for_exponential_sizes(load):
-    assert solve_order(LeastAttained(), EXPONENTIAL, load).sojourn == pytest.approx(
+    assert solve_order(LeastAttainedRanks(), EXPONENTIAL, load).sojourn == pytest.approx(
         1 / (1 - load), rel=1e-5
     )
 
@@ -96,16 +96,20 @@ def test_exact_predictions_are_the_formulas_of_sjf_psjf_and_srpt(law, load):
     srpt = residence + density_integral(
         lambda x: rate * (partial(2, x) + x * x * above(x)) / (2 * spare(x) ** 2)
     )
-    assert solve_order(ShortestFirst(), law, rate).delay == pytest.approx(sjf, rel=2e-5)
-    assert solve_order(PreemptiveShortest(), law, rate).sojourn == pytest.approx(psjf, rel=2e-4)
-    assert solve_order(ShortestRemaining(), law, rate).sojourn == pytest.approx(srpt, rel=2e-5)
+    assert solve_order(ShortestFirstRanks(), law, rate).delay == pytest.approx(sjf, rel=2e-5)
+    assert solve_order(PreemptiveShortestRanks(), law, rate).sojourn == pytest.approx(
+        psjf, rel=2e-4
+    )
+    assert solve_order(ShortestRemainingRanks(), law, rate).sojourn == pytest.approx(srpt, rel=2e-5)
 
 
-@pytest.mark.parametrize("share", [(0.0, ShortestFirst()), (math.inf, ShortestRemaining())])
+@pytest.mark.parametrize(
+    "share", [(0.0, ShortestFirstRanks()), (math.inf, ShortestRemainingRanks())]
+)
 def test_trail_lies_between_shortest_first_and_shortest_remaining(share):
     limited, order = share
     for source in (ExactPrediction(), ExponentialPrediction()):
-        trail = solve_order(Trail(limited), EXPONENTIAL, 0.8, source).sojourn
+        trail = solve_order(TrailRanks(limited), EXPONENTIAL, 0.8, source).sojourn
         assert trail == pytest.approx(solve_order(order, EXPONENTIAL, 0.8, source).sojourn, 1e-9)
 
 
@@ -113,7 +117,7 @@ def test_atoms_are_classes_of_a_priority_queue():
     """Cobham's formula."""
     law = Atoms(np.array([1.0, 3.0]), np.array([0.75, 0.25]))
     rate, residual = 0.4, 0.4 * (0.75 * 1 + 0.25 * 9) / 2
-    queue = solve_order(ShortestFirst(), law, rate)
+    queue = solve_order(ShortestFirstRanks(), law, rate)
     expected = [1 + residual / (1 - 0.3), 3 + residual / ((1 - 0.3) * (1 - 0.6))]
     assert queue.by_size == pytest.approx(expected, rel=1e-12)
     assert queue.error == 0
@@ -125,17 +129,22 @@ def test_atoms_are_classes_of_a_priority_queue():
 def test_no_order_by_predictions_beats_exact_shortest_remaining(load, sigma):
     law = LAWS["tokens"]
     rate = load / law.mean
-    best = solve_order(ShortestRemaining(), law, rate).sojourn
-    for order in (ShortestFirst(), ShortestRemaining(), PreemptiveShortest(), Bounce()):
+    best = solve_order(ShortestRemainingRanks(), law, rate).sojourn
+    for order in (
+        ShortestFirstRanks(),
+        ShortestRemainingRanks(),
+        PreemptiveShortestRanks(),
+        BounceRanks(),
+    ):
         predicted = solve_order(order, law, rate, LognormalPrediction(sigma), cells=40)
         assert predicted.sojourn >= best * (1 - 1e-3)
 
 
 def test_a_perfect_bit_and_a_worthless_bit():
     law = EXPONENTIAL
-    told = solve_order(Threshold(1.0), law, 0.8, ExactPrediction()).sojourn
-    bit = solve_order(Threshold(1.0), law, 0.8, OneBit(1.0)).sojourn
-    coin = solve_order(Threshold(1.0), law, 0.8, OneBit(1.0, None, 0.5, 0.5)).sojourn
+    told = solve_order(ThresholdRanks(1.0), law, 0.8, ExactPrediction()).sojourn
+    bit = solve_order(ThresholdRanks(1.0), law, 0.8, OneBit(1.0)).sojourn
+    coin = solve_order(ThresholdRanks(1.0), law, 0.8, OneBit(1.0, None, 0.5, 0.5)).sojourn
     assert bit == pytest.approx(told)
     assert coin == pytest.approx(5.0)
     assert bit < coin
@@ -143,32 +152,32 @@ def test_a_perfect_bit_and_a_worthless_bit():
 
 def test_the_price_of_misprediction_is_one_for_first_come_and_grows_with_the_error():
     prices = [
-        price_of_misprediction(ShortestRemaining(), WEIBULL, 0.8, LognormalPrediction(sigma))
+        price_of_misprediction(ShortestRemainingRanks(), WEIBULL, 0.8, LognormalPrediction(sigma))
         for sigma in (0.1, 0.5, 1.0)
     ]
     assert 1 < prices[0] < prices[1] < prices[2]
-    assert price_of_misprediction(Fifo(), WEIBULL, 0.8, LognormalPrediction(1.0)) == 1
+    assert price_of_misprediction(FifoRanks(), WEIBULL, 0.8, LognormalPrediction(1.0)) == 1
 
 
 def test_cells_and_twice_as_many_leave_no_error_of_second_order():
     """50 and 100 cells alone are 1e-5 off; their extrapolation is not a tenth of that."""
     for law in (EXPONENTIAL, WEIBULL):
-        fine = solve_order(ShortestFirst(), law, 0.8 / law.mean).sojourn
-        assert solve_order(ShortestFirst(), law, 0.8 / law.mean, cells=50).sojourn == pytest.approx(
-            fine, rel=5e-7
-        )
+        fine = solve_order(ShortestFirstRanks(), law, 0.8 / law.mean).sojourn
+        assert solve_order(
+            ShortestFirstRanks(), law, 0.8 / law.mean, cells=50
+        ).sojourn == pytest.approx(fine, rel=5e-7)
 
 
 def test_too_much_work_has_no_steady_state():
     with pytest.raises(UnstableQueueError):
-        solve_order(ShortestFirst(), EXPONENTIAL, 1.01)
+        solve_order(ShortestFirstRanks(), EXPONENTIAL, 1.01)
     with pytest.raises(UnstableQueueError):  # predictions take time on the server
         solve_order(ORDERS["skip-server"], EXPONENTIAL, 0.98)
 
 
 @pytest.mark.parametrize("law", CONTINUOUS)
 def test_cells_keep_load_and_second_moment(law):
-    atoms = law.cells(Grid(60, (1.0,), 0.9))
+    atoms = law.cells(SizeGrid(60, (1.0,), 0.9))
     assert atoms.mean == pytest.approx(law.mean, rel=1e-11)
     assert atoms.second_moment == pytest.approx(law.second_moment, rel=1e-10)
     assert np.all(np.diff(atoms.sizes) > 0)
@@ -177,15 +186,15 @@ def test_cells_keep_load_and_second_moment(law):
 def test_many_atoms_are_merged_to_about_twice_the_cells_asked_for():
     sizes = np.linspace(0.001, 4, 4001)
     atoms = Atoms(sizes, np.exp(-sizes) / np.exp(-sizes).sum())
-    merged = atoms.cells(Grid(600, (1.0,), 0.9))
+    merged = atoms.cells(SizeGrid(600, (1.0,), 0.9))
     assert 1100 < len(merged.sizes) <= 1201
     assert merged.mean == pytest.approx(atoms.mean, rel=1e-12)
     assert merged.second_moment == pytest.approx(atoms.second_moment, rel=1e-5)
     below = merged.sizes < 1.0
     assert merged.weights[below].sum() == pytest.approx(atoms.weights[sizes < 1.0].sum(), rel=1e-12)
-    assert atoms.cells(Grid(2001, (1.0,), 0.9)) is atoms
+    assert atoms.cells(SizeGrid(2001, (1.0,), 0.9)) is atoms
     few = Atoms(np.arange(1.0, 1001.0), np.full(1000, 1e-3))
-    assert few.cells(Grid(2)) is few
+    assert few.cells(SizeGrid(2)) is few
 
 
 @pytest.mark.parametrize(
@@ -194,7 +203,7 @@ def test_many_atoms_are_merged_to_about_twice_the_cells_asked_for():
         lambda: LognormalPrediction(0.0),
         lambda: UniformPrediction(1.0, 1.0),
         lambda: OneBit(-1.0),
-        lambda: Trail(-0.1),
+        lambda: TrailRanks(-0.1),
         lambda: Atoms(np.array([2.0, 1.0]), np.array([0.5, 0.5])),
         lambda: Atoms(np.array([1.0, 2.0]), np.array([0.5, 0.6])),
     ],

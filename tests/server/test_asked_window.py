@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from kendall.server.live.question import Window
+from kendall.server.live.question import LiveWindow
 from tests.server.asgi import Call, completion, running
 from tests.virtual_time import run_virtual
 
@@ -16,7 +16,7 @@ def test_those_taken_out_of_service_count_with_what_they_have() -> None:
 
     async def main() -> None:
         async with running("single:order=mlfq,quantum=4,levels=8") as (app, gateway):
-            window = Window(gateway)
+            window = LiveWindow(gateway)
             calls = [
                 Call(
                     app,
@@ -47,7 +47,7 @@ def test_the_memory_and_what_is_kept_free_of_it_are_told(
 ) -> None:
     async def main() -> None:
         async with running("continuous:max_batch_size=4", reserved_tokens=reserved) as (_, gateway):
-            asked = Window(gateway).question(gateway.live.pilot.bounds, saving=False)
+            asked = LiveWindow(gateway).question(gateway.live.pilot.bounds, saving=False)
             assert asked is not None
             assert asked.max_context_tokens == gateway.batcher.capabilities.kv_cache_tokens
             assert asked.reserved_tokens == told

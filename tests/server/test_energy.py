@@ -19,7 +19,7 @@ from kendall.server.runtime.clock import clock_of
 from kendall.server.telemetry.energy.batches import FEW, MeteredBatches
 from kendall.server.telemetry.energy.meter import BATCHES, PERIOD, EnergyMeter
 from kendall.server.telemetry.energy.sources import (
-    Counter,
+    EnergyCounter,
     Integral,
     Together,
     nvml_source,
@@ -174,10 +174,10 @@ def test_a_machine_without_pynvml_has_no_source(monkeypatch: pytest.MonkeyPatch)
 def test_counters_that_wrap_go_on() -> None:
     """RAPL starts again at 0 after its range; a counter without a range was set to 0."""
     values = iter([90.0, 95.0, 5.0, 15.0])
-    wraps = Counter(lambda: next(values), 1.0, 100.0)
+    wraps = EnergyCounter(lambda: next(values), 1.0, 100.0)
     assert [wraps.joules(0.0) for _ in range(4)] == [0.0, 5.0, 15.0, 25.0]
     values = iter([90.0, 95.0, 5.0])
-    resets = Counter(lambda: next(values), 1.0)
+    resets = EnergyCounter(lambda: next(values), 1.0)
     assert [resets.joules(0.0) for _ in range(3)] == [0.0, 5.0, 10.0]
 
 
@@ -245,7 +245,7 @@ def test_the_line_through_the_batches_is_found() -> None:
     c0 and joules per token.
     """
     clock, drawn = Clock(), [0.0]
-    meter = started(Together("", [Counter(lambda: drawn[0], 1.0)]), clock)
+    meter = started(Together("", [EnergyCounter(lambda: drawn[0], 1.0)]), clock)
     rng = np.random.default_rng(1)
 
     def spend(joules: float, seconds: float) -> None:
@@ -337,7 +337,7 @@ def test_the_thread_reads_on_the_clock_of_the_loop() -> None:
 
     async def main() -> tuple[float, int, float]:
         now = clock_of(asyncio.get_running_loop())
-        meter = EnergyMeter(Together("", [Counter(lambda: WATTS * time.perf_counter(), 1.0)]))
+        meter = EnergyMeter(Together("", [EnergyCounter(lambda: WATTS * time.perf_counter(), 1.0)]))
         meter.start(now)
         begin = now()
         await asyncio.sleep(0.5)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kendall.server.live.predictor import Predictor, PredictorLostError
+from kendall.server.live.predictor import PredictorClient, PredictorLostError
 from tests.server.asgi import call, completion, running
 from tests.virtual_time import run_virtual
 
@@ -19,9 +19,9 @@ EVERY, LOOKS = 5.0, 12
 
 @pytest.fixture(autouse=True)
 def without_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def start(_: Predictor) -> None: ...
+    async def start(_: PredictorClient) -> None: ...
 
-    monkeypatch.setattr(Predictor, "start", start)
+    monkeypatch.setattr(PredictorClient, "start", start)
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_a_look_that_fails_every_time_is_logged_once_and_counted(
 ) -> None:
     asked: list[str] = []
 
-    async def fails(_: Predictor, function: str, *arguments: Any) -> Any:
+    async def fails(_: PredictorClient, function: str, *arguments: Any) -> Any:
         asked.append(function)
         raise error
 
@@ -42,7 +42,7 @@ def test_a_look_that_fails_every_time_is_logged_once_and_counted(
             await asyncio.sleep((LOOKS + 0.5) * EVERY)
             return dict((await call(app, "GET", "/admin/state")).json()["failures"])
 
-    monkeypatch.setattr(Predictor, "ask", fails)
+    monkeypatch.setattr(PredictorClient, "ask", fails)
     with caplog.at_level(logging.INFO, logger="kendall.live"):
         state = run_virtual(main())
     looks = asked.count("assess_window")
@@ -60,10 +60,10 @@ def test_a_look_that_fails_every_time_is_logged_once_and_counted(
 def test_after_a_success_the_next_failure_is_logged_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def fails(_: Predictor, function: str, *arguments: Any) -> Any:
+    async def fails(_: PredictorClient, function: str, *arguments: Any) -> Any:
         raise ValueError(function)
 
-    async def nothing(_: Predictor, function: str, *arguments: Any) -> Any:
+    async def nothing(_: PredictorClient, function: str, *arguments: Any) -> Any:
         empty = dict.fromkeys(
             ("pilot_failure", "decision", "ahead", "prediction", "estimates", "state")
         )
@@ -73,7 +73,7 @@ def test_after_a_success_the_next_failure_is_logged_again(
         async with running("capped:max_batch_size=4") as (_, gateway):
             live = gateway.live_model()
             for ask in (fails, fails, nothing, fails, fails):
-                monkeypatch.setattr(Predictor, "ask", ask)
+                monkeypatch.setattr(PredictorClient, "ask", ask)
                 await live._assess()
             return live.failures.count, live.failures.in_a_row
 

@@ -26,14 +26,14 @@ from kendall.queueing.measurement.record import read_run
 from kendall.server.calibration.calibration import CalibrationRequest, Calibrator
 from kendall.server.calibration.candidate_law import (
     CandidateLaw,
-    Comparison,
     KnownLaw,
+    LawComparison,
     _verdict,
     weigh,
 )
 from kendall.server.calibration.designed import Cell, DesignedBatches, InterruptedCellError, design
 from kendall.server.calibration.idle_probes import IdleProbes, _niced
-from kendall.server.calibration.probe_schedule import LOOP, Limits, ProbeSchedule
+from kendall.server.calibration.probe_schedule import LOOP, ProbeLimits, ProbeSchedule
 from kendall.server.calibration.turnaround import ClosedLoop, slot_time
 from kendall.server.engines.emulated import EmulatedEngine
 from kendall.server.gateway import Gateway
@@ -43,7 +43,7 @@ from tests.virtual_time import run_virtual
 
 LAW = parse_law("k1=0.25e-3,k2=2e-3,k3=50e-6,k4=0.9e-3,turnaround=1.5e-3")
 NOISY = dataclasses.replace(LAW, cv=0.05)
-QUICK = Limits(fewest=3, kept=3)
+QUICK = ProbeLimits(fewest=3, kept=3)
 LOOP_DESIGN = ClosedLoop(4, (8, 24, 16, 12, 9), 32)
 LEVELS = [(size, length) for size in (1, 2, 4, 8) for length in (1, 4, 16)]
 
@@ -61,7 +61,7 @@ class Here(Executor):
 async def probing(
     law: LatencyModel,
     known: LatencyModel | None = None,
-    limits: Limits = QUICK,
+    limits: ProbeLimits = QUICK,
     policy: str = "dynamic",
     **changed: Any,
 ) -> AsyncIterator[tuple[Gateway, IdleProbes]]:
@@ -414,7 +414,7 @@ def test_no_cell_but_the_smallest_ever_takes_longer_than_stated(
 ) -> None:
     """Whatever the law; and what is measured is measured evenly."""
     schedule, rng = (
-        ProbeSchedule(GRID, LOOP_DESIGN, Limits(longest=0.25)),
+        ProbeSchedule(GRID, LOOP_DESIGN, ProbeLimits(longest=0.25)),
         np.random.default_rng(seed),
     )
     seen = []
@@ -433,7 +433,7 @@ def test_no_cell_but_the_smallest_ever_takes_longer_than_stated(
 
 def test_a_round_is_fitted_once_and_only_with_enough_repeats() -> None:
     schedule, rng = (
-        ProbeSchedule(GRID[:8], LOOP_DESIGN, Limits(fewest=3, kept=4)),
+        ProbeSchedule(GRID[:8], LOOP_DESIGN, ProbeLimits(fewest=3, kept=4)),
         np.random.default_rng(1),
     )
     fits = []
@@ -453,7 +453,7 @@ def test_a_round_is_fitted_once_and_only_with_enough_repeats() -> None:
 
 def test_the_rest_keeps_the_share() -> None:
     """A probe of 0.1 s is followed by 0.4 s of rest: a fifth."""
-    assert ProbeSchedule(GRID, LOOP_DESIGN, Limits(share=0.2)).rest(0.1) == pytest.approx(0.4)
+    assert ProbeSchedule(GRID, LOOP_DESIGN, ProbeLimits(share=0.2)).rest(0.1) == pytest.approx(0.4)
 
 
 @pytest.mark.parametrize(
@@ -462,7 +462,7 @@ def test_the_rest_keeps_the_share() -> None:
 )
 def test_limits_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(SpecError, match="expected"):
-        Limits(**wrong)
+        ProbeLimits(**wrong)
 
 
 # --- the law against the one in force ---
@@ -564,7 +564,7 @@ def test_a_law_is_replaced_beyond_chance_and_three_percent_by_one_measured_as_wi
 ) -> None:
     fit = Fit(LAW, 1.0, 0.0, dict.fromkeys(COEFFICIENTS, (-1.0, 1.0)))
     found, says = _verdict(
-        Comparison(1.0, gap, chance),
+        LawComparison(1.0, gap, chance),
         fit,
         [],
         Identifiability(1.0, 8, 16, ()),

@@ -31,7 +31,7 @@ from kendall.server.live import predictor as predictor_module
 from kendall.server.live.predictor import (
     SIZE_BYTES,
     Ask,
-    Predictor,
+    PredictorClient,
     PredictorLostError,
     waited_for_processor,
 )
@@ -45,10 +45,10 @@ from tests.virtual_time import run_virtual
 
 ASKS = """
 import asyncio
-from kendall.server.live.predictor import Predictor
+from kendall.server.live.predictor import PredictorClient
 
 async def main():
-    predictor = Predictor()
+    predictor = PredictorClient()
     await predictor.ask("ask_what_ifs")
     print(predictor.process_id, flush=True)
     await asyncio.sleep(60)
@@ -82,7 +82,7 @@ def test_a_signal_to_the_gateways_group_does_not_end_the_predicting_process(
     """`timeout` and service managers send SIGTERM to the whole group, or to each process."""
 
     async def main() -> None:
-        predictor = Predictor()
+        predictor = PredictorClient()
         try:
             assert await predictor.ask("ask_what_ifs") == []
             process = of(predictor)
@@ -117,7 +117,7 @@ def test_a_process_is_told_in_each_of_its_lives_what_it_has_to_know_before_anyth
         told.append((life, await ask("ask_what_ifs")))
 
     async def main() -> None:
-        predictor = Predictor(begin=begin)
+        predictor = PredictorClient(begin=begin)
         await predictor.start()
         await predictor.start()
         assert await predictor.ask("ask_what_ifs") == []
@@ -134,7 +134,7 @@ def test_a_process_is_told_in_each_of_its_lives_what_it_has_to_know_before_anyth
 
 def test_an_answer_that_takes_too_long_ends_the_process_and_the_next_question_has_another() -> None:
     async def main() -> None:
-        predictor = Predictor(longest=60)
+        predictor = PredictorClient(longest=60)
         assert await predictor.ask("ask_what_ifs") == []
         first = predictor.process_id
         predictor.longest = 0.0
@@ -179,7 +179,7 @@ def test_seconds_in_which_the_process_waits_for_a_processor_do_not_count(
         monkeypatch.setattr(
             predictor_module, "waited_for_processor", lambda _: 50 + share * loop.time()
         )
-        predictor = Predictor()
+        predictor = PredictorClient()
         predictor._process = Elsewhere()  # type: ignore[assignment]
         began = loop.time()
         asking = predictor._within(lambda _: asyncio.sleep(takes, "answer"))
@@ -199,7 +199,7 @@ def test_of_a_process_that_is_started_for_a_question_every_wait_counts_as_one(
     async def main() -> None:
         waits = {None: 0.0, 1: 300.0}
         monkeypatch.setattr(predictor_module, "waited_for_processor", lambda pid: waits[pid])
-        predictor = Predictor()
+        predictor = PredictorClient()
 
         async def new(_: object = None) -> Any:
             await asyncio.sleep(1)
@@ -232,21 +232,21 @@ class Busy:
 MANY_BYTES = "x" * 50_000_000  # more than any socket holds
 
 
-async def idle(_: Predictor) -> None:
+async def idle(_: PredictorClient) -> None:
     """Nothing is asked."""
 
 
-async def stopped(predictor: Predictor) -> None:
+async def stopped(predictor: PredictorClient) -> None:
     """And nothing is asked."""
     os.kill(of(predictor), signal.SIGSTOP)
 
 
-async def stopped_before_a_large_question(predictor: Predictor) -> None:
+async def stopped_before_a_large_question(predictor: PredictorClient) -> None:
     os.kill(of(predictor), signal.SIGSTOP)
     await begun(predictor, MANY_BYTES)
 
 
-async def stopped_within_a_large_answer(predictor: Predictor) -> None:
+async def stopped_within_a_large_answer(predictor: PredictorClient) -> None:
     assert predictor._process is not None
     predictor._process._writer.transport.pause_reading()  # type: ignore[attr-defined]
     await begun(predictor, MANY_BYTES)
@@ -257,16 +257,16 @@ async def stopped_within_a_large_answer(predictor: Predictor) -> None:
     predictor._process._writer.transport.resume_reading()  # type: ignore[attr-defined]
 
 
-async def busy(predictor: Predictor) -> None:
+async def busy(predictor: PredictorClient) -> None:
     await begun(predictor, Busy())
 
 
-def of(predictor: Predictor) -> int:
+def of(predictor: PredictorClient) -> int:
     assert predictor.process_id is not None
     return predictor.process_id
 
 
-async def begun(predictor: Predictor, argument: object) -> None:
+async def begun(predictor: PredictorClient, argument: object) -> None:
     """A question is asked, and its answer not awaited."""
     asking = asyncio.create_task(predictor.ask("counted", 1, argument))
     asking.add_done_callback(lambda task: task.cancelled() or task.exception())
@@ -277,7 +277,7 @@ async def begun(predictor: Predictor, argument: object) -> None:
     "how", [idle, stopped, stopped_before_a_large_question, stopped_within_a_large_answer, busy]
 )
 def test_closed_it_leaves_no_process_and_no_thread_whatever_it_does(
-    how: Callable[[Predictor], Awaitable[None]],
+    how: Callable[[PredictorClient], Awaitable[None]],
 ) -> None:
     """A process that is stopped or busy must not hold the gateway's exit up: a pool of
     `concurrent.futures` joins its threads at exit.
@@ -285,7 +285,7 @@ def test_closed_it_leaves_no_process_and_no_thread_whatever_it_does(
 
     async def main() -> None:
         before = set(threading.enumerate())  # of which some may end meanwhile
-        predictor = Predictor()
+        predictor = PredictorClient()
         assert await predictor.ask("ask_what_ifs") == []
         process = of(predictor)
         await how(predictor)
@@ -301,7 +301,7 @@ def test_closed_it_leaves_no_process_and_no_thread_whatever_it_does(
 
 def test_a_process_that_dies_fails_its_question_and_the_next_one_has_another() -> None:
     async def main() -> None:
-        predictor = Predictor()
+        predictor = PredictorClient()
         assert await predictor.ask("ask_what_ifs") == []
         os.kill(of(predictor), signal.SIGSTOP)
         asking = asyncio.create_task(predictor.ask("ask_what_ifs"))
@@ -317,7 +317,7 @@ def test_a_process_that_dies_fails_its_question_and_the_next_one_has_another() -
 
 def test_a_caller_who_leaves_does_not_leave_its_answer_to_the_next() -> None:
     async def main() -> None:
-        predictor = Predictor()
+        predictor = PredictorClient()
         assert await predictor.ask("ask_what_ifs") == []
         process = predictor.process_id
         os.kill(of(predictor), signal.SIGSTOP)
@@ -336,7 +336,7 @@ def test_a_caller_who_leaves_does_not_leave_its_answer_to_the_next() -> None:
 
 def test_what_it_raises_is_raised_here_with_its_traceback() -> None:
     async def main() -> None:
-        predictor = Predictor()
+        predictor = PredictorClient()
         with pytest.raises(SpecError, match="nonsense") as raised:
             await predictor.ask("parse_policy", "nonsense")
         assert "Traceback" in raised.value.__notes__[0]
@@ -501,7 +501,7 @@ def test_a_killed_process_that_is_slow_to_end_is_reaped_all_the_same(
     monkeypatch.setattr(predictor_module, "_popen", kept)
 
     async def test() -> None:
-        predictor = Predictor()
+        predictor = PredictorClient()
         if where == "not connected":
             monkeypatch.setattr(asyncio, "open_connection", refused)
             with pytest.raises(OSError, match="no more files"):

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from kendall.queueing.estimation.window.producer import CallGroups
-from kendall.server.live.activity import RecentArrivals
+from kendall.server.live.activity import ArrivalActivity
 from kendall.server.page.state import COLUMNS, row
 from tests.server.asgi import call, completion, running
 from tests.virtual_time import run_virtual
@@ -32,8 +32,8 @@ def test_calls_of_several_sequences_are_one_arrival_each() -> None:
     assert shown["sequence_rate"] == pytest.approx(rates["sequences"], rel=0.01)
 
 
-def recent_with(*sequences: tuple[float, str | None]) -> RecentArrivals:
-    recent, groups = RecentArrivals(0.0, 60.0), CallGroups()
+def recent_with(*sequences: tuple[float, str | None]) -> ArrivalActivity:
+    recent, groups = ArrivalActivity(0.0, 60.0), CallGroups()
     for at, name in sequences:
         recent.saw(at, begins_call=groups.begins(at, name))
     return recent
@@ -60,7 +60,7 @@ def test_a_minute_later_they_are_forgotten_with_all_their_sequences() -> None:
 
 
 def test_what_is_kept_does_not_grow_where_nobody_asks() -> None:
-    recent = RecentArrivals(0.0, 60.0)
+    recent = ArrivalActivity(0.0, 60.0)
     for number in range(20_000):
         recent.saw(float(number), begins_call=True)
         assert len(recent._sequences) <= 2000

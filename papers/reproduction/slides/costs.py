@@ -8,9 +8,9 @@ import math
 from collections.abc import Callable
 
 from kendall.queueing.errors import UnstableQueueError
-from kendall.queueing.models.soap.orders import ShortestRemaining, Threshold
+from kendall.queueing.models.soap.orders import ShortestRemainingRanks, ThresholdRanks
 from kendall.queueing.models.soap.queue import solve_order
-from kendall.queueing.models.soap.sizes import Grid
+from kendall.queueing.models.soap.sizes import SizeGrid
 from papers.closed_forms import best_threshold
 from papers.prediction_costs import DelayPredict, SkipPredict
 from papers.reproduction.artefact import Artefact, Panel, Say, Statement, curve
@@ -69,7 +69,7 @@ def _totals(load: float, first: float, second: float, external: bool) -> dict[st
     found |= {"SkipPredict": _best(skip), "DelayPredict": _best(delay)}
     if external:
         limit = best_threshold(EXPONENTIAL, load, PREDICTED, preemptive=True)
-        order = Threshold(limit, preemptive=True)
+        order = ThresholdRanks(limit, preemptive=True)
         found["one bit"] = first + solve_order(order, EXPONENTIAL, load, PREDICTED, CELLS).sojourn
     return found
 
@@ -84,13 +84,16 @@ def _sum(order: SkipPredict | DelayPredict, load: float) -> float:
         sojourn = solve_order(order, EXPONENTIAL, load, PREDICTED, COARSE).sojourn
     except UnstableQueueError:
         return math.inf
-    return sojourn + order.cost(EXPONENTIAL.cells(Grid(400, order.boundaries(PREDICTED))))
+    return sojourn + order.cost(EXPONENTIAL.cells(SizeGrid(400, order.boundaries(PREDICTED))))
 
 
 def _everyone(load: float, cost: float, external: bool) -> float:
     """SPRPT; on the server every job is predicted first, as DelayPredict with L near 0 does."""
     if external:
-        return cost + solve_order(ShortestRemaining(), EXPONENTIAL, load, PREDICTED, CELLS).sojourn
+        return (
+            cost
+            + solve_order(ShortestRemainingRanks(), EXPONENTIAL, load, PREDICTED, CELLS).sojourn
+        )
     return _sum(DelayPredict(limit=1e-9, size_cost=cost, external=False), load)
 
 

@@ -13,7 +13,12 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.special import loggamma
 
-from kendall.queueing.models.soap.orders import Fifo, Order, ShortestRemaining, Threshold
+from kendall.queueing.models.soap.orders import (
+    FifoRanks,
+    Order,
+    ShortestRemainingRanks,
+    ThresholdRanks,
+)
 from kendall.queueing.models.soap.predictors import Predictor
 from kendall.queueing.models.soap.queue import EXACT
 from kendall.queueing.models.soap.sizes import SizeLaw
@@ -105,8 +110,8 @@ def _table(
 
 def _order(column: str, threshold: float) -> Order:
     if column in ("SRPT", "SPRPT"):
-        return ShortestRemaining()
-    return Fifo() if column == "FIFO" else Threshold(threshold, "preemptive" in column)
+        return ShortestRemainingRanks()
+    return FifoRanks() if column == "FIFO" else ThresholdRanks(threshold, "preemptive" in column)
 
 
 def _predictor(column: str) -> Predictor:

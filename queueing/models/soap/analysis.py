@@ -198,7 +198,7 @@ def mean_sojourns(jobs: Jobs, arrival_rate: float, residual: Residual = NO_RESID
 def _residence(analysis: Analysis, keys: Vector) -> Vector:
     """int_0^x da / (1 - lam E[Xnew(w(a))]) of every kind and size."""
     ranks, totals = analysis.jobs.ranks, analysis._totals
-    stretch = _Stretch(analysis, keys)
+    stretch = _AgeStretch(analysis, keys)
     spent, worst = np.zeros(totals.shape), np.full(totals.shape, -np.inf)
     for p in reversed(range(ranks.start.shape[1])):
         begin, key, slope = (x[:, p : p + 1] for x in (ranks.start, analysis._keys, ranks.slope))
@@ -218,7 +218,7 @@ def _residence(analysis: Analysis, keys: Vector) -> Vector:
     return spent
 
 
-class _Stretch:
+class _AgeStretch:
     """1 / (1 - lam E[Xnew(w)]) at any rank w, and its integral: a step function of w."""
 
     def __init__(self, analysis: Analysis, keys: Vector) -> None:

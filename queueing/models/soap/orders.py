@@ -1,16 +1,16 @@
 """The named orders. Each gives the kinds of jobs that it tells apart: their total service (the time
 that predictions take on the server included), their probabilities, and their ranks.
 
-    Fifo              first come first served
-    ShortestFirst     SPJF: the shortest predicted first, not interrupted
-    LongestFirst      the longest predicted first, not interrupted
-    PreemptiveShortest PSPJF: the shortest predicted first, preemptive
-    ShortestRemaining SPRPT: the shortest predicted remaining time first
-    Bounce            SRPT-B: as SPRPT, but what outlives its prediction loses rank again
-    LeastAttained     FB (LAS): the least served first; no prediction
-    Levels            multi-level feedback: classes by age, first come first served in each
-    Trail             SPRPT without interruptions from the age c x prediction on (TRAIL)
-    Threshold         predicted short before predicted long; `preemptive` as in the slides, or
+    FifoRanks              first come first served
+    ShortestFirstRanks     SPJF: the shortest predicted first, not interrupted
+    LongestFirstRanks      the longest predicted first, not interrupted
+    PreemptiveShortestRanks PSPJF: the shortest predicted first, preemptive
+    ShortestRemainingRanks SPRPT: the shortest predicted remaining time first
+    BounceRanks            SRPT-B: as SPRPT, but what outlives its prediction loses rank again
+    LeastAttainedRanks     FB (LAS): the least served first; no prediction
+    LevelsRanks            multi-level feedback: classes by age, first come first served in each
+    TrailRanks             SPRPT without interruptions from the age c x prediction on (TRAIL)
+    ThresholdRanks         predicted short before predicted long; `preemptive` as in the slides, or
                       in order of arrival
 
 Orders in which predictions cost something: `prediction_costs`.
@@ -33,7 +33,7 @@ from kendall.queueing.distributions.token_distribution import Vector
 from kendall.queueing.models.soap import ranks
 from kendall.queueing.models.soap.predictors import OneBit, Predictor
 from kendall.queueing.models.soap.ranks import Ranks
-from kendall.queueing.models.soap.sizes import Atoms, Grid
+from kendall.queueing.models.soap.sizes import Atoms, SizeGrid
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +73,7 @@ class Order(Protocol):
     def boundaries(self, predictor: Predictor) -> tuple[float, ...]:
         """Sizes that lie in the inside of no cell of sizes."""
 
-    def jobs(self, sizes: Atoms, predictor: Predictor, grid: Grid) -> Jobs:
+    def jobs(self, sizes: Atoms, predictor: Predictor, grid: SizeGrid) -> Jobs:
         """For the analysis; about `grid.count` predictions where they are continuous."""
 
     def draw(self, rng: np.random.Generator, sizes: Vector, predictor: Predictor) -> DrawnJobs:
@@ -93,7 +93,7 @@ class _ByPrediction:
         """See `Order`."""
         return (predictor.threshold,) if isinstance(predictor, OneBit) else ()
 
-    def jobs(self, sizes: Atoms, predictor: Predictor, grid: Grid) -> Jobs:
+    def jobs(self, sizes: Atoms, predictor: Predictor, grid: SizeGrid) -> Jobs:
         """See `Order`."""
         law = predictor.joint(sizes, grid)
         kinds = len(law.predictions)
@@ -107,7 +107,7 @@ class _ByPrediction:
 class _ByAge(_ByPrediction):
     """An order that asks for no prediction: one kind of job."""
 
-    def jobs(self, sizes: Atoms, predictor: Predictor, grid: Grid) -> Jobs:  # noqa: ARG002 - the protocol's
+    def jobs(self, sizes: Atoms, predictor: Predictor, grid: SizeGrid) -> Jobs:  # noqa: ARG002 - the protocol's
         """See `Order`."""
         return Jobs(sizes.sizes, sizes.weights[None, :], np.zeros(1), self.ranks(np.zeros(1)))
 
@@ -117,7 +117,7 @@ class _ByAge(_ByPrediction):
 
 
 @dataclass(frozen=True)
-class Fifo(_ByAge):
+class FifoRanks(_ByAge):
     """First come first served."""
 
     def ranks(self, predicted: Vector) -> Ranks:
@@ -126,7 +126,7 @@ class Fifo(_ByAge):
 
 
 @dataclass(frozen=True)
-class LeastAttained(_ByAge):
+class LeastAttainedRanks(_ByAge):
     """FB, LAS."""
 
     def ranks(self, predicted: Vector) -> Ranks:
@@ -135,7 +135,7 @@ class LeastAttained(_ByAge):
 
 
 @dataclass(frozen=True)
-class Levels(_ByAge):
+class LevelsRanks(_ByAge):
     """MLFQ: `quanta` seconds of service in each class but the last."""
 
     quanta: tuple[float, ...]
@@ -150,7 +150,7 @@ class Levels(_ByAge):
 
 
 @dataclass(frozen=True)
-class ShortestFirst(_ByPrediction):
+class ShortestFirstRanks(_ByPrediction):
     """SPJF."""
 
     def ranks(self, predicted: Vector) -> Ranks:
@@ -159,7 +159,7 @@ class ShortestFirst(_ByPrediction):
 
 
 @dataclass(frozen=True)
-class LongestFirst(_ByPrediction):
+class LongestFirstRanks(_ByPrediction):
     """LJF."""
 
     def ranks(self, predicted: Vector) -> Ranks:
@@ -168,7 +168,7 @@ class LongestFirst(_ByPrediction):
 
 
 @dataclass(frozen=True)
-class PreemptiveShortest(_ByPrediction):
+class PreemptiveShortestRanks(_ByPrediction):
     """PSPJF."""
 
     ties_matter = True
@@ -179,7 +179,7 @@ class PreemptiveShortest(_ByPrediction):
 
 
 @dataclass(frozen=True)
-class ShortestRemaining(_ByPrediction):
+class ShortestRemainingRanks(_ByPrediction):
     """SPRPT; the first `setup` seconds of a service do not count as served."""
 
     setup: float = 0.0
@@ -190,7 +190,7 @@ class ShortestRemaining(_ByPrediction):
 
 
 @dataclass(frozen=True)
-class Bounce(_ByPrediction):
+class BounceRanks(_ByPrediction):
     """SRPT-B."""
 
     def ranks(self, predicted: Vector) -> Ranks:
@@ -199,7 +199,7 @@ class Bounce(_ByPrediction):
 
 
 @dataclass(frozen=True)
-class Trail(_ByPrediction):
+class TrailRanks(_ByPrediction):
     """TRAIL; `share` = c: 0 is SPJF, infinity SPRPT."""
 
     share: float = 0.8
@@ -215,7 +215,7 @@ class Trail(_ByPrediction):
 
 
 @dataclass(frozen=True)
-class Threshold(_ByPrediction):
+class ThresholdRanks(_ByPrediction):
     """One bit: predictions up to `threshold` seconds first."""
 
     threshold: float
@@ -236,6 +236,6 @@ class Threshold(_ByPrediction):
         """See `Order`."""
         return super().boundaries(self._bit(predictor))
 
-    def jobs(self, sizes: Atoms, predictor: Predictor, grid: Grid) -> Jobs:
+    def jobs(self, sizes: Atoms, predictor: Predictor, grid: SizeGrid) -> Jobs:
         """See `Order`."""
         return super().jobs(sizes, self._bit(predictor), grid)

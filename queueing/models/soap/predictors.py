@@ -25,7 +25,7 @@ from scipy.special import ndtr
 
 from kendall.policies.text import SpecError
 from kendall.queueing.distributions.token_distribution import Vector
-from kendall.queueing.models.soap.sizes import Atoms, Grid, shares
+from kendall.queueing.models.soap.sizes import Atoms, SizeGrid, shares
 
 _FINE = 3000  # predictions at which the shares are tabled
 _COARSE = 300  # sizes with which they are
@@ -61,7 +61,7 @@ class Predictor(Protocol):
     def at_most(self, y: Vector, x: Vector) -> Vector:
         """P(Y <= y | X = x), broadcast."""
 
-    def joint(self, sizes: Atoms, grid: Grid) -> PredictedSizes:
+    def joint(self, sizes: Atoms, grid: SizeGrid) -> PredictedSizes:
         """The joint law, with about `grid.count` predictions where they are continuous."""
 
     def sample(self, rng: np.random.Generator, sizes: Vector) -> Vector:
@@ -78,7 +78,7 @@ class ExactPrediction:
         """See `Predictor`."""
         return np.where(x <= y, 1.0, 0.0)
 
-    def joint(self, sizes: Atoms, grid: Grid) -> PredictedSizes:  # noqa: ARG002 - the protocol's
+    def joint(self, sizes: Atoms, grid: SizeGrid) -> PredictedSizes:  # noqa: ARG002 - the protocol's
         """See `Predictor`."""
         return PredictedSizes(sizes.sizes, sizes.sizes, np.diag(sizes.weights))
 
@@ -97,7 +97,7 @@ class ExponentialPrediction:
         """See `Predictor`."""
         return np.asarray(-np.expm1(-y / x))
 
-    def joint(self, sizes: Atoms, grid: Grid) -> PredictedSizes:
+    def joint(self, sizes: Atoms, grid: SizeGrid) -> PredictedSizes:
         """See `Predictor`."""
         return _dense(self, sizes, grid)
 
@@ -121,7 +121,7 @@ class LognormalPrediction:
         """See `Predictor`."""
         return np.asarray(ndtr(np.log(y / x) / self.sigma))
 
-    def joint(self, sizes: Atoms, grid: Grid) -> PredictedSizes:
+    def joint(self, sizes: Atoms, grid: SizeGrid) -> PredictedSizes:
         """See `Predictor`."""
         return _dense(self, sizes, grid)
 
@@ -147,7 +147,7 @@ class UniformPrediction:
         """See `Predictor`."""
         return np.clip((y / x - self.below) / (self.above - self.below), 0.0, 1.0)
 
-    def joint(self, sizes: Atoms, grid: Grid) -> PredictedSizes:
+    def joint(self, sizes: Atoms, grid: SizeGrid) -> PredictedSizes:
         """See `Predictor`."""
         return _dense(self, sizes, grid)
 
@@ -194,7 +194,7 @@ class OneBit:
             return self.source.at_most(np.array(self.threshold), sizes)
         return np.where(sizes <= self.threshold, 1 - self.short_wrong, self.long_wrong)
 
-    def joint(self, sizes: Atoms, grid: Grid) -> PredictedSizes:  # noqa: ARG002 - the protocol's
+    def joint(self, sizes: Atoms, grid: SizeGrid) -> PredictedSizes:  # noqa: ARG002 - the protocol's
         """See `Predictor`; cells of sizes must not straddle the threshold (`boundary`)."""
         short = self.short(sizes.sizes)
         joint = np.stack([sizes.weights * short, sizes.weights * (1 - short)])
@@ -217,7 +217,7 @@ class ConstantPrediction:
         """See `Predictor`."""
         return np.where(np.broadcast_arrays(y, x)[0] >= self.value, 1.0, 0.0)
 
-    def joint(self, sizes: Atoms, grid: Grid) -> PredictedSizes:  # noqa: ARG002 - the protocol's
+    def joint(self, sizes: Atoms, grid: SizeGrid) -> PredictedSizes:  # noqa: ARG002 - the protocol's
         """See `Predictor`."""
         return PredictedSizes(sizes.sizes, np.array([self.value]), sizes.weights[None, :])
 
@@ -246,7 +246,7 @@ class WholeTokens:
         below = self.source.at_most(np.maximum(count, 1) + 0.5, tokens)
         return np.where(count < 1, 0.0, np.where(count >= self.longest, 1.0, below))
 
-    def joint(self, sizes: Atoms, grid: Grid) -> PredictedSizes:
+    def joint(self, sizes: Atoms, grid: SizeGrid) -> PredictedSizes:
         """See `Predictor`."""
         tokens = (sizes.sizes - self.setup) / self.step
         last = max(round(float(tokens[-1])), 1)
@@ -278,7 +278,7 @@ def _left(source: Predictor, last: int, tokens: Vector, weights: Vector) -> floa
     return float(weights @ (1 - source.at_most(np.array(last + 0.5), tokens)))
 
 
-def _merged(law: PredictedSizes, grid: Grid) -> PredictedSizes:
+def _merged(law: PredictedSizes, grid: SizeGrid) -> PredictedSizes:
     """Neighbouring predictions merged into about `grid.count`, by equal shares."""
     moments = np.stack([law.joint @ law.sizes**k for k in range(3)])
     share = shares(np.cumsum(moments, axis=1) - moments / 2, grid.load)
@@ -288,7 +288,7 @@ def _merged(law: PredictedSizes, grid: Grid) -> PredictedSizes:
     return PredictedSizes(law.sizes, law.predictions[middle], joint, exact=False)
 
 
-def _dense(predictor: Predictor, sizes: Atoms, grid: Grid) -> PredictedSizes:
+def _dense(predictor: Predictor, sizes: Atoms, grid: SizeGrid) -> PredictedSizes:
     """Cells of continuous predictions."""
     edges, middles = _cells(predictor, sizes, grid)
     below = predictor.at_most(edges[:, None], sizes.sizes) * sizes.weights
@@ -296,9 +296,9 @@ def _dense(predictor: Predictor, sizes: Atoms, grid: Grid) -> PredictedSizes:
     return PredictedSizes(sizes.sizes, middles, joint, exact=False)
 
 
-def _cells(predictor: Predictor, sizes: Atoms, grid: Grid) -> tuple[Vector, Vector]:
+def _cells(predictor: Predictor, sizes: Atoms, grid: SizeGrid) -> tuple[Vector, Vector]:
     """Inner edges [count - 1] and middles [count] of the cells."""
-    few = sizes.cells(Grid(_COARSE))
+    few = sizes.cells(SizeGrid(_COARSE))
     high = float(few.sizes[-1])
     weights = np.stack([few.weights * few.sizes**k for k in range(3)])
     totals = weights.sum(axis=1)

@@ -11,7 +11,7 @@ from kendall.queueing.models.soap.analysis import mean_sojourns
 from kendall.queueing.models.soap.orders import Jobs, Order
 from kendall.queueing.models.soap.predictors import ExactPrediction, Predictor
 from kendall.queueing.models.soap.resuming import Resuming, ResumingAnalysis
-from kendall.queueing.models.soap.sizes import Atoms, Grid, Residual, SizeLaw
+from kendall.queueing.models.soap.sizes import Atoms, Residual, SizeGrid, SizeLaw
 
 _FULL = 0.9999  # load for which the cells are cut at most
 CELLS = 150  # of a continuous law, and of its predictions, on the coarser of the two grids
@@ -65,7 +65,7 @@ def solve_order(
 def _solve(
     order: Order, sizes: SizeLaw, arrival_rate: float, predictor: Predictor, cells: int
 ) -> OrderedQueue:
-    grid = Grid(cells, order.boundaries(predictor), min(arrival_rate * sizes.mean, _FULL))
+    grid = SizeGrid(cells, order.boundaries(predictor), min(arrival_rate * sizes.mean, _FULL))
     atoms = sizes.cells(grid)
     jobs = order.jobs(atoms, predictor, grid)
     exact = isinstance(sizes, Atoms) and atoms is sizes and jobs.exact

@@ -34,7 +34,7 @@ from kendall.queueing.errors import UnstableQueueError
 from kendall.queueing.models.soap.analysis import Analysis
 from kendall.queueing.models.soap.orders import DrawnJobs, Jobs, Order
 from kendall.queueing.models.soap.predictors import Predictor
-from kendall.queueing.models.soap.sizes import Atoms, Grid
+from kendall.queueing.models.soap.sizes import Atoms, SizeGrid
 
 _SMALL = 1e-4  # interruptions in the seconds looked at, below which a series is more accurate
 _NEVER = 1e-12
@@ -76,7 +76,7 @@ class Resuming:
         """See `Order`."""
         return self.order.boundaries(predictor)
 
-    def jobs(self, sizes: Atoms, predictor: Predictor, grid: Grid) -> Jobs:
+    def jobs(self, sizes: Atoms, predictor: Predictor, grid: SizeGrid) -> Jobs:
         """See `Order`."""
         found = self.order.jobs(sizes, predictor, grid)
         if may_rise(found):

@@ -26,7 +26,7 @@ from kendall.queueing.models.soap.orders import Order
 from kendall.queueing.models.soap.predictors import Predictor
 from kendall.queueing.models.soap.queue import EXACT, OrderedQueue, solve_order
 from kendall.queueing.models.soap.resuming import resume_doubt
-from kendall.queueing.models.soap.sizes import Grid, SizeLaw
+from kendall.queueing.models.soap.sizes import SizeGrid, SizeLaw
 
 _CELLS = 400
 # log2(c) |ln(W(1) / W_fcfs(1))| up to which W(c) was within 5 %, below a load of 0.9 and above
@@ -58,7 +58,7 @@ def solve_on_servers(
         bare = arrival_rate * sizes.mean
         doubt = None if one.served is None else resume_doubt(one.load, bare)
         return SeveralOrdered(one.sojourn, one.delay, one.load, doubt)
-    atoms = sizes.cells(Grid(_CELLS))
+    atoms = sizes.cells(SizeGrid(_CELLS))
     residual = sizes.second_moment / float(atoms.weights @ atoms.sizes**2) - 1
     service = ServiceTime(atoms.sizes, atoms.weights, math.sqrt(max(residual, 0.0)))
     many = solve_servers(service, arrival_rate, servers)

@@ -78,7 +78,7 @@ class Atoms:
         moments = self.weights @ self.sizes, self.weights @ self.sizes**2
         return float(self.residual.second_moment(*moments))
 
-    def cells(self, grid: Grid) -> Atoms:
+    def cells(self, grid: SizeGrid) -> Atoms:
         """These, or of more than `_KEPT`, and twice `grid.count`, neighbours merged to their
         mean.
         """
@@ -101,7 +101,7 @@ class Atoms:
 
 
 @dataclass(frozen=True)
-class Grid:
+class SizeGrid:
     """How finely a law is cut: about `count` cells, none with one of `boundaries` (seconds) in its
     inside, for this load.
     """
@@ -132,7 +132,7 @@ class SizeLaw(Protocol):
     def second_moment(self) -> float:
         """E[X^2]."""
 
-    def cells(self, grid: Grid) -> Atoms:
+    def cells(self, grid: SizeGrid) -> Atoms:
         """About twice `grid.count` atoms."""
 
     def sample(self, rng: np.random.Generator, count: int) -> Vector:
@@ -167,7 +167,7 @@ class WeibullSizes:
             self._moment(k) * gammainc(1 + k / self.shape, (x / self.scale) ** self.shape)
         )
 
-    def cells(self, grid: Grid) -> Atoms:
+    def cells(self, grid: SizeGrid) -> Atoms:
         """See `SizeLaw`."""
         last = (gammaincinv(1 + 2 / self.shape, 1 - 1e-13)) ** (1 / self.shape) * self.scale
         first = self.scale * _BEYOND ** (1 / self.shape)
@@ -200,7 +200,7 @@ class LognormalSizes:
         total = math.exp(k * self.mu + (k * self.sigma) ** 2 / 2)
         return np.asarray(total * ndtr((np.log(x) - self.mu) / self.sigma - k * self.sigma))
 
-    def cells(self, grid: Grid) -> Atoms:
+    def cells(self, grid: SizeGrid) -> Atoms:
         """See `SizeLaw`."""
         reach = float(ndtri(1 - 1e-13))
         ends = self.mu - self.sigma * reach, self.mu + self.sigma * (2 * self.sigma + reach)
@@ -226,7 +226,7 @@ def token_sizes(tokens: TokenDistribution, law: LatencyModel) -> Atoms:
     return Atoms(sizes, tokens.pmf[counts], residual=residual)
 
 
-def _cut(law: WeibullSizes | LognormalSizes, ends: tuple[float, float], grid: Grid) -> Atoms:
+def _cut(law: WeibullSizes | LognormalSizes, ends: tuple[float, float], grid: SizeGrid) -> Atoms:
     x = np.geomspace(*ends, _FINE)
     share = shares(np.stack([law.partial(k, x) for k in range(3)]), grid.load)
     edges = np.interp(np.arange(1, grid.count) / grid.count, share, x)

@@ -4,14 +4,14 @@ predictor of the analysis that they are, and the queue, solved.
 A request alone takes S(N) = setup + step N seconds for N tokens, so that a threshold or a predicted
 length of n tokens is S(n) seconds, and the age at n tokens too:
 
-    fcfs                   Fifo
-    spjf, ljf, pspjf       ShortestFirst, LongestFirst, PreemptiveShortest
-    sprpt, trail           ShortestRemaining, Trail; the rank falls from the first token on
-    threshold              Threshold
+    fcfs                   FifoRanks
+    spjf, ljf, pspjf       ShortestFirstRanks, LongestFirstRanks, PreemptiveShortestRanks
+    sprpt, trail           ShortestRemainingRanks, TrailRanks; ranks fall from the first token on
+    threshold              ThresholdRanks
     threshold-preemptive   the same, preemptive, in order of arrival among short requests
-    mlfq                   Levels: quantum, 2 quantum, 4 quantum, ... tokens
-    fb                     LeastAttained; with a quantum of several tokens, of which the longest
-                           has few, Levels
+    mlfq                   LevelsRanks: quantum, 2 quantum, 4 quantum, ... tokens
+    fb                     LeastAttainedRanks; with a quantum of several tokens, of which the
+                           longest has few, LevelsRanks
 
 Predictions are at most the token limit, without one the longest length. Aging, edf, priority,
 vtc, hrrn, binned: no such rank. Each resume of an interrupted request costs setup + kr and the step
@@ -34,16 +34,16 @@ from kendall.queueing.distributions.token_distribution import TokenDistribution,
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.latency.slots.slot_time import SlotTime
 from kendall.queueing.models.soap.orders import (
-    Fifo,
-    LeastAttained,
-    Levels,
-    LongestFirst,
+    FifoRanks,
+    LeastAttainedRanks,
+    LevelsRanks,
+    LongestFirstRanks,
     Order,
-    PreemptiveShortest,
-    ShortestFirst,
-    ShortestRemaining,
-    Threshold,
-    Trail,
+    PreemptiveShortestRanks,
+    ShortestFirstRanks,
+    ShortestRemainingRanks,
+    ThresholdRanks,
+    TrailRanks,
 )
 from kendall.queueing.models.soap.predictor_text import NO_PREDICTION, PredictorText
 from kendall.queueing.models.soap.predictors import (
@@ -139,31 +139,31 @@ class TokenService:
 def _levels(tokens: list[int], service: TokenService) -> Order:
     """`tokens` in each class but the last."""
     seconds = [service.step * count for count in tokens]
-    return Levels((service.setup + seconds[0], *seconds[1:]) if seconds else ())
+    return LevelsRanks((service.setup + seconds[0], *seconds[1:]) if seconds else ())
 
 
 def _threshold(asked: Any, service: TokenService) -> Order:
     at = service.seconds(math.floor(asked.threshold) + 0.5)
-    return Threshold(at, asked.preemptive, last_come=False)
+    return ThresholdRanks(at, asked.preemptive, last_come=False)
 
 
 def _least_attained(asked: Any, service: TokenService) -> Order:
     levels = math.ceil(service.longest / asked.quantum)
     if asked.quantum == 1 or levels > _MOST_LEVELS:
-        return LeastAttained()
+        return LeastAttainedRanks()
     return _levels([asked.quantum] * (levels - 1), service)
 
 
 _MOST_LEVELS = 64
 _ORDERS: dict[str, Callable[[Any, TokenService], Order]] = {
-    "fcfs": lambda *_: Fifo(),
-    "spjf": lambda *_: ShortestFirst(),
-    "ljf": lambda *_: LongestFirst(),
+    "fcfs": lambda *_: FifoRanks(),
+    "spjf": lambda *_: ShortestFirstRanks(),
+    "ljf": lambda *_: LongestFirstRanks(),
     "threshold": _threshold,
-    "sprpt": lambda _, service: ShortestRemaining(max(service.setup, 0.0)),
-    "pspjf": lambda *_: PreemptiveShortest(),
+    "sprpt": lambda _, service: ShortestRemainingRanks(max(service.setup, 0.0)),
+    "pspjf": lambda *_: PreemptiveShortestRanks(),
     "threshold-preemptive": _threshold,
-    "trail": lambda asked, service: Trail(asked.c, max(service.setup, 0.0)),
+    "trail": lambda asked, service: TrailRanks(asked.c, max(service.setup, 0.0)),
     "mlfq": lambda asked, service: _levels(
         [asked.quantum * 2**level for level in range(asked.levels - 1)], service
     ),

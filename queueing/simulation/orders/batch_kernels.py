@@ -30,7 +30,7 @@ from kendall.queueing.simulation.kernels import (
 from kendall.queueing.simulation.orders.kernels import pop, push
 from kendall.queueing.simulation.orders.lanes import dispatched, ended, lane_of, new_lanes, route
 from kendall.queueing.simulation.orders.waiting_kernels import (
-    OrderedQueue,
+    RankedQueue,
     enter,
     leave,
     next_of,
@@ -64,7 +64,7 @@ def run_ordered_batches(
     law: tuple[float, ...],
     drawn: Drawn,
     bounds: Bounds,
-    queue: OrderedQueue,
+    queue: RankedQueue,
     servers: Servers,
 ) -> RequestPath:
     """Single, dynamic, capped, elastic (`wait_for` = 1) and fixed (`wait_for` = its size)."""
@@ -94,7 +94,7 @@ def run_ordered_slots(
     law: tuple[float, ...],
     turnaround: float,
     bounds: Bounds,
-    queue: OrderedQueue,
+    queue: RankedQueue,
     state: Slots,
     memory: Memory = UNLIMITED,
 ) -> RequestPath:

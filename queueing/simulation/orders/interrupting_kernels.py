@@ -25,7 +25,7 @@ from kendall.queueing.simulation.kernels import (
     new_path,
 )
 from kendall.queueing.simulation.orders.waiting_kernels import (
-    OrderedQueue,
+    RankedQueue,
     enter,
     leave,
     next_of,
@@ -54,7 +54,7 @@ class Interrupting(NamedTuple):
     most: int
 
 
-class Stints(NamedTuple):
+class StintColumns(NamedTuple):
     """Of each request: tokens made, seconds served, its last token before an interruption, how
     often it was interrupted, whether it was ever in service.
     """
@@ -88,7 +88,7 @@ def run_interrupting(
     paces: Floats,
     residuals: Floats,
     order: Interrupting,
-    queue: OrderedQueue,
+    queue: RankedQueue,
     gaps: GapCounts,
 ) -> RequestPath | None:
     """One request at a time on each server; `law`: k1 .. kp, kr, speed. `residuals`: a row for each
@@ -100,7 +100,7 @@ def run_interrupting(
     path = new_path(count)
     path.batch_size[:] = 1
     made, interrupted, started = np.zeros((3, count), dtype=np.int64)
-    stints = Stints(made, np.zeros(count), np.full(count, np.nan), interrupted, started)
+    stints = StintColumns(made, np.zeros(count), np.full(count, np.nan), interrupted, started)
     job, used, target = np.zeros((3, servers), dtype=np.int64)
     job[:] = -1
     begun, first_end, rest = np.zeros((3, servers))

@@ -37,7 +37,7 @@ from kendall.queueing.simulation.orders.waiting_kernels import (
     GROUPS,
     RANKED,
     RATIO,
-    OrderedQueue,
+    RankedQueue,
     ordered_queue,
 )
 
@@ -100,7 +100,7 @@ def queue_of(
     largest: int,
     *,
     lanes: int = 1,
-) -> OrderedQueue:
+) -> RankedQueue:
     """An empty one for requests with these predictions, tokens; all have the token limit `limit`,
     no priority and one patience. `lanes`: queues, where each server has one.
     """

@@ -27,7 +27,7 @@ FIRST_IN, RANKED, RATIO, GROUPS = range(4)
 FIRST, LAST, COUNT = range(3)  # rows of `ends`
 
 
-class OrderedQueue(NamedTuple):
+class RankedQueue(NamedTuple):
     """Of each request `rank`, `group`, `lane` (a router sets it) and whether it `waits`.
 
     ends       of each list (a group of a lane) its first and last request and how many wait
@@ -55,13 +55,13 @@ class OrderedQueue(NamedTuple):
 
 def ordered_queue(
     kind: int, rank: npt.NDArray[Any], group: npt.NDArray[Any], largest: int, lanes: int = 1
-) -> OrderedQueue:
+) -> RankedQueue:
     """An empty one, of which at most `largest` are taken at once."""
     count = len(rank)
     groups = int(group.max()) + 1 if kind == GROUPS and count else 1
     heap = np.full((2, count if kind == RANKED else 0), -1, dtype=np.int64)
     following, preceding = np.full((2, count), -1, dtype=np.int64)
-    return OrderedQueue(
+    return RankedQueue(
         kind,
         np.asarray(rank, float),
         np.asarray(group, np.int64),

@@ -63,7 +63,7 @@ from kendall.server.runtime.wording import brief
 from kendall.server.security import guard
 from kendall.server.settings import Settings
 from kendall.server.supervision.deadlines import Timeouts, timeouts_of
-from kendall.server.telemetry.cost.stages import Timing
+from kendall.server.telemetry.cost.stages import StageTiming
 
 if TYPE_CHECKING:
     from kendall.server.telemetry.tracing import CallTrace
@@ -223,7 +223,7 @@ class CheckedCall(msgspec.Struct, frozen=True):
     requests: list[EngineRequest]
     timeouts: Timeouts | None
     by_vllm: CallOfVllm | None
-    timing: Timing | None  # of the few calls that are measured
+    timing: StageTiming | None  # of the few calls that are measured
 
 
 async def check_call(

@@ -50,16 +50,16 @@ class OwnTime:
         self._every = every
         self._left = 1
 
-    def begin(self, now: Callable[[], float]) -> Timing | None:
+    def begin(self, now: Callable[[], float]) -> StageTiming | None:
         """A call begins; None unless it is one to be measured."""
         self._left -= 1
         if self._left:
             return None
         self._left = self._every
-        return Timing(self._observe, now)
+        return StageTiming(self._observe, now)
 
 
-class Timing:
+class StageTiming:
     """One measured call. Its stages follow one another; tokens and writes come as they come."""
 
     __slots__ = ("_now", "_observe", "_since")

@@ -13,7 +13,7 @@ FEW = 64  # requests of a stretch that are kept without a look at whether they a
 
 
 @dataclass(slots=True)
-class _Stretch:
+class _BatchStretch:
     """A server is busy: what it served, and the requests that may be in service still."""
 
     begun: float
@@ -47,11 +47,11 @@ class MeteredBatches:
 
     def __init__(self, meter: EnergyMeter) -> None:
         self._meter = meter
-        self._going: dict[int, _Stretch] = {}
+        self._going: dict[int, _BatchStretch] = {}
 
     def on_dispatch(self, batch: Batch) -> None:
         """Begins a stretch, or joins it."""
-        going = self._going.setdefault(batch.server_id, _Stretch(batch.dispatched_at))
+        going = self._going.setdefault(batch.server_id, _BatchStretch(batch.dispatched_at))
         going.add(batch.sequences)
 
     def on_idle(self, server_id: int, at: float) -> None:

@@ -40,7 +40,7 @@ class Source(Protocol):
         """Let the device go."""
 
 
-class Counter:
+class EnergyCounter:
     """Joules from a counter of `unit` joules that starts again at 0 after `limit` (None: it
     never does).
     """
@@ -91,7 +91,7 @@ class Together:
     def __init__(
         self,
         name: str,
-        parts: Sequence[Counter | Integral],
+        parts: Sequence[EnergyCounter | Integral],
         close: Callable[[], Any] = lambda: None,
     ) -> None:
         self.name = name
@@ -126,7 +126,7 @@ def nvml_source(
     if not parts:
         nvml.nvmlShutdown()
         return None
-    kind = "energy counter" if isinstance(parts[0], Counter) else "power readings"
+    kind = "energy counter" if isinstance(parts[0], EnergyCounter) else "power readings"
     return Together(f"{len(parts)} GPU, NVML {kind}", parts, nvml.nvmlShutdown)
 
 
@@ -168,7 +168,7 @@ def _visible(nvml: Any, environment: Mapping[str, str]) -> list[Any]:
     ]
 
 
-def _nvml_part(nvml: Any, handle: Any) -> Counter | Integral:
+def _nvml_part(nvml: Any, handle: Any) -> EnergyCounter | Integral:
     """The device's energy counter where it has one, its power otherwise. Raises NVMLError where
     it has neither.
     """
@@ -179,7 +179,7 @@ def _nvml_part(nvml: Any, handle: Any) -> Counter | Integral:
         return Integral(
             _lost_is_oserror(nvml, lambda: float(nvml.nvmlDeviceGetPowerUsage(handle)) * 1e-3)
         )
-    return Counter(
+    return EnergyCounter(
         _lost_is_oserror(nvml, lambda: float(nvml.nvmlDeviceGetTotalEnergyConsumption(handle))),
         1e-3,
     )
@@ -195,9 +195,9 @@ def _lost_is_oserror(nvml: Any, read: Reader) -> Reader:
     return reading
 
 
-def _rapl_part(zone: Path) -> Counter:
+def _rapl_part(zone: Path) -> EnergyCounter:
     """Raises OSError where it may not be read."""
     energy = zone / "energy_uj"
     limit = float((zone / "max_energy_range_uj").read_text())
     float(energy.read_text())
-    return Counter(lambda: float(energy.read_text()), 1e-6, limit)
+    return EnergyCounter(lambda: float(energy.read_text()), 1e-6, limit)

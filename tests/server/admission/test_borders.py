@@ -27,7 +27,7 @@ from kendall.queueing.measurement.record import Record
 from kendall.server.admission.concurrency import AdaptiveLimit
 from kendall.server.admission.control import Overload, _floor, _level
 from kendall.server.admission.limits import DelayTarget, OverloadSettings
-from kendall.server.admission.objectives import Objective
+from kendall.server.admission.objectives import AdmissionObjective
 from kendall.server.admission.rejections import Rejections
 from kendall.server.admission.service_seen import (
     HALF_LIFE,
@@ -128,34 +128,34 @@ def test_a_call_may_have_as_many_sequences_as_the_lesser_bound_says(
 
 
 def test_an_objective_is_kept_at_its_bound() -> None:
-    mean = Objective(DelayTarget(2.0, None))
+    mean = AdmissionObjective(DelayTarget(2.0, None))
     assert [mean.kept(Wait(seconds)) for seconds in (1.99, 2.0, 2.01)] == [True, True, False]
-    level = Objective(DelayTarget(2.0, 0.9))
+    level = AdmissionObjective(DelayTarget(2.0, 0.9))
     assert [level.kept(Wait(seconds)) for seconds in (1.99, 2.0, 2.01)] == [True, True, False]
     exact = SimpleNamespace(mean=1.0, within=lambda _: 0.9, quantile=lambda level: 10 * level)
     assert level.kept(exact)
     assert not level.kept(SimpleNamespace(mean=1.0, within=lambda _: 0.899))  # type: ignore[arg-type]
     assert level.seconds_until_kept(exact) == pytest.approx(7.0)
-    assert Objective(DelayTarget(0.0, None)).seconds_until_kept(Wait(3.0)) == 3.0
+    assert AdmissionObjective(DelayTarget(0.0, None)).seconds_until_kept(Wait(3.0)) == 3.0
     late = DelayTarget(0.5, None, "time_to_first_token")
-    assert Objective(late, Wait(0.51)).seconds_until_kept(Wait(3.0)) == math.inf
+    assert AdmissionObjective(late, Wait(0.51)).seconds_until_kept(Wait(3.0)) == math.inf
 
 
 def test_a_refusal_says_what_was_predicted_and_what_is_kept() -> None:
-    assert Objective(DelayTarget(1.5, 0.9)).rejection(Wait(2.0)) == (
+    assert AdmissionObjective(DelayTarget(1.5, 0.9)).rejection(Wait(2.0)) == (
         "the predicted p90 of the queueing delay is 2 s; expected at most 1.5 s: retry later"
     )
     first = "time_to_first_token"
-    own = Objective(DelayTarget(1.0, 0.9, first), Wait(0.25), own=True)  # type: ignore[arg-type]
+    own = AdmissionObjective(DelayTarget(1.0, 0.9, first), Wait(0.25), own=True)  # type: ignore[arg-type]
     assert own.param == "x-llm-d-slo-ttft-ms"
-    assert Objective(DelayTarget(1.5, 0.9)).param is None
+    assert AdmissionObjective(DelayTarget(1.5, 0.9)).param is None
     assert own.rejection(Wait(2.0)) == (
         "the predicted p90 of the time to first token is 2.25 s (mean 2 s in the queue, 0.25 s in "
         "service); expected at most 1 s: retry later, or allow more"
     )
-    mean = Objective(DelayTarget(1.0, None, first), Wait(0.25))  # type: ignore[arg-type]
+    mean = AdmissionObjective(DelayTarget(1.0, None, first), Wait(0.25))  # type: ignore[arg-type]
     assert "the predicted mean of the time to first token is 2.25 s" in mean.rejection(Wait(2.0))
-    slow = Objective(DelayTarget(0.02, 0.99, "inter_token_latency"), Wait(0.03))
+    slow = AdmissionObjective(DelayTarget(0.02, 0.99, "inter_token_latency"), Wait(0.03))
     assert slow.rejection(Wait(2.0)) == (
         "the predicted p99 of the inter-token latency is 0.03 s; expected at most 0.02 s: retry "
         "later"
@@ -253,7 +253,7 @@ def test_the_turn_goes_round_the_backlog() -> None:
 def test_a_calls_own_limit_stands_beside_the_operators() -> None:
     of = overload()
     target = DelayTarget(1.0, 0.9, "time_to_first_token")
-    assert Overload._promise(of, 1.0) == Objective(target, Wait(0.25), own=True)
+    assert Overload._promise(of, 1.0) == AdmissionObjective(target, Wait(0.25), own=True)
 
 
 @pytest.mark.parametrize(

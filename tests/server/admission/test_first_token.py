@@ -19,7 +19,7 @@ from kendall.queueing.latency.law import parse_law
 from kendall.queueing.measurement.record import Record
 from kendall.server.admission.limits import DelayTarget, OverloadSettings
 from kendall.server.admission.limits_in_force import PolicyChange
-from kendall.server.admission.objectives import Objective
+from kendall.server.admission.objectives import AdmissionObjective
 from kendall.server.admission.service_seen import HALF_LIFE, Pauses, RecentMoments, ServiceSeen
 from kendall.server.engines.emulated import EmulatedEngine
 from kendall.server.gateway import Gateway
@@ -262,14 +262,18 @@ def test_without_estimates_a_refusal_says_when_to_come_back_and_no_more() -> Non
 def test_an_objective_tells_the_wait_that_must_pass() -> None:
     wait = Wait(2.0)
     for objective, kept, after in [
-        (Objective(DelayTarget(3.0, 0.9)), True, 0.0),
-        (Objective(DelayTarget(1.5, None)), False, 0.5),
-        (Objective(DelayTarget(1.0, 0.9, "time_to_first_token"), Wait(0.25)), False, 1.25),
-        (Objective(DelayTarget(1.0, 0.9, "time_to_first_token"), Wait(2.0)), False, math.inf),
-        (Objective(DelayTarget(3.0, 0.9, "sojourn_time"), Wait(1.5)), False, 0.5),
-        (Objective(DelayTarget(3.0, 0.9, "sojourn_time"), Wait(1.0)), True, 0.0),
-        (Objective(DelayTarget(1.0, 0.9, "service_time"), Wait(0.9)), True, 1.0),
-        (Objective(DelayTarget(1.0, 0.9, "service_time"), Wait(1.1)), False, math.inf),
+        (AdmissionObjective(DelayTarget(3.0, 0.9)), True, 0.0),
+        (AdmissionObjective(DelayTarget(1.5, None)), False, 0.5),
+        (AdmissionObjective(DelayTarget(1.0, 0.9, "time_to_first_token"), Wait(0.25)), False, 1.25),
+        (
+            AdmissionObjective(DelayTarget(1.0, 0.9, "time_to_first_token"), Wait(2.0)),
+            False,
+            math.inf,
+        ),
+        (AdmissionObjective(DelayTarget(3.0, 0.9, "sojourn_time"), Wait(1.5)), False, 0.5),
+        (AdmissionObjective(DelayTarget(3.0, 0.9, "sojourn_time"), Wait(1.0)), True, 0.0),
+        (AdmissionObjective(DelayTarget(1.0, 0.9, "service_time"), Wait(0.9)), True, 1.0),
+        (AdmissionObjective(DelayTarget(1.0, 0.9, "service_time"), Wait(1.1)), False, math.inf),
     ]:
         assert objective.kept(wait) is kept
         assert objective.seconds_until_kept(wait) == after or kept
