@@ -78,7 +78,7 @@ def simulate_order(
         found.append((mean, ahead, float(drawn_sizes[first:last].mean())))
     load = arrival_rate * sizes.mean / servers
     work = arrival_rate * sizes.second_moment / servers**2 / (2 * (1 - load))
-    return _controlled(np.array(found), (work, sizes.mean), runs.count * (last - first))
+    return controlled(np.array(found), (work, sizes.mean), runs.count * (last - first))
 
 
 def _residuals(rng: np.random.Generator, residual: Residual, count: int) -> Vector:
@@ -101,7 +101,7 @@ def stretched(drawn: DrawnJobs, factors: Vector) -> DrawnJobs:
     )
 
 
-def _controlled(found: Vector, known: tuple[float, ...], jobs: int) -> SimulatedSojourn:
+def controlled(found: Vector, known: tuple[float, ...], jobs: int) -> SimulatedSojourn:
     """From the mean sojourn time and the control variates of each run: the regression of the first
     on the others, at their `known` means.
     """

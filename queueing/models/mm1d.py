@@ -53,7 +53,7 @@ def mm1d(arrival_rate: float, service_mean: float, patience: float) -> Impatient
     scale = 1.0 if u >= 0 else decay
     total = scale + offered * phi  # scale * U(tau)
     tail = load * decay if load < 1 else None
-    served = patience * offered * (phi - _psi(u, phi, decay)) / total
+    served = patience * offered * (phi - psi(u, phi, decay)) / total
     return impatient_means(lost_fraction(load, scale / total, tail), served, patience)
 
 
@@ -125,7 +125,7 @@ def check_impatient(arrival_rate: float, service_mean: float, patience: float) -
             raise SpecError(f"got {name} {value}; expected a finite number > 0")
 
 
-def _psi(u: float, phi: float, decay: float) -> float:
+def psi(u: float, phi: float, decay: float) -> float:
     """(1 - phi(u)) / u; for u < 0 times e^u, with phi that of |u|. By its series near 0, where
     it cancels.
     """

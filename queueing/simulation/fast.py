@@ -410,7 +410,7 @@ def _requests(model: Model, trace: Trace) -> kernels.Requests:
 
 def _drawn(law: LatencyModel, trace: Trace) -> kernels.Drawn:
     clocks = np.zeros((len(trace.residuals), 2))
-    return kernels.Drawn(_residuals(law, trace), _gaps(law, trace), clocks)
+    return kernels.Drawn(_residuals(law, trace), stall_gaps(law, trace), clocks)
 
 
 def _coefficients(law: LatencyModel) -> tuple[float, ...]:
@@ -426,7 +426,7 @@ def _of_batches(model: Model) -> tuple[float, ...]:
     )
 
 
-def _gaps(law: LatencyModel, trace: Trace) -> Vector:
+def stall_gaps(law: LatencyModel, trace: Trace) -> Vector:
     """Gaps between stalls in units of their mean, for each server: the numbers that `StallClock`
     draws one by one.
     """

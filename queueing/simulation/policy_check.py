@@ -52,7 +52,7 @@ def check_policy(policy: Policy, *, states: int, seed: int = 0) -> Iterator[Chec
                 first.setdefault(name, f"{fault} ({_described(state, now)})")
     for name in CONTRACT_NAMES:
         fault = first.get(name)
-        note = None if fault is not None else _not_checked(counts[name], states)
+        note = None if fault is not None else not_checked(counts[name], states)
         yield Checked(name, fault, note)
     if first:
         yield Checked(RUN, note="not checked, as another contract is broken")
@@ -60,7 +60,7 @@ def check_policy(policy: Policy, *, states: int, seed: int = 0) -> Iterator[Chec
         yield _run_checked(policy, seed)
 
 
-def _not_checked(count: int, states: int) -> str | None:
+def not_checked(count: int, states: int) -> str | None:
     if count == states:
         return None
     where = f"in {states - count:,} of the {counted(states, 'state')}" if count else "in any state"

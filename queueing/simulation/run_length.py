@@ -151,13 +151,13 @@ def _moments(model: Model, rate: float, quantity: Quantity) -> _Moments:
         and model.arrival_process is None
     )
     return (
-        _exact(model, rate)
+        exact_moments(model, rate)
         if plain and quantity == "queueing_delay"
-        else _pilot(model, rate, quantity)
+        else pilot_moments(model, rate, quantity)
     )
 
 
-def _exact(model: Model, rate: float) -> _Moments:
+def exact_moments(model: Model, rate: float) -> _Moments:
     moments = mg1_delay_moments(
         rate, _service_moments(ServiceTime.of(model.law, model.output_tokens, model.prompt_tokens))
     )
@@ -173,7 +173,7 @@ def _service_moments(service: ServiceTime) -> list[float]:
     return moments
 
 
-def _pilot(model: Model, rate: float, quantity: Quantity) -> _Moments:
+def pilot_moments(model: Model, rate: float, quantity: Quantity) -> _Moments:
     from kendall.queueing.simulation.fast import is_compiled  # noqa: PLC0415 - numba is loaded only where something is simulated
 
     count = (

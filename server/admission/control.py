@@ -56,7 +56,7 @@ class Overload(Observer):
         self.settings = settings
         self.bounded = settings.bounded
         self._targets = _targets(settings)
-        self._level = _level(self._targets)
+        self._level = first_token_level(self._targets)
         self._rates = _rate_limits(settings)
         self._adaptive: AdaptiveLimit | None = None
         self.waits = Waits(gateway) if settings.wait_estimates or self.bounded else None
@@ -80,7 +80,9 @@ class Overload(Observer):
         if self.settings.queue_events:
             self.places = Places(gateway, self.waits if self.settings.wait_estimates else None)
         if self.settings.adaptive_concurrency:
-            adaptive = self._adaptive = AdaptiveLimit(lambda: _floor(gateway), gateway.now())
+            adaptive = self._adaptive = AdaptiveLimit(
+                lambda: adaptive_floor(gateway), gateway.now()
+            )
             gateway.metrics.gauge_of(
                 "concurrency_limit",
                 (
@@ -140,7 +142,7 @@ class Overload(Observer):
         self.rejections.change(settings)
         self.bounded = settings.bounded
         self._targets = _targets(settings)
-        self._level = _level(self._targets)
+        self._level = first_token_level(self._targets)
         if any(getattr(before, name) != getattr(settings, name) for name in RATES):
             self._rates = _rate_limits(settings)
         if before.priority_aging != settings.priority_aging and self._gateway.lifecycle.started:
@@ -343,7 +345,7 @@ def _rate_exceeded(seconds: float) -> ApiError:
     )
 
 
-def _floor(gateway: AdmissionHost) -> int:
+def adaptive_floor(gateway: AdmissionHost) -> int:
     """Sequences that the adaptive limit never goes below: two for each place in the engine."""
     batcher = gateway.batcher
     return 2 * batcher.effective_max_batch_size * batcher.capabilities.servers
@@ -359,7 +361,7 @@ def _targets(settings: OverloadSettings) -> tuple[DelayTarget, ...]:
     return () if settings.slo is None else delay_targets(settings.slo)
 
 
-def _level(targets: Sequence[DelayTarget]) -> float:
+def first_token_level(targets: Sequence[DelayTarget]) -> float:
     return next((target.level for target in targets), None) or TTFT_LEVEL
 
 

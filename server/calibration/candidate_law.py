@@ -86,7 +86,7 @@ def weigh(
     if in_force is None:
         return CandidateLaw(fit=fit, doubts=doubts, verdict="first", says="no law was known")
     found = compare(measured, fit.law, in_force.law)
-    verdict, says = _verdict(found, fit, measured, known, in_force)
+    verdict, says = verdict_of(found, fit, measured, known, in_force)
     return CandidateLaw(
         fit=fit, doubts=doubts, verdict=verdict, says=says, factor=found.factor, gap=found.gap
     )
@@ -144,7 +144,7 @@ def _turnaround(
     return (0.0 if in_force is None else in_force.law.turnaround * in_force.law.speed), (doubt,)
 
 
-def _verdict(
+def verdict_of(
     found: LawComparison,
     fit: Fit,
     measured: Sequence[Measured],

@@ -64,7 +64,7 @@ class IdleProbes:
         self._gateway = gateway
         self._batcher = gateway.batcher
         self._limits = limits or ProbeLimits()
-        self._executor = executor or _niced
+        self._executor = executor or niced_executor
         self._rng = np.random.default_rng(seed)
         self._on_candidate = on_candidate
         bounds = self._batcher.capabilities
@@ -236,7 +236,7 @@ class IdleProbes:
             self._on_candidate(candidate, taken)
 
 
-def _niced() -> Executor:
+def niced_executor() -> Executor:
     return ProcessPoolExecutor(
         1, multiprocessing.get_context("spawn"), initializer=serve_the_gateway
     )

@@ -44,10 +44,10 @@ def _answer(number: int, function: str, arguments: tuple[Any, ...]) -> bytes:
     try:
         return framed((number, True, getattr(predicting, function)(*arguments)))
     except Exception as error:  # noqa: BLE001 - raised again in the gateway
-        return _failure(number, error)
+        return framed_failure(number, error)
 
 
-def _failure(number: int, error: Exception) -> bytes:
+def framed_failure(number: int, error: Exception) -> bytes:
     """The error with its traceback as a note; where it cannot be sent as it is, one that says
     the same.
     """

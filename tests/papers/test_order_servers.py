@@ -10,8 +10,8 @@ from kendall.queueing.models.soap.orders import LeastAttainedRanks
 from kendall.queueing.simulation.orders.kernels import run_ranks
 from papers.sample_paths import (
     Replications,
-    _controlled,
     can_rise,
+    controlled,
     rank_rows,
     simulate_order,
     sojourns,
@@ -106,7 +106,7 @@ def test_orders_that_ask_nothing_leave_the_mean_of_exponential_sizes(name):
 def test_a_sojourn_that_follows_its_control_variates_is_known_without_error():
     work, size = np.array([1.0, 2.0, 4.0, 9.0, 7.5]), np.array([1.5, 0.5, 1.0, 2.0, 1.25])
     runs = np.column_stack([3 + 2 * work + 0.5 * size, work, size])
-    found = _controlled(runs, (5.0, 1.0), 100)
+    found = controlled(runs, (5.0, 1.0), 100)
     assert found.mean == pytest.approx(3 + 2 * 5.0 + 0.5, rel=1e-12)
     assert found.standard_error == pytest.approx(0.0, abs=1e-9)
     assert found.jobs == 100
@@ -114,7 +114,7 @@ def test_a_sojourn_that_follows_its_control_variates_is_known_without_error():
 
 def test_without_control_variates_the_standard_error_is_that_of_a_mean():
     runs = np.array([[1.0], [2.0], [4.0], [9.0]])
-    found = _controlled(runs, (), 100)
+    found = controlled(runs, (), 100)
     assert found.mean == pytest.approx(4.0, rel=1e-12)
     assert found.standard_error == pytest.approx(np.std(runs, ddof=1) / 2, rel=1e-12)
 
@@ -124,6 +124,6 @@ def test_the_standard_error_covers_the_truth_as_often_as_it_says():
     off = []
     for _ in range(2000):
         work, size, noise = rng.normal(size=(3, 12))
-        found = _controlled(np.column_stack([work - size + noise, work, size]), (0.0, 0.0), 1)
+        found = controlled(np.column_stack([work - size + noise, work, size]), (0.0, 0.0), 1)
         off.append(found.mean / found.standard_error)
     assert np.std(off) == pytest.approx(math.sqrt(9 / 7), rel=0.05)  # Student's, 9 degrees

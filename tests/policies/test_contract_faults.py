@@ -23,8 +23,8 @@ from kendall.policies.decision import RULES, DecisionError, decide
 from kendall.queueing.simulation.policy_check import (
     FLOWS,
     RUN,
-    _not_checked,
     check_policy,
+    not_checked,
     random_states,
 )
 from tests.policies.broken import (
@@ -180,7 +180,7 @@ def test_what_follows_from_a_decision_is_not_checked_where_a_rule_is_broken() ->
 def test_a_contract_says_in_how_many_states_it_was_not_checked(
     count: int, note: str | None
 ) -> None:
-    assert _not_checked(count, 5) == note
+    assert not_checked(count, 5) == note
 
 
 def test_a_run_is_not_simulated_where_a_contract_is_broken() -> None:

@@ -18,9 +18,9 @@ from kendall.queueing.models.mg1 import solve_mg1
 from kendall.queueing.models.mgc import deterministic_ratio
 from kendall.queueing.models.slots.continuous import (
     SlotTime,
-    _general_lengths,
-    _occupancy,
     doubt,
+    lengths_ratio,
+    occupancy,
     solve_continuous,
     trusted,
 )
@@ -196,7 +196,7 @@ def test_general_lengths_lie_where_equal_and_exponential_ones_do(slots: int, loa
 
     def ratio(time: SlotTime) -> float:
         rate = load * time.throughput(slots, refilled=True)
-        return _general_lengths(time, rate, slots, _occupancy(time, rate, slots, load))
+        return lengths_ratio(time, rate, slots, occupancy(time, rate, slots, load))
 
     assert ratio(equal) == pytest.approx(alone, rel=0.01)
     assert ratio(spread) == pytest.approx(1.0, rel=0.01)

@@ -31,7 +31,7 @@ from kendall.queueing.models.mg1d import (
     solve_lossy_service,
     solve_mg1d,
 )
-from kendall.queueing.models.mm1d import _psi, means_from
+from kendall.queueing.models.mm1d import means_from, psi
 from kendall.queueing.models.renewal import renewal_function
 
 
@@ -41,7 +41,7 @@ def test_the_quotient_near_0_is_exact_on_both_sides_of_its_series(u: float) -> N
         v = abs(mpmath.mpf(u))
         phi, decay = (1 - mpmath.exp(-v)) / v, mpmath.exp(-v)
         exact = float((1 - phi) / v if u > 0 else (phi - decay) / v)
-    assert _psi(u, float(phi), float(decay)) == pytest.approx(
+    assert psi(u, float(phi), float(decay)) == pytest.approx(
         exact, rel=1e-11 if abs(u) < 1e-3 else 1e-9
     )
 

@@ -22,7 +22,7 @@ from kendall.queueing.models.renewal import RenewalFunction, renewal_function, s
 from kendall.queueing.prediction import predict_model
 from kendall.queueing.result import Prediction, Quantiles
 from kendall.queueing.simulation.experiment import simulate_model, simulate_run
-from kendall.queueing.simulation.scenarios.tandem import _drawn
+from kendall.queueing.simulation.scenarios.tandem import drawn_services
 
 ONE = "deterministic:value=1"
 SECOND = "k1=0,k2=0,k3=0,k4=1,cv=1"  # exponential services of mean 1 s
@@ -312,7 +312,7 @@ def test_the_command_prints_kingmans_bound() -> None:
 
 def test_stalls_of_a_tandem_lengthen_a_service_by_whole_stalls() -> None:
     law = LatencyModel(k4=0.2, stall_share=0.25, stall=0.05)
-    pace, seconds = _drawn(law, np.full(40_000, 0.2), np.random.default_rng(1))
+    pace, seconds = drawn_services(law, np.full(40_000, 0.2), np.random.default_rng(1))
     assert set(pace) == {1.0}
     stalls = (seconds - 0.75 * 0.2) / 0.05
     assert stalls == pytest.approx(np.rint(stalls), abs=1e-9)

@@ -23,10 +23,10 @@ from kendall.queueing.simulation.experiment import draw_jobs, simulate_run
 from kendall.queueing.simulation.run_length import (
     LEAST_MEMORIES,
     RunLength,
-    _exact,
-    _pilot,
     advise_model,
     describe,
+    exact_moments,
+    pilot_moments,
 )
 from tests.server.harness import replay
 from tests.virtual_time import run_virtual
@@ -129,7 +129,7 @@ def test_the_gateway_on_virtual_time_prints_the_interval_that_the_simulator_prin
 @pytest.mark.parametrize("load", [0.3, 0.5, 0.7, 0.9])
 def test_the_variance_of_the_mean_wait_in_an_mm1_queue_is_daleys(load: float) -> None:
     model = Model.read(parse_policy("single"), ONE, EXPONENTIAL)
-    found = _exact(model, load)
+    found = exact_moments(model, load)
     assert found.mean == pytest.approx(load / (1 - load))
     assert found.asymptotic_variance == pytest.approx(
         load * (2 + 5 * load - 4 * load**2 + load**3) / (1 - load) ** 4
@@ -140,7 +140,7 @@ def test_the_variance_of_the_mean_wait_in_an_mm1_queue_is_daleys(load: float) ->
 def test_the_pilot_finds_the_exact_variance_of_the_mean_wait(law: str) -> None:
     model = model_of("single", parse_law(law))
     rate = at_load(model, 0.7)
-    exact, pilot = _exact(model, rate), _pilot(model, rate, "queueing_delay")
+    exact, pilot = exact_moments(model, rate), pilot_moments(model, rate, "queueing_delay")
     assert pilot.mean == pytest.approx(exact.mean, rel=0.02)
     assert pilot.variance == pytest.approx(exact.variance, rel=0.05)
     assert pilot.asymptotic_variance == pytest.approx(exact.asymptotic_variance, rel=0.15)
@@ -149,7 +149,7 @@ def test_the_pilot_finds_the_exact_variance_of_the_mean_wait(law: str) -> None:
 def test_the_variance_of_simulated_means_is_the_one_that_was_planned_with() -> None:
     model = model_of("single")
     rate, count = at_load(model, 0.7), 20_000
-    exact = _exact(model, rate)
+    exact = exact_moments(model, rate)
     means = [
         simulate_run(model, rate, count, np.random.SeedSequence(seed)).queueing_delay.mean()
         for seed in range(400)

@@ -30,7 +30,7 @@ from kendall.queueing.simulation.experiment import (
     simulate_model,
     simulate_run,
 )
-from kendall.queueing.simulation.fast import Trace, _gaps, is_compiled
+from kendall.queueing.simulation.fast import Trace, is_compiled, stall_gaps
 from kendall.queueing.simulation.reference import SimulatedEngine, simulate_trace
 from tests.memory import peak_memory
 
@@ -289,7 +289,7 @@ def test_the_gaps_between_stalls_are_drawn_into_one_table() -> None:
         rngs,
     )
     with peak_memory() as peak:
-        drawn = _gaps(STALLING, trace)
+        drawn = stall_gaps(STALLING, trace)
     assert drawn.shape == (servers, count + SPARE_GAPS)
     assert peak.value < 1.2 * drawn.nbytes
     clock = np.random.default_rng(2).spawn(1)[0]

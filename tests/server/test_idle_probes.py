@@ -28,11 +28,11 @@ from kendall.server.calibration.candidate_law import (
     CandidateLaw,
     KnownLaw,
     LawComparison,
-    _verdict,
+    verdict_of,
     weigh,
 )
 from kendall.server.calibration.designed import Cell, DesignedBatches, InterruptedCellError, design
-from kendall.server.calibration.idle_probes import IdleProbes, _niced
+from kendall.server.calibration.idle_probes import IdleProbes, niced_executor
 from kendall.server.calibration.probe_schedule import LOOP, ProbeLimits, ProbeSchedule
 from kendall.server.calibration.turnaround import ClosedLoop, slot_time
 from kendall.server.engines.emulated import EmulatedEngine
@@ -536,7 +536,7 @@ def test_a_difference_that_is_certain_but_small_changes_nothing() -> None:
 @pytest.mark.slow
 def test_the_fit_runs_in_a_process_of_its_own() -> None:
     """Question and candidate law can be pickled."""
-    with _niced() as executor:
+    with niced_executor() as executor:
         candidate = executor.submit(
             weigh, measurements(LAW, 0.0), KnownLaw(LAW), LOOP_DESIGN, None, 0
         ).result(timeout=60)
@@ -563,7 +563,7 @@ def test_a_law_is_replaced_beyond_chance_and_three_percent_by_one_measured_as_wi
     chance: float, gap: float, batch: int, length: int, expected: str
 ) -> None:
     fit = Fit(LAW, 1.0, 0.0, dict.fromkeys(COEFFICIENTS, (-1.0, 1.0)))
-    found, says = _verdict(
+    found, says = verdict_of(
         LawComparison(1.0, gap, chance),
         fit,
         [],

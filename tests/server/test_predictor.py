@@ -25,7 +25,7 @@ from kendall.queueing.choosing.forecast import Setting
 from kendall.queueing.errors import UnstableQueueError
 from kendall.queueing.estimation.estimates import estimate
 from kendall.queueing.estimation.window.producer import WindowProducer
-from kendall.server.calibration.idle_probes import _niced
+from kendall.server.calibration.idle_probes import niced_executor
 from kendall.server.live import predicting
 from kendall.server.live import predictor as predictor_module
 from kendall.server.live.predictor import (
@@ -35,7 +35,7 @@ from kendall.server.live.predictor import (
     PredictorLostError,
     waited_for_processor,
 )
-from kendall.server.live.predictor_process import _failure
+from kendall.server.live.predictor_process import framed_failure
 from kendall.server.live.question import Question
 from kendall.server.runtime.pools import end_at_once
 from tests.eventually import eventually, eventually_here
@@ -98,7 +98,7 @@ def test_a_signal_to_the_gateways_group_does_not_end_the_predicting_process(
 
 def test_the_fit_of_idle_probes_is_ended_by_the_gateway_alone() -> None:
     async def main() -> None:
-        pool = _niced()
+        pool = niced_executor()
         try:
             loop = asyncio.get_running_loop()
             process = await loop.run_in_executor(pool, os.getpid)
@@ -357,13 +357,13 @@ def test_an_error_that_cannot_be_made_again_from_its_arguments_is_sent_as_its_te
     error = TwoPartsError("here", "a reason")
     with pytest.raises(TypeError, match="positional argument"):
         pickle.loads(pickle.dumps(error))
-    number, succeeded, sent = pickle.loads(_failure(7, error)[SIZE_BYTES:])
+    number, succeeded, sent = pickle.loads(framed_failure(7, error)[SIZE_BYTES:])
     assert (number, succeeded, type(sent)) == (7, False, RuntimeError)
     assert "here: a reason" in str(sent)
 
 
 def test_an_unstable_queue_is_sent_as_it_is() -> None:
-    number, succeeded, sent = pickle.loads(_failure(7, UnstableQueueError(1.5))[SIZE_BYTES:])
+    number, succeeded, sent = pickle.loads(framed_failure(7, UnstableQueueError(1.5))[SIZE_BYTES:])
     assert (number, succeeded, type(sent)) == (7, False, UnstableQueueError)
     assert sent.load == 1.5
 
@@ -371,7 +371,7 @@ def test_an_unstable_queue_is_sent_as_it_is() -> None:
 def test_a_refit_of_idle_probes_that_is_cancelled_leaves_no_thread() -> None:
     async def main() -> None:
         before = managers()
-        pool = _niced()
+        pool = niced_executor()
         pool.submit(time.sleep, 300)
         async with asyncio.timeout(60):
             await end_at_once(pool)

@@ -98,13 +98,13 @@ def solve_continuous(time: SlotTime, arrival_rate: float, slots: int | None) -> 
     load = arrival_rate / _capacity(time, slots)
     if load >= 1:
         raise UnstableQueueError(load)
-    found = _occupancy(time, arrival_rate, slots, load)
+    found = occupancy(time, arrival_rate, slots, load)
     delay = 0.0
     if slots is not None and found.waiting > 0:
         delay = (
             found.waiting
             / (time.throughput(slots, refilled=True) - arrival_rate)
-            * _general_lengths(time, arrival_rate, slots, found)
+            * lengths_ratio(time, arrival_rate, slots, found)
         )
     sojourn, first = delay + found.taken(0) / arrival_rate, delay + found.first_token(time)
     later = time.output_tokens.mean - 1
@@ -235,7 +235,7 @@ def _capacity(time: SlotTime, slots: int | None) -> float:
     return time.limit() if slots is None else time.throughput(slots, refilled=True)
 
 
-def _occupancy(time: SlotTime, arrival_rate: float, slots: int | None, load: float) -> _Occupancy:
+def occupancy(time: SlotTime, arrival_rate: float, slots: int | None, load: float) -> _Occupancy:
     stays = _stays(time, arrival_rate, slots)
     rates = np.arange(1, len(stays) + 1) / np.array([mean for mean, _ in stays])
     weights = log_weights(arrival_rate, rates)
@@ -287,7 +287,7 @@ def _stays(time: SlotTime, arrival_rate: float, slots: int | None) -> list[tuple
     )
 
 
-def _general_lengths(time: SlotTime, arrival_rate: float, slots: int, found: _Occupancy) -> float:
+def lengths_ratio(time: SlotTime, arrival_rate: float, slots: int, found: _Occupancy) -> float:
     """Wq / Wq_M."""
     mean, share = time.parts(slots, refilled=True)
     scv = time.scv(slots, mean, share)

@@ -91,16 +91,18 @@ def _run(
     """
     trace, law = draw_trace(model, arrival_rate, num_requests, stream), model.law
     rngs = trace.residuals[0].spawn(len(NAMES))
-    pace, prefill = _drawn(
+    pace, prefill = drawn_services(
         law, law.speed * (law.k1 + law.k2 + law.kp * trace.prompt_tokens), rngs[0]
     )
-    pace, decode = _drawn(law, law.step(1) * trace.output_tokens, rngs[1])
+    pace, decode = drawn_services(law, law.step(1) * trace.output_tokens, rngs[1])
     services = np.array([prefill, decode])
     delays = tandem_path(trace.arrived_at, services)
     return delays[:, warm_up:], services[:, warm_up:], (pace * law.step(1))[warm_up:]
 
 
-def _drawn(law: LatencyModel, seconds: Vector, rng: np.random.Generator) -> tuple[Vector, Vector]:
+def drawn_services(
+    law: LatencyModel, seconds: Vector, rng: np.random.Generator
+) -> tuple[Vector, Vector]:
     """Residual and service time of each request: X and X ((1 - q) h + s K), K ~ Poisson(q h /
     s).
     """

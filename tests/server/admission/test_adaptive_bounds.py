@@ -25,7 +25,7 @@ from kendall.queueing.control.wait_ahead import (
 )
 from kendall.queueing.measurement.record import Record
 from kendall.server.admission.concurrency import AdaptiveLimit
-from kendall.server.admission.control import Overload, _floor, _level
+from kendall.server.admission.control import Overload, adaptive_floor, first_token_level
 from kendall.server.admission.limits import DelayTarget, OverloadSettings
 from kendall.server.admission.objectives import AdmissionObjective
 from kendall.server.admission.rejections import Rejections
@@ -169,7 +169,7 @@ def test_a_refusal_says_what_was_predicted_and_what_is_kept() -> None:
 def test_a_calls_own_limit_is_kept_at_the_level_of_the_operators(
     objectives: tuple[DelayTarget, ...], level: float
 ) -> None:
-    assert _level(objectives) == level
+    assert first_token_level(objectives) == level
 
 
 # admission: what a rejection says
@@ -234,7 +234,7 @@ def test_who_is_refused_is_told_the_wait_of_one_who_joins_the_queue() -> None:
 
 @pytest.mark.parametrize("servers", [1, 2, 3])
 def test_the_adaptive_floor_is_twice_what_all_servers_take(servers: int) -> None:
-    found = _floor(overload(capabilities=SimpleNamespace(servers=servers))._gateway)
+    found = adaptive_floor(overload(capabilities=SimpleNamespace(servers=servers))._gateway)
     assert (found, type(found)) == (16 * servers, int)
 
 
