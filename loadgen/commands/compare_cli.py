@@ -13,7 +13,7 @@ import typer
 from kendall.loadgen.commands.flags import option
 from kendall.policies.registry import use_modules
 from kendall.policies.text import SpecError
-from kendall.queueing.commands.check_policy_cli import PolicyModules
+from kendall.queueing.commands.policy_option import PolicyModules
 from kendall.queueing.measurement.paths import FileToWrite
 
 if TYPE_CHECKING:

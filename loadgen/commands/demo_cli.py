@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kendall.queueing.commands.check_policy_cli import PolicyModules, use_policies
+from kendall.queueing.commands.policy_option import PolicyModules, use_policies
 from kendall.queueing.measurement.paths import folder_to_write
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from kendall.loadgen.sending.client.target import Keys
 from kendall.policies.durations import Duration
 from kendall.policies.text import CommaList, SpecError, split_orders
 from kendall.queueing.arrivals.spec_text import listed
-from kendall.queueing.commands.check_policy_cli import ABOUT_MODULE, use_policies
+from kendall.queueing.commands.policy_option import ABOUT_MODULE, use_policies
 from kendall.queueing.measurement.paths import folder_to_write
 from kendall.queueing.measurement.slo import split_slos
 from kendall.remote import CACERT, INSECURE, Trust

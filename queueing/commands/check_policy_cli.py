@@ -1,11 +1,11 @@
-"""`kendall check-policy`, and the option --policy-module of all commands that read a policy."""
+"""`kendall check-policy`."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,35 +18,21 @@ from kendall.policies.ordered import KEYS
 from kendall.policies.orders import ORDERS
 from kendall.policies.orders.order import Order
 from kendall.policies.parameters import parameters_of
-from kendall.policies.registry import Listed, every_policy, not_used, use_modules
+from kendall.policies.registry import Listed, every_policy
 from kendall.policies.routes import ROUTES
 from kendall.policies.text import counted, format_policy, parse_policy
+from kendall.queueing.commands.policy_option import PolicyModules, use_policies
 from kendall.queueing.commands.terminal import console, say
 
 if TYPE_CHECKING:
     from kendall.queueing.simulation.policy_check import Checked
 
 app = typer.Typer(add_completion=False)
-ABOUT_MODULE = (
-    "Module with policies of your own: its name, or the path of a .py file; repeatable. Packages "
-    "with the entry point kendall.policies need no option."
-)
-PolicyModules = Annotated[list[str] | None, typer.Option("--policy-module", help=ABOUT_MODULE)]
 QUICK = "a decision takes far less than a second"
 STATES = 2000
 FIRST = 50  # states in which one decision is timed
 BROKEN = 3  # exit status: a check failed
 LIMIT = 30.0  # seconds that all checks may take; a few are usual
-
-
-def use_policies(modules: Sequence[str] | None, *texts: str | None) -> None:
-    """Make the policies of these modules known; a warning on stderr where a text names a built-in
-    policy whose name a package has too. Raises SpecError.
-    """
-    use_modules(modules)
-    for name in dict.fromkeys(text.partition(":")[0].strip() for text in texts if text):
-        if (warning := not_used(name)) is not None:
-            typer.echo(f"kendall: warning: {warning}", err=True)
 
 
 class _TooLongError(BaseException):  # none that a policy catches

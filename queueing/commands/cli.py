@@ -15,8 +15,8 @@ from rich.console import Console
 from kendall.policies.durations import Duration
 from kendall.policies.text import short_number
 from kendall.queueing.choosing.objective import Objective, Slo, levels_of, parse_slos
-from kendall.queueing.commands.check_policy_cli import PolicyModules, use_policies
 from kendall.queueing.commands.environment_variables import fitting, flags_first
+from kendall.queueing.commands.policy_option import PolicyModules, use_policies
 from kendall.queueing.commands.terminal import Column, Table, console, say, working
 from kendall.queueing.errors import UnstableQueueError
 from kendall.queueing.latency.law import LatencyModel, slow_law

@@ -38,7 +38,6 @@ from kendall.queueing.choosing.words import (
     order_lines,
     result_line,
 )
-from kendall.queueing.commands.check_policy_cli import PolicyModules, use_policies
 from kendall.queueing.commands.cli import (
     ArrivalsOption,
     EngineBound,
@@ -63,6 +62,7 @@ from kendall.queueing.commands.environment_variables import (
     fitting,
     flags_first,
 )
+from kendall.queueing.commands.policy_option import PolicyModules, use_policies
 from kendall.queueing.commands.terminal import Column, Table, say, working
 from kendall.queueing.distributions.token_distribution import SUPPORT_LIMIT, parse_distribution
 from kendall.queueing.errors import NoStableChoiceError

@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from kendall.policies.registry import every_policy
-from kendall.queueing.commands.check_policy_cli import PolicyModules, show_policies, use_policies
+from kendall.queueing.commands.check_policy_cli import show_policies
+from kendall.queueing.commands.policy_option import PolicyModules, use_policies
 
 app = typer.Typer(add_completion=False)
 

@@ -12,8 +12,8 @@ from kendall.policies import SpecError, format_policy, parse_policy
 from kendall.policies.durations import Duration
 from kendall.policies.registry import use_modules
 from kendall.policies.text import CommaList, one_of
-from kendall.queueing.commands.check_policy_cli import ABOUT_MODULE
 from kendall.queueing.commands.environment_variables import by_flag, is_given
+from kendall.queueing.commands.policy_option import ABOUT_MODULE
 from kendall.queueing.measurement.paths import FileToWrite
 from kendall.remote import CACERT, INSECURE, Trust, checked_host, key_for_admin
 from kendall.server.admission.limits import MAX_QUEUED, OverloadSettings
