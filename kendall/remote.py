@@ -27,8 +27,8 @@ NO_TLS = "the TLS handshake failed"
 
 
 def server_root(url: str) -> str:
-    """The URL that `/v1/...`, `/admin/...` and `/health` are appended to: with or without `/v1` and
-    a slash at its end.
+    """The URL to which `/v1/...`, `/admin/...` and `/health` are appended; `url` may end in `/v1`,
+    a slash or both.
 
     >>> server_root("http://gateway:8080/v1/")
     'http://gateway:8080'
@@ -39,7 +39,7 @@ def server_root(url: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches the address, or `localhost`."""
+    """Whether the host is `localhost` or an address that only this machine reaches."""
     if host == "localhost":
         return True
     if (address := address_of(host)) is None:
@@ -49,8 +49,8 @@ def is_loopback(host: str) -> bool:
 
 
 def checked_host(host: str, advice: str = "") -> str:
-    """Without the brackets of an IPv6 address. Raises SpecError for what is no host: a URL, or
-    one with a port; `advice` about URLs.
+    """The host, without the brackets of an IPv6 address. Raises SpecError for what is not a host,
+    such as a URL or a host with a port; `advice` ends the message, unless it is about the port.
     """
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     if re.fullmatch(r"[\w.-]+", host) or address_of(bare) is not None:
@@ -70,7 +70,7 @@ def host_url(host: str, port: int) -> str:
 
 
 def address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """The IP address that a host is; None for a name."""
+    """The host as an IP address; None where it is a name."""
     try:
         return ipaddress.ip_address(host)
     except ValueError:
@@ -78,8 +78,9 @@ def address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | Non
 
 
 def check_no_credentials(url: str, name: str) -> None:
-    """Raises SpecError: a password would end in files and logs; the message does not repeat it.
-    Nor may it be no URL at all.
+    """Raises SpecError for a URL with a user name or password, which would end in files and logs,
+    without repeating it; also for one that cannot be parsed or has control characters, which is
+    repeated.
     """
     try:
         netloc = urlsplit(url).netloc
@@ -95,8 +96,8 @@ def check_no_credentials(url: str, name: str) -> None:
 
 
 def check_key(key: str | None, option: str) -> None:
-    """Raises SpecError for a key that no header can carry; the message does not repeat it. None
-    and an empty one are no key.
+    """Raises SpecError for a key that no header can carry, without repeating it. None and the empty
+    text pass: they mean that there is no key.
     """
     if key and (" " in key or not (key.isascii() and key.isprintable())):
         raise SpecError(
@@ -106,8 +107,9 @@ def check_key(key: str | None, option: str) -> None:
 
 
 def tls_context(cacert: str | None = None, *, insecure: bool = False) -> ssl.SSLContext:
-    """Trusts the authorities of a file, else those of SSL_CERT_FILE or the system. Raises
-    SpecError for a file without certificates.
+    """A TLS context that trusts the authorities of a file, else those of SSL_CERT_FILE or the
+    system; with `insecure` it accepts any certificate. Raises SpecError for a file without
+    certificates.
     """
     try:
         context = ssl.create_default_context(cafile=cacert)
@@ -125,8 +127,9 @@ REFUSED = (401, 403)  # statuses of a server that does not take the key, or want
 
 
 def key_refusal(where: str, status: int, message: str, option: str) -> str:
-    """One line for a refused key: what the server got, and which option gives another key; its
-    own advice is for other clients.
+    """One line for a call that the server refused because of its key. After a 401 the server's
+    advice, which is for other clients, is replaced by the option that gives another key; after
+    another status it stays.
     """
     got, told, _ = message.partition("; expected ")
     if status == 401 or not told:
@@ -136,7 +139,7 @@ def key_refusal(where: str, status: int, message: str, option: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """The certificates that a command accepts. Raises SpecError."""
+    """Which certificates a command accepts. Raises SpecError where both fields are given."""
 
     cacert: Path | None = None
     insecure: bool = False
@@ -166,8 +169,9 @@ INSECURE = "Accept any TLS certificate of the server."
 
 
 def reason(error: BaseException) -> str:
-    """Why a connection failed, one line: the error at the bottom of the chain, certificates by
-    name.
+    """Why a connection failed, in one line. An untrusted certificate, a failed TLS handshake and a
+    lack of file descriptors have words of their own; else it is the operating system's word for the
+    last error in the chain of causes.
     """
     chain = list(_chain(error))
     for cause in chain:
@@ -193,8 +197,10 @@ def reason(error: BaseException) -> str:
 
 
 def unanswered(error: BaseException, url: str) -> str:
-    """Why a request was not answered: a server that speaks TLS drops what is no TLS."""
-    # httpx's
+    """Why a request was not answered, in one line. A server that speaks TLS closes a connection on
+    which the client does not: there the line asks about https.
+    """
+    # httpx's error, by its name: httpx is not imported here
     dropped = type(error).__name__ == "RemoteProtocolError" and url.lower().startswith("http:")
     return "it closed the connection; does it speak https?" if dropped else reason(error)
 
@@ -211,8 +217,8 @@ _PORTS = {"http": 80, "https": 443}
 
 
 def key_file(port: int) -> Path:
-    """The file of the gateway on this port: in XDG_RUNTIME_DIR, else in the user's cache. Raises
-    RuntimeError without a home.
+    """The file with the admin key that the gateway on this port made: in XDG_RUNTIME_DIR if it is
+    writable, else in the user's cache. Raises RuntimeError where there is no home directory.
     """
     runtime = Path(os.environ.get("XDG_RUNTIME_DIR") or "/nowhere")
     cache = os.environ.get("XDG_CACHE_HOME")
@@ -222,8 +228,8 @@ def key_file(port: int) -> Path:
 
 
 def local_admin_key(url: str) -> str | None:
-    """The key for a gateway of this user on this machine; None where there is no such file, or
-    where others can read it.
+    """The admin key that a gateway of this user made on this machine. None where the URL is not of
+    this machine, where there is no such file, or where it is another user's or others have access.
     """
     try:
         parts = urlsplit(url)
@@ -240,8 +246,8 @@ def local_admin_key(url: str) -> str | None:
 
 
 def key_for_admin(url: str, admin_key: str | None, api_key: str | None = None) -> str | None:
-    """The key of a call to `/admin`: the admin key that was given, else the one that the gateway
-    made, else an API key.
+    """The key for a call to `/admin`: the admin key that was given, else the one that a gateway on
+    this machine made, else the API key.
 
     Raises SpecError for a key that cannot be sent.
     """

@@ -1,5 +1,8 @@
-"""The columns of a report, each once: what the CSV has of a cell, how the page shows it, and how a
-table on a terminal does.
+"""The columns of a report: for each, its value in the CSV, its cell on the HTML page and its text
+in a table on a terminal.
+
+The three need not show the same number: `measured_service_ms` is milliseconds in the CSV and a
+share of the delay elsewhere, `check_difference_ms` milliseconds in the CSV and per cent elsewhere.
 """
 
 from __future__ import annotations
@@ -26,31 +29,31 @@ from kendall.loadgen.report.numbers import (
 from kendall.policies.text import short_number
 from kendall.queueing.measurement.check import Check, signed
 
-SHORT = {"sampling noise": "chance"}  # verdicts, in a table
+SHORT = {"sampling noise": "chance"}  # what tables and the page print in place of a verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportColumn:
-    """One column: in the CSV where it has a value, on the page where it has a title, in a table of
-    a terminal where it has a heading.
+    """One column. It is in the CSV where it has a `value` and on the page where it has a `title`.
+    The tables on a terminal pick their columns by `key`, and need `heading` and `text`.
     """
 
-    key: str  # of the CSV
+    key: str  # its name in `BY_KEY`, and in the CSV
     value: Callable[[ReportCell], float | str | None] | None = None
     title: str = ""
     unit: str = ""
-    page: Callable[[ReportCell], str] = lambda _: ""  # as HTML
+    page: Callable[[ReportCell], str] = lambda _: ""  # its cell, as HTML
     heading: str = ""
     text: Callable[[Comparison], str] = lambda _: ""
 
 
 def policy_name(comparison: Comparison) -> str:
-    """The policy, with a star where the sojourn is compared."""
+    """The policy, with a star where sojourn times are compared."""
     return comparison.policy + ("*" if comparison.compared == "sojourn_time" else "")
 
 
 def difference(check: Check, digits: int = 0) -> str:
-    """Observed / model - 1 with its half width, which takes that many places at least."""
+    """Observed / model - 1 in per cent, and its half width in at least `digits` characters."""
     if not check.modelled:
         return "-"
     half = 100 * check.relative_half_width
@@ -67,7 +70,9 @@ def _over(observed: str, predicted: str) -> str:
 
 
 def _estimate(key: str, title: str, heading: str = "", *, deviation: bool = True) -> ReportColumn:
-    """The mean of one theory; below it, or beside it on a terminal, the observation's deviation."""
+    """The column for the mean of one theory. The page shows the observation's deviation from it
+    below; a table on a terminal shows it beside the mean, unless `deviation` is false.
+    """
 
     def estimate(comparison: Comparison) -> TheoryEstimate | None:
         of_theory: TheoryEstimate | None = getattr(comparison.quantity, key)
@@ -81,7 +86,7 @@ def _estimate(key: str, title: str, heading: str = "", *, deviation: bool = True
         known = estimate(comparison)
         if known is None or (deviation and math.isnan(known.mean)):
             return "-"
-        share = known.deviation  # infinite from a mean of nothing
+        share = known.deviation  # infinite where the mean is 0
         off = f"{share * 100:+.1f}%" if math.isfinite(share) else "-"
         return f"{plain_ms(known.mean)} {off:>6}" if deviation else plain_ms(known.mean)
 
@@ -97,7 +102,7 @@ def _estimate(key: str, title: str, heading: str = "", *, deviation: bool = True
 
 
 def _quantile(level: str) -> ReportColumn:
-    """An observed quantile above the predicted one at the run's speed."""
+    """The column for an observed quantile, with the one predicted at the run's speed below it."""
 
     def predicted(comparison: Comparison) -> float:
         return comparison.quantity.theory_quantiles.get("predicted", {}).get(level, math.nan)
@@ -135,7 +140,7 @@ def _in_ms(seconds: float | None) -> float | None:
 
 
 def _beside_prediction(key: str, title: str, heading: str) -> ReportColumn:
-    """A plain number above its prediction at the run's speed."""
+    """The column for an observed number, with the one predicted at the run's speed below it."""
 
     def pair(comparison: Comparison, nothing: str) -> tuple[str, str]:
         observed, predicted = getattr(comparison, key), getattr(comparison, f"predicted_{key}")
@@ -194,7 +199,7 @@ def _gateways_share(comparison: Comparison) -> float | None:
 
 
 def _arrivals_share(comparison: Comparison) -> str:
-    """The model's mean of these very requests against the steady state."""
+    """How far the model's mean for these very requests is from that of the steady state."""
     if comparison.of_others:
         return "disturbed"
     check, predicted = comparison.check, comparison.quantity.predicted

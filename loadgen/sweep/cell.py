@@ -1,5 +1,5 @@
-"""One cell: the gateway switched, a timetable sent, watched while it runs, and both sides'
-records of it.
+"""Runs one cell of a sweep: switches the gateway to the cell's policy, sends the timetable, watches
+the run, and collects the records of both sides.
 """
 
 from __future__ import annotations
@@ -33,15 +33,16 @@ from kendall.queueing.arrivals.timetable import Timetable
 from kendall.queueing.measurement.record import Header, Record
 
 SAMPLE = 0.1  # seconds between looks at the number in the system
-FLUSH = 1.0  # between flushes of the gateway's run file: what a kill can take from it
-ANSWER_LIMIT = 10.0
-MISSED = 2  # looks without an answer until the gateway is taken for lost
+# seconds between flushes of the gateway's run file: a killed gateway loses the records of this time
+FLUSH = 1.0
+ANSWER_LIMIT = 10.0  # seconds that the gateway has for an answer
+MISSED = 2  # failed looks in a row after which the gateway is taken for lost
 Ended = Literal["complete", "unstable", "lost", "interrupted"]
 
 
 @dataclass(frozen=True, slots=True)
 class StartedCell:
-    """Where the gateway writes the records of a cell."""
+    """Where the gateway's records of a cell are: their epoch, and the run file from `offset` on."""
 
     epoch: int
     record_file: Path
@@ -56,15 +57,15 @@ class CellRun:
     ended: Ended
     why: str | None
     load: LoadResult | None
-    header: Header  # of the gateway, with what was asked
-    records: list[Record]  # of the gateway
+    header: Header  # the gateway's, with what was asked
+    records: list[Record]  # the gateway's
     growth: Growth | None
 
 
 async def begin(
     client: GatewayClient, record_file: Path, cell: SweepCell, note: Note
 ) -> StartedCell:
-    """Put the cell's policy and limit in force; an idle gateway is waited for. Raises
+    """Wait until the gateway is idle, then put the cell's policy and token limit in force. Raises
     GatewayError.
     """
     await until_idle(client, note)
@@ -77,7 +78,7 @@ async def begin(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellSender:
-    """One cell as it is sent: what, where, and when to end it early."""
+    """Sends one cell: what to send, where to, and whether to end it early."""
 
     client: GatewayClient
     begun: StartedCell
@@ -88,14 +89,14 @@ class CellSender:
     configuration: Mapping[str, Any]  # for the headers
     progress: Status
     stop_unstable: bool
-    prompts: Prompts | None = None  # of the timetable's rows; None: random tokens
-    path: Path | None = None  # a run file of the sender's side that grows with the run
+    prompts: Prompts | None = None  # for the timetable's rows; None: random tokens
+    path: Path | None = None  # the sender's run file, written as the run goes on
     processes: int = 1
     why_lost: Callable[[], Awaitable[str | None]] | None = None
 
     @property
     def asked(self) -> dict[str, Any]:
-        """The configuration in the headers of both sides."""
+        """The configuration that goes into the run file's header on both sides."""
         cell = self.cell
         asked = {
             "policy": cell.policy,
@@ -106,11 +107,11 @@ class CellSender:
         return asked | dict(self.configuration)
 
     async def run(self) -> CellRun:
-        """Send and collect. Ends early where the point is unstable, the gateway is lost or the task
-        is cancelled.
+        """Send the cell and collect its records. Ends early where the gateway is lost, the task is
+        cancelled or, with `stop_unstable`, the queue grows without end.
 
-        A cancellation is an ending here, not an exception: what was measured is handed back. Raises
-        GatewayError where nothing could be sent.
+        A cancellation while the cell is being sent is an ending, not an exception: what was
+        measured is returned. Raises GatewayError where nothing could be sent.
         """
         guard = CellGuard(
             self.client,
@@ -196,7 +197,7 @@ class CellGuard:
         self,
         client: GatewayClient,
         status: Status,
-        rate: float,  # of the cell
+        rate: float,  # the cell's arrival rate
         *,
         stop_unstable: bool,
         why_lost: Callable[[], Awaitable[str | None]] | None = None,
@@ -204,7 +205,7 @@ class CellGuard:
         self._client, self._status, self._why_lost = client, status, why_lost
         self._stop_unstable = stop_unstable
         self._watch = GrowthWatch(rate)
-        self._counters: Counters | None = None  # of the run
+        self._counters: Counters | None = None  # the run's, once it has begun
         self._missed = 0
 
     @property
@@ -213,12 +214,12 @@ class CellGuard:
         return self._watch.so_far()
 
     async def show(self, counters: Counters) -> None:
-        """Watch these counters and show them, until cancelled."""
+        """Give the guard the run's counters, and show them until cancelled."""
         self._counters = counters
         await self._status.show(counters)
 
     async def run(self) -> tuple[Ended, str]:
-        """How the cell should end, and why; returns when it should."""
+        """Wait until the cell should be ended early; returns how it ends, and why."""
         loop = asyncio.get_running_loop()
         began, flush_at = loop.time(), loop.time() + FLUSH
         while True:
@@ -236,6 +237,9 @@ class CellGuard:
                     return "lost", why
 
     async def _lost(self) -> str | None:
+        """Why the gateway is taken for lost; None while it is not. Each look also has it flush its
+        run file and, once all is sent, dispatch a remainder that would wait for ever.
+        """
         why, counters = None, self._counters
         try:
             async with asyncio.timeout(ANSWER_LIMIT):

@@ -22,27 +22,27 @@ Predict = Callable[[Model, float], Prediction]  # model, arrival rate; raises Un
 Point = dict[
     str, Any
 ]  # the choice, its load, its predicted values, its `score` (None where it may not be chosen)
-TIE = 1e-3  # delays, and then sojourns, nearer than this are one: the first choice decides
-NIL = 1e-6  # of the sojourn: delays that differ by less are one, however small they are
+# Scores whose relative difference is at most TIE count as equal, and so do sojourns among these;
+# of equal choices the first is taken.
+TIE = 1e-3
+NIL = 1e-6  # scores that differ by less than this share of the sojourn count as equal too
 Number = TypeVar("Number", int, float)
 
 
 @dataclass(frozen=True)
 class Optimum:
-    """The best point and the curve it was chosen from; `note` says what the number alone does
-    not.
-    """
+    """The best point and the curve that it was chosen from; `note` is a remark for the reader."""
 
     target: str
     objective: str
     best: Point
     curve: list[Point] = field(repr=False)
     note: str | None = None
-    # the duration that the score is the mean of; None where it is none
+    # the duration of which the score is the mean; None where the score is something else
     compared: Quantity | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON."""
+        """Plain values for JSON."""
         answer: dict[str, Any] = {
             "target": self.target,
             "objective": self.objective,
@@ -55,7 +55,9 @@ class Optimum:
 def point_of(
     choice: Point, model: Model, arrival_rate: float, predict: Predict = predict_model
 ) -> tuple[Point, Prediction | None]:
-    """The choice with what is predicted for it; no values where it is unstable."""
+    """The choice with its load and its predicted values, still without a score, and the prediction.
+    For an unstable choice no values, the score None, and no prediction.
+    """
     load = model.load(arrival_rate)
     try:
         prediction = predict(model, arrival_rate)
@@ -82,11 +84,11 @@ def choose(
     *,
     by_sojourn: bool = False,
 ) -> Optimum:
-    """The least score; `by_sojourn`: among near scores the shortest sojourns, of these the first.
-    Raises NoStableChoiceError.
+    """Choose the point with the least score. With `by_sojourn`, among the points whose score is
+    near the least one, the first whose sojourn is near the shortest of them. Raises
+    NoStableChoiceError.
 
-    Without the second tolerance the rounding error of sojourns that are equal would choose the
-    batch size.
+    Without a tolerance for sojourns, the rounding error of equal ones would choose the batch size.
     """
     allowed = [point for point in curve if point["score"] is not None]
     if not allowed:
@@ -106,7 +108,9 @@ def choose(
 
 
 def _nearest(goal: Objective, stable: Sequence[Point]) -> str:
-    """What breaks the SLOs at the choice that comes nearest to them."""
+    """The words for the values that break the SLOs, at the stable choice that comes nearest to
+    keeping them.
+    """
 
     def excess(point: Point) -> dict[str, float]:
         values = {slo: point.get(slo.name) for slo in goal.slos}
@@ -124,7 +128,7 @@ def _nearest(goal: Objective, stable: Sequence[Point]) -> str:
 
 
 def near_scores(allowed: Sequence[Point]) -> list[Point]:
-    """Those whose score is the least one, within the tolerances."""
+    """The points whose score equals the least one within the tolerances `TIE` and `NIL`."""
     nil = NIL * min(map(_sojourn, allowed))
     least = min(float(point["score"]) for point in allowed)
     limit = least + TIE * abs(least) + (nil if math.isfinite(nil) else 0.0)
@@ -132,7 +136,7 @@ def near_scores(allowed: Sequence[Point]) -> list[Point]:
 
 
 def near_sojourns(points: Sequence[Point]) -> list[Point]:
-    """Those whose sojourn is the shortest, within the tolerance."""
+    """The points whose sojourn equals the shortest one within the tolerance `TIE`."""
     shortest = min(map(_sojourn, points))
     return [point for point in points if _sojourn(point) <= (1 + TIE) * shortest]
 
@@ -143,7 +147,7 @@ def _sojourn(point: Point) -> float:
 
 
 def score_of(point: Point) -> float | None:
-    """Its score; None where it may not be chosen."""
+    """The point's score; None where it may not be chosen."""
     score = point["score"]
     return None if score is None else float(score)
 
@@ -154,8 +158,8 @@ def bisected(
     high: Number,
     between: Callable[[Number, Number], Number | None],
 ) -> Number:
-    """The largest choice that is kept, between `low`, which is, and `high`, which is not. `between`
-    gives the next one to try; None where the two are near enough.
+    """The largest choice for which `kept` holds, by bisection: it holds at `low` and not at `high`.
+    `between` returns the next choice to try, or None where its two arguments are near enough.
     """
     while (middle := between(low, high)) is not None:
         low, high = (middle, high) if kept(middle) else (low, middle)
@@ -168,8 +172,8 @@ def whole_between(low: Number, high: Number) -> Number | None:
 
 
 def largest_kept(kept: Callable[[int], bool], start: int, least: int, most: int) -> int | None:
-    """The largest of `least` .. `most` that is kept, where all below it are: from `start` by
-    doubling steps, then by bisection. None where none is.
+    """The largest number of `least` .. `most` for which `kept` holds, if it holds for all below
+    too; None where it holds for none. From `start` in doubling steps, then by bisection.
     """
     step = 1
     if kept(start):
@@ -191,10 +195,11 @@ def largest_kept(kept: Callable[[int], bool], start: int, least: int, most: int)
 def refined(
     low: int, high: int, score: Callable[[int], float | None], first: int = 24
 ) -> Iterable[int]:
-    """Whole numbers of [low, high] to try: a geometric grid, then the gap about the best, down to
-    one.
+    """Score whole numbers of [low, high] until the best one is found, and return all that were
+    scored, in order: first a geometric grid, then ever finer ones between the neighbours of the
+    best.
 
-    Finds the best of a score with one valley.
+    Finds the least score if the scores have one valley.
     """
     tried = {
         int(n) for n in np.unique(np.round(np.geomspace(low, high, min(first, high - low + 1))))

@@ -1,7 +1,8 @@
-"""Queues that are served first come, first served: one solver for each model.
+"""Queues that are served first come, first served: one solver for each kind of queue.
 
-BATCHES covers whole calls, of which no batch splits one, as single requests: their batches are
-those of the chain, times the sequences of a call.
+Where all calls have the same number of sequences and no batch splits a call, BATCHES treats a call
+as one request: its batch sizes are those of the chain, times the sequences of a call. CALLS covers
+other calls, if the lengths in a call are independent.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ from kendall.queueing.simulation.simulated_means import no_second_moment
 
 
 def _is_alone(model: Model) -> bool:
-    """One server, Poisson arrivals, no patience, one stage, lengths in a table."""
+    """Whether there is one server, one stage, no patience, Poisson arrivals, and lengths without a
+    tail beyond their table.
+    """
     return (
         model.servers == 1
         and model.patience is None
@@ -52,7 +55,7 @@ def _covers_single(model: Model) -> tuple[str, ...]:
         return ()
     if model.arrival_scv != 1 or model.disaggregated:
         return ()
-    if model.endless:  # no law could hold the numbers of stalls in the longest services
+    if model.endless:  # with stalls, the longest services have more of them than a table holds
         known = model.servers == 1 and model.patience is None and not model.law.stall_share
         return ("exact",) if known else ()
     if model.servers == 1:
@@ -212,7 +215,7 @@ def _of_batches(
     first = queue.by_request(np.array([time.first_token(b) for b in sizes]))
     step = (
         queue.by_request(np.array([time.step(b) for b in sizes])) if model.policy.padded else None
-    )  # unpadded batches shrink
+    )  # an unpadded batch shrinks: it has no one step time
     service = queue.by_request(np.array([time.mean(b) for b in sizes]))
     answer = answered(delay, sojourn, batch_size, queue.utilisation)
     return answer | token_times(delay, first, step) | {"service_time": Quantiles(service)}

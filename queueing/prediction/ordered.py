@@ -17,7 +17,9 @@ aging; max_preemptions         simulation
 
 The queueing delay is the time outside of service, interruptions included. Only means: quantiles are
 simulated (queueing.prediction.steady_state), and so is an approximation in doubt. Conditions:
-one prompt length (but for batches), Poisson arrivals of single sequences, no patience.
+Poisson arrivals of single sequences, no patience, one stage, lengths without a tail beyond their
+table, a step that takes time. For single also: one prompt length, or no cost of prompts (`kp` = 0),
+which orders that interrupt need in any case.
 """
 
 from __future__ import annotations
@@ -49,17 +51,17 @@ from kendall.queueing.prediction.solver import IN_DOUBT, Solver, answered
 from kendall.queueing.result import Quantiles
 
 EXACT_BINS = 2
-_NEGLIGIBLE = 1e-6  # share of batches beyond the engine's bound
+_NEGLIGIBLE = 1e-6  # share of the batches above the engine's bound, below which the chain holds
 
 
 def is_ordered(model: Model) -> bool:
-    """Whether the policy's order is another than first come, first served."""
+    """Whether the policy's order is one other than first come, first served."""
     return not in_arrival_order(model.policy)
 
 
 def resumes_cost(model: Model) -> bool:
-    """Whether the order interrupts. A resumed request is admitted once more and has lost the token
-    in the making, even where `kr` is 0.
+    """Whether resuming a request costs time, which is the case under every order that interrupts:
+    even where `kr` is 0, the request is admitted once more and has lost the token in the making.
     """
     return order_of(model.policy).preemptive
 
@@ -76,7 +78,9 @@ def _is_plain(model: Model) -> bool:
 
 
 def _covers_one_by_one(model: Model) -> tuple[str, ...]:
-    """Where resumes cost something, without `kp`: it makes them dearer with every token made."""
+    """Methods for `single`. Orders that interrupt need `kp` = 0: with it, a resume costs more with
+    every token made.
+    """
     policy, order = model.policy, order_of(model.policy)
     if not isinstance(policy, Single) or not _is_plain(model):
         return ()
@@ -180,8 +184,9 @@ def _of_batches(
 
 
 def _token_times(order: Order, first: float, step: float | None) -> dict[str, Any]:
-    """Unknown where a service may be interrupted between two tokens, or a law puts the first token
-    before the dispatch.
+    """`first` is the mean time from arrival to first token, `step` from one token to the next. No
+    fields where a service may be interrupted between two tokens, or where the law puts the first
+    token before the arrival.
     """
     if order.preemptive or first < 0:
         return {}
@@ -189,7 +194,9 @@ def _token_times(order: Order, first: float, step: float | None) -> dict[str, An
 
 
 def cost_of_resuming(model: Model) -> str:
-    """What an answer says of it, under an order that interrupts."""
+    """The note on a prediction that says what it assumes of resuming, under an order that
+    interrupts.
+    """
     seconds = model.law.setup(1, 0.0, 1.0)
     return (
         f"an interrupted request loses the token in the making and takes {seconds:.3g} s to go on "

@@ -1,14 +1,15 @@
-"""What the forecast of the steady state assumes beside the engine: of the arrivals and of who makes
-them so (the gateway's own limits, retries, closed loops, changes of rate, arrivals that are not
-Poisson), of the lengths of the answers to one call, and that the queue is stable and settled.
+"""Tests of what the forecast of the steady state assumes, the engine aside: about the arrivals and
+what shapes them (the gateway's own limits, retries, closed loops, changes of rate, arrivals that
+are not Poisson), about the lengths of the answers to one call, and that the queue is stable and
+settled.
 
-Each rule is stated with its threshold; a cause explains what it causes: where clients retry or wait
-for their answers, the arrivals cannot be Poisson, and that is not held against them a second time.
-Which calls a limit keeps out depends on the queue, so that the admitted ones look as those of a
-closed loop do; of the clients nothing is said then.
+Each rule is stated with its threshold. Causes are tested before their effects, and an effect with a
+known cause is not held against the arrivals a second time: where clients retry or wait for their
+answers, the arrivals cannot be Poisson. Which calls a limit of the gateway keeps out depends on the
+queue, so that the admitted ones look like those of a closed loop; then neither the clients nor the
+arrivals are judged.
 
 all_admitted      fails where limits of the gateway keep out at least `REFUSED_SHARE` of the calls.
-
 no_retries        fails where the retries that clients' libraries admit (a header) are at least
                   `RETRY_SHARE` of the arrivals.
 open_loop         Poisson arrivals see time averages (Wolff 1982). With n(t) the number in the
@@ -19,27 +20,30 @@ open_loop         Poisson arrivals see time averages (Wolff 1982). With n(t) the
                   queueing.estimation.change). Clients that wait for an answer before they ask again
                   come less often when many wait: z <= -`DEPENDENT`, and the arrival rate as a
                   linear function of n falls to 0 at n* = mean n + var_t n N / -U, the number of
-                  clients, which n(t) then never exceeds. Arrivals that are merely regular see few
-                  in the system too, but there n(t) goes far beyond n*.
+                  clients, which n(t) then never exceeds (10 % and one more are allowed).
+                  Arrivals that are merely regular see few in the system too, but there n(t) goes
+                  far beyond n*.
 settled           fails where the time that the queue needs to forget how the epoch began,
-                  `RELAXATIONS` relaxation times and the clearing of what waited then, is more than
-                  `UNSETTLED` of the window.
+                  `RELAXATIONS` relaxation times and the clearing of what waited then, reaches into
+                  the window by more than `UNSETTLED` of its length.
 stable_queue      fails where the load's interval lies above 1, or the load is above `NEAR_ONE` and
                   the delay grows over the window: Kendall's score of its means in `TREND` blocks is
-                  at least `RISES` of 45 (one in 1000 without a trend), and its later half is twice
-                  its earlier.
-constant_rate     the CUSUM of queueing.estimation.change signals at most `FEW_CHANGES` changes and
-                  all pieces of at least `PIECE` arrivals between them pass as Poisson: the rate
-                  changed. With more changes, or pieces that fail, the arrivals are not Poisson; one
-                  name, not two.
-poisson_arrivals  queueing.measurement.arrival_audit at significance `LEVEL` over the window, of
-                  its last `AUDITED` arrivals.
+                  at least `RISES` of 45 (one in 2000 without a trend, were the means independent),
+                  and the mean of its later half is more than twice that of its earlier half.
+constant_rate     fails where poisson_arrivals would, but the CUSUM of queueing.estimation.change
+                  signals at most `FEW_CHANGES` changes and all pieces of at least `PIECE` arrivals
+                  between them pass as Poisson: then only the rate changed. Without a change, with
+                  more of them, or with pieces that fail, it is not judged, and poisson_arrivals
+                  fails: one of the two names, never both.
+poisson_arrivals  fails where the last `AUDITED` arrivals of the window fail
+                  queueing.measurement.arrival_audit at significance `LEVEL`, and constant_rate does
+                  not explain that.
 independent_lengths
-                  of calls of several sequences. Fails where the intraclass correlation of their
+                  about calls of several sequences. Fails where the intraclass correlation of their
                   output lengths (queueing.estimation.lengths.within_calls) is beyond chance, and
-                  with independent lengths the predicted mean would be another one by `MATERIAL` and
-                  by `FLOOR`. The prediction draws lengths by call, so that a failure is no reason
-                  to doubt it.
+                  with independent lengths the predicted mean would differ by a share of at least
+                  `MATERIAL` and by at least `FLOOR`. The prediction draws lengths by call, so that
+                  a failure is no reason to doubt it.
 """
 
 from __future__ import annotations
@@ -78,7 +82,9 @@ RELAXATIONS, UNSETTLED = 3.0, 0.2
 
 
 def all_admitted(seen: Snapshot) -> Assumption:
-    """The queue that is predicted is that of the admitted, as if chance had chosen them."""
+    """Whether the gateway's limits refuse too few calls to matter: the prediction is for the
+    admitted calls, as if chance had chosen them.
+    """
     refused = sum(seen.refused.values())
     if not refused + seen.arrivals.size:
         return Assumption("all_admitted", None, math.nan, "no arrivals")
@@ -97,7 +103,9 @@ def all_admitted(seen: Snapshot) -> Assumption:
 
 
 def no_retries(seen: Snapshot) -> Assumption:
-    """Clients that try again make more arrivals the longer the queue is."""
+    """Whether too few arrivals are retries to matter: clients that try again make more arrivals the
+    longer the queue is.
+    """
     if not seen.arrivals.size:
         return Assumption("no_retries", None, math.nan, "no arrivals")
     share = seen.retries / seen.arrivals.size
@@ -110,7 +118,7 @@ def no_retries(seen: Snapshot) -> Assumption:
 
 
 def open_loop(seen: Snapshot) -> Assumption:
-    """Whether arrivals come whatever is in the system."""
+    """Whether arrivals come regardless of how many requests are in the system."""
     if seen.arrivals.size < FEWEST:
         return Assumption("open_loop", None, math.nan, "too few arrivals")
     met, at, number = number_in_system(seen)
@@ -135,7 +143,9 @@ def open_loop(seen: Snapshot) -> Assumption:
 
 
 def number_in_system(seen: Snapshot) -> tuple[Vector, Vector, Vector]:
-    """The number that each arrival met; the instants of all events and the number from each on."""
+    """Sequences in the system: how many each arriving call met; the instants of all arrivals and
+    departures, in order; and how many there were from each of these on.
+    """
     ends = np.where(
         np.isnan(seen.column("released_at")),
         seen.column("server_free_at"),
@@ -178,7 +188,7 @@ def constant_rate(evidence: Evidence) -> Assumption:
 
 
 def poisson_arrivals(evidence: Evidence) -> Assumption:
-    """Whether they are Poisson, between the changes of the rate if there are any."""
+    """Whether the arrivals are Poisson; between changes of the rate, where constant_rate fails."""
     why = unexplained(evidence)
     if why is not None:
         return Assumption("poisson_arrivals", None, math.nan, why)
@@ -192,15 +202,16 @@ def poisson_arrivals(evidence: Evidence) -> Assumption:
 
 
 def unexplained(evidence: Evidence) -> str | None:
-    """Why nothing is said of the arrivals as a process; None where it is."""
+    """The reason not to judge the arrivals as a process; None where they can be judged."""
     if evidence.fails("no_retries") or evidence.fails("open_loop"):
         return "explained by the clients"
     return "too few arrivals" if evidence.seen.arrivals.size < FEWEST else None
 
 
 def independent_lengths(alike: Estimate | None, mean: float | None, worth: float) -> Assumption:
-    """`alike`: None where every call is of one sequence; `mean`: predicted, seconds; `worth`: with
-    independent lengths, over it.
+    """Whether the answers to one call have independent lengths, or it does not matter. `alike` is
+    their intraclass correlation, None where every call has one sequence; `mean` the predicted mean
+    in seconds; `worth` the mean that independent lengths would give, divided by `mean`.
     """
     if alike is None:
         return not_judged("independent_lengths", "every call is of one sequence")
@@ -223,8 +234,8 @@ def independent_lengths(alike: Estimate | None, mean: float | None, worth: float
 
 
 def stable_queue(load: Estimate, delays: Vector, *, kept_finite: str | None = None) -> Assumption:
-    """Whether there is a steady state; `delays` in order of arrival, `kept_finite` by what, where
-    there is one at any load.
+    """Whether there is a steady state. `delays` are in order of arrival; `kept_finite` names what
+    keeps the queue finite at any load, if something does.
     """
     if kept_finite is not None:
         says = f"{kept_finite} keeps the queue finite"
@@ -253,11 +264,12 @@ def settled(
     waiting_before: int = 0,
     free_rate: float = math.inf,
 ) -> Assumption:
-    """Whether the window is long against what the epoch began with.
+    """Whether the window shows the steady state and not what the epoch began with.
 
-    `window` seconds of data, `since_epoch` seconds from the epoch's start to the window's start,
-    `waiting_before` requests that waited when the epoch began, `free_rate` requests/s that can be
-    served beyond those that arrive.
+    `window`: seconds of data; `since_epoch`: seconds from the epoch's start to the window's start;
+    `relaxation`: the queue's relaxation time, infinite where it is not known; `waiting_before`:
+    requests that waited when the epoch began; `free_rate`: requests/s that can be served beyond
+    those that arrive.
     """
     transient = RELAXATIONS * relaxation + (waiting_before / free_rate if waiting_before else 0.0)
     if math.isnan(transient) or math.isinf(relaxation):
@@ -273,12 +285,12 @@ def settled(
 
 
 def refusing(evidence: Evidence) -> str | None:
-    """Why nothing is said of the clients."""
+    """The reason not to judge clients and arrivals: limits of the gateway chose among the calls."""
     return "the gateway refuses a part of the calls" if evidence.fails("all_admitted") else None
 
 
 def kept_finite(evidence: Evidence, patience: float | None) -> str | None:
-    """What bounds the queue whatever arrives."""
+    """What keeps the queue finite at any load; None where nothing does."""
     if patience is not None:
         return "patience"
     return "what the gateway refuses" if evidence.fails("all_admitted") else None
@@ -293,7 +305,7 @@ FORECAST_TESTS = (
         lambda evidence, forecast: settled(
             evidence.seen.now - evidence.seen.start,
             evidence.seen.start - evidence.seen.epoch_at,
-            # a closed loop forgets sooner than the open queue whose relaxation time this is
+            # not known: a closed loop forgets sooner than the open queue whose time this is
             math.inf if evidence.fails("open_loop") else forecast.relaxation,
             waiting_before=forecast.waiting_before,
             free_rate=max(forecast.free_rate, 1e-9),

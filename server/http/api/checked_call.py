@@ -1,9 +1,10 @@
 """Checks a call: from its bytes to the requests that may join the queue.
 
 `check_call` takes its steps in the order in which a call meets them: body, JSON, number of
-sequences, names in the headers, state of the gateway, model and fields, deadlines, prompts, token
-limits, sampling, size of the answer, admission. The functions below it are these steps, in the same
-order. The first one that fails is the answer (`ApiError`), and nothing is queued.
+sequences, headers, endpoint, state of the gateway, model and fields, deadlines, prompts, token
+limits, sampling, prompts known to kill the engine, size of the answer, admission. The functions
+below it are those steps that are checked in this module, in the same order. The first step that
+fails raises the answer (`ApiError`), and nothing is queued.
 """
 
 from __future__ import annotations
@@ -68,48 +69,50 @@ from kendall.server.telemetry.cost.stages import StageTiming
 if TYPE_CHECKING:
     from kendall.server.telemetry.tracing import CallTrace
 
-# how the name of every header begins that says how a call is to be served: one look in place of one
-# for each
+# Every header that says how a call is to be served has a name with this prefix: the headers are
+# filtered once, and each reader then looks at few.
 READ = b"x-"
-_FLOW = re.compile(rb"[!-~]{1,128}")  # a name of one that is kept as it is
+_FLOW = re.compile(rb"[!-~]{1,128}")  # flow ids that are kept as they are; others are hashed
 RETRY_HEADER = b"x-stainless-retry-count"  # OpenAI's clients count their own retries in it
 # tokens and log probabilities of an answer, 200 bytes each; a sequence of the model's whole context
 # with the most of them fits in any case
 MOST_ANSWER_VALUES, MOST_LOGPROBS = 1 << 20, 20
-MOST_BAD_WORD_CHARACTERS = 1 << 16  # of all sequences of a call: vLLM tokenises them for each
+MOST_BAD_WORD_CHARACTERS = 1 << 16  # times the sequences of a call: vLLM tokenises for each
 MOST_PROMPTS = 1024  # of one call, as vLLM has it
 MOST_PARTS = 8192  # of a conversation
 MOST_AT_ONCE = 1 << 16  # characters of prompts before others have their turn
 TEXT_PART = {"type", "text"}
-# where a prefix may be reused: no answer depends on it
+# hints where a prefix may be reused: accepted and ignored, as no answer depends on them
 PART_HINTS = {"cache_control", "prompt_cache_breakpoint"}
 OTHER_PARTS = (
     *("image_url", "input_image", "image_embeds", "input_audio", "audio_url", "video_url"),
     *("file", "refusal"),
 )
-# of these, None leaves the model's default
+# a call that leaves one of these at None gets the model's own default
 SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 class Arrival(msgspec.Struct, frozen=True):
-    """One call as it came in, before anything is made of it."""
+    """A call as it arrived: its ids, its instants, who sent it and the headers that count."""
 
     call_id: str
     own_id: str | None  # the caller's name for it
-    at: float  # validated: time limits and delays count from here
-    received_at: float  # its last byte
+    at: float  # when its body had been validated: time limits and delays count from here
+    received_at: float  # when its last byte came
     retry: bool
     caller: str
-    flow: str  # whom its service counts to
-    reserved_tokens: int  # of each answer, for which memory is kept free
-    headers: Sequence[tuple[bytes, bytes]]  # that say how it is to be served
-    trace: CallTrace | None = None  # where calls are traced
+    flow: str  # to whom its service is charged
+    reserved_tokens: int  # tokens of each answer for which memory is kept free
+    headers: Sequence[tuple[bytes, bytes]]  # those that say how it is to be served
+    trace: CallTrace | None = None  # None where calls are not traced
 
     @classmethod
     def of(
         cls, gateway: Gateway, scope: Scope, prefix: str, path: str, own_id: str | None = None
     ) -> Arrival:
-        """A call that arrives now. `prefix`: of its id; `own_id`: where no header names it."""
+        """Note a call that arrives now. `prefix` begins its id; `own_id` is the caller's name for
+        it where no header gives one.
+        """
         at = gateway.now()
         headers = [header for header in scope["headers"] if header[0].startswith(READ)]
         caller, keys = scope.get(guard.CALLER, ""), len(gateway.settings.security.api_keys)
@@ -130,7 +133,7 @@ class Arrival(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """In headers and logs."""
+        """The call's name in headers and logs: the caller's, else the gateway's."""
         return self.own_id or self.call_id
 
     def choices(
@@ -145,8 +148,9 @@ class Arrival(msgspec.Struct, frozen=True):
         patience: float | None,
         **more: Any,
     ) -> list[EngineRequest]:
-        """The `n` sequences of one prompt; `first`: how many the call has before them; `asked`:
-        their tokens without the gateway's limit; `more`: further fields of the requests.
+        """Make the requests for the `n` sequences of one prompt. `first` sequences of the call
+        come before them; `asked` is their token limit without the gateway's own; `more` are further
+        fields of `EngineRequest`.
         """
         deadline = math.inf if patience is None else self.at + patience
         requests, seed = [], sampling.seed
@@ -183,7 +187,9 @@ class Arrival(msgspec.Struct, frozen=True):
         return requests
 
     def broke_off(self, gateway: Gateway, error: BaseException, sequences: int) -> None:
-        """It is not queued: its trace ends here, and its record is written where it has one."""
+        """End the trace of a call that fails before it is queued. Where it fails for a reason of
+        `EARLY`, its sequences are counted and recorded as rejected too.
+        """
         if self.trace is not None:
             self.trace.refused(error, gateway.now())
         if isinstance(error, ApiError) and error.code in EARLY:
@@ -201,18 +207,20 @@ class CallOfVllm(Protocol):
     """A call that vLLM's serving objects answer: they make its requests, and later its answer."""
 
     endpoint: ApiEndpoint
-    beyond: frozenset[str]  # fields that they serve besides the gateway's
+    beyond: frozenset[str]  # fields that vLLM serves for this call and the gateway alone does not
 
     def requests(
         self, arrival: Arrival, patience: float | None
     ) -> Coroutine[Any, Any, list[EngineRequest]]:
-        """Its sequences. Raises ApiError where vLLM or a limit refuses it."""
+        """Make one request for each of its sequences. Raises ApiError where vLLM or a limit refuses
+        the call.
+        """
 
     def for_answer(self) -> tuple[VllmCall, Dialect]:
-        """The call that writes the answer, and the dialect of its errors."""
+        """vLLM's side of the call, which writes the answer, and the dialect of its errors."""
 
     def close(self) -> None:
-        """vLLM is asked for nothing more."""
+        """End vLLM's side of the call: nothing more will be asked of it."""
 
 
 class CheckedCall(msgspec.Struct, frozen=True):
@@ -223,7 +231,7 @@ class CheckedCall(msgspec.Struct, frozen=True):
     requests: list[EngineRequest]
     timeouts: Timeouts | None
     by_vllm: CallOfVllm | None
-    timing: StageTiming | None  # of the few calls that are measured
+    timing: StageTiming | None  # only a sample of the calls is measured
 
 
 async def check_call(
@@ -233,8 +241,10 @@ async def check_call(
     model: type[Call],
     call_of_vllm: Callable[[Gateway, Call, bytes], CallOfVllm | None],
 ) -> CheckedCall:
-    """The call, admitted; it is to be submitted before anything is awaited. Raises ApiError.
-    `call_of_vllm` says which calls vLLM's serving objects answer, where the engine has them.
+    """Read, check and admit a call. The caller must submit it before it awaits anything.
+    `call_of_vllm` returns vLLM's side of a call that vLLM's serving objects answer, else None; it
+    is asked only where the engine has such objects. Raises ApiError, and ClientDisconnect where the
+    client hangs up.
     """
     body = await read_body(receive, gateway.settings.security.max_body_bytes)
     timing = gateway.metrics.own_time.begin(gateway.now) if gateway.lifecycle.ready else None
@@ -253,7 +263,7 @@ async def check_call(
             log_prompt(arrival.name, call.prompt_to_log)
         deadlines = gateway.overload.deadlines_of(arrival.headers, call.patience, call.priority)
         timeouts = timeouts_of(arrival.headers, call, gateway.settings)
-        if by_vllm is None:  # of a call to one of the two endpoints that the gateway serves itself
+        if by_vllm is None:  # a call to one of the two endpoints that the gateway serves itself
             making = requests_of(gateway, call, arrival, deadlines.patience)  # type: ignore[arg-type]
         else:
             making = by_vllm.requests(arrival, deadlines.patience)
@@ -278,8 +288,8 @@ async def check_call(
 
 
 def check_size(settings: OverloadSettings, call: Generation) -> int:
-    """The number of sequences. Raises ApiError 400 before anything is built of them: more than
-    are ever admitted.
+    """Count the sequences of a call. Raises ApiError 400, before anything is built for them, where
+    they are more than are ever admitted or have too much text in `bad_words`.
     """
     prompts = len(call.prompts) or 1 if isinstance(call, CompletionRequest) else 1
     sequences = prompts * call.n
@@ -294,8 +304,8 @@ def check_size(settings: OverloadSettings, call: Generation) -> int:
 
 
 def check_sequences(settings: OverloadSettings, sequences: int, param: str) -> None:
-    """Raises ApiError 400: a call of so many sequences is never admitted, so that a later
-    attempt is useless.
+    """Raises ApiError 400 for a call of more sequences than are ever admitted; not 429, as a later
+    attempt would be useless.
     """
     most, option = settings.max_sequences_per_call, "--max-sequences-per-call"
     if settings.max_num_queued_reqs is not None and settings.max_num_queued_reqs < most:
@@ -320,9 +330,9 @@ def is_retry(headers: Sequence[tuple[bytes, bytes]]) -> bool:
 
 
 def flow_of(headers: Sequence[tuple[bytes, bytes]], caller: str, keys: int) -> str:
-    """Whom the service of a call counts to, of a gateway with so many API keys: `caller`, its own
-    key, where there are several, as one client could else be a new flow with each call; else the
-    id that the header gives it, of a long or unprintable one a hash.
+    """To whom the service of a call is charged, in a gateway with `keys` API keys. With several
+    keys it is `caller`: if a header decided, a client could be a new flow with each call. Else it
+    is the id in the header (hashed if it is long or unprintable), or without one `caller`.
     """
     if keys > 1:
         return caller
@@ -334,7 +344,7 @@ def flow_of(headers: Sequence[tuple[bytes, bytes]], caller: str, keys: int) -> s
 
 
 def not_served(endpoint: ApiEndpoint) -> ApiError:
-    """The engine's library does not serve it."""
+    """The error for an endpoint that vLLM's serving objects answer, where the engine has none."""
     return ApiError(
         501,
         "unsupported",
@@ -348,8 +358,9 @@ def not_served(endpoint: ApiEndpoint) -> ApiError:
 def check_fields(
     settings: Settings, call: Call, body_bytes: int, served: Collection[str] = ()
 ) -> None:
-    """Raises ApiError for a field that this gateway does not serve; `served`: by vLLM, of this
-    call.
+    """Raises ApiError for a model or a field that this gateway does not serve, and for a
+    structured-output definition that is too large. `served` are further fields that vLLM serves for
+    this call.
     """
     if isinstance(call, NewerRequest):
         check_newer(settings, call)
@@ -371,7 +382,9 @@ def check_fields(
 
 
 def check_newer(settings: Settings, call: NewerRequest) -> None:
-    """Raises ApiError for a field that vLLM's endpoint would ignore."""
+    """Check the model and fields of a call to one of the newer endpoints. Raises ApiError, also
+    for a field that vLLM's endpoint would ignore.
+    """
     check_model(settings, call.model)
     check_forced(settings, call)
     given = {name: getattr(call, name) for name in call.model_fields_set}
@@ -390,9 +403,9 @@ def check_newer(settings: Settings, call: NewerRequest) -> None:
 
 
 def check_model(settings: Settings, asked: str) -> None:
-    """Raises ApiError 404."""
+    """Raises ApiError 404 for a model that this gateway does not serve."""
     if not settings.serves(asked):
-        if asked.startswith("/"):  # what errors say names no path
+        if asked.startswith("/"):  # error messages must not repeat paths
             asked = f".../{asked.rstrip('/').rsplit('/', 1)[-1]}"
         served = ", ".join(map(repr, (settings.served_model_name, *settings.served_model_aliases)))
         raise ApiError(
@@ -404,7 +417,7 @@ def check_model(settings: Settings, asked: str) -> None:
 
 
 def check_forced(settings: Settings, call: Generation) -> None:
-    """Raises ApiError 400."""
+    """Raises ApiError 400 for a forced answer length where the operator did not allow them."""
     if call.kendall_forced_output_tokens is not None and not settings.allow_forced_lengths:
         raise ApiError(
             400,
@@ -415,8 +428,8 @@ def check_forced(settings: Settings, call: Generation) -> None:
 
 
 def check_form_size(form: Structured | None, most: int, param: str | None) -> None:
-    """Raises ApiError 400: what the answer's form takes to compile grows with its size, often
-    faster.
+    """Raises ApiError 400 for a structured-output definition of more than `most` bytes: the time to
+    compile it grows at least as fast as its size.
     """
     size = 0 if form is None else len(to_json(form.value))
     if size > most:
@@ -436,14 +449,16 @@ async def requests_of(
     arrival: Arrival,
     patience: float | None,
 ) -> list[EngineRequest]:
-    """One for each prompt and choice. Raises ApiError: a prompt or a limit beyond what is served,
-    a form that the engine refuses.
+    """Make one request for each prompt and choice. A token limit above the gateway's is lowered to
+    it. Raises ApiError for a prompt or a limit that does not fit the model's context, and for
+    sampling that the engine refuses.
     """
     bounds = gateway.batcher.capabilities
     prompts = await prompts_of(gateway.tokenizer, bounds, call)
     own, most = call.client_limit, gateway.limits.max_output_tokens
     requests: list[EngineRequest] = []
-    shared: Sampling | None = None  # by the sequences of one limit: its lists may be long
+    # one object for all sequences of one limit: its lists may be long
+    shared: Sampling | None = None
     for prompt in prompts:
         room = room_of(gateway, bounds, len(prompt))
         if own is not None and own > room:
@@ -470,8 +485,9 @@ async def requests_of(
 async def prompts_of(
     engine: PromptReader, bounds: Capabilities, call: CompletionRequest | ChatRequest
 ) -> Sequence[Sequence[int]]:
-    """The token ids of each prompt, cut to length where that is asked for: the newest stay, unless
-    the right side is to go. Raises ApiError 400, or 501 for parts that are not text.
+    """The token ids of each prompt. Where truncation is asked for, the last tokens are kept, or the
+    first ones with `truncation_side` "right". Raises ApiError 400, or 501 for what is not served,
+    such as parts that are not text.
     """
     prompts: Sequence[Sequence[int]]
     try:
@@ -508,8 +524,8 @@ def refused_prompt(error: InvalidPromptError, param: str) -> ApiError:
 async def completion_tokens(
     engine: PromptReader, prompts: Sequence[str | list[int]], vocabulary: int
 ) -> list[list[int]]:
-    """The token ids of each prompt. Others have their turn in between: an engine may tokenise short
-    texts on the event loop. Raises ApiError 400, InvalidPromptError.
+    """The token ids of each prompt. Between long stretches of text it yields to other tasks, as an
+    engine may tokenise short texts on the event loop. Raises ApiError 400, InvalidPromptError.
     """
     if not 0 < len(prompts) <= MOST_PROMPTS:
         raise ApiError(
@@ -546,9 +562,9 @@ async def completion_tokens(
 async def chat_tokens(
     engine: PromptReader, messages: Sequence[ChatMessage], call: Templated
 ) -> list[int]:
-    """Token ids of a conversation. Raises ApiError, InvalidPromptError."""
+    """The token ids of a conversation. Raises ApiError, InvalidPromptError."""
     given = call.chat_template_kwargs or {}
-    if "chat_template" in given:  # a program of the client's, run here
+    if "chat_template" in given:  # a program by the client, which would run here
         raise ApiError(
             501,
             "unsupported",
@@ -599,7 +615,9 @@ def conversation(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
 
 
 def room_of(gateway: Gateway, bounds: Capabilities, prompt_tokens: int) -> int:
-    """Tokens that the context has left behind a prompt. Raises ApiError 400."""
+    """How many tokens the model's context has left after a prompt. Raises ApiError 400 for a prompt
+    that is too long.
+    """
     if prompt_tokens > (longest := bounds.longest_prompt):
         raise ApiError(
             400,
@@ -612,7 +630,7 @@ def room_of(gateway: Gateway, bounds: Capabilities, prompt_tokens: int) -> int:
 
 
 def check_prompt(prompt_tokens: int, most: int | None) -> None:
-    """Raises ApiError 400: the operator's own limit, below the model's context."""
+    """Raises ApiError 400 for a prompt above `most`, the operator's limit; None: there is none."""
     if most is not None and prompt_tokens > most:
         raise ApiError(
             400,
@@ -629,8 +647,8 @@ def check_prompt(prompt_tokens: int, most: int | None) -> None:
 
 
 def sampling_of(call: Generation, limit: int, own: Mapping[str, float]) -> Sampling:
-    """Sampling of a sequence with at most `limit` output tokens; `own`: the model's defaults."""
-    fields = call.__dict__  # a model's own look-up takes ten times as long
+    """The sampling of a sequence of at most `limit` output tokens; `own`: the model's defaults."""
+    fields = call.__dict__  # attribute access on a pydantic model takes ten times as long
     given: dict[str, Any] = {
         name: value
         for name in SAMPLING_FIELDS
@@ -664,9 +682,10 @@ async def with_sampling_checked(
     arrival: Arrival,
     patience: float | None,
 ) -> list[EngineRequest]:
-    """The requests as the engine is to have them, which is asked before anything queues; they
-    differ in limit and seed only. They arrive when their form is compiled: that is a part of their
-    validation, not of their wait. Raises ApiError 400, 429, 501 or 503.
+    """Have the engine check the sampling of the requests, where it depends on the model; one check
+    does for all, as they differ in token limit and seed only. Requests whose structured output had
+    to be compiled arrive when that is done: it is a part of their validation, not of their wait.
+    Raises ApiError 400, 429, 501 or 503.
     """
     sampling = requests[0].sampling
     if not sampling.needs_check:
@@ -704,8 +723,8 @@ async def with_sampling_checked(
 
 
 def check_answer_size(requests: Sequence[EngineRequest], context: int) -> None:
-    """Raises ApiError 400 where the answer could be larger than this gateway holds: a value is an
-    output token, or one of its log probabilities, or of the prompt's.
+    """Raises ApiError 400 where the answer could have more values than this gateway holds. Values
+    are the output tokens, their log probabilities and those of the prompt's tokens.
     """
     values = 0
     for engine_request in requests:
