@@ -79,15 +79,17 @@ def address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | Non
 
 def check_no_credentials(url: str, name: str) -> None:
     """Raises SpecError for a URL with a user name or password, which would end in files and logs,
-    without repeating it; also for one that cannot be parsed or has control characters, which is
+    and for one that cannot be parsed or has control characters. What may hold a password is not
     repeated.
     """
+    shown = f"{name} {url!r}" if "@" not in url else f"{name} with an @"
     try:
         netloc = urlsplit(url).netloc
     except ValueError as error:
-        raise SpecError(f"got {name} {url!r}: {error}; expected http://HOST:PORT") from None
+        why = "" if "@" in url else f": {error}"
+        raise SpecError(f"got {shown}{why}; expected http://HOST:PORT") from None
     if not url.isprintable():
-        raise SpecError(f"got {name} {url!r}; expected http://HOST:PORT without control characters")
+        raise SpecError(f"got {shown}; expected http://HOST:PORT without control characters")
     if "@" in netloc:
         raise SpecError(
             f"got {name} with a user name or password; expected http://HOST:PORT, with --api-key "

@@ -101,7 +101,7 @@ def _one_by_one(model: Model, arrival_rate: float) -> dict[str, Any]:
         **answered(Quantiles(queue.delay), Quantiles(queue.sojourn), 1.0, queue.load),
         "service_time": Quantiles(queue.sojourn - queue.delay),
         "assumptions": _noted(model, queue.doubt),
-        **_token_times(order, queue.delay + first, model.law.step(1)),
+        **_token_times(order, queue.delay, queue.delay + first, model.law.step(1)),
     }
 
 
@@ -132,7 +132,7 @@ def _in_slots(model: Model, arrival_rate: float) -> dict[str, Any]:
             doubt(model.slot_time, arrival_rate, model.bound, slots),
             order_doubt(ratio, slots.load, model.bound),
         ),
-        **_token_times(order, first, step),
+        **_token_times(order, slots.queueing_delay * ratio, first, step),
     }
 
 
@@ -175,22 +175,24 @@ def _of_batches(
     time, sizes = model.batch_time, range(1, largest + 1)
     first = queue.by_request(np.array([time.first_token(size) for size in sizes]))
     step = queue.by_request(np.array([time.law.step(size) for size in sizes]))
+    waited = delay.mean or 0.0
     service = queue.by_request(np.array([time.mean(size) for size in sizes]))
     return {
         **answered(delay, sojourn, queue.batch_size, queue.utilisation),
         "service_time": Quantiles(service),
-        **_token_times(order_of(model.policy), (delay.mean or 0.0) + first, step),
+        **_token_times(order_of(model.policy), waited, waited + first, step),
     }
 
 
-def _token_times(order: Order, first: float, step: float | None) -> dict[str, Any]:
-    """`first` is the mean time from arrival to first token, `step` from one token to the next. No
-    fields where a service may be interrupted between two tokens, or where the law puts the first
-    token before the arrival.
+def _token_times(order: Order, delay: float, first: float, step: float | None) -> dict[str, Any]:
+    """`first` is the mean time from arrival to first token, None where a law puts that before the
+    dispatch, `step` from one token to the next. No fields where a service may be interrupted
+    between two tokens.
     """
-    if order.preemptive or first < 0:
+    if order.preemptive:
         return {}
-    return {"time_to_first_token": Quantiles(first), "inter_token_latency": Quantiles(step)}
+    known = Quantiles(first if first >= delay else None)
+    return {"time_to_first_token": known, "inter_token_latency": Quantiles(step)}
 
 
 def cost_of_resuming(model: Model) -> str:

@@ -22,7 +22,7 @@ from kendall.loadgen.sending.client.target import Keys
 from kendall.policies.text import SpecError
 from kendall.queueing.errors import CommandError
 from kendall.queueing.measurement.record import read_run
-from kendall.remote import Trust
+from kendall.remote import Trust, check_no_credentials
 from kendall.server.operations import advise_cli
 from kendall.server.operations.calibrate import calibrate
 from tests.loadgen.failing_server import failing_server
@@ -308,6 +308,15 @@ def failure(question: Callable[[str, Trust], object], url: str, trust: Trust) ->
     with pytest.raises(Exception) as told:  # noqa: PT011
         question(url, trust)
     return str(told.value)
+
+
+@pytest.mark.parametrize("url", ["http://user:secret@[bad", "http://user:sec\x01ret@127.0.0.1:9"])
+def test_a_password_in_a_url_that_cannot_be_read_is_not_repeated(url: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        check_no_credentials(url, "--base-url")
+    assert "expected http://HOST:PORT" in str(refused.value)
+    assert "user" not in str(refused.value)
+    assert "ret" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

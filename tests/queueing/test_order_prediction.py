@@ -374,3 +374,13 @@ def test_predictor_on_the_command_line():
     assert told == plain
     wrong = CliRunner().invoke(cli.app, [*given, "--predictor", "oracle"])
     assert isinstance(wrong.exception, SpecError)
+
+
+@pytest.mark.parametrize("policy", ["single", "single:order=spjf", "dynamic:order=binned,bins=2"])
+def test_a_law_that_puts_the_first_token_before_its_dispatch_says_nothing_of_it(policy):
+    queued = Model.read(
+        policy, "uniform:low=20,high=40", "k1=0,k2=-0.05,k3=0,k4=0.01", predictor="exact"
+    )
+    found = predict_model(queued, 1.0, "exact")
+    assert found.time_to_first_token.mean is None
+    assert found.inter_token_latency.mean == pytest.approx(0.01)
