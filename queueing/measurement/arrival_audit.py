@@ -193,7 +193,7 @@ class _Stream:
             return cls(ordered, gaps, span, asked_rate, math.nan, ())
         step = resolution(instants)
         found = list(_findings(ordered, gaps, asked_rate, step))
-        return cls(ordered, gaps, span, asked_rate, step, tests_by_holm(found, significance, gaps))
+        return cls(ordered, gaps, span, asked_rate, step, holm_tests(found, significance, gaps))
 
     @property
     def reasons(self) -> tuple[str, ...]:
@@ -289,7 +289,7 @@ def _findings(
         yield "span too exact", tests.too_exact([(gaps.size, float(ordered[-1]))], asked_rate)
 
 
-def tests_by_holm(
+def holm_tests(
     found: list[tuple[str, Finding]], significance: float, gaps: FloatArray
 ) -> tuple[Test, ...]:
     """By Holm's rule: the i-th smallest of k p-values is held against significance / (k - i),

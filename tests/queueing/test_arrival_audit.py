@@ -18,8 +18,8 @@ from kendall.queueing.measurement.arrival_audit import (
     Budget,
     above_dead_time,
     audit_arrivals,
+    holm_tests,
     resolution,
-    tests_by_holm,
 )
 from kendall.queueing.measurement.arrival_tests import Finding
 from kendall.queueing.measurement.arrival_words import disease
@@ -170,9 +170,7 @@ NAMES = ("constant rate", "gap law", "longest gap", "rate")
 def test_several_tests_are_held_against_holms_levels_in_any_order(
     p_values: tuple[float, ...], rejected: int, order: tuple[int, ...]
 ) -> None:
-    judged = tests_by_holm(
-        [(NAMES[i], Finding(1.0, p_values[i])) for i in order], 0.01, np.ones(10)
-    )
+    judged = holm_tests([(NAMES[i], Finding(1.0, p_values[i])) for i in order], 0.01, np.ones(10))
     assert [test.name for test in judged] == [NAMES[i] for i in order]
     assert {test.name for test in judged if not test.holds} == set(NAMES[:rejected])
 

@@ -19,7 +19,7 @@ from kendall.queueing.control.long_run import LongRun
 from kendall.queueing.distributions.token_distribution import parse_distribution
 from kendall.queueing.estimation.arrivals import while_requests_came
 from kendall.queueing.estimation.assumptions.assumption import Assumption
-from kendall.queueing.estimation.assumptions.engine_assumptions import settled
+from kendall.queueing.estimation.assumptions.forecast_assumptions import settled
 from kendall.queueing.estimation.estimates import Estimates
 from kendall.queueing.estimation.interval import UNKNOWN, symmetric
 from kendall.queueing.estimation.lengths.lengths import lengths

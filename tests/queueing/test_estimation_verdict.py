@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from kendall.policies import parse_policy
-from kendall.queueing.control.assess import Assessment, assess, relaxation_time
+from kendall.queueing.control.assess import Assessment, assess
+from kendall.queueing.control.long_run import relaxation_time
 from kendall.queueing.distributions.token_distribution import TokenDistribution
 from kendall.queueing.estimation.assumptions.assumption import Assumption
 from kendall.queueing.estimation.assumptions.forecast_assumptions import open_loop

@@ -163,7 +163,7 @@ def test_batches_larger_than_those_that_are_tried_are_an_error_that_says_so(
     """With cv = 1 the batches of load 0.85 have a tail that no size cuts; here the largest size
     that is tried is 64.
     """
-    monkeypatch.setattr(f"queueing.models.batches.batch_chain.{most}", 64)
+    monkeypatch.setattr(f"kendall.queueing.models.batches.batch_chain.{most}", 64)
     time = BatchTime(LatencyModel(k1=1.0, k4=1e-9, cv=1.0), ONE, None, True)
     limit = "no bound is set" if bound is None else "the bound is 1000"
     with pytest.raises(

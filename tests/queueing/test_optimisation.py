@@ -22,6 +22,8 @@ from kendall.queueing.choosing.search import Optimum, choose, near_scores, near_
 from kendall.queueing.choosing.servers import fewest_servers
 from kendall.queueing.choosing.token_limit import best_token_limit
 from kendall.queueing.choosing.words import legend
+from kendall.queueing.commands.optimize_cli import print_optimum
+from kendall.queueing.commands.terminal import console
 from kendall.queueing.distributions.token_distribution import parse_distribution
 from kendall.queueing.errors import NoStableChoiceError
 from kendall.queueing.latency.law import LatencyModel
@@ -185,21 +187,15 @@ def test_the_batch_size_is_the_smallest_within_the_tolerances_wherever_the_searc
 
 
 def test_a_table_says_how_many_choices_it_does_not_show(capsys: pytest.CaptureFixture[str]) -> None:
-    code = run(
-        "--target",
-        "batch-size",
-        "--policy",
-        "capped:max_batch_size=8",
-        "--arrival-rate",
-        "30",
-        "--output-tokens",
-        "uniform:low=8,high=24",
-        "--latency",
-        "tiny",
-    )
-    assert code == 0
+    given = ["--policy", "capped:max_batch_size=8", "--arrival-rate", "30", "--latency", "tiny"]
+    lengths = ["--output-tokens", "uniform:low=8,high=24"]
+    assert run("--target", "batch-size", "--json", *given, *lengths) == 0
+    best = json.loads(capsys.readouterr().out)["best"]
+    curve = [best | {"batch_size": size} for size in range(1, 41)]
+    print_optimum(Optimum("batch-size", "delay", curve[4], curve), console())
     found = capsys.readouterr().out
-    assert re.search(r"\d+ choices were tried; --json has those that are not shown", found)
+    assert "40 choices were tried; --json has those that are not shown" in found
+    assert len(re.findall(r"^>? +\d+ ", found, re.MULTILINE)) < 30
 
 
 def test_the_best_batch_size_grows_with_the_rate_and_is_the_best_of_its_curve() -> None:
