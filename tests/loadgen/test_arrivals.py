@@ -16,7 +16,7 @@ from scipy import stats
 from kendall.policies.text import SpecError
 from kendall.queueing.arrivals.modulated import Mmpp
 from kendall.queueing.arrivals.processes import (
-    Arrivals,
+    ArrivalStream,
     Deterministic,
     FloatArray,
     Gamma,
@@ -396,7 +396,7 @@ def test_a_wrong_text_says_what_was_expected(text: str, message: str) -> None:
     ],
 )
 def test_bounds_that_give_no_end_are_refused(
-    process: Arrivals, bounds: dict[str, float], message: str
+    process: ArrivalStream, bounds: dict[str, float], message: str
 ) -> None:
     with pytest.raises(SpecError, match=message):
         process.instants(_rng(), **bounds)  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ import pytest
 from kendall.policies import parse_policy
 from kendall.policies.core import Request
 from kendall.policies.ordered import order_of
-from kendall.policies.orders.by_length import ShortestFirstRanks as ByLength
+from kendall.policies.orders.by_length import ShortestFirst as ByLength
 from kendall.queueing.distributions.token_distribution import parse_distribution
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.model import Model

@@ -23,7 +23,7 @@ from kendall.loadgen.sending.job import ClosedLoopUsers, SendOptions
 from kendall.loadgen.sending.operating_system import pin_to_gateway_cpus
 from kendall.loadgen.sending.run import run_load
 from kendall.policies import parse_policy
-from kendall.queueing.arrivals.processes import Arrivals, Poisson
+from kendall.queueing.arrivals.processes import ArrivalStream, Poisson
 from kendall.queueing.arrivals.text import at_rate, parse_arrivals
 from kendall.queueing.arrivals.timetable import Timetable, draw_prompts, draw_timetable, streams
 from kendall.queueing.distributions.token_distribution import TokenDistribution, parse_distribution
@@ -73,7 +73,7 @@ class Site:
 
     def timetable(
         self,
-        process: Arrivals,
+        process: ArrivalStream,
         seed: int,
         seconds: float | None = None,
         lengths: TokenDistribution = LENGTHS,
