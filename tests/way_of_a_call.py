@@ -77,7 +77,7 @@ def _file_of(frame: FrameType) -> str | None:
     path = Path(frame.f_code.co_filename)
     if not path.is_relative_to(ROOT):
         return None
-    file = str(path.relative_to(ROOT))
+    file = str(path.relative_to(ROOT)).removeprefix("kendall/")
     return file if file.startswith(("server/", "policies/", "queueing/")) else None
 
 

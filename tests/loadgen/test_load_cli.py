@@ -10,7 +10,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -467,7 +469,9 @@ def test_a_run_writes_its_file_unless_it_is_told_not_to(server_url: str, tmp_pat
     printed.
     """
     with pytest.MonkeyPatch.context() as clock:
-        clock.setattr(kendall.loadgen.report.files.result_files, "_now", lambda: "20260102-030405")
+        instant = datetime(2026, 1, 2, 3, 4, 5).astimezone()
+        stopped = SimpleNamespace(now=lambda _: instant)
+        clock.setattr(kendall.loadgen.report.files.result_files, "datetime", stopped)
         assert "written: runs/load-20260102-030405.jsonl" in load(server_url).stdout
         assert json.loads(load(server_url, "--json").stdout)["files"] == [
             "runs/load-20260102-030405-2.jsonl"

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from kendall.server.admission.limits import MAX_QUEUED, MAX_SEQUENCES, OverloadSettings
-from kendall.server.http import call as calls
 from kendall.server.http.api import unserved
+from kendall.server.http.api.checked_call import Arrival
 from kendall.server.queue.batcher import Batcher
 from kendall.server.runtime.wording import excerpt
 from tests.server.admission.test_admission import counted, full, leave
@@ -30,9 +30,7 @@ def test_a_small_body_that_asks_for_131072_sequences_is_refused_before_anything_
     """No prompt is tokenised, no sequence made, none recorded: not even by a gateway that
     refuses every call.
     """
-    monkeypatch.setattr(
-        calls, "engine_requests_of", lambda *_, **__: pytest.fail("sequences were built")
-    )
+    monkeypatch.setattr(Arrival, "choices", lambda *_, **__: pytest.fail("sequences were built"))
 
     async def main() -> None:
         async with running() as (app, gateway):
