@@ -90,10 +90,9 @@ def test_what_is_imported_at_run_time_is_asked_for() -> None:
         "ray",
         "torch",
         "transformers",
-        "jinja2",
         "tqdm",
         "opentelemetry",
-    }  # imported only where vLLM is installed, which brings the last three
+    }  # imported only where vLLM is installed, which brings the last two
     brought = {
         "starlette": "fastapi",
         "PIL": "matplotlib",

@@ -54,14 +54,15 @@ def answers(count: int, seed: int) -> Iterator[str]:
     """What `kendall predict` prints and exits with, in this process."""
     main = importlib.import_module("kendall.cli").main
     for line in cases(count, seed):
-        out, status = io.StringIO(), 0
+        out, err, status = io.StringIO(), io.StringIO(), 0
         asked = [*line, *(["--json"] if "--json" not in line else [])]
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             try:
                 main(["predict", *asked])
             except SystemExit as ended:
                 status = int(ended.code or 0)
-        yield f"{' '.join(asked)} -> {status} {out.getvalue().strip()}"
+        complaint = err.getvalue().strip() if status else ""  # else how long it takes
+        yield f"{' '.join(asked)} -> {status} {out.getvalue().strip()}{complaint}"
 
 
 def paths(seeds: int) -> Iterator[str]:
