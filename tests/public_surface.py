@@ -33,8 +33,9 @@ def module(name: str) -> Any:
 def flags() -> Iterator[str]:
     """Each parameter of each command."""
     cli = importlib.import_module("kendall.cli")
+    command_of = getattr(cli, "command_of", None) or cli._command  # in earlier revisions
     for name in cli.COMMANDS:
-        for each in cli._command(name).params:
+        for each in command_of(name).params:
             names = " ".join(sorted((*each.opts, *each.secondary_opts)))
             yield (
                 f"kendall {name} {names}: {each.metavar}, default {each.default!r}, "
