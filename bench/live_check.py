@@ -275,8 +275,8 @@ def thinned(
 
 
 def gains(path: Path, law: LatencyModel) -> Iterator[tuple[str, bool]]:
-    """A line for every switch of a run, and whether the interval of its predicted gain covers the
-    measured one.
+    """Yield a line for each switch of a run, and whether the interval of the predicted gain covers
+    the measured one.
     """
     requests = served(read_run(path)[1])
     numbers = sorted({request.epoch for request in requests})[-len(SWITCHES) :]

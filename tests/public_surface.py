@@ -23,7 +23,7 @@ READ = ("/admin/state", "/admin/prediction", "/admin/policy", "/admin/servers", 
 
 
 def module(name: str) -> Any:
-    """Of the product; in revisions before one name was installed, at the top level."""
+    """Import a module of the product, which earlier revisions have at the top level."""
     try:
         return importlib.import_module(f"kendall.{name}")
     except ModuleNotFoundError:
@@ -56,7 +56,7 @@ def keys(value: Any, path: str = "") -> Iterator[str]:
 
 
 def leaves(value: Any, path: str = "") -> Iterator[str]:
-    """As `keys`, with the values."""
+    """The paths of all values with the values; entries of a list are numbered."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from leaves(inner, f"{path}.{key}")
@@ -68,7 +68,9 @@ def leaves(value: Any, path: str = "") -> Iterator[str]:
 
 
 def served() -> list[str]:
-    """What a gateway says after some calls, on virtual time."""
+    """The OpenAPI document, the keys of READ and the metrics of a gateway after some calls, on
+    virtual time.
+    """
     asgi = importlib.import_module("tests.server.asgi")
 
     async def ask() -> list[str]:

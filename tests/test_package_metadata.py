@@ -21,7 +21,10 @@ ROOT = Path(__file__).resolve().parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT: dict[str, Any] = PYPROJECT["project"]
 CITATION: dict[str, Any] = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-PACKAGES = ("kendall", "policies", "queueing", "server", "loadgen")  # folders of the wheel
+PACKAGES = (  # folders of the wheel
+    "kendall",
+    *(path.name for path in (ROOT / "kendall").iterdir() if path.is_symlink()),
+)
 ONLY_FOR_TESTS = ("tests", "bench", "grafana")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
 import zipfile
@@ -14,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from kendall.loadgen.gateway.gateway_process import free_port
 from tests.eventually import eventually_here
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -55,6 +55,12 @@ def test_the_wheel_has_one_top_level_package(wheel: Path) -> None:
         assert {f"kendall/{path}" for path in product} <= set(names)
 
 
+def test_the_wheel_says_that_it_is_typed(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    assert "kendall/py.typed" in names, "without it a user's mypy sees Any"
+    assert "kendall/api.py" in names
+
+
 def test_modules_of_the_same_names_beside_a_script_break_nothing(
     environment: dict[str, str], beside: Path
 ) -> None:
@@ -91,7 +97,7 @@ def test_kendall_predict_works_there(environment: dict[str, str], beside: Path) 
 
 
 def test_kendall_serve_works_there(environment: dict[str, str], beside: Path) -> None:
-    url = f"http://127.0.0.1:{(port := free_port())}"
+    url = f"http://127.0.0.1:{(port := free_port(0))}"
     asked = f"serve tiny --engine emulated --port {port}"
     with (
         (beside / "log").open("wb") as log,
@@ -110,12 +116,6 @@ def test_kendall_serve_works_there(environment: dict[str, str], beside: Path) ->
         finally:
             gateway.terminate()
     assert gateway.returncode == 0, (beside / "log").read_text()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        port: int = sock.getsockname()[1]
-    return port
 
 
 def is_ready(url: str) -> bool:

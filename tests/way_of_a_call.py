@@ -73,7 +73,7 @@ def _is_property(frame: FrameType) -> bool:
 
 
 def _file_of(frame: FrameType) -> str | None:
-    """Of the product; None elsewhere."""
+    """The file of a function of the product; None elsewhere."""
     path = Path(frame.f_code.co_filename)
     if not path.is_relative_to(ROOT):
         return None
@@ -82,7 +82,7 @@ def _file_of(frame: FrameType) -> str | None:
 
 
 async def way_of(path: str) -> Way:
-    """Of a second call: the first imports, and is measured."""
+    """The way of a second call; the first one imports modules."""
     way = Way()
     async with running() as (app, _):
         await call(app, "POST", path, CALLS[path])

@@ -161,7 +161,7 @@ class RunFile:
     def cells(
         self, senders: Sequence[RunFile], asked: TheoryInputs
     ) -> list[tuple[ReportCell, ComparedSample]]:
-        """One for every policy and epoch. Raises SpecError."""
+        """Compare each policy and epoch of the file; one cell for each. Raises SpecError."""
         sent = [record for sender in senders for record in sender.records]
         configured = self.header.configuration
         for sender in senders:  # the gateway does not know what its clients predict with

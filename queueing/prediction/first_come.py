@@ -10,15 +10,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
-
 from kendall.policies.fixed import Fixed
 from kendall.policies.immediate import Capped, Continuous, Dynamic, Elastic, Single
 from kendall.queueing.errors import NotConvergedError
-from kendall.queueing.latency.batch_time import BatchTime
 from kendall.queueing.latency.service_time import ServiceTime
 from kendall.queueing.model import Model
-from kendall.queueing.models.batches.batch_chain import BatchQueue, solve_batch_chain
+from kendall.queueing.models.batches.batch_chain import solve_batch_chain
 from kendall.queueing.models.batches.batch_delay import batch_quantiles
 from kendall.queueing.models.batches.call_chain import solve_call_chain
 from kendall.queueing.models.batches.calls import Calls
@@ -32,7 +29,7 @@ from kendall.queueing.models.mgc import solve_servers
 from kendall.queueing.models.slots.continuous import doubt, solve_continuous
 from kendall.queueing.models.tandem import is_exact, solve_tandem
 from kendall.queueing.prediction.bounds import is_renewal, two_moments
-from kendall.queueing.prediction.solver import IN_DOUBT, Solver, answered, token_times
+from kendall.queueing.prediction.solver import IN_DOUBT, Solver, answered, of_batches, token_times
 from kendall.queueing.result import MEANLESS, Mean, Quantiles, Station
 from kendall.queueing.simulation.simulated_means import no_second_moment
 
@@ -179,9 +176,9 @@ def _batches(model: Model, arrival_rate: float) -> dict[str, Any]:
     bound = None if model.bound is None else model.bound // size
     queue = solve_batch_chain(time, arrival_rate, bound)
     delay, sojourn = batch_quantiles(time, arrival_rate, queue, model.levels)
-    return _of_batches(
-        model, time, queue, batch_size=queue.batch_size * size, delay=delay, sojourn=sojourn
-    )
+    return of_batches(model, time, queue, delay, sojourn) | {
+        "batch_size": Mean(queue.batch_size * size)
+    }
 
 
 def _covers_calls(model: Model) -> tuple[str, ...]:
@@ -197,28 +194,7 @@ def _calls(model: Model, arrival_rate: float) -> dict[str, Any]:
     time = model.batch_time
     queue = solve_call_chain(time, Calls.of(arrival_rate, model.sequences), model.bound)
     delay, sojourn = Quantiles(queue.queueing_delay), Quantiles(queue.sojourn_time)
-    return _of_batches(
-        model, time, queue, batch_size=queue.batch_size, delay=delay, sojourn=sojourn
-    )
-
-
-def _of_batches(
-    model: Model,
-    time: BatchTime,
-    queue: BatchQueue,
-    *,
-    batch_size: float,
-    delay: Quantiles,
-    sojourn: Quantiles,
-) -> dict[str, Any]:
-    sizes = range(1, queue.largest + 1)
-    first = queue.by_request(np.array([time.first_token(b) for b in sizes]))
-    step = (
-        queue.by_request(np.array([time.step(b) for b in sizes])) if model.policy.padded else None
-    )  # an unpadded batch shrinks: it has no one step time
-    service = queue.by_request(np.array([time.mean(b) for b in sizes]))
-    answer = answered(delay, sojourn, batch_size, queue.utilisation)
-    return answer | token_times(delay, first, step) | {"service_time": Quantiles(service)}
+    return of_batches(model, time, queue, delay, sojourn)
 
 
 def _covers_fixed(model: Model) -> tuple[str, ...]:

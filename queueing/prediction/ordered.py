@@ -26,17 +26,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from kendall.policies.immediate import Continuous, Dynamic, Single
 from kendall.policies.ordered import in_arrival_order, order_of
 from kendall.policies.orders.by_length import Binned
-from kendall.policies.orders.order import Order
 from kendall.queueing.errors import OutOfReachError
 from kendall.queueing.model import Model, token_limit
-from kendall.queueing.models.batches.batch_chain import BatchQueue, solve_batch_chain
+from kendall.queueing.models.batches.batch_chain import solve_batch_chain
 from kendall.queueing.models.batches.batch_delay import batch_quantiles
-from kendall.queueing.models.batches.bin_chain import BinnedQueue, solve_bin_chain
+from kendall.queueing.models.batches.bin_chain import solve_bin_chain
 from kendall.queueing.models.batches.binned import bins_of
 from kendall.queueing.models.slots.continuous import doubt, solve_continuous
 from kendall.queueing.models.soap.predictor_text import NO_PREDICTION
@@ -47,7 +44,7 @@ from kendall.queueing.models.soap.token_orders import (
     is_solved,
     solve_in_tokens,
 )
-from kendall.queueing.prediction.solver import IN_DOUBT, Solver, answered
+from kendall.queueing.prediction.solver import IN_DOUBT, Solver, answered, of_batches, token_times
 from kendall.queueing.result import Quantiles
 
 EXACT_BINS = 2
@@ -96,12 +93,14 @@ def _one_by_one(model: Model, arrival_rate: float) -> dict[str, Any]:
     order = order_of(model.policy)
     service = TokenService.alone(model.law, model.output_tokens, token_limit(model))
     queue = solve_in_tokens(order, service, arrival_rate, model.servers, model.predictor)
-    first = model.batch_time.first_token(1)
+    delay, tokens = Quantiles(queue.delay), dict[str, Any]()
+    if not order.preemptive:  # else a service may be interrupted between two tokens
+        tokens = token_times(delay, model.batch_time.first_token(1), model.law.step(1))
     return {
-        **answered(Quantiles(queue.delay), Quantiles(queue.sojourn), 1.0, queue.load),
+        **answered(delay, Quantiles(queue.sojourn), 1.0, queue.load),
         "service_time": Quantiles(queue.sojourn - queue.delay),
         "assumptions": _noted(model, queue.doubt),
-        **_token_times(order, queue.delay, queue.delay + first, model.law.step(1)),
+        **tokens,
     }
 
 
@@ -117,11 +116,11 @@ def _in_slots(model: Model, arrival_rate: float) -> dict[str, Any]:
     slots = solve_continuous(model.slot_time, arrival_rate, model.bound)
     service = TokenService.in_slots(model.slot_time, model.bound, token_limit(model))
     ratio = delay_ratio(order, service, slots.load, model.predictor)
-    saved = slots.queueing_delay * (1 - ratio)
-    first, step = slots.time_to_first_token - saved, slots.inter_token_latency
+    delay, saved = slots.queueing_delay * ratio, slots.queueing_delay * (1 - ratio)
+    first = slots.time_to_first_token - saved
     return {
         **answered(
-            Quantiles(slots.queueing_delay * ratio),
+            Quantiles(delay),
             Quantiles(slots.sojourn_time - saved),
             slots.batch_size,
             slots.utilisation,
@@ -132,7 +131,8 @@ def _in_slots(model: Model, arrival_rate: float) -> dict[str, Any]:
             doubt(model.slot_time, arrival_rate, model.bound, slots),
             order_doubt(ratio, slots.load, model.bound),
         ),
-        **_token_times(order, slots.queueing_delay * ratio, first, step),
+        "time_to_first_token": Quantiles(first if first >= delay else None),
+        "inter_token_latency": Quantiles(slots.inter_token_latency),
     }
 
 
@@ -153,46 +153,16 @@ def _in_bins(model: Model, arrival_rate: float) -> dict[str, Any]:
     if len(bins) == 1:
         one = solve_batch_chain(time, arrival_rate, bound)
         delay, sojourn = batch_quantiles(time, arrival_rate, one, model.levels)
-        return _of_batches(model, one, one.largest, delay, sojourn)
+        return of_batches(model, time, one, delay, sojourn)
     several = solve_bin_chain(time, arrival_rate, bins)
     if bound is not None and float(several.sizes[bound:].sum()) > _NEGLIGIBLE:
         raise OutOfReachError(f"batches from bins that reach the engine's bound of {bound}")
     delay, sojourn = Quantiles(several.queueing_delay), Quantiles(several.sojourn_time)
-    found = _of_batches(model, several, len(several.sizes), delay, sojourn)
+    found = of_batches(model, time, several, delay, sojourn)
     if len(bins) <= EXACT_BINS:
         return found
     note = "approximation of the requests that a batch leaves: within 4 % of simulation"
     return found | {"assumptions": (*model.assumptions, note)}
-
-
-def _of_batches(
-    model: Model,
-    queue: BatchQueue | BinnedQueue,
-    largest: int,
-    delay: Quantiles,
-    sojourn: Quantiles,
-) -> dict[str, Any]:
-    time, sizes = model.batch_time, range(1, largest + 1)
-    first = queue.by_request(np.array([time.first_token(size) for size in sizes]))
-    step = queue.by_request(np.array([time.law.step(size) for size in sizes]))
-    waited = delay.mean or 0.0
-    service = queue.by_request(np.array([time.mean(size) for size in sizes]))
-    return {
-        **answered(delay, sojourn, queue.batch_size, queue.utilisation),
-        "service_time": Quantiles(service),
-        **_token_times(order_of(model.policy), waited, waited + first, step),
-    }
-
-
-def _token_times(order: Order, delay: float, first: float, step: float | None) -> dict[str, Any]:
-    """`first` is the mean time from arrival to first token, None where a law puts that before the
-    dispatch, `step` from one token to the next. No fields where a service may be interrupted
-    between two tokens.
-    """
-    if order.preemptive:
-        return {}
-    known = Quantiles(first if first >= delay else None)
-    return {"time_to_first_token": known, "inter_token_latency": Quantiles(step)}
 
 
 def cost_of_resuming(model: Model) -> str:

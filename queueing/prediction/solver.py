@@ -6,7 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from kendall.queueing.latency.batch_time import BatchTime
 from kendall.queueing.model import Model
+from kendall.queueing.models.batches.batch_chain import BatchQueue
+from kendall.queueing.models.batches.bin_chain import BinnedQueue
 from kendall.queueing.result import Mean, Quantiles
 
 IN_DOUBT = "approximation in doubt: "  # how the assumption begins that says why
@@ -26,7 +31,7 @@ class Solver:
 def answered(
     delay: Quantiles, sojourn: Quantiles, batch_size: float, utilisation: float | None
 ) -> dict[str, Any]:
-    """What every solver says."""
+    """The fields that every solver fills."""
     return {
         "queueing_delay": delay,
         "sojourn_time": sojourn,
@@ -43,3 +48,21 @@ def token_times(delay: Quantiles, first: float, step: float | None) -> dict[str,
     """
     arrived = None if first < 0 or delay.mean is None else delay.mean + first
     return {"time_to_first_token": Quantiles(arrived), "inter_token_latency": Quantiles(step)}
+
+
+def of_batches(
+    model: Model,
+    time: BatchTime,
+    queue: BatchQueue | BinnedQueue,
+    delay: Quantiles,
+    sojourn: Quantiles,
+) -> dict[str, Any]:
+    """The fields of a queue of batches; `time` is that of its batches."""
+    sizes = range(1, queue.largest + 1)
+    first = queue.by_request(np.array([time.first_token(size) for size in sizes]))
+    step = None  # an unpadded batch shrinks: it has no one step time
+    if model.policy.padded:
+        step = queue.by_request(np.array([time.step(size) for size in sizes]))
+    service = queue.by_request(np.array([time.mean(size) for size in sizes]))
+    answer = answered(delay, sojourn, queue.batch_size, queue.utilisation)
+    return answer | token_times(delay, first, step) | {"service_time": Quantiles(service)}

@@ -15,10 +15,10 @@ import io
 import itertools
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
+from tests.public_surface import module
 from tests.queueing.predict_fuzz import cases
 
 LAW = "k1=0.001,k2=0.01,k3=0.0002,k4=0.004,cv=0.1,turnaround=0.001"
@@ -51,7 +51,7 @@ REQUESTS, LOAD = 1500, 0.8
 
 
 def answers(count: int, seed: int) -> Iterator[str]:
-    """What `kendall predict` prints and exits with, in this process."""
+    """The output and exit status of `kendall predict`, in this process."""
     main = importlib.import_module("kendall.cli").main
     for line in cases(count, seed):
         out, err, status = io.StringIO(), io.StringIO(), 0
@@ -87,14 +87,6 @@ def paths(seeds: int) -> Iterator[str]:
             for name in ("arrived_at", "dispatched_at", "released_at", "batch_id", "server_id"):
                 digest.update(np.ascontiguousarray(getattr(run, name)).tobytes())
             yield f"{text} on {servers}, seed {seed}: {digest.hexdigest()[:16]}"
-
-
-def module(name: str) -> Any:
-    """Of the product; in revisions before one name was installed, at the top level."""
-    try:
-        return importlib.import_module(f"kendall.{name}")
-    except ModuleNotFoundError:
-        return importlib.import_module(name)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -72,8 +72,8 @@ class ResultFiles:
         ]
 
     def reserved(self) -> ResultFiles:
-        """Reserve a run file that nobody else writes where its name is the time. Raises
-        LoadError where it cannot be written.
+        """Check that the run file can be written; one that is named by the time is created, so
+        that no other run takes the same name. Raises LoadError.
         """
         if self.run is None:
             return self

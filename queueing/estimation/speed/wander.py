@@ -69,8 +69,8 @@ class BlockSpeeds:
         return np.array([self.likelihoods_of(float(tau)) for tau in taus])
 
     def likelihoods_of(self, tau: float) -> Vector:
-        """Log likelihood for every sigma, the mean estimated and integrated out (restricted
-        likelihood).
+        """The log likelihood at each sigma of `SIGMAS`, with the mean estimated and integrated out
+        (restricted likelihood).
 
         In units of the noise, N^-1/2 (sigma^2 R + N) N^-1/2 = U (sigma^2 Lambda + 1) U^T: one
         eigenvalue problem serves all sigmas.

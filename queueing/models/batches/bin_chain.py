@@ -68,6 +68,11 @@ class BinnedQueue:
     sizes: Vector
     residual: float  # what the two laws miss, relative
 
+    @property
+    def largest(self) -> int:
+        """Requests in the largest batch that is counted."""
+        return len(self.sizes)
+
     def by_request(self, values: Vector) -> float:
         """The mean over requests of what depends on their batch's size, `values[m - 1]`."""
         members = self.sizes * np.arange(1.0, len(self.sizes) + 1)
