@@ -50,7 +50,7 @@ class InThisProcess:
 
 @pytest.fixture(autouse=True)
 def predictor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model, "Predictor", InThisProcess)
+    monkeypatch.setattr(model, "PredictorClient", InThisProcess)
     monkeypatch.setattr(predicting, "_memory", predicting._Memory())
 
 

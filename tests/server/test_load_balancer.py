@@ -25,7 +25,7 @@ RATE = 60.0  # requests/s of 32 tokens: a load of about 0.7 at two servers
 
 @pytest.fixture(autouse=True)
 def predictor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model, "Predictor", InThisProcess)
+    monkeypatch.setattr(model, "PredictorClient", InThisProcess)
     monkeypatch.setattr(predicting, "_memory", predicting._Memory())
 
 

@@ -19,7 +19,7 @@ from tests.server.test_load_balancer import asked, serving
 
 @pytest.fixture(autouse=True)
 def predictor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model, "Predictor", InThisProcess)
+    monkeypatch.setattr(model, "PredictorClient", InThisProcess)
     monkeypatch.setattr(predicting, "_memory", predicting._Memory())
 
 
