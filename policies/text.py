@@ -155,7 +155,10 @@ def one_of(flag: str, value: str, literal: Any) -> Any:
     """The value, which is one of a Literal's. Raises SpecError."""
     known = get_args(literal)
     if value not in known:
-        raise SpecError(f"got {flag} {value!r}; expected {', '.join(known[:-1])} or {known[-1]}")
+        raise SpecError(
+            f"got {flag} {value!r}; expected {', '.join(known[:-1])} or "
+            f"{known[-1]}{suggest(value, known)}"
+        )
     return value
 
 

@@ -8,11 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from kendall.options import option, secret
+from kendall.policies.durations import Duration
+from kendall.queueing.measurement.paths import FileToWrite
 from kendall.server.admission.limits import OverloadSettings
-from kendall.server.runtime.field_marks import RELOADED
 from kendall.server.runtime.logs import LogSettings
+from kendall.server.runtime.option_panels import Panel
 from kendall.server.security.settings import SecuritySettings
-from kendall.server.supervision.settings import SupervisionSettings
+from kendall.server.supervision.settings import MOST_REPLICAS, SupervisionSettings
 
 AutopilotMode = Literal["off", "advise", "act"]
 EngineName = Literal["auto", "vllm", "emulated", "http", "ray"]
@@ -23,50 +26,226 @@ UnknownFields = Literal["refuse", "ignore"]
 class Settings:
     """Flags of `kendall serve`; seconds and tokens."""
 
-    model: str
-    served_model_name: str  # the one that answers carry
+    model: str = "tiny"
+    served_model_name: str = ""  # the one that answers carry
     served_model_aliases: tuple[str, ...] = ()  # further names that requests may use
-    host: str = "127.0.0.1"
-    port: int = 8080
-    engine: EngineName = "auto"
-    replicas: int = 1  # engines of this kind, each one server of the queue
-    ray_address: str | None = None  # of a cluster; None: a Ray of its own on this machine
-    engine_url: tuple[str, ...] = ()  # of the servers behind, for the http engine
-    engine_api_key: str | None = field(default=None, repr=False)  # that they ask for
-    tokenizer: Path | None = None  # counts prompts where they do not
-    policy: str = "continuous"
-    max_output_tokens: int | None = None
-    reserved_tokens: int | None = None  # of an answer, for which memory is kept free
-    patience: float | None = field(default=None, metadata=RELOADED)
-    request_timeout: float | None = None  # from the arrival to the end of the answer
-    first_token_timeout: float | None = None  # from the arrival to the first token
-    latency: str | None = None  # law or profile for predictions, and for the emulated engine
-    calibrate: bool = False  # measure the law before serving
-    record_file: Path | None = None
-    otlp_traces_endpoint: str | None = None  # where traces of calls go
-    allow_forced_lengths: bool = False
-    unknown_fields: UnknownFields = "refuse"  # of requests: names that neither OpenAI nor vLLM has
-    prediction_interval: float = 5.0  # 0 switches the live prediction off
-    what_if_interval: float = 60.0  # seconds between looks at every other policy
-    prediction_window: float = 300.0  # seconds that estimates and observation go back, at most
-    state_file: Path | None = None  # where law and estimates survive a restart
-    autopilot: AutopilotMode = "off"
-    autopilot_policies: tuple[
-        str, ...
-    ] = ()  # what it may choose from; none: the kind of policy stays
-    max_clipped_fraction: float = 0.05  # of the answers, by a token limit that autopilot chooses
-    idle_probes: bool = False  # measure the law's shape while nothing is there to serve
-    # seconds that requests are accepted after SIGTERM, while /ready answers 503
-    shutdown_delay: float = 0.0
-    shutdown_timeout: float = 30.0
+    host: str = option(Panel.LISTENING, "Address to listen on.", default="127.0.0.1")
+    port: int = option(
+        Panel.LISTENING, "Port to listen on (0: any free port).", default=8080, min=0, max=65535
+    )
+    engine: EngineName = option(
+        Panel.ENGINE,
+        "Engine: auto (vllm if installed, else emulated) | vllm | emulated | http | ray.",
+        default="auto",
+    )
+    replicas: int = option(
+        Panel.ENGINE,
+        (
+            "Number of engines to start, each one server of the one queue; PUT /admin/servers "
+            "changes it if it is 2 or more."
+        ),
+        default=1,
+        min=1,
+        max=MOST_REPLICAS,
+    )
+    ray_address: str | None = option(
+        Panel.ENGINE,
+        (
+            "Address of a Ray cluster for --engine ray, HOST:PORT or auto (the one of this "
+            "machine). Default: a Ray of its own."
+        ),
+    )
+    engine_url: tuple[str, ...] = option(
+        Panel.BEHIND,
+        (
+            "URL of a server with OpenAI's API behind the gateway; repeatable, all with the same "
+            "models."
+        ),
+        default=(),
+    )
+    engine_api_key: str | None = secret(
+        Panel.BEHIND,
+        "Key sent to the servers of --engine-url as a bearer token, and to no other origin.",
+    )
+    tokenizer: Path | None = option(
+        Panel.BEHIND,
+        (
+            "Tokenizer that counts prompts where the servers behind do not: a tokenizer.json, a "
+            "folder with one, or a model name. Default: estimated from their usage."
+        ),
+    )
+    policy: str = option(
+        Panel.QUEUE, "Batching policy, for example capped:max_batch_size=8.", default="continuous"
+    )
+    max_output_tokens: int | None = option(
+        Panel.QUEUE,
+        (
+            "Largest number of output tokens per request; longer answers are clipped. Default: "
+            "only the client's limit."
+        ),
+        min=1,
+    )
+    reserved_tokens: int | None = option(
+        Panel.ENGINE,
+        (
+            "Output tokens for which KV memory is kept free when a request starts. Beyond them "
+            "vLLM may have to interrupt requests and compute them again. Default: the token limit "
+            "of the request where the memory holds --max-num-seqs contexts, else half of an equal "
+            "share of the memory."
+        ),
+        min=1,
+    )
+    patience: float | None = option(
+        Panel.QUEUE,
+        (
+            "Longest wait in the queue; a request that waits longer is answered with 429. Default: "
+            "no limit."
+        ),
+        reloaded=True,
+        parser=Duration(0.001),
+    )
+    request_timeout: float | None = option(
+        Panel.QUEUE,
+        (
+            "Longest time from the arrival of a request to the end of its answer; after that it "
+            "fails with 504. Default: no limit."
+        ),
+        parser=Duration(0.001),
+    )
+    first_token_timeout: float | None = option(
+        Panel.QUEUE,
+        (
+            "Longest time from the arrival of a request to its first token; after that it fails "
+            "with 504. Default: no limit."
+        ),
+        parser=Duration(0.001),
+    )
+    latency: str | None = option(
+        Panel.MODEL,
+        (
+            "Latency law (k1=..,k2=..,k3=..,k4=.. in seconds) or profile; predictions use it, the "
+            "emulated engine follows it."
+        ),
+    )
+    calibrate: bool = option(
+        Panel.MODEL,
+        "Measure the engine's latency law before serving; requests wait until it is done.",
+        "--calibrate",
+        default=False,
+    )
+    record_file: Path | None = option(
+        Panel.LOGS,
+        (
+            "Write one JSON line per finished request to this file; an existing file is renamed. "
+            "Default: none."
+        ),
+        parser=FileToWrite("gateway.jsonl", tried=False),
+    )
+    otlp_traces_endpoint: str | None = option(
+        Panel.LOGS,
+        "Send an OpenTelemetry trace of every call to this URL (vLLM's name). Default: none.",
+    )
+    allow_forced_lengths: bool = option(
+        Panel.LOGS,
+        (
+            "Accept the request field with which `kendall load` forces output lengths (for "
+            "experiments)."
+        ),
+        default=False,
+    )
+    unknown_fields: UnknownFields = option(
+        Panel.LISTENING,
+        (
+            "Request fields that neither OpenAI nor vLLM defines: refuse (400) | ignore. Fields "
+            "that they define and Kendall does not support get 501."
+        ),
+        default="refuse",
+    )
+    prediction_interval: float = option(
+        Panel.MODEL,
+        "Time between live predictions (0: no live prediction).",
+        default=5.0,
+        parser=Duration(),
+    )
+    what_if_interval: float = option(
+        Panel.MODEL,
+        "Time between predictions for the other policies.",
+        default=60.0,
+        parser=Duration(1.0),
+    )
+    prediction_window: float = option(
+        Panel.MODEL,
+        "Length of the window over which delays are observed and estimates are made.",
+        default=300.0,
+        parser=Duration(10.0),
+    )
+    state_file: Path | None = option(
+        Panel.MODEL,
+        "File that keeps the latency law and the estimates across restarts. Default: none.",
+        parser=FileToWrite("state.json", tried=False),
+    )
+    autopilot: AutopilotMode = option(
+        Panel.AUTOPILOT,
+        "off | advise (log the changes it would make) | act (change policy and token limit).",
+        default="off",
+    )
+    autopilot_policies: tuple[str, ...] = option(
+        Panel.AUTOPILOT,
+        (
+            "Policy that the autopilot may choose; repeatable. Default: the policy in force, with "
+            "any batch size."
+        ),
+        default=(),
+    )
+    max_clipped_fraction: float = option(
+        Panel.AUTOPILOT,
+        "Largest fraction of answers that a token limit set by the autopilot may clip.",
+        default=0.05,
+        min=0,
+        max=0.999,
+    )
+    idle_probes: bool = option(
+        Panel.MODEL,
+        "Measure the latency law while the engine is idle.",
+        "--idle-probes",
+        default=False,
+    )
+    shutdown_delay: float = option(
+        Panel.FAILURES,
+        "Time after SIGTERM during which requests are still accepted while /ready answers 503.",
+        default=0.0,
+        parser=Duration(),
+    )
+    shutdown_timeout: float = option(
+        Panel.FAILURES,
+        "Time that requests in service have to finish after SIGTERM.",
+        default=30.0,
+        parser=Duration(),
+    )
     security: SecuritySettings = field(default_factory=SecuritySettings)
     logs: LogSettings = field(default_factory=LogSettings)
     supervision: SupervisionSettings = field(default_factory=SupervisionSettings)
     overload: OverloadSettings = field(default_factory=OverloadSettings)
-    # as vLLM has them: parsers of tool calls and reasoning in the model's text
-    enable_auto_tool_choice: bool = False
-    tool_call_parser: str | None = None
-    reasoning_parser: str | None = None
+    enable_auto_tool_choice: bool = option(
+        Panel.TOOLS,
+        "Let the model decide whether it calls tools (vLLM's name); needs --tool-call-parser.",
+        "--enable-auto-tool-choice",
+        default=False,
+    )
+    tool_call_parser: str | None = option(
+        Panel.TOOLS,
+        (
+            "Parser of the model's tool calls, by vLLM's name, for example hermes. Default: none, "
+            "and calls that may use tools are refused."
+        ),
+    )
+    reasoning_parser: str | None = option(
+        Panel.TOOLS,
+        (
+            "Parser that separates reasoning from the answer, by vLLM's name, for example qwen3. "
+            "Default: none."
+        ),
+    )
     engine_args: dict[str, Any] = field(default_factory=dict)
 
     @property

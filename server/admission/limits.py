@@ -5,12 +5,14 @@ queue, and on the size of one call.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from kendall.policies.text import SpecError
+from kendall.options import option
+from kendall.policies.durations import Duration
+from kendall.policies.text import CommaList, SpecError
 from kendall.queueing.measurement.slo import PREDICTED, read_slo, split_slos
 from kendall.queueing.result import Quantity
-from kendall.server.runtime.field_marks import RELOADED
+from kendall.server.runtime.option_panels import Panel
 
 # sequences: a waiting call holds 17 KiB (measured flat to 8,000 calls), so that the queue stays
 # below 150 MiB
@@ -37,28 +39,104 @@ class OverloadSettings:
     """Flags of `kendall serve`; seconds, requests and tokens. Raises SpecError."""
 
     # sequences without an answer, waiting or in service, as vLLM counts them; None: no bound
-    max_num_queued_reqs: int | None = field(default=MAX_QUEUED, metadata=RELOADED)
+    max_num_queued_reqs: int | None = option(
+        Panel.OVERLOAD,
+        (
+            "Largest number of sequences waiting or in service (vLLM's name); a request with n "
+            "answers counts n times (0: no limit)."
+        ),
+        default=MAX_QUEUED,
+        reloaded=True,
+        none=0,
+        min=0,
+    )
     # prompts x n
-    max_sequences_per_call: int = field(default=MAX_SEQUENCES, metadata=RELOADED)
+    max_sequences_per_call: int = option(
+        Panel.OVERLOAD,
+        "Largest number of sequences in one call, prompts times n; larger calls get 400.",
+        default=MAX_SEQUENCES,
+        reloaded=True,
+        min=1,
+    )
     # prompt tokens that wait; at or above it nothing more is taken
-    max_num_queued_tokens: int | None = field(default=None, metadata=RELOADED)
+    max_num_queued_tokens: int | None = option(
+        Panel.OVERLOAD,
+        "Reject requests while this many prompt tokens wait (vLLM's name). Default: no limit.",
+        reloaded=True,
+        min=1,
+    )
     # of queue_full, slo_unattainable and queue_timeout
-    overload_status: int = field(default=429, metadata=RELOADED)
+    overload_status: int = option(
+        Panel.OVERLOAD,
+        "HTTP status for rejected requests and for requests whose patience ran out: 429 or 503.",
+        default=429,
+        reloaded=True,
+    )
     # admit while the model says it holds, for example p99_queueing_delay=2s
-    slo: str | None = field(default=None, metadata=RELOADED)
-    queue_events: bool = False  # a stream's headers leave at once, and comments tell its place
+    slo: str | None = option(
+        Panel.OVERLOAD,
+        (
+            "Reject requests predicted to miss this objective, for example p99_queueing_delay=2s "
+            "or p95_sojourn_time=10s."
+        ),
+        reloaded=True,
+        parser=CommaList(),
+    )
+    queue_events: bool = option(
+        Panel.STREAMS,
+        "Send a stream's headers at once and its place in the queue as SSE comments.",
+        "--queue-events",
+        default=False,
+    )
     # seconds without a byte after which a stream gets a comment; 0: none
-    sse_keep_alive_interval: float = 0.0
-    adaptive_concurrency: bool = False
+    sse_keep_alive_interval: float = option(
+        Panel.STREAMS,
+        "Send an SSE comment after this long without a byte (0: never).",
+        default=0.0,
+        parser=Duration(),
+    )
+    adaptive_concurrency: bool = option(
+        Panel.OVERLOAD,
+        "Adapt the limit on sequences in the system to the observed queueing delay (AIMD).",
+        "--adaptive-concurrency",
+        default=False,
+    )
     # requests per second of one API key
-    rate_limit: float | None = field(default=None, metadata=RELOADED)
+    rate_limit: float | None = option(
+        Panel.OVERLOAD, "Requests per second allowed per API key. Default: no limit.", reloaded=True
+    )
     # prompt and output tokens per second of one API key
-    rate_limit_tokens: float | None = field(default=None, metadata=RELOADED)
+    rate_limit_tokens: float | None = option(
+        Panel.OVERLOAD,
+        "Prompt and output tokens per second allowed per API key. Default: no limit.",
+        reloaded=True,
+    )
     # seconds of either rate that may come at once
-    rate_limit_burst: float = field(default=10.0, metadata=RELOADED)
+    rate_limit_burst: float = option(
+        Panel.OVERLOAD,
+        "Burst that the rate limits allow, as the time in which they admit that much.",
+        default=10.0,
+        reloaded=True,
+        parser=Duration(),
+    )
     # seconds of waiting that are worth one level; None: priorities are not looked at
-    priority_aging: float | None = field(default=None, metadata=RELOADED)
-    wait_estimates: bool = True  # place and predicted wait in headers, error bodies and metrics
+    priority_aging: float | None = option(
+        Panel.QUEUE,
+        (
+            "Order the queue by the `priority` of requests (lower first); a request gains one "
+            "level each time it has waited this long. Default: priorities are ignored."
+        ),
+        reloaded=True,
+        parser=Duration(),
+    )
+    wait_estimates: bool = option(
+        Panel.STREAMS,
+        (
+            "Report each request's place in the queue and predicted wait in response headers and "
+            "error bodies."
+        ),
+        default=True,
+    )
 
     def __post_init__(self) -> None:
         if self.overload_status not in (429, 503):

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from kendall.options import flag_of
 from kendall.policies.text import counted
 from kendall.server.runtime.pools import in_a_thread
 from kendall.server.security.exposure import no_password, warn_of
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("kendall")
 Read = Callable[[], "Settings"]
 LONGEST = 10.0  # seconds that reading may take
-PREFIXES = {"tls": "--ssl-", "logs": "--log-"}  # of the options that are fields of these parts
 _T = TypeVar("_T")
 
 
@@ -120,17 +120,15 @@ def in_force(before: _T, after: _T) -> _T:
     return dataclasses.replace(before, **taken)  # type: ignore[type-var]
 
 
-def differences(before: Any, after: Any, prefix: str = "--") -> list[str]:
+def differences(before: Any, after: Any) -> list[str]:
     """The options in which two settings differ."""
     found = []
     for field in dataclasses.fields(before):
-        if not field.metadata.get("option", True):
-            continue
         old, new = getattr(before, field.name), getattr(after, field.name)
         if dataclasses.is_dataclass(old):
-            found += differences(old, new, PREFIXES.get(field.name, "--"))
-        elif old != new:
-            found.append(prefix + field.name.replace("_", "-"))
+            found += differences(old, new)
+        elif old != new and not field.metadata.get("derived"):
+            found.append(flag_of(field))
     return found
 
 

@@ -15,14 +15,14 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from kendall.policies.text import SpecError, suggest
-from kendall.server.runtime.field_marks import RELOADED
+from kendall.options import option
 from kendall.server.runtime.log_writer import PROMPT, LogWriter, let_go, to_stream
+from kendall.server.runtime.option_panels import Panel
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
@@ -46,9 +46,17 @@ _writers: list[LogWriter] = []  # of this process: none or one
 class LogSettings:
     """Flags `--log-level`, `--log-format`, `--log-prompts`."""
 
-    level: LogLevel = field(default="info", metadata=RELOADED)
-    format: LogFormat = "text"
-    prompts: bool = False
+    level: LogLevel = option(
+        Panel.LOGS,
+        "Log level: debug | info | warning | error.",
+        "--log-level",
+        default="info",
+        reloaded=True,
+    )
+    format: LogFormat = option(
+        Panel.LOGS, "Log format: text | json (one object per line).", "--log-format", default="text"
+    )
+    prompts: bool = option(Panel.LOGS, "Log every prompt in full.", "--log-prompts", default=False)
 
 
 class JsonFormatter(logging.Formatter):
@@ -74,18 +82,6 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             shown["exception"] = self.formatException(record.exc_info)
         return json.dumps(shown, default=str)
-
-
-def check_level(level: str) -> LogLevel:
-    """One of the levels. Raises SpecError."""
-    match level:
-        case "debug" | "info" | "warning" | "error":
-            return level
-        case _:
-            known = ("debug", "info", "warning", "error")
-            raise SpecError(
-                f"got --log-level {level!r}; expected {', '.join(known)}{suggest(level, known)}"
-            )
 
 
 def configure_logs(settings: LogSettings) -> None:

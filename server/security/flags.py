@@ -3,31 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 from kendall.policies.text import SpecError
 from kendall.remote import is_loopback
 from kendall.server.security.cors import read_origins
 from kendall.server.security.exposure import check_exposure, check_tls
 from kendall.server.security.keys import read_keys
-from kendall.server.security.settings import SecuritySettings
+from kendall.server.security.settings import KeyFlags, SecuritySettings
 
 
-@dataclass(frozen=True, kw_only=True)
-class KeyFlags:
-    """Keys, and files with keys, of clients and of operators."""
-
-    api_key: Sequence[str] = ()
-    api_key_file: Path | None = None
-    admin_key: Sequence[str] = ()
-    admin_key_file: Path | None = None
-
-
-def read_security(
-    host: str, settings: SecuritySettings, keys: KeyFlags, allowed_origins: str | None = None
-) -> SecuritySettings:
+def read_security(host: str, settings: SecuritySettings, keys: KeyFlags) -> SecuritySettings:
     """`settings` with what the flags say of keys and origins.
 
     Raises SpecError: a key, a file or a list that cannot be used; an address that other machines
@@ -40,7 +25,7 @@ def read_security(
         admin_keys=read_keys("--admin-key", keys.admin_key, keys.admin_key_file),
         keyless_admin=is_loopback(host),
         key_files=tuple(file for file in files if file is not None),
-        allowed_origins=read_origins(allowed_origins),
+        allowed_origins=read_origins(keys.allowed_origins),
     )
     if found.metrics_need_key and not (found.api_keys or found.admin_keys):
         raise SpecError(

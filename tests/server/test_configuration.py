@@ -9,7 +9,6 @@ import json
 import logging
 import tomllib
 from collections.abc import Callable
-from dataclasses import MISSING, fields, is_dataclass
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -17,23 +16,18 @@ from typing import Any
 import pytest
 
 import kendall.cli
-from kendall.policies import SpecError
-from kendall.policies.text import one_of
 from kendall.server.admission.limits import MAX_QUEUED, OverloadSettings
 from kendall.server.operations import cli, serving
 from kendall.server.operations.configuration.file import key_of
 from kendall.server.runtime import logs
 from kendall.server.runtime.logs import (
     JsonFormatter,
-    LogFormat,
     LogSettings,
-    check_level,
     vllm_configuration,
 )
 from kendall.server.security.keys import read_keys
-from kendall.server.security.settings import SecuritySettings, TlsSettings
+from kendall.server.security.settings import TlsSettings
 from kendall.server.settings import Settings
-from kendall.server.supervision.settings import SupervisionSettings
 from tests.serving import self_signed
 
 Serve = Callable[..., Settings]
@@ -133,45 +127,6 @@ def test_a_variable_of_one_command_goes_before_the_one_of_all(
     monkeypatch.setenv("KENDALL_SERVE_PORT", "9002")
     monkeypatch.setenv("KENDALL_LOAD_PORT", "9003")
     assert serve().port == 9002
-
-
-def test_defaults_are_said_once() -> None:
-    """What the flags default to is what the settings default to."""
-    flags = {
-        name: parameter.default
-        for name, parameter in inspect.signature(cli.serve_command).parameters.items()
-        if parameter.default is not inspect.Parameter.empty
-    }
-    known = {
-        "log_level": LogSettings().level,
-        "log_format": LogSettings().format,
-        "log_prompts": LogSettings().prompts,
-    }
-    known |= {f"ssl_{field.name}": field.default for field in fields(TlsSettings)}
-    for settings in (Settings, SecuritySettings, OverloadSettings, SupervisionSettings):
-        known |= {
-            field.name: field.default
-            for field in fields(settings)
-            if field.default is not MISSING and not is_dataclass(field.default)
-        }
-    compared = {name for name in flags if name in known}
-    assert {
-        "port",
-        "policy",
-        "patience",
-        "max_body_bytes",
-        "log_level",
-        "ssl_keyfile",
-        "idle_probes",
-        "wait_estimates",
-    } <= compared
-    assert {"overload_status", "sse_keep_alive_interval", "slow_reader_timeout"} <= compared
-    assert {field.name for field in fields(SupervisionSettings)} <= compared, (
-        "each of them is an option"
-    )
-    assert {name: flags[name] or None for name in compared} == {
-        name: known[name] or None for name in compared
-    }
 
 
 def test_a_bound_of_zero_is_none(
@@ -976,10 +931,12 @@ def test_the_file_for_vllm_is_written_once_and_the_operators_own_is_left(
     file.unlink()
 
 
-def test_levels_and_formats_are_checked() -> None:
-    assert check_level("warning") == "warning"
-    assert one_of("--log-format", "json", LogFormat) == "json"
-    with pytest.raises(SpecError):
-        check_level("INFO ")
-    with pytest.raises(SpecError):
-        one_of("--log-format", "yaml", LogFormat)
+def test_levels_and_formats_are_checked(capsys: pytest.CaptureFixture[str]) -> None:
+    for flag, value, expected in (
+        ("--log-level", "warn", "debug, info, warning or error; did you mean 'warning'?"),
+        ("--log-format", "yaml", "text or json"),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            kendall.cli.main(["serve", flag, value])
+        assert stop.value.code == 2
+        assert capsys.readouterr().err == f"kendall: got {flag} {value!r}; expected {expected}\n"

@@ -15,12 +15,12 @@ from typing import Any
 
 import typer
 
+from kendall.options import JSON
 from kendall.policies.durations import Duration
 from kendall.policies.text import SpecError, suggest
 
 ENGINE_ARGS = "engine-args"
 NOT_IN_A_FILE = frozenset({"help", "config", "show-config", "json", "engine-arg"})
-JSON = "JSON"  # metavar of an option that takes a list as JSON text; in a file it is a list
 ENGINE_TABLE = "kendall.engine-args"  # where the context keeps that table
 SECRET_WORDS = frozenset({"key", "token", "password", "secret"})
 _EXPECTED: dict[Any, tuple[tuple[type, ...], str]] = {

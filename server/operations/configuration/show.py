@@ -12,10 +12,10 @@ from typing import Any
 
 import typer
 
+from kendall.options import JSON
 from kendall.server.operations.configuration.file import (
     ENGINE_ARGS,
     ENGINE_TABLE,
-    JSON,
     is_secret,
     options_of,
 )

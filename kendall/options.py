@@ -1,0 +1,165 @@
+"""Options of commands, each described once: by the field of the settings that it sets.
+
+A class of settings says of each field, by `option`, what its flag is called, what its help says and
+which values it takes. A command that asks for the class as a parameter, under `with_options`, has
+those flags; environment variables, TOML files, `--show-config` and the completion follow from them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+from kendall.policies.text import one_of
+
+JSON = "JSON"  # metavar of an option that takes a list as JSON text; in a file it is a list
+RELOADED = {"reloaded": True}  # metadata of a field whose new value SIGHUP takes up
+DERIVED = {"derived": True}  # of one that follows from others: nobody sets it
+_Command = TypeVar("_Command", bound=Callable[..., None])
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """The option of one field."""
+
+    panel: str
+    about: str
+    flags: tuple[str, ...]  # none: as the field is named
+    none: Any  # the value that stands for None
+    rules: Mapping[str, Any]  # of typer: min, max, parser, metavar
+
+
+def option(
+    panel: str,
+    about: str,
+    *flags: str,
+    default: Any = None,
+    reloaded: bool = False,
+    none: Any = None,
+    **rules: Any,
+) -> Any:
+    """A field of a dataclass that an option sets. Its type is what the settings have: a Literal is
+    checked, several values become a tuple.
+    """
+    described = Option(panel, about, flags, none, rules)
+    return dataclasses.field(default=default, metadata={"option": described, "reloaded": reloaded})
+
+
+def secret(panel: str, about: str, **rules: Any) -> Any:
+    """The same for a value that no representation of the settings shows."""
+    shown = option(panel, about, **rules)
+    return dataclasses.field(default=shown.default, metadata=shown.metadata, repr=False)
+
+
+def option_of(field: dataclasses.Field[Any]) -> Option | None:
+    """The option that sets a field, or None."""
+    return field.metadata.get("option")
+
+
+def flag_of(field: dataclasses.Field[Any]) -> str:
+    """`--max-num-seqs`: the first flag that sets a field."""
+    described = option_of(field)
+    flags = () if described is None else described.flags
+    return flags[0].partition("/")[0] if flags else "--" + field.name.replace("_", "-")
+
+
+def with_options(panels: Sequence[str] = ()) -> Callable[[_Command], _Command]:
+    """The command with the options of every class of settings among its parameters in its place;
+    its help has the panels in this order.
+    """
+
+    def decorated(command: _Command) -> _Command:
+        hints = get_type_hints(command, include_extras=True)
+        classes = {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
+        taken: list[inspect.Parameter] = []
+        for parameter in inspect.signature(command).parameters.values():
+            if parameter.name in classes:
+                taken += _parameters(classes[parameter.name])
+            else:
+                taken.append(parameter.replace(annotation=hints[parameter.name]))
+
+        def run(**values: Any) -> None:
+            made = {name: _made(kind, values) for name, kind in classes.items()}
+            command(**made, **values)
+
+        rank = {panel: place for place, panel in enumerate(panels)}
+        taken.sort(key=lambda parameter: rank.get(_panel(parameter), -1))
+        run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in taken]
+        )
+        run.__annotations__ = {each.name: each.annotation for each in taken}
+        run.__name__, run.__doc__ = command.__name__, command.__doc__
+        return run  # type: ignore[return-value]
+
+    return decorated
+
+
+def _parameters(kind: Any) -> Iterator[inspect.Parameter]:
+    import typer
+
+    for field in dataclasses.fields(kind):
+        hint = _hints(kind)[field.name]
+        if dataclasses.is_dataclass(hint):
+            yield from _parameters(hint)
+        elif (described := option_of(field)) is not None:
+            several = get_origin(hint) is tuple
+            info = typer.Option(
+                *described.flags,
+                help=described.about,
+                rich_help_panel=described.panel,
+                **described.rules,
+            )
+            yield inspect.Parameter(
+                _name(field),
+                inspect.Parameter.KEYWORD_ONLY,
+                default=None if several else field.default,
+                annotation=Annotated[_typed(hint), info],
+            )
+
+
+def _name(field: dataclasses.Field[Any]) -> str:
+    """Of the parameter of a command: the flag's."""
+    return flag_of(field).removeprefix("--").replace("-", "_")
+
+
+def _typed(hint: Any) -> Any:
+    """As the command line has it: texts for a Literal, a list for a tuple."""
+    if get_origin(hint) is Literal:
+        return str
+    if get_origin(hint) is tuple:
+        return list[get_args(hint)[0]] | types.NoneType  # type: ignore[misc]
+    return hint
+
+
+def _made(kind: Any, values: dict[str, Any]) -> Any:
+    """The settings of these values of parameters, which it takes out of them. Raises SpecError."""
+    given: dict[str, Any] = {}
+    for field in dataclasses.fields(kind):
+        hint = _hints(kind)[field.name]
+        described = option_of(field)
+        if dataclasses.is_dataclass(hint):
+            given[field.name] = _made(hint, values)
+        elif described is not None:
+            value = values.pop(_name(field))
+            if get_origin(hint) is Literal:
+                value = one_of(flag_of(field), value, hint)
+            elif get_origin(hint) is tuple:
+                value = tuple(value or ())
+            given[field.name] = None if value == described.none else value
+    return kind(**given)
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _panel(parameter: inspect.Parameter) -> str:
+    for each in getattr(parameter.annotation, "__metadata__", ()):
+        return getattr(each, "rich_help_panel", None) or ""
+    return ""
