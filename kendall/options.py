@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import keyword
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -123,8 +124,9 @@ def _parameters(kind: Any) -> Iterator[inspect.Parameter]:
 
 
 def _name(field: dataclasses.Field[Any]) -> str:
-    """Of the parameter of a command: the flag's."""
-    return flag_of(field).removeprefix("--").replace("-", "_")
+    """Of the parameter of a command: the flag's, as far as it can be one."""
+    name = flag_of(field).removeprefix("--").replace("-", "_")
+    return field.name if keyword.iskeyword(name) else name
 
 
 def _typed(hint: Any) -> Any:

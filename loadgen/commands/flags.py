@@ -16,7 +16,6 @@ import typer
 import typer.core
 
 from kendall.policies.durations import seconds_or_nan
-from kendall.policies.text import CommaList
 
 Accepts = Callable[[str], object]  # true: the argument is a further value
 
@@ -32,39 +31,6 @@ def option(flag: str, about: str, panel: str | None = None, **settings: Any) -> 
     """An option with its environment variable."""
     variable = "KENDALL_" + flag.removeprefix("--").replace("-", "_").upper()
     return typer.Option(flag, help=about, envvar=variable, rich_help_panel=panel, **settings)
-
-
-def lateness_budget_option(panel: str | None = None) -> Any:
-    """`--lateness-budget` of a load run."""
-    return option(
-        "--lateness-budget",
-        "Largest allowed lateness of sending; a run beyond it is INVALID, with exit status 3 if "
-        "the option is given. Default: mean=1ms,p99=5ms.",
-        panel,
-        parser=CommaList(),
-    )
-
-
-def max_failed_option(panel: str | None = None) -> Any:
-    """`--max-failed-fraction` of a load run."""
-    return option(
-        "--max-failed-fraction",
-        "Largest allowed fraction of failed requests, or of answers without a token; a run beyond "
-        "it is INVALID, with exit status 3.",
-        panel,
-    )
-
-
-def metrics_option(panel: str | None = None) -> Any:
-    """`--percentile-metrics` of a load run."""
-    about = "Durations to report, for example ttft,tpot,itl,e2el."
-    return option("--percentile-metrics", about, panel, parser=CommaList())
-
-
-def percentiles_option(panel: str | None = None) -> Any:
-    """`--metric-percentiles` of a load run."""
-    about = "Percentiles to report. Default: 50,90,95,99."
-    return option("--metric-percentiles", about, panel, parser=CommaList())
 
 
 def spelled_out(arguments: list[str]) -> list[str]:

@@ -37,6 +37,7 @@ from kendall.loadgen.report.files.bench_json import (
 )
 from kendall.loadgen.report.files.result_files import ResultFiles
 from kendall.loadgen.report.load_verdict import BUDGET, LoadVerdict, judge, parse_budget
+from kendall.loadgen.report.options import ReportOptions
 from kendall.loadgen.report.summary import PERCENTILES, LoadSummary, summarise_load
 from kendall.loadgen.report.summary_text import (
     histogram_table,
@@ -84,29 +85,24 @@ class Wishes:
         )
 
 
-def parse_wishes(
-    *,
-    metrics: str | None,
-    percentiles: str | None,
-    goodput: Sequence[str],
-    assertions: Sequence[str],
-    budget: str | None,
-    max_failed: float = ALLOWED,
-) -> Wishes:
-    """Parse the flags' texts; a condition on an unknown name is refused before the run. Raises
-    SpecError.
-    """
+def parse_wishes(options: ReportOptions) -> Wishes:
+    """A condition on an unknown name is refused before the run. Raises SpecError."""
+    metrics, percentiles, budget = (
+        options.percentile_metrics,
+        options.metric_percentiles,
+        options.lateness_budget,
+    )
     shown = ORDER if metrics is None else tuple(name for name in listed(metrics) if name)
     if not shown or not set(shown) <= set(METRIC_NAMES):
         raise SpecError(f"got metrics {metrics!r}; expected some of {', '.join(METRIC_NAMES)}")
     wishes = Wishes(
         metrics=shown,
         percentiles=PERCENTILES if percentiles is None else parse_percentiles(percentiles),
-        limits=parse_goodput(goodput) if goodput else (),
-        assertions=tuple(parse_assertions(assertions)),
+        limits=parse_goodput(options.goodput) if options.goodput else (),
+        assertions=tuple(parse_assertions(options.assertions)),
         budget=BUDGET if budget is None else parse_budget(budget),
         budget_asked=budget is not None,
-        max_failed=parse_share("--max-failed-fraction", max_failed),
+        max_failed=parse_share("--max-failed-fraction", options.max_failed_fraction),
     )
     require_known(wishes.assertions, names(wishes.computed))
     return wishes

@@ -11,9 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from kendall.options import option
+from kendall.policies.durations import Duration
 from kendall.policies.text import SpecError, suggest
-from kendall.remote import Trust, check_key, check_no_credentials
+from kendall.remote import CACERT, INSECURE, Trust, check_key, check_no_credentials
 
+# panels of the help, in its order
+WHERE, WHEN, WHAT, HOW, RESULTS = PANELS = ("Server", "Arrivals", "Requests", "Sending", "Results")
 DATASETS = ("random", "sharegpt", "jsonl", "custom")
 SOURCES = (
     "--request-rate, --arrivals, --ramp-up-strategy, --trace, --timetable; or "
@@ -25,42 +29,163 @@ SOURCES = (
 class LoadOptions:
     """The options as given; None: not given."""
 
-    base_url: str
-    model: str | None = None
-    api_key: str | None = None
-    insecure: bool = False
-    cacert: Path | None = None
-    ready_check_timeout: float | None = None
-    chat: bool = False
-    request_rate: float | None = None
-    burstiness: float = 1.0
-    arrivals: str | None = None
-    ramp_up_strategy: str | None = None
-    ramp_up_start_rps: float | None = None
-    ramp_up_end_rps: float | None = None
-    trace: Path | None = None
-    trace_format: str = "auto"
-    time_scale: float = 1.0
-    timetable: Path | None = None
-    num_prompts: int | None = None
-    duration: float | None = None
-    max_concurrency: int | None = None
-    think_time: float = 0.0
-    prompt_tokens: str = "deterministic:value=32"
-    output_tokens: str | None = None
-    max_tokens: int | None = None
-    ignore_eos: bool = False
-    natural_lengths: bool = False
-    dataset_name: str | None = None
-    dataset_path: Path | None = None
-    tokenizer: Path | None = None
-    predictor: str | None = None  # of output lengths
-    flows: str | None = None
-    seed: int | None = None
-    processes: int = 1
-    token_times: bool = False
-    drain_limit: float = 600.0
-    max_errors: int = 100
+    base_url: str = "http://127.0.0.1:8080"  # of --base-url, or of --host and --port
+    model: str | None = option(
+        WHERE, "Name of the model. Default: the first that the server lists."
+    )
+    api_key: str | None = option(WHERE, "Key sent as a bearer token; never written to a file.")
+    insecure: bool = option(WHERE, INSECURE, "--insecure", default=False)
+    cacert: Path | None = option(WHERE, CACERT)
+    ready_check_timeout: float | None = option(
+        WHERE,
+        (
+            "Longest time to wait for the server to become ready (0: send without a check). "
+            "Default: it must be ready at once."
+        ),
+        parser=Duration(),
+    )
+    chat: bool = option(
+        WHERE,
+        "Use /v1/chat/completions; random prompts are then text of approximately the drawn length.",
+        "--chat",
+        default=False,
+    )
+    request_rate: float | None = option(
+        WHEN, "Requests per second; inf sends all requests at once."
+    )
+    burstiness: float = option(
+        WHEN,
+        (
+            "With --request-rate: shape of the gamma distribution of gaps (1: Poisson, below 1: "
+            "burstier, inf: constant)."
+        ),
+        default=1.0,
+    )
+    arrivals: str | None = option(
+        WHEN,
+        "Arrival process, for example mmpp:rates=5/50,durations=10/1; also piecewise, ramp, gamma.",
+    )
+    ramp_up_strategy: str | None = option(
+        WHEN,
+        (
+            "Shape of a rate ramp, linear | exponential, over --duration or about --num-prompts "
+            "requests."
+        ),
+    )
+    ramp_up_start_rps: float | None = option(WHEN, "Requests per second at the start of the ramp.")
+    ramp_up_end_rps: float | None = option(WHEN, "Requests per second at the end of the ramp.")
+    trace: Path | None = option(
+        WHEN, "Replay the arrivals and lengths of a recorded trace or a run file."
+    )
+    trace_format: str = option(
+        WHEN, "Format of --trace: auto, or the name of a format.", default="auto"
+    )
+    time_scale: float = option(
+        WHEN,
+        "Factor applied to the instants of --trace; 0.5 replays it twice as fast.",
+        default=1.0,
+    )
+    timetable: Path | None = option(WHEN, "Replay a saved timetable, with its seed.")
+    num_prompts: int | None = option(
+        WHEN, "Number of requests. Default: 1000, or as many as arrive within --duration."
+    )
+    duration: float | None = option(
+        WHEN, "Time during which requests arrive; their number is then random.", parser=Duration()
+    )
+    max_concurrency: int | None = option(
+        WHEN,
+        (
+            "Alone: number of users in a closed loop. With a rate or a trace: largest number of "
+            "requests in flight."
+        ),
+    )
+    think_time: float = option(
+        WHEN,
+        "Closed loop: mean think time of a user, exponentially distributed.",
+        default=0.0,
+        parser=Duration(),
+    )
+    prompt_tokens: str = option(
+        WHAT,
+        "Distribution of random prompt lengths in tokens, for example uniform:low=16,high=64.",
+        default="deterministic:value=32",
+    )
+    output_tokens: str | None = option(
+        WHAT,
+        (
+            "Distribution of output lengths in tokens, for example geometric:mean=64. Default: the "
+            "model ends its answers, after at most 128 tokens."
+        ),
+    )
+    max_tokens: int | None = option(
+        WHAT,
+        (
+            "max_tokens of every request, and the largest length drawn. Default without a "
+            "distribution: 128."
+        ),
+    )
+    ignore_eos: bool = option(
+        WHAT,
+        (
+            "Set each length with max_tokens and ignore_eos, even if the server accepts forced "
+            "lengths."
+        ),
+        "--ignore-eos",
+        default=False,
+    )
+    natural_lengths: bool = option(
+        WHAT,
+        (
+            "Do not force lengths: max_tokens is --max-tokens or the drawn length, and the model "
+            "may end earlier."
+        ),
+        "--natural-lengths",
+        default=False,
+    )
+    dataset_name: str | None = option(
+        WHAT, "Source of the prompts: random | sharegpt | jsonl | custom (same as jsonl)."
+    )
+    dataset_path: Path | None = option(WHAT, "File of prompts: ShareGPT, or JSON lines.")
+    tokenizer: Path | None = option(
+        WHAT, "File tokenizer.json that counts the tokens of a dataset."
+    )
+    predictor: str | None = option(
+        WHAT,
+        (
+            "Send a predicted length with each request: none | exact | exponential | "
+            "lognormal:sigma=0.5 | onebit:threshold=200 (tokens). Default: none."
+        ),
+    )
+    flows: str | None = option(
+        WHAT,
+        "Send a fairness id with each request, for order=vtc, drawn by weight: heavy=9,light=1.",
+    )
+    seed: int | None = option(
+        WHEN, "Seed for arrivals, lengths and prompts; gaps scale with the rate. Default: 0."
+    )
+    processes: int = option(
+        HOW, "Number of sender processes, which share one timetable.", default=1
+    )
+    token_times: bool = option(
+        HOW,
+        (
+            "Record the instant of every token; implied by --save-detailed and by a metric or "
+            "condition on itl (inter-token latency)."
+        ),
+        "--token-times",
+        default=False,
+    )
+    drain_limit: float = option(
+        HOW,
+        "Longest wait for answers after the last request is sent.",
+        default=600.0,
+        parser=Duration(),
+    )
+    max_errors: int = option(
+        HOW,
+        "Stop after this many consecutive failed requests, not counting 429 and 503 (0: never).",
+        default=100,
+    )
 
     def check(self) -> None:
         """Raises SpecError: a URL or a key that cannot be sent, a number out of range, flags

@@ -15,12 +15,17 @@ from itertools import count
 from pathlib import Path
 
 from kendall.loadgen.sending.client.target import LoadError
+from kendall.loadgen.sending.options import RESULTS
 from kendall.loadgen.sending.plan import LoadPlan
+from kendall.options import option
 from kendall.policies.text import SpecError
 from kendall.queueing.arrivals.timetable import save_timetable
 from kendall.queueing.measurement.paths import (
+    FileToWrite,
     cannot_write,
     check_folder,
+    file_or_folder,
+    folder_to_write,
     is_folder,
     tell_missing_folder,
 )
@@ -32,15 +37,41 @@ RUNS = Path("runs")
 class ResultOptions:
     """The flags on results as given; None: not given."""
 
-    output: Path | None = None
-    no_save: bool = False
-    save_result: Path | None = None
-    result_dir: Path | None = None
-    result_filename: str | None = None
-    append_result: bool = False
-    save_detailed: bool = False
-    save_timetable: Path | None = None
-    label: str | None = None
+    output: Path | None = option(
+        RESULTS,
+        "Run file to write, replaced if it exists, or its folder. Default: runs/load-<time>.jsonl.",
+        parser=file_or_folder,
+    )
+    no_save: bool = option(RESULTS, "Write no run file.", "--no-save", default=False)
+    save_result: Path | None = option(
+        RESULTS,
+        (
+            "Write the run file, the timetable and a result in the JSON format of `vllm bench "
+            "serve`; a FILE may follow."
+        ),
+        parser=file_or_folder,
+    )
+    result_dir: Path | None = option(
+        RESULTS,
+        "Folder for the files of --save-result; given alone, it saves them as load-SEED.jsonl.",
+        parser=folder_to_write,
+    )
+    result_filename: str | None = option(RESULTS, "Name for the files of --save-result.")
+    append_result: bool = option(
+        RESULTS,
+        "Append a line to vLLM's JSON instead of replacing it.",
+        "--append-result",
+        default=False,
+    )
+    save_detailed: bool = option(
+        RESULTS, "Add per-request values to vLLM's JSON.", "--save-detailed", default=False
+    )
+    save_timetable: Path | None = option(
+        RESULTS,
+        "Write the timetable to this file; --timetable replays it.",
+        parser=FileToWrite("load.timetable"),
+    )
+    label: str | None = option(RESULTS, "Label added to file names and to vLLM's JSON.")
     metadata: Mapping[str, str] = field(default_factory=dict)
 
     def of_three_files(self) -> list[str]:
