@@ -44,18 +44,19 @@ from kendall.queueing.choosing.gain.same_requests import SameRequests
 from kendall.queueing.choosing.quantity import compared_by
 from kendall.queueing.control.assess import assess
 from kendall.queueing.distributions.token_distribution import TokenDistribution, parse_distribution
+from kendall.queueing.engine_bounds import EngineBounds
 from kendall.queueing.estimation.checked import check_run
 from kendall.queueing.estimation.outlook import RecentArrivals, forecast_error, outlook
 from kendall.queueing.estimation.speed.speed_history import SpeedHistory
 from kendall.queueing.estimation.window.of_run import window_of_run
 from kendall.queueing.estimation.window.snapshot import Snapshot
-from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.estimation.window_queue import QueueLimits
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.latency.profile import Profile
 from kendall.queueing.measurement.record import read_run
 from kendall.queueing.measurement.recursion import Served, served
-from kendall.queueing.model import Model, step_bound
 from kendall.queueing.prediction.steady_state import largest_stable_rate
+from kendall.queueing.queue import Queue
 from kendall.queueing.result import Quantity
 
 PROMPTS, LENGTHS = "deterministic:value=32", "geometric:mean=16"
@@ -260,14 +261,13 @@ def thinned(
     arrived_at = trace.intended_at[hour]
     outputs = np.clip(trace.output_tokens[hour], 1, longest)
     prompts = np.clip(trace.prompt_tokens[hour], 1, context - longest)
-    parsed = parse_policy(policy)
-    model = Model(
-        policy=parsed,
-        output_tokens=TokenDistribution.from_counts(outputs),
-        law=law,
-        max_num_seqs=slots,
+    model = Queue.read(
+        policy,
+        TokenDistribution.from_counts(outputs),
+        law,
         prompt_tokens=TokenDistribution.from_counts(prompts),
-        step_tokens=step_bound(parsed, slots, None, batch_tokens),
+        max_num_seqs=slots,
+        step_tokens=None if parse_policy(policy).joins_running else batch_tokens,
     )
     share = load * model.largest_stable_rate / (arrived_at.size / HOUR)
     kept = np.random.default_rng(0).random(arrived_at.size) < share
@@ -323,7 +323,9 @@ def same_requests(
     """The settings' durations of the window's requests and, where the history is known, of those
     until the next switch.
     """
-    limits = Limits(max_output_tokens=current.max_output_tokens, max_num_seqs=SLOTS)
+    limits = QueueLimits(
+        max_output_tokens=current.max_output_tokens, engine=EngineBounds(max_num_seqs=SLOTS)
+    )
     arrivals, speeds = history or (None, None)
     assessment = assess(window, law, limits, history=speeds)
     point = OperatingPoint(estimates=assessment.estimates, shape=law, limits=limits)

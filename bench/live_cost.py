@@ -41,18 +41,18 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
 
-from kendall.policies import parse_policy
 from kendall.queueing.choosing.forecast import Setting
 from kendall.queueing.control.assess import assess
 from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.engine_bounds import EngineBounds
 from kendall.queueing.estimation.window.producer import MOST, WindowDelta, WindowProducer
 from kendall.queueing.estimation.window.replica import WindowReplica
-from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.estimation.window_queue import QueueLimits
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.measurement.machine import hardware
 from kendall.queueing.measurement.record import Record
-from kendall.queueing.model import Model
 from kendall.queueing.prediction import predict_model
+from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.experiment import simulate_run
 from kendall.server.live import predicting
 from kendall.server.live.question import Question
@@ -67,7 +67,7 @@ LONGEST_PAUSE = 1e-3  # seconds, p99
 LENGTHS = parse_distribution("lognormal:mu=3.85,sigma=0.7", 256)
 # of the small engine of docs, before it is scaled
 LAW = LatencyModel(k1=0.0003, k2=0.0014, k3=0.00002, k4=0.0012, cv=0.15)
-LIMITS = Limits(max_output_tokens=256, max_num_seqs=64)
+LIMITS = QueueLimits(max_output_tokens=256, engine=EngineBounds(max_num_seqs=64))
 POLICIES = (
     "single",
     "dynamic",
@@ -102,22 +102,17 @@ class Costs:
         return float(np.mean(self.handing) + np.mean(self.assessing))
 
 
-def scaled(policy: str) -> Model:
+def scaled(policy: str) -> Queue:
     """The queue whose load is `LOAD` at `RATE`."""
-    model = Model(
-        policy=parse_policy(policy),
-        output_tokens=LENGTHS,
-        law=LAW,
-        max_num_seqs=LIMITS.max_num_seqs,
-    )
+    model = Queue.read(policy, LENGTHS, LAW, max_num_seqs=LIMITS.engine.max_num_seqs)
     factor = LOAD * model.largest_stable_rate / RATE
     law = LatencyModel(
         **{name: factor * getattr(LAW, name) for name in ("k1", "k2", "k3", "k4")}, cv=LAW.cv
     )
-    return replace(model, law=law)
+    return model.but(law=law)
 
 
-def events(model: Model, seconds: float) -> Iterator[tuple[float, Record | None]]:
+def events(model: Queue, seconds: float) -> Iterator[tuple[float, Record | None]]:
     """Instants of arrivals (without a record) and of ends (with it), in order."""
     run = simulate_run(model, RATE, int(seconds * RATE), np.random.SeedSequence(1))
     size = run.arrived_at.size
@@ -144,7 +139,7 @@ def events(model: Model, seconds: float) -> Iterator[tuple[float, Record | None]
         yield float(run.released_at[index]), record
 
 
-def slices(model: Model, looks: int) -> Iterator[list[tuple[float, Record | None]]]:
+def slices(model: Queue, looks: int) -> Iterator[list[tuple[float, Record | None]]]:
     """Yield the events between two looks."""
     kept: list[tuple[float, Record | None]] = []
     until = EVERY
@@ -204,7 +199,7 @@ def look(
         window=SECONDS,
         shape=law,
         setting=Setting(policy=policy, max_output_tokens=LIMITS.max_output_tokens),
-        max_num_seqs=LIMITS.max_num_seqs or 0,
+        engine=LIMITS.engine,
         longest=LIMITS.max_output_tokens or 0,
         decides=False,
     )
@@ -230,7 +225,7 @@ def measure(policy: str) -> dict[str, Any]:
     for number, part in enumerate(slices(model, filling + LOOKS), start=1):
         now = number * EVERY
         feed(producer, part, costs, timed=number % 2 == 0)
-        message, answer = look(policy, model.law, producer, now, costs)
+        message, answer = look(policy, model.engine.law, producer, now, costs)
         replica.add(pickle.loads(message))
         prediction = answer["prediction"]
         if number == filling:
@@ -239,7 +234,7 @@ def measure(policy: str) -> dict[str, Any]:
             break
     window = replica.snapshot(policy, now)
     tracemalloc.start()
-    assess(window, model.law, LIMITS)  # with nothing to build on
+    assess(window, model.engine.law, LIMITS)  # with nothing to build on
     look_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     began = time.process_time()

@@ -14,11 +14,10 @@ import time
 
 import numpy as np
 
-from kendall.policies import parse_policy
 from kendall.queueing.distributions.token_distribution import parse_distribution
 from kendall.queueing.latency.law import LatencyModel
-from kendall.queueing.model import Model
 from kendall.queueing.prediction import predict_model
+from kendall.queueing.queue import Queue
 
 LAW = LatencyModel(k1=0.3e-3, k2=1.4e-3, k3=25e-6, k4=0.92e-3)
 LENGTHS = "lognormal:mu=5,sigma=0.7"
@@ -32,11 +31,9 @@ POLICIES = (
 )
 
 
-def model(policy: str) -> Model:
+def model(policy: str) -> Queue:
     """The queue that is predicted."""
-    return Model(
-        policy=parse_policy(policy), output_tokens=parse_distribution(LENGTHS, 1024), law=LAW
-    )
+    return Queue.read(policy, parse_distribution(LENGTHS, 1024), LAW)
 
 
 def shell(runs: int) -> None:

@@ -40,9 +40,9 @@ import numpy as np
 from kendall.queueing.distributions.token_distribution import Vector, parse_distribution
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.measurement.machine import hardware, versions
-from kendall.queueing.model import Model
 from kendall.queueing.models.soap.orders import Order, ShortestFirstRanks, ShortestRemainingRanks
 from kendall.queueing.models.soap.predictors import ExactPrediction
+from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.experiment import simulate_run
 from kendall.queueing.simulation.fast import sample_tokens
 from papers.sample_paths import sojourns
@@ -55,16 +55,16 @@ ORDERS: dict[str, Order] = {"spjf": ShortestFirstRanks(), "sprpt": ShortestRemai
 TOKENS = parse_distribution("lognormal:mu=7,sigma=0.7", 3000)
 BATCH_LAW = LatencyModel(k1=1e-3, k2=3e-3, k3=4.09e-4, k4=2.05e-3)
 
-Run = Callable[["Queue", int, int], Vector]  # queue, requests, seed -> queueing delays
+Run = Callable[["Case", int, int], Vector]  # queue, requests, seed -> queueing delays
 
 
 @dataclass(frozen=True, eq=False)
-class Queue:
+class Case:
     """One model; `kind` says which programs can simulate it."""
 
     name: str
     kind: str
-    model: Model
+    model: Queue
 
     @property
     def rate(self) -> float:
@@ -73,55 +73,57 @@ class Queue:
 
     def draws(self, requests: int, seed: int) -> tuple[list[float], list[int], list[float]]:
         """Gaps, tokens and residuals for the other simulators."""
-        rng, cv = np.random.default_rng(seed), self.model.law.cv
+        rng, cv = np.random.default_rng(seed), self.model.engine.law.cv
         gaps = rng.exponential(1 / self.rate, requests).tolist()
         residuals = rng.gamma(cv**-2, cv**2, requests).tolist() if cv else [1.0] * requests
-        return gaps, self.model.output_tokens.sample(rng, requests).tolist(), residuals
+        return gaps, self.model.requests.output_tokens.sample(rng, requests).tolist(), residuals
 
     def sizes(self, requests: int, seed: int) -> tuple[list[float], list[float]]:
         """Gaps and service times."""
         gaps, tokens, _ = self.draws(requests, seed)
-        law = self.model.law
+        law = self.model.engine.law
         return gaps, [law.setup(1) + law.step(1) * n for n in tokens]
 
 
-def queues() -> list[Queue]:
-    exponential = Model.read("single", "deterministic:value=1", LatencyModel(k4=1, cv=1))
-    general = Model.read("single", TOKENS, LatencyModel(k2=0.776, k4=0.022))
+def queues() -> list[Case]:
+    exponential = Queue.read("single", "deterministic:value=1", LatencyModel(k4=1, cv=1))
+    general = Queue.read("single", TOKENS, LatencyModel(k2=0.776, k4=0.022))
     batches = [
-        Queue(
+        Case(
             f"M/G^[1,{size}]/1",
             "batch",
-            Model.read(f"capped:max_batch_size={size}", TOKENS, BATCH_LAW),
+            Queue.read(f"capped:max_batch_size={size}", TOKENS, BATCH_LAW),
         )
         for size in (8, 64)
     ]
-    ordered = [Queue(f"M/G/1 {name}", name, general) for name in ORDERS]
-    fcfs = [Queue("M/M/1", "fcfs", exponential), Queue("M/G/1", "fcfs", general)]
+    ordered = [Case(f"M/G/1 {name}", name, general) for name in ORDERS]
+    fcfs = [Case("M/M/1", "fcfs", exponential), Case("M/G/1", "fcfs", general)]
     return [*fcfs, *batches, *ordered]
 
 
-def ours(queue: Queue, requests: int, seed: int) -> Vector:
+def ours(queue: Case, requests: int, seed: int) -> Vector:
     return simulate_run(
         queue.model, queue.rate, requests, np.random.SeedSequence(seed)
     ).queueing_delay
 
 
-def ours_in_order(queue: Queue, requests: int, seed: int) -> Vector:
+def ours_in_order(queue: Case, requests: int, seed: int) -> Vector:
     """Shortest first or shortest remaining first, lengths known."""
-    rng, order, law = np.random.default_rng(seed), ORDERS[queue.kind], queue.model.law
+    rng, order, law = np.random.default_rng(seed), ORDERS[queue.kind], queue.model.engine.law
     arrived_at = np.cumsum(rng.exponential(1 / queue.rate, requests))
-    sizes = law.setup(1) + law.step(1) * sample_tokens(queue.model.output_tokens, rng, requests)
+    sizes = law.setup(1) + law.step(1) * sample_tokens(
+        queue.model.requests.output_tokens, rng, requests
+    )
     drawn = order.draw(rng, sizes, ExactPrediction())
     return sojourns(order, arrived_at, drawn) - sizes
 
 
-def simpy_resource(queue: Queue, requests: int, seed: int) -> Vector:
+def simpy_resource(queue: Case, requests: int, seed: int) -> Vector:
     """A process per customer."""
     import simpy
 
     gaps, tokens, residuals = queue.draws(requests, seed)
-    law = queue.model.law
+    law = queue.model.engine.law
     setup, step = law.setup(1), law.step(1)
     services = iter(
         [residual * (setup + step * n) for n, residual in zip(tokens, residuals, strict=True)]
@@ -146,14 +148,14 @@ def simpy_resource(queue: Queue, requests: int, seed: int) -> Vector:
     return np.array(delays)
 
 
-def simpy_store(queue: Queue, requests: int, seed: int) -> Vector:
+def simpy_store(queue: Case, requests: int, seed: int) -> Vector:
     """A server that sleeps on a Store and empties it up to the bound: one `get` a batch, the
     others without an event.
     """
     import simpy
 
     gaps, tokens, _ = queue.draws(requests, seed)
-    law, bound = queue.model.law, queue.model.bound
+    law, bound = queue.model.engine.law, queue.model.bound
     assert bound is not None
     env = simpy.Environment()
     waiting, delays = simpy.Store(env), []
@@ -177,12 +179,12 @@ def simpy_store(queue: Queue, requests: int, seed: int) -> Vector:
     return np.array(delays)
 
 
-def simpy_lean(queue: Queue, requests: int, seed: int) -> Vector:  # noqa: C901  # one program, as its author would write it
+def simpy_lean(queue: Case, requests: int, seed: int) -> Vector:  # noqa: C901  # one program, as its author would write it
     """The fewest events: one an arrival, one a service, one where the server sleeps."""
     import simpy
 
     gaps, tokens, residuals = queue.draws(requests, seed)
-    law, bound = queue.model.law, queue.model.bound
+    law, bound = queue.model.engine.law, queue.model.bound
     assert bound is not None
     k1, k2, k3, k4, noise = law.k1, law.k2, law.k3, law.k4, iter(residuals)
     env = simpy.Environment()
@@ -217,7 +219,7 @@ def simpy_lean(queue: Queue, requests: int, seed: int) -> Vector:  # noqa: C901 
     return np.array(delays)
 
 
-def simpy_priority(queue: Queue, requests: int, seed: int) -> Vector:
+def simpy_priority(queue: Case, requests: int, seed: int) -> Vector:
     """A process per customer, whose priority is its service time."""
     import simpy
 
@@ -242,7 +244,7 @@ def simpy_priority(queue: Queue, requests: int, seed: int) -> Vector:
     return np.array(delays)
 
 
-def simpy_heap(queue: Queue, requests: int, seed: int) -> Vector:  # noqa: C901  # as simpy_lean
+def simpy_heap(queue: Case, requests: int, seed: int) -> Vector:  # noqa: C901  # as simpy_lean
     """A heap by remaining service, and an event an arrival and a stint; a preemptive order
     interrupts the server where the new one is shorter.
     """
@@ -283,11 +285,11 @@ def simpy_heap(queue: Queue, requests: int, seed: int) -> Vector:  # noqa: C901 
     return np.asarray(np.array(left) - np.array(arrived_at) - np.array(sizes))
 
 
-def ciw_network(queue: Queue, requests: int, seed: int) -> Vector:
+def ciw_network(queue: Case, requests: int, seed: int) -> Vector:
     """One node, one server; it draws its own numbers, as its users let it."""
     import ciw
 
-    law, tokens = queue.model.law, queue.model.output_tokens
+    law, tokens = queue.model.engine.law, queue.model.requests.output_tokens
 
     class Service(ciw.dists.Distribution):  # type: ignore[misc]
         """a n + c, n drawn in blocks."""
@@ -359,7 +361,7 @@ class Measured:
 class Comparison:
     """Each program's rates and means on one queue; the programs take turns, in random order."""
 
-    def __init__(self, queue: Queue, requests: int, rounds: int) -> None:
+    def __init__(self, queue: Case, requests: int, rounds: int) -> None:
         programs = PROGRAMS[queue.kind]
         self.queue = queue
         self.measured = {name: Measured() for name in programs}

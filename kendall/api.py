@@ -30,8 +30,8 @@ from kendall.queueing.distributions.token_distribution import TokenDistribution,
 from kendall.queueing.errors import NotConvergedError, PredictionError, UnstableQueueError
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.latency.profile import load_law
-from kendall.queueing.model import Limits, Model
 from kendall.queueing.prediction.asked import Asked
+from kendall.queueing.queue import Limits, Queue
 from kendall.queueing.result import Mean, Prediction, Quantiles
 
 __all__ = [
@@ -151,7 +151,7 @@ def largest_stable_rate(
     >>> largest_stable_rate("single", "deterministic:value=100", "a=0.01,c=0")
     1.0
     """
-    return Model.read(policy, output_tokens, latency, **limits).largest_stable_rate
+    return Queue.read(policy, output_tokens, latency, **limits).largest_stable_rate
 
 
 def parse_latency(text: str) -> LatencyModel:

@@ -40,6 +40,7 @@ def option(
     about: str,
     *flags: str,
     default: Any = None,
+    required: bool = False,
     reloaded: bool = False,
     none: Any = None,
     **rules: Any,
@@ -47,8 +48,10 @@ def option(
     """A field of a dataclass that an option sets. Its type is what the settings have: a Literal is
     checked, several values become a tuple.
     """
-    described = Option(panel, about, flags, none, rules)
-    return dataclasses.field(default=default, metadata={"option": described, "reloaded": reloaded})
+    metadata = {"option": Option(panel, about, flags, none, rules), "reloaded": reloaded}
+    if required:
+        return dataclasses.field(metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 def secret(panel: str, about: str, **rules: Any) -> Any:
@@ -118,9 +121,15 @@ def _parameters(kind: Any) -> Iterator[inspect.Parameter]:
             yield inspect.Parameter(
                 _name(field),
                 inspect.Parameter.KEYWORD_ONLY,
-                default=None if several else field.default,
+                default=_default(field, several=several),
                 annotation=Annotated[_typed(hint), info],
             )
+
+
+def _default(field: dataclasses.Field[Any], *, several: bool) -> Any:
+    if field.default is dataclasses.MISSING:
+        return inspect.Parameter.empty
+    return None if several else field.default
 
 
 def _name(field: dataclasses.Field[Any]) -> str:

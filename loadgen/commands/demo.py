@@ -40,6 +40,7 @@ from kendall.policies import SpecError, parse_policy, policy_batch_size
 from kendall.policies.text import counted, suggest
 from kendall.queueing.arrivals.timetable import draw
 from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.engine_bounds import EngineBounds
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.latency.profile import Profile
 from kendall.queueing.measurement.paths import writing
@@ -401,7 +402,7 @@ class Demo:
             law,
             None if self._dataset else self._lengths,
             asked_rate=rate,
-            max_num_seqs=self._plan.workload.max_num_seqs,
+            bounds=EngineBounds(max_num_seqs=self._plan.workload.max_num_seqs),
         )
         sent = run.load.records if run.load else []
         (comparison,) = compare(run.records, theory, sent, began_idle=True)

@@ -32,13 +32,14 @@ from kendall.queueing.distributions.token_distribution import (
     TokenDistribution,
     parse_distribution,
 )
+from kendall.queueing.engine_bounds import EngineBounds
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.measurement.arrival_audit import Audit, audit_arrivals
 from kendall.queueing.measurement.record import Header, Record, call_of, read_cut_run
 from kendall.queueing.measurement.recursion import served
 from kendall.queueing.measurement.statistics import Summary, summarise
-from kendall.queueing.model import Model
 from kendall.queueing.models.soap.predictor_text import PredictorText, parse_predictor
+from kendall.queueing.queue import Queue
 from kendall.queueing.result import LEVELS
 
 
@@ -52,7 +53,7 @@ class ReportCell:
     max_output_tokens: int | None = None  # the gateway's limit
     lateness: Summary | None = None  # of the sender, seconds
     audit: Audit | None = None  # of the arrivals at the gateway
-    model: Model | None = None  # the queue that was asked for, under the calibrated law
+    model: Queue | None = None  # the queue that was asked for, under the calibrated law
 
     @property
     def shown(self) -> Comparison:
@@ -264,18 +265,20 @@ def theory_for(law: LatencyModel, configured: Mapping[str, Any], asked: TheoryIn
         law,
         asked_lengths,
         asked.rate or (None if rate is None else float(rate)),
-        asked.max_num_seqs or configured.get("max_num_seqs"),
+        EngineBounds(
+            max_num_seqs=asked.max_num_seqs or configured.get("max_num_seqs"),
+            step_tokens=configured.get("step_tokens"),
+            batch_tokens=configured.get("max_num_batched_tokens"),
+        ),
         asked.predictor or (parse_predictor(text) if isinstance(text, str) else None),
         process=None if isinstance(process, Ending) else process,
-        step_tokens=configured.get("step_tokens"),
-        batch_tokens=configured.get("max_num_batched_tokens"),
     )
     return dataclasses.replace(theory, pads=configured.get("pads") is not False)
 
 
 def model_for(
     theory: Theory | None, records: Iterable[Record], comparison: Comparison
-) -> Model | None:
+) -> Queue | None:
     """The queue that the run was asked to be; None without a law."""
     if theory is None or theory.model is None:
         return None

@@ -21,9 +21,9 @@ from kendall.queueing.latency.speed import Speed
 from kendall.queueing.measurement.check import Check
 from kendall.queueing.measurement.recursion import Served
 from kendall.queueing.measurement.statistics import Interval
-from kendall.queueing.model import Model
 from kendall.queueing.models.soap.predictor_text import PredictorText
 from kendall.queueing.prediction.by_length import ByLength
+from kendall.queueing.queue import Queue
 
 NORMAL = 1.96
 Compared = Literal["queueing_delay", "sojourn_time"]
@@ -308,7 +308,7 @@ class Theory:
     sampling_error: SamplingErrorOf | None = None
     asked_rate: float | None = None
     # the queue that was asked for, under the calibrated law
-    model: Callable[[Policy, Sequence[Served]], Model] | None = None
+    model: Callable[[Policy, Sequence[Served]], Queue] | None = None
     by_length: LengthsOf | None = None
     predictor: PredictorText | None = None  # as asked; None: not known
     pads: bool = True  # the engine could pad a batch: else a padded policy ran as elastic

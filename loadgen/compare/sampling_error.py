@@ -15,7 +15,6 @@ process, and one long simulation of it stands beside the steady state of Poisson
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import numpy as np
@@ -24,7 +23,7 @@ from kendall.loadgen.compare.comparison import NORMAL, Compared, Predicted, Samp
 from kendall.queueing.errors import PredictionError
 from kendall.queueing.measurement.batch_means import student
 from kendall.queueing.measurement.statistics import warm_up
-from kendall.queueing.model import Model
+from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.experiment import simulate_model, simulate_run
 from kendall.queueing.simulation.fast import is_compiled
 
@@ -33,7 +32,7 @@ LONG_RUN, GENERIC_LONG_RUN = 200_000, 5_000  # requests
 
 
 def sampling_error(
-    model: Model, rate: float, count: int, compared: Compared, answer: Predicted, *, seed: int = 0
+    model: Queue, rate: float, count: int, compared: Compared, answer: Predicted, *, seed: int = 0
 ) -> SamplingError | None:
     """Estimate that of the mean over `count` requests; None where there is no steady state or the
     run is too short to have a mean. `answer`: for Poisson arrivals, whatever the model's process.
@@ -43,25 +42,25 @@ def sampling_error(
         return None
     long_run, half_width = mean, 0.0
     if answer.method == "approximation":
-        poisson = dataclasses.replace(model, arrival_process=None, arrival_scv=1.0)
+        poisson = model.but(process=None, scv=1.0)
         long_run, half_width = _simulated(poisson, rate, compared, seed)
     if long_run is None:
         return None
     runs = RUNS if is_compiled(model) else GENERIC_RUNS
-    patient = dataclasses.replace(model, patience=None)
+    patient = model.but(patience=None)
     means = [
         float(np.mean(getattr(simulate_run(patient, rate, count, stream), compared)[dropped:]))
         for stream in np.random.SeedSequence((seed, count)).spawn(runs)
     ]
     spread = student(runs - 1, 0.95) * float(np.std(means, ddof=1)) * math.sqrt(1 + 1 / runs)
     process, of_process = None, 0.0
-    if model.arrival_process is not None:
+    if model.arrivals.process is not None:
         process, of_process = _simulated(model, rate, compared, seed)
     return SamplingError(long_run, half_width, spread, process, of_process)
 
 
 def _simulated(
-    model: Model, rate: float, compared: Compared, seed: int
+    model: Queue, rate: float, compared: Compared, seed: int
 ) -> tuple[float | None, float]:
     """The mean of one long simulation, and the half width of what is known about it."""
     try:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -26,6 +27,7 @@ from kendall.policies import Continuous, Dynamic, Fixed, Policy, Single, SpecErr
 from kendall.queueing.arrivals.notation import gap_scv
 from kendall.queueing.arrivals.text import Process
 from kendall.queueing.distributions.token_distribution import TokenDistribution
+from kendall.queueing.engine_bounds import EngineBounds
 from kendall.queueing.errors import PredictionError, UnstableQueueError
 from kendall.queueing.estimation.checked import CheckedRun, check_run, cut_at, requests_of, trace_of
 from kendall.queueing.estimation.replayed import replayed
@@ -34,10 +36,10 @@ from kendall.queueing.estimation.window.snapshot import Snapshot
 from kendall.queueing.estimation.window_queue import heeded_batch_tokens
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.measurement.recursion import Served, prompts_cut
-from kendall.queueing.model import Model, step_bound
 from kendall.queueing.models.soap.predictor_text import PredictorText
 from kendall.queueing.prediction import predict_model
 from kendall.queueing.prediction.by_length import ByLength, durations_by_length
+from kendall.queueing.queue import Engine, Queue, Requests
 from kendall.queueing.result import LEVELS
 
 ONE_TOKEN = TokenDistribution(np.array([0.0, 1.0]))  # a replay draws no lengths
@@ -47,28 +49,15 @@ def theory_of(
     law: LatencyModel,
     output_tokens: TokenDistribution | None = None,
     asked_rate: float | None = None,
-    max_num_seqs: int | None = None,
+    bounds: EngineBounds | None = None,
     predictor: PredictorText | None = None,
     *,
     process: Process | None = None,
-    step_tokens: int | None = None,
-    batch_tokens: int | None = None,
 ) -> Theory:
     """Everything a law can say about a run. Lengths, rate and predictor default to the run's
     own. Predictions are those of Poisson arrivals; `process`: what was asked for instead.
-    `step_tokens`: of an engine that computes long prompts in parts; `batch_tokens`: of all prompts
-    of a batch.
     """
-    asked = AskedQueue(
-        law,
-        output_tokens,
-        asked_rate,
-        max_num_seqs,
-        predictor,
-        process,
-        step_tokens,
-        batch_tokens,
-    )
+    asked = AskedQueue(law, output_tokens, asked_rate, bounds or EngineBounds(), predictor, process)
     return Theory(
         law=law,
         replay=asked.replay,
@@ -91,27 +80,19 @@ class AskedQueue:
     law: LatencyModel
     output_tokens: TokenDistribution | None
     rate: float | None
-    max_num_seqs: int | None
+    bounds: EngineBounds
     predictor: PredictorText | None
     process: Process | None = None
-    step_tokens: int | None = None
-    batch_tokens: int | None = None
 
     def replay(
         self, policy: Policy, requests: Sequence[Served], at: LatencyModel
     ) -> dict[str, tuple[float, float]]:
-        return replay_arrivals(
-            policy,
-            requests,
-            at,
-            self.max_num_seqs,
-            step_tokens=step_bound(policy, self.max_num_seqs, self.step_tokens, self.batch_tokens),
-        )
+        return replay_arrivals(policy, requests, at, self.bounds)
 
     def check(
         self, policy: Policy, requests: Sequence[Served], window: Snapshot
     ) -> CheckedRun | None:
-        model = cut_at(self.calibrated(policy, requests), self.batch_tokens)
+        model = cut_at(self.calibrated(policy, requests), self.bounds.batch_tokens)
         return check_run(window, model, flows_of(requests))
 
     def predict(
@@ -124,7 +105,7 @@ class AskedQueue:
     ) -> Predicted:
         model = self._model(policy, requests, at)
         lengths, predictor = lengths_of(requests), predictor_of(requests)
-        own = dataclasses.replace(model, output_tokens=lengths, predictor=predictor)
+        own = model.but(output_tokens=lengths, predictor=predictor)
         return predict_means(own, rate)
 
     def by_length(
@@ -151,29 +132,29 @@ class AskedQueue:
         model = self.calibrated(policy, requests)
         if self.process is not None:
             scv = gap_scv(self.process)
-            model = dataclasses.replace(model, arrival_process=self.process, arrival_scv=scv)
+            model = model.but(process=self.process, scv=scv)
         return sampling_error(model, self.rate or rate, len(requests), compared, answer)
 
-    def calibrated(self, policy: Policy, requests: Sequence[Served]) -> Model:
+    def calibrated(self, policy: Policy, requests: Sequence[Served]) -> Queue:
         return self._model(policy, requests, self.law)
 
-    def _model(self, policy: Policy, requests: Sequence[Served], at: LatencyModel) -> Model:
-        cut = None
-        if self.batch_tokens is not None:
+    def _model(self, policy: Policy, requests: Sequence[Served], at: LatencyModel) -> Queue:
+        bounds, cut = self.bounds.for_slots(policy), None
+        if bounds.batch_tokens is not None:
             batches = np.array([request.batch_id for request in requests])
             prompts = np.array([request.prompt_tokens for request in requests])
-            share = prompts_cut(batches, prompts, self.batch_tokens)
-            cut = heeded_batch_tokens(self.batch_tokens, share)
-        step = step_bound(policy, self.max_num_seqs, self.step_tokens, cut)
-        return Model(
+            share = prompts_cut(batches, prompts, bounds.batch_tokens)
+            cut = heeded_batch_tokens(bounds.batch_tokens, share)
+        bounds = msgspec.structs.replace(bounds, batch_tokens=cut)
+        counts = at.kp or bounds.of_a_step(policy) is not None
+        return Queue(
             policy=policy,
-            output_tokens=self.output_tokens or lengths_of(requests),
-            law=at,
-            prompt_tokens=prompts_of(requests) if at.kp or step is not None else None,
-            max_num_seqs=self.max_num_seqs,
-            step_tokens=step,
-            servers=servers_of(requests),
-            predictor=self.predictor or predictor_of(requests),
+            requests=Requests(
+                output_tokens=self.output_tokens or lengths_of(requests),
+                prompt_tokens=prompts_of(requests) if counts else None,
+                predictor=self.predictor or predictor_of(requests),
+            ),
+            engine=Engine(law=at, servers=servers_of(requests), bounds=bounds),
         )
 
 
@@ -196,9 +177,8 @@ def replay_arrivals(
     policy: Policy,
     requests: Sequence[Served],
     law: LatencyModel,
-    max_num_seqs: int | None = None,
+    bounds: EngineBounds | None = None,
     *,
-    step_tokens: int | None = None,
     seed: int = 0,
 ) -> dict[str, tuple[float, float]]:
     """Start and release of every request had the law served it: means over draws of the residuals,
@@ -207,13 +187,11 @@ def replay_arrivals(
     Who was cut short in the run is replayed with the tokens that it got. The queue begins empty.
     The same seed draws the same residuals for every law with the same cv.
     """
-    model = Model(
+    bounds = (bounds or EngineBounds()).for_slots(policy)
+    model = Queue(
         policy=policy,
-        output_tokens=ONE_TOKEN,
-        law=law,
-        max_num_seqs=max_num_seqs,
-        step_tokens=step_tokens,
-        servers=servers_of(requests),
+        requests=Requests(output_tokens=ONE_TOKEN),
+        engine=Engine(law=law, servers=servers_of(requests), bounds=bounds),
     )
     entering, flows = requests_of(window_of_run(requests), model), flows_of(requests)
     replay = replayed(model, trace_of(entering, flows), seed=seed)
@@ -230,7 +208,7 @@ def flows_of(requests: Sequence[Served]) -> npt.NDArray[np.str_]:
     return np.array([request.flow or "" for request in requests], dtype=np.str_)
 
 
-def predict_means(model: Model, rate: float, method: str = "auto") -> Predicted:
+def predict_means(model: Queue, rate: float, method: str = "auto") -> Predicted:
     """Means and quantiles of a prediction; None where there is no steady state or no method for
     it.
     """
@@ -262,7 +240,7 @@ def predict_means(model: Model, rate: float, method: str = "auto") -> Predicted:
     )
 
 
-def published_delay(model: Model, rate: float) -> tuple[float, PaperKind] | None:
+def published_delay(model: Queue, rate: float) -> tuple[float, PaperKind] | None:
     """The mean queueing delay by the papers' formula, seconds; None where they have none for this
     queue.
 
@@ -270,15 +248,15 @@ def published_delay(model: Model, rate: float) -> tuple[float, PaperKind] | None
     no bound of the batch either and are evaluated without the engine's; a bound of the mean is only
     the one for padded batches without a residual.
     """
-    policy, law = model.policy, model.law
-    if model.servers > 1 or isinstance(policy, Continuous) or not 0 < rate < math.inf:
+    policy, law = model.policy, model.engine.law
+    if model.engine.servers > 1 or isinstance(policy, Continuous) or not 0 < rate < math.inf:
         return None
     if not isinstance(policy, Fixed):
-        model = dataclasses.replace(model, max_num_seqs=None)
+        model = model.but(max_num_seqs=None)
     if not isinstance(policy, Single):
-        mean_prompt = model.prompt_tokens.mean if model.prompt_tokens else 0.0
+        mean_prompt = model.requests.prompt_tokens.mean if model.requests.prompt_tokens else 0.0
         mean_law = dataclasses.replace(law, k1=law.k1 + law.kp * mean_prompt, kp=0.0)
-        model = dataclasses.replace(model, law=mean_law, prompt_tokens=None)
+        model = model.but(law=mean_law, prompt_tokens=None)
     try:
         mean = predict_model(model, rate, method="paper").queueing_delay.mean
     except (PredictionError, SpecError):

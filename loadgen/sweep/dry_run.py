@@ -13,7 +13,7 @@ from rich.console import Console
 
 from kendall.loadgen.compare.comparison import Predicted
 from kendall.loadgen.compare.theory import predict_means
-from kendall.loadgen.sweep.grid import Basis, EngineBounds, SweepCell
+from kendall.loadgen.sweep.grid import Basis, GatewayBounds, SweepCell
 from kendall.loadgen.sweep.plan import SweepPlan
 from kendall.loadgen.sweep.saturation import first_rate, predicted_rate, probe_cell, probes_expected
 from kendall.loadgen.sweep.slo import slo_of
@@ -31,7 +31,7 @@ OVERHEAD = 1.0
 def basis_of(plan: SweepPlan) -> Basis:
     """Under the given law, or under a guess."""
     law = load_law(GUESS if plan.latency is None else plan.latency).at_speed(1.0)
-    return Basis(plan, law, EngineBounds(max_num_seqs=plan.max_num_seqs, max_model_len=CONTEXT))
+    return Basis(plan, law, GatewayBounds(max_num_seqs=plan.max_num_seqs, max_model_len=CONTEXT))
 
 
 class PlannedSearch(msgspec.Struct, frozen=True, kw_only=True):

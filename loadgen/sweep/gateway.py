@@ -28,7 +28,7 @@ from kendall.loadgen.gateway.gateway_process import (
     free_port,
 )
 from kendall.loadgen.sending.client.target import NO_KEYS, Keys
-from kendall.loadgen.sweep.grid import EngineBounds
+from kendall.loadgen.sweep.grid import GatewayBounds
 from kendall.loadgen.sweep.plan import SweepPlan
 from kendall.policies import Fixed, is_built_in, parse_policy
 from kendall.policies.text import counted
@@ -173,9 +173,9 @@ def _is_file(name: str) -> bool:
     return Path(name).is_file()
 
 
-async def bounds_of(client: GatewayClient) -> EngineBounds:
+async def bounds_of(client: GatewayClient) -> GatewayBounds:
     """Ask the gateway for the bounds of its engine."""
-    return msgspec.convert((await client.ask("GET", "/admin/state"))["engine"], EngineBounds)
+    return msgspec.convert((await client.ask("GET", "/admin/state"))["engine"], GatewayBounds)
 
 
 async def until_idle(client: GatewayClient, note: Note) -> None:

@@ -30,9 +30,10 @@ from kendall.queueing.distributions.token_distribution import (
     TokenDistribution,
     parse_distribution,
 )
+from kendall.queueing.engine_bounds import EngineBounds
 from kendall.queueing.latency.law import LatencyModel
-from kendall.queueing.model import Model, step_bound
 from kendall.queueing.models.soap.predictor_text import PredictorText, parse_predictor
+from kendall.queueing.queue import Engine, Queue, Requests
 from kendall.queueing.simulation.run_length import advise_model
 
 # of an advised length: the speed of a machine wanders over seconds, which the advice does not know
@@ -41,12 +42,10 @@ ENDLESS = 10**9  # requests of a point without a steady state: only its limit of
 ORDER_STREAM = 2**31  # spawn key of the order's generator, far from those of the requests
 
 
-class EngineBounds(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The limits that the engine reports."""
+class GatewayBounds(EngineBounds, frozen=True, kw_only=True, omit_defaults=True):
+    """The limits that the engine reports, with the context length."""
 
-    max_num_seqs: int
     max_model_len: int
-    step_tokens: int | None = None  # of one step, where it computes long prompts in parts
 
     def __str__(self) -> str:
         text = f"max_num_seqs={self.max_num_seqs}, max_model_len={self.max_model_len}"
@@ -82,7 +81,7 @@ class Basis:
 
     plan: SweepPlan
     law: LatencyModel
-    bounds: EngineBounds
+    bounds: GatewayBounds
 
     @cached_property
     def prompt_tokens(self) -> TokenDistribution:
@@ -115,17 +114,17 @@ class Basis:
         """Lengths of the answers under the gateway's limit."""
         return self.output_tokens if limit is None else self.output_tokens.clip(limit)
 
-    def model(self, policy: str, limit: int | None) -> Model:
+    def model(self, policy: str, limit: int | None) -> Queue:
         """The queue of a cell, but for its rate."""
-        parsed, bounds = parse_policy(policy), self.bounds
-        return Model(
+        parsed = parse_policy(policy)
+        return Queue(
             policy=parsed,
-            output_tokens=self.limited(limit),
-            law=self.law,
-            prompt_tokens=self.prompt_tokens,
-            max_num_seqs=bounds.max_num_seqs,
-            step_tokens=step_bound(parsed, bounds.max_num_seqs, bounds.step_tokens),
-            predictor=self.predictor,
+            requests=Requests(
+                output_tokens=self.limited(limit),
+                prompt_tokens=self.prompt_tokens,
+                predictor=self.predictor,
+            ),
+            engine=Engine(law=self.law, bounds=self.bounds.for_slots(parsed)),
         )
 
     def at_speed(self, speed: float) -> Basis:
@@ -156,7 +155,7 @@ class Basis:
         for index in order.tolist():
             yield self._cell(*points[index])
 
-    def _cell(self, model: Model, rate: float, limit: int | None, point: str) -> SweepCell:
+    def _cell(self, model: Queue, rate: float, limit: int | None, point: str) -> SweepCell:
         """A cell is as long under every order of service as in the order of arrival."""
         plain = dataclasses.replace(model, policy=first_come_form(model.policy))
         count, cut = self.count(model, rate, self.needed(plain, rate))
@@ -170,7 +169,7 @@ class Basis:
             cut=cut,
         )
 
-    def needed(self, model: Model, rate: float) -> int:
+    def needed(self, model: Queue, rate: float) -> int:
         """Requests that the plan asks of a cell: a number, `duration` seconds' worth, or what
         `precision` takes.
         """
@@ -187,7 +186,7 @@ class Basis:
             advised = advise_model(model, rate, relative=plan.precision, quantity="sojourn_time")
         return max(advised.requests, math.ceil(rate * LEAST_SECONDS))
 
-    def count(self, model: Model, rate: float, needed: int) -> tuple[int, bool]:
+    def count(self, model: Queue, rate: float, needed: int) -> tuple[int, bool]:
         """The requests of a cell that its limit of time allows, and whether they are fewer than
         needed.
 

@@ -25,7 +25,7 @@ from kendall.loadgen.sweep.gateway import (
     bounds_of,
     until_idle,
 )
-from kendall.loadgen.sweep.grid import Basis, EngineBounds
+from kendall.loadgen.sweep.grid import Basis, GatewayBounds
 from kendall.loadgen.sweep.plan import SweepPlan
 from kendall.loadgen.sweep.status import Status
 from kendall.loadgen.sweep.store import Store
@@ -83,7 +83,7 @@ class Rig:
         if calibrated is None:
             law = await self._calibrated(bounds)
             self.store.append("calibrated", law=str(law), bounds=msgspec.to_builtins(bounds))
-        elif (known := msgspec.convert(calibrated["bounds"], EngineBounds)) != bounds:
+        elif (known := msgspec.convert(calibrated["bounds"], GatewayBounds)) != bounds:
             raise SpecError(
                 f"got a gateway with {bounds}; expected one with {known}, with which the sweep "
                 "began"
@@ -159,7 +159,7 @@ class Rig:
         if note is not None:
             self.status.note(note)
 
-    async def _calibrated(self, bounds: EngineBounds) -> LatencyModel:
+    async def _calibrated(self, bounds: GatewayBounds) -> LatencyModel:
         if self.plan.latency is not None:
             law = load_law(self.plan.latency).at_speed(1.0)
             if warning := poor_fit_of(self.plan.latency):

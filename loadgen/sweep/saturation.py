@@ -17,8 +17,8 @@ from kendall.policies import Fixed, is_first_come
 from kendall.queueing.choosing.rates import heaviest_scanned
 from kendall.queueing.choosing.search import bisected
 from kendall.queueing.errors import PredictionError
-from kendall.queueing.model import Model
 from kendall.queueing.prediction import predict_model
+from kendall.queueing.queue import Queue
 
 FIRST = 1.1  # factor of the first bracket, around the prediction
 WIDEN = 1.25
@@ -60,15 +60,15 @@ async def bisect(
     return bracket
 
 
-def probe_requests(model: Model, rate: float, tolerance: float) -> int:
+def probe_requests(model: Queue, rate: float, tolerance: float) -> int:
     """So many evenly spaced ones that a growth of half the tolerance stands out of the scatter of
     the service.
 
     A batch of b requests takes a time with at most the scatter of one length; the number in the
     system swings by b.
     """
-    lengths, size = model.output_tokens, model.bound or 64
-    cv2 = lengths.moment(2) / lengths.mean**2 - 1 + model.law.cv**2
+    lengths, size = model.requests.output_tokens, model.bound or 64
+    cv2 = lengths.moment(2) / lengths.mean**2 - 1 + model.engine.law.cv**2
     scatter = (DETECT / (tolerance / 2)) ** 2 * cv2
     return int(
         min(
@@ -108,12 +108,12 @@ def probes_expected(tolerance: float) -> int:
     return min(MOST_PROBES, 3 + halvings)
 
 
-def first_rate(model: Model, predicted: float | None) -> float:
+def first_rate(model: Queue, predicted: float | None) -> float:
     """Around which a search begins; `predicted` as `predicted_rate` has it."""
     return predicted or model.largest_stable_rate / 2
 
 
-def predicted_rate(model: Model, slo: ObservedSlo | None) -> float | None:
+def predicted_rate(model: Queue, slo: ObservedSlo | None) -> float | None:
     """The largest stable rate, or the largest at which the predicted quantity keeps its bound;
     None where no method gives it.
     """

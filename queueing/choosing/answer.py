@@ -25,7 +25,6 @@ from kendall.policies.immediate import Single
 from kendall.queueing.choosing.objective import Slo, levels_of
 from kendall.queueing.distributions.token_distribution import Vector
 from kendall.queueing.errors import NotConvergedError
-from kendall.queueing.model import Model, with_quantiles
 from kendall.queueing.prediction import (
     best_method,
     infinite_mean,
@@ -34,6 +33,7 @@ from kendall.queueing.prediction import (
     without_means,
 )
 from kendall.queueing.prediction.steady_state import doubt_of, known_delay, with_quantiles_of
+from kendall.queueing.queue import Queue
 from kendall.queueing.result import LEVELS, Prediction, Quantiles, Quantity
 from kendall.queueing.simulation.experiment import (
     mean_gaps,
@@ -53,7 +53,7 @@ SHORT, APPROXIMATE_SHORT = 0.02, 0.8  # a delay below this share of the sojourn 
 NOTE = f"simulated with {SIMULATED:,} requests: an exact answer takes longer than this may"
 
 
-def precise(model: Model, arrival_rate: float) -> Prediction:
+def precise(model: Queue, arrival_rate: float) -> Prediction:
     """The steady state. Raises UnstableQueueError."""
     model.stable_load(arrival_rate)
     method = best_method(model)
@@ -62,14 +62,14 @@ def precise(model: Model, arrival_rate: float) -> Prediction:
     return _solved(model, arrival_rate, method)
 
 
-def simulated(model: Model, arrival_rate: float, note: str = NOTE) -> Prediction:
+def simulated(model: Queue, arrival_rate: float, note: str = NOTE) -> Prediction:
     """By `SIMULATED` requests; `note`: why."""
     found = simulate_model(model, arrival_rate, num_requests=SIMULATED, notes=(note,))
     return without_means(found) if infinite_mean(model, found.load) else found
 
 
 def rough(
-    model: Model, arrival_rate: float, slos: Sequence[Slo] = (), requests: int = ROUGH
+    model: Queue, arrival_rate: float, slos: Sequence[Slo] = (), requests: int = ROUGH
 ) -> Prediction:
     """Mean delays and loss, and the quantiles that `slos` bound. A queue with a steady state."""
     warm_up = requests // 10
@@ -79,7 +79,11 @@ def rough(
     served = ~run.lost
     own = run.queueing_delay[served]
     lost = 1 - own.size / served.size
-    every = own if not lost else np.where(served, run.queueing_delay, model.patience or math.inf)
+    every = (
+        own
+        if not lost
+        else np.where(served, run.queueing_delay, model.requests.patience or math.inf)
+    )
     if not model.policy.padded and any(slo.field == "inter_token_latency" for slo in slos):
         _, means, weights = mean_gaps(run)
         levels = levels_of(slo for slo in slos if slo.field == "inter_token_latency")
@@ -106,7 +110,7 @@ def rough(
     )
 
 
-def searched(model: Model, arrival_rate: float, slos: Sequence[Slo] = ()) -> Prediction:
+def searched(model: Queue, arrival_rate: float, slos: Sequence[Slo] = ()) -> Prediction:
     """One of dozens in a search: a formula, or as `rough` with more requests. Raises
     UnstableQueueError.
     """
@@ -115,7 +119,7 @@ def searched(model: Model, arrival_rate: float, slos: Sequence[Slo] = ()) -> Pre
     if (
         method == "approximation" or (method == "exact" and isinstance(model.policy, Single))
     ) and all(_trusted(model, slo) for slo in slos):
-        solved = _solved(with_quantiles(model, levels_of(slos)), arrival_rate, method)
+        solved = _solved(model.with_quantiles(levels_of(slos)), arrival_rate, method)
         if all(slo.value(solved) is not None for slo in slos):
             return solved
     found = rough(model, arrival_rate, slos, SIMULATED)
@@ -129,7 +133,7 @@ class Prices:
     slos: Sequence[Slo] = ()
     many: bool = False
 
-    def quick(self, model: Model, arrival_rate: float) -> Prediction:
+    def quick(self, model: Queue, arrival_rate: float) -> Prediction:
         """By a formula, and where it lacks what the SLOs bound by a short simulation: on the same
         arrivals, so that the noise of two settings is one. Of dozens, which their means put in
         order, these are the formula's then too. Raises UnstableQueueError.
@@ -147,7 +151,7 @@ class Prices:
         simulated = self._simulated(model, arrival_rate, known_delay(found, model))
         return with_quantiles_of(simulated, found, names)
 
-    def full(self, model: Model, arrival_rate: float) -> Prediction:
+    def full(self, model: Queue, arrival_rate: float) -> Prediction:
         """As `kendall predict --slo` says it. Raises UnstableQueueError."""
         wanted = tuple(dict.fromkeys(slo.field for slo in self._bounded))
         if not wanted:
@@ -160,7 +164,7 @@ class Prices:
         return [slo for slo in self.slos if slo.level is not None]
 
     def _simulated(
-        self, model: Model, arrival_rate: float, delay: Quantiles | None = None
+        self, model: Queue, arrival_rate: float, delay: Quantiles | None = None
     ) -> Prediction:
         from kendall.queueing.simulation.budget import affordable_requests, enough_slots  # noqa: PLC0415 - loads numba
 
@@ -170,7 +174,7 @@ class Prices:
         found = simulate_steady_state(roomy, arrival_rate, max(count, SHORTEST), delay)
         return without_means(found) if infinite_mean(model, model.load(arrival_rate)) else found
 
-    def _by_formula(self, model: Model, arrival_rate: float) -> Prediction | None:
+    def _by_formula(self, model: Queue, arrival_rate: float) -> Prediction | None:
         """None where there is none, it is in doubt, or dozens of it take too long."""
         method = best_method(model)
         largest = LARGEST_UNPADDED if self.many and not model.policy.padded else LARGEST_EXACT
@@ -197,7 +201,7 @@ def own_error(prediction: Prediction, quantity: Quantity = "queueing_delay") -> 
     return math.hypot(of_delay * delay / found.mean, APPROXIMATE_SERVICE)
 
 
-def by_formula(model: Model, arrival_rate: float, method: str) -> Prediction | None:
+def by_formula(model: Queue, arrival_rate: float, method: str) -> Prediction | None:
     """By an exact method or an approximation; None where that is in doubt. Raises
     NotConvergedError, UnstableQueueError.
     """
@@ -205,7 +209,7 @@ def by_formula(model: Model, arrival_rate: float, method: str) -> Prediction | N
     return None if doubt_of(found) is not None else found
 
 
-def _solved(model: Model, arrival_rate: float, method: str) -> Prediction:
+def _solved(model: Queue, arrival_rate: float, method: str) -> Prediction:
     """By a formula, else simulated."""
     note = NOTE
     try:
@@ -215,12 +219,12 @@ def _solved(model: Model, arrival_rate: float, method: str) -> Prediction:
     return simulated(model, arrival_rate, note) if found is None else found
 
 
-def _is_dear(model: Model, largest: int = LARGEST_EXACT) -> bool:
+def _is_dear(model: Queue, largest: int = LARGEST_EXACT) -> bool:
     """Whether an exact answer takes seconds: large batches, and those without a bound."""
     return model.bound is None or model.bound > largest
 
 
-def _trusted(model: Model, slo: Slo) -> bool:
+def _trusted(model: Queue, slo: Slo) -> bool:
     """Whether the method's quantile is used: an approximation knows less of it than of means."""
     return slo.level is None or best_method(model) != "approximation"
 

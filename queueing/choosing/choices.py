@@ -29,15 +29,15 @@ from kendall.queueing.choosing.search import (
     refined,
     score_of,
 )
-from kendall.queueing.model import Model, with_quantiles
 from kendall.queueing.prediction import predict_model
+from kendall.queueing.queue import Queue
 from kendall.queueing.result import Quantity
 
 ALL_SIZES = 32  # up to this many every size is tried
 
 
 def best_batch_size(
-    model: Model,
+    model: Queue,
     arrival_rate: float | None,
     objective: Objective,
     largest: int = LARGEST_SIZE,
@@ -56,7 +56,7 @@ def best_batch_size(
         largest = min(largest, model.step_tokens)  # a step takes no more sequences than tokens
     check_reach(dataclasses.replace(model, policy=with_size(model.policy, 1)), objective)
     search = SizeSearch(
-        model=with_quantiles(model, levels_of(objective.slos)),
+        model=model.with_quantiles(levels_of(objective.slos)),
         arrival_rate=arrival_rate,
         objective=objective,
         quantity=compared_by([model.policy], objective.slo),
@@ -79,7 +79,7 @@ def best_batch_size(
 class SizeSearch:
     """Batch sizes of a policy. `points`: those that were predicted, by their sizes."""
 
-    model: Model
+    model: Queue
     arrival_rate: float | None
     objective: Objective
     quantity: Quantity
@@ -132,7 +132,7 @@ class SizeSearch:
 
 
 def best_policy(
-    model: Model,
+    model: Queue,
     candidates: Sequence[str],
     arrival_rate: float | None,
     objective: Objective,
@@ -150,7 +150,7 @@ def best_policy(
         )
     policies = [parse_policy(text) for text in candidates]
     quantity = compared_by(policies, objective.slo)
-    model = with_quantiles(model, levels_of(objective.slos))
+    model = model.with_quantiles(levels_of(objective.slos))
     models = {
         format_policy(policy): dataclasses.replace(model, policy=policy) for policy in policies
     }
@@ -172,7 +172,7 @@ def best_policy(
 
 def scored(
     choice: Point,
-    model: Model,
+    model: Queue,
     arrival_rate: float | None,
     objective: Objective,
     *,
@@ -190,7 +190,7 @@ def scored(
     if objective.name == "throughput":
         rate = model.largest_stable_rate
         load = None if arrival_rate is None else model.load(arrival_rate)
-        stable = load is None or load < 1 or model.patience is not None
+        stable = load is None or load < 1 or model.requests.patience is not None
         return choice | {
             "largest_stable_rate": rate,
             "load": load,

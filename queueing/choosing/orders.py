@@ -30,7 +30,6 @@ from kendall.queueing.choosing.answer import by_formula
 from kendall.queueing.choosing.objective import Objective
 from kendall.queueing.choosing.search import Optimum, Point, choose
 from kendall.queueing.errors import NotConvergedError, UnstableQueueError
-from kendall.queueing.model import Model
 from kendall.queueing.models.soap.predictor_text import (
     NO_PREDICTION,
     PredictorText,
@@ -39,6 +38,7 @@ from kendall.queueing.models.soap.predictor_text import (
 from kendall.queueing.models.soap.token_orders import is_solved
 from kendall.queueing.prediction import methods
 from kendall.queueing.prediction.by_length import LONGEST, durations_by_length
+from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.experiment import begin_of, check_kept_up, steady_run
 
 PREDICTORS = ("exact", "lognormal:sigma=0.5")
@@ -60,7 +60,7 @@ class OrderDurations:
 
 
 def best_order(
-    model: Model,
+    model: Queue,
     arrival_rate: float,
     candidates: Sequence[str] | None = None,
     predictors: Sequence[str] | None = None,
@@ -91,7 +91,7 @@ def best_order(
 class OrderSearch:
     """Orders of one queue; `known` keeps what was computed."""
 
-    model: Model
+    model: Queue
     rate: float
     known: dict[tuple[str, str], OrderDurations]
 
@@ -152,7 +152,7 @@ class OrderSearch:
         self, policy: Policy, predictor: PredictorText, like: str | None = None
     ) -> OrderDurations:
         """`like`: the method of what it is compared with. Raises UnstableQueueError, SpecError."""
-        model = dataclasses.replace(self.model, policy=policy, predictor=predictor)
+        model = self.model.but(policy=policy, predictor=predictor)
         simulated = methods(model)[0] == "simulation" or like == "simulation"
         key = (f"{model.text} simulated" if simulated else model.text, str(predictor))
         if key not in self.known:
@@ -184,7 +184,7 @@ class OrderSearch:
 
     def _best_threshold(self, name: str) -> int:
         """With a right bit; the median where nothing is stable."""
-        lengths = self.model.output_tokens
+        lengths = self.model.requests.output_tokens
         tried = sorted({lengths.quantile(share) for share in DECILES})
 
         def delay(threshold: int) -> float:
@@ -196,7 +196,7 @@ class OrderSearch:
         return min(tried, key=delay)
 
 
-def _solved(model: Model, rate: float) -> OrderDurations | None:
+def _solved(model: Queue, rate: float) -> OrderDurations | None:
     """None where `kendall predict` simulates too."""
     try:
         found = by_formula(model, rate, methods(model)[0])
@@ -208,11 +208,11 @@ def _solved(model: Model, rate: float) -> OrderDurations | None:
     delay, sojourn = found.queueing_delay.mean, found.sojourn_time.mean
     if delay is None or sojourn is None:
         return None
-    longest = sum(by_length.of_longest(model.output_tokens))
+    longest = sum(by_length.of_longest(model.requests.output_tokens))
     return OrderDurations(delay, sojourn, longest, found.method)
 
 
-def _simulated(model: Model, rate: float) -> OrderDurations:
+def _simulated(model: Queue, rate: float) -> OrderDurations:
     """Of the same requests under every order."""
     model.stable_load(rate)
     run = steady_run(model, rate, begin_of(model, rate, SIMULATED), np.random.SeedSequence(0))

@@ -24,8 +24,8 @@ from kendall.queueing.choosing.search import Point, Predict
 from kendall.queueing.choosing.servers import fewest_servers
 from kendall.queueing.errors import NoStableChoiceError, UnattainableError
 from kendall.queueing.latency.law import LatencyModel
-from kendall.queueing.model import Model
 from kendall.queueing.prediction.asked import Asked
+from kendall.queueing.queue import Queue
 from kendall.queueing.result import Prediction
 
 CUTS = "the token limit cuts"  # how a reason begins
@@ -70,7 +70,7 @@ class Demand:
         self,
         choice: tuple[Kind, int, int | None],
         largest: int,
-        tell: Callable[[Model], None] = lambda _: None,
+        tell: Callable[[Queue], None] = lambda _: None,
     ) -> Point:
         """The fewest servers of a choice, at most `largest`; `tell` hears of every prediction."""
         kind, slots, limit = choice
@@ -104,7 +104,7 @@ class Demand:
         asked = self.asked(best["max_num_seqs"], law, best["max_output_tokens"])
         if asked.trace is not None:
             return None
-        model = dataclasses.replace(asked.model, servers=int(best["servers"]))
+        model = asked.model.but(servers=int(best["servers"]))
         quick, full = predictors(asked, self.goal)
         found = largest_rate(model, self.goal, PRECISION, quick, full=full)
         return max(float(found.best["arrival_rate"]), asked.arrival_rate)
@@ -143,7 +143,7 @@ def make_plan(
             demand.option(
                 choice,
                 choices.largest,
-                lambda model, name=name: tell(f"{name}, {counted(model.servers, 'server')}"),  # type: ignore[misc]
+                lambda model, name=name: tell(f"{name}, {counted(model.engine.servers, 'server')}"),  # type: ignore[misc]
             )
         )
     marked = with_frontier(options, demand.goal)
@@ -159,7 +159,7 @@ def make_plan(
 
 
 def predictors(
-    asked: Asked, goal: Objective, tell: Callable[[Model], None] = lambda _: None
+    asked: Asked, goal: Objective, tell: Callable[[Queue], None] = lambda _: None
 ) -> tuple[Predict, Predict | None]:
     """The quick and the full predictions of a search; a trace is replayed, and has no full ones.
     `tell` hears of every prediction.
@@ -167,7 +167,7 @@ def predictors(
     prices = Prices(goal.slos)
 
     def told(predict: Predict) -> Predict:
-        def predicted(model: Model, arrival_rate: float) -> Prediction:
+        def predicted(model: Queue, arrival_rate: float) -> Prediction:
             tell(model)
             return predict(model, arrival_rate)
 

@@ -23,8 +23,8 @@ from kendall.queueing.choosing.confirmed import Rising
 from kendall.queueing.choosing.objective import Objective, levels_of
 from kendall.queueing.choosing.reach import check_reach
 from kendall.queueing.choosing.search import Optimum, Point, Predict, bisected, choose, point_of
-from kendall.queueing.model import Model, with_quantiles
 from kendall.queueing.prediction import predict_model
+from kendall.queueing.queue import Queue
 
 LIGHTEST, HEAVIEST, IMPATIENT = (
     0.001,
@@ -35,7 +35,7 @@ SCAN = [LIGHTEST, *np.linspace(0.05, 0.95, 19).tolist(), HEAVIEST]
 
 
 def largest_rate(
-    model: Model,
+    model: Queue,
     objective: Objective,
     precision: float = 1e-3,
     predict: Predict = predict_model,
@@ -46,10 +46,10 @@ def largest_rate(
     `full` where it is given. Raises SpecError, NoStableChoiceError.
     """
     if objective.name == "throughput":
-        if model.patience is not None:
+        if model.requests.patience is not None:
             raise SpecError(
-                f"got patience={model.patience:g}; expected none: with patience every rate is "
-                "stable"
+                f"got patience={model.requests.patience:g}; expected none: with patience every "
+                "rate is stable"
             )
         best: Point = {"arrival_rate": model.largest_stable_rate, "load": 1.0}
         note = "at this rate itself the queue grows without end"
@@ -59,14 +59,14 @@ def largest_rate(
             f"got objective={objective.name} for arrival-rate; expected throughput or slo"
         )
     for slo in objective.slos:
-        patience = model.patience
+        patience = model.requests.patience
         if patience is not None and slo.field == "queueing_delay" and slo.seconds >= patience:
             raise SpecError(
                 f"got slo={slo} with patience={patience:g}; expected a shorter bound: no request "
                 "waits longer than that"
             )
     check_reach(model, objective)
-    model = with_quantiles(model, levels_of(objective.slos))
+    model = model.with_quantiles(levels_of(objective.slos))
     search = RateSearch(model=model, objective=objective, precision=precision, predict=predict)
     return search.largest(full)
 
@@ -75,7 +75,7 @@ def largest_rate(
 class RateSearch:
     """The largest rate that keeps the SLOs. `points`: those that were predicted, by their loads."""
 
-    model: Model
+    model: Queue
     objective: Objective
     precision: float
     predict: Predict
@@ -84,7 +84,7 @@ class RateSearch:
     def largest(self, full: Predict | None) -> Optimum:
         """By the quick values, and then by those of `full` where it is given."""
         note, low = None, self.start()
-        high = HEAVIEST if self.model.patience is None else IMPATIENT
+        high = HEAVIEST if self.model.requests.patience is None else IMPATIENT
         if low is not None and self.kept(high):
             note, low = f"the SLO still holds at load {high:g}, the largest that was tried", high
         elif low is not None:

@@ -17,7 +17,7 @@ from kendall.queueing.choosing.objective import Objective, Slo
 from kendall.queueing.choosing.quantity import WORDS
 from kendall.queueing.distributions.token_distribution import TokenDistribution
 from kendall.queueing.errors import UnattainableError
-from kendall.queueing.model import Model
+from kendall.queueing.queue import Queue
 
 NOTHING = "nothing keeps "  # how a reason begins
 _REMEDIES = {  # beside a longer bound and a faster engine
@@ -27,7 +27,7 @@ _REMEDIES = {  # beside a longer bound and a faster engine
 }
 
 
-def check_reach(model: Model, objective: Objective) -> None:
+def check_reach(model: Queue, objective: Objective) -> None:
     """Raises UnattainableError where even an empty queue breaks an SLO."""
     for slo in objective.slos:
         if (seconds := least_seconds(model, slo)) > slo.seconds:
@@ -41,14 +41,14 @@ def check_reach(model: Model, objective: Objective) -> None:
             raise UnattainableError(f"{NOTHING}{slo}: {why}", remedy)
 
 
-def least_seconds(model: Model, slo: Slo) -> float:
+def least_seconds(model: Queue, slo: Slo) -> float:
     """What an SLO bounds is at least that; 0 where nothing is known: of the queueing delay, of a
     law with a negative coefficient, under which more requests may take less, and of quantiles where
     a residual, or patience under an order of its own, may favour short ones.
     """
-    law = model.law
+    law = model.engine.law
     chance = (law.cv > 0 or law.stall_share > 0) and not model.policy.joins_running
-    chosen = model.patience is not None and not is_first_come(model.policy)
+    chosen = model.requests.patience is not None and not is_first_come(model.policy)
     if (
         slo.field == "queueing_delay"
         or min(law.k1, law.k2, law.k3, law.k4, law.kp) < 0
@@ -56,16 +56,16 @@ def least_seconds(model: Model, slo: Slo) -> float:
         or (chance and slo.level is not None)
     ):
         return 0.0
-    fastest = min(model.server_speeds, default=1.0)
+    fastest = min(model.engine.server_speeds, default=1.0)
     if slo.field == "inter_token_latency":
         return 0.0 if model.policy.padded else fastest * law.step(1)
     setup = law.setup(1)
     if model.policy.joins_running:
         setup = law.admission(1) + law.turnaround * law.speed
-    prompts, tokens = model.prompt_tokens, 1.0
+    prompts, tokens = model.requests.prompt_tokens, 1.0
     prompt = 0.0 if prompts is None else _statistic(prompts, slo)
     if slo.field != "time_to_first_token":
-        tokens = _statistic(model.output_tokens, slo)
+        tokens = _statistic(model.requests.output_tokens, slo)
         prompt = prompt if slo.level is None else 0.0  # quantiles of a sum are not their sum
     return fastest * (setup + law.speed * law.kp * prompt + law.step(1) * tokens)
 

@@ -14,11 +14,11 @@ import numpy as np
 from kendall.policies.text import counted, short_number
 from kendall.queueing.choosing.objective import Objective
 from kendall.queueing.errors import NoStableChoiceError, UnstableQueueError
-from kendall.queueing.model import Model
 from kendall.queueing.prediction import predict_model
+from kendall.queueing.queue import Queue
 from kendall.queueing.result import Prediction, Quantity
 
-Predict = Callable[[Model, float], Prediction]  # model, arrival rate; raises UnstableQueueError
+Predict = Callable[[Queue, float], Prediction]  # model, arrival rate; raises UnstableQueueError
 Point = dict[
     str, Any
 ]  # the choice, its load, its predicted values, its `score` (None where it may not be chosen)
@@ -53,7 +53,7 @@ class Optimum:
 
 
 def point_of(
-    choice: Point, model: Model, arrival_rate: float, predict: Predict = predict_model
+    choice: Point, model: Queue, arrival_rate: float, predict: Predict = predict_model
 ) -> tuple[Point, Prediction | None]:
     """The choice with its load and its predicted values, still without a score, and the prediction.
     For an unstable choice no values, the score None, and no prediction.

@@ -7,7 +7,6 @@ number.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 
@@ -25,14 +24,14 @@ from kendall.queueing.choosing.search import (
     choose,
     whole_between,
 )
-from kendall.queueing.model import Model, with_quantiles
 from kendall.queueing.prediction import predict_model
+from kendall.queueing.queue import Queue
 
 NEAR = 1.15  # times a bound: a quick value below may be longer than the full one
 
 
 def fewest_servers(
-    model: Model,
+    model: Queue,
     arrival_rate: float,
     objective: Objective,
     largest: int = 64,
@@ -52,14 +51,14 @@ def fewest_servers(
     if largest < 1:
         raise SpecError(f"got largest={largest}; expected at least 1")
     check_reach(model, objective)
-    model = with_quantiles(model, levels_of(objective.slos))
+    model = model.with_quantiles(levels_of(objective.slos))
     points: dict[int, Point] = {}
     quantity = compared_by([model.policy], objective.slo)
 
     def kept(servers: int, by: Predict = predict) -> bool:
         point = scored(
             {"servers": servers},
-            dataclasses.replace(model, servers=servers),
+            model.but(servers=servers),
             arrival_rate,
             objective,
             predict=by,
@@ -69,8 +68,8 @@ def fewest_servers(
         return point["score"] is not None
 
     # so many are not stable
-    needed = math.floor(dataclasses.replace(model, servers=1).load(arrival_rate))
-    low = start = 0 if model.patience is not None else min(needed, largest - 1)
+    needed = math.floor(model.but(servers=1).load(arrival_rate))
+    low = start = 0 if model.requests.patience is not None else min(needed, largest - 1)
     high, step = start + 1, 1
     while not kept(high) and high < largest:
         step *= 2

@@ -34,8 +34,8 @@ from kendall.queueing.choosing.search import (
     whole_between,
 )
 from kendall.queueing.distributions.token_distribution import Vector
-from kendall.queueing.model import Model, clipped_at, with_quantiles
 from kendall.queueing.prediction import predict_model
+from kendall.queueing.queue import Queue
 
 TARGET = "max-output-tokens"
 REFINED = (
@@ -45,7 +45,7 @@ REFINED = (
 
 
 def best_token_limit(
-    model: Model,
+    model: Queue,
     arrival_rate: float,
     objective: Objective,
     largest: int | None = None,
@@ -59,32 +59,32 @@ def best_token_limit(
     """
     if largest is not None and largest < 1:
         raise SpecError(f"got largest={largest}; expected at least 1")
-    if objective.name == "v2" and model.patience is None:
+    if objective.name == "v2" and model.requests.patience is None:
         raise SpecError(
             "got objective=v2 without a patience; expected one (v2 weighs lost requests), or the "
             "objective v1"
         )
-    whole = model.output_tokens.longest
+    whole = model.requests.output_tokens.longest
     longest = whole if largest is None else min(largest, whole)
     compared = compared_by([model.policy]) if objective.name in ("delay", "clipped") else None
     if objective.name in ("delay", "v1", "clipped", "throughput") and (
         isinstance(model.policy, Single)
         and in_arrival_order(model.policy)
-        and (model.servers, model.arrival_scv, model.arrival_process) == (1, 1.0, None)
-        and model.patience is None
-        and model.sequences is None
-        and not model.disaggregated
+        and (model.engine.servers, model.arrivals.scv, model.arrivals.process) == (1, 1.0, None)
+        and model.requests.patience is None
+        and model.requests.sequences is None
+        and not model.engine.disaggregated
     ):
         found = choose(TARGET, objective, _every_limit(model, arrival_rate, objective, longest))
         return dataclasses.replace(found, compared=compared)
-    check_reach(clipped_at(model, 1), objective)
-    model = with_quantiles(model, levels_of(objective.slos))
+    check_reach(model.clipped_at(1), objective)
+    model = model.with_quantiles(levels_of(objective.slos))
     search = LimitSearch(
         model=model,
         arrival_rate=arrival_rate,
         objective=objective,
         predict=predict,
-        useful=utilities(model.output_tokens),
+        useful=utilities(model.requests.output_tokens),
     )
     return dataclasses.replace(search.best(longest, full), compared=compared)
 
@@ -95,7 +95,7 @@ class LimitSearch:
     that were predicted quickly.
     """
 
-    model: Model
+    model: Queue
     arrival_rate: float
     objective: Objective
     predict: Predict
@@ -139,9 +139,9 @@ class LimitSearch:
         objective, limit = self.objective, int(limit)
         utility, clipped = (
             float(self.useful[limit]),
-            float(self.model.output_tokens.survival[limit]),
+            float(self.model.requests.output_tokens.survival[limit]),
         )
-        limited = clipped_at(self.model, limit)
+        limited = self.model.clipped_at(limit)
         choice = {"max_output_tokens": limit, "clipped_fraction": clipped, "utility": utility}
         point, prediction = point_of(choice, limited, self.arrival_rate, by)
         if prediction is None:
@@ -168,13 +168,13 @@ class LimitSearch:
 
 
 def _every_limit(
-    model: Model, arrival_rate: float, objective: Objective, longest: int
+    model: Queue, arrival_rate: float, objective: Objective, longest: int
 ) -> list[Point]:
     """M/G/1 at the limits 1 .. `longest`, at once."""
     limits = np.arange(1, longest + 1)
-    above = model.output_tokens.survival[:longest]  # P(N > k), k = 0 ..
+    above = model.requests.output_tokens.survival[:longest]  # P(N > k), k = 0 ..
     first, second = np.cumsum(above), np.cumsum((2 * limits - 1) * above)
-    law, prompts = model.law, model.prompt_tokens
+    law, prompts = model.engine.law, model.requests.prompt_tokens
     setup = law.setup(1, 0.0 if prompts is None else prompts.mean)
     extra = 0.0 if prompts is None else (law.speed * law.kp) ** 2 * prompts.variance
     step = law.step(1)
@@ -187,8 +187,8 @@ def _every_limit(
     stable = load < 1
     with np.errstate(divide="ignore"):
         delay = np.where(stable, arrival_rate * squares / (2 * (1 - load)), np.inf)
-    clipped = model.output_tokens.survival[1 : longest + 1]
-    useful = utilities(model.output_tokens)[1 : longest + 1]
+    clipped = model.requests.output_tokens.survival[1 : longest + 1]
+    useful = utilities(model.requests.output_tokens)[1 : longest + 1]
     if objective.name == "v1":
         score = -(objective.theta * useful - (1 - objective.theta) * delay)
     else:

@@ -6,17 +6,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from kendall.policies.durations import Duration
+from kendall.options import with_options
 from kendall.policies.text import short_number
 from kendall.queueing.choosing.objective import Objective, Slo, levels_of, parse_slos
 from kendall.queueing.commands.environment_variables import fitting, flags_first
 from kendall.queueing.commands.policy_option import PolicyModules, use_policies
+from kendall.queueing.commands.queue_options import ANSWER, PANELS, QueueOptions, TrafficOptions
 from kendall.queueing.commands.terminal import Column, Table, console, say, working
 from kendall.queueing.errors import UnstableQueueError
 from kendall.queueing.latency.law import LatencyModel, slow_law
@@ -34,261 +34,18 @@ def _option(flag: str, about: str, **settings: Any) -> Any:
     return typer.Option(flag, help=about, **settings)
 
 
-PolicyText = Annotated[
-    str,
-    _option(
-        "--policy",
-        (
-            "Batching policy: single | dynamic | capped:max_batch_size=8 | fixed:batch_size=8 | "
-            "elastic | continuous:max_batch_size=32."
-        ),
-    ),
-]
-ArrivalRate = Annotated[
-    float | None,
-    _option(
-        "--arrival-rate",
-        "Requests per second; arrivals are a Poisson process unless --arrival-scv is given.",
-    ),
-]
-ArrivalsOption = Annotated[
-    str | None,
-    _option(
-        "--arrivals",
-        (
-            "Arrival process instead of --arrival-rate, as in kendall load: "
-            "mmpp:rates=1/5,durations=9/1, also gamma, deterministic, piecewise, ramp, poisson. "
-            "All but poisson are simulated."
-        ),
-    ),
-]
-TraceOption = Annotated[
-    Path | None,
-    _option(
-        "--trace",
-        (
-            "Replay the arrivals and lengths of a recorded trace (Azure, BurstGPT, Mooncake, "
-            "Bailian, a run file), instead of --arrival-rate and --output-tokens."
-        ),
-    ),
-]
-OutputTokens = Annotated[
-    str,
-    _option(
-        "--output-tokens",
-        "Distribution of output lengths in tokens, for example lognormal:mu=5,sigma=0.7.",
-    ),
-]
-LengthsOption = Annotated[
-    str | None,
-    _option(
-        "--output-tokens",
-        (
-            "Distribution of output lengths in tokens, for example lognormal:mu=5,sigma=0.7; a "
-            "trace has its own."
-        ),
-    ),
-]
-Latency = Annotated[
-    str,
-    _option(
-        "--latency",
-        (
-            "Latency law, k1=..,k2=..,k3=..,k4=.. or a=..,c=.. in seconds, or the name or file of "
-            "a profile."
-        ),
-    ),
-]
-TokenLimit = Annotated[
-    int | None,
-    _option("--max-output-tokens", "Token limit: longer answers are clipped. Default: no limit."),
-]
-Patience = Annotated[
-    float | None,
-    _option(
-        "--patience",
-        "Longest wait; a request that waits longer is lost. Default: no limit.",
-        parser=Duration(),
-    ),
-]
-Servers = Annotated[int, _option("--servers", "Number of engines fed from one queue.")]
-ServerSpeeds = Annotated[
-    str | None,
-    _option(
-        "--server-speeds",
-        (
-            "In place of --servers: of each engine, how many times as long as the law's its times "
-            "are, for example 1,1.5. The first that is free takes the next request."
-        ),
-    ),
-]
-Routing = Annotated[
-    str,
-    _option(
-        "--routing",
-        (
-            "How requests come to the engines: central (one queue) | random | round_robin | "
-            "least_requests (each engine has a queue of its own, behind a load balancer)."
-        ),
-    ),
-]
-EngineBound = Annotated[
-    int | None, _option("--max-num-seqs", "The engine's limit on the batch size. Default: none.")
-]
-PromptTokens = Annotated[
-    str | None,
-    _option(
-        "--prompt-tokens",
-        (
-            "Distribution of prompt lengths in tokens; needs kp in the latency law. Default: "
-            "prompts cost no time."
-        ),
-    ),
-]
-Sequences = Annotated[
-    str | None,
-    _option(
-        "--sequences",
-        (
-            "Distribution of the number of sequences per call (n, or several prompts). They "
-            "arrive together; --arrival-rate counts calls. Default: one."
-        ),
-    ),
-]
-IntraclassCorrelation = Annotated[
-    float,
-    _option(
-        "--intraclass-correlation",
-        (
-            "Of the output lengths of one call's sequences: 0, they are independent, to 1, those "
-            "of a call are equal, as often with one prompt and one token limit. With --sequences."
-        ),
-    ),
-]
-PadPrompts = Annotated[
+Json = Annotated[
     bool,
-    _option(
-        "--pad-prompts",
-        (
-            "Pad the prompts of a batch to its longest one: a batch of b costs kp b max(prompt), "
-            "not kp sum(prompt)."
-        ),
-    ),
+    _option("--json", "Print one JSON object and nothing else.", rich_help_panel=ANSWER),
 ]
-ArrivalScv = Annotated[
-    float,
-    _option(
-        "--arrival-scv",
-        (
-            "Squared coefficient of variation of the gaps between arrivals (0: regular, 1: "
-            "Poisson, above 1: bursty). Simulations draw gamma gaps."
-        ),
-    ),
-]
-Disaggregated = Annotated[
-    bool,
-    _option(
-        "--disaggregated",
-        (
-            "Prefill on one engine, then decode on a second one, each one request at a time "
-            "(policy single)."
-        ),
-    ),
-]
-PredictorOption = Annotated[
-    str,
-    _option(
-        "--predictor",
-        (
-            "Predictor of output lengths, for a policy whose order reads predictions: none | exact "
-            "| exponential | lognormal:sigma=0.5 | onebit:threshold=200 (tokens)."
-        ),
-    ),
-]
-FlowsOption = Annotated[
-    str | None,
-    _option(
-        "--flows",
-        (
-            "Whose the requests are, each with a weight, for order=vtc: heavy=9,light=1. Default: "
-            "all of one client."
-        ),
-    ),
-]
-StepTokens = Annotated[
-    int | None,
-    _option(
-        "--step-tokens",
-        (
-            "Tokens that an engine computes in one step, at most (vLLM: max_num_batched_tokens). "
-            "Of a batch all its prompts: it takes no more requests than these allow. Policy "
-            "continuous: one for each sequence that makes tokens, the rest for prompts; longer "
-            "prompts take several steps (chunked prefill). Default: it never binds."
-        ),
-    ),
-]
-MaxContextTokens = Annotated[
-    int | None,
-    _option(
-        "--max-context-tokens",
-        (
-            "KV memory of each engine, in tokens: a request holds its prompt and the token limit "
-            "(--max-output-tokens, or the longest output) while it is in service, and the first in "
-            "the queue waits until it fits. Policy continuous. Default: it never binds."
-        ),
-    ),
-]
-ReservedTokens = Annotated[
-    int | None,
-    _option(
-        "--reserved-tokens",
-        (
-            "With --max-context-tokens: tokens of an answer that a request holds in place of a "
-            "larger token limit, as with this option of kendall serve. Default: the token limit."
-        ),
-    ),
-]
-SloOption = Annotated[
-    str | None,
-    _option(
-        "--slo",
-        (
-            "Service level objectives to judge, for example p99_queueing_delay<=2s or, several, "
-            "p99.9_sojourn_time=10s, mean_ttft=500ms."
-        ),
-    ),
-]
-Json = Annotated[bool, _option("--json", "Print one JSON object and nothing else.")]
 
 
 @app.command()
+@with_options(PANELS)
 def predict(
     ctx: typer.Context,
+    queue: QueueOptions,
     *,
-    policy: PolicyText,
-    latency: Latency,
-    arrival_rate: ArrivalRate = None,
-    arrivals: ArrivalsOption = None,
-    trace: TraceOption = None,
-    output_tokens: LengthsOption = None,
-    max_output_tokens: TokenLimit = None,
-    patience: Patience = None,
-    servers: Servers = 1,
-    server_speeds: ServerSpeeds = None,
-    routing: Routing = "central",
-    max_num_seqs: EngineBound = None,
-    prompt_tokens: PromptTokens = None,
-    sequences: Sequences = None,
-    intraclass_correlation: IntraclassCorrelation = 0.0,
-    pad_prompts: PadPrompts = False,
-    arrival_scv: ArrivalScv = 1.0,
-    disaggregated: Disaggregated = False,
-    predictor: PredictorOption = "none",
-    flows: FlowsOption = None,
-    max_context_tokens: MaxContextTokens = None,
-    reserved_tokens: ReservedTokens = None,
-    step_tokens: StepTokens = None,
-    slo: SloOption = None,
     method: Annotated[
         str,
         _option(
@@ -297,73 +54,28 @@ def predict(
                 "Method: auto (the best available) | exact | approximation | bound | paper | "
                 "simulation."
             ),
+            rich_help_panel=ANSWER,
         ),
     ] = "auto",
     policy_module: PolicyModules = None,
     as_json: Json = False,
 ) -> None:
     """Predict the steady-state queueing delay of a policy."""
-    use_policies(policy_module, policy)
-    bounds: dict[str, Any] = {
-        "max_num_seqs": max_num_seqs,
-        "servers": servers,
-        "server_speeds": server_speeds,
-        "patience": patience,
-    }
-    slos = Objective(name="slo", **parse_slos(slo)).slos if slo is not None else ()
-    bounds |= {
-        "quantiles": tuple(levels_of(slos)),
-        "sequences": sequences,
-        "intraclass_correlation": intraclass_correlation,
-        "pad_prompts": pad_prompts,
-        "arrival_scv": arrival_scv,
-        "disaggregated": disaggregated,
-        "predictor": predictor,
-        "flows": flows,
-        "routing": routing,
-        "max_context_tokens": max_context_tokens,
-        "reserved_tokens": reserved_tokens,
-        "step_tokens": step_tokens,
-    }
-    sources = {"arrival_rate": arrival_rate, "arrivals": arrivals, "trace": trace}
-    given = coming(ctx, sources, {"output_tokens": output_tokens, "prompt_tokens": prompt_tokens})
-    asked = read(policy, law_of(latency), max_output_tokens=max_output_tokens, **given, **bounds)
+    asked, slos = _asked(ctx, queue, policy_module)
     try:
         with working("predicting"):
             answer = asked.predict(method, [each.field for each in slos if each.level is not None])
     except UnstableQueueError as error:
         answer = unstable(asked.model, error.load, method)
-    _show(answer, slos, latency, as_json)
+    _show(answer, slos, queue.latency, as_json)
 
 
 @app.command()
+@with_options(PANELS)
 def simulate(
     ctx: typer.Context,
+    queue: QueueOptions,
     *,
-    policy: PolicyText,
-    latency: Latency,
-    arrival_rate: ArrivalRate = None,
-    arrivals: ArrivalsOption = None,
-    trace: TraceOption = None,
-    output_tokens: LengthsOption = None,
-    max_output_tokens: TokenLimit = None,
-    patience: Patience = None,
-    servers: Servers = 1,
-    server_speeds: ServerSpeeds = None,
-    routing: Routing = "central",
-    max_num_seqs: EngineBound = None,
-    prompt_tokens: PromptTokens = None,
-    sequences: Sequences = None,
-    intraclass_correlation: IntraclassCorrelation = 0.0,
-    pad_prompts: PadPrompts = False,
-    arrival_scv: ArrivalScv = 1.0,
-    disaggregated: Disaggregated = False,
-    predictor: PredictorOption = "none",
-    flows: FlowsOption = None,
-    max_context_tokens: MaxContextTokens = None,
-    reserved_tokens: ReservedTokens = None,
-    step_tokens: StepTokens = None,
-    slo: SloOption = None,
     num_requests: Annotated[
         int | None,
         _option(
@@ -372,11 +84,16 @@ def simulate(
                 "Requests per replication; the first tenth is discarded as warm-up, and where the "
                 f"queue remembers longer more. Default: {NUM_REQUESTS}; of a trace all."
             ),
+            rich_help_panel=ANSWER,
         ),
     ] = None,
-    seed: Annotated[int, _option("--seed", "Seed for arrivals, lengths and service times.")] = 0,
+    seed: Annotated[
+        int,
+        _option("--seed", "Seed for arrivals, lengths and service times.", rich_help_panel=ANSWER),
+    ] = 0,
     replications: Annotated[
-        int, _option("--replications", "Number of independent replications.")
+        int,
+        _option("--replications", "Number of independent replications.", rich_help_panel=ANSWER),
     ] = 1,
     policy_module: PolicyModules = None,
     as_json: Json = False,
@@ -384,47 +101,44 @@ def simulate(
     """Simulate a policy on Poisson or other arrivals, event by event, and report means with
     standard errors.
     """
-    use_policies(policy_module, policy)
-    bounds: dict[str, Any] = {
-        "max_num_seqs": max_num_seqs,
-        "servers": servers,
-        "server_speeds": server_speeds,
-        "patience": patience,
-    }
-    slos = Objective(name="slo", **parse_slos(slo)).slos if slo is not None else ()
-    bounds |= {
-        "quantiles": tuple(levels_of(slos)),
-        "sequences": sequences,
-        "intraclass_correlation": intraclass_correlation,
-        "pad_prompts": pad_prompts,
-        "arrival_scv": arrival_scv,
-        "disaggregated": disaggregated,
-        "predictor": predictor,
-        "flows": flows,
-        "routing": routing,
-        "max_context_tokens": max_context_tokens,
-        "reserved_tokens": reserved_tokens,
-        "step_tokens": step_tokens,
-    }
-    sources = {"arrival_rate": arrival_rate, "arrivals": arrivals, "trace": trace}
-    given = coming(ctx, sources, {"output_tokens": output_tokens, "prompt_tokens": prompt_tokens})
-    asked = read(policy, law_of(latency), max_output_tokens=max_output_tokens, **given, **bounds)
+    asked, slos = _asked(ctx, queue, policy_module)
     try:
         with working("simulating"):
             answer = asked.simulate(num_requests, seed=seed, replications=replications)
     except UnstableQueueError as error:
         answer = unstable(asked.model, error.load, "simulation")
-    _show(answer, slos, latency, as_json)
+    _show(answer, slos, queue.latency, as_json)
+
+
+def _asked(
+    ctx: typer.Context, queue: QueueOptions, policy_module: list[str] | None
+) -> tuple[Asked, tuple[Slo, ...]]:
+    """What a command is asked, and the objectives that its answer is judged by."""
+    use_policies(policy_module, queue.policy)
+    slos = Objective(name="slo", **parse_slos(queue.slo)).slos if queue.slo is not None else ()
+    given = {
+        **queue.limits(),
+        "quantiles": tuple(levels_of(slos)),
+        **coming(ctx, queue.traffic, queue.system.prompt_tokens),
+    }
+    return read(queue.policy, law_of(queue.latency), **given), slos
 
 
 def coming(
-    ctx: typer.Context, sources: dict[str, Any], lengths: dict[str, str | None]
+    ctx: typer.Context, traffic: TrafficOptions, prompt_tokens: str | None
 ) -> dict[str, Any]:
     """What comes, by the names of `Asked.read`. A flag overrides a variable of the environment
     that says otherwise; beside a trace variables say no other lengths.
     """
+    sources = {
+        "arrival_rate": traffic.arrival_rate,
+        "arrivals": traffic.arrivals,
+        "trace": traffic.trace,
+    }
+    lengths = {"output_tokens": traffic.output_tokens, "prompt_tokens": prompt_tokens}
     chosen = flags_first(ctx, sources, tuple(sources))
-    return chosen | fitting(ctx, lengths, () if chosen["trace"] is not None else tuple(lengths))
+    fits = () if chosen["trace"] is not None else tuple(lengths)
+    return chosen | dict.fromkeys(lengths) | fitting(ctx, lengths, fits)
 
 
 def read(policy: str, law: LatencyModel, **given: Any) -> Asked:

@@ -4,12 +4,14 @@ reason.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
+from kendall.options import with_options
 from kendall.policies.arguments import whole_number
 from kendall.policies.text import (
     SpecError,
@@ -38,24 +40,7 @@ from kendall.queueing.choosing.words import (
     order_lines,
     result_line,
 )
-from kendall.queueing.commands.cli import (
-    ArrivalsOption,
-    EngineBound,
-    Json,
-    Latency,
-    MaxContextTokens,
-    OutputTokens,
-    PadPrompts,
-    Patience,
-    PromptTokens,
-    ReservedTokens,
-    Routing,
-    Servers,
-    StepTokens,
-    TokenLimit,
-    law_of,
-    show,
-)
+from kendall.queueing.commands.cli import Json, law_of, show
 from kendall.queueing.commands.environment_variables import (
     by_flag,
     defaults_named,
@@ -63,10 +48,18 @@ from kendall.queueing.commands.environment_variables import (
     flags_first,
 )
 from kendall.queueing.commands.policy_option import PolicyModules, use_policies
+from kendall.queueing.commands.queue_options import (
+    ARRIVALS,
+    ENGINE,
+    PANELS,
+    REQUESTS,
+    SettingOptions,
+    SystemOptions,
+)
 from kendall.queueing.commands.terminal import Column, Table, say, working
 from kendall.queueing.distributions.token_distribution import SUPPORT_LIMIT, parse_distribution
 from kendall.queueing.errors import NoStableChoiceError
-from kendall.queueing.model import Model
+from kendall.queueing.queue import Queue
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 TARGETS = ("max-output-tokens", "batch-size", "policy", "order", "servers", "arrival-rate")
@@ -97,8 +90,11 @@ WEIGHS = {"theta": ("v1", "v2"), "loss_cost": ("v2",), "max_clipped_fraction": (
 
 
 @app.command()
+@with_options(PANELS)
 def optimize(
     ctx: typer.Context,
+    setting: SettingOptions,
+    system: SystemOptions,
     *,
     target: Annotated[
         str, typer.Option("--target", help=f"What to choose: {' | '.join(TARGETS)}.")
@@ -116,11 +112,35 @@ def optimize(
         typer.Option(
             "--arrival-rate",
             help="Requests per second; --target arrival-rate and --objective throughput need none.",
+            rich_help_panel=ARRIVALS,
         ),
     ] = None,
-    arrivals: ArrivalsOption = None,
-    output_tokens: OutputTokens,
-    latency: Latency,
+    arrivals: Annotated[
+        str | None,
+        typer.Option(
+            "--arrivals",
+            help="Arrival process instead of --arrival-rate, as in kendall load, for example "
+            "mmpp:rates=1/5,durations=9/1. All but poisson are simulated.",
+            rich_help_panel=ARRIVALS,
+        ),
+    ] = None,
+    output_tokens: Annotated[
+        str,
+        typer.Option(
+            "--output-tokens",
+            help="Distribution of output lengths in tokens, for example lognormal:mu=5,sigma=0.7.",
+            rich_help_panel=REQUESTS,
+        ),
+    ],
+    latency: Annotated[
+        str,
+        typer.Option(
+            "--latency",
+            help="Latency law, k1=..,k2=..,k3=..,k4=.. or a=..,c=.. in seconds, or the name or "
+            "file of a profile.",
+            rich_help_panel=ENGINE,
+        ),
+    ],
     policy: Annotated[
         str, typer.Option("--policy", help="Policy whose limit is chosen.")
     ] = "single",
@@ -172,16 +192,6 @@ def optimize(
             ),
         ),
     ] = None,
-    max_output_tokens: TokenLimit = None,
-    patience: Patience = None,
-    servers: Servers = 1,
-    routing: Routing = "central",
-    max_num_seqs: EngineBound = None,
-    prompt_tokens: PromptTokens = None,
-    pad_prompts: PadPrompts = False,
-    max_context_tokens: MaxContextTokens = None,
-    reserved_tokens: ReservedTokens = None,
-    step_tokens: StepTokens = None,
     policy_module: PolicyModules = None,
     as_json: Json = False,
 ) -> None:
@@ -189,6 +199,7 @@ def optimize(
     rate by its predicted effect.
     """
     use_policies(policy_module, policy)
+    max_output_tokens = setting.max_output_tokens
     objective = objective or ("slo" if by_flag(ctx, "slo") else "delay")
     with defaults_named(ctx, objective=objective, policy=policy):
         read = {flag for flag, names in WEIGHS.items() if objective in names} | (
@@ -223,23 +234,13 @@ def optimize(
                 for limit in (largest, max_output_tokens, lengths.quantile(1 - NEVER))
                 if limit is not None
             )
-        limits: dict[str, Any] = {
-            "max_num_seqs": max_num_seqs,
-            "servers": servers,
-            "patience": patience,
-            "max_context_tokens": max_context_tokens,
-            "reserved_tokens": reserved_tokens,
-            "step_tokens": step_tokens,
-            "routing": routing,
-        }
-        model = Model.read(
+        model = Queue.read(
             policy,
             lengths,
             law_of(latency),
-            prompt_tokens=prompt_tokens,
-            pad_prompts=pad_prompts,
             arrivals=arrivals,
-            **limits,
+            **dataclasses.asdict(system),
+            **dataclasses.asdict(dataclasses.replace(setting, max_output_tokens=None)),
         )
         try:
             with working(searching := f"predicting choices of {target}") as say_more:
@@ -260,7 +261,7 @@ def optimize(
             raise typer.Exit(3) from None
     given = {
         "batch-size": policy_batch_size(model.policy),
-        "servers": servers,
+        "servers": setting.servers,
         "max-output-tokens": max_output_tokens,
     }.get(target)
     show(found.to_dict(), lambda to: print_optimum(found, to, given), latency, as_json)
@@ -342,7 +343,7 @@ def _check_binding(target: str, goal: Objective) -> None:
 
 def _search(
     target: str,
-    model: Model,
+    model: Queue,
     rate: float | None,
     goal: Objective,
     candidates: list[str] | None,
@@ -362,13 +363,13 @@ def _search(
         return best_batch_size(model, rate, goal, **limit)
     if target == "policy":
         in_force = Setting(policy=format_policy(model.policy))
-        among = candidates or usual_policies(in_force, model.max_num_seqs)
+        among = candidates or usual_policies(in_force, model.engine.bounds.max_num_seqs)
         return best_policy(model, among, rate, goal, **by)
     return fewest_servers(model, _needed(rate), goal, **limit)
 
 
 def _order(
-    model: Model,
+    model: Queue,
     rate: float | None,
     goal: Objective,
     candidates: list[str] | None,

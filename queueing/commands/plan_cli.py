@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from kendall.options import with_options
 from kendall.policies.arguments import whole_number
 from kendall.policies.text import SpecError, counted, short_number
 from kendall.queueing.arrivals.notation import Ending, asked_process
@@ -28,21 +29,9 @@ from kendall.queueing.choosing.plan import (
 )
 from kendall.queueing.choosing.reach import NOTHING
 from kendall.queueing.choosing.search import Point
-from kendall.queueing.commands.cli import (
-    ArrivalRate,
-    ArrivalsOption,
-    Json,
-    LengthsOption,
-    MaxContextTokens,
-    PromptTokens,
-    ReservedTokens,
-    Routing,
-    StepTokens,
-    TraceOption,
-    coming,
-    law_of,
-)
+from kendall.queueing.commands.cli import Json, coming, law_of
 from kendall.queueing.commands.optimize_cli import LEAST_SECONDS, cell
+from kendall.queueing.commands.queue_options import PANELS, SystemOptions, TrafficOptions
 from kendall.queueing.commands.terminal import Column, Table, console, say, working
 from kendall.queueing.distributions.token_distribution import (
     SUPPORT_LIMIT,
@@ -52,8 +41,8 @@ from kendall.queueing.distributions.token_distribution import (
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.latency.profile import profile_of
 from kendall.queueing.measurement.paths import check_writable
-from kendall.queueing.model import Limits
 from kendall.queueing.prediction.asked import Asked
+from kendall.queueing.queue import Limits
 from kendall.queueing.simulation.recorded import recorded_model
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -63,8 +52,11 @@ PICTURES = (".png", ".svg", ".pdf")
 
 
 @app.command()
+@with_options(PANELS)
 def plan(
     ctx: typer.Context,
+    traffic: TrafficOptions,
+    system: SystemOptions,
     *,
     slo: Annotated[
         str,
@@ -86,15 +78,6 @@ def plan(
             "1, so that costs are numbers of servers."
         ),
     ] = None,
-    arrival_rate: ArrivalRate = None,
-    arrivals: ArrivalsOption = None,
-    trace: TraceOption = None,
-    output_tokens: LengthsOption = None,
-    prompt_tokens: PromptTokens = None,
-    max_context_tokens: MaxContextTokens = None,
-    reserved_tokens: ReservedTokens = None,
-    step_tokens: StepTokens = None,
-    routing: Routing = "central",
     max_num_seqs: Annotated[
         str, typer.Option(help="Numbers of slots of a server to choose from.")
     ] = "16,32,64,128",
@@ -119,19 +102,12 @@ def plan(
         _check_picture(plot)
     choices = Choices(
         kinds=_kinds(latency, check_costs(latency, cost or [])),
-        slots=_slots(max_num_seqs, step_tokens),
+        slots=_slots(max_num_seqs, system.step_tokens),
         limits=_limits(max_output_tokens),
         largest=whole_number("largest", largest),
     )
     goal = Objective(name="slo", max_clipped_fraction=max_clipped_fraction, **parse_slos(slo))
-    sources = {"arrival_rate": arrival_rate, "arrivals": arrivals, "trace": trace}
-    given = coming(ctx, sources, {"output_tokens": output_tokens, "prompt_tokens": prompt_tokens})
-    given |= {
-        "max_context_tokens": max_context_tokens,
-        "reserved_tokens": reserved_tokens,
-        "step_tokens": step_tokens,
-        "routing": routing,
-    }
+    given = dataclasses.asdict(system) | coming(ctx, traffic, system.prompt_tokens)
     demand = _demand(given, goal, choices)
     with working("planning") as tell:
         found = make_plan(demand, choices, tell)

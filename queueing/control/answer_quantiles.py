@@ -15,8 +15,8 @@ import numpy as np
 
 from kendall.queueing.errors import OutOfReachError
 from kendall.queueing.estimation.speed.own_shape import Scatter
-from kendall.queueing.model import Model
 from kendall.queueing.prediction.steady_state import with_quantiles_of
+from kendall.queueing.queue import Queue
 from kendall.queueing.result import APPROXIMATE_MEANS, Prediction
 from kendall.queueing.simulation.budget import affordable_requests, enough_slots
 from kendall.queueing.simulation.experiment import begin_of, steady_run, summary
@@ -33,7 +33,7 @@ NAMES = (
 
 
 def with_answer_quantiles(
-    prediction: Prediction, model: Model, rate: float, scatter: Scatter | None, least: float
+    prediction: Prediction, model: Queue, rate: float, scatter: Scatter | None, least: float
 ) -> Prediction:
     """The prediction with those, and its own means; as it is where a simulation costs too much.
     `least`: seconds that the gateway itself needs from an arrival to its dispatch.

@@ -36,10 +36,10 @@ from kendall.queueing.estimation.speed.own_shape import own_shape
 from kendall.queueing.estimation.speed.speed_history import SpeedHistory
 from kendall.queueing.estimation.speed.speeds import Speeds
 from kendall.queueing.estimation.window.snapshot import Snapshot
-from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.estimation.window_queue import QueueLimits
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.measurement.recursion import prompts_cut
-from kendall.queueing.model import Model
+from kendall.queueing.queue import Queue
 from kendall.queueing.result import Prediction
 
 
@@ -51,7 +51,7 @@ class Assessment:
     load: Estimate
     compared: Compared
     long_run: LongRun | None = None
-    model: Model | None = None  # at these estimates; without one nothing has been served
+    model: Queue | None = None  # at these estimates; without one nothing has been served
     # of each of several servers that has served enough: factor on the law's times
     server_speeds: Mapping[int, float] = field(default_factory=dict)
     pairs: Pairs | None = None  # what `compared.check` rests on
@@ -65,7 +65,7 @@ class Assessment:
 def assess(
     seen: Snapshot,
     shape: LatencyModel,
-    limits: Limits,
+    limits: QueueLimits,
     *,
     known: LongRun | None = None,
     waiting_before: int = 0,
@@ -75,21 +75,21 @@ def assess(
 
     `known`, of the assessment before, of any epoch, saves most of the work while it stands.
     `history` takes in the batches, keeps the engine's own shape for a while, and gives the wander
-    of the last hour in place of the window's. Limits and shape are those of the epoch. Raises
+    of the last hour in place of the window's. QueueLimits and shape are those of the epoch. Raises
     SpecError where a limit lies beyond what the lengths are known for.
     """
     policy = served_as(parse_policy(seen.policy), pads=limits.pads)
     seen = while_requests_came(seen)
     shape_of = own_shape if history is None else history.own_shape
-    own = shape_of(policy, seen, shape, limits.step_tokens)
-    speeds = Speeds.of(policy, seen, own.law, limits.step_tokens)
+    own = shape_of(policy, seen, shape, limits.engine.step_tokens)
+    speeds = Speeds.of(policy, seen, own.law, limits.engine.step_tokens)
     slow = None if history is None else history.add(speeds, seen.epoch)
     estimates = estimate(seen, policy, shape, speeds=speeds, slow=slow).with_shape(own.law, shape)
     cut = 0.0
-    if limits.batch_tokens is not None:
+    if limits.engine.batch_tokens is not None:
         batches, prompts = seen.mine.column("batch_id"), seen.mine.column("prompt_tokens")
-        cut = prompts_cut(batches, np.nan_to_num(prompts), limits.batch_tokens)
-    held = held_tokens(seen.mine, limits.reserved_tokens)
+        cut = prompts_cut(batches, np.nan_to_num(prompts), limits.engine.batch_tokens)
+    held = held_tokens(seen.mine, limits.engine.reserved_tokens)
     estimates = dataclasses.replace(estimates, held_tokens=held, prompts_cut=cut)
     point = OperatingPoint(estimates=estimates, shape=shape, limits=limits, factors=speeds.factors)
     sojourn = policy.joins_running
@@ -106,7 +106,7 @@ def assess(
     load = load_interval(model, estimates, shape)
     found = long_run(point, setting, model, load, scatter=own.scatter, before=known)
     assumptions = _assumptions(seen, speeds, found, limits, waiting_before=waiting_before)
-    pairs = check_window(seen, cut_at(model, limits.batch_tokens), speeds)
+    pairs = check_window(seen, cut_at(model, limits.engine.batch_tokens), speeds)
     compared = compare(seen, found.interval, assumptions, sojourn=sojourn)
     return Assessment(
         estimates=estimates,
@@ -120,12 +120,14 @@ def assess(
 
 
 def _assumptions(
-    seen: Snapshot, speeds: Speeds, found: LongRun, limits: Limits, *, waiting_before: int
+    seen: Snapshot, speeds: Speeds, found: LongRun, limits: QueueLimits, *, waiting_before: int
 ) -> tuple[Assumption, ...]:
     policy = parse_policy(seen.policy)
-    bounds = [each for each in (policy_batch_size(policy), limits.max_num_seqs) if each is not None]
+    bounds = [
+        each for each in (policy_batch_size(policy), limits.engine.max_num_seqs) if each is not None
+    ]
     rate = found.estimates.arrival_rate.value
-    alone = found.model.sequences is None
+    alone = found.model.requests.sequences is None
     forecast = ForecastEvidence(
         policy=policy,
         speeds=speeds,
@@ -134,17 +136,19 @@ def _assumptions(
         stalled=found.stalled,
         wander_effect=found.wander_effect,
         relaxation=found.relaxation_time,
-        free_rate=(found.model.largest_stable_rate - rate) * found.model.call_size,
+        free_rate=(found.model.largest_stable_rate - rate) * found.model.requests.call_size,
         waiting_before=waiting_before,
         patience=limits.patience,
         slots=min(bounds, default=None),
-        alike=None if alone else found.estimates.alike(found.model.policy, limits.max_num_seqs),
+        alike=None
+        if alone
+        else found.estimates.alike(found.model.policy, limits.engine.max_num_seqs),
         independent_effect=1.0 if alone else found.with_independent_lengths,
     )
     return judged(Evidence(seen=seen, forecast=forecast), (*FORECAST_TESTS, *ENGINE_TESTS))
 
 
-def load_interval(model: Model, estimates: Estimates, shape: LatencyModel) -> Estimate:
+def load_interval(model: Queue, estimates: Estimates, shape: LatencyModel) -> Estimate:
     """Arrival rate over the largest stable one, with what rate and speed leave open. A speed
     without an interval may as well be the calibrated one.
     """

@@ -9,7 +9,7 @@ instant that it is of: a forecast of the long run need not follow each look.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from kendall.queueing.choosing.forecast import Setting
@@ -22,8 +22,8 @@ from kendall.queueing.estimation.assumptions.assumption import StalledDelay
 from kendall.queueing.estimation.estimates import Estimates
 from kendall.queueing.estimation.interval import NORMAL, UNKNOWN, Estimate, without_interval
 from kendall.queueing.estimation.speed.own_shape import Scatter
-from kendall.queueing.model import Model
 from kendall.queueing.prediction import predict_model
+from kendall.queueing.queue import Queue
 from kendall.queueing.result import Prediction, Quantity
 
 KEPT = 150.0  # seconds
@@ -38,7 +38,7 @@ class LongRun:
 
     point: OperatingPoint
     setting: Setting
-    model: Model
+    model: Queue
     load: Estimate
     prediction: Prediction | None  # None where there is no steady state or no answer
     scatter: Scatter | None  # of a continuous engine about its law, where it is known
@@ -94,8 +94,8 @@ class LongRun:
         backlog = self.point.backlog(self.model, self.point.rate)
         if backlog:
             smooth = mean - backlog
-        elif self.model.law.stall_share:
-            calm = replace(self.model, law=self.model.law.without_stalls())
+        elif self.model.engine.law.stall_share:
+            calm = self.model.but(law=self.model.engine.law.without_stalls())
             try:
                 found = self.point.measured(predict_model)(calm, self.point.rate)
             except PredictionError:
@@ -140,13 +140,13 @@ class LongRun:
             return relaxation_time(load, apart, one_by_one=True)
         service = self.model.batch_time.mean(max(1, round(size)))
         one_by_one = self.model.bound == 1
-        return relaxation_time(load, service / self.model.servers, one_by_one=one_by_one)
+        return relaxation_time(load, service / self.model.engine.servers, one_by_one=one_by_one)
 
     @property
     def _measure(self) -> Criterion:
         return Criterion(quantity=self.compared)
 
-    def stands(self, now: Estimates, model: Model, load: float) -> bool:
+    def stands(self, now: Estimates, model: Queue, load: float) -> bool:
         """Whether it may stand for these estimates too."""
         then, was = self.estimates, self.model
         if now.epoch != then.epoch or not 0 <= now.now - then.now < KEPT:
@@ -155,27 +155,28 @@ class LongRun:
         pairs = [
             (now.arrival_rate.value, then.arrival_rate.value),
             (model.largest_stable_rate, was.largest_stable_rate),
-            *zip(model.server_speeds, was.server_speeds, strict=False),
+            *zip(model.engine.server_speeds, was.engine.server_speeds, strict=False),
         ]
         return (
             near
             and (self.load.value < 1) == (load < 1)
-            and len(model.server_speeds) == len(was.server_speeds)
+            and len(model.engine.server_speeds) == len(was.engine.server_speeds)
             and all(abs(math.log(one / other)) <= STEP for one, other in pairs)
             and abs(_scatter(model) - _scatter(was)) <= SCATTER
-            and abs(model.intraclass_correlation - was.intraclass_correlation) <= STEP
+            and abs(model.requests.intraclass_correlation - was.requests.intraclass_correlation)
+            <= STEP
         )
 
 
-def _scatter(model: Model) -> float:
-    stalls = model.law.stall_share * model.law.stall
-    return model.law.cv**2 + (stalls / model.batch_time.mean(1) if stalls else 0.0)
+def _scatter(model: Queue) -> float:
+    stalls = model.engine.law.stall_share * model.engine.law.stall
+    return model.engine.law.cv**2 + (stalls / model.batch_time.mean(1) if stalls else 0.0)
 
 
 def long_run(
     point: OperatingPoint,
     setting: Setting,
-    model: Model,
+    model: Queue,
     load: Estimate,
     *,
     scatter: Scatter | None = None,

@@ -8,12 +8,12 @@ service time are near a line.
 from __future__ import annotations
 
 from kendall.queueing.control.wait_ahead import BatchService, Pace, SlotService
-from kendall.queueing.model import Model
+from kendall.queueing.queue import Queue
 
 _LARGEST = 1024  # where neither the policy nor the engine has a bound
 
 
-def service_ahead(model: Model) -> BatchService | SlotService:
+def service_ahead(model: Queue) -> BatchService | SlotService:
     """Moments under the model's law and lengths. Raises NotConvergedError for slots."""
     bound = _LARGEST if model.bound is None else model.bound
     if model.policy.joins_running:
@@ -22,8 +22,8 @@ def service_ahead(model: Model) -> BatchService | SlotService:
         first, more = slots.first_token(bound, share, refilled=True), slots.mean_tokens - 1
         step = (mean - first) / more if more > 0 else slots.law.step(bound)
         return SlotService(
-            slots=bound * model.servers,
-            throughput=model.servers * bound / mean,
+            slots=bound * model.engine.servers,
+            throughput=model.engine.servers * bound / mean,
             scv=slots.scv(bound, mean, share),
             first_token=first,
             pace=Pace(first - step, step),
@@ -38,10 +38,12 @@ def service_ahead(model: Model) -> BatchService | SlotService:
     step = time.law.step(1)
     return BatchService(
         largest=bound,
-        servers=model.servers,
+        servers=model.engine.servers,
         sizes=tuple(sizes),
         means=tuple(means),
         variances=tuple(variances),
         first_token=time.first_token(bound),
-        pace=Pace(means[0] - step * model.output_tokens.mean, step) if bound == 1 else None,
+        pace=Pace(means[0] - step * model.requests.output_tokens.mean, step)
+        if bound == 1
+        else None,
     )

@@ -41,8 +41,8 @@ from kendall.queueing.measurement.batch_means import BATCHES, batch_means_interv
 from kendall.queueing.measurement.check import Check
 from kendall.queueing.measurement.recursion import batch_starts, by_batch
 from kendall.queueing.measurement.warm_up import warm_up
-from kendall.queueing.model import Model
 from kendall.queueing.models.soap.predictor_text import NO_PREDICTION
+from kendall.queueing.queue import Queue
 from kendall.queueing.simulation import fast
 
 DRIVEN = 1_000  # requests where the policy object is driven
@@ -129,7 +129,7 @@ class WindowRequests:
             **{name: np.concatenate([getattr(self, name), more]) for name, more in running.items()}
         )
 
-    def batch_factors(self, model: Model) -> BatchFactors | None:
+    def batch_factors(self, model: Queue) -> BatchFactors | None:
         """Of the batches that a policy forms; None where it interrupts them, as no record says what
         an interruption wastes.
         """
@@ -145,7 +145,7 @@ class WindowRequests:
         total, longest = over(self.outputs, np.add), over(self.outputs, np.maximum)
         prompts = over(self.prompts, np.add)
         sums = size, total, longest, prompts
-        lawful = np.add(*lawful_times(model.law, sums, padded=model.policy.padded))
+        lawful = np.add(*lawful_times(model.engine.law, sums, padded=model.policy.padded))
         whole = np.isfinite(over(self.held, np.add))  # not a number of one makes it of the sum
         whole &= np.diff(np.append(first, order.size)) == size
         measured, about = np.where(whole, ends - at, math.nan), (size, longest, prompts)
@@ -153,7 +153,7 @@ class WindowRequests:
 
     def replayed(
         self,
-        model: Model,
+        model: Queue,
         speeds: Speeds | None,
         flows: npt.NDArray[np.str_] = NO_FLOWS,
     ) -> Replayed:
@@ -177,7 +177,7 @@ class WindowRequests:
         return float((starts[judged] - self.arrived[judged]).mean())
 
 
-def check_window(seen: Snapshot, model: Model, speeds: Speeds) -> Pairs | None:
+def check_window(seen: Snapshot, model: Queue, speeds: Speeds) -> Pairs | None:
     """`model`: the queue at the window's estimates, of which the law's shape, the limits and the
     servers' own speeds count. None where too few requests were served, or the order of service
     counts by flows, of which a window knows nothing, or interrupts batches: what an interruption
@@ -212,13 +212,13 @@ class CheckedRun:
 
 
 def check_run(
-    seen: Snapshot, model: Model, flows: npt.NDArray[np.str_] = NO_FLOWS
+    seen: Snapshot, model: Queue, flows: npt.NDArray[np.str_] = NO_FLOWS
 ) -> CheckedRun | None:
     """`model`: under the calibrated law; `seen`: the whole run (`window_of_run`), with the flow of
     each of its rows. None where no batch was served whole.
     """
     model = plain(model)
-    speeds = Speeds.of(model.policy, seen, model.law, model.step_tokens)
+    speeds = Speeds.of(model.policy, seen, model.engine.law, model.step_tokens)
     speed = _speed(model.policy, speeds)
     if speed is None:
         return None
@@ -248,21 +248,21 @@ def _speed(policy: Policy, speeds: Speeds) -> Speed | None:
     return measured_speed(times.measured, times.fitted)
 
 
-def _at_speed(model: Model, speed: Speed | None) -> Model:
-    return model if speed is None else dataclasses.replace(model, law=speed.law(model.law))
+def _at_speed(model: Queue, speed: Speed | None) -> Queue:
+    return model if speed is None else model.but(law=speed.law(model.engine.law))
 
 
-def at_their_speeds(model: Model, factors: Mapping[int, float]) -> Model:
+def at_their_speeds(model: Queue, factors: Mapping[int, float]) -> Queue:
     """Servers in the order of their ids; of one that has served nobody nothing is known."""
-    if not factors or model.servers == 1:
+    if not factors or model.engine.servers == 1:
         return model
-    known = [factors[server] for server in sorted(factors)][: model.servers]
-    speeds = (*known, *[1.0] * (model.servers - len(known)))
-    return dataclasses.replace(model, server_speeds=speeds)
+    known = [factors[server] for server in sorted(factors)][: model.engine.servers]
+    speeds = (*known, *[1.0] * (model.engine.servers - len(known)))
+    return model.but(server_speeds=speeds)
 
 
 def _pairs(
-    seen: Snapshot, requests: WindowRequests, model: Model, found: Replayed, *, sojourn: bool
+    seen: Snapshot, requests: WindowRequests, model: Queue, found: Replayed, *, sojourn: bool
 ) -> Pairs:
     """Of the judged ones."""
     ends = requests.released if sojourn else requests.dispatched
@@ -295,27 +295,26 @@ def _pairs(
     return Pairs(ended_at=ends[judged], observed=observed, draws=every, check=check)
 
 
-def plain(model: Model) -> Model:
+def plain(model: Queue) -> Queue:
     """Of sequences that came one by one; whoever left or was kept out is no part of them."""
-    return dataclasses.replace(
-        model,
+    return model.but(
         sequences=None,
         intraclass_correlation=0.0,
         patience=None,
-        arrival_process=None,
+        process=None,
         predictor=NO_PREDICTION,
-        law=model.law.without_stalls(),  # they are in the path of the speed
+        law=model.engine.law.without_stalls(),  # they are in the path of the speed
     )
 
 
-def cut_at(model: Model, batch_tokens: int | None) -> Model:
+def cut_at(model: Queue, batch_tokens: int | None) -> Queue:
     """With the prompts that the engine takes in one batch, which a replay always heeds."""
     if model.policy.joins_running:
         return model
-    return dataclasses.replace(model, step_tokens=batch_tokens)
+    return model.but(batch_tokens=batch_tokens)
 
 
-def requests_of(seen: Snapshot, model: Model) -> WindowRequests:
+def requests_of(seen: Snapshot, model: Queue) -> WindowRequests:
     """Those of this epoch that were dispatched, with what ran when it began."""
     joins = model.policy.joins_running
     dispatched, freed = seen.column("dispatched_at"), seen.column("server_free_at")
@@ -365,19 +364,19 @@ def trace_of(requests: WindowRequests, flows: npt.NDArray[np.str_] = NO_FLOWS) -
     )
 
 
-def path_of(model: Model, speeds: Speeds) -> SpeedPath | None:
+def path_of(model: Queue, speeds: Speeds) -> SpeedPath | None:
     """How fast a continuous engine was at each moment; None where it is taken as constant."""
     times = speeds.times
-    if model.servers > 1 or times.count < 2:
+    if model.engine.servers > 1 or times.count < 2:
         return None
     outside = float(times.measured.sum() / times.fitted.sum())
     return path_of_slots(times.at, times.measured, times.fitted, outside)
 
 
-def machine_of(seen: Snapshot, requests: WindowRequests, model: Model) -> Machine | None:
+def machine_of(seen: Snapshot, requests: WindowRequests, model: Queue) -> Machine | None:
     """How fast the one server of a window was at each moment, for whatever it is to serve."""
     if not keeps_pace(model):
         return None
     if not model.policy.joins_running:
         return requests.batch_factors(model)
-    return path_of(model, Speeds.of(model.policy, seen, model.law, model.step_tokens))
+    return path_of(model, Speeds.of(model.policy, seen, model.engine.law, model.step_tokens))

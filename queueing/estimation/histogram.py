@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kendall.queueing.distributions.token_distribution import Vector
-from kendall.queueing.model import Model
+from kendall.queueing.queue import Queue
 from kendall.queueing.result import LEVELS
 from kendall.queueing.simulation.experiment import begin_of, steady_run
 from kendall.queueing.simulation.fast import is_compiled
@@ -23,7 +23,7 @@ SHOWN = 0.99  # of the longer of both distributions; the rest is one share of it
 FEWEST = 20  # delays
 
 
-def drawn(model: Model, arrival_rate: float, *, sojourn: bool = False) -> Vector:
+def drawn(model: Queue, arrival_rate: float, *, sojourn: bool = False) -> Vector:
     """Delays, or sojourns, of the served in the queue's steady state."""
     requests = DRAWN if is_compiled(model) else DRAWN_ONE_BY_ONE
     begin = begin_of(model, arrival_rate, requests)

@@ -43,7 +43,7 @@ from kendall.queueing.estimation.speed.batch_factors import BatchFactors
 from kendall.queueing.estimation.speed.speed_history import SpeedHistory
 from kendall.queueing.estimation.window.snapshot import Snapshot
 from kendall.queueing.latency.speed_path import SpeedPath
-from kendall.queueing.model import Model
+from kendall.queueing.queue import Queue
 from kendall.queueing.simulation import fast
 
 HOUR, HORIZON = 3_600.0, 300.0  # seconds
@@ -151,11 +151,11 @@ class Outlook:
     at: float  # the end of the window that it rests on
     least: float = 0.0  # delay, seconds: the gateway's own
 
-    def means(self, model: Model, limit: int | None = None) -> npt.NDArray[np.float64] | None:
+    def means(self, model: Queue, limit: int | None = None) -> npt.NDArray[np.float64] | None:
         """Mean queueing delay and sojourn of each stretch, in seconds, under a token limit; None
         of an order that counts the service of flows, which are not known.
         """
-        law, model = model.law, plain(model)
+        law, model = model.engine.law, plain(model)
         if counts(model.policy):
             return None
         compiled = fast.is_compiled(model)
@@ -165,7 +165,7 @@ class Outlook:
             part = each if compiled else each.part(slice(DRIVEN // DRIVEN_STRETCHES))
             path, own = self.paths[number] if keeps_pace(model) else None, model
             if path is None:  # stalls are in a path
-                own = dataclasses.replace(model, law=law.at_speed(self.speeds[number] * law.speed))
+                own = model.but(law=law.at_speed(self.speeds[number] * law.speed))
             given = trace_of(limited(part, limit))
             run = replayed(own, given, machine=path, draws=1, seed=number)
             ends = np.stack([run.dispatched[0], run.released[0]])
@@ -188,7 +188,7 @@ def limited(requests: WindowRequests, limit: int | None) -> WindowRequests:
 
 def outlook(
     seen: Snapshot,
-    model: Model,
+    model: Queue,
     recent: RecentArrivals,
     speed_error: float,
     *,

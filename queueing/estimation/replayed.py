@@ -24,7 +24,7 @@ from kendall.queueing.distributions.token_distribution import Vector
 from kendall.queueing.estimation.speed.batch_factors import BatchFactors
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.latency.speed_path import SpeedPath
-from kendall.queueing.model import Model, token_limit
+from kendall.queueing.queue import Queue
 from kendall.queueing.simulation import fast
 from kendall.queueing.simulation.experiment import run_given
 
@@ -54,7 +54,7 @@ class Replayed:
 
 
 def replayed(
-    model: Model,
+    model: Queue,
     given: fast.Trace,
     *,
     machine: Machine | None = None,
@@ -77,11 +77,11 @@ def replayed(
         return _of_slots(model, given, path, holding)
     compiled = fast.is_compiled(model) and not given.limits.size
     if path is not None and keeps_pace(model):
-        return _at_pace(dataclasses.replace(model, law=_plain(model.law)), given, path)
+        return _at_pace(model.but(law=_plain(model.engine.law)), given, path)
     factors = factors if compiled else None
-    draws = draws if compiled and (model.law.cv or factors) else 1
+    draws = draws if compiled and (model.engine.law.cv or factors) else 1
     if factors is not None:
-        model = dataclasses.replace(model, server_speeds=(), law=_plain(model.law))
+        model = model.but(server_speeds=(), law=_plain(model.engine.law))
     alone = keeps_pace(model)
     found = np.empty((2, draws, given.arrived_at.size))
     for number in range(draws):
@@ -95,15 +95,15 @@ def replayed(
             given = dataclasses.replace(given, given_residuals=factors.drawn(rng))
         run = run_given(model, given, stream)
         found[:, number] = run.dispatched_at, run.released_at
-    return Replayed(dispatched=found[0], released=found[1], speed=model.law.speed)
+    return Replayed(dispatched=found[0], released=found[1], speed=model.engine.law.speed)
 
 
-def keeps_pace(model: Model) -> bool:
+def keeps_pace(model: Queue) -> bool:
     """Whether one clock serves: there is none for several servers, nor for a wait that does not
     follow the machine.
     """
     waits = isinstance(model.policy, Fixed) and math.isfinite(model.policy.max_wait)
-    return model.servers == 1 and not waits
+    return model.engine.servers == 1 and not waits
 
 
 def _plain(law: LatencyModel) -> LatencyModel:
@@ -112,7 +112,7 @@ def _plain(law: LatencyModel) -> LatencyModel:
 
 
 def _of_slots(
-    model: Model, given: fast.Trace, path: SpeedPath | None, holding: Holding | None
+    model: Queue, given: fast.Trace, path: SpeedPath | None, holding: Holding | None
 ) -> Replayed:
     found = _at_pace(model, given, path)
     if holding is None:
@@ -128,7 +128,7 @@ def _of_slots(
         if path is None:
             if abs(ratio - 1) < ENOUGH:
                 return found
-            model = dataclasses.replace(model, law=model.law.at_speed(ratio * model.law.speed))
+            model = model.but(law=model.engine.law.at_speed(ratio * model.engine.law.speed))
         else:
             path = path.corrected(at, held, again)
         found = _at_pace(model, given, path)
@@ -137,13 +137,13 @@ def _of_slots(
     return found
 
 
-def _at_pace(model: Model, given: fast.Trace, path: SpeedPath | None) -> Replayed:
-    speed, stream = model.law.speed, np.random.SeedSequence(0)
+def _at_pace(model: Queue, given: fast.Trace, path: SpeedPath | None) -> Replayed:
+    speed, stream = model.engine.law.speed, np.random.SeedSequence(0)
     if path is None:
         run = run_given(model, given, stream)
         found = np.stack([run.dispatched_at, run.released_at])[:, None]
     else:
-        model = dataclasses.replace(model, law=model.law.at_speed(1.0))
+        model = model.but(law=model.engine.law.at_speed(1.0))
         moved = dataclasses.replace(given, arrived_at=path.to_clock(given.arrived_at))
         run = run_given(model, moved, stream)
         at_once = run.dispatched_at == moved.arrived_at  # the way there and back is no delay
@@ -152,7 +152,7 @@ def _at_pace(model: Model, given: fast.Trace, path: SpeedPath | None) -> Replaye
     return Replayed(dispatched=found[0], released=found[1], speed=speed)
 
 
-def _as_kernels_have_it(model: Model, given: fast.Trace) -> tuple[Model, fast.Trace]:
+def _as_kernels_have_it(model: Queue, given: fast.Trace) -> tuple[Queue, fast.Trace]:
     """Where they know one limit for all: an order takes a request without a prediction to be as
     long as its own limit.
     """
@@ -166,7 +166,7 @@ def _as_kernels_have_it(model: Model, given: fast.Trace) -> tuple[Model, fast.Tr
         return model, given
     told = given.predicted if given.predicted.size else np.full(limits.size, np.inf)
     told = np.minimum(np.where(np.isnan(told), np.inf, told), limits)
-    if model.max_context_tokens is None:  # else the limit says what a request takes
-        most = max(token_limit(model), int(limits.max()))
-        model = dataclasses.replace(model, max_output_tokens=most)
+    if model.engine.bounds.max_context_tokens is None:  # else the limit says what a request takes
+        most = max(model.requests.token_limit, int(limits.max()))
+        model = model.but(max_output_tokens=most)
     return model, dataclasses.replace(given, predicted=told, limits=none)

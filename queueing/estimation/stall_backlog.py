@@ -37,9 +37,9 @@ import numpy as np
 
 from kendall.queueing.errors import NotConvergedError
 from kendall.queueing.estimation.speed.speed_process import Stalls
-from kendall.queueing.model import Model
 from kendall.queueing.models.slots.continuous import solve_continuous
 from kendall.queueing.models.slots.processor_sharing import log_weights
+from kendall.queueing.queue import Queue
 from kendall.queueing.result import Prediction
 
 _ENOUGH = 1024  # slots of a server without a bound
@@ -48,7 +48,7 @@ _FOLLOWED = 64  # numbers of slots whose rates are computed; those between are i
 
 def stall_backlog(
     stalls: Stalls,
-    model: Model,
+    model: Queue,
     load: float,
     *,
     utilisation: float | None = None,
@@ -58,7 +58,7 @@ def stall_backlog(
 
     `utilisation`: of the engine, where the speed was not measured in slots.
     """
-    patience = model.patience
+    patience = model.requests.patience
     if not stalls.count or (load >= 1 and patience is None):
         return 0.0
     added = math.inf
@@ -69,13 +69,13 @@ def stall_backlog(
     return added if patience is None else min(added, patience)
 
 
-def work_left(model: Model, load: float, others: float = 1.0) -> float:
+def work_left(model: Queue, load: float, others: float = 1.0) -> float:
     """Of a stall of one server, behind which the others go on at `others` times their pace: the
     mean number of stalls like it that the work which they leave lasts. `load` < 1.
     """
-    if model.servers == 1:
+    if model.engine.servers == 1:
         return load / (1 - load)
-    slots, servers = model.bound or _ENOUGH, model.servers
+    slots, servers = model.bound or _ENOUGH, model.engine.servers
     known = np.unique(np.geomspace(1, slots, min(slots, _FOLLOWED)).astype(int))
     time = model.slot_time
     followed = [time.throughput(n, refilled=n == slots) for n in known.tolist()]
@@ -91,7 +91,7 @@ def work_left(model: Model, load: float, others: float = 1.0) -> float:
     return float(left @ weights / weights.sum()) / (1 - load)
 
 
-def utilisation_of(model: Model, arrival_rate: float) -> float:
+def utilisation_of(model: Queue, arrival_rate: float) -> float:
     """The share of the time in which a continuous engine serves; 1 without a steady state, and
     where so many slots are taken.
     """
@@ -99,7 +99,9 @@ def utilisation_of(model: Model, arrival_rate: float) -> float:
         return 1.0
     try:
         return solve_continuous(
-            model.slot_time, arrival_rate * model.call_size / model.servers, model.bound
+            model.slot_time,
+            arrival_rate * model.requests.call_size / model.engine.servers,
+            model.bound,
         ).utilisation
     except NotConvergedError:
         return 1.0

@@ -18,9 +18,9 @@ from kendall.queueing.arrivals.timetable import Timetable
 from kendall.queueing.arrivals.traces import load_trace
 from kendall.queueing.distributions.token_distribution import TokenDistribution
 from kendall.queueing.latency.law import LatencyModel
-from kendall.queueing.model import Limits, Model
 from kendall.queueing.models.soap.predictor_text import NO_PREDICTION, without_predictor
 from kendall.queueing.prediction.steady_state import predict_durations, predict_model
+from kendall.queueing.queue import Limits, Queue
 from kendall.queueing.result import Prediction
 from kendall.queueing.simulation.experiment import NUM_REQUESTS, simulate_model
 from kendall.queueing.simulation.recorded import recorded_model, simulate_recorded
@@ -32,7 +32,7 @@ _SOURCES = "set arrival_rate (requests per second), set arrivals, or set trace"
 class Asked:
     """A queue, and what comes to it."""
 
-    model: Model
+    model: Queue
     arrival_rate: float  # of a trace: not used
     trace: Timetable | None = None
     notes: tuple[str, ...] = ()
@@ -68,7 +68,7 @@ class Asked:
                 "lognormal:mu=5,sigma=0.7"
             )
         rate = _rate(arrival_rate, arrivals)
-        return cls(Model.read(policy, output_tokens, latency, **limits), rate)
+        return cls(Queue.read(policy, output_tokens, latency, **limits), rate)
 
     @property
     def warning(self) -> str | None:
@@ -76,7 +76,7 @@ class Asked:
         any.
         """
         told = self.trace is not None and self.trace.predicted_output_tokens is not None
-        if told or self.model.predictor != NO_PREDICTION:
+        if told or self.model.requests.predictor != NO_PREDICTION:
             return None
         return without_predictor([self.model.policy])
 

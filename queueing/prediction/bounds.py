@@ -24,15 +24,15 @@ from typing import Any
 from kendall.policies.fixed import Fixed
 from kendall.policies.immediate import Continuous, Dynamic, Elastic, Single
 from kendall.queueing.latency.service_time import ServiceTime
-from kendall.queueing.model import Model
 from kendall.queueing.models.gg1 import TwoMomentDelay, kingman
 from kendall.queueing.models.mg1d import de_kok_tijms
 from kendall.queueing.models.printed import fixed_batch_delay, kingman_delay, psi
 from kendall.queueing.prediction.solver import Solver
+from kendall.queueing.queue import Queue
 from kendall.queueing.result import Quantiles
 
 
-def has_bound(model: Model) -> bool:
+def has_bound(model: Queue) -> bool:
     """Whether a bound on the mean delay is known: GI/G/1, and uncapped padded batches without a
     residual or stalls.
     """
@@ -41,42 +41,48 @@ def has_bound(model: Model) -> bool:
     open_ended = isinstance(model.policy, Dynamic) and model.bound is None
     return (
         open_ended
-        and model.arrival_scv == 1
-        and model.law.cv == model.law.stall_share == 0
+        and model.arrivals.scv == 1
+        and model.engine.law.cv == model.engine.law.stall_share == 0
         and _plain_prompts(model)
         and _plain(model)
     )
 
 
-def is_renewal(model: Model) -> bool:
+def is_renewal(model: Queue) -> bool:
     """GI/G/1 with gaps that are not Poisson's."""
-    alone = model.servers == 1 and model.patience is None and model.sequences is None
+    alone = (
+        model.engine.servers == 1
+        and model.requests.patience is None
+        and model.requests.sequences is None
+    )
     return (
-        model.arrival_scv != 1
+        model.arrivals.scv != 1
         and isinstance(model.policy, Single)
         and alone
-        and not model.disaggregated
+        and not model.engine.disaggregated
     )
 
 
-def two_moments(model: Model, arrival_rate: float) -> tuple[TwoMomentDelay, ServiceTime]:
+def two_moments(model: Queue, arrival_rate: float) -> tuple[TwoMomentDelay, ServiceTime]:
     """Kingman's two forms and Kraemer and Langenbach-Belz's for GI/G/1, and the service time."""
-    service = ServiceTime.of(model.law, model.output_tokens, model.prompt_tokens)
-    return kingman(arrival_rate, service.mean, model.arrival_scv, service.scv), service
+    service = ServiceTime.of(
+        model.engine.law, model.requests.output_tokens, model.requests.prompt_tokens
+    )
+    return kingman(arrival_rate, service.mean, model.arrivals.scv, service.scv), service
 
 
-def has_paper(model: Model) -> bool:
+def has_paper(model: Queue) -> bool:
     """Whether the documents print a formula for it."""
-    if model.disaggregated or model.arrival_scv != 1:
+    if model.engine.disaggregated or model.arrivals.scv != 1:
         return is_renewal(model)
     if isinstance(model.policy, Single):
-        return model.servers == 1 and model.sequences is None
+        return model.engine.servers == 1 and model.requests.sequences is None
     open_ended = isinstance(model.policy, Dynamic | Elastic) and model.bound is None
     pure_fixed = isinstance(model.policy, Fixed) and model.policy.max_wait == math.inf
     return _plain(model) and _plain_prompts(model) and (open_ended or pure_fixed)
 
 
-def delay_bound(model: Model, arrival_rate: float) -> float:
+def delay_bound(model: Queue, arrival_rate: float) -> float:
     """Upper bound of the mean queueing delay, seconds. Raises UnstableQueueError where the
     bound's own line is.
     """
@@ -85,11 +91,11 @@ def delay_bound(model: Model, arrival_rate: float) -> float:
     return psi(arrival_rate, *_line(model))
 
 
-def _bound(model: Model, arrival_rate: float) -> dict[str, Any]:
+def _bound(model: Queue, arrival_rate: float) -> dict[str, Any]:
     return {"queueing_delay": Quantiles(delay_bound(model, arrival_rate))}
 
 
-def _paper(model: Model, arrival_rate: float) -> dict[str, Any]:
+def _paper(model: Queue, arrival_rate: float) -> dict[str, Any]:
     """What the documents print."""
     if isinstance(model.policy, Fixed):
         service = model.batch_time.mean(model.bound or 1)
@@ -101,7 +107,7 @@ def _paper(model: Model, arrival_rate: float) -> dict[str, Any]:
     if is_renewal(model):
         renewal, own = two_moments(model, arrival_rate)
         delay = kingman_delay(
-            arrival_rate, own.mean, math.sqrt(model.arrival_scv), math.sqrt(own.scv)
+            arrival_rate, own.mean, math.sqrt(model.arrivals.scv), math.sqrt(own.scv)
         )
         return {
             "queueing_delay": Quantiles(delay),
@@ -109,8 +115,8 @@ def _paper(model: Model, arrival_rate: float) -> dict[str, Any]:
             "utilisation": renewal.load,
         }
     mean, second = model.batch_time.mean(1), model.batch_time.second_moment(1)
-    if model.patience is not None:
-        lossy = de_kok_tijms(arrival_rate, mean, second / mean**2 - 1, model.patience)
+    if model.requests.patience is not None:
+        lossy = de_kok_tijms(arrival_rate, mean, second / mean**2 - 1, model.requests.patience)
         return {
             "queueing_delay": Quantiles(lossy.delay),
             "served_queueing_delay": Quantiles(lossy.served),
@@ -124,36 +130,36 @@ def _paper(model: Model, arrival_rate: float) -> dict[str, Any]:
     }
 
 
-def _line(model: Model) -> tuple[float, float]:
-    law, longest = model.law, model.output_tokens.longest
-    each = longest if model.policy.padded else model.output_tokens.mean
-    prompt = 0 if model.prompt_tokens is None else model.prompt_tokens.longest
+def _line(model: Queue) -> tuple[float, float]:
+    law, longest = model.engine.law, model.requests.output_tokens.longest
+    each = longest if model.policy.padded else model.requests.output_tokens.mean
+    prompt = 0 if model.requests.prompt_tokens is None else model.requests.prompt_tokens.longest
     return law.speed * (law.k1 + law.kp * prompt + law.k3 * each), law.speed * (
         law.k2 + law.k4 * longest
     )
 
 
-def _plain_prompts(model: Model) -> bool:
+def _plain_prompts(model: Queue) -> bool:
     """None, or padded ones, whose longest stands for all (after Eq. 17)."""
-    return model.prompt_tokens is None or model.pads_prompts
+    return model.requests.prompt_tokens is None or model.pads_prompts
 
 
-def _plain(model: Model) -> bool:
+def _plain(model: Queue) -> bool:
     return (
-        model.servers == 1
-        and model.patience is None
-        and model.sequences is None
+        model.engine.servers == 1
+        and model.requests.patience is None
+        and model.requests.sequences is None
         and not isinstance(model.policy, Continuous)
     )
 
 
 BOUNDS = (
     Solver(
-        lambda model: ("bound",) if has_bound(model) and not model.endless else (),
+        lambda model: ("bound",) if has_bound(model) and not model.requests.endless else (),
         {"bound": _bound},
     ),
     Solver(
-        lambda model: ("paper",) if has_paper(model) and not model.endless else (),
+        lambda model: ("paper",) if has_paper(model) and not model.requests.endless else (),
         {"paper": _paper},
     ),
 )

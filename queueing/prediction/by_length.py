@@ -20,11 +20,11 @@ from kendall.policies.immediate import Continuous
 from kendall.policies.ordered import order_of
 from kendall.policies.text import first_come_form
 from kendall.queueing.distributions.token_distribution import TokenDistribution, Vector
-from kendall.queueing.model import Model, token_limit
 from kendall.queueing.models.soap.queue import solve_order
 from kendall.queueing.models.soap.token_orders import TokenService, ratios_by_length
 from kendall.queueing.prediction.ordered import IN_SLOTS, ONE_BY_ONE, resumes_cost
 from kendall.queueing.prediction.steady_state import predict_model
+from kendall.queueing.queue import Queue
 
 LONGEST = 0.1  # share of the requests
 
@@ -53,7 +53,7 @@ class ByLength:
         return float(weights @ delay) / share, float(weights @ service) / share
 
 
-def durations_by_length(model: Model, arrival_rate: float) -> ByLength | None:
+def durations_by_length(model: Queue, arrival_rate: float) -> ByLength | None:
     """None where only a simulation knows them, and for batches. Raises UnstableQueueError,
     SpecError.
     """
@@ -69,23 +69,25 @@ def durations_by_length(model: Model, arrival_rate: float) -> ByLength | None:
         return None
     service = _service(model)
     order, load = order_of(model.policy), first_come.load
-    tokens, ratios = ratios_by_length(order, service, load, model.predictor)
-    step = (sojourn - waited - service.setup) / model.output_tokens.mean
+    tokens, ratios = ratios_by_length(order, service, load, model.requests.predictor)
+    step = (sojourn - waited - service.setup) / model.requests.output_tokens.mean
     return ByLength(tokens, waited * ratios, service.setup + step * tokens)
 
 
-def _resuming(model: Model, arrival_rate: float) -> ByLength:
+def _resuming(model: Queue, arrival_rate: float) -> ByLength:
     """What interruptions add to a service counts as service."""
     service, order = _service(model), order_of(model.policy)
-    told = service.predictor(model.predictor)
+    told = service.predictor(model.requests.predictor)
     queue = solve_order(service.order(order), service.sizes, arrival_rate, told)
     assert queue.served is not None
     tokens = (queue.sizes - service.setup) / service.step
     return ByLength(tokens, queue.by_size - queue.served, queue.served)
 
 
-def _service(model: Model) -> TokenService:
+def _service(model: Queue) -> TokenService:
     if isinstance(model.policy, Continuous):
         assert model.bound is not None
-        return TokenService.in_slots(model.slot_time, model.bound, token_limit(model))
-    return TokenService.alone(model.law, model.output_tokens, token_limit(model))
+        return TokenService.in_slots(model.slot_time, model.bound, model.requests.token_limit)
+    return TokenService.alone(
+        model.engine.law, model.requests.output_tokens, model.requests.token_limit
+    )

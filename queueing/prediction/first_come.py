@@ -14,7 +14,6 @@ from kendall.policies.fixed import Fixed
 from kendall.policies.immediate import Capped, Continuous, Dynamic, Elastic, Single
 from kendall.queueing.errors import NotConvergedError
 from kendall.queueing.latency.service_time import ServiceTime
-from kendall.queueing.model import Model
 from kendall.queueing.models.batches.batch_chain import solve_batch_chain
 from kendall.queueing.models.batches.batch_delay import batch_quantiles
 from kendall.queueing.models.batches.call_chain import solve_call_chain
@@ -30,52 +29,61 @@ from kendall.queueing.models.slots.continuous import doubt, solve_continuous
 from kendall.queueing.models.tandem import is_exact, solve_tandem
 from kendall.queueing.prediction.bounds import is_renewal, two_moments
 from kendall.queueing.prediction.solver import IN_DOUBT, Solver, answered, of_batches, token_times
+from kendall.queueing.queue import Queue
 from kendall.queueing.result import MEANLESS, Mean, Quantiles, Station
 from kendall.queueing.simulation.simulated_means import no_second_moment
 
 
-def _is_alone(model: Model) -> bool:
+def _is_alone(model: Queue) -> bool:
     """Whether there is one server, one stage, no patience, Poisson arrivals, and lengths without a
     tail beyond their table.
     """
     return (
-        model.servers == 1
-        and model.patience is None
-        and model.arrival_scv == 1
-        and not model.disaggregated
-        and not model.endless
+        model.engine.servers == 1
+        and model.requests.patience is None
+        and model.arrivals.scv == 1
+        and not model.engine.disaggregated
+        and not model.requests.endless
     )
 
 
-def _covers_single(model: Model) -> tuple[str, ...]:
-    if not isinstance(model.policy, Single) or model.sequences is not None:
+def _covers_single(model: Queue) -> tuple[str, ...]:
+    if not isinstance(model.policy, Single) or model.requests.sequences is not None:
         return ()
-    if model.arrival_scv != 1 or model.disaggregated:
+    if model.arrivals.scv != 1 or model.engine.disaggregated:
         return ()
-    if model.endless:  # with stalls, the longest services have more of them than a table holds
-        known = model.servers == 1 and model.patience is None and not model.law.stall_share
+    if (
+        model.requests.endless
+    ):  # with stalls, the longest services have more of them than a table holds
+        known = (
+            model.engine.servers == 1
+            and model.requests.patience is None
+            and not model.engine.law.stall_share
+        )
         return ("exact",) if known else ()
-    if model.servers == 1:
+    if model.engine.servers == 1:
         return ("exact",)
-    return ("approximation",) if model.patience is None else ()
+    return ("approximation",) if model.requests.patience is None else ()
 
 
-def _single(model: Model, arrival_rate: float) -> dict[str, Any]:
+def _single(model: Queue, arrival_rate: float) -> dict[str, Any]:
     levels = model.levels
-    own = model.batch_time.first_token(1), model.law.step(1)
-    service = ServiceTime.of(model.law, model.output_tokens, model.prompt_tokens)
+    own = model.batch_time.first_token(1), model.engine.law.step(1)
+    service = ServiceTime.of(
+        model.engine.law, model.requests.output_tokens, model.requests.prompt_tokens
+    )
     served = {"service_time": service.quantiles(levels)}
-    if model.patience is not None:
-        lossy = solve_lossy_service(service, arrival_rate, model.patience, levels=levels)
+    if model.requests.patience is not None:
+        lossy = solve_lossy_service(service, arrival_rate, model.requests.patience, levels=levels)
         answer = answered(lossy.delay, lossy.sojourn, 1.0, lossy.utilisation) | token_times(
             lossy.served, *own
         )
         answer |= {"served_queueing_delay": lossy.served, "loss_fraction": lossy.loss_fraction}
         return answer | served
-    if model.servers > 1:
-        several = solve_servers(service, arrival_rate, model.servers, levels=levels)
+    if model.engine.servers > 1:
+        several = solve_servers(service, arrival_rate, model.engine.servers, levels=levels)
         answer = answered(several.delay, several.sojourn, 1.0, several.load) | served
-        reason = doubt_of_servers(service, model.servers, several)
+        reason = doubt_of_servers(service, model.engine.servers, several)
         if reason is not None:
             answer["assumptions"] = (*model.assumptions, f"{IN_DOUBT}{reason}")
         return answer | token_times(several.delay, *own)
@@ -92,25 +100,29 @@ def _single(model: Model, arrival_rate: float) -> dict[str, Any]:
     }
 
 
-def _covers_renewal(model: Model) -> tuple[str, ...]:
-    return ("exact", "approximation") if is_renewal(model) and not model.endless else ()
+def _covers_renewal(model: Queue) -> tuple[str, ...]:
+    return ("exact", "approximation") if is_renewal(model) and not model.requests.endless else ()
 
 
-def _renewal(model: Model, arrival_rate: float) -> dict[str, Any]:
-    service = ServiceTime.of(model.law, model.output_tokens, model.prompt_tokens)
-    queue = solve_gig1(service, arrival_rate, model.arrival_scv, levels=model.levels)
+def _renewal(model: Queue, arrival_rate: float) -> dict[str, Any]:
+    service = ServiceTime.of(
+        model.engine.law, model.requests.output_tokens, model.requests.prompt_tokens
+    )
+    queue = solve_gig1(service, arrival_rate, model.arrivals.scv, levels=model.levels)
     answer = answered(queue.delay, queue.sojourn, 1.0, queue.load)
     answer |= {"service_time": service.quantiles(model.levels)}
-    return answer | token_times(queue.delay, model.batch_time.first_token(1), model.law.step(1))
+    return answer | token_times(
+        queue.delay, model.batch_time.first_token(1), model.engine.law.step(1)
+    )
 
 
-def _two_moments(model: Model, arrival_rate: float) -> dict[str, Any]:
+def _two_moments(model: Queue, arrival_rate: float) -> dict[str, Any]:
     delays, service = two_moments(model, arrival_rate)
-    delay = Quantiles(best_estimate(delays, model.arrival_scv))
+    delay = Quantiles(best_estimate(delays, model.arrivals.scv))
     sojourn = Quantiles((delay.mean or 0.0) + service.mean)
     error = (
         "-42 % at load 0.3, -6 % at 0.85 (SCV 4)"
-        if model.arrival_scv > 1
+        if model.arrivals.scv > 1
         else "0 to +10 % from load 0.3 on with exponential services, more with others"
     )
     note = f"{IN_DOUBT}two moments of the gaps and of the services: {error}"
@@ -118,11 +130,11 @@ def _two_moments(model: Model, arrival_rate: float) -> dict[str, Any]:
         "assumptions": (*model.assumptions, note),
         "service_time": service.quantiles(model.levels),
     }
-    return answer | token_times(delay, model.batch_time.first_token(1), model.law.step(1))
+    return answer | token_times(delay, model.batch_time.first_token(1), model.engine.law.step(1))
 
 
-def _covers_tandem(model: Model) -> tuple[str, ...]:
-    if not model.disaggregated or model.arrival_scv != 1 or model.endless:
+def _covers_tandem(model: Queue) -> tuple[str, ...]:
+    if not model.engine.disaggregated or model.arrivals.scv != 1 or model.requests.endless:
         return ()
     try:
         exact = is_exact(*model.stations)
@@ -131,11 +143,11 @@ def _covers_tandem(model: Model) -> tuple[str, ...]:
     return ("exact",) if exact else ("approximation",)
 
 
-def _tandem(model: Model, arrival_rate: float) -> dict[str, Any]:
+def _tandem(model: Queue, arrival_rate: float) -> dict[str, Any]:
     queue, services, step = (
         solve_tandem(*model.stations, arrival_rate, levels=model.levels),
         model.stations,
-        model.law.step(1),
+        model.engine.law.step(1),
     )
     behind = queue.second_delay
     delay = (
@@ -162,15 +174,15 @@ def _tandem(model: Model, arrival_rate: float) -> dict[str, Any]:
     return answer | {"assumptions": (*model.assumptions, note)}
 
 
-def _covers_batches(model: Model) -> tuple[str, ...]:
+def _covers_batches(model: Queue) -> tuple[str, ...]:
     if not _is_alone(model) or model.whole_call is None:
         return ()
     batches = Dynamic | Capped | Elastic
-    of_calls = model.sequences is not None and isinstance(model.policy, Single)
+    of_calls = model.requests.sequences is not None and isinstance(model.policy, Single)
     return ("exact",) if isinstance(model.policy, batches) or of_calls else ()
 
 
-def _batches(model: Model, arrival_rate: float) -> dict[str, Any]:
+def _batches(model: Queue, arrival_rate: float) -> dict[str, Any]:
     time, size = model.batch_time.of_calls(), model.whole_call
     assert size is not None
     bound = None if model.bound is None else model.bound // size
@@ -181,30 +193,34 @@ def _batches(model: Model, arrival_rate: float) -> dict[str, Any]:
     }
 
 
-def _covers_calls(model: Model) -> tuple[str, ...]:
-    if not _is_alone(model) or model.sequences is None or model.whole_call is not None:
+def _covers_calls(model: Queue) -> tuple[str, ...]:
+    if not _is_alone(model) or model.requests.sequences is None or model.whole_call is not None:
         return ()
     solved = isinstance(model.policy, Single | Dynamic | Capped | Elastic)
-    independent = model.intraclass_correlation == 0 or model.bound == 1
+    independent = model.requests.intraclass_correlation == 0 or model.bound == 1
     return ("exact",) if solved and independent else ()
 
 
-def _calls(model: Model, arrival_rate: float) -> dict[str, Any]:
-    assert model.sequences is not None
+def _calls(model: Queue, arrival_rate: float) -> dict[str, Any]:
+    assert model.requests.sequences is not None
     time = model.batch_time
-    queue = solve_call_chain(time, Calls.of(arrival_rate, model.sequences), model.bound)
+    queue = solve_call_chain(time, Calls.of(arrival_rate, model.requests.sequences), model.bound)
     delay, sojourn = Quantiles(queue.queueing_delay), Quantiles(queue.sojourn_time)
     return of_batches(model, time, queue, delay, sojourn)
 
 
-def _covers_fixed(model: Model) -> tuple[str, ...]:
+def _covers_fixed(model: Queue) -> tuple[str, ...]:
     policy = model.policy
-    if not isinstance(policy, Fixed) or not _is_alone(model) or model.sequences is not None:
+    if (
+        not isinstance(policy, Fixed)
+        or not _is_alone(model)
+        or model.requests.sequences is not None
+    ):
         return ()
     return ("exact",) if policy.max_wait == math.inf or model.bound == 1 else ()
 
 
-def _fixed(model: Model, arrival_rate: float) -> dict[str, Any]:
+def _fixed(model: Queue, arrival_rate: float) -> dict[str, Any]:
     assert isinstance(model.policy, Fixed)
     time, b = model.batch_time, model.bound or model.policy.batch_size
     fixed = solve_fixed_batches(time, arrival_rate, b, levels=model.levels)
@@ -216,12 +232,12 @@ def _fixed(model: Model, arrival_rate: float) -> dict[str, Any]:
     return answer | token_times(fixed.delay, time.first_token(b), step)
 
 
-def _covers_continuous(model: Model) -> tuple[str, ...]:
-    solved = isinstance(model.policy, Continuous) and model.sequences is None
+def _covers_continuous(model: Queue) -> tuple[str, ...]:
+    solved = isinstance(model.policy, Continuous) and model.requests.sequences is None
     return ("approximation",) if solved and _is_alone(model) else ()
 
 
-def _continuous(model: Model, arrival_rate: float) -> dict[str, Any]:
+def _continuous(model: Queue, arrival_rate: float) -> dict[str, Any]:
     slots = solve_continuous(model.slot_time, arrival_rate, model.bound)
     answer = answered(
         slots.delay, Quantiles(slots.sojourn_time), slots.batch_size, slots.utilisation

@@ -30,7 +30,6 @@ from kendall.policies.immediate import Continuous, Dynamic, Single
 from kendall.policies.ordered import in_arrival_order, order_of
 from kendall.policies.orders.by_length import Binned
 from kendall.queueing.errors import OutOfReachError
-from kendall.queueing.model import Model, token_limit
 from kendall.queueing.models.batches.batch_chain import solve_batch_chain
 from kendall.queueing.models.batches.batch_delay import batch_quantiles
 from kendall.queueing.models.batches.bin_chain import solve_bin_chain
@@ -45,36 +44,37 @@ from kendall.queueing.models.soap.token_orders import (
     solve_in_tokens,
 )
 from kendall.queueing.prediction.solver import IN_DOUBT, Solver, answered, of_batches, token_times
+from kendall.queueing.queue import Queue
 from kendall.queueing.result import Quantiles
 
 EXACT_BINS = 2
 _NEGLIGIBLE = 1e-6  # share of the batches above the engine's bound, below which the chain holds
 
 
-def is_ordered(model: Model) -> bool:
+def is_ordered(model: Queue) -> bool:
     """Whether the policy's order is one other than first come, first served."""
     return not in_arrival_order(model.policy)
 
 
-def resumes_cost(model: Model) -> bool:
+def resumes_cost(model: Queue) -> bool:
     """Whether resuming a request costs time, which is the case under every order that interrupts:
     even where `kr` is 0, the request is admitted once more and has lost the token in the making.
     """
     return order_of(model.policy).preemptive
 
 
-def _is_plain(model: Model) -> bool:
+def _is_plain(model: Queue) -> bool:
     return (
-        model.patience is None
-        and model.sequences is None
-        and model.arrival_scv == 1
-        and not model.disaggregated
-        and not model.endless
-        and model.law.step(1) > 0  # the analysis counts service in tokens
+        model.requests.patience is None
+        and model.requests.sequences is None
+        and model.arrivals.scv == 1
+        and not model.engine.disaggregated
+        and not model.requests.endless
+        and model.engine.law.step(1) > 0  # the analysis counts service in tokens
     )
 
 
-def _covers_one_by_one(model: Model) -> tuple[str, ...]:
+def _covers_one_by_one(model: Queue) -> tuple[str, ...]:
     """Methods for `single`. Orders that interrupt need `kp` = 0: with it, a resume costs more with
     every token made.
     """
@@ -82,20 +82,30 @@ def _covers_one_by_one(model: Model) -> tuple[str, ...]:
     if not isinstance(policy, Single) or not _is_plain(model):
         return ()
     if resumes_cost(model):
-        plain = policy.max_preemptions is None and model.servers == 1 and model.law.kp == 0
+        plain = (
+            policy.max_preemptions is None
+            and model.engine.servers == 1
+            and model.engine.law.kp == 0
+        )
         return ("approximation",) if plain and is_solved(order, resuming=True) else ()
-    if not is_solved(order) or (model.prompt_tokens is not None and model.law.kp != 0):
+    if not is_solved(order) or (
+        model.requests.prompt_tokens is not None and model.engine.law.kp != 0
+    ):
         return ()
-    return ("exact",) if model.servers == 1 else ("approximation",)
+    return ("exact",) if model.engine.servers == 1 else ("approximation",)
 
 
-def _one_by_one(model: Model, arrival_rate: float) -> dict[str, Any]:
+def _one_by_one(model: Queue, arrival_rate: float) -> dict[str, Any]:
     order = order_of(model.policy)
-    service = TokenService.alone(model.law, model.output_tokens, token_limit(model))
-    queue = solve_in_tokens(order, service, arrival_rate, model.servers, model.predictor)
+    service = TokenService.alone(
+        model.engine.law, model.requests.output_tokens, model.requests.token_limit
+    )
+    queue = solve_in_tokens(
+        order, service, arrival_rate, model.engine.servers, model.requests.predictor
+    )
     delay, tokens = Quantiles(queue.delay), dict[str, Any]()
     if not order.preemptive:  # else a service may be interrupted between two tokens
-        tokens = token_times(delay, model.batch_time.first_token(1), model.law.step(1))
+        tokens = token_times(delay, model.batch_time.first_token(1), model.engine.law.step(1))
     return {
         **answered(delay, Quantiles(queue.sojourn), 1.0, queue.load),
         "service_time": Quantiles(queue.sojourn - queue.delay),
@@ -104,18 +114,18 @@ def _one_by_one(model: Model, arrival_rate: float) -> dict[str, Any]:
     }
 
 
-def _covers_slots(model: Model) -> tuple[str, ...]:
+def _covers_slots(model: Queue) -> tuple[str, ...]:
     solved = is_solved(order_of(model.policy)) and not resumes_cost(model)
-    in_slots = isinstance(model.policy, Continuous) and model.servers == 1 and model.bound
+    in_slots = isinstance(model.policy, Continuous) and model.engine.servers == 1 and model.bound
     return ("approximation",) if solved and in_slots and _is_plain(model) else ()
 
 
-def _in_slots(model: Model, arrival_rate: float) -> dict[str, Any]:
+def _in_slots(model: Queue, arrival_rate: float) -> dict[str, Any]:
     assert model.bound is not None
     order = order_of(model.policy)
     slots = solve_continuous(model.slot_time, arrival_rate, model.bound)
-    service = TokenService.in_slots(model.slot_time, model.bound, token_limit(model))
-    ratio = delay_ratio(order, service, slots.load, model.predictor)
+    service = TokenService.in_slots(model.slot_time, model.bound, model.requests.token_limit)
+    ratio = delay_ratio(order, service, slots.load, model.requests.predictor)
     delay, saved = slots.queueing_delay * ratio, slots.queueing_delay * (1 - ratio)
     first = slots.time_to_first_token - saved
     return {
@@ -136,20 +146,27 @@ def _in_slots(model: Model, arrival_rate: float) -> dict[str, Any]:
     }
 
 
-def _covers_bins(model: Model) -> tuple[str, ...]:
+def _covers_bins(model: Queue) -> tuple[str, ...]:
     order = order_of(model.policy)
     if not isinstance(model.policy, Dynamic) or not isinstance(order, Binned):
         return ()
-    if model.servers != 1 or not _is_plain(model):
+    if model.engine.servers != 1 or not _is_plain(model):
         return ()
-    few = order.bins <= EXACT_BINS or model.predictor == NO_PREDICTION
+    few = order.bins <= EXACT_BINS or model.requests.predictor == NO_PREDICTION
     return ("exact",) if few else ("approximation",)
 
 
-def _in_bins(model: Model, arrival_rate: float) -> dict[str, Any]:
+def _in_bins(model: Queue, arrival_rate: float) -> dict[str, Any]:
     time, bound, order = model.batch_time, model.bound, order_of(model.policy)
     assert isinstance(order, Binned)
-    bins = list(bins_of(model.output_tokens, order, model.predictor, token_limit(model)))
+    bins = list(
+        bins_of(
+            model.requests.output_tokens,
+            order,
+            model.requests.predictor,
+            model.requests.token_limit,
+        )
+    )
     if len(bins) == 1:
         one = solve_batch_chain(time, arrival_rate, bound)
         delay, sojourn = batch_quantiles(time, arrival_rate, one, model.levels)
@@ -165,18 +182,18 @@ def _in_bins(model: Model, arrival_rate: float) -> dict[str, Any]:
     return found | {"assumptions": (*model.assumptions, note)}
 
 
-def cost_of_resuming(model: Model) -> str:
+def cost_of_resuming(model: Queue) -> str:
     """The note on a prediction that says what it assumes of resuming, under an order that
     interrupts.
     """
-    seconds = model.law.setup(1, 0.0, 1.0)
+    seconds = model.engine.law.setup(1, 0.0, 1.0)
     return (
         f"an interrupted request loses the token in the making and takes {seconds:.3g} s to go on "
         "(k1 + k2 + kr), which counts as service"
     )
 
 
-def _noted(model: Model, *doubts: str | None) -> tuple[str, ...]:
+def _noted(model: Queue, *doubts: str | None) -> tuple[str, ...]:
     notes = [f"{IN_DOUBT}{reason}" for reason in doubts if reason is not None]
     if resumes_cost(model):
         notes.insert(0, cost_of_resuming(model))

@@ -34,38 +34,33 @@ from __future__ import annotations
 from kendall.policies.fixed import Fixed
 from kendall.policies.immediate import Capped, Continuous, Dynamic, Elastic, Single
 from kendall.policies.unpadded import UnpaddedFixed
-from kendall.queueing.model import (
-    Model,
-    has_queues,
-    load_bound,
-    memory_limited,
-    one_of_several,
-    prompt_limited,
-)
 from kendall.queueing.prediction.bounds import BOUNDS, delay_bound, has_bound, is_renewal
 from kendall.queueing.prediction.first_come import FIRST_COME
 from kendall.queueing.prediction.ordered import ORDERED, is_ordered
 from kendall.queueing.prediction.solver import Solver
+from kendall.queueing.queue import (
+    Queue,
+)
 from kendall.queueing.result import Prediction
 
 ANALYSED = (Single, Dynamic, Capped, Elastic, Fixed, UnpaddedFixed, Continuous)  # of the policies
 RANK = ("exact", "approximation", "bound", "paper", "simulation")
 
 
-def best_method(model: Model) -> str:
+def best_method(model: Queue) -> str:
     """exact, else approximation, else simulation."""
     return methods(model)[0]
 
 
-def methods(model: Model) -> tuple[str, ...]:
+def methods(model: Queue) -> tuple[str, ...]:
     """What this queue can be answered by, the best first."""
-    if (one := one_of_several(model)) is not None:
+    if (one := model.one_of_several) is not None:
         return methods(one)
     known = {name for solver in _solvers(model) for name in solver.covers(model)}
     return tuple(sorted({*known, "simulation"}, key=RANK.index))
 
 
-def answer(model: Model, arrival_rate: float, method: str) -> Prediction:
+def answer(model: Queue, arrival_rate: float, method: str) -> Prediction:
     """By a method other than simulation. Raises UnstableQueueError, NotConvergedError."""
     solver = next(each for each in _solvers(model) if method in each.covers(model))
     values = solver.solve[method](model, arrival_rate)
@@ -79,17 +74,17 @@ def answer(model: Model, arrival_rate: float, method: str) -> Prediction:
         method=method,
         stable=True,
         load=model.load(arrival_rate),
-        load_bound=load_bound(model),
+        load_bound=model.load_bound,
         bounds={} if upper is None else {"queueing_delay_upper": upper},
         **{"utilisation": None, "assumptions": model.assumptions, **values},
     )
 
 
-def _solvers(model: Model) -> tuple[Solver, ...]:
+def _solvers(model: Queue) -> tuple[Solver, ...]:
     """Those of its order of service; none where only a simulation has what binds."""
-    limited = memory_limited(model) or prompt_limited(model)
-    simulated = has_queues(model) or limited or bool(model.server_speeds)
-    of_process = model.arrival_process is not None and not is_renewal(model)
+    limited = model.memory_limited or model.prompt_limited
+    simulated = model.engine.has_queues or limited or bool(model.engine.server_speeds)
+    of_process = model.arrivals.process is not None and not is_renewal(model)
     if simulated or of_process or type(model.policy) not in ANALYSED:
         return ()
     return ORDERED if is_ordered(model) else (*FIRST_COME, *BOUNDS)

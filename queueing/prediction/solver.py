@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from kendall.queueing.latency.batch_time import BatchTime
-from kendall.queueing.model import Model
 from kendall.queueing.models.batches.batch_chain import BatchQueue
 from kendall.queueing.models.batches.bin_chain import BinnedQueue
+from kendall.queueing.queue import Queue
 from kendall.queueing.result import Mean, Quantiles
 
 IN_DOUBT = "approximation in doubt: "  # how the assumption begins that says why
@@ -24,8 +24,8 @@ class Solver:
     Raises UnstableQueueError, NotConvergedError.
     """
 
-    covers: Callable[[Model], tuple[str, ...]]
-    solve: Mapping[str, Callable[[Model, float], dict[str, Any]]]
+    covers: Callable[[Queue], tuple[str, ...]]
+    solve: Mapping[str, Callable[[Queue, float], dict[str, Any]]]
 
 
 def answered(
@@ -51,7 +51,7 @@ def token_times(delay: Quantiles, first: float, step: float | None) -> dict[str,
 
 
 def of_batches(
-    model: Model,
+    model: Queue,
     time: BatchTime,
     queue: BatchQueue | BinnedQueue,
     delay: Quantiles,

@@ -21,20 +21,13 @@ from kendall.queueing.errors import (
     OutOfReachError,
 )
 from kendall.queueing.latency.law import LatencyModel
-from kendall.queueing.model import (
-    Model,
-    at_mean_rate,
-    has_queues,
-    load_bound,
-    memory_limited,
-    one_of_several,
-    prompt_limited,
-    seen_by_a_request,
-)
 from kendall.queueing.prediction.answer_check import checked_answer
 from kendall.queueing.prediction.ordered import cost_of_resuming, is_ordered, resumes_cost
 from kendall.queueing.prediction.solutions import answer, best_method, methods
 from kendall.queueing.prediction.solver import IN_DOUBT
+from kendall.queueing.queue import (
+    Queue,
+)
 from kendall.queueing.result import (
     APPROXIMATE_MEANS,
     FALLBACK,
@@ -65,16 +58,16 @@ def predict(
     method: str = "auto",
     **limits: Any,
 ) -> Prediction:
-    """The steady state; `limits` are those of `Model.read`.
+    """The steady state; `limits` are those of `Queue.read`.
 
     Raises SpecError where `method` has no answer for this queue, UnstableQueueError,
     NotConvergedError.
     """
-    return predict_model(Model.read(policy, output_tokens, law, **limits), arrival_rate, method)
+    return predict_model(Queue.read(policy, output_tokens, law, **limits), arrival_rate, method)
 
 
 def predict_model(
-    model: Model,
+    model: Queue,
     arrival_rate: float,
     method: str = "auto",
     *,
@@ -86,11 +79,11 @@ def predict_model(
     those that go with means by a formula, by a simulation of about a second. `of`: so many
     predictions share the time of one.
     """
-    model = at_mean_rate(model, arrival_rate)
+    model = model.at_mean_rate(arrival_rate)
     _check_method(model, method)
     load = model.stable_load(arrival_rate)
-    if one_of_several(model) is not None:
-        one, own_rate = seen_by_a_request(model, arrival_rate)
+    if model.one_of_several is not None:
+        one, own_rate = model.seen_by_a_request(arrival_rate)
         return of_several(model, predict_model(one, own_rate, method, quantiles=quantiles, of=of))
     chosen = best_method(model) if method == "auto" else method
     if chosen == "simulation":
@@ -111,7 +104,7 @@ def predict_model(
 
 
 def predict_durations(
-    model: Model, arrival_rate: float, wanted: Collection[str], *, of: int = 1
+    model: Queue, arrival_rate: float, wanted: Collection[str], *, of: int = 1
 ) -> Prediction:
     """`predict_model` with quantiles, those of the wanted durations by simulation where no formula
     gives them. Raises as `predict_model`.
@@ -131,7 +124,7 @@ def predict_durations(
     return with_quantiles_of(simulated, noted, missing)
 
 
-def _check_method(model: Model, method: str) -> None:
+def _check_method(model: Queue, method: str) -> None:
     if method not in METHODS:
         raise SpecError(f"got method {method!r}; expected one of {', '.join(METHODS)}")
     known = methods(model)
@@ -144,7 +137,7 @@ def _check_method(model: Model, method: str) -> None:
 
 
 def _completed(
-    found: Prediction, model: Model, arrival_rate: float, *, quantiles: bool, of: int
+    found: Prediction, model: Queue, arrival_rate: float, *, quantiles: bool, of: int
 ) -> Prediction:
     """A formula's answer under "auto": simulated where it is in doubt, and its quantiles where it
     has none.
@@ -163,7 +156,7 @@ def doubt_of(found: Prediction) -> str | None:
 
 
 def _instead(
-    found: Prediction, model: Model, arrival_rate: float, doubt: str, *, quantiles: bool, of: int
+    found: Prediction, model: Queue, arrival_rate: float, doubt: str, *, quantiles: bool, of: int
 ) -> Prediction:
     """A simulation in place of an approximation in doubt, which stays where none is affordable."""
     from kendall.queueing.simulation.budget import affordable_requests  # noqa: PLC0415 - loads numba
@@ -185,7 +178,7 @@ def _instead(
 
 
 def _with_quantiles(
-    found: Prediction, model: Model, arrival_rate: float, *, simulating: bool, of: int = 1
+    found: Prediction, model: Queue, arrival_rate: float, *, simulating: bool, of: int = 1
 ) -> Prediction:
     """The same means; quantiles that no exact law gives, as of calls of several sequences, of
     heavy tails and under orders, are simulated or, also where that takes too long, named.
@@ -218,14 +211,18 @@ def _with_quantiles(
     return _with_missing(simulated, noted, missing)
 
 
-def known_delay(found: Prediction, model: Model) -> Quantiles | None:
+def known_delay(found: Prediction, model: Queue) -> Quantiles | None:
     """Its law, where a formula has it and every request is served."""
-    known = model.patience is None and model.sequences is None and not model.disaggregated
+    known = (
+        model.requests.patience is None
+        and model.requests.sequences is None
+        and not model.engine.disaggregated
+    )
     return found.queueing_delay if known and found.queueing_delay.p50 is not None else None
 
 
 def _with_simulated_quantiles(
-    found: Prediction, model: Model, arrival_rate: float, of: int
+    found: Prediction, model: Queue, arrival_rate: float, of: int
 ) -> Prediction:
     """All quantiles, where the means are an approximation."""
     from kendall.queueing.simulation.budget import affordable_requests, enough_slots  # noqa: PLC0415 - loads numba
@@ -282,21 +279,21 @@ def _lacks_quantiles(duration: Quantiles, levels: Levels) -> bool:
     return duration.mean is not None and any(duration.value(name) is None for name in levels)
 
 
-def _without(model: Model, missing: list[str], simulated: int) -> str:
-    if model.patience is None:  # then every request is served: one delay
+def _without(model: Queue, missing: list[str], simulated: int) -> str:
+    if model.requests.patience is None:  # then every request is served: one delay
         missing = [name for name in missing if name != "served_queueing_delay"]
-    every = len(_DURATIONS) - (model.patience is None)
+    every = len(_DURATIONS) - (model.requests.patience is None)
     of = (
         ""
         if len(missing) == every
         else " of the " + " and the ".join(name.replace("_", " ") for name in missing)
     )
-    if model.sequences is not None:
+    if model.requests.sequences is not None:
         drawn, why = (
             "sequences",
             "no formula covers the law of the delay where calls hold several sequences",
         )
-    elif model.disaggregated:
+    elif model.engine.disaggregated:
         drawn, why = "requests", "no formula covers the law of the delay at two stations"
     elif is_ordered(model):
         drawn, why = "requests", "no formula covers their law under this order"
@@ -311,7 +308,7 @@ def _without(model: Model, missing: list[str], simulated: int) -> str:
 
 
 def _simulated(
-    model: Model, arrival_rate: float, count: int, *notes: str, delay: Quantiles | None = None
+    model: Queue, arrival_rate: float, count: int, *notes: str, delay: Quantiles | None = None
 ) -> Prediction:
     from kendall.queueing.simulation.budget import enough_slots  # noqa: PLC0415 - loads numba
 
@@ -328,7 +325,7 @@ def _simulated(
         effective_max_batch_size=model.bound,
         model=model.name,
         load=model.load(arrival_rate),
-        load_bound=load_bound(model),
+        load_bound=model.load_bound,
         assumptions=(*model.assumptions, *tail_notes(model), *notes, *short),
     )
 
@@ -341,7 +338,7 @@ def _first_answer(count: int) -> tuple[str, ...]:
     return (f"{TOO_SHORT}a first answer, from {count:,} requests in a few seconds: {MORE}",)
 
 
-def _count(model: Model, arrival_rate: float, of: int) -> int:
+def _count(model: Queue, arrival_rate: float, of: int) -> int:
     """Requests; where too few for a mean are affordable, as many as give a first one."""
     from kendall.queueing.simulation import budget  # noqa: PLC0415 - loads numba
 
@@ -352,29 +349,29 @@ def _count(model: Model, arrival_rate: float, of: int) -> int:
         return budget.affordable_requests(model, arrival_rate, budget.FEWEST, of=of, fewest=least)
 
 
-def _finite_means(simulated: Prediction, model: Model, load: float) -> Prediction:
+def _finite_means(simulated: Prediction, model: Queue, load: float) -> Prediction:
     return without_means(simulated) if infinite_mean(model, load) else simulated
 
 
-def _with_reason(error: NotConvergedError, model: Model, load: float) -> NotConvergedError:
+def _with_reason(error: NotConvergedError, model: Queue, load: float) -> NotConvergedError:
     """The same, or, where the delay has no mean to find, that."""
     return InfiniteMeanError() if infinite_mean(model, load) else error
 
 
-def infinite_mean(model: Model, load: float) -> bool:
+def infinite_mean(model: Queue, load: float) -> bool:
     """Whether the delay has no mean though the queue is stable: unbounded batches with a
     residual are a Kesten recursion (THEORY c).
     """
-    model = one_of_several(model) or model
+    model = model.one_of_several or model
     unbounded = (
         model.bound is None
         and is_first_come(model.policy)
         and not model.policy.joins_running
-        and model.servers == 1
-        and model.patience is None
-        and not has_end(model.arrival_process)
+        and model.engine.servers == 1
+        and model.requests.patience is None
+        and not has_end(model.arrivals.process)
     )
-    return unbounded and load * math.sqrt(1 + model.law.cv**2) >= 1
+    return unbounded and load * math.sqrt(1 + model.engine.law.cv**2) >= 1
 
 
 def without_means(prediction: Prediction) -> Prediction:
@@ -384,7 +381,7 @@ def without_means(prediction: Prediction) -> Prediction:
     return dataclasses.replace(bare, batch_size=Mean(), assumptions=assumptions)
 
 
-def unstable(model: Model, load: float, method: str) -> Prediction:
+def unstable(model: Queue, load: float, method: str) -> Prediction:
     """What an unstable queue answers: no delays."""
     # a load that holds them is not that of the requests alone
     notes = (cost_of_resuming(model),) if resumes_cost(model) else ()
@@ -395,7 +392,7 @@ def unstable(model: Model, load: float, method: str) -> Prediction:
         method=best_method(model) if method == "auto" else method,
         stable=False,
         load=load,
-        load_bound=load_bound(model),
+        load_bound=model.load_bound,
         utilisation=None,
         loss_fraction=None,
         assumptions=(*model.assumptions, *notes),
@@ -405,37 +402,41 @@ def unstable(model: Model, load: float, method: str) -> Prediction:
 def largest_stable_rate(
     policy: Policy, output_tokens: TokenDistribution, law: LatencyModel, **limits: Any
 ) -> float:
-    """Requests/s at which `load` is 1; `limits` are those of `Model.read`."""
-    return Model.read(policy, output_tokens, law, **limits).largest_stable_rate
+    """Requests/s at which `load` is 1; `limits` are those of `Queue.read`."""
+    return Queue.read(policy, output_tokens, law, **limits).largest_stable_rate
 
 
-def _why_simulated(model: Model) -> str:
-    if model.arrival_process is not None:
+def _why_simulated(model: Queue) -> str:
+    if model.arrivals.process is not None:
         return f"{FALLBACK}exact: arrivals are not Poisson"
     return f"{FALLBACK}exact: no formula covers {model.text} with {_described(model)}"
 
 
-def _servers(model: Model) -> str:
-    if model.disaggregated:
+def _servers(model: Queue) -> str:
+    if model.engine.disaggregated:
         return "prefill and decode on two servers"
-    if has_queues(model):
-        return f"{model.servers} servers with a queue each"
-    speeds = " of different speed" if model.server_speeds else ""
-    return "one server" if model.servers == 1 else f"{model.servers} servers{speeds}"
+    if model.engine.has_queues:
+        return f"{model.engine.servers} servers with a queue each"
+    speeds = " of different speed" if model.engine.server_speeds else ""
+    return "one server" if model.engine.servers == 1 else f"{model.engine.servers} servers{speeds}"
 
 
-def _described(model: Model) -> str:
+def _described(model: Queue) -> str:
     parts = [_servers(model)]
-    if model.arrival_process is not None:
-        parts.append(model.arrivals[0])
-    elif model.arrival_scv != 1:
-        parts.append(f"arrivals of SCV {model.arrival_scv:g}")
-    if model.endless:
-        parts.append(f"lengths beyond {model.output_tokens.longest:,} tokens")
-    if memory_limited(model):
-        parts.append(f"KV memory of {model.max_context_tokens:,} tokens")
-    if prompt_limited(model):
+    if model.arrivals.process is not None:
+        parts.append(model.arrivals_assumed[0])
+    elif model.arrivals.scv != 1:
+        parts.append(f"arrivals of SCV {model.arrivals.scv:g}")
+    if model.requests.endless:
+        parts.append(f"lengths beyond {model.requests.output_tokens.longest:,} tokens")
+    if model.memory_limited:
+        parts.append(f"KV memory of {model.engine.bounds.max_context_tokens:,} tokens")
+    if model.prompt_limited:
         parts.append(f"{model.step_tokens:,} tokens of prompts in a batch")
     if resumes_cost(model):
-        parts.append(f"{model.law.setup(1, 0.0, 1.0):.3g} s for each resume (k1 + k2 + kr)")
-    return ", ".join(parts if model.patience is None else [*parts, f"patience {model.patience} s"])
+        parts.append(f"{model.engine.law.setup(1, 0.0, 1.0):.3g} s for each resume (k1 + k2 + kr)")
+    return ", ".join(
+        parts
+        if model.requests.patience is None
+        else [*parts, f"patience {model.requests.patience} s"]
+    )

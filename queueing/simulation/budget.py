@@ -8,7 +8,6 @@ where the policy is asked after every step, each step is an event.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 from kendall.policies.immediate import Continuous
@@ -17,7 +16,7 @@ from kendall.policies.registry import is_first_come
 from kendall.queueing.arrivals.notation import highest_rate
 from kendall.queueing.errors import OutOfReachError
 from kendall.queueing.latency.stalls import SPARE_GAPS
-from kendall.queueing.model import Model, at_mean_rate
+from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.fast import MOST_SLOTS, is_compiled
 
 _LOOKS, _GENERIC_LOOKS = (
@@ -34,28 +33,35 @@ FIRST = 500  # that a first answer can, with a large error
 
 
 def affordable_requests(
-    model: Model, arrival_rate: float, most: int, *, of: int = 1, fewest: int = FEWEST
+    model: Queue, arrival_rate: float, most: int, *, of: int = 1, fewest: int = FEWEST
 ) -> int:
     """At most `most`; `of`: so many simulations share the time. Raises OutOfReachError where less
     than `fewest` are affordable.
     """
     compiled = is_compiled(enough_slots(model, arrival_rate))
     in_service = _in_service(model, arrival_rate)
-    stalls = 0.0 if model.policy.joins_running else model.law.stall_rate * model.batch_time.mean(1)
-    looks = 4 * (model.servers + in_service) + stalls
+    stalls = (
+        0.0
+        if model.policy.joins_running
+        else model.engine.law.stall_rate * model.batch_time.mean(1)
+    )
+    looks = 4 * (model.engine.servers + in_service) + stalls
     if not compiled:
-        looks += _GENERIC_EVENT + _steps(model, in_service) * (_STEP + model.servers + in_service)
+        looks += _GENERIC_EVENT + _steps(model, in_service) * (
+            _STEP + model.engine.servers + in_service
+        )
     generic = _GENERIC_LOOKS if is_first_come(model.policy) else _OUTSIDE_LOOKS
     affordable = (_LOOKS if compiled else generic) / of / looks
     if model.draws_in_advance:
         affordable = min(
-            affordable, _DRAWS / model.servers - (SPARE_GAPS if model.law.stall_share else 0)
+            affordable,
+            _DRAWS / model.engine.servers - (SPARE_GAPS if model.engine.law.stall_share else 0),
         )
     if affordable < fewest:
         events = (
             f"{in_service:.0f} sequences in service together and {stalls:.0f} stalls in a service"
         )
-        what = f"a simulation of servers={model.servers} with {events}"
+        what = f"a simulation of servers={model.engine.servers} with {events}"
         raise OutOfReachError(
             what,
             "ask for fewer servers, a smaller bound on the batch size, or fewer and longer stalls",
@@ -63,18 +69,18 @@ def affordable_requests(
     return int(min(affordable, most))
 
 
-def _steps(model: Model, in_service: float) -> float:
+def _steps(model: Queue, in_service: float) -> float:
     """Of the engine, for each request, after which the policy is asked."""
     if not wants_steps(model.policy):
         return 0.0
-    return model.slot_time.mean_tokens / max(1.0, in_service / model.servers)
+    return model.slot_time.mean_tokens / max(1.0, in_service / model.engine.servers)
 
 
-def enough_slots(model: Model, arrival_rate: float) -> Model:
+def enough_slots(model: Queue, arrival_rate: float) -> Queue:
     """The same queue with the slots that the compiled simulator has, where twice as many as are
     in service, at the highest rate of its arrivals, are fewer than these.
     """
-    process = at_mean_rate(model, arrival_rate).arrival_process
+    process = model.at_mean_rate(arrival_rate).arrivals.process
     highest = None if process is None else highest_rate(process)
     has_enough = model.bound is not None and model.bound <= MOST_SLOTS
     if (
@@ -83,16 +89,17 @@ def enough_slots(model: Model, arrival_rate: float) -> Model:
         or 2 * _in_service(model, highest or arrival_rate) > MOST_SLOTS
     ):
         return model
-    return dataclasses.replace(model, max_num_seqs=MOST_SLOTS)
+    return model.but(max_num_seqs=MOST_SLOTS)
 
 
-def _in_service(model: Model, arrival_rate: float) -> float:
+def _in_service(model: Queue, arrival_rate: float) -> float:
     """Sequences together on a continuous engine, from its own load: at most the slots."""
     if not model.policy.joins_running:
         return 0.0
     time = model.slot_time
-    rate = arrival_rate / model.servers * (1.0 if model.sequences is None else model.sequences.mean)
-    shared = rate * (time.admitted + model.law.speed * model.law.k3 * time.mean_tokens)
-    alone = rate * model.law.speed * (model.law.k4 * time.mean_tokens + model.law.turnaround)
+    law = model.engine.law
+    rate = arrival_rate / model.engine.servers * model.requests.call_size
+    shared = rate * (time.admitted + law.speed * law.k3 * time.mean_tokens)
+    alone = rate * law.speed * (law.k4 * time.mean_tokens + law.turnaround)
     reached = alone / (1 - shared) if shared < 1 else math.inf
     return min(reached, model.bound or math.inf, 100 * MOST_SLOTS)

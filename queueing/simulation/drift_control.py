@@ -22,7 +22,7 @@ import numpy as np
 from kendall.policies.immediate import Dynamic, Elastic
 from kendall.policies.registry import is_first_come
 from kendall.queueing.distributions.token_distribution import Vector
-from kendall.queueing.model import Model
+from kendall.queueing.queue import Queue
 from kendall.queueing.result import Mean, Quantiles
 
 if TYPE_CHECKING:
@@ -33,28 +33,28 @@ _SIZES = 32  # at which the moments of a batch are computed, others between them
 _FEWEST = 3 * _PARTS  # batches
 
 
-def has_drifts(model: Model) -> bool:
+def has_drifts(model: Queue) -> bool:
     """Whether they give the mean delay."""
     return (
         isinstance(model.policy, Dynamic | Elastic)
         and is_first_come(model.policy)
         and model.bound is None
-        and (model.servers, model.arrival_scv) == (1, 1.0)
-        and model.arrival_process is None
-        and model.sequences is None
-        and model.patience is None
-        and model.tail_index > 2
+        and (model.engine.servers, model.arrivals.scv) == (1, 1.0)
+        and model.arrivals.process is None
+        and model.requests.sequences is None
+        and model.requests.patience is None
+        and model.requests.tail_index > 2
     )
 
 
 def means_by_drifts(
-    run: SimulatedRun, model: Model, arrival_rate: float
+    run: SimulatedRun, model: Queue, arrival_rate: float
 ) -> tuple[Quantiles, Mean] | None:
     """Mean delay and mean size of a batch with their standard errors; None where the run has too
     few batches. `run`: without its warm-up.
     """
     seconds = 1 / model.batch_time.largest_stable_rate(None)
-    growth = arrival_rate**2 * (1 + model.law.cv**2) * seconds**2
+    growth = arrival_rate**2 * (1 + model.engine.law.cv**2) * seconds**2
     ids = run.batch_id
     first = np.flatnonzero(np.diff(ids)) + 1  # the run may begin amid a batch, and end in one
     if growth >= 1 or len(first) < _FEWEST + 1:
@@ -87,9 +87,9 @@ def means_by_drifts(
     return Quantiles(delay, standard_error=error), Mean(size, of_size)
 
 
-def _moments(model: Model, sizes: Vector, seconds: float) -> tuple[Vector, Vector]:
+def _moments(model: Queue, sizes: Vector, seconds: float) -> tuple[Vector, Vector]:
     """Of each batch kappa and r of its size."""
-    time, square = model.batch_time, (1 + model.law.cv**2) * seconds**2
+    time, square = model.batch_time, (1 + model.engine.law.cv**2) * seconds**2
     low, high = sizes.min(), sizes.max()
     grid = np.unique(np.rint(np.geomspace(low, high, _SIZES)))
     kappa = np.array([time.mean(int(b)) - seconds * b for b in grid])

@@ -26,20 +26,12 @@ from kendall.policies.ordered import counts, in_arrival_order, order_of
 from kendall.policies.text import SpecError, counted
 from kendall.queueing.arrivals.notation import Ending, has_end, span
 from kendall.queueing.distributions.token_distribution import Vector
+from kendall.queueing.engine_bounds import or_unbounded
 from kendall.queueing.errors import UnstableQueueError
 from kendall.queueing.latency.slots.token_gaps import GapCounter, Gaps, found
 from kendall.queueing.latency.stalls import SPARE_GAPS
 from kendall.queueing.measurement.record import Record
-from kendall.queueing.model import (
-    Model,
-    at_mean_rate,
-    has_queues,
-    load_bound,
-    one_of_several,
-    or_unbounded,
-    seen_by_a_request,
-    token_limit,
-)
+from kendall.queueing.queue import Queue
 from kendall.queueing.result import LEVELS, Levels, Mean, Prediction, Quantiles
 from kendall.queueing.simulation.drift_control import has_drifts, means_by_drifts
 from kendall.queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
@@ -77,7 +69,7 @@ MOST_DRAWS = 60_000_000  # residuals, and as many gaps between stalls: 480 MB ea
 
 
 def simulate_model(
-    model: Model,
+    model: Queue,
     arrival_rate: float,
     *,
     num_requests: int = NUM_REQUESTS,
@@ -87,16 +79,16 @@ def simulate_model(
 ) -> Prediction:
     """Simulated means with standard errors, over `replications` runs of `num_requests` each."""
     _check(model, num_requests, replications, seed)
-    if one_of_several(model) is not None:
-        one, own_rate = seen_by_a_request(model, arrival_rate)
+    if model.one_of_several is not None:
+        one, own_rate = model.seen_by_a_request(arrival_rate)
         given = {"num_requests": num_requests, "seed": seed, "replications": replications}
         return of_several(model, simulate_model(one, own_rate, **given, notes=notes))
-    load, model = model.load(arrival_rate), at_mean_rate(model, arrival_rate)
-    if has_end(model.arrival_process):
+    load, model = model.load(arrival_rate), model.at_mean_rate(arrival_rate)
+    if has_end(model.arrivals.process):
         replications = number_of_spans(model, num_requests * replications)
     begin = begin_of(model, arrival_rate, num_requests, replications)
     streams = np.random.SeedSequence(seed).spawn(replications)
-    if model.disaggregated:
+    if model.engine.disaggregated:
         from kendall.queueing.simulation.scenarios.tandem import simulate_tandem
 
         notes = (*tail_notes(model), *notes)
@@ -115,14 +107,14 @@ def simulate_model(
 
 
 def simulate_steady_state(
-    model: Model, arrival_rate: float, num_requests: int, delay: Quantiles | None = None
+    model: Queue, arrival_rate: float, num_requests: int, delay: Quantiles | None = None
 ) -> Prediction:
     """`simulate_model`, its noise less: with a control variate where there is one, of bursts over
     several seeds. No sample's own means. `delay`: the law of the queueing delay, where that is
     known, and of the other durations only what follows the delay is left to chance.
     """
-    if one_of_several(model) is not None:
-        one, own_rate = seen_by_a_request(model, arrival_rate)
+    if model.one_of_several is not None:
+        one, own_rate = model.seen_by_a_request(arrival_rate)
         return of_several(model, simulate_steady_state(one, own_rate, num_requests, delay))
     companion = companion_of(model, arrival_rate) if delay is None else None
     if companion is None and delay is None and not has_drifts(model):
@@ -152,26 +144,26 @@ def simulate_steady_state(
     return dataclasses.replace(answer, flows=by_flow(model, [run], [stream], begin.warm_up))
 
 
-def begin_of(model: Model, arrival_rate: float, num_requests: int, replications: int = 1) -> SpinUp:
+def begin_of(model: Queue, arrival_rate: float, num_requests: int, replications: int = 1) -> SpinUp:
     """How each run begins, of which nine tenths of `num_requests` count."""
     from kendall.queueing.simulation import fast
 
     most = MOST_REQUESTS // replications
     if model.draws_in_advance:
-        most = min(most, MOST_DRAWS // model.servers - SPARE_GAPS)
-    compiled = model.disaggregated or fast.is_compiled(model)
+        most = min(most, MOST_DRAWS // model.engine.servers - SPARE_GAPS)
+    compiled = model.engine.disaggregated or fast.is_compiled(model)
     return spin_up(model, arrival_rate, num_requests, most=most if compiled else num_requests)
 
 
 def steady_run(
-    model: Model, arrival_rate: float, begin: SpinUp, stream: np.random.SeedSequence
+    model: Queue, arrival_rate: float, begin: SpinUp, stream: np.random.SeedSequence
 ) -> SimulatedRun:
     """One replication as arrays, without its warm-up."""
     return _begun_run(model, arrival_rate, begin, stream).after(begin.warm_up)
 
 
 def _begun_run(
-    model: Model, arrival_rate: float, begin: SpinUp, stream: np.random.SeedSequence
+    model: Queue, arrival_rate: float, begin: SpinUp, stream: np.random.SeedSequence
 ) -> SimulatedRun:
     return simulate_run(
         model,
@@ -183,25 +175,25 @@ def _begun_run(
     )
 
 
-def _check(model: Model, num_requests: int, replications: int, seed: int) -> None:
+def _check(model: Queue, num_requests: int, replications: int, seed: int) -> None:
     whole_number("num_requests", num_requests, least=2 * BATCH_MEANS)
     whole_number("replications", replications)
     whole_number("seed", seed, least=0)
     check_draws(model, num_requests, replications)
 
 
-def of_several(model: Model, one: Prediction) -> Prediction:
+def of_several(model: Queue, one: Prediction) -> Prediction:
     """Of all servers, from the answer of `one_of_several`."""
     return dataclasses.replace(
-        one, model=model.name, assumptions=(*model.arrivals, *one.assumptions[1:])
+        one, model=model.name, assumptions=(*model.arrivals_assumed, *one.assumptions[1:])
     )
 
 
-def number_of_spans(model: Model, num_requests: int) -> int:
+def number_of_spans(model: Queue, num_requests: int) -> int:
     """How often arrivals that end are drawn from their first second to their last, so that about
     so many requests come, and a standard error can be told. Raises SpecError: too many in one.
     """
-    process = model.arrival_process
+    process = model.arrivals.process
     assert isinstance(process, Ending)
     expected = process.mean_rate * span(process)
     spans = min(max(math.ceil(num_requests / expected), BATCH_MEANS), MOST_SPANS)
@@ -211,7 +203,7 @@ def number_of_spans(model: Model, num_requests: int) -> int:
 
 def summary(
     runs: Sequence[SimulatedRun],
-    model: Model,
+    model: Queue,
     load: float,
     notes: tuple[str, ...],
     control: Controlled | None = None,
@@ -233,7 +225,7 @@ def summary(
         method="simulation",
         stable=True,
         load=load,
-        load_bound=load_bound(model),
+        load_bound=model.load_bound,
         utilisation=_utilisation(runs, model),
         batch_size=Mean(*mean_of_runs([_per_dispatch(run) for run in runs], kind)),
         loss_fraction=mean_of_runs([run.lost.astype(float) for run in runs])[0],
@@ -242,7 +234,7 @@ def summary(
             *model.assumptions,
             *tail_notes(model),
             *notes,
-            *_cautions(runs, together=has_end(model.arrival_process)),
+            *_cautions(runs, together=has_end(model.arrivals.process)),
             *_growing(runs, kind),
             *([] if short is None else [short]),
         ),
@@ -250,7 +242,7 @@ def summary(
 
 
 def _durations(
-    model: Model, runs: Sequence[SimulatedRun], of: Sampled | Controlled
+    model: Queue, runs: Sequence[SimulatedRun], of: Sampled | Controlled
 ) -> dict[str, Any]:
     """`Quantiles` by the names of `Prediction`."""
     kept = [~run.lost for run in runs]
@@ -272,14 +264,14 @@ def _durations(
     }
 
 
-def _delays(model: Model, runs: Sequence[SimulatedRun]) -> list[Vector]:
+def _delays(model: Queue, runs: Sequence[SimulatedRun]) -> list[Vector]:
     """Of each request; of a lost one the patience."""
-    patience = math.inf if model.patience is None else model.patience
+    patience = math.inf if model.requests.patience is None else model.requests.patience
     return [np.where(run.lost, patience, run.queueing_delay) for run in runs]
 
 
 def by_flow(
-    model: Model,
+    model: Queue,
     runs: Sequence[SimulatedRun],
     streams: Sequence[np.random.SeedSequence],
     warm_up: int = 0,
@@ -287,17 +279,17 @@ def by_flow(
     """The queueing delay of each flow, where the order counts their service; `streams`: the seeds
     of the runs, of whose requests the first `warm_up` are left out.
     """
-    if model.flows is None or not counts(model.policy):
+    if model.requests.flows is None or not counts(model.policy):
         return {}
     drawn = [
-        model.flows.of_run(stream, warm_up + len(run.arrived_at))[warm_up:]
+        model.requests.flows.of_run(stream, warm_up + len(run.arrived_at))[warm_up:]
         for stream, run in zip(streams, runs, strict=True)
     ]
-    return delays_of_flows(model, runs, model.flows.names, drawn)
+    return delays_of_flows(model, runs, model.requests.flows.names, drawn)
 
 
 def delays_of_flows(
-    model: Model,
+    model: Queue,
     runs: Sequence[SimulatedRun],
     names: Sequence[str],
     drawn: Sequence[npt.NDArray[np.int64]],
@@ -377,7 +369,7 @@ def _growing(runs: Sequence[SimulatedRun], kind: Kind) -> Iterator[str]:
 
 
 def simulate_run(
-    model: Model,
+    model: Queue,
     arrival_rate: float,
     num_requests: int,
     stream: np.random.SeedSequence,
@@ -393,12 +385,12 @@ def simulate_run(
     """
     from kendall.queueing.simulation import fast
 
-    model, arrival_rate = seen_by_a_request(model, arrival_rate)
+    model, arrival_rate = model.seen_by_a_request(arrival_rate)
     trace = fast.draw_trace(model, arrival_rate, num_requests, stream)
     return run_trace(model, fast.beginning_with(trace, waiting), since, generic=generic)
 
 
-def run_trace(model: Model, trace: Trace, since: int = 0, *, generic: bool = False) -> SimulatedRun:
+def run_trace(model: Queue, trace: Trace, since: int = 0, *, generic: bool = False) -> SimulatedRun:
     """These requests under the policy, by the compiled kernels where they cover the queue (and not
     `generic`); else the policy object itself is driven.
     """
@@ -412,32 +404,32 @@ def run_trace(model: Model, trace: Trace, since: int = 0, *, generic: bool = Fal
     return driven_run(model, jobs_of(model, trace), trace.residuals, since)
 
 
-def run_given(model: Model, given: Trace, stream: np.random.SeedSequence) -> SimulatedRun:
+def run_given(model: Queue, given: Trace, stream: np.random.SeedSequence) -> SimulatedRun:
     """The same, with the residuals that `stream` draws."""
-    residuals = [np.random.default_rng(child) for child in stream.spawn(model.servers)]
+    residuals = [np.random.default_rng(child) for child in stream.spawn(model.engine.servers)]
     return run_trace(model, dataclasses.replace(given, residuals=residuals))
 
 
 def driven_run(
-    model: Model, jobs: Sequence[Job], residuals: Sequence[np.random.Generator], since: int = 0
+    model: Queue, jobs: Sequence[Job], residuals: Sequence[np.random.Generator], since: int = 0
 ) -> SimulatedRun:
     """The policy object itself, driven by these jobs; their order is kept."""
     from kendall.queueing.simulation import fast
 
     gaps = None if model.policy.padded else GapCounter({job.request.id for job in jobs[since:]})
-    bound = 2**31 if model.max_num_seqs is None else model.max_num_seqs
+    bound = 2**31 if model.engine.bounds.max_num_seqs is None else model.engine.bounds.max_num_seqs
     tokens = or_unbounded(model.step_tokens)
     engine = SimulatedEngine(
-        model.law,
+        model.engine.law,
         max_batch_size=bound,
-        max_context_tokens=or_unbounded(model.max_context_tokens),
+        max_context_tokens=or_unbounded(model.engine.bounds.max_context_tokens),
         step_tokens=tokens if model.policy.joins_running else UNBOUNDED,
         max_prompt_tokens=UNBOUNDED if model.policy.joins_running else tokens,
         pad_prompts=model.pads_prompts,
-        speeds=model.server_speeds,
+        speeds=model.engine.server_speeds,
         gaps=gaps,
     )
-    if has_queues(model):
+    if model.engine.has_queues:
         records = simulate_routed(model.policy, jobs, engine, residuals, FewestRequests())
     else:
         records = simulate_trace(model.policy, jobs, engine, residuals)
@@ -458,7 +450,7 @@ def driven_run(
 
 
 def draw_jobs(
-    model: Model, arrival_rate: float, num_requests: int, stream: np.random.SeedSequence
+    model: Queue, arrival_rate: float, num_requests: int, stream: np.random.SeedSequence
 ) -> tuple[list[Job], list[np.random.Generator]]:
     """The jobs and the residual generators of one replication."""
     from kendall.queueing.simulation import fast
@@ -467,16 +459,16 @@ def draw_jobs(
     return jobs_of(model, trace), trace.residuals
 
 
-def jobs_of(model: Model, trace: Trace) -> list[Job]:
+def jobs_of(model: Queue, trace: Trace) -> list[Job]:
     """The requests as a policy object sees them, named by their place: sequences of a call by that
     of the call and their own in it.
     """
     count = len(trace.arrived_at)
-    limits = trace.limits.tolist() or [token_limit(model)] * count
+    limits = trace.limits.tolist() or [model.requests.token_limit] * count
     predicted = trace.predicted.tolist() or [math.nan] * count
     flows = trace.flows.tolist() or [""] * count
-    reserved = or_unbounded(model.reserved_tokens)
-    patience = math.inf if model.patience is None else model.patience
+    reserved = or_unbounded(model.engine.bounds.reserved_tokens)
+    patience = math.inf if model.requests.patience is None else model.requests.patience
     rows = zip(
         _names(trace),
         trace.arrived_at.tolist(),
@@ -515,7 +507,7 @@ def _names(trace: Trace) -> list[str]:
     return [f"{call}-{number}" for call, number in zip(calls.tolist(), numbers, strict=True)]
 
 
-def check_draws(model: Model, num_requests: int, replications: int) -> None:
+def check_draws(model: Queue, num_requests: int, replications: int) -> None:
     """Raises SpecError for more requests, or more residuals and gaps between stalls drawn in
     advance, than fit into about 1 GB.
     """
@@ -525,8 +517,12 @@ def check_draws(model: Model, num_requests: int, replications: int) -> None:
             f"expected at most {MOST_REQUESTS} in all, which take 1 GB: ask for fewer, and run "
             "again with other seeds"
         )
-    law, spare, fewest = model.law, SPARE_GAPS if model.law.stall_share else 0, 2 * BATCH_MEANS
-    most = MOST_DRAWS // model.servers - spare
+    law, spare, fewest = (
+        model.engine.law,
+        SPARE_GAPS if model.engine.law.stall_share else 0,
+        2 * BATCH_MEANS,
+    )
+    most = MOST_DRAWS // model.engine.servers - spare
     if model.draws_in_advance and num_requests > most:
         drawn = f"stall_share={law.stall_share:g}" if law.stall_share else f"cv={law.cv:g}"
         expected = (
@@ -535,8 +531,8 @@ def check_draws(model: Model, num_requests: int, replications: int) -> None:
             else f"{MOST_DRAWS // (fewest + spare)} servers"
         )
         raise SpecError(
-            f"got {num_requests} requests on servers={model.servers} and {drawn}; expected at "
-            f"most {expected}"
+            f"got {num_requests} requests on servers={model.engine.servers} and {drawn}; "
+            f"expected at most {expected}"
         )
 
 
@@ -559,25 +555,25 @@ def _per_dispatch(run: SimulatedRun) -> Vector:
     return np.asarray(run.batch_size[kept][opens], dtype=float)
 
 
-def _utilisation(runs: Sequence[SimulatedRun], model: Model) -> float | None:
+def _utilisation(runs: Sequence[SimulatedRun], model: Queue) -> float | None:
     """None too where interrupted requests share an engine: their stints are not kept."""
     interrupted = order_of(model.policy).preemptive
     if interrupted and model.bound != 1:
         return None
     measure = _served if interrupted else _busy
-    known = [busy for run in runs if (busy := measure(run, model.servers)) is not None]
+    known = [busy for run in runs if (busy := measure(run, model.engine.servers)) is not None]
     return float(np.mean(known)) if known else None
 
 
-def check_kept_up(model: Model, runs: Sequence[SimulatedRun]) -> None:
+def check_kept_up(model: Queue, runs: Sequence[SimulatedRun]) -> None:
     """Raises UnstableQueueError where interruptions make more work than can be done, which the
     load of the requests alone does not tell. Its load is then arrivals over departures.
     """
-    whole = model.patience is None and not has_end(model.arrival_process)
+    whole = model.requests.patience is None and not has_end(model.arrivals.process)
     if not (order_of(model.policy).preemptive and model.bound is not None and whole):
         return
-    slots = model.bound * model.servers
-    over = _work(runs) / model.servers if model.bound == 1 else 0.0
+    slots = model.bound * model.engine.servers
+    over = _work(runs) / model.engine.servers if model.bound == 1 else 0.0
     if over == 0:
         grown = [_excess(run, slots) for run in runs]
         over = float(np.mean(grown)) if all(grown) else 0.0

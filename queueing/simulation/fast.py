@@ -24,22 +24,15 @@ from kendall.policies.ordered import in_arrival_order, order_of
 from kendall.queueing.arrivals.notation import has_end
 from kendall.queueing.distributions.call_lengths import equal_calls, within_calls
 from kendall.queueing.distributions.token_distribution import TokenDistribution, Vector
+from kendall.queueing.engine_bounds import or_unbounded
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.latency.slots.token_gaps import GapCounts, Gaps, found, no_gaps
 from kendall.queueing.latency.stalls import SPARE_GAPS
-from kendall.queueing.model import (
-    Model,
-    at_mean_rate,
-    has_queues,
-    one_of_several,
-    or_unbounded,
-    reservations,
-    token_limit,
-)
 from kendall.queueing.models.batches.calls import draw_calls
 from kendall.queueing.models.gg1 import unit_gaps
 from kendall.queueing.models.soap.predictor_text import NO_PREDICTION
 from kendall.queueing.models.soap.token_orders import predicted_tokens
+from kendall.queueing.queue import Queue
 from kendall.queueing.simulation import kernels, slot_kernels
 from kendall.queueing.simulation.orders.batch_kernels import (
     run_ordered_batches,
@@ -184,33 +177,33 @@ def nothing_served() -> SimulatedRun:
 
 
 def draw_trace(
-    model: Model, arrival_rate: float, num_requests: int, stream: np.random.SeedSequence
+    model: Queue, arrival_rate: float, num_requests: int, stream: np.random.SeedSequence
 ) -> Trace:
     """Arrivals, of one request or of calls of several, and lengths, independent but in a call; of
     arrivals that end as many as come.
     """
     arrivals, lengths, prompts, *residuals = (
-        np.random.default_rng(child) for child in stream.spawn(3 + model.servers)
+        np.random.default_rng(child) for child in stream.spawn(3 + model.engine.servers)
     )
-    sizes = draw_calls(model.sequences, num_requests, stream)
-    equal = equal_calls(sizes, model.intraclass_correlation, stream)
+    sizes = draw_calls(model.requests.sequences, num_requests, stream)
+    equal = equal_calls(sizes, model.requests.intraclass_correlation, stream)
     calls = num_requests if sizes is None else len(sizes)
-    if model.arrival_process is None:
-        instants = _instants(1 / arrival_rate, model.arrival_scv, arrivals, calls)
+    if model.arrivals.process is None:
+        instants = _instants(1 / arrival_rate, model.arrivals.scv, arrivals, calls)
     else:
-        instants = process_instants(at_mean_rate(model, arrival_rate), arrivals, calls)
-        num_requests = len(instants) if has_end(model.arrival_process) else num_requests
-    outputs = sample_tokens(model.output_tokens, lengths, num_requests)
+        instants = process_instants(model.at_mean_rate(arrival_rate), arrivals, calls)
+        num_requests = len(instants) if has_end(model.arrivals.process) else num_requests
+    outputs = sample_tokens(model.requests.output_tokens, lengths, num_requests)
     outputs = within_calls(outputs, sizes, equal)
     flows = np.empty(0, np.str_)
-    if model.flows is not None:
-        flows = model.flows.names_of_run(stream, calls)
+    if model.requests.flows is not None:
+        flows = model.requests.flows.names_of_run(stream, calls)
     return Trace(
         instants if sizes is None else np.repeat(instants, sizes),
         outputs,
         np.zeros(num_requests, dtype=np.int64)
-        if model.prompt_tokens is None
-        else sample_tokens(model.prompt_tokens, prompts, num_requests),
+        if model.requests.prompt_tokens is None
+        else sample_tokens(model.requests.prompt_tokens, prompts, num_requests),
         residuals,
         np.empty(0, dtype=np.int64) if sizes is None else np.repeat(np.cumsum(sizes), sizes),
         draw_predictions(model, outputs, stream),
@@ -226,39 +219,43 @@ def beginning_with(trace: Trace, waiting: int) -> Trace:
     return dataclasses.replace(trace, arrived_at=instants)
 
 
-def process_instants(model: Model, rng: np.random.Generator, count: int) -> Vector:
+def process_instants(model: Queue, rng: np.random.Generator, count: int) -> Vector:
     """Seconds from 0 of `count` arrivals of its process; of one that ends, all."""
-    assert model.arrival_process is not None
-    return model.arrival_process.instants(
-        rng, count=None if has_end(model.arrival_process) else count
+    assert model.arrivals.process is not None
+    return model.arrivals.process.instants(
+        rng, count=None if has_end(model.arrivals.process) else count
     )
 
 
-def draw_predictions(model: Model, outputs: Ints, stream: np.random.SeedSequence) -> Vector:
+def draw_predictions(model: Queue, outputs: Ints, stream: np.random.SeedSequence) -> Vector:
     """For an order that reads them, else none; from the child of the seed behind all others."""
-    if model.predictor == NO_PREDICTION or not order_of(model.policy).predicts:
+    if model.requests.predictor == NO_PREDICTION or not order_of(model.policy).predicts:
         return np.empty(0)
     rng = np.random.default_rng(stream.spawn(1)[0])
-    return predicted_tokens(model.predictor, rng, outputs.astype(float), token_limit(model))
+    return predicted_tokens(
+        model.requests.predictor, rng, outputs.astype(float), model.requests.token_limit
+    )
 
 
-def replay(model: Model, trace: Trace, since: int = 0) -> SimulatedRun:
+def replay(model: Queue, trace: Trace, since: int = 0) -> SimulatedRun:
     """The policy on the trace. The queue closes with the last arrival. Gaps between tokens are
     those of the requests from `since` on. Of `one_of_several` servers, not of all.
     """
-    assert one_of_several(model) is None
-    law, bound = model.law, _slots(model) or 2**31
+    assert model.one_of_several is None
+    law, bound = model.engine.law, _slots(model) or 2**31
     wait_for, max_wait = (
         (bound, model.policy.max_wait) if isinstance(model.policy, Fixed) else (1, math.inf)
     )
     tokens = or_unbounded(model.step_tokens)
-    bounds = kernels.Bounds(model.servers, bound, wait_for, max_wait, model.policy.padded, tokens)
+    bounds = kernels.Bounds(
+        model.engine.servers, bound, wait_for, max_wait, model.policy.padded, tokens
+    )
     continuous = isinstance(model.policy, Continuous)
     if order_of(model.policy).preemptive:
         return _interrupting(model, trace, since)
-    if has_queues(model) or not in_arrival_order(model.policy):
+    if model.engine.has_queues or not in_arrival_order(model.policy):
         return _in_order(model, trace, bounds, since)
-    alone = model.servers == 1 and model.patience is None and not continuous
+    alone = model.engine.servers == 1 and model.requests.patience is None and not continuous
     alike = bound == 1 and not law.stall_share
     if alone and (alike or (model.policy.padded and max_wait == math.inf)):
         return _from_batch_to_batch(model, trace, bounds)
@@ -275,7 +272,7 @@ def replay(model: Model, trace: Trace, since: int = 0) -> SimulatedRun:
 
 
 def _run(
-    model: Model, trace: Trace, path: kernels.RequestPath, gaps: GapCounts | None
+    model: Queue, trace: Trace, path: kernels.RequestPath, gaps: GapCounts | None
 ) -> SimulatedRun:
     return SimulatedRun(
         trace.arrived_at,
@@ -285,12 +282,16 @@ def _run(
     )
 
 
-def _in_order(model: Model, trace: Trace, bounds: kernels.Bounds, since: int) -> SimulatedRun:
+def _in_order(model: Queue, trace: Trace, bounds: kernels.Bounds, since: int) -> SimulatedRun:
     """Under an order that interrupts nobody, from one queue or from one for each server."""
-    requests, drawn, law = _requests(model, trace), _drawn(model.law, trace), model.law
-    count, limit = len(trace.arrived_at), float(token_limit(model))
+    requests, drawn, law = (
+        _requests(model, trace),
+        _drawn(model.engine.law, trace),
+        model.engine.law,
+    )
+    count, limit = len(trace.arrived_at), float(model.requests.token_limit)
     predicted = trace.predicted if len(trace.predicted) else np.full(count, limit)
-    lanes = model.servers if has_queues(model) else 1
+    lanes = model.engine.servers if model.engine.has_queues else 1
     queue = queue_of(
         model.policy, trace.arrived_at, predicted, limit, bounds.batch_size, lanes=lanes
     )
@@ -308,12 +309,12 @@ def _in_order(model: Model, trace: Trace, bounds: kernels.Bounds, since: int) ->
     return _run(model, trace, path, servers.gaps)
 
 
-def _interrupting(model: Model, trace: Trace, since: int) -> SimulatedRun:
+def _interrupting(model: Queue, trace: Trace, since: int) -> SimulatedRun:
     """One request at a time, under an order that interrupts; how many residuals that takes is known
     afterwards.
     """
     assert isinstance(model.policy, Single)
-    law, limit = model.law, float(token_limit(model))
+    law, limit = model.engine.law, float(model.requests.token_limit)
     coefficients = law.k1, law.k2, law.k3, law.k4, law.kp, law.kr, law.speed
     count = len(trace.arrived_at)
     predicted = trace.predicted if len(trace.predicted) else np.full(count, limit)
@@ -328,12 +329,12 @@ def _interrupting(model: Model, trace: Trace, since: int) -> SimulatedRun:
     return _run(model, trace, path, gaps)
 
 
-def paces_of(model: Model) -> Vector:
+def paces_of(model: Queue) -> Vector:
     """Of each server, how many times as long as the law's its times are."""
-    return np.array(model.server_speeds or [1.0] * model.servers)
+    return np.array(model.engine.server_speeds or [1.0] * model.engine.servers)
 
 
-def is_compiled(model: Model) -> bool:
+def is_compiled(model: Queue) -> bool:
     """Whether the kernels cover it: the built-in policies, in an order that interrupts nobody, no
     continuous engine with thousands of slots; one request at a time in orders that interrupt, from
     one queue, without calls and stalls.
@@ -341,8 +342,8 @@ def is_compiled(model: Model) -> bool:
     No step may take less than no time: a fitted law may have k1 or k2 below zero, and with it a
     batch that ends before it began.
     """
-    law = model.law
-    several = model.sequences is not None or has_queues(model) or law.stall_share > 0
+    law = model.engine.law
+    several = model.requests.sequences is not None or model.engine.has_queues or law.stall_share > 0
     if not has_queue(model.policy) and (several or not interrupts(model.policy)):
         return False
     first = law.k1 + law.k3 + min(law.k2, 0) + law.k4
@@ -354,33 +355,33 @@ def is_compiled(model: Model) -> bool:
     return first > 0 and slots is not None and slots <= MOST_SLOTS
 
 
-def _slots(model: Model) -> int | None:
+def _slots(model: Queue) -> int | None:
     """The most that are in service together: no more than the memory has room for."""
-    memory = reservations(model)
+    memory = model.reservations
     bounds = (model.bound, None if memory is None else memory.most)
     return min((bound for bound in bounds if bound is not None), default=None)
 
 
 def _empty_slots(
-    model: Model, requests: kernels.Requests, bounds: kernels.Bounds, since: int
+    model: Queue, requests: kernels.Requests, bounds: kernels.Bounds, since: int
 ) -> slot_kernels.Slots:
     tokens = or_unbounded(model.step_tokens)
     return slot_kernels.new_slots(requests, bounds, paces_of(model), tokens, since)
 
 
-def _memory(model: Model) -> slot_kernels.Memory:
-    memory = reservations(model)
+def _memory(model: Queue) -> slot_kernels.Memory:
+    memory = model.reservations
     if memory is None:
         return slot_kernels.UNLIMITED
     return slot_kernels.Memory(memory.memory, memory.token_limit)
 
 
-def _from_batch_to_batch(model: Model, trace: Trace, bounds: kernels.Bounds) -> SimulatedRun:
+def _from_batch_to_batch(model: Queue, trace: Trace, bounds: kernels.Bounds) -> SimulatedRun:
     """One server, all members of a batch leave at its end; memory from numpy, which asks for
     huge pages (half of the time else).
     """
     count, law = len(trace.arrived_at), _of_batches(model)
-    requests, drawn = _requests(model, trace), _drawn(model.law, trace)
+    requests, drawn = _requests(model, trace), _drawn(model.engine.law, trace)
     starts, firsts, ends = np.empty((3, count))
     path = kernels.BatchPath(starts, firsts, ends, np.empty(count, dtype=np.int32))
     if bounds.batch_size == 1:
@@ -397,8 +398,12 @@ def _from_batch_to_batch(model: Model, trace: Trace, bounds: kernels.Bounds) -> 
     return SimulatedRun(trace.arrived_at, trace.output_tokens, columns, path.size[:count])
 
 
-def _requests(model: Model, trace: Trace) -> kernels.Requests:
-    deadlines = np.empty(0) if model.patience is None else trace.arrived_at + model.patience
+def _requests(model: Queue, trace: Trace) -> kernels.Requests:
+    deadlines = (
+        np.empty(0)
+        if model.requests.patience is None
+        else trace.arrived_at + model.requests.patience
+    )
     return kernels.Requests(
         trace.arrived_at,
         trace.output_tokens,
@@ -417,11 +422,11 @@ def _coefficients(law: LatencyModel) -> tuple[float, ...]:
     return law.k1, law.k2, law.k3, law.k4, law.kp, law.speed
 
 
-def _of_batches(model: Model) -> tuple[float, ...]:
+def _of_batches(model: Queue) -> tuple[float, ...]:
     return (
-        *_coefficients(model.law),
-        model.law.stall_share,
-        model.law.stall,
+        *_coefficients(model.engine.law),
+        model.engine.law.stall_share,
+        model.engine.law.stall,
         float(model.pads_prompts),
     )
 

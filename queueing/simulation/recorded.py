@@ -24,8 +24,8 @@ from kendall.queueing.arrivals.timetable import Timetable
 from kendall.queueing.distributions.laws import LONGEST
 from kendall.queueing.distributions.token_distribution import TokenDistribution, Vector
 from kendall.queueing.latency.law import LatencyModel
-from kendall.queueing.model import ONE_FLOW, Limits, Model, token_limit
 from kendall.queueing.models.soap.predictor_text import NO_PREDICTION
+from kendall.queueing.queue import ONE_FLOW, Limits, Queue
 from kendall.queueing.result import Prediction
 from kendall.queueing.simulation.experiment import (
     by_flow,
@@ -45,7 +45,7 @@ _OWN = ("prompt_tokens", "sequences", "arrivals")
 
 def recorded_model(
     trace: Timetable, policy: Policy | str, latency: LatencyModel | str, **limits: Unpack[Limits]
-) -> Model:
+) -> Queue:
     """The queue that serves the trace. Raises SpecError: a limit that the trace has itself, or
     that replays have not.
     """
@@ -62,12 +62,12 @@ def recorded_model(
     lengths = _seen("output", outputs, "set max_output_tokens")
     prompts = _seen("prompt", trace.prompt_tokens, "leave it out")
     with_prompts: Limits = {**limits, "prompt_tokens": prompts}
-    model = Model.read(policy, lengths, latency, **with_prompts)
-    return dataclasses.replace(model, arrival_process=Recorded(trace.intended_at))
+    model = Queue.read(policy, lengths, latency, **with_prompts)
+    return model.but(process=Recorded(trace.intended_at))
 
 
 def simulate_recorded(
-    model: Model,
+    model: Queue,
     trace: Timetable,
     *,
     seed: int = 0,
@@ -91,7 +91,7 @@ def simulate_recorded(
     if _reads_predictions(model, trace):
         theirs = f"lengths: the trace's{_unpredicted(trace)}"
         said = [text.replace(f"lengths: {NO_PREDICTION}", theirs) for text in said]
-    if model.flows is None and trace.flow is not None and counts(model.policy):
+    if model.requests.flows is None and trace.flow is not None and counts(model.policy):
         names, places = np.unique(trace.flow, return_inverse=True)
         flows = delays_of_flows(model, runs, names.tolist(), [places] * len(runs))
         said = [
@@ -109,11 +109,15 @@ def _seen(what: str, counts: npt.NDArray[np.int64], remedy: str) -> TokenDistrib
     return TokenDistribution.from_counts(np.maximum(counts, 1))
 
 
-def _draws(model: Model) -> bool:
-    return model.draws_in_advance or model.predictor != NO_PREDICTION or model.flows is not None
+def _draws(model: Queue) -> bool:
+    return (
+        model.draws_in_advance
+        or model.requests.predictor != NO_PREDICTION
+        or model.requests.flows is not None
+    )
 
 
-def _not_full(model: Model, trace: Timetable) -> tuple[str, ...]:
+def _not_full(model: Queue, trace: Timetable) -> tuple[str, ...]:
     """A gateway would wait for more requests."""
     policy = model.policy
     if not isinstance(policy, Fixed) or policy.max_wait < math.inf:
@@ -130,28 +134,30 @@ def _in_short(limits: Limits, name: str) -> Any:
     return given if isinstance(given, str | float) else type(given).__name__
 
 
-def _load(model: Model, trace: Timetable) -> float:
+def _load(model: Queue, trace: Timetable) -> float:
     """0 for a single request; infinite where all come at once."""
     return 0.0 if math.isnan(trace.rate) else trace.rate / model.largest_stable_rate
 
 
-def _replayed(model: Model, trace: Timetable, stream: np.random.SeedSequence) -> SimulatedRun:
+def _replayed(model: Queue, trace: Timetable, stream: np.random.SeedSequence) -> SimulatedRun:
     from kendall.queueing.simulation import fast  # noqa: PLC0415 - numba is loaded only where something is simulated
 
-    outputs = np.minimum(trace.output_tokens, token_limit(model))
+    outputs = np.minimum(trace.output_tokens, model.requests.token_limit)
     flows = np.empty(0, np.str_) if trace.flow is None else trace.flow
     given = fast.Trace(
         trace.intended_at,
         outputs,
         trace.prompt_tokens,
         predicted=_predicted(model, trace, outputs, stream),
-        flows=flows if model.flows is None else model.flows.names_of_run(stream, len(trace)),
+        flows=flows
+        if model.requests.flows is None
+        else model.requests.flows.names_of_run(stream, len(trace)),
     )
     return run_given(model, given, stream)
 
 
 def _predicted(
-    model: Model, trace: Timetable, outputs: np.ndarray[Any, Any], stream: np.random.SeedSequence
+    model: Queue, trace: Timetable, outputs: np.ndarray[Any, Any], stream: np.random.SeedSequence
 ) -> Vector:
     """Drawn by the predictor, else those of the trace; empty where there are none or the order
     reads none.
@@ -161,7 +167,7 @@ def _predicted(
     own = trace.predicted_output_tokens
     if own is None or not _reads_predictions(model, trace):
         return fast.draw_predictions(model, outputs, stream)
-    limit = token_limit(model)
+    limit = model.requests.token_limit
     return np.where(own > 0, np.minimum(own, limit), limit).astype(float)
 
 
@@ -173,7 +179,7 @@ def _unpredicted(trace: Timetable) -> str:
     return f"; {counted(missing, 'request')} without one: the longest"
 
 
-def _reads_predictions(model: Model, trace: Timetable) -> bool:
+def _reads_predictions(model: Queue, trace: Timetable) -> bool:
     """Whether the order goes by those of the trace."""
-    there = trace.predicted_output_tokens is not None and model.predictor == NO_PREDICTION
+    there = trace.predicted_output_tokens is not None and model.requests.predictor == NO_PREDICTION
     return there and order_of(model.policy).predicts

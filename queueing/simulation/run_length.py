@@ -16,7 +16,7 @@ warm-up may take are added.
 One request at a time (M/G/1), sigma^2 is exact (queueing.measurement.delay_variance). Any other
 queue is simulated for a second, and sigma^2 taken from 100 to 1,000 batch means of that pilot.
 
->>> rule = advise_model(Model.read("single", "deterministic:value=1", "a=1,c=0"), 0.9)  # M/D/1
+>>> rule = advise_model(Queue.read("single", "deterministic:value=1", "a=1,c=0"), 0.9)  # M/D/1
 >>> rule.requests, rule.how
 (403659, 'exact')
 """
@@ -42,7 +42,7 @@ from kendall.queueing.measurement.batch_means import (
 from kendall.queueing.measurement.delay_variance import DelayMoments, mg1_delay_moments
 from kendall.queueing.measurement.mean_interval import plug_in
 from kendall.queueing.measurement.warm_up import WARM_UP
-from kendall.queueing.model import Model
+from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.experiment import simulate_run
 
 Quantity = Literal["queueing_delay", "sojourn_time"]
@@ -80,7 +80,7 @@ class _Moments(DelayMoments):
 
 
 def advise_model(
-    model: Model,
+    model: Queue,
     rate: float,
     *,
     relative: float = 0.1,
@@ -111,7 +111,7 @@ def advise_model(
     requests = math.ceil(kept / (1 - WARM_UP))
     return RunLength(
         requests=requests,
-        seconds=requests / (rate * model.call_size),
+        seconds=requests / (rate * model.requests.call_size),
         relative_half_width=relative * math.sqrt(needed / kept),
         confidence=confidence,
         load=load,
@@ -141,14 +141,14 @@ def describe(advice: RunLength) -> str:
     )
 
 
-def _moments(model: Model, rate: float, quantity: Quantity) -> _Moments:
+def _moments(model: Queue, rate: float, quantity: Quantity) -> _Moments:
     plain = (
         isinstance(model.policy, Single)
-        and model.servers == 1
-        and model.patience is None
-        and model.sequences is None
-        and model.arrival_scv == 1
-        and model.arrival_process is None
+        and model.engine.servers == 1
+        and model.requests.patience is None
+        and model.requests.sequences is None
+        and model.arrivals.scv == 1
+        and model.arrivals.process is None
     )
     return (
         exact_moments(model, rate)
@@ -157,9 +157,14 @@ def _moments(model: Model, rate: float, quantity: Quantity) -> _Moments:
     )
 
 
-def exact_moments(model: Model, rate: float) -> _Moments:
+def exact_moments(model: Queue, rate: float) -> _Moments:
     moments = mg1_delay_moments(
-        rate, _service_moments(ServiceTime.of(model.law, model.output_tokens, model.prompt_tokens))
+        rate,
+        _service_moments(
+            ServiceTime.of(
+                model.engine.law, model.requests.output_tokens, model.requests.prompt_tokens
+            )
+        ),
     )
     return _Moments(moments.mean, moments.variance, moments.asymptotic_variance, "exact")
 
@@ -173,7 +178,7 @@ def _service_moments(service: ServiceTime) -> list[float]:
     return moments
 
 
-def pilot_moments(model: Model, rate: float, quantity: Quantity) -> _Moments:
+def pilot_moments(model: Queue, rate: float, quantity: Quantity) -> _Moments:
     from kendall.queueing.simulation.fast import is_compiled  # noqa: PLC0415 - numba is loaded only where something is simulated
 
     count = (

@@ -52,9 +52,9 @@ from kendall.queueing.measurement.batch_means import (
     variance_of_mean,
 )
 from kendall.queueing.measurement.mean_interval import widest_interval
-from kendall.queueing.model import Model, memory_limited
 from kendall.queueing.models.gig1 import solve_gig1
 from kendall.queueing.models.mg1 import solve_service
+from kendall.queueing.queue import Queue
 from kendall.queueing.result import LEVELS, Levels, Prediction, Quantiles
 
 BATCH_MEANS = 20
@@ -85,32 +85,32 @@ class Companion:
         return np.asarray(walk - np.minimum.accumulate(walk))
 
 
-def companion_of(model: Model, arrival_rate: float) -> Companion | None:
+def companion_of(model: Queue, arrival_rate: float) -> Companion | None:
     """None where there is no such queue, its delays have no variance or no known law, or memory
     decides how many slots are taken.
     """
-    independent = model.arrival_process is None or model.arrival_scv != 1
+    independent = model.arrivals.process is None or model.arrivals.scv != 1
     applies = (
         isinstance(model.policy, Continuous | Single)
         and model.bound is not None
         and independent
-        and model.sequences is None
-        and model.patience is None
-        and model.tail_index > 3
-        and not (model.disaggregated or model.server_speeds or memory_limited(model))
+        and model.requests.sequences is None
+        and model.requests.patience is None
+        and model.requests.tail_index > 3
+        and not (model.engine.disaggregated or model.engine.server_speeds or model.memory_limited)
     )
     if not applies:
         return None
     fixed, per_token = _shared_work(model)
-    if fixed + per_token * model.output_tokens.shortest <= 0:
+    if fixed + per_token * model.requests.output_tokens.shortest <= 0:
         return None
     law = LatencyModel(k2=fixed, k4=per_token)
-    service = ServiceTime.of(law, model.output_tokens)
+    service = ServiceTime.of(law, model.requests.output_tokens)
     try:
         queue = (
             solve_service(service, arrival_rate, levels=model.levels)
-            if model.arrival_scv == 1
-            else solve_gig1(service, arrival_rate, model.arrival_scv, levels=model.levels)
+            if model.arrivals.scv == 1
+            else solve_gig1(service, arrival_rate, model.arrivals.scv, levels=model.levels)
         )
     except NotConvergedError:
         return None
@@ -118,15 +118,15 @@ def companion_of(model: Model, arrival_rate: float) -> Companion | None:
     return Companion(fixed, per_token, exact)
 
 
-def _shared_work(model: Model) -> tuple[float, float]:
+def _shared_work(model: Queue) -> tuple[float, float]:
     """Seconds of a request, and of each of its tokens, while all servers and slots are taken."""
     slots, time = model.bound or 1, model.slot_time
     if isinstance(model.policy, Single):
-        per_token, whole = model.law.step(1), model.batch_time.mean(1)
+        per_token, whole = model.engine.law.step(1), model.batch_time.mean(1)
     else:
         taken, share = time.parts(slots, refilled=True)
         per_token, whole = time.law.step(1 + (slots - 1) * share) / slots, taken / slots
-    lanes = model.servers
+    lanes = model.engine.servers
     return whole / lanes - per_token * time.mean_tokens / lanes, per_token / lanes
 
 
@@ -232,13 +232,13 @@ def weighted_quantiles(values: Vector, counts: Vector, levels: Levels = LEVELS) 
     return values[order[np.searchsorted(reached / reached[-1], list(levels.values()))]]
 
 
-def kind_of_runs(model: Model) -> Kind:
+def kind_of_runs(model: Queue) -> Kind:
     """How the errors of its means are found."""
-    if model.arrival_process is None:
+    if model.arrivals.process is None:
         return "steady"
-    if isinstance(model.arrival_process, Recorded):
+    if isinstance(model.arrivals.process, Recorded):
         return "recorded"
-    return "spans" if has_end(model.arrival_process) else "bursty"
+    return "spans" if has_end(model.arrivals.process) else "bursty"
 
 
 def summary_of_runs(
@@ -398,11 +398,11 @@ def _error_of_ratio(series: Sequence[Vector], mean: float) -> float | None:
     return math.sqrt(float(excess @ excess) / (1 - 1 / len(series))) / sum(map(len, series))
 
 
-def brevity(model: Model, arrived_at: Sequence[Vector], sojourns: Sequence[Vector]) -> str | None:
+def brevity(model: Queue, arrived_at: Sequence[Vector], sojourns: Sequence[Vector]) -> str | None:
     """Where runs of an arrival process are too short for their errors to be believed; an array
     for each run, of all requests and of the served.
     """
-    process = model.arrival_process
+    process = model.arrivals.process
     if process is None or kind_of_runs(model) != "bursty":
         return None
     if seconds := cycle(process):
@@ -425,33 +425,39 @@ def brevity(model: Model, arrived_at: Sequence[Vector], sojourns: Sequence[Vecto
     )
 
 
-def no_second_moment(model: Model) -> str:
+def no_second_moment(model: Queue) -> str:
     """Of lengths that have none."""
-    return f"the lengths have no second moment (tail index {model.tail_index:g}, at most 2)"
+    return (
+        f"the lengths have no second moment (tail index {model.requests.tail_index:g}, at most 2)"
+    )
 
 
-def tail_notes(model: Model) -> tuple[str, ...]:
+def tail_notes(model: Queue) -> tuple[str, ...]:
     """What a tail of the lengths does to simulated means."""
-    if model.tail_index <= 2:
-        which = "no means of durations" if model.patience is None else "no mean of the sojourn time"
+    if model.requests.tail_index <= 2:
+        which = (
+            "no means of durations"
+            if model.requests.patience is None
+            else "no mean of the sojourn time"
+        )
         return (
             f"{which}: {no_second_moment(model)}, so that a simulated mean does not settle, "
             "however long the run",
         )
-    if model.tail_index <= 3:
+    if model.requests.tail_index <= 3:
         return (
             "simulated means settle slowly: the delays have no variance (tail index "
-            f"{model.tail_index:g}, at most 3)",
+            f"{model.requests.tail_index:g}, at most 3)",
         )
     return ()
 
 
-def without_unsettled(simulated: Prediction, model: Model) -> Prediction:
+def without_unsettled(simulated: Prediction, model: Queue) -> Prediction:
     """Quantiles only, of the durations whose mean does not settle."""
-    if model.tail_index > 2:
+    if model.requests.tail_index > 2:
         return simulated
     bare = simulated.without_means(
-        "sojourn_time", *(() if model.patience is not None else _BOUNDED)
+        "sojourn_time", *(() if model.requests.patience is not None else _BOUNDED)
     )
     if not simulated.stations:
         return bare

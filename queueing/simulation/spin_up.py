@@ -31,7 +31,7 @@ from kendall.queueing.arrivals.modulated import Mmpp
 from kendall.queueing.arrivals.notation import cycle, has_end
 from kendall.queueing.distributions.token_distribution import Vector
 from kendall.queueing.errors import PredictionError
-from kendall.queueing.model import Model
+from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.simulated_means import MORE, TOO_SHORT
 
 WARM_UP = 0.1  # share of the requests that is left out
@@ -55,12 +55,12 @@ class SpinUp:
     notes: tuple[str, ...] = ()
 
 
-def spin_up(model: Model, arrival_rate: float, num_requests: int, *, most: int) -> SpinUp:
+def spin_up(model: Queue, arrival_rate: float, num_requests: int, *, most: int) -> SpinUp:
     """Of a run that keeps nine tenths of `num_requests`, and has `most` requests at most; where
     these are no more than asked for, up to a half is left out.
     """
     tenth = int(WARM_UP * num_requests)
-    if has_end(model.arrival_process):
+    if has_end(model.arrivals.process):
         return SpinUp(num_requests, 0)
     forgotten = memory(model, arrival_rate)
     needed, waiting = MEMORIES * forgotten, 0
@@ -90,7 +90,7 @@ def _notes(warm_up: int, forgotten: float, waiting: int) -> tuple[str, ...]:
     )
 
 
-def memory(model: Model, arrival_rate: float) -> float:
+def memory(model: Queue, arrival_rate: float) -> float:
     """Requests after which the state hardly depends on the beginning (e^-1); infinite where
     services have no second moment.
     """
@@ -99,10 +99,10 @@ def memory(model: Model, arrival_rate: float) -> float:
         held, of_queue = _in_service(model, arrival_rate), _of_queue(model, arrival_rate, load)
     except PredictionError:
         return 0.0  # no law of the services to tell it from
-    process = model.arrival_process
+    process = model.arrivals.process
     states = 0.0 if process is None or has_end(process) else cycle(process)
-    if model.patience is not None:
-        of_queue = min(of_queue, arrival_rate * model.call_size * model.patience)
+    if model.requests.patience is not None:
+        of_queue = min(of_queue, arrival_rate * model.requests.call_size * model.requests.patience)
     return of_queue + held + states * arrival_rate
 
 
@@ -120,13 +120,13 @@ def unsettled(series: Sequence[Vector]) -> float:
     return growth / mean if mean > 0 and growth > max(_FAR * error, _GROWN * mean) else 0.0
 
 
-def _grows(model: Model) -> bool:
+def _grows(model: Queue) -> bool:
     """Whether batches are as large as what waits."""
     batches = isinstance(model.policy, Dynamic | Elastic) and model.bound is None
-    return batches and model.sequences is None and model.patience is None
+    return batches and model.requests.sequences is None and model.requests.patience is None
 
 
-def _of_queue(model: Model, arrival_rate: float, load: float) -> float:
+def _of_queue(model: Queue, arrival_rate: float, load: float) -> float:
     if not load < 1:
         return math.inf
     if _is_open(model):
@@ -134,46 +134,50 @@ def _of_queue(model: Model, arrival_rate: float, load: float) -> float:
         return waiting / (1 - _slope(model, arrival_rate, waiting))
     size = 1 if model.policy.joins_running else (model.bound or 1)
     scv = _service_scv(model, size)
-    if size == 1 and model.sequences is not None:  # a call of equal lengths is one long service
-        calls = model.sequences
-        scv *= 1 + model.intraclass_correlation * (calls.moment(2) / calls.mean - 1)
+    if (
+        size == 1 and model.requests.sequences is not None
+    ):  # a call of equal lengths is one long service
+        calls = model.requests.sequences
+        scv *= 1 + model.requests.intraclass_correlation * (calls.moment(2) / calls.mean - 1)
     return 2 * load**2 * (_dispersion(model) + load * size * scv) / (1 - load) ** 2
 
 
-def _is_open(model: Model) -> bool:
+def _is_open(model: Queue) -> bool:
     return model.bound is None and not model.policy.joins_running
 
 
-def _service_scv(model: Model, size: int) -> float:
+def _service_scv(model: Queue, size: int) -> float:
     if isinstance(model.policy, Continuous):
-        lengths = model.output_tokens
-        return lengths.variance / lengths.mean**2 if model.tail_index > 2 else math.inf
+        lengths = model.requests.output_tokens
+        return lengths.variance / lengths.mean**2 if model.requests.tail_index > 2 else math.inf
     time = model.batch_time
     return max(time.second_moment(size) / time.mean(size) ** 2 - 1, 0.0)
 
 
-def _dispersion(model: Model) -> float:
+def _dispersion(model: Queue) -> float:
     """Of the number that arrives over long times."""
-    process = model.arrival_process
-    scv = process.dispersion if isinstance(process, Mmpp) else model.arrival_scv
-    if model.sequences is None:
+    process = model.arrivals.process
+    scv = process.dispersion if isinstance(process, Mmpp) else model.arrivals.scv
+    if model.requests.sequences is None:
         return scv
-    size, second = model.sequences.mean, model.sequences.moment(2)
+    size, second = model.requests.sequences.mean, model.requests.sequences.moment(2)
     return (second - size**2) / size + scv * size
 
 
-def _in_service(model: Model, arrival_rate: float) -> float:
+def _in_service(model: Queue, arrival_rate: float) -> float:
     """Requests that all servers together hold at most."""
     if model.policy.joins_running:
-        each = model.bound or arrival_rate / model.servers * model.slot_time.mean(1, refilled=False)
+        each = model.bound or arrival_rate / model.engine.servers * model.slot_time.mean(
+            1, refilled=False
+        )
     else:
         each = model.bound or 1
-    return model.servers * each
+    return model.engine.servers * each
 
 
-def _fluid(model: Model, arrival_rate: float) -> int:
+def _fluid(model: Queue, arrival_rate: float) -> int:
     """The largest number of requests that so many arrive while as many are served; 1 at least."""
-    time, rate = model.batch_time, arrival_rate / model.servers
+    time, rate = model.batch_time, arrival_rate / model.engine.servers
     low, high = 1, 2
     while high < _LARGEST and rate * time.mean(high) > high:
         low, high = high, 2 * high
@@ -186,9 +190,9 @@ def _fluid(model: Model, arrival_rate: float) -> int:
     return low
 
 
-def _slope(model: Model, arrival_rate: float, waiting: int) -> float:
+def _slope(model: Queue, arrival_rate: float, waiting: int) -> float:
     """Of what arrives during a batch, in its size, at most that of the largest ones."""
-    time, rate = model.batch_time, arrival_rate / model.servers
+    time, rate = model.batch_time, arrival_rate / model.engine.servers
     step = max(1, waiting // 8)
     rise = time.mean(waiting + step) - time.mean(waiting)
     return min(max(rate * rise / step, 0.0), 0.999999)

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from kendall.policies.core import UNBOUNDED
+from kendall.queueing.engine_bounds import EngineBounds
 
 UNKNOWN_TOKENS = 2**31  # a bound that does not bind
 FailureCode = Literal[
@@ -66,6 +67,19 @@ class Capabilities:
         """Most prompt tokens of a batch, which are computed in one step."""
         return (
             None if self.max_num_batched_tokens >= UNKNOWN_TOKENS else self.max_num_batched_tokens
+        )
+
+    def bounds(self, reserved_tokens: int) -> EngineBounds:
+        """As models of the queue have them; `reserved_tokens` are those in force."""
+        memory = self.kv_cache_tokens if self.kv_cache_tokens < UNBOUNDED else None
+        return EngineBounds(
+            max_num_seqs=self.max_num_seqs,
+            step_tokens=self.step_tokens,
+            batch_tokens=self.batch_tokens,
+            max_context_tokens=memory,
+            reserved_tokens=None
+            if memory is None or reserved_tokens >= UNBOUNDED
+            else reserved_tokens,
         )
 
     @cached_property

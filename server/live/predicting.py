@@ -50,7 +50,7 @@ from kendall.queueing.estimation.outlook import (
 from kendall.queueing.estimation.speed.speed_history import SpeedHistory
 from kendall.queueing.estimation.window.replica import WindowReplica
 from kendall.queueing.estimation.window.snapshot import Snapshot
-from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.estimation.window_queue import QueueLimits
 from kendall.queueing.latency.identifiability import beyond
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.measurement.check import Check
@@ -222,7 +222,7 @@ def _next(question: Question, seen: Snapshot, found: Assessment, *, joins: bool)
     if last is not None and seen.now - last.at < min(kept, last.history / 2):
         return _memory.next  # of little traffic it soon knows more
     _memory.ahead_load = found.load.value
-    model = cut_at(found.model, question.batch_tokens)
+    model = cut_at(found.model, question.engine.batch_tokens)
     error = forecast_error(found.estimates, _memory.history)
     least = found.estimates.gateway_turnaround
     ahead = outlook(seen, model, _memory.recent, error, least=least)
@@ -627,18 +627,14 @@ def _seen(question: Question) -> Snapshot:
     )
 
 
-def _limits(question: Question) -> Limits:
+def _limits(question: Question) -> QueueLimits:
     setting = question.setting
-    return Limits(
+    return QueueLimits(
         max_output_tokens=setting.max_output_tokens,
-        max_num_seqs=question.max_num_seqs,
         patience=question.patience,
         servers=setting.servers,
         pads=question.pads,
-        step_tokens=question.step_tokens,
-        batch_tokens=question.batch_tokens,
-        max_context_tokens=question.max_context_tokens,
-        reserved_tokens=question.reserved_tokens,
+        engine=question.engine,
     )
 
 

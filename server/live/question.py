@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kendall.policies.core import UNBOUNDED
 from kendall.queueing.choosing.autopilot.bounds import AutopilotBounds
 from kendall.queueing.choosing.forecast import Setting
+from kendall.queueing.engine_bounds import EngineBounds
 from kendall.queueing.estimation.window.producer import WindowDelta, WindowProducer
 from kendall.queueing.latency.law import LatencyModel
 from kendall.server.calibration.host import LiveHost
@@ -25,14 +25,9 @@ class Question:
     window: float  # seconds
     shape: LatencyModel
     setting: Setting  # in force
-    max_num_seqs: int
+    engine: EngineBounds
     longest: int  # answer that the engine can give, tokens
     pads: bool = True  # the engine can pad a batch
-    step_tokens: int | None = None  # of one step, where long prompts are computed in parts
-    batch_tokens: int | None = None  # of all prompts of a batch
-    # KV memory of a server, and what of it is kept free for an answer; None: no bound, its limit
-    max_context_tokens: int | None = None
-    reserved_tokens: int | None = None
     patience: float | None = None  # seconds
     bounds: AutopilotBounds | None = None  # of the autopilot; None: those it has
     # largest batch and longest answer that the law was measured on
@@ -88,13 +83,9 @@ class LiveWindow:
                 max_output_tokens=gateway.limits.max_output_tokens,
                 servers=max(1, batcher.servers),
             ),
-            max_num_seqs=capabilities.max_num_seqs,
+            engine=capabilities.bounds(gateway.limits.reserved_tokens),
             longest=capabilities.max_model_len,
             pads=capabilities.pads,
-            step_tokens=capabilities.step_tokens,
-            batch_tokens=capabilities.batch_tokens,
-            max_context_tokens=_bound(capabilities.kv_cache_tokens),
-            reserved_tokens=_bound(gateway.limits.reserved_tokens),
             patience=gateway.limits.patience,
             bounds=bounds,
             reach=_reach(gateway),
@@ -116,10 +107,6 @@ class LiveWindow:
             if sequence.at.dispatched is not None
             and (sequence.stop_detector.finish_reason is not None) == ended
         )
-
-
-def _bound(tokens: int) -> int | None:
-    return tokens if tokens < UNBOUNDED else None
 
 
 def _reach(gateway: LiveHost) -> tuple[int, int] | None:

@@ -30,6 +30,7 @@ from kendall.loadgen.compare.residual import parts_of, verdict
 from kendall.loadgen.compare.theory import replay_arrivals, theory_of
 from kendall.loadgen.report.orders import order_heads, order_values, show_orders, tenths_of
 from kendall.policies import parse_policy
+from kendall.queueing.engine_bounds import EngineBounds
 from kendall.queueing.measurement.record import Record
 from kendall.queueing.measurement.recursion import Served, served
 from kendall.queueing.measurement.statistics import batch_means_interval
@@ -50,7 +51,7 @@ def run(policy: str, **drawn: object) -> tuple[Record, ...]:
 def asked(predictor: str | None = "exact") -> Theory:
     """Without the spread of runs, which takes long to simulate."""
     told = None if predictor is None else parse_predictor(predictor)
-    theory = theory_of(LAW, LENGTHS, RATE, max_num_seqs=64, predictor=told)
+    theory = theory_of(LAW, LENGTHS, RATE, bounds=EngineBounds(max_num_seqs=64), predictor=told)
     return dataclasses.replace(theory, sampling_error=None, published=None, live=None)
 
 
@@ -268,7 +269,13 @@ def test_by_length_interpolates() -> None:
 def test_predictions_worse_than_asked_are_named() -> None:
     """Asked exact; what came put the longest first."""
     whole = dataclasses.replace(
-        theory_of(LAW, LENGTHS, RATE, max_num_seqs=64, predictor=parse_predictor("exact")),
+        theory_of(
+            LAW,
+            LENGTHS,
+            RATE,
+            bounds=EngineBounds(max_num_seqs=64),
+            predictor=parse_predictor("exact"),
+        ),
         live=None,
         published=None,
     )
@@ -306,7 +313,11 @@ def test_predictions_worse_than_asked_are_named() -> None:
 
 def test_predictions_as_asked_explain_nothing() -> None:
     theory = theory_of(
-        LAW, LENGTHS, RATE, max_num_seqs=64, predictor=parse_predictor("lognormal:sigma=0.5")
+        LAW,
+        LENGTHS,
+        RATE,
+        bounds=EngineBounds(max_num_seqs=64),
+        predictor=parse_predictor("lognormal:sigma=0.5"),
     )
     drawn = tuple(records("single:order=spjf", jobs(RATE, 200, "lognormal:sigma=0.5")))
     (found,) = compare(drawn, dataclasses.replace(theory, live=None, published=None))

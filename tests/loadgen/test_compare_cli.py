@@ -18,7 +18,7 @@ from kendall.policies.text import SpecError
 from kendall.queueing.latency.law import parse_law
 from kendall.queueing.latency.profile import load_profile
 from kendall.queueing.measurement.record import Header, Record, write_run
-from kendall.queueing.model import Model
+from kendall.queueing.queue import Queue
 from kendall.queueing.result import LEVELS
 from kendall.queueing.simulation.experiment import draw_jobs
 from kendall.queueing.simulation.reference import SimulatedEngine, simulate_trace
@@ -125,7 +125,7 @@ def test_an_engine_that_computes_long_prompts_in_parts_is_compared_as_one(
 ) -> None:
     """Where the header says so; else its machine seems slower than it is."""
     law = parse_law("k1=0.0003,k2=0,k3=0.000025,k4=0.00092,kp=0.000005")
-    queue = Model.read(
+    queue = Queue.read(
         "continuous:max_batch_size=8", LENGTHS, law, prompt_tokens="uniform:low=100,high=500"
     )
     jobs, rngs = draw_jobs(queue, 80.0, 1500, np.random.SeedSequence(1))

@@ -50,8 +50,8 @@ from kendall.queueing.measurement.arrival_audit import audit_arrivals
 from kendall.queueing.measurement.record import Header, Record, write_run
 from kendall.queueing.measurement.recursion import served
 from kendall.queueing.measurement.statistics import summarise
-from kendall.queueing.model import Model
 from kendall.queueing.prediction import predict_model
+from kendall.queueing.queue import Queue
 from tests.golden_files import is_as_kept
 from tests.loadgen.driver import LAW, LENGTHS, drive
 from tests.page.browser import chromium
@@ -370,10 +370,10 @@ def test_a_hover_names_the_mean_that_was_compared(data: ReportData) -> None:
 )
 def test_a_slower_machine_is_the_same_curve_scaled_in_both_directions(policy: str) -> None:
     """W(s, x) = s W(1, s x): what the band rests on."""
-    model = Model.read(parse_policy(policy), LENGTHS, LAW)
+    model = Queue.read(parse_policy(policy), LENGTHS, LAW)
     curve = curve_of(model, "queueing_delay")
     assert curve is not None
-    slow = dataclasses.replace(model, law=LAW.at_speed(1.25))
+    slow = model.but(law=LAW.at_speed(1.25))
     expected = predict_model(slow, 0.5 * model.largest_stable_rate).queueing_delay.mean
     assert 1.25 * curve(1.25 * 0.5) == pytest.approx(expected, rel=0.01)
 

@@ -19,7 +19,7 @@ from kendall.loadgen.compare.assertions import (
 )
 from kendall.loadgen.measures.goodput import parse_goodput
 from kendall.loadgen.measures.metrics import parse_metrics, parse_percentiles, percentile_name
-from kendall.loadgen.sweep.grid import EngineBounds, SweepCell
+from kendall.loadgen.sweep.grid import GatewayBounds, SweepCell
 from kendall.policies.text import SpecError
 from kendall.queueing.arrivals.length_prediction import parse_length_prediction
 from kendall.queueing.arrivals.modulated import Mmpp
@@ -295,4 +295,4 @@ def test_cells_and_bounds_as_texts() -> None:
         name="x", policy="single", load=1.0, rate=3.0, max_output_tokens=16, count=1
     )
     assert str(limited) == "single at load 1 (3/s, limit 16)"
-    assert str(EngineBounds(max_num_seqs=4, max_model_len=9)) == "max_num_seqs=4, max_model_len=9"
+    assert str(GatewayBounds(max_num_seqs=4, max_model_len=9)) == "max_num_seqs=4, max_model_len=9"

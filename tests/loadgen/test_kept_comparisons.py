@@ -26,9 +26,10 @@ from kendall.loadgen.compare.theory import (
 from kendall.loadgen.report.report import as_object, show
 from kendall.policies import parse_policy
 from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.engine_bounds import EngineBounds
 from kendall.queueing.measurement.record import Record
 from kendall.queueing.measurement.recursion import served
-from kendall.queueing.model import Model
+from kendall.queueing.queue import Queue
 from tests.golden_files import is_as_kept
 from tests.kept_values import moved
 from tests.loadgen.driver import LAW, LENGTHS, drive
@@ -58,7 +59,7 @@ def found(name: str) -> Comparison:
         msgspec.structs.replace(each, client_request_id=f"c-{each.request_id}")
         for each in drive(parse_policy(text), rate, n=240, law=LAW.at_speed(speed), max_num_seqs=16)
     ]
-    theory = theory_of(LAW, LENGTHS, asked_rate=rate, max_num_seqs=16)
+    theory = theory_of(LAW, LENGTHS, asked_rate=rate, bounds=EngineBounds(max_num_seqs=16))
     (comparison,) = compare(records, theory, [sent(each) for each in records])
     return comparison
 
@@ -93,18 +94,16 @@ def test_means_and_published_delays_are_as_kept() -> None:
     texts = [text for text, _, _ in RUNS.values()]
     cases: dict[str, Callable[[], Any]] = {}
     for text in dict.fromkeys(texts):
-        plain = Model(policy=parse_policy(text), output_tokens=LENGTHS, law=LAW)
-        bounded = dataclasses.replace(plain, max_num_seqs=16)
-        prompted = dataclasses.replace(
-            plain, prompt_tokens=parse_distribution("uniform:low=1,high=9")
-        )
+        plain = Queue.read(text, LENGTHS, LAW)
+        bounded = plain.but(max_num_seqs=16)
+        prompted = plain.but(prompt_tokens=parse_distribution("uniform:low=1,high=9"))
         models = [
             bounded,
             *(
-                dataclasses.replace(plain, law=dataclasses.replace(LAW, **about))
+                plain.but(law=dataclasses.replace(LAW, **about))
                 for about in ({"kp": 1e-3}, {"cv": 0.2})
             ),
-            dataclasses.replace(plain, servers=2),
+            plain.but(servers=2),
             prompted,
         ]
         for rate in (0.0, 5.0):
@@ -122,7 +121,11 @@ def test_replays_are_as_kept() -> None:
         records = drive(policy, rate, n=60, law=LAW, max_num_seqs=16)
         (sample,) = epoch_samples(served(records), first_dispatches(records))
         return [
-            list(replay_arrivals(policy, sample, law, bound, seed=2).values())
+            list(
+                replay_arrivals(
+                    policy, sample, law, EngineBounds(max_num_seqs=bound), seed=2
+                ).values()
+            )
             for law in (LAW, LAW.at_speed(1.5))
         ]
 
@@ -136,7 +139,7 @@ def test_replays_are_as_kept() -> None:
 
 
 def test_sampling_errors_are_as_kept() -> None:
-    model = Model(policy=parse_policy("dynamic"), output_tokens=LENGTHS, law=LAW, max_num_seqs=16)
+    model = Queue.read("dynamic", LENGTHS, LAW, max_num_seqs=16)
 
     def of(count: int, delay: float | None, method: Any = "exact") -> Any:
         answer = Predicted(load=0.5, queueing_delay=delay, sojourn_time=None, method=method)

@@ -12,9 +12,10 @@ from kendall.loadgen.compare.compare import compare
 from kendall.loadgen.compare.theory import theory_of
 from kendall.policies import parse_policy
 from kendall.queueing.control.assess import assess
+from kendall.queueing.engine_bounds import EngineBounds
 from kendall.queueing.estimation.window.snapshot import Snapshot
 from kendall.queueing.estimation.window.window import Window
-from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.estimation.window_queue import QueueLimits
 from kendall.queueing.measurement.check import Check
 from kendall.queueing.measurement.record import Record
 from tests.loadgen.driver import LAW, drive
@@ -53,8 +54,8 @@ def same(one: Check, other: Check) -> None:
 def test_a_run_has_the_check_of_its_window(text: str, speed: float) -> None:
     law = SCATTERED.at_speed(speed)
     records = drive(parse_policy(text), POLICIES[text] / speed, n=600, law=law, max_num_seqs=BOUND)
-    (comparison,) = compare(records, theory_of(LAW, max_num_seqs=BOUND))
-    limits = Limits(max_output_tokens=None, max_num_seqs=BOUND)
+    (comparison,) = compare(records, theory_of(LAW, bounds=EngineBounds(max_num_seqs=BOUND)))
+    limits = QueueLimits(max_output_tokens=None, engine=EngineBounds(max_num_seqs=BOUND))
     live = assess(window_of(records, text), LAW, limits).compared.check
     assert comparison.check is not None
     assert live is not None

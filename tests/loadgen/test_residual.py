@@ -39,12 +39,13 @@ from kendall.queueing.arrivals.notation import read_arrivals
 from kendall.queueing.arrivals.text import parse_arrivals
 from kendall.queueing.arrivals.timetable import Timetable, draw_timetable
 from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.engine_bounds import EngineBounds
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.latency.speed import Speed
 from kendall.queueing.measurement.record import Record
 from kendall.queueing.measurement.recursion import Served, served
 from kendall.queueing.measurement.statistics import Interval
-from kendall.queueing.model import Model
+from kendall.queueing.queue import Queue
 from tests.loadgen.driver import LAW, LENGTHS, Driver, timetable
 
 RATES = {
@@ -60,7 +61,9 @@ each_policy = pytest.mark.parametrize("policy", list(RATES))
 
 def asked(policy: str, law: LatencyModel = LAW) -> Theory:
     return dataclasses.replace(
-        theory_of(law, LENGTHS, RATES[policy], max_num_seqs=64), live=None, published=None
+        theory_of(law, LENGTHS, RATES[policy], bounds=EngineBounds(max_num_seqs=64)),
+        live=None,
+        published=None,
     )  # for speed
 
 
@@ -114,7 +117,7 @@ def test_the_parts_add_up_to_the_difference(policy: str) -> None:
         table,
         dataclasses.replace(LAW, speed=1.1, cv=0.0 if policy.startswith("cont") else 0.1),
     )
-    comparison = only(records, theory_of(LAW, LENGTHS, rate, max_num_seqs=64))
+    comparison = only(records, theory_of(LAW, LENGTHS, rate, bounds=EngineBounds(max_num_seqs=64)))
     split, quantity = comparison.split, comparison.quantity
     assert split is not None
     assert quantity.a_priori is not None
@@ -151,7 +154,13 @@ def bursty(seed: int = 1, count: int = 6000) -> Timetable:
 def test_bursts_that_were_asked_for_show_as_the_process_and_not_as_arrivals(seed: int) -> None:
     """Beside Poisson arrivals at the mean rate, which is what predictions are made for."""
     records = run("single", bursty(seed))
-    told = theory_of(LAW, LENGTHS, RATES["single"], max_num_seqs=64, process=read_arrivals(BURSTS))
+    told = theory_of(
+        LAW,
+        LENGTHS,
+        RATES["single"],
+        bounds=EngineBounds(max_num_seqs=64),
+        process=read_arrivals(BURSTS),
+    )
     explained, unexplained = only(records, told), only(records, asked("single"))
     split = explained.split
     assert split is not None
@@ -222,7 +231,7 @@ def replayed(rate: float) -> Theory:
         Predicted(load=0.5, queueing_delay=0.1, sojourn_time=0.2),
         SamplingError(0.1, 0.0, 0.05),
     )
-    whole = theory_of(LAW, LENGTHS, rate, max_num_seqs=64)
+    whole = theory_of(LAW, LENGTHS, rate, bounds=EngineBounds(max_num_seqs=64))
     return dataclasses.replace(
         whole,
         predict=lambda *_: predicted,
@@ -577,7 +586,7 @@ def test_chance_is_the_prediction_interval_of_one_more_run(monkeypatch: pytest.M
         return SimpleNamespace(queueing_delay=np.full(100, next(given)))
 
     monkeypatch.setattr(sampling_error, "simulate_run", runs)
-    model = Model.read(parse_policy("single"), LENGTHS, LAW)
+    model = Queue.read(parse_policy("single"), LENGTHS, LAW)
     half = stats.t.ppf(0.975, 39) * stats.tstd(means) * math.sqrt(1 + 1 / 40)
     answer = Predicted(load=0.5, queueing_delay=0.1, sojourn_time=0.2, method="exact")
     error = sampling_error.sampling_error(model, 1.0, 100, "queueing_delay", answer)

@@ -16,7 +16,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from kendall.loadgen.commands.compare_cli import app
-from kendall.loadgen.sweep.grid import Basis, EngineBounds, SweepCell
+from kendall.loadgen.sweep.grid import Basis, GatewayBounds, SweepCell
 from kendall.loadgen.sweep.journal import digest
 from kendall.loadgen.sweep.plan import SweepPlan, save_plan
 from kendall.loadgen.sweep.report.report import as_json, lines, print_results, search_line
@@ -41,7 +41,7 @@ PLAN = SweepPlan(
     find_saturation=True,
     slo=("p99_queueing_delay=2s",),
 )
-BOUNDS = EngineBounds(max_num_seqs=8, max_model_len=256)
+BOUNDS = GatewayBounds(max_num_seqs=8, max_model_len=256)
 BASIS = Basis(PLAN, LAW, BOUNDS)
 CELLS = list(BASIS.cells())
 SPEEDS = [(1.0, 1.02), (1.0, 1.2), (1.0, None), (1.1, 1.0), (1.0, 1.0)]

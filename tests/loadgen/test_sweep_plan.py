@@ -20,7 +20,7 @@ from kendall.loadgen.commands.sweep_cli import app, sweep_command
 from kendall.loadgen.report.conditions import parse_conditions
 from kendall.loadgen.sending.run import VOCABULARY
 from kendall.loadgen.sweep.dry_run import plan_as_object
-from kendall.loadgen.sweep.grid import Basis, EngineBounds, SweepCell, cell_name
+from kendall.loadgen.sweep.grid import Basis, GatewayBounds, SweepCell, cell_name
 from kendall.loadgen.sweep.plan import LOADS, POLICIES, SweepPlan, load_plan, save_plan
 from kendall.loadgen.sweep.slo import parse_slo
 from kendall.loadgen.sweep.status import duration
@@ -34,7 +34,7 @@ from kendall.server.engines.emulated import EmulatedEngine
 from tests.virtual_time import run_virtual
 
 LAW = LatencyModel(k1=0.0003, k2=0.0014, k3=0.000025, k4=0.00092)
-BOUNDS = EngineBounds(max_num_seqs=16, max_model_len=512)
+BOUNDS = GatewayBounds(max_num_seqs=16, max_model_len=512)
 
 
 def basis(**changes: Any) -> Basis:
@@ -273,10 +273,10 @@ def test_cells_that_differ_in_their_order_are_equally_long() -> None:
 
 def test_the_model_of_a_cell_has_the_bound_of_the_engines_step() -> None:
     engine = EmulatedEngine(LAW, enable_chunked_prefill=1, max_num_batched_tokens=256)
-    bounds = msgspec.convert(describe_engine(run_virtual(engine.start()), "tiny"), EngineBounds)
-    assert bounds == EngineBounds(max_num_seqs=64, max_model_len=2048, step_tokens=256)
+    bounds = msgspec.convert(describe_engine(run_virtual(engine.start()), "tiny"), GatewayBounds)
+    assert bounds == GatewayBounds(max_num_seqs=64, max_model_len=2048, step_tokens=256)
     assert str(bounds) == "max_num_seqs=64, max_model_len=2048, step_tokens=256"
-    assert msgspec.convert(msgspec.to_builtins(bounds), EngineBounds) == bounds
+    assert msgspec.convert(msgspec.to_builtins(bounds), GatewayBounds) == bounds
     assert "step_tokens" not in msgspec.to_builtins(BOUNDS)
     chunked = Basis(SweepPlan(loads=(0.3,)), LAW, bounds)
     assert chunked.model("continuous:max_batch_size=4", None).step_tokens == 256
@@ -286,7 +286,7 @@ def test_the_model_of_a_cell_has_the_bound_of_the_engines_step() -> None:
 
 def test_the_model_of_a_cell_has_the_plans_predictor() -> None:
     grid = basis(**ORDERED, predictor="lognormal:sigma=0.5")
-    assert str(grid.model("single:order=spjf", None).predictor) == "lognormal:sigma=0.5"
+    assert str(grid.model("single:order=spjf", None).requests.predictor) == "lognormal:sigma=0.5"
 
 
 def test_prompts_without_room_for_an_answer_are_refused() -> None:

@@ -19,13 +19,13 @@ from kendall.policies import parse_policy
 from kendall.queueing.distributions.token_distribution import parse_distribution
 from kendall.queueing.latency.law import parse_law
 from kendall.queueing.measurement.record import Header, Record, write_run
-from kendall.queueing.model import Model
 from kendall.queueing.prediction import predict_model
+from kendall.queueing.queue import Queue
 from tests.loadgen.sweeping import LAW, events, finish, start
 
 
-def model(policy: str) -> Model:
-    return Model.read(
+def model(policy: str) -> Queue:
+    return Queue.read(
         parse_policy(policy),
         parse_distribution("uniform:low=2,high=10"),
         parse_law(LAW),
@@ -149,9 +149,9 @@ def test_narrow_tolerances_take_longer_probes() -> None:
     )
     assert probe_requests(model("single"), 500.0, 0.05) == 7500, "and no less than fifteen seconds"
     one = model("single")
-    cv2 = one.output_tokens.moment(2) / one.output_tokens.mean**2 - 1
+    cv2 = one.requests.output_tokens.moment(2) / one.requests.output_tokens.mean**2 - 1
     assert probe_requests(one, 1.0, 0.04) == pytest.approx((3.5 / 0.02) ** 2 * cv2, abs=1)
-    scattered = dataclasses.replace(one, law=dataclasses.replace(one.law, cv=0.6))
+    scattered = one.but(law=dataclasses.replace(one.engine.law, cv=0.6))
     assert probe_requests(scattered, 1.0, 0.04) == pytest.approx(
         (3.5 / 0.02) ** 2 * (cv2 + 0.36), abs=1
     )

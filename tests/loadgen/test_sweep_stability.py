@@ -19,7 +19,7 @@ from kendall.policies import parse_policy
 from kendall.queueing.distributions.token_distribution import parse_distribution
 from kendall.queueing.latency.law import parse_law
 from kendall.queueing.measurement.record import Record
-from kendall.queueing.model import Model
+from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.experiment import simulate_run
 
 LAW = parse_law("k1=0.0003,k2=0.0014,k3=0.000025,k4=0.00092,cv=0.12,turnaround=0.00155")
@@ -43,7 +43,7 @@ def stopped_after(
     """Requests until the rule says unstable, as a sweep would watch the run; None where it never
     does.
     """
-    model = Model.read(parse_policy(policy), parse_distribution(lengths), LAW, max_num_seqs=16)
+    model = Queue.read(parse_policy(policy), parse_distribution(lengths), LAW, max_num_seqs=16)
     rate = load * model.largest_stable_rate
     run = simulate_run(model, rate, requests, seed)
     released, watch = np.sort(run.released_at), GrowthWatch(rate, least_seconds=0.0)

@@ -18,11 +18,12 @@ from kendall.loadgen.compare.theory import (
 )
 from kendall.policies import parse_policy
 from kendall.queueing.distributions.token_distribution import TokenDistribution, parse_distribution
+from kendall.queueing.engine_bounds import EngineBounds
 from kendall.queueing.estimation.replayed import DRAWS
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.measurement.recursion import served
-from kendall.queueing.model import Model
 from kendall.queueing.prediction import predict_model
+from kendall.queueing.queue import Queue
 from kendall.queueing.simulation import fast
 from kendall.queueing.simulation.experiment import run_given
 from tests.loadgen.driver import LAW, LENGTHS, drive
@@ -34,7 +35,9 @@ def test_the_simulator_and_the_drivers_of_these_tests_agree_on_every_instant(
     policy: str, rate: float
 ) -> None:
     records = drive(parse_policy(policy), rate, n=1000)
-    replayed = replay_arrivals(parse_policy(policy), served(records), LAW, max_num_seqs=64)
+    replayed = replay_arrivals(
+        parse_policy(policy), served(records), LAW, bounds=EngineBounds(max_num_seqs=64)
+    )
     for record in records:
         assert replayed[record.request_id] == pytest.approx(
             (record.dispatched_at, record.released_at), abs=1e-9
@@ -60,7 +63,7 @@ def test_the_prediction_is_near_a_long_run(policy: str, rate: float) -> None:
     """The means of a run and of its prediction lie within three half widths, and the run is long
     enough to tell.
     """
-    theory = theory_of(LAW, LENGTHS, asked_rate=rate * 0.8, max_num_seqs=64)
+    theory = theory_of(LAW, LENGTHS, asked_rate=rate * 0.8, bounds=EngineBounds(max_num_seqs=64))
     (comparison,) = compare(
         drive(parse_policy(policy), rate * 0.8, n=4000), dataclasses.replace(theory, replay=None)
     )
@@ -72,8 +75,8 @@ def test_the_prediction_is_near_a_long_run(policy: str, rate: float) -> None:
     assert predicted.half_width < 0.4
 
 
-def single(lengths: TokenDistribution, law: LatencyModel) -> Model:
-    return Model(policy=parse_policy("single"), output_tokens=lengths, law=law)
+def single(lengths: TokenDistribution, law: LatencyModel) -> Queue:
+    return Queue.read("single", lengths, law)
 
 
 def test_an_unstable_queue_has_a_load_and_no_delay() -> None:
@@ -127,10 +130,9 @@ def test_prompts_lengthen_a_published_service_by_their_mean(policy: str) -> None
     """
     law = dataclasses.replace(LAW, kp=2e-5)
     prompts = parse_distribution("uniform:low=50,high=250")
-    given = Model.read(policy, "geometric:mean=20", law, max_output_tokens=60)
-    given = dataclasses.replace(given, prompt_tokens=prompts)
-    longer = dataclasses.replace(
-        given,
+    given = Queue.read(policy, "geometric:mean=20", law, max_output_tokens=60)
+    given = given.but(prompt_tokens=prompts)
+    longer = given.but(
         law=dataclasses.replace(law, k1=law.k1 + 2e-5 * 150, kp=0.0),
         prompt_tokens=None,
     )

@@ -6,15 +6,15 @@ import itertools
 import numpy as np
 import pytest
 
-from kendall.policies.text import SpecError, parse_policy
+from kendall.policies.text import SpecError
 from kendall.queueing.distributions.token_distribution import parse_distribution
 from kendall.queueing.latency.law import LatencyModel
-from kendall.queueing.model import Model
 from kendall.queueing.models.soap.orders import ShortestFirstRanks
 from kendall.queueing.models.soap.predictor_text import PredictorText
 from kendall.queueing.models.soap.predictors import ExactPrediction
 from kendall.queueing.models.soap.queue import solve_order
 from kendall.queueing.models.soap.sizes import token_sizes
+from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.fast import Trace, replay
 from papers.scenarios.memory import (
     HANDLINGS,
@@ -124,12 +124,7 @@ def test_one_slot_and_no_prompts_is_a_queue_in_an_order():
 def test_without_a_bound_it_is_continuous_batching():
     work = dataclasses.replace(WORK, calls=Calls(share=0, kinds=((1.0, 0.0),)), arrival_rate=9.0)
     drawn, _ = work.drawn(np.random.default_rng(3), 3000)
-    model = Model(
-        policy=parse_policy("continuous:max_batch_size=6"),
-        output_tokens=OUTPUTS,
-        prompt_tokens=PROMPTS,
-        law=LAW,
-    )
+    model = Queue.read("continuous:max_batch_size=6", OUTPUTS, LAW, prompt_tokens=PROMPTS)
     trace = Trace(drawn.arrived_at, drawn.output, drawn.prompt, [np.random.default_rng(0)])
     expected = replay(model, trace)
     path, waste = run_memory(drawn, first_come(3000), engine(memory=UNBOUNDED).compiled())

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from kendall.policies import parse_policy
 from kendall.queueing.choosing.advice import advise as advice
 from kendall.queueing.choosing.advice.what_if import usual_token_limits
 from kendall.queueing.choosing.candidates import (
@@ -20,25 +19,23 @@ from kendall.queueing.choosing.gain.operating_point import OperatingPoint
 from kendall.queueing.choosing.objective import Objective
 from kendall.queueing.distributions.token_distribution import TokenDistribution
 from kendall.queueing.estimation.estimates import Estimates
-from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.estimation.window_queue import QueueLimits
 from kendall.queueing.latency.law import LatencyModel
-from kendall.queueing.model import Model
+from kendall.queueing.queue import Queue
 from tests.queueing.estimation_runs import LAW, LENGTHS
 
 POLICY = "capped:max_batch_size=8"
 
 
 def capacity(policy: str = POLICY, tokens: TokenDistribution = LENGTHS) -> float:
-    return Model(
-        policy=parse_policy(policy), output_tokens=tokens, law=LAW, max_num_seqs=16
-    ).largest_stable_rate
+    return Queue.read(policy, tokens, LAW, max_num_seqs=16).largest_stable_rate
 
 
 def forecast(
     estimates: Estimates,
     shape: LatencyModel,
     setting: Setting,
-    limits: Limits,
+    limits: QueueLimits,
     *,
     family: str | None = None,
 ) -> Forecast:
@@ -52,7 +49,7 @@ def what_ifs(
     estimates: Estimates,
     shape: LatencyModel,
     current: Setting,
-    limits: Limits,
+    limits: QueueLimits,
     *,
     policies: Sequence[str] | None = None,
     token_limits: Sequence[int | None] | None = None,
@@ -63,7 +60,7 @@ def what_ifs(
     comes first.
     """
     point = OperatingPoint(estimates=estimates, shape=shape, limits=limits)
-    most = limits.max_num_seqs
+    most = limits.engine.max_num_seqs
     others = one_knob_away(
         current,
         policies=usual_policies(current, most) if policies is None else policies,
@@ -77,7 +74,7 @@ def advise(
     estimates: Estimates,
     shape: LatencyModel,
     current: Setting,
-    limits: Limits,
+    limits: QueueLimits,
     objective: Objective,
     *,
     family: str | None = None,

@@ -8,15 +8,16 @@ from kendall.queueing.choosing.autopilot.assessed_window import AssessedWindow
 from kendall.queueing.choosing.autopilot.bounds import AutopilotBounds
 from kendall.queueing.choosing.forecast import Setting
 from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.engine_bounds import EngineBounds
 from kendall.queueing.estimation.assumptions.assumption import Assumption
 from kendall.queueing.estimation.estimates import Estimates
 from kendall.queueing.estimation.interval import UNKNOWN, Estimate, symmetric
 from kendall.queueing.estimation.lengths.lengths import Lengths, lengths
 from kendall.queueing.estimation.speed.speed_process import Stalls
 from kendall.queueing.estimation.speed.wander import NO_WANDER
-from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.estimation.window_queue import QueueLimits
 from kendall.queueing.latency.law import LatencyModel
-from kendall.queueing.model import Model
+from kendall.queueing.queue import Queue
 
 LAW = LatencyModel(k1=0.0003, k2=0.0014, k3=0.0001, k4=0.0012, cv=0.15)
 SEQS, LONGEST = 8, 256
@@ -29,12 +30,9 @@ BOUNDS = AutopilotBounds(policies=("capped", "elastic"), smallest_token_limit=8)
 
 
 def capacity(setting: Setting) -> float:
-    from kendall.policies import parse_policy
 
     lawful = LAWFUL if setting.max_output_tokens is None else LAWFUL.clip(setting.max_output_tokens)
-    return Model(
-        policy=parse_policy(setting.policy), output_tokens=lawful, law=LAW, max_num_seqs=SEQS
-    ).largest_stable_rate
+    return Queue.read(setting.policy, lawful, LAW, max_num_seqs=SEQS).largest_stable_rate
 
 
 def sample(count: int = 2000, limit: int | None = None) -> Lengths:
@@ -81,7 +79,10 @@ def seen(
         shape=LAW,
         current=current,
         limits=others.pop(
-            "limits", Limits(max_output_tokens=current.max_output_tokens, max_num_seqs=SEQS)
+            "limits",
+            QueueLimits(
+                max_output_tokens=current.max_output_tokens, engine=EngineBounds(max_num_seqs=SEQS)
+            ),
         ),  # type: ignore[arg-type]
         observed=observed,
         observed_sojourn=observed,

@@ -25,10 +25,11 @@ import numpy as np
 from kendall.policies import Request, parse_policy
 from kendall.queueing.control.assess import Assessment, assess
 from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.engine_bounds import EngineBounds
 from kendall.queueing.estimation.window.window import Snapshot
-from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.estimation.window_queue import QueueLimits
 from kendall.queueing.latency.law import LatencyModel
-from kendall.queueing.model import Model
+from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.fast import draw_trace
 from kendall.server.engines.emulated import EmulatedEngine
 from kendall.server.queue.batcher import Batcher
@@ -73,7 +74,7 @@ class Window:
 
 
 def capacity(policy: str) -> float:
-    return Model.read(parse_policy(policy), LENGTHS, LAW, max_num_seqs=MOST).largest_stable_rate
+    return Queue.read(parse_policy(policy), LENGTHS, LAW, max_num_seqs=MOST).largest_stable_rate
 
 
 def windows(count: int, seed: int = 0) -> Iterator[Window]:
@@ -197,7 +198,7 @@ def seen(window: Window) -> Snapshot:
 
 def stepped(policy: str, seed: int) -> Assessment:
     """From the middle of the window on 15 % slower."""
-    model = Model.read(policy, LENGTHS, LAW, max_num_seqs=MOST)
+    model = Queue.read(policy, LENGTHS, LAW, max_num_seqs=MOST)
     trace = draw_trace(model, 0.6 * model.largest_stable_rate, WRONG, np.random.SeedSequence(seed))
     half = float(np.median(trace.arrived_at))
     wall, machine = np.array([0.0, half, half + 1e6]), np.array([0.0, half, half + 1e6 / SLOWER])
@@ -207,13 +208,13 @@ def stepped(policy: str, seed: int) -> Assessment:
 def of_another_shape(policy: str, seed: int) -> Assessment:
     """Each sequence more takes as long as the first, where the law has it nearly for nothing."""
     other = LatencyModel(k1=0.02, k2=0.001, k3=0.003, k4=0.0001, cv=LAW.cv)
-    model = Model.read(policy, LENGTHS, other, max_num_seqs=MOST)
+    model = Queue.read(policy, LENGTHS, other, max_num_seqs=MOST)
     return _assessed(window_of(model, 0.7, WRONG, seed))
 
 
 def stalling(policy: str, seed: int) -> Assessment:
     """Still for the time of some batches, 4 % of the time, in a run that has a stall."""
-    model = Model.read(policy, LENGTHS, LAW, max_num_seqs=MOST)
+    model = Queue.read(policy, LENGTHS, LAW, max_num_seqs=MOST)
     trace = draw_trace(model, 0.6 * model.largest_stable_rate, WRONG, np.random.SeedSequence(seed))
     until, rng = float(trace.arrived_at[-1]), np.random.default_rng(seed)
     wall, machine = clocks(until, rng, 0.04, 1.0)
@@ -224,7 +225,7 @@ def stalling(policy: str, seed: int) -> Assessment:
 
 def short_of_memory(policy: str, seed: int) -> Assessment:
     """For half of the slots."""
-    model = Model.read(
+    model = Queue.read(
         policy,
         LENGTHS.clip(LONGEST),
         LAW,
@@ -238,13 +239,15 @@ def short_of_memory(policy: str, seed: int) -> Assessment:
 def of_unequal_servers(policy: str, seed: int) -> Assessment:
     """One of two is 1.4 times as slow."""
     speeds = (1.0, 1.4)
-    model = Model.read(policy, LENGTHS, LAW, max_num_seqs=MOST, servers=2, server_speeds=speeds)
+    model = Queue.read(policy, LENGTHS, LAW, max_num_seqs=MOST, servers=2, server_speeds=speeds)
     return _assessed(window_of(model, 0.6, WRONG, seed))
 
 
 def _assessed(seen: Snapshot) -> Assessment:
     """With the law as calibrated."""
-    limits = Limits(max_output_tokens=LONGEST, max_num_seqs=MOST, servers=seen.servers)
+    limits = QueueLimits(
+        max_output_tokens=LONGEST, servers=seen.servers, engine=EngineBounds(max_num_seqs=MOST)
+    )
     return assess(seen, LAW, limits)
 
 

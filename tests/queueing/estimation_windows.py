@@ -11,12 +11,12 @@ from kendall.queueing.estimation.assumptions.assumption import Assumption, Evide
 from kendall.queueing.estimation.assumptions.forecast_assumptions import FORECAST_TESTS
 from kendall.queueing.estimation.window.window import FIELDS, WIDTH, Snapshot
 from kendall.queueing.measurement.record import Record
-from kendall.queueing.model import Model
+from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.experiment import simulate_run
 from kendall.queueing.simulation.fast import SimulatedRun
 
 
-def window_of(model: Model, load: float, count: int, seed: int) -> Snapshot:
+def window_of(model: Queue, load: float, count: int, seed: int) -> Snapshot:
     """Poisson arrivals at that load, from an empty queue up to the last arrival: who has left by
     then, in the order of leaving.
     """
@@ -51,7 +51,7 @@ def arrival_assumptions(
 
 def snapshot_of_run(
     run: SimulatedRun,
-    model: Model,
+    model: Queue,
     prompt_tokens: npt.NDArray[np.int64] | None = None,
     max_output_tokens: float = np.nan,
 ) -> Snapshot:
@@ -68,7 +68,7 @@ def snapshot_of_run(
     rows = rows[run.released_at <= now]
     order = np.argsort(rows[:, FIELDS.index("released_at")], kind="stable")
     arrivals, sequences = run.arrived_at, None
-    if model.sequences is not None:
+    if model.requests.sequences is not None:
         arrivals, counts = np.unique(run.arrived_at, return_counts=True)
         sequences = counts.astype(np.float64)
     return Snapshot(
@@ -80,7 +80,7 @@ def snapshot_of_run(
         arrivals=arrivals,
         sequences=sequences,
         rows=rows[order],
-        servers=model.servers,
+        servers=model.engine.servers,
     )
 
 

@@ -10,16 +10,17 @@ from kendall.queueing.choosing.autopilot.assessed_window import AssessedWindow
 from kendall.queueing.choosing.forecast import Setting
 from kendall.queueing.choosing.objective import Objective
 from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.engine_bounds import EngineBounds
 from kendall.queueing.estimation.assumptions.assumption import Assumption
 from kendall.queueing.estimation.estimates import Estimates, estimate
 from kendall.queueing.estimation.interval import symmetric
-from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.estimation.window_queue import QueueLimits
 from kendall.queueing.latency.law import parse_law
-from kendall.queueing.model import Model
+from kendall.queueing.queue import Queue
 from tests.queueing.estimation_runs import Engine, poisson, seen, serve
 
 POLICY = "capped:max_batch_size=8"
-LIMITS = Limits(max_num_seqs=16)
+LIMITS = QueueLimits(engine=EngineBounds(max_num_seqs=16))
 DELAY = Objective(name="delay")
 USUAL = (
     "single",
@@ -48,9 +49,9 @@ HOLDS = tuple(
 )
 
 
-def model_of(law: str, policy: str = POLICY) -> Model:
+def model_of(law: str, policy: str = POLICY) -> Queue:
     shape, lengths = LAWS[law]
-    return Model(policy=parse_policy(policy), output_tokens=lengths, law=shape, max_num_seqs=16)
+    return Queue.read(policy, lengths, shape, max_num_seqs=16)
 
 
 @cache

@@ -27,7 +27,7 @@ from kendall.queueing.choosing.candidates import with_size
 from kendall.queueing.choosing.objective import Slo, parse_slo
 from kendall.queueing.commands.cli import app as predicting
 from kendall.queueing.commands.optimize_cli import app as optimizing
-from kendall.queueing.model import ROUTINGS, Model
+from kendall.queueing.queue import ROUTINGS, Queue
 from kendall.queueing.simulation.experiment import simulate_run
 
 POLICIES = (
@@ -148,8 +148,8 @@ def _case(rng: np.random.Generator) -> Case | None:
     )
 
 
-def _model(queue: dict[str, str], policy: str) -> Model:
-    return Model.read(
+def _model(queue: dict[str, str], policy: str) -> Queue:
+    return Queue.read(
         policy,
         queue["output-tokens"],
         queue["latency"],
@@ -159,7 +159,7 @@ def _model(queue: dict[str, str], policy: str) -> Model:
     )
 
 
-def _bounds(model: Model, rate: float, texts: list[str], spare: list[float]) -> dict[str, float]:
+def _bounds(model: Queue, rate: float, texts: list[str], spare: list[float]) -> dict[str, float]:
     """Near what holds there, so that the SLO binds."""
     run = simulate_run(model, rate, 20_000, np.random.SeedSequence(5)).after(2000)
     found = {}

@@ -79,7 +79,7 @@ def at_load(rng: np.random.Generator, line: list[str]) -> list[str]:
     """The same with an arrival rate of a load that has a steady state, where there is one."""
     from kendall.policies.text import SpecError
     from kendall.queueing.errors import PredictionError
-    from kendall.queueing.model import Model
+    from kendall.queueing.queue import Queue
 
     given = dict(part.removeprefix("--").split("=", 1) for part in line if "=" in part)
     limits: dict[str, Any] = {
@@ -95,7 +95,7 @@ def at_load(rng: np.random.Generator, line: list[str]) -> list[str]:
     }
     load = _pick(rng, (0.05, 0.3, 0.5, 0.7, 0.9, 0.95, 0.99, 1.3))
     try:
-        model = Model.read(given["policy"], given["output-tokens"], given["latency"], **limits)
+        model = Queue.read(given["policy"], given["output-tokens"], given["latency"], **limits)
         rate = load * model.largest_stable_rate
     except (SpecError, PredictionError):
         return line

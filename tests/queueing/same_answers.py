@@ -67,14 +67,15 @@ def answers(count: int, seed: int) -> Iterator[str]:
 
 def paths(seeds: int) -> Iterator[str]:
     """Digests of sample paths; what cannot be combined says why."""
-    errors, model, experiment = (
-        module(name)
-        for name in ("policies.text", "queueing.model", "queueing.simulation.experiment")
-    )
+    errors, experiment = module("policies.text"), module("queueing.simulation.experiment")
+    try:
+        described = module("queueing.queue").Queue
+    except ModuleNotFoundError:  # in earlier revisions
+        described = module("queueing.model").Model
     for policy, order, servers in itertools.product(POLICIES, ORDERS, (1, 2)):
         text = f"{policy}{',' if ':' in policy else ':'}order={order}"
         try:
-            queue = model.Model.read(
+            queue = described.read(
                 text, "geometric:mean=20", LAW, servers=servers, predictor="lognormal:sigma=0.5"
             )
             rate = LOAD * queue.largest_stable_rate

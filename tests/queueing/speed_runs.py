@@ -6,11 +6,10 @@ import math
 
 import numpy as np
 
-from kendall.policies import parse_policy
 from kendall.queueing.estimation.speed.batch_times import BatchTimes
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.measurement.record import Record
-from kendall.queueing.model import Model
+from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.experiment import draw_jobs
 from kendall.queueing.simulation.reference import SimulatedEngine, simulate_trace
 from tests.queueing.estimation_runs import LAW, LENGTHS
@@ -22,7 +21,7 @@ def simulated(
     policy: str, load: float, count: int, seed: int, law: LatencyModel = SLOWER
 ) -> list[Record]:
     """A run of the simulator that drives the policy objects."""
-    model = Model(policy=parse_policy(policy), output_tokens=LENGTHS, law=law, max_num_seqs=64)
+    model = Queue.read(policy, LENGTHS, law, max_num_seqs=64)
     jobs, residuals = draw_jobs(
         model, load * model.largest_stable_rate, count, np.random.SeedSequence(seed)
     )

@@ -29,14 +29,15 @@ from kendall.queueing.choosing.objective import Objective, parse_slo
 from kendall.queueing.choosing.phrases import HALF_A_PERCENT
 from kendall.queueing.choosing.token_limit import best_token_limit
 from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.engine_bounds import EngineBounds
 from kendall.queueing.estimation.estimates import Estimates, estimate
 from kendall.queueing.estimation.interval import UNKNOWN, Estimate, symmetric
 from kendall.queueing.estimation.lengths.lengths import lengths
-from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.estimation.window_queue import QueueLimits
 from kendall.queueing.measurement.record import Record
 from kendall.queueing.measurement.statistics import mean_interval
-from kendall.queueing.model import Model
 from kendall.queueing.prediction import predict
+from kendall.queueing.queue import Queue
 from kendall.queueing.result import LEVELS, Quantiles
 from kendall.queueing.simulation.experiment import simulate_model
 from tests.queueing.advised import POLICY, advise, capacity, forecast, what_ifs
@@ -45,7 +46,7 @@ from tests.queueing.made import prediction_of
 from tests.server.harness import replay
 from tests.virtual_time import run_virtual
 
-LIMITS = Limits(max_num_seqs=16)
+LIMITS = QueueLimits(engine=EngineBounds(max_num_seqs=16))
 LONG = parse_distribution("lognormal:mu=2.5,sigma=0.7", 400)
 DELAY = Objective(name="delay")
 STABLE = prediction_of()
@@ -154,7 +155,7 @@ def test_what_a_run_under_one_clip_says_of_a_smaller_one() -> None:
     found = window(limit=limit, long=True)
     what_if = forecast(found, LAW, Setting(policy=POLICY, max_output_tokens=smaller), LIMITS)
     there = simulate_model(
-        Model.read(POLICY, LONG.clip(smaller), LAW),
+        Queue.read(POLICY, LONG.clip(smaller), LAW),
         0.6 * capacity(tokens=LONG.clip(limit)),
         seed=5,
         num_requests=40_000,
@@ -258,7 +259,7 @@ def test_the_usual_what_ifs_turn_one_knob_at_a_time() -> None:
 
 def test_usual_policies_keep_the_size_in_force_within_the_engines_bound() -> None:
     assert "elastic:max_batch_size=6" in usual_policies(
-        Setting(policy="capped:max_batch_size=6"), LIMITS.max_num_seqs
+        Setting(policy="capped:max_batch_size=6"), LIMITS.engine.max_num_seqs
     )
     assert "continuous:max_batch_size=4" in usual_policies(Setting(policy="dynamic"), 4)
     assert "capped:max_batch_size=8" in usual_policies(Setting(policy="single"), 16)
@@ -335,7 +336,7 @@ def test_advice_is_what_the_optimisers_find_on_the_estimated_model() -> None:
     """Advice simulates where the optimisers are exact: its size is as good within 1 %; where
     there is a formula it is the same limit.
     """
-    found, bound = window(0.3), Limits(max_num_seqs=5)
+    found, bound = window(0.3), QueueLimits(engine=EngineBounds(max_num_seqs=5))
     (size,) = asked(
         current=Setting(policy="capped:max_batch_size=2"),
         load=0.3,
@@ -344,7 +345,7 @@ def test_advice_is_what_the_optimisers_find_on_the_estimated_model() -> None:
     )
     rate, tokens, law = found.arrival_rate.value, found.output_tokens.law(), found.law(LAW)
     best = best_batch_size(
-        Model(policy=parse_policy(POLICY), output_tokens=tokens, law=law, max_num_seqs=5),
+        Queue.read(POLICY, tokens, law, max_num_seqs=5),
         rate,
         DELAY,
         5,
@@ -360,9 +361,7 @@ def test_advice_is_what_the_optimisers_find_on_the_estimated_model() -> None:
         targets=["max-output-tokens"],
     )
     light = window(0.2)
-    model = Model(
-        policy=parse_policy("single"), output_tokens=light.output_tokens.law(), law=light.law(LAW)
-    )
+    model = Queue.read("single", light.output_tokens.law(), light.law(LAW))
     cut = best_token_limit(model, light.arrival_rate.value, Objective(name="v1", theta=0.05)).best[
         "max_output_tokens"
     ]
@@ -536,7 +535,7 @@ def test_an_unstable_setting_is_left_and_never_advised() -> None:
         window(load=2.5),
         LAW,
         Setting(policy=POLICY),
-        Limits(max_num_seqs=8),
+        QueueLimits(engine=EngineBounds(max_num_seqs=8)),
         DELAY,
         targets=["policy", "batch-size"],
     )
@@ -607,7 +606,7 @@ def test_the_engines_bound_is_the_size_in_force_of_a_policy_without_one_and_of_n
     (found,) = asked(
         load=0.9,
         current=Setting(policy=policy),
-        limits=Limits(max_num_seqs=12),
+        limits=QueueLimits(engine=EngineBounds(max_num_seqs=12)),
         targets=["batch-size"],
     )
     assert found.best is not None
@@ -734,7 +733,7 @@ def test_a_what_if_at_a_wrong_rate_leaves_the_simulation_by_what_the_rate_does(
         for at in (rate, rate * (1 + off))
     )
     there = simulate_model(
-        Model.read(policy, LENGTHS, LAW, max_num_seqs=16), rate, seed=5, num_requests=60_000
+        Queue.read(policy, LENGTHS, LAW, max_num_seqs=16), rate, seed=5, num_requests=60_000
     ).queueing_delay.mean
     assert there is not None
     right, astray = (forecast(each, LAW, Setting(policy=policy), LIMITS) for each in (true, wrong))
@@ -753,9 +752,7 @@ def test_a_what_if_at_a_wrong_rate_leaves_the_simulation_by_what_the_rate_does(
 def test_batches_of_up_to_64_are_forecast_exactly(size: int, method: str) -> None:
     assert (
         precise(
-            Model(
-                policy=parse_policy(f"capped:max_batch_size={size}"), output_tokens=LENGTHS, law=LAW
-            ),
+            Queue.read(f"capped:max_batch_size={size}", LENGTHS, LAW),
             100.0,
         ).method
         == method

@@ -10,17 +10,17 @@ from functools import cache
 import numpy as np
 import pytest
 
-from kendall.policies import parse_policy
 from kendall.queueing.choosing.advice.advise import parse_objective
 from kendall.queueing.choosing.autopilot.bounds import AutopilotBounds
 from kendall.queueing.choosing.autopilot.controller import Autopilot
 from kendall.queueing.choosing.forecast import Setting
 from kendall.queueing.choosing.gain.operating_point import OperatingPoint
 from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.engine_bounds import EngineBounds
 from kendall.queueing.estimation.estimates import Estimates, estimate
 from kendall.queueing.estimation.lengths.lengths import lengths
-from kendall.queueing.estimation.window_queue import Limits
-from kendall.queueing.model import Model
+from kendall.queueing.estimation.window_queue import QueueLimits
+from kendall.queueing.queue import Queue
 from kendall.queueing.result import Prediction
 from kendall.queueing.simulation.experiment import simulate_model
 from tests.queueing.advised import advise, what_ifs
@@ -30,7 +30,7 @@ from tests.queueing.estimation_runs import LAW, LENGTHS
 from tests.queueing.estimation_windows import window_of
 
 POLICY, LOAD = "capped:max_batch_size=8", 0.5
-LIMITS = Limits(max_num_seqs=16)
+LIMITS = QueueLimits(engine=EngineBounds(max_num_seqs=16))
 SEQUENCES = parse_distribution("uniform:low=1,high=7")
 OTHERS = (
     "elastic:max_batch_size=8",
@@ -41,14 +41,8 @@ OTHERS = (
 WITHIN = 0.06  # sampling errors of the estimates and of both simulations
 
 
-def model_of(policy: str) -> Model:
-    return Model(
-        policy=parse_policy(policy),
-        output_tokens=LENGTHS,
-        law=LAW,
-        max_num_seqs=16,
-        sequences=SEQUENCES,
-    )
+def model_of(policy: str) -> Queue:
+    return Queue.read(policy, LENGTHS, LAW, sequences=SEQUENCES, max_num_seqs=16)
 
 
 @cache
@@ -156,15 +150,7 @@ def test_the_autopilot_leaves_a_setting_that_calls_of_four_would_overload() -> N
     has no steady state.
     """
     current = Setting(policy="capped:max_batch_size=2")
-    rate = (
-        0.3
-        * Model(
-            policy=parse_policy(current.policy),
-            output_tokens=LAWFUL,
-            law=PILOTED,
-            max_num_seqs=SEQS,
-        ).largest_stable_rate
-    )
+    rate = 0.3 * Queue.read(current.policy, LAWFUL, PILOTED, max_num_seqs=SEQS).largest_stable_rate
     decisions = {}
     for size in (1, 4):
         assessed = seen(0.0, current, rate)
@@ -179,12 +165,12 @@ def test_the_autopilot_leaves_a_setting_that_calls_of_four_would_overload() -> N
     assert found.kind == "change"
     assert found.load_before == pytest.approx(1.2, rel=0.02)
     assert "grows without bound" in found.reason
-    model = Model(
-        policy=parse_policy(found.after.policy),
-        output_tokens=LAWFUL,
-        law=PILOTED,
-        max_num_seqs=SEQS,
+    model = Queue.read(
+        found.after.policy,
+        LAWFUL,
+        PILOTED,
         sequences=parse_distribution("deterministic:value=4"),
+        max_num_seqs=SEQS,
     )
     assert found.load_after == pytest.approx(model.load(rate), rel=0.03)
     assert found.load_after < 0.8

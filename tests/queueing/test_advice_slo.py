@@ -19,9 +19,10 @@ from kendall.queueing.choosing.gain.criterion import Criterion
 from kendall.queueing.choosing.gain.operating_point import OperatingPoint
 from kendall.queueing.choosing.search import largest_kept
 from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.engine_bounds import EngineBounds
 from kendall.queueing.estimation.estimates import Estimates, estimate
 from kendall.queueing.estimation.interval import Estimate
-from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.estimation.window_queue import QueueLimits
 from kendall.queueing.latency.law import parse_law
 from kendall.queueing.result import Prediction, Quantiles
 from tests.queueing.advised import POLICY, advise
@@ -29,7 +30,7 @@ from tests.queueing.estimation_runs import Engine, poisson, seen, serve
 
 LAW = parse_law("k1=1.6e-3,k2=16e-3,k3=0.08e-3,k4=3.2e-3,cv=0.05")
 LENGTHS = parse_distribution("uniform:low=10,high=60")
-OPERATED = Limits(max_num_seqs=16)
+OPERATED = QueueLimits(engine=EngineBounds(max_num_seqs=16))
 
 
 @cache

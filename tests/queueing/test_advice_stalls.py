@@ -15,14 +15,15 @@ from kendall.policies import parse_policy
 from kendall.queueing.choosing.forecast import Setting
 from kendall.queueing.choosing.gain.operating_point import OperatingPoint
 from kendall.queueing.choosing.objective import Objective
+from kendall.queueing.engine_bounds import EngineBounds
 from kendall.queueing.estimation.estimates import Estimates, estimate
 from kendall.queueing.estimation.speed.speed_process import Stalls
 from kendall.queueing.estimation.stall_backlog import stall_backlog, utilisation_of
-from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.estimation.window_queue import QueueLimits
 from tests.queueing.advised import POLICY, advise, capacity, forecast, what_ifs
 from tests.queueing.estimation_runs import LAW, Engine, poisson, seen, serve
 
-LIMITS = Limits(max_num_seqs=16)
+LIMITS = QueueLimits(engine=EngineBounds(max_num_seqs=16))
 NOTE = "queueing delay, quantiles and time to first token leave out the queue behind a stall"
 CONTINUOUS, WHOLE = "continuous:max_batch_size=8", "elastic:max_batch_size=8"
 NOTHING_ELSE: dict[str, Any] = {"token_limits": [], "sizes": []}
@@ -159,10 +160,11 @@ def test_behind_a_stall_nobody_waits_longer_than_their_patience(
 ) -> None:
     """On both sides of load 1 alike."""
     stalls = Stalls(count=3, time_share=0.04, longest=0.5, last_at=None, size=0.5)
-    impatient = replace(
-        OperatingPoint(estimates=window(0), shape=LAW, limits=LIMITS).model(
-            Setting(policy=CONTINUOUS)
-        ),
-        patience=patience,
+    impatient = (
+        OperatingPoint(estimates=window(0), shape=LAW, limits=LIMITS)
+        .model(Setting(policy=CONTINUOUS))
+        .but(
+            patience=patience,
+        )
     )
     assert stall_backlog(stalls, impatient, load) == pytest.approx(added)

@@ -12,8 +12,8 @@ import pytest
 from kendall.policies import parse_policy
 from kendall.queueing.distributions.token_distribution import parse_distribution
 from kendall.queueing.latency.law import LatencyModel
-from kendall.queueing.model import Model
 from kendall.queueing.prediction import largest_stable_rate, predict, predict_model, unstable
+from kendall.queueing.queue import Queue
 from kendall.queueing.result import LEVELS, Prediction, Quantiles
 from kendall.queueing.simulation.experiment import simulate_model
 
@@ -94,7 +94,7 @@ def test_a_prediction_is_whole(policy: str, load: float) -> None:
 @pytest.mark.parametrize("method", ["auto", "simulation"])
 def test_both_token_times_are_of_one_type_whatever_the_method(policy: str, method: str) -> None:
     """A caller may ask each for any level; without one it is None."""
-    queue = Model(policy=parse_policy(policy), output_tokens=LENGTHS, law=LAW, max_num_seqs=16)
+    queue = Queue.read(policy, LENGTHS, LAW, max_num_seqs=16)
     rate = 0.5 * queue.largest_stable_rate
     for answer in (predict_model(queue, rate, method), unstable(queue, 1.2, method)):
         assert type(answer.time_to_first_token) is type(answer.inter_token_latency) is Quantiles
@@ -110,7 +110,7 @@ def test_both_token_times_are_of_one_type_whatever_the_method(policy: str, metho
 
 def test_a_continuous_engine_has_every_quantile_where_they_are_asked_for() -> None:
     """The means are the formula's; the quantiles are those of another simulation too."""
-    queue = Model.read("continuous:max_batch_size=4", LENGTHS, LAW)
+    queue = Queue.read("continuous:max_batch_size=4", LENGTHS, LAW)
     rate = 0.8 * queue.largest_stable_rate
     plain, whole = predict_model(queue, rate), predict_model(queue, rate, quantiles=True)
     other = simulate_model(queue, rate, num_requests=1_000_000, seed=5)
@@ -127,7 +127,7 @@ def test_a_continuous_engine_has_every_quantile_where_they_are_asked_for() -> No
 
 def test_a_continuous_engine_whose_formula_is_in_doubt_is_simulated() -> None:
     """Sixteen slots and answers of one length: the formula is off by a quarter."""
-    queue = Model.read("continuous:max_batch_size=16", "deterministic:value=16", LAW)
+    queue = Queue.read("continuous:max_batch_size=16", "deterministic:value=16", LAW)
     rate = 0.9 * queue.largest_stable_rate
     assert any("approximation in doubt" in text for text in predict_model(queue, rate).assumptions)
     found = predict_model(queue, rate, quantiles=True)
@@ -144,7 +144,7 @@ def test_a_simulation_is_whole_and_its_errors_cover_the_exact_means(
 ) -> None:
     rate = rate_of(policy, load)
     found = simulate_model(
-        Model.read(policy, LENGTHS, LAW, max_num_seqs=16), rate, num_requests=20_000, replications=4
+        Queue.read(policy, LENGTHS, LAW, max_num_seqs=16), rate, num_requests=20_000, replications=4
     )
     exact = predict(parse_policy(policy), rate, LENGTHS, LAW, max_num_seqs=16)
     assert found.method == "simulation"

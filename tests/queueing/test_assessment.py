@@ -17,6 +17,7 @@ from kendall.queueing.choosing.forecast import Setting
 from kendall.queueing.control.assess import assess, load_interval
 from kendall.queueing.control.long_run import LongRun
 from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.engine_bounds import EngineBounds
 from kendall.queueing.estimation.arrivals import while_requests_came
 from kendall.queueing.estimation.assumptions.assumption import Assumption
 from kendall.queueing.estimation.assumptions.forecast_assumptions import settled
@@ -26,9 +27,9 @@ from kendall.queueing.estimation.lengths.lengths import lengths
 from kendall.queueing.estimation.speed.speed_process import Stalls
 from kendall.queueing.estimation.stall_backlog import behind_stalls, stall_backlog, utilisation_of
 from kendall.queueing.estimation.window.snapshot import Snapshot
-from kendall.queueing.estimation.window_queue import Limits, model_of
+from kendall.queueing.estimation.window_queue import QueueLimits, model_of
 from kendall.queueing.latency.law import LatencyModel
-from kendall.queueing.model import Model
+from kendall.queueing.queue import Queue
 from kendall.queueing.result import Mean, Prediction, Quantiles
 from kendall.queueing.simulation.experiment import simulate_model
 from tests.queueing.assessed_windows import seen
@@ -45,15 +46,8 @@ def estimates(**about: object) -> Estimates:
     return dataclasses.replace(seen(50.0, Setting(policy="dynamic"), RATE).estimates, **about)  # type: ignore[arg-type]
 
 
-def model(policy: str, *, servers: int = 1, patience: float | None = None) -> Model:
-    return Model(
-        policy=parse_policy(policy),
-        output_tokens=LENGTHS,
-        law=LAW,
-        max_num_seqs=16,
-        servers=servers,
-        patience=patience,
-    )
+def model(policy: str, *, servers: int = 1, patience: float | None = None) -> Queue:
+    return Queue.read(policy, LENGTHS, LAW, patience=patience, servers=servers, max_num_seqs=16)
 
 
 def predicted(**about: object) -> Prediction:
@@ -67,7 +61,7 @@ def predicted(**about: object) -> Prediction:
     return prediction_of(**(given | about))
 
 
-def relaxation(queue: Model, load: float, prediction: Prediction | None) -> float:
+def relaxation(queue: Queue, load: float, prediction: Prediction | None) -> float:
     point: Any = None  # nothing is asked of it
     return LongRun(
         point=point,
@@ -207,7 +201,11 @@ def test_a_transient_is_judged_of_an_open_loop_alone(closed: bool) -> None:
 
     arrivals = np.zeros(6) if closed else poisson(60.0, 1500, 1)
     run = serve(arrivals, Engine(most=8), 3, again=again if closed else None, most=1500)
-    found = assess(window_of_run(run, "capped:max_batch_size=8"), LAW, Limits(max_num_seqs=16))
+    found = assess(
+        window_of_run(run, "capped:max_batch_size=8"),
+        LAW,
+        QueueLimits(engine=EngineBounds(max_num_seqs=16)),
+    )
     (transient,) = (each for each in found.compared.assumptions if each.name == "settled")
     assert (transient.holds is None) == closed
 
@@ -250,15 +248,13 @@ def test_behind_the_stall_of_one_of_several_servers_the_others_go_on(
     law = LatencyModel(k4=0.001, stall_share=share, stall=size)
     delays = []
     for one in (law, dataclasses.replace(law, stall_share=0.0, stall=0.0)):
-        model = Model(
-            policy=parse_policy("single"), output_tokens=LENGTHS, law=one, servers=servers
-        )
+        model = Queue.read("single", LENGTHS, one, servers=servers)
         rate = load * model.largest_stable_rate
         delays.append(simulate_model(model, rate, num_requests=1_000_000, seed=3))
     told, smooth = (each.queueing_delay.mean or 0.0 for each in delays)
     found = Stalls(3, share, size, None, size)
     backlog = stall_backlog(found, model, load)
-    alone = stall_backlog(found, dataclasses.replace(model, servers=1), load)
+    alone = stall_backlog(found, model.but(servers=1), load)
     assert told - smooth == pytest.approx(backlog, abs=0.2 * alone)
     assert servers == 1 or told - smooth < 0.6 * alone
 
@@ -269,8 +265,7 @@ def test_a_continuous_engine_serves_while_anyone_is_there() -> None:
     """
     step = LatencyModel(k4=0.001)
     one, many = (
-        Model(policy=parse_policy(text), output_tokens=LENGTHS, law=step)
-        for text in ("continuous:max_batch_size=1", "continuous")
+        Queue.read(text, LENGTHS, step) for text in ("continuous:max_batch_size=1", "continuous")
     )
     assert utilisation_of(one, 0.5 * one.largest_stable_rate) == pytest.approx(0.5, rel=1e-3)
     assert utilisation_of(one, 1.1 * one.largest_stable_rate) == 1.0
@@ -292,30 +287,33 @@ def test_a_model_has_the_prompts_where_the_law_charges_for_them() -> None:
     given = (parse_policy("single"), LENGTHS)
     charged = replace(LAW, kp=1e-6)
     asked = estimates(prompt_tokens=lengths([7, 9]), sequences=lengths([1, 2]))
-    limits = Limits(max_num_seqs=4, patience=3.0, servers=2)
+    limits = QueueLimits(patience=3.0, servers=2, engine=EngineBounds(max_num_seqs=4))
     found = model_of(*given, charged, limits, asked)
-    assert found.prompt_tokens is not None
-    assert found.prompt_tokens.mean == 8.0
-    assert found.sequences is not None
-    assert (found.max_num_seqs, found.patience, found.servers) == (4, 3.0, 2)
-    assert model_of(*given, LAW, limits, asked).prompt_tokens is None
+    assert found.requests.prompt_tokens is not None
+    assert found.requests.prompt_tokens.mean == 8.0
+    assert found.requests.sequences is not None
+    assert (found.engine.bounds.max_num_seqs, found.requests.patience, found.engine.servers) == (
+        4,
+        3.0,
+        2,
+    )
+    assert model_of(*given, LAW, limits, asked).requests.prompt_tokens is None
     assert (
-        model_of(*given, charged, Limits(), estimates(prompt_tokens=lengths([]))).prompt_tokens
+        model_of(
+            *given, charged, QueueLimits(), estimates(prompt_tokens=lengths([]))
+        ).requests.prompt_tokens
         is None
     )
-    assert model_of(*given, charged, Limits(), estimates()).sequences is None
+    assert model_of(*given, charged, QueueLimits(), estimates()).requests.sequences is None
 
 
 def test_a_slow_machine_with_less_than_a_request_a_second_is_predicted_too() -> None:
     """The same run in other seconds."""
     slow = LAW.at_speed(100.0)
-    rate = (
-        0.5
-        * Model(policy=parse_policy("single"), output_tokens=LENGTHS, law=slow).largest_stable_rate
-    )
+    rate = 0.5 * Queue.read("single", LENGTHS, slow).largest_stable_rate
     assert rate < 1
     records = serve(poisson(rate, 600, 1), Engine(most=1, law=slow), 1)
-    found = assess(window_of_run(records, "single"), slow, Limits())
+    found = assess(window_of_run(records, "single"), slow, QueueLimits())
     assert found.prediction is not None
     assert found.load.value == pytest.approx(0.5, rel=0.15)
     assert found.load.low < found.load.value < found.load.high
@@ -328,17 +326,17 @@ def test_with_few_requests_a_slot_the_prediction_has_no_interval_rather_than_hal
     """500 requests in 64 slots are fewer groups than tell how far a speed is off. The gateway's
     own shortest delay is no lower end of a sojourn time.
     """
-    model = Model(
-        policy=parse_policy("continuous:max_batch_size=64"),
-        output_tokens=parse_distribution("geometric:mean=100"),
-        law=LatencyModel(k1=0.0002, k2=0.0, k3=0.00005, k4=0.008, turnaround=0.0002),
+    model = Queue.read(
+        "continuous:max_batch_size=64",
+        parse_distribution("geometric:mean=100"),
+        LatencyModel(k1=0.0002, k2=0.0, k3=0.00005, k4=0.008, turnaround=0.0002),
         max_num_seqs=64,
     )
     run = replace(window_of(model, 0.6, 500, seed=1), shortest_delay=0.00021)
-    found = assess(run, model.law, Limits(max_num_seqs=64))
+    found = assess(run, model.engine.law, QueueLimits(engine=EngineBounds(max_num_seqs=64)))
     assert found.estimates.gateway_turnaround == 0.00021
     predicted = found.compared.to_dict()["predicted"]
-    assert predicted["value"] == pytest.approx(model.law.k4 * 120, rel=0.1)
+    assert predicted["value"] == pytest.approx(model.engine.law.k4 * 120, rel=0.1)
     assert (predicted["low"], predicted["high"]) == (None, None)
     for estimate in (found.estimates.speed, found.compared.predicted):
         assert not estimate.known

@@ -23,10 +23,11 @@ from kendall.queueing.choosing.forecast import Setting
 from kendall.queueing.choosing.gain.criterion import Criterion
 from kendall.queueing.choosing.gain.operating_point import OperatingPoint
 from kendall.queueing.choosing.objective import Objective
+from kendall.queueing.engine_bounds import EngineBounds
 from kendall.queueing.estimation.assumptions.assumption import Assumption
 from kendall.queueing.estimation.interval import UNKNOWN, Estimate, symmetric
 from kendall.queueing.estimation.lengths.lengths import lengths
-from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.estimation.window_queue import QueueLimits
 from tests.queueing.assessed_windows import (
     BOUNDS,
     LAW,
@@ -480,7 +481,7 @@ def test_off_says_nothing() -> None:
 
 def test_with_patience_no_queue_is_unstable() -> None:
     current = Setting(policy="dynamic")
-    limits = Limits(max_num_seqs=SEQS, patience=1.0)
+    limits = QueueLimits(patience=1.0, engine=EngineBounds(max_num_seqs=SEQS))
     found = pilot().decide(seen(0.0, current, 1.5 * capacity(current), limits=limits))
     assert found is None or "grows without bound" not in found.reason
 
@@ -687,10 +688,10 @@ def test_between_two_settings_without_a_steady_state_the_loads_are_compared() ->
 
 def test_where_either_setting_can_be_forecast_the_gain_is_that_of_the_forecasts() -> None:
     """With patience far above saturation, and where only the lower limit has a steady state."""
-    impatient = Limits(max_num_seqs=SEQS, patience=0.05)
+    impatient = QueueLimits(patience=0.05, engine=EngineBounds(max_num_seqs=SEQS))
     for rate, limits in (
         (2 * capacity(CLIPPED), impatient),
-        (1.01 * capacity(FREE), Limits(max_num_seqs=SEQS)),
+        (1.01 * capacity(FREE), QueueLimits(engine=EngineBounds(max_num_seqs=SEQS))),
     ):
         shown = seen(0.0, FREE, rate, relative=0.1, limits=limits)
         operating_point = OperatingPoint(estimates=shown.estimates, shape=LAW, limits=limits)

@@ -37,13 +37,14 @@ from kendall.queueing.choosing.autopilot.state import Carried, FailedSetting, St
 from kendall.queueing.choosing.candidates import preferred, sized
 from kendall.queueing.choosing.forecast import Setting
 from kendall.queueing.choosing.gain.operating_point import OperatingPoint
+from kendall.queueing.engine_bounds import EngineBounds
 from kendall.queueing.estimation.assumptions.assumption import Assumption
 from kendall.queueing.estimation.assumptions.verdict import observed_mean
 from kendall.queueing.estimation.interval import UNKNOWN, Estimate, symmetric
 from kendall.queueing.estimation.lengths.lengths import lengths
 from kendall.queueing.estimation.speed.speed_process import Stalls
 from kendall.queueing.estimation.stall_backlog import stall_backlog, utilisation_of
-from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.estimation.window_queue import QueueLimits
 from kendall.queueing.measurement.batch_means import batch_means_interval
 from kendall.queueing.simulation.experiment import simulate_run
 from tests.queueing.assessed_windows import BOUNDS, LAW, SEQS, capacity, seen
@@ -124,7 +125,7 @@ def test_a_look_at_a_window_without_an_assessment_has_no_assumptions() -> None:
     window = replace(
         window_of_run(serve(poisson(50.0, 600, 1), Engine(most=8), 1), "elastic"), waiting=7
     )
-    found = assessed_window(window, LAW, ELASTIC, Limits(), None, longest=99)
+    found = assessed_window(window, LAW, ELASTIC, QueueLimits(), None, longest=99)
     assert (found.assumptions, found.waiting, found.longest, found.judged) == (
         (),
         7,
@@ -136,7 +137,7 @@ def test_a_look_at_a_window_without_an_assessment_has_no_assumptions() -> None:
     assert found.observed.value == pytest.approx(observed_mean(window).value)
     assert found.observed_sojourn.value == pytest.approx(window.judged(sojourn=True).mean())
     assert (
-        assessed_window(window.having(window.rows[:0]), LAW, ELASTIC, Limits(), None).observed
+        assessed_window(window.having(window.rows[:0]), LAW, ELASTIC, QueueLimits(), None).observed
         == UNKNOWN
     )
 
@@ -347,7 +348,10 @@ def test_settings_are_ranked_by_their_simulated_delays_or_sojourns() -> None:
 
 
 def test_the_lost_are_ranked_by_their_patience_and_slots_by_their_stalls() -> None:
-    impatient = operating_point(2 * capacity(FOUR), limits=Limits(max_num_seqs=SEQS, patience=0.05))
+    impatient = operating_point(
+        2 * capacity(FOUR),
+        limits=QueueLimits(patience=0.05, engine=EngineBounds(max_num_seqs=SEQS)),
+    )
     run = simulate_run(
         impatient.model(FOUR), impatient.rate, SIMULATED, np.random.SeedSequence(0)
     ).after(SIMULATED // 10)

@@ -25,7 +25,7 @@ from kendall.queueing.choosing.forecast import Setting
 from kendall.queueing.estimation.assumptions.assumption import Assumption
 from kendall.queueing.estimation.interval import UNKNOWN, Estimate, symmetric
 from kendall.queueing.estimation.lengths.lengths import lengths
-from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.estimation.window_queue import QueueLimits
 from tests.queueing.assessed_windows import seen
 
 START, AFTER = Setting(policy="elastic"), Setting(policy="elastic", max_output_tokens=96)
@@ -367,7 +367,7 @@ def test_a_queue_is_surely_unstable_where_its_load_is_above_1_at_the_lower_ends(
     assert choosing({START: load}).unstable == unstable
     assert choosing({START: 2.0}, {START: load}).unstable == unstable, "at every operating point"
     of = choosing({START: 2.0})
-    patient = dataclasses.replace(of.seen, limits=Limits(patience=1.0))
+    patient = dataclasses.replace(of.seen, limits=QueueLimits(patience=1.0))
     assert not dataclasses.replace(of, seen=patient).unstable
     grows = Assumption("stable_queue", False, 0.99, "it grows")
     for judged in (199, 200):

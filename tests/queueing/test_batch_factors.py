@@ -17,12 +17,13 @@ from kendall.queueing.choosing.gain.operating_point import OperatingPoint
 from kendall.queueing.choosing.gain.same_requests import SameRequests
 from kendall.queueing.control.assess import assess
 from kendall.queueing.distributions.token_distribution import TokenDistribution
+from kendall.queueing.engine_bounds import EngineBounds
 from kendall.queueing.estimation.checked import CheckedRun, check_run
 from kendall.queueing.estimation.window.of_run import window_of_run
-from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.estimation.window_queue import QueueLimits
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.measurement.recursion import Served
-from kendall.queueing.model import Model
+from kendall.queueing.queue import Queue
 
 ONE_TOKEN = TokenDistribution(np.array([0.0, 1.0]))
 LAW = LatencyModel(k1=0.002, k2=0.004, k3=0.0002, k4=0.001)
@@ -88,7 +89,7 @@ def run(policy: Policy, rate: float, speed: Speed, n: int = 1500) -> list[Served
 
 def checked(requests: list[Served], law: LatencyModel = LAW) -> CheckedRun:
     policy = parse_policy(requests[0].policy)
-    model = Model(policy=policy, output_tokens=ONE_TOKEN, law=law)
+    model = Queue.read(policy, ONE_TOKEN, law)
     found = check_run(window_of_run(requests), model)
     assert found is not None
     return found
@@ -157,7 +158,7 @@ def test_a_what_if_meets_the_machine_as_it_was_at_each_moment(speed: Speed) -> N
     seen = window_of_run(requests)
     began = requests[0].arrived_at - 1e-6
     seen = dataclasses.replace(seen, start=began, epoch_at=began)
-    limits = Limits(max_output_tokens=32, max_num_seqs=4)
+    limits = QueueLimits(max_output_tokens=32, engine=EngineBounds(max_num_seqs=4))
     point = OperatingPoint(estimates=assess(seen, LAW, limits).estimates, shape=LAW, limits=limits)
     current = Setting(policy=text, max_output_tokens=32)
     found = SameRequests(seen, point, current).mean(current, "queueing_delay")

@@ -19,9 +19,9 @@ from kendall.queueing.choosing.search import Optimum, Point
 from kendall.queueing.choosing.words import order_lines
 from kendall.queueing.commands.optimize_cli import app, print_optimum
 from kendall.queueing.errors import NoStableChoiceError
-from kendall.queueing.model import Model
 from kendall.queueing.prediction import predict_model
 from kendall.queueing.prediction.by_length import durations_by_length
+from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.experiment import simulate_run
 from tests.golden_files import is_as_kept
 
@@ -29,8 +29,8 @@ LAW = "k1=0.0003,k2=0.001,k3=0.0002,k4=0.001"
 LENGTHS = "lognormal:mu=2.5,sigma=0.8"
 
 
-def queue(policy: str = "single", lengths: str = LENGTHS, **limits: object) -> Model:
-    return Model.read(policy, lengths, LAW, **({"max_output_tokens": 64} | limits))
+def queue(policy: str = "single", lengths: str = LENGTHS, **limits: object) -> Queue:
+    return Queue.read(policy, lengths, LAW, **({"max_output_tokens": 64} | limits))
 
 
 def found(policy: str = "single", load: float = 0.8, **asked: object) -> Optimum:
@@ -74,7 +74,7 @@ def test_every_point_is_the_prediction_of_its_order_and_predictor(policy: str) -
         assert each["method"] == predicted.method
         assert each["queueing_delay"] == predicted.queueing_delay.mean == each["score"]
         assert each["sojourn_time"] == predicted.sojourn_time.mean
-        longest = sum(by_length.of_longest(model.output_tokens))
+        longest = sum(by_length.of_longest(model.requests.output_tokens))
         assert each["longest_sojourn_time"] == pytest.approx(longest)
         assert each["delay_ratio"] == pytest.approx(
             each["queueing_delay"] / usual["queueing_delay"]
@@ -126,7 +126,7 @@ def test_the_usual_candidates_are_the_orders_of_the_analysis_with_their_best_thr
     for name in ("threshold", "threshold-preemptive"):
         (text,) = {p["order"] for p in optimum.curve if p["order"].startswith(f"{name}:")}
         best = int(text.partition("=")[2])
-        lengths = queue().output_tokens
+        lengths = queue().requests.output_tokens
         delays = {
             lengths.quantile(share): predict_model(
                 queue(
@@ -163,8 +163,8 @@ def test_a_threshold_is_the_best_of_nine_or_the_median(
 ) -> None:
     model = queue(policy, **about)
     rate = load * model.largest_stable_rate
-    tried = [model.output_tokens.quantile(share) for share in np.arange(0.1, 1.0, 0.1)]
-    best = model.output_tokens.quantile(0.5)
+    tried = [model.requests.output_tokens.quantile(share) for share in np.arange(0.1, 1.0, 0.1)]
+    best = model.requests.output_tokens.quantile(0.5)
     if searched:
         join = "," if ":" in policy else ":"
         delays = {

@@ -13,15 +13,16 @@ from kendall.policies.ordered import order_of
 from kendall.queueing.distributions.token_distribution import TokenDistribution, parse_distribution
 from kendall.queueing.errors import OutOfReachError, UnstableQueueError
 from kendall.queueing.latency.law import LatencyModel
-from kendall.queueing.model import Model
 from kendall.queueing.models.batches.batch_chain import solve_batch_chain
 from kendall.queueing.models.batches.bin_chain import BinnedQueue, solve_bin_chain
 from kendall.queueing.models.batches.binned import bins_of
 from kendall.queueing.models.soap.predictor_text import parse_predictor
 from kendall.queueing.prediction import methods, predict_model
 from kendall.queueing.prediction.by_length import durations_by_length
+from kendall.queueing.queue import Queue
 from kendall.queueing.result import FALLBACK, Quantiles
 from kendall.queueing.simulation.experiment import simulate_model
+from tests.queueing.made import made_queue
 
 LAW = LatencyModel(k1=1e-3, k2=3e-3, k3=4e-4, k4=2e-3)
 UNIFORM = parse_distribution("uniform:low=1,high=100")
@@ -32,17 +33,17 @@ MEASURED = 0.04  # formula and simulation differ by less, docs/theory.md
 
 def model(
     bins: int, lengths: TokenDistribution = UNIFORM, predictor: str = "exact", **settings
-) -> Model:
+) -> Queue:
     given = {
         "policy": parse_policy(f"dynamic:order=binned,bins={bins}"),
         "output_tokens": lengths,
         "law": LAW,
         "predictor": parse_predictor(predictor),
     }
-    return Model(**{**given, **settings})
+    return made_queue(**{**given, **settings})
 
 
-def plain(queue: Model) -> Model:
+def plain(queue: Queue) -> Queue:
     """Without bins."""
     return dataclasses.replace(queue, policy=parse_policy("dynamic"))
 
@@ -51,13 +52,15 @@ def numbers(given: Quantiles) -> dict[str, float]:
     return {name: value for name, value in given.numbers().items() if value is not None}
 
 
-def rate_of(queue: Model, load: float) -> float:
+def rate_of(queue: Queue, load: float) -> float:
     """Requests/s, by what the batches without bins can serve."""
     return load * plain(queue).largest_stable_rate
 
 
-def solved(queue: Model, rate: float) -> BinnedQueue:
-    parts = list(bins_of(queue.output_tokens, order_of(queue.policy), queue.predictor))
+def solved(queue: Queue, rate: float) -> BinnedQueue:
+    parts = list(
+        bins_of(queue.requests.output_tokens, order_of(queue.policy), queue.requests.predictor)
+    )
     return solve_bin_chain(queue.batch_time, rate, parts)
 
 
@@ -146,7 +149,7 @@ def test_three_bins_and_wrong_predictions_too(bins, predictor, load):
     agrees(model(bins, predictor=predictor), load)
 
 
-def agrees(queue: Model, load: float) -> None:
+def agrees(queue: Queue, load: float) -> None:
     rate = rate_of(queue, load)
     found = predict_model(queue, rate)
     assert found.method == "approximation"
@@ -175,9 +178,7 @@ def test_a_bound_that_batches_reach_is_simulated_and_another_changes_nothing():
     queue = model(3)
     rate = rate_of(queue, 0.3)
     free = predict_model(queue, rate)
-    wide, narrow = (
-        predict_model(dataclasses.replace(queue, max_num_seqs=bound), rate) for bound in (256, 2)
-    )
+    wide, narrow = (predict_model(queue.but(max_num_seqs=bound), rate) for bound in (256, 2))
     assert wide.queueing_delay.mean == free.queueing_delay.mean
     assert narrow.method == "simulation"
     assert any("reach the engine's bound of 2" in each for each in narrow.assumptions)
@@ -190,11 +191,11 @@ def test_which_methods_there_are():
     for change in (
         {"servers": 2},
         {"patience": 1.0},
-        {"arrival_scv": 2.0},
+        {"scv": 2.0},
         {"policy": parse_policy("capped:max_batch_size=8,order=binned,bins=2")},
         {"policy": parse_policy("dynamic:order=spjf")},
     ):
-        assert methods(dataclasses.replace(model(2), **change)) == ("simulation",)
+        assert methods(model(2).but(**change)) == ("simulation",)
 
 
 def test_no_durations_by_length_are_given_for_batches():

@@ -10,25 +10,26 @@ from kendall.queueing.distributions.token_distribution import TokenDistribution,
 from kendall.queueing.errors import UnstableQueueError
 from kendall.queueing.latency.batch_time import BatchTime
 from kendall.queueing.latency.law import LatencyModel
-from kendall.queueing.model import Model
 from kendall.queueing.models.batches.binned import bins_of
 from kendall.queueing.models.soap.predictor_text import parse_predictor
 from kendall.queueing.models.soap.token_orders import predicted_tokens
 from kendall.queueing.prediction import predict
+from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.experiment import simulate_run
+from tests.queueing.made import made_queue
 
 LAW = LatencyModel(k1=1e-3, k2=3e-3, k3=4e-4, k4=2e-3)
 UNIFORM = parse_distribution("uniform:low=1,high=100")
 
 
-def model(policy: str, predictor: str = "exact", **settings) -> Model:
+def model(policy: str, predictor: str = "exact", **settings) -> Queue:
     given = {
         "policy": parse_policy(policy),
         "output_tokens": UNIFORM,
         "law": LAW,
         "predictor": parse_predictor(predictor),
     }
-    return Model(**{**given, **settings})
+    return made_queue(**{**given, **settings})
 
 
 def bins(count: int, predictor: str = "exact", lengths: TokenDistribution = UNIFORM):
@@ -85,9 +86,7 @@ def test_the_capacity_is_a_mean_over_the_bins_by_hand():
     found = model("capped:max_batch_size=2,order=binned,bins=2", output_tokens=lengths)
     short, long = (2e-3 + 3e-3 + (8e-4 + 2e-3) * n for n in (1, 4))
     assert found.largest_stable_rate == pytest.approx(2 / (0.5 * short + 0.5 * long))
-    assert dataclasses.replace(found, servers=3).largest_stable_rate == pytest.approx(
-        3 * found.largest_stable_rate
-    )
+    assert found.but(servers=3).largest_stable_rate == pytest.approx(3 * found.largest_stable_rate)
 
 
 def test_without_a_bound_it_is_the_limit_of_large_batches():

@@ -6,11 +6,10 @@ from __future__ import annotations
 
 import pytest
 
-from kendall.policies import parse_policy
 from kendall.queueing.distributions.token_distribution import parse_distribution
 from kendall.queueing.errors import OutOfReachError
 from kendall.queueing.latency.law import LatencyModel
-from kendall.queueing.model import Model
+from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.budget import affordable_requests, enough_slots
 from kendall.queueing.simulation.fast import MOST_SLOTS, is_compiled
 
@@ -20,8 +19,8 @@ BACKWARDS = LatencyModel(k2=-0.02, k4=0.01)  # of which nothing is compiled
 NO_BOUND = 10**9
 
 
-def queue(policy: str, law: LatencyModel = LAW, servers: int = 1) -> Model:
-    return Model(policy=parse_policy(policy), output_tokens=LENGTHS, law=law, servers=servers)
+def queue(policy: str, law: LatencyModel = LAW, servers: int = 1) -> Queue:
+    return Queue.read(policy, LENGTHS, law, servers=servers)
 
 
 def test_an_event_looks_four_times_at_each_server_and_the_generic_simulator_300_times_more() -> (

@@ -9,9 +9,9 @@ import pytest
 
 from kendall.queueing.distributions.token_distribution import TokenDistribution
 from kendall.queueing.errors import UnstableQueueError
-from kendall.queueing.model import Model
 from kendall.queueing.prediction import methods, predict_model
 from kendall.queueing.prediction.by_length import ByLength, durations_by_length
+from kendall.queueing.queue import Queue
 
 LAW = "k1=0.0003,k2=0.001,k3=0.0002,k4=0.001,cv=0.2,turnaround=0.001"
 ORDERED = (
@@ -23,9 +23,9 @@ ORDERED = (
 )
 
 
-def model(policy: str, **limits: object) -> Model:
+def model(policy: str, **limits: object) -> Queue:
     given = {"predictor": "lognormal:sigma=0.5", "max_output_tokens": 64} | limits
-    return Model.read(policy, "lognormal:mu=2.5,sigma=0.8", LAW, **given)
+    return Queue.read(policy, "lognormal:mu=2.5,sigma=0.8", LAW, **given)
 
 
 @pytest.mark.parametrize("policy", ["single:order=fb", "continuous:max_batch_size=4,order=pspjf"])
@@ -49,7 +49,7 @@ def test_the_means_over_all_lengths_are_those_of_the_queue(policy: str, load: fl
     formula = methods(queue)[0]
     found, predicted = durations_by_length(queue, rate), predict_model(queue, rate, formula)
     assert found is not None
-    delay, service = means(found, queue.output_tokens)
+    delay, service = means(found, queue.requests.output_tokens)
     assert delay == pytest.approx(predicted.queueing_delay.mean, rel=1e-9)
     assert delay + service == pytest.approx(predicted.sojourn_time.mean, rel=1e-9)
     assert (np.diff(found.service) > 0).all()
@@ -64,7 +64,7 @@ def test_several_servers_share_out_their_mean_as_one_does() -> None:
     assert np.allclose(ratio, ratio[0])
     rate = 0.7 * many.largest_stable_rate
     expected = predict_model(many, rate, "approximation").queueing_delay.mean
-    assert means(found[1], many.output_tokens)[0] == pytest.approx(expected, rel=1e-9)
+    assert means(found[1], many.requests.output_tokens)[0] == pytest.approx(expected, rel=1e-9)
 
 
 def test_in_the_order_of_arrival_all_wait_alike() -> None:
@@ -81,12 +81,12 @@ def test_shortest_first_is_schrage_and_millers() -> None:
     rate = 0.8 * queue.largest_stable_rate
     found = durations_by_length(queue, rate)
     assert found is not None
-    counts = np.flatnonzero(queue.output_tokens.pmf)
-    weights = queue.output_tokens.pmf[counts]
-    service = queue.law.setup(1) + queue.law.step(1) * counts
+    counts = np.flatnonzero(queue.requests.output_tokens.pmf)
+    weights = queue.requests.output_tokens.pmf[counts]
+    service = queue.engine.law.setup(1) + queue.engine.law.step(1) * counts
     work = rate * np.cumsum(weights * service)
     before = np.append(0.0, work[:-1])
-    residual = rate * float(weights @ service**2) * (1 + queue.law.cv**2) / 2
+    residual = rate * float(weights @ service**2) * (1 + queue.engine.law.cv**2) / 2
     assert found.tokens == pytest.approx(counts)
     assert found.delay == pytest.approx(residual / ((1 - before) * (1 - work)), rel=1e-9)
     assert found.service == pytest.approx(service, rel=1e-9)

@@ -15,12 +15,12 @@ from kendall.policies import SpecError, parse_policy
 from kendall.queueing.commands.cli import app
 from kendall.queueing.distributions.call_lengths import CallLengths
 from kendall.queueing.distributions.token_distribution import parse_distribution
-from kendall.queueing.model import Model
 from kendall.queueing.models.batches import calls
 from kendall.queueing.models.batches.batch_chain import solve_batch_chain
 from kendall.queueing.models.batches.call_chain import solve_call_chain
 from kendall.queueing.models.batches.calls import Calls, draw_calls
 from kendall.queueing.prediction import methods, predict_model
+from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.experiment import draw_jobs, simulate_model, simulate_run
 from kendall.queueing.simulation.fast import COLUMNS, draw_trace, is_compiled
 from kendall.queueing.simulation.reference import SimulatedEngine, simulate_trace
@@ -57,8 +57,8 @@ LAW = "k1=0.0003,k2=0.0014,k3=0.00002,k4=0.0012,turnaround=0.0015"
 LENGTHS = "uniform:low=1,high=31"
 
 
-def model_of(policy: str, sequences: str | None, cv: float = 0.15, **limits: object) -> Model:
-    return Model.read(
+def model_of(policy: str, sequences: str | None, cv: float = 0.15, **limits: object) -> Queue:
+    return Queue.read(
         policy,
         LENGTHS,
         f"{LAW},cv={cv}",
@@ -103,13 +103,13 @@ def test_the_gateway_makes_the_same_batches_at_the_same_instants(policy):
         replay(
             parse_policy(policy),
             [(job.request, job.output_tokens) for job in jobs],
-            model.law,
+            model.engine.law,
             seed=3,
             max_num_seqs=16,
         )
     )
     residuals = [np.random.default_rng(np.random.SeedSequence(3).spawn(2)[1])]
-    engine = SimulatedEngine(model.law, max_batch_size=16)
+    engine = SimulatedEngine(model.engine.law, max_batch_size=16)
     simulated = {
         r.request_id: r for r in simulate_trace(parse_policy(policy), jobs, engine, residuals)
     }
@@ -137,7 +137,7 @@ def test_one_sequence_in_a_call_changes_nothing():
     one, none = (
         model_of("capped:max_batch_size=8", text) for text in ("deterministic:value=1", None)
     )
-    assert one.sequences is None
+    assert one.requests.sequences is None
     assert one.name == none.name
     assert predict_model(one, 50.0) == predict_model(none, 50.0)
 
@@ -262,7 +262,7 @@ def test_the_command_takes_a_law_of_sequences():
 
 def test_quantiles_are_simulated_with_no_more_than_the_simulator_can_in_seconds():
     """A law that the compiled simulator does not cover: 300,000 sequences would take a minute."""
-    model = Model.read(
+    model = Queue.read(
         "single",
         "uniform:low=4,high=24",
         "k1=-5e-5,k2=0.026,k3=1e-5,k4=5e-5",
@@ -357,8 +357,10 @@ def test_drawn_calls_have_the_correlation_and_the_lengths_keep_their_law(correla
     found = np.corrcoef(calls[:, 0], calls[:, 3])[0, 1]
     assert found == pytest.approx(correlation, abs=0.01)
     assert np.mean(calls.min(axis=1) == calls.max(axis=1)) == pytest.approx(correlation, abs=0.01)
-    assert trace.output_tokens.mean() == pytest.approx(model.output_tokens.mean, rel=0.01)
-    assert trace.output_tokens.var() == pytest.approx(model.output_tokens.variance, rel=0.01)
+    assert trace.output_tokens.mean() == pytest.approx(model.requests.output_tokens.mean, rel=0.01)
+    assert trace.output_tokens.var() == pytest.approx(
+        model.requests.output_tokens.variance, rel=0.01
+    )
 
 
 ALIKE = (
@@ -416,7 +418,9 @@ def test_whole_calls_are_the_chain_of_sequences_where_lengths_are_independent(po
     model = model_of(policy, f"deterministic:value={size}", cv)
     rate = 0.7 * model.largest_stable_rate
     whole = predict_model(model, rate, "exact")
-    chain = solve_call_chain(model.batch_time, Calls.of(rate, model.sequences), model.bound)
+    chain = solve_call_chain(
+        model.batch_time, Calls.of(rate, model.requests.sequences), model.bound
+    )
     assert whole.queueing_delay.mean == pytest.approx(chain.queueing_delay, rel=1e-7)
     assert whole.sojourn_time.mean == pytest.approx(chain.sojourn_time, rel=1e-7)
     assert whole.batch_size.mean == pytest.approx(chain.batch_size, rel=1e-7)
@@ -426,7 +430,7 @@ def test_whole_calls_are_the_chain_of_sequences_where_lengths_are_independent(po
 def test_equal_lengths_are_calls_of_one_longer_answer():
     """n sequences of one length, padded: single requests under a law of n times k1 and k3."""
     model = model_of("capped:max_batch_size=8", "deterministic:value=4", intraclass_correlation=1.0)
-    one = Model.read(
+    one = Queue.read(
         "capped:max_batch_size=2",
         LENGTHS,
         "k1=0.0012,k2=0.0014,k3=0.00008,k4=0.0012,turnaround=0.0015,cv=0.15",
@@ -494,7 +498,7 @@ def test_calls_that_batches_split_are_simulated_where_their_lengths_are_alike():
 )
 def test_a_correlation_that_cannot_be_is_refused(limits, told):
     with pytest.raises(SpecError, match=told):
-        Model.read("dynamic", LENGTHS, LAW, **limits)
+        Queue.read("dynamic", LENGTHS, LAW, **limits)
 
 
 def test_the_commands_take_a_correlation():

@@ -11,12 +11,13 @@ import pytest
 
 from kendall.queueing.arrivals.processes import Recorded
 from kendall.queueing.control.assess import Assessment, assess
+from kendall.queueing.engine_bounds import EngineBounds
 from kendall.queueing.estimation.checked import Pairs
 from kendall.queueing.estimation.window.snapshot import COLUMN, Snapshot
-from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.estimation.window_queue import QueueLimits
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.measurement.check import Check
-from kendall.queueing.model import Model
+from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.experiment import simulate_run
 from tests.queueing.estimation_runs import modulated
 from tests.queueing.estimation_windows import snapshot_of_run, window_of
@@ -33,11 +34,11 @@ POLICIES = (
     "continuous:max_batch_size=8",
     "capped:max_batch_size=4,order=spjf",
 )
-LIMITS = Limits(max_num_seqs=16)
+LIMITS = QueueLimits(engine=EngineBounds(max_num_seqs=16))
 
 
-def model_of(policy: str, law: str = LAW) -> Model:
-    return Model.read(policy, "geometric:mean=20", law, max_num_seqs=16)
+def model_of(policy: str, law: str = LAW) -> Queue:
+    return Queue.read(policy, "geometric:mean=20", law, max_num_seqs=16)
 
 
 def looked(seen: Snapshot, law: LatencyModel) -> Assessment:
@@ -50,30 +51,30 @@ def check_of(seen: Snapshot, law: LatencyModel) -> Check:
     return found
 
 
-def steady(model: Model, seed: int) -> Snapshot:
+def steady(model: Queue, seed: int) -> Snapshot:
     return window_of(model, 0.6, 1500, seed)
 
 
-def overloaded(model: Model, seed: int) -> Snapshot:
+def overloaded(model: Queue, seed: int) -> Snapshot:
     return window_of(model, 1.3, 1500, seed)
 
 
-def in_bursts(model: Model, seed: int, count: int = 1_500) -> Snapshot:
+def in_bursts(model: Queue, seed: int, count: int = 1_500) -> Snapshot:
     rate = model.largest_stable_rate
     at = modulated((0.2 * rate, 1.3 * rate), (3.0, 1.0), count, seed)
     process = Recorded(at - at[0])
-    bursty = dataclasses.replace(model, arrival_process=process)
+    bursty = model.but(process=process)
     seeds = np.random.SeedSequence(seed)
     return snapshot_of_run(simulate_run(bursty, process.mean_rate, at.size, seeds), model)
 
 
-def begun_busy(model: Model, seed: int) -> Snapshot:
+def begun_busy(model: Queue, seed: int) -> Snapshot:
     """Half of a longer window: requests wait and run when it begins."""
     seen = window_of(model, 0.9, 3000, seed)
     return seen.since(seen.now / 2)
 
 
-WINDOWS: dict[str, Callable[[Model, int], Snapshot]] = {
+WINDOWS: dict[str, Callable[[Queue, int], Snapshot]] = {
     "steady": steady,
     "overloaded": overloaded,
     "in bursts": in_bursts,
@@ -93,7 +94,7 @@ WINDOWS: dict[str, Callable[[Model, int], Snapshot]] = {
 def test_the_difference_is_within_its_interval_whatever_arrives(policy: str, window: str) -> None:
     """Six runs of the model itself; an interval of 95 %, and a path of its own in overload."""
     model = model_of(policy)
-    checks = [check_of(WINDOWS[window](model, seed), model.law) for seed in range(6)]
+    checks = [check_of(WINDOWS[window](model, seed), model.engine.law) for seed in range(6)]
     covered = [abs(each.difference) <= each.half_width + 1e-9 for each in checks]
     assert sum(covered) >= 4
     assert sum(each.verdict == "disagree" for each in checks) <= 1
@@ -105,7 +106,7 @@ def test_the_difference_is_within_its_interval_whatever_arrives(policy: str, win
 def test_few_batches_say_nothing_however_large_they_are() -> None:
     """600 requests in overload, of which dynamic serves ever more together."""
     model = model_of("dynamic")
-    assert {check_of(overloaded(model, seed), model.law).verdict for seed in range(4)} <= {
+    assert {check_of(overloaded(model, seed), model.engine.law).verdict for seed in range(4)} <= {
         "too_few",
         "agree",
     }
@@ -116,7 +117,7 @@ def test_it_is_far_narrower_than_what_the_run_says_of_its_mean(policy: str) -> N
     model = model_of(policy)
     widths = []
     for seed in range(4):
-        compared = looked(window_of(model, 0.8, 600, seed), model.law).compared
+        compared = looked(window_of(model, 0.8, 600, seed), model.engine.law).compared
         assert compared.check is not None
         observed = compared.observed
         widths.append(compared.check.half_width / ((observed.high - observed.low) / 2))
@@ -138,7 +139,7 @@ def test_time_that_the_gateway_loses_is_named() -> None:
         free = start + lasted
         row[COLUMN["dispatched_at"]] = start
         row[COLUMN["server_free_at"]] = row[COLUMN["released_at"]] = free
-    found = check_of(seen.having(rows), model.law)
+    found = check_of(seen.having(rows), model.engine.law)
     assert found.verdict == "disagree"
     (cause,) = found.causes
     assert "the gateway" in cause
@@ -153,30 +154,30 @@ def test_an_engine_of_another_shape_than_its_law_differs() -> None:
     for seed in range(3):
         seen = in_bursts(model, seed, count=4_000)
         assert check_of(seen, flat).ratio > 1.15
-        assert check_of(seen, model.law).ratio == pytest.approx(1, abs=0.01)
+        assert check_of(seen, model.engine.law).ratio == pytest.approx(1, abs=0.01)
 
 
 def test_a_slower_engine_is_no_difference() -> None:
     """The speed is taken from the service times: 1.5 times as slow as the law."""
     model = model_of("capped:max_batch_size=8")
-    slow = dataclasses.replace(model, law=dataclasses.replace(model.law, speed=1.5))
-    found = check_of(window_of(slow, 0.6, 900, 3), model.law)
+    slow = model.but(law=dataclasses.replace(model.engine.law, speed=1.5))
+    found = check_of(window_of(slow, 0.6, 900, 3), model.engine.law)
     assert found.verdict == "agree"
     assert found.ratio == pytest.approx(1, abs=0.1)
 
 
 def test_few_requests_and_orders_by_flow_have_none() -> None:
     model = model_of("single")
-    assert looked(window_of(model, 0.6, 12, 1), model.law).compared.check is None
+    assert looked(window_of(model, 0.6, 12, 1), model.engine.law).compared.check is None
     fair = model_of("single:order=vtc")
-    assert looked(window_of(fair, 0.6, 100, 1), fair.law).compared.check is None
+    assert looked(window_of(fair, 0.6, 100, 1), fair.engine.law).compared.check is None
 
 
 @pytest.mark.parametrize("policy", ["capped:max_batch_size=8", "continuous:max_batch_size=8"])
 @pytest.mark.parametrize("window", WINDOWS)
 def test_it_is_of_the_requests_that_the_forecast_is_judged_by(policy: str, window: str) -> None:
     model = model_of(policy)
-    compared = looked(WINDOWS[window](model, 1), model.law).compared
+    compared = looked(WINDOWS[window](model, 1), model.engine.law).compared
     assert compared.check is not None
     assert compared.check.requests == compared.n
     assert compared.check.observed == pytest.approx(compared.observed.value, rel=1e-9)
@@ -184,7 +185,7 @@ def test_it_is_of_the_requests_that_the_forecast_is_judged_by(policy: str, windo
 
 def test_it_speaks_json() -> None:
     model = model_of("single")
-    compared = looked(window_of(model, 0.6, 300, 1), model.law).compared
+    compared = looked(window_of(model, 0.6, 300, 1), model.engine.law).compared
     found = compared.to_dict()["check"]
     assert compared.check is not None
     assert found["modelled"] == compared.check.modelled
@@ -198,7 +199,7 @@ def test_by_the_second_both_lines_move_together_and_have_the_means_of_the_check(
     policy: str, window: str
 ) -> None:
     model = model_of(policy)
-    pairs = looked(WINDOWS[window](model, 1), model.law).pairs
+    pairs = looked(WINDOWS[window](model, 1), model.engine.law).pairs
     assert pairs is not None
     found = pairs.by_second()
     assert sorted(found["at"]) == found["at"]
@@ -233,13 +234,11 @@ def test_a_second_has_the_mean_of_its_requests() -> None:
 
 def test_one_server_with_equal_services_follows_lindley_to_the_last_digit() -> None:
     """Whatever arrives: here gaps of which one in a few is long."""
-    model = Model.read("single", "deterministic:value=10", "k1=0,k2=0.01,k3=0,k4=0.009")
+    model = Queue.read("single", "deterministic:value=10", "k1=0,k2=0.01,k3=0,k4=0.009")
     gaps = np.random.default_rng(3).gamma(0.4, 0.2 / 0.4, 2000)
     instants = np.cumsum(gaps)
-    run = simulate_run(
-        dataclasses.replace(model, arrival_process=Recorded(instants)), 5.0, 2000, SEED
-    )
-    pairs = looked(snapshot_of_run(run, model), model.law).pairs
+    run = simulate_run(model.but(process=Recorded(instants)), 5.0, 2000, SEED)
+    pairs = looked(snapshot_of_run(run, model), model.engine.law).pairs
     assert pairs is not None
     waits = [0.0]
     for gap in np.diff(run.arrived_at):

@@ -45,13 +45,14 @@ from kendall.queueing.choosing.servers import fewest_servers
 from kendall.queueing.choosing.token_limit import REFINED, best_token_limit
 from kendall.queueing.choosing.words import judged_by_slo, legend, result_line
 from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.engine_bounds import EngineBounds
 from kendall.queueing.errors import NoStableChoiceError, UnstableQueueError
 from kendall.queueing.estimation.interval import UNKNOWN, Estimate
 from kendall.queueing.estimation.lengths.lengths import lengths
-from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.estimation.window_queue import QueueLimits
 from kendall.queueing.latency.law import LatencyModel
-from kendall.queueing.model import Model
 from kendall.queueing.prediction import predict_model
+from kendall.queueing.queue import Queue
 from kendall.queueing.result import Prediction, Quantiles
 from tests.queueing.assessed_windows import LAW, LAWFUL, seen
 from tests.queueing.made import prediction_of
@@ -156,7 +157,7 @@ def test_a_short_range_is_tried_whole_and_one_without_a_choice_once() -> None:
 
 
 def test_an_unstable_choice_has_its_load_and_no_more() -> None:
-    queue = Model(policy=parse_policy("single"), output_tokens=LAWFUL, law=LAW)
+    queue = Queue.read("single", LAWFUL, LAW)
 
     def unstable(*_: Any) -> Prediction:
         raise UnstableQueueError(1.5)
@@ -170,7 +171,7 @@ def test_an_unstable_choice_has_its_load_and_no_more() -> None:
 
 
 def test_throughput_scores_by_the_stable_rate_where_the_choice_is_stable() -> None:
-    queue = Model(policy=parse_policy("capped:max_batch_size=4"), output_tokens=LAWFUL, law=LAW)
+    queue = Queue.read("capped:max_batch_size=4", LAWFUL, LAW)
     rate = queue.largest_stable_rate
     for at, stable in ((None, True), (0.999 * rate, True), (rate, False)):
         found = scored({}, queue, at, THROUGHPUT)
@@ -179,18 +180,14 @@ def test_throughput_scores_by_the_stable_rate_where_the_choice_is_stable() -> No
             -rate if stable else None,
             rate,
         )
-    assert scored({}, dataclasses.replace(queue, patience=1.0), 2 * rate, THROUGHPUT)["stable"]
+    assert scored({}, queue.but(patience=1.0), 2 * rate, THROUGHPUT)["stable"]
 
 
 @pytest.mark.parametrize(("largest", "count"), [(32, 32), (33, None)])
 def test_up_to_32_batch_sizes_are_all_tried_and_under_an_slo_any_number(
     largest: int, count: int | None
 ) -> None:
-    queue = Model(
-        policy=parse_policy("capped:max_batch_size=4"),
-        output_tokens=parse_distribution("deterministic:value=8"),
-        law=LAW,
-    )
+    queue = Queue.read("capped:max_batch_size=4", parse_distribution("deterministic:value=8"), LAW)
     found = best_batch_size(queue, None, THROUGHPUT, largest)
     assert len(found.curve) == count or (count is None and len(found.curve) < largest)
     assert found.note == f"the throughput still rises at {largest}: no finite optimum up to there"
@@ -203,7 +200,7 @@ def test_a_throughput_with_an_optimum_has_no_note() -> None:
     """
     law = LatencyModel(k1=0.1, k2=0.05, k3=1e-3, k4=1e-3)
     found = best_batch_size(
-        Model(policy=parse_policy("capped:max_batch_size=4"), output_tokens=LAWFUL, law=law),
+        Queue.read("capped:max_batch_size=4", LAWFUL, law),
         None,
         THROUGHPUT,
         20,
@@ -232,17 +229,14 @@ def test_every_limit_of_a_stalling_machine_scores_as_prediction_does() -> None:
         k1=1e-3, k2=2e-3, k3=1e-4, k4=1e-3, kp=1e-5, cv=0.2, speed=1.5, stall_share=0.05, stall=0.2
     )
     short = parse_distribution("uniform:low=1,high=32")
-    queue = Model(
-        policy=parse_policy("single"),
-        output_tokens=short,
-        law=law,
-        prompt_tokens=parse_distribution("uniform:low=5,high=40"),
+    queue = Queue.read(
+        "single", short, law, prompt_tokens=parse_distribution("uniform:low=5,high=40")
     )
     for name in ("delay", "throughput"):
         found = best_token_limit(queue, 15.0, Objective(name=name))
         for each in found.curve[4::9]:
             limit = each["max_output_tokens"]
-            there = replace(queue, output_tokens=short.clip(limit))
+            there = queue.but(output_tokens=short.clip(limit))
             exact = predict_model(there, 15.0)
             assert each["queueing_delay"] == pytest.approx(exact.queueing_delay.mean, rel=1e-9)
             assert each["sojourn_time"] == pytest.approx(exact.sojourn_time.mean, rel=1e-9)
@@ -255,9 +249,9 @@ def test_every_limit_of_a_stalling_machine_scores_as_prediction_does() -> None:
         assert found.compared == ("queueing_delay" if name == "delay" else None)
 
 
-def told(model: Model, _: float) -> Prediction:
+def told(model: Queue, _: float) -> Prediction:
     """A millisecond of delay a token, of the served four fifths of it, a tenth is lost."""
-    delay = model.output_tokens.mean / 1000
+    delay = model.requests.output_tokens.mean / 1000
     return prediction_of(
         effective_max_batch_size=2,
         queueing_delay=Quantiles(delay),
@@ -271,15 +265,12 @@ def told(model: Model, _: float) -> Prediction:
 def test_where_nobody_waits_no_delay_is_weighed(name: str, score: float) -> None:
     """The whole utility of the longest limit, and of v2 a tenth that is lost."""
 
-    def at_once(model: Model, arrival_rate: float) -> Prediction:
+    def at_once(model: Queue, arrival_rate: float) -> Prediction:
         none = Quantiles(0.0)
         return replace(told(model, arrival_rate), queueing_delay=none, served_queueing_delay=none)
 
-    queue = Model(
-        policy=parse_policy("capped:max_batch_size=2"),
-        output_tokens=parse_distribution("uniform:low=1,high=8"),
-        law=LAW,
-        patience=1.0,
+    queue = Queue.read(
+        "capped:max_batch_size=2", parse_distribution("uniform:low=1,high=8"), LAW, patience=1.0
     )
     found = best_token_limit(
         queue, 1.0, Objective(name=name, theta=0.25, loss_cost=3.0), predict=at_once
@@ -293,9 +284,7 @@ def test_limits_that_are_predicted_one_by_one_score_by_their_objective(name: str
     short = parse_distribution("uniform:low=1,high=32")
     slo = parse_slo("mean_queueing_delay=10ms") if name == "slo" else None
     objective = Objective(name=name, theta=0.25, loss_cost=3.0, max_clipped_fraction=0.25, slo=slo)
-    queue = Model(
-        policy=parse_policy("capped:max_batch_size=2"), output_tokens=short, law=LAW, patience=1.0
-    )
+    queue = Queue.read("capped:max_batch_size=2", short, LAW, patience=1.0)
     found = best_token_limit(queue, 1.0, objective, predict=told)
     for each in found.curve:
         limit = each["max_output_tokens"]
@@ -306,7 +295,7 @@ def test_limits_that_are_predicted_one_by_one_score_by_their_objective(name: str
         expected = {
             "delay": delay,
             "clipped": delay if short.survival[limit] <= 0.25 else None,
-            "throughput": -replace(queue, output_tokens=short.clip(limit)).largest_stable_rate,
+            "throughput": -queue.but(output_tokens=short.clip(limit)).largest_stable_rate,
             "v1": -(0.25 * kept - 0.75 * delay),
             "v2": -(0.25 * kept - 0.75 * 0.8 * delay - 0.3),
             "slo": -float(limit) if delay <= 0.01 else None,
@@ -329,11 +318,7 @@ def test_a_limit_may_cut_as_many_answers_as_are_allowed(
     policy: str, most: float, least: int
 ) -> None:
     """Of 1 to 4 tokens: limits of 1 to 4 cut three quarters, a half, a quarter and none."""
-    queue = Model(
-        policy=parse_policy(policy),
-        output_tokens=parse_distribution("uniform:low=1,high=4"),
-        law=LAW,
-    )
+    queue = Queue.read(policy, parse_distribution("uniform:low=1,high=4"), LAW)
     rate = 0.5 * queue.largest_stable_rate
     found = best_token_limit(queue, rate, Objective(name="clipped", max_clipped_fraction=most))
     assert found.best["max_output_tokens"] == least
@@ -344,11 +329,7 @@ def test_a_limit_may_cut_as_many_answers_as_are_allowed(
 
 def test_a_bisection_of_the_rate_is_as_precise_as_it_is_asked_to_be() -> None:
     """M/G/1: the mean delay r m2 / (2 (1 - r m)) is 50 ms at a known rate."""
-    queue = Model(
-        policy=parse_policy("single"),
-        output_tokens=parse_distribution("deterministic:value=1"),
-        law=LatencyModel(k4=0.1),
-    )
+    queue = Queue.read("single", parse_distribution("deterministic:value=1"), LatencyModel(k4=0.1))
     exact = 0.05 / (0.05 * 0.1 + 0.01 / 2)
     for precision in (1e-3, 1e-6):
         found = largest_rate(
@@ -361,7 +342,7 @@ def test_a_bisection_of_the_rate_is_as_precise_as_it_is_asked_to_be() -> None:
     assert easy.best["load"] == pytest.approx(0.999)
     with pytest.raises(SpecError, match="expected throughput or slo"):
         largest_rate(queue, DELAY)
-    impatient = replace(queue, patience=0.05)
+    impatient = queue.but(patience=0.05)
     with pytest.raises(SpecError, match="no request waits longer"):
         largest_rate(impatient, Objective(name="slo", slo=parse_slo("mean_queueing_delay=50ms")))
     assert "load 16" in (
@@ -373,20 +354,16 @@ def test_a_bisection_of_the_rate_is_as_precise_as_it_is_asked_to_be() -> None:
 def test_the_fewest_servers_are_above_the_load_in_whole_servers() -> None:
     asked: list[int] = []
 
-    def predict(model: Model, rate: float) -> Prediction:
-        asked.append(model.servers)
+    def predict(model: Queue, rate: float) -> Prediction:
+        asked.append(model.engine.servers)
         return dataclasses.replace(
             predict_model(
-                replace(model, servers=1), 0.5 * model.largest_stable_rate / model.servers
+                model.but(servers=1), 0.5 * model.largest_stable_rate / model.engine.servers
             ),
             load=0.0,
         )
 
-    queue = Model(
-        policy=parse_policy("single"),
-        output_tokens=parse_distribution("deterministic:value=1"),
-        law=LatencyModel(k4=0.1),
-    )
+    queue = Queue.read("single", parse_distribution("deterministic:value=1"), LatencyModel(k4=0.1))
     easy = Objective(name="slo", slo=parse_slo("mean_queueing_delay=1h"))
     for rate, first in ((9.0, 1), (10.0, 2), (25.0, 3), (29.9, 3)):
         asked.clear()
@@ -422,7 +399,11 @@ def operating_point(**about: Any) -> OperatingPoint:
     assessed = seen(0.0, Setting(policy="dynamic"), 10.0)
     return OperatingPoint(
         **(
-            {"estimates": assessed.estimates, "shape": LAW, "limits": Limits(max_num_seqs=16)}
+            {
+                "estimates": assessed.estimates,
+                "shape": LAW,
+                "limits": QueueLimits(engine=EngineBounds(max_num_seqs=16)),
+            }
             | about
         )
     )

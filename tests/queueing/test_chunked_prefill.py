@@ -6,24 +6,23 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 import kendall
-from kendall.policies import parse_policy
 from kendall.policies.text import SpecError
 from kendall.queueing.commands.optimize_cli import app as optimize
 from kendall.queueing.commands.plan_cli import app as plan
 from kendall.queueing.control.assess import Assessment, assess
 from kendall.queueing.distributions.token_distribution import parse_distribution
-from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.engine_bounds import EngineBounds
+from kendall.queueing.estimation.window_queue import QueueLimits
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.latency.slots.prompt_parts import PromptParts
-from kendall.queueing.model import Model
 from kendall.queueing.models.slots.continuous import doubt, solve_continuous
+from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.experiment import draw_jobs, simulate_run
 from kendall.queueing.simulation.fast import SimulatedRun, is_compiled
 from kendall.queueing.simulation.reference import Driver, SimulatedEngine
@@ -38,12 +37,13 @@ PROMPTS = parse_distribution("lognormal:mu=4.5,sigma=1.0", 1000)
 SLOTS = "continuous:max_batch_size=8"
 
 
-def model(step_tokens: int | None, policy: str = SLOTS, **given: object) -> Model:
-    limits = {"law": PLAIN, "output_tokens": LENGTHS, "prompt_tokens": PROMPTS} | given
-    return Model(policy=parse_policy(policy), step_tokens=step_tokens, **limits)
+def model(step_tokens: int | None, policy: str = SLOTS, **given: object) -> Queue:
+    limits = {"prompt_tokens": PROMPTS, "step_tokens": step_tokens} | given
+    lengths, law = limits.pop("output_tokens", LENGTHS), limits.pop("law", PLAIN)
+    return Queue.read(policy, lengths, law, **limits)
 
 
-def run(queue: Model, load: float, *, generic: bool, count: int = 1200) -> SimulatedRun:
+def run(queue: Queue, load: float, *, generic: bool, count: int = 1200) -> SimulatedRun:
     rate = load * queue.largest_stable_rate
     return simulate_run(queue, rate, count, np.random.SeedSequence(5), generic=generic)
 
@@ -140,15 +140,15 @@ def test_where_prompts_wait_for_each_other_the_formula_is_in_doubt_and_simulatio
     assert said is not None
     assert said.startswith("prompts fill the engine's steps for 4")
     found = kendall.predict(
-        SLOTS, rate, LONG, GPU, prompt_tokens=queue.prompt_tokens, step_tokens=128
+        SLOTS, rate, LONG, GPU, prompt_tokens=queue.requests.prompt_tokens, step_tokens=128
     )
     assert found.method == "simulation"
     simulated = run(queue, 0.5, generic=False, count=100_000)
     assert found.sojourn_time.mean == pytest.approx(simulated.sojourn_time.mean(), rel=0.05)
-    assert doubt(replace(queue, step_tokens=None).slot_time, rate, 8) is None
+    assert doubt(queue.but(step_tokens=None).slot_time, rate, 8) is None
 
 
-def saturated(queue: Model) -> float:
+def saturated(queue: Queue) -> float:
     """Requests/s of an engine that always has some waiting."""
     found = run(queue, 3.0, generic=False, count=20_000).released_at
     return float(15_000 / (np.sort(found)[-1_000] - np.sort(found)[3_999]))
@@ -195,7 +195,9 @@ def assessed(step_tokens: int | None, *, told: bool) -> tuple[Assessment, float,
     jobs, rngs = draw_jobs(queue, 0.6 * queue.largest_stable_rate, 6000, np.random.SeedSequence(3))
     engine = SimulatedEngine(GPU, max_batch_size=8, step_tokens=step_tokens or 2**62)
     records = Driver(queue.policy, jobs, [engine.driven(0, rngs[0])]).run()
-    limits = Limits(max_num_seqs=8, step_tokens=step_tokens if told else None)
+    limits = QueueLimits(
+        engine=EngineBounds(max_num_seqs=8, step_tokens=step_tokens if told else None)
+    )
     firsts = [
         record.first_token_at - record.arrived_at
         for record in records

@@ -30,8 +30,8 @@ from kendall.queueing.estimation.speed.speed_process import Stalls
 from kendall.queueing.estimation.window.producer import WindowProducer
 from kendall.queueing.estimation.window.replica import WindowReplica
 from kendall.queueing.latency.law import LatencyModel
-from kendall.queueing.model import Model
 from kendall.queueing.prediction import predict_model
+from kendall.queueing.queue import Queue
 from kendall.queueing.result import Quantiles
 from kendall.queueing.simulation.experiment import simulate_model
 from tests.queueing.advised import advise, forecast, what_ifs
@@ -78,7 +78,7 @@ def simulated(law: str, load: float, policy: str) -> tuple[float, float]:
     if model.load(rate) >= 1:
         return math.inf, 0.0
     found = simulate_model(
-        dataclasses.replace(model, max_num_seqs=16), rate, seed=7, num_requests=200_000
+        model.but(max_num_seqs=16), rate, seed=7, num_requests=200_000
     ).sojourn_time
     assert found.mean is not None
     return found.mean, found.standard_error or 0.0
@@ -189,11 +189,7 @@ def test_optimize_ranks_policies_by_their_sojourn() -> None:
     shortest sojourn.
     """
     lengths = parse_distribution("deterministic:value=20")
-    model = Model(
-        policy=parse_policy("single"),
-        output_tokens=lengths,
-        law=LatencyModel(k1=0.02, k2=1e-3, k3=1e-4, k4=1e-3),
-    )
+    model = Queue.read("single", lengths, LatencyModel(k1=0.02, k2=1e-3, k3=1e-4, k4=1e-3))
     found = best_policy(model, ["single", "continuous:max_batch_size=16"], 4.0, DELAY)
     delays, sojourns = (
         {point["policy"]: point[name] for point in found.curve}

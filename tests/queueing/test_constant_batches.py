@@ -11,10 +11,10 @@ import pytest
 from kendall.policies.text import SpecError
 from kendall.queueing.distributions.token_distribution import parse_distribution
 from kendall.queueing.latency.law import LatencyModel, parse_law
-from kendall.queueing.model import Model
 from kendall.queueing.models.mm1 import md1
 from kendall.queueing.models.printed import fixed_batch_delay
 from kendall.queueing.prediction import predict_model
+from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.experiment import simulate_model, simulate_run
 from kendall.server.engines.emulated import EmulatedEngine
 
@@ -25,7 +25,7 @@ PROMPTS = "uniform:low=50,high=150"
 
 
 def predicted(policy: str, law: str, rate: float, **limits: Any):
-    return predict_model(Model.read(policy, LENGTHS, law, **limits), rate)
+    return predict_model(Queue.read(policy, LENGTHS, law, **limits), rate)
 
 
 @pytest.mark.parametrize("law", [CONSTANT, "a=0,c=1"])
@@ -80,7 +80,7 @@ def test_a_prefill_server_is_m_g_1_of_the_prompts() -> None:
     ],
 )
 def test_they_wait_as_simulated(policy: str, law: str, rate: float, limits: dict[str, Any]) -> None:
-    model = Model.read(policy, LENGTHS, law, **limits)
+    model = Queue.read(policy, LENGTHS, law, **limits)
     found = predict_model(model, rate)
     assert found.method == "exact"
     drawn = simulate_model(model, rate, num_requests=60_000, replications=10, seed=2)
@@ -105,7 +105,7 @@ def test_they_wait_as_simulated(policy: str, law: str, rate: float, limits: dict
 )
 def test_both_simulators_have_one_path(policy: str, law: str) -> None:
     limits: dict[str, Any] = {"prompt_tokens": PROMPTS, "predictor": "exact"}
-    model = Model.read(policy, LENGTHS, law, **limits)
+    model = Queue.read(policy, LENGTHS, law, **limits)
     rate = min(0.6 * model.largest_stable_rate, 3.0)
     fast, slow = (
         simulate_run(model, rate, 400, np.random.SeedSequence(4), generic=generic)
@@ -131,7 +131,7 @@ def test_an_order_by_length_is_simulated_where_lengths_take_no_time() -> None:
     ],
 )
 def test_what_takes_no_time_is_refused(given: dict[str, str], message: str) -> None:
-    model = Model.read(given["policy"], LENGTHS, given["latency"])
+    model = Queue.read(given["policy"], LENGTHS, given["latency"])
     with pytest.raises(SpecError, match=message):
         predict_model(model, 1.0)
 

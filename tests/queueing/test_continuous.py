@@ -13,7 +13,6 @@ from kendall.policies import Request, parse_policy
 from kendall.queueing.distributions.token_distribution import TokenDistribution, parse_distribution
 from kendall.queueing.errors import UnstableQueueError
 from kendall.queueing.latency.law import LatencyModel
-from kendall.queueing.model import Model
 from kendall.queueing.models.mg1 import solve_mg1
 from kendall.queueing.models.mgc import deterministic_ratio
 from kendall.queueing.models.slots.continuous import (
@@ -24,6 +23,7 @@ from kendall.queueing.models.slots.continuous import (
     solve_continuous,
     trusted,
 )
+from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.experiment import simulate_run
 from kendall.queueing.simulation.fast import Trace, replay
 from kendall.queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
@@ -223,12 +223,7 @@ def simulated(
 ) -> Simulated:
     """The compiled replay, which equals the policy's own sample paths (test_kernels)."""
     policy = parse_policy(f"continuous:max_batch_size={slots}")
-    model = Model(
-        policy=policy,
-        output_tokens=time.output_tokens,
-        law=time.law,
-        prompt_tokens=time.prompt_tokens,
-    )
+    model = Queue.read(policy, time.output_tokens, time.law, prompt_tokens=time.prompt_tokens)
     rows = []
     for stream in np.random.SeedSequence(11).spawn(replications):
         run = simulate_run(model, rate, requests, stream).after(requests // 10)
@@ -336,10 +331,8 @@ def test_the_capacity_without_a_turnaround_is_exact(law: LatencyModel, lengths: 
     """All requests there from the start: they leave at X(c), within the noise of their lengths."""
     tokens, count, slots = parse_distribution(lengths), 100_000, 16
     time, outputs = SlotTime(law, tokens), tokens.sample(np.random.default_rng(4), count)
-    model = Model(
-        policy=parse_policy(f"continuous:max_batch_size={slots}"),
-        output_tokens=tokens,
-        law=dataclasses.replace(law, turnaround=0.0),
+    model = Queue.read(
+        f"continuous:max_batch_size={slots}", tokens, dataclasses.replace(law, turnaround=0.0)
     )
     trace = Trace(np.zeros(count), outputs, np.zeros(count, dtype=np.int64), [])
     released = np.sort(replay(model, trace).released_at)

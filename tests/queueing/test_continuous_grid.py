@@ -14,8 +14,8 @@ import pytest
 
 from kendall.queueing.distributions.token_distribution import parse_distribution
 from kendall.queueing.latency.law import LatencyModel
-from kendall.queueing.model import Model
 from kendall.queueing.models.slots.continuous import doubt, solve_continuous
+from kendall.queueing.queue import Queue
 
 FILE = Path(__file__).parents[2] / "bench/results/continuous-grid.csv"
 LAWS = {
@@ -74,9 +74,9 @@ class Cell:
         )
 
     @property
-    def model(self) -> Model:
+    def model(self) -> Queue:
         lengths = parse_distribution(LENGTHS[self.lengths], LIMIT)
-        return Model.read(f"continuous:max_batch_size={self.slots}", lengths, LAWS[self.law])
+        return Queue.read(f"continuous:max_batch_size={self.slots}", lengths, LAWS[self.law])
 
     @property
     def doubted(self) -> bool:

@@ -5,9 +5,9 @@ import pytest
 
 from kendall.queueing.distributions.token_distribution import parse_distribution
 from kendall.queueing.latency.law import LatencyModel
-from kendall.queueing.model import Model
 from kendall.queueing.models.mg1 import solve_mg1
 from kendall.queueing.prediction.steady_state import predict_model
+from kendall.queueing.queue import Queue
 from kendall.queueing.result import LEVELS, Quantiles
 from kendall.queueing.simulation.experiment import (
     simulate_model,
@@ -29,16 +29,16 @@ LAW = LatencyModel(k1=0.001, k3=0.00006, k4=0.008)
 NAMES = ("mean", *LEVELS)
 
 
-def model_of(slots: int, lengths: str, **limits: object) -> Model:
+def model_of(slots: int, lengths: str, **limits: object) -> Queue:
     policy = f"continuous:max_batch_size={slots}"
-    return Model.read(policy, parse_distribution(lengths, 4096), LAW, **limits)
+    return Queue.read(policy, parse_distribution(lengths, 4096), LAW, **limits)
 
 
 @pytest.mark.parametrize("lengths", ["geometric:mean=64", "lognormal:mu=4,sigma=1.27"])
 def test_on_one_slot_the_answer_is_that_of_m_g_1_however_short_the_run(lengths: str) -> None:
     model = model_of(1, lengths)
     rate = 0.9 * model.largest_stable_rate
-    exact = solve_mg1(LatencyModel(k2=0.001, k4=0.00806), model.output_tokens, rate).delay
+    exact = solve_mg1(LatencyModel(k2=0.001, k4=0.00806), model.requests.output_tokens, rate).delay
     found = simulate_steady_state(model, rate, 20_000).queueing_delay
     for name in NAMES:
         assert getattr(found, name) == pytest.approx(getattr(exact, name), rel=1e-6)
@@ -143,7 +143,7 @@ def test_where_each_counts_once_the_mean_is_that_of_the_whole_summary() -> None:
     ],
 )
 def test_only_independent_requests_to_equal_servers_or_slots_have_one(policy, limits) -> None:
-    model = Model.read(policy, parse_distribution("geometric:mean=64"), LAW, **limits)
+    model = Queue.read(policy, parse_distribution("geometric:mean=64"), LAW, **limits)
     assert companion_of(model, 0.1) is None
 
 
@@ -161,7 +161,7 @@ def test_only_independent_requests_to_equal_servers_or_slots_have_one(policy, li
 )
 def test_servers_slots_and_orders_vary_less_around_the_same_mean(policy, limits, least) -> None:
     law = LatencyModel(k1=1e-3, k2=4e-3, k3=1e-4, k4=2e-3)
-    model = Model.read(policy, parse_distribution("lognormal:mu=3,sigma=0.8"), law, **limits)
+    model = Queue.read(policy, parse_distribution("lognormal:mu=3,sigma=0.8"), law, **limits)
     rate = 0.9 * model.largest_stable_rate
     companion = companion_of(model, rate)
     assert companion is not None
@@ -180,13 +180,13 @@ def test_servers_slots_and_orders_vary_less_around_the_same_mean(policy, limits,
 
 def test_heavy_tails_have_none() -> None:
     lengths = parse_distribution("pareto:alpha=2.5,minimum=10", tail=True)
-    assert companion_of(Model.read("continuous:max_batch_size=4", lengths, LAW), 0.01) is None
+    assert companion_of(Queue.read("continuous:max_batch_size=4", lengths, LAW), 0.01) is None
 
 
 def test_predictions_of_a_continuous_engine_are_simulated_with_it() -> None:
     model = model_of(1, "geometric:mean=64")
     rate = 0.9 * model.largest_stable_rate
-    exact = solve_mg1(LatencyModel(k2=0.001, k4=0.00806), model.output_tokens, rate).delay
+    exact = solve_mg1(LatencyModel(k2=0.001, k4=0.00806), model.requests.output_tokens, rate).delay
     found = predict_model(model, rate, quantiles=True).queueing_delay
     assert found.p99 == pytest.approx(exact.p99, rel=1e-6)
 

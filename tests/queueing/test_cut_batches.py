@@ -7,13 +7,13 @@ import dataclasses
 import numpy as np
 import pytest
 
-from kendall.policies import parse_policy
 from kendall.queueing.control.assess import assess
 from kendall.queueing.distributions.token_distribution import parse_distribution
-from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.engine_bounds import EngineBounds
+from kendall.queueing.estimation.window_queue import QueueLimits
 from kendall.queueing.latency.law import LatencyModel
-from kendall.queueing.model import Model
 from kendall.queueing.prediction import best_method, predict_model
+from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.experiment import run_given, simulate_run
 from kendall.queueing.simulation.fast import Trace, is_compiled
 from kendall.queueing.simulation.reference import Driver, SimulatedEngine
@@ -35,11 +35,11 @@ POLICIES = (
 )
 
 
-def model(policy: str, tokens: int | None = TOKENS, servers: int = 1, **given: object) -> Model:
-    return Model(
-        policy=parse_policy(policy),
-        output_tokens=parse_distribution("lognormal:mu=2.5,sigma=0.7", 64),
-        law=LAW,
+def model(policy: str, tokens: int | None = TOKENS, servers: int = 1, **given: object) -> Queue:
+    return Queue.read(
+        policy,
+        parse_distribution("lognormal:mu=2.5,sigma=0.7", 64),
+        LAW,
         prompt_tokens=PROMPTS,
         max_num_seqs=32,
         servers=servers,
@@ -77,7 +77,7 @@ def test_no_batch_of_several_has_more(policy: str) -> None:
     assert prompts.max() > TOKENS  # one alone is served, however long
 
 
-def _prompts(queue: Model, count: int) -> np.ndarray:
+def _prompts(queue: Queue, count: int) -> np.ndarray:
     from kendall.queueing.simulation.fast import draw_trace
 
     rate = queue.largest_stable_rate
@@ -88,7 +88,9 @@ def _prompts(queue: Model, count: int) -> np.ndarray:
 def test_the_largest_stable_rate_is_that_of_a_queue_that_never_ends(policy: str) -> None:
     queue, count = model(policy), 60_000
     rng = np.random.default_rng(3)
-    outputs, prompts = (lengths.sample(rng, count) for lengths in (queue.output_tokens, PROMPTS))
+    outputs, prompts = (
+        lengths.sample(rng, count) for lengths in (queue.requests.output_tokens, PROMPTS)
+    )
     given = Trace(np.zeros(count), outputs, prompts, call_ends=np.full(count, count))
     run = run_given(queue, given, np.random.SeedSequence(2))
     assert queue.largest_stable_rate == pytest.approx(count / run.server_free_at.max(), rel=0.01)
@@ -119,7 +121,11 @@ def test_the_check_and_the_forecast_of_a_window_know_it(policy: str) -> None:
     records = Driver(queue.policy, jobs, [engine.driven(0, rngs[0])]).run()
     shape = dataclasses.replace(LAW, cv=0.0)
     told, untold = (
-        assess(seen(records, policy), shape, Limits(max_num_seqs=32, batch_tokens=tokens))
+        assess(
+            seen(records, policy),
+            shape,
+            QueueLimits(engine=EngineBounds(max_num_seqs=32, batch_tokens=tokens)),
+        )
         for tokens in (TOKENS, None)
     )
     check = told.compared.check

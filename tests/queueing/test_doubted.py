@@ -12,9 +12,9 @@ import pytest
 from typer.testing import CliRunner
 
 from kendall.queueing.commands import cli
-from kendall.queueing.model import Model
 from kendall.queueing.prediction import predict_model
 from kendall.queueing.prediction.steady_state import doubt_of
+from kendall.queueing.queue import Queue
 from kendall.queueing.result import LEVELS
 from kendall.queueing.simulation.experiment import simulate_model
 
@@ -32,8 +32,8 @@ DOUBTED: list[tuple[str, str, float, dict[str, Any], str]] = [
 ]
 
 
-def at(policy: str, lengths: str, load: float, limits: dict[str, Any]) -> tuple[Model, float]:
-    model = Model.read(policy, lengths, LAW, **limits)
+def at(policy: str, lengths: str, load: float, limits: dict[str, Any]) -> tuple[Queue, float]:
+    model = Queue.read(policy, lengths, LAW, **limits)
     return model, load * model.largest_stable_rate
 
 
@@ -134,5 +134,5 @@ def test_a_simulation_in_place_of_a_formula_keeps_what_the_law_alone_says() -> N
     assert any(text.startswith("approximation in doubt") for text in doubted.assumptions)
     found = predict_model(model, rate)
     assert found.method == "simulation"
-    assert found.inter_token_latency.mean == pytest.approx(model.law.step(1))
+    assert found.inter_token_latency.mean == pytest.approx(model.engine.law.step(1))
     assert found.methods["inter_token_latency"] == "approximation"

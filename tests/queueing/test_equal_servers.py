@@ -8,15 +8,16 @@ import pytest
 from kendall.policies import parse_policy
 from kendall.queueing.control.assess import Assessment, assess
 from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.engine_bounds import EngineBounds
 from kendall.queueing.estimation.assumptions.engine_assumptions import equal_servers
 from kendall.queueing.estimation.speed.batch_times import BatchTimes, slot_times, times_by_server
 from kendall.queueing.estimation.speed.server_speeds import LEAST, speeds_of
 from kendall.queueing.estimation.speed.speeds import Speeds
 from kendall.queueing.estimation.window.snapshot import Snapshot
-from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.estimation.window_queue import QueueLimits
 from kendall.queueing.latency.law import parse_law
 from kendall.queueing.measurement.record import Record
-from kendall.queueing.model import Model
+from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.experiment import draw_jobs
 from kendall.queueing.simulation.reference import Driver, SimulatedEngine
 from tests.queueing.estimation_runs import seen
@@ -28,13 +29,7 @@ POLICIES = ("single", "capped:max_batch_size=8", "continuous:max_batch_size=4")
 
 def window(policy: str, speeds: tuple[float, ...], count: int = 6000) -> Snapshot:
     """`speeds`: how many times as long as the law's own each server takes."""
-    model = Model(
-        policy=parse_policy(policy),
-        output_tokens=LENGTHS,
-        law=LAW,
-        max_num_seqs=16,
-        servers=len(speeds),
-    )
+    model = Queue.read(policy, LENGTHS, LAW, servers=len(speeds), max_num_seqs=16)
     rate = 0.6 * model.largest_stable_rate / max(speeds)
     jobs, rngs = draw_jobs(model, rate, count, np.random.SeedSequence(3))
     engines = [
@@ -46,7 +41,11 @@ def window(policy: str, speeds: tuple[float, ...], count: int = 6000) -> Snapsho
 
 
 def assessed(policy: str, speeds: tuple[float, ...]) -> Assessment:
-    return assess(window(policy, speeds), LAW, Limits(max_num_seqs=16, servers=len(speeds)))
+    return assess(
+        window(policy, speeds),
+        LAW,
+        QueueLimits(servers=len(speeds), engine=EngineBounds(max_num_seqs=16)),
+    )
 
 
 def told(found: Assessment) -> tuple[bool | None, str]:

@@ -16,7 +16,7 @@ from kendall.queueing.estimation.estimates import estimate
 from kendall.queueing.estimation.speed.batch_times import SLOT_ERROR
 from kendall.queueing.estimation.window.snapshot import Snapshot
 from kendall.queueing.latency.law import parse_law
-from kendall.queueing.model import Model
+from kendall.queueing.queue import Queue
 from tests.queueing.estimation_runs import LAW, LENGTHS
 from tests.queueing.estimation_windows import window_of
 
@@ -33,10 +33,8 @@ POLICIES = (
 COUNT = 2000  # requests of a run
 
 
-def model_of(policy: str) -> Model:
-    return Model(
-        policy=parse_policy(policy), output_tokens=LENGTHS, law=LAW.at_speed(SPEED), max_num_seqs=16
-    )
+def model_of(policy: str) -> Queue:
+    return Queue.read(policy, LENGTHS, LAW.at_speed(SPEED), max_num_seqs=16)
 
 
 @pytest.mark.slow
@@ -76,11 +74,7 @@ def test_the_speed_of_slots_is_right_within_what_is_stated(slots: int, turnaroun
     """
     shape = parse_law(f"k1=0.0003,k2=0,k3=0.00002,k4=0.0012,turnaround={turnaround}")
     for load in (0.3, 0.9):
-        model = Model(
-            policy=parse_policy(f"continuous:max_batch_size={slots}"),
-            output_tokens=LENGTHS,
-            law=shape.at_speed(SPEED),
-        )
+        model = Queue.read(f"continuous:max_batch_size={slots}", LENGTHS, shape.at_speed(SPEED))
         found = estimate(window_of(model, load, 20_000, 3), model.policy, shape).speed
         assert abs(found.value / SPEED - 1) < SLOT_ERROR
         assert found.covers(SPEED)
@@ -95,9 +89,7 @@ def test_sequences_that_enter_an_idle_engine_together_do_not_wait_for_each_other
 ) -> None:
     shape = parse_law("k1=0.0003,k2=0,k3=0.00002,k4=0.0012,turnaround=0.0015")
     policy, law = parse_policy(f"continuous:max_batch_size={slots}"), shape.at_speed(SPEED)
-    model = Model(
-        policy=policy, output_tokens=LENGTHS, law=law, sequences=parse_distribution(sequences)
-    )
+    model = Queue.read(policy, LENGTHS, law, sequences=parse_distribution(sequences))
     for load in (0.3, 0.75):
         found = estimate(window_of(model, load, 20_000, 3), policy, shape).speed
         assert abs(found.value / SPEED - 1) < SLOT_ERROR
@@ -117,7 +109,7 @@ def test_a_window_from_arrays_is_that_of_the_records() -> None:
         jobs, residuals = draw_jobs(
             model, 0.6 * model.largest_stable_rate, 1500, np.random.SeedSequence(3)
         )
-        engine = SimulatedEngine(model.law, max_batch_size=16)
+        engine = SimulatedEngine(model.engine.law, max_batch_size=16)
         records = simulate_trace(model.policy, jobs, engine, residuals)
         found = [
             estimate(each, model.policy, LAW)
@@ -157,7 +149,7 @@ def test_the_speed_of_many_slots_is_known_of_thirty_requests_a_slot(
     policy = parse_policy(f"continuous:max_batch_size={slots}")
     shape = parse_law("k1=0.001,k2=0,k3=0.0002,k4=0.02")
     lengths = parse_distribution("geometric:mean=60")
-    model = Model(policy=policy, output_tokens=lengths, law=shape.at_speed(SPEED))
+    model = Queue.read(policy, lengths, shape.at_speed(SPEED))
     covered, widths = 0, []
     for seed in range(100):
         seen = warped(window_of(model, load, 30 * slots, seed), seed, 0.15, 1.0)
@@ -177,7 +169,7 @@ def test_fewer_requests_give_the_speed_of_slots_without_an_interval(
     policy = parse_policy("continuous:max_batch_size=64")
     shape = parse_law("k1=0.001,k2=0,k3=0.0002,k4=0.02")
     lengths = parse_distribution("uniform:low=20,high=60")
-    model = Model(policy=policy, output_tokens=lengths, law=shape.at_speed(SPEED))
+    model = Queue.read(policy, lengths, shape.at_speed(SPEED))
     found = estimate(window_of(model, 0.5, requests, 3), policy, shape)
     assert found.speed.known is bool(known)
     used = found.law(shape).speed

@@ -32,7 +32,7 @@ from kendall.queueing.estimation.speed.speeds import Speeds
 from kendall.queueing.estimation.speed.wander import NO_WANDER, Wander, wander
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.measurement.statistics import batch_means_interval
-from kendall.queueing.model import Model
+from kendall.queueing.queue import Queue
 from tests.queueing.estimation_runs import LAW, LENGTHS, Engine, poisson, seen, serve
 from tests.queueing.speed_runs import SLOWER, rest, simulated, wandering
 
@@ -46,10 +46,7 @@ def test_intervals_of_rate_length_speed_and_cv_cover_the_truth_of_simulated_runs
 ) -> None:
     covered = dict.fromkeys(("rate", "length", "speed", "cv"), 0)
     widths: list[tuple[float, ...]] = []
-    rate = (
-        0.6
-        * Model(policy=parse_policy(policy), output_tokens=LENGTHS, law=SLOWER).largest_stable_rate
-    )
+    rate = 0.6 * Queue.read(policy, LENGTHS, SLOWER).largest_stable_rate
     for seed in range(RUNS):
         found = estimate(seen(simulated(policy, 0.6, 800, seed), policy), parse_policy(policy), LAW)
         covered["rate"] += found.arrival_rate.covers(rate)
@@ -66,10 +63,7 @@ def test_intervals_of_rate_length_speed_and_cv_cover_the_truth_of_simulated_runs
 
 def test_the_window_of_the_simulator_and_of_the_runs_here_say_the_same() -> None:
     policy = "capped:max_batch_size=8"
-    rate = (
-        0.6
-        * Model(policy=parse_policy(policy), output_tokens=LENGTHS, law=SLOWER).largest_stable_rate
-    )
+    rate = 0.6 * Queue.read(policy, LENGTHS, SLOWER).largest_stable_rate
     two = (
         simulated(policy, 0.6, 3000, 1),
         serve(poisson(rate, 3000, 2), Engine(most=8, law=SLOWER), 3),
@@ -198,9 +192,7 @@ def test_slow_moments_that_grow_batches_are_not_taken_for_a_wrong_shape() -> Non
     ],
 )
 def test_a_wrong_shape_is_named(policy: str, most: int, law: LatencyModel, name: str) -> None:
-    rate = (
-        0.5 * Model(policy=parse_policy(policy), output_tokens=LENGTHS, law=law).largest_stable_rate
-    )
+    rate = 0.5 * Queue.read(policy, LENGTHS, law).largest_stable_rate
     records = serve(poisson(rate, 5000, 1), Engine(most=most, law=law), 1)
     found = law_shape(batch_times(parse_policy(policy), seen(records, policy).mine, LAW))
     assert found.holds is False

@@ -25,6 +25,7 @@ from kendall.policies import parse_policy
 from kendall.queueing.choosing.gain.operating_point import OperatingPoint
 from kendall.queueing.control.assess import Assessment, assess
 from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.engine_bounds import EngineBounds
 from kendall.queueing.estimation.assumptions.assumption import Assumption, StalledDelay
 from kendall.queueing.estimation.assumptions.engine_assumptions import no_stalls
 from kendall.queueing.estimation.estimates import Estimates, estimate
@@ -32,13 +33,13 @@ from kendall.queueing.estimation.speed.batch_times import BatchTimes, batch_time
 from kendall.queueing.estimation.speed.slot_stalls import slot_stalls
 from kendall.queueing.estimation.speed.speed_process import residual_cv, stalled, stalls
 from kendall.queueing.estimation.window.window import Snapshot, snapshot_of
-from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.estimation.window_queue import QueueLimits
 from kendall.queueing.latency.fit import Measured, fit_law
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.latency.speed import residual_cv as run_cv
 from kendall.queueing.measurement.record import Record, read_run
-from kendall.queueing.model import Model
 from kendall.queueing.prediction import predict_model
+from kendall.queueing.queue import Queue
 from tests.queueing.estimation_runs import poisson, record_of, seen
 from tests.queueing.estimation_windows import window_of
 
@@ -51,7 +52,7 @@ CALIBRATED = LatencyModel(
     k4=0.0011077713505104891,
     kp=2.3196392952673147e-08,
 )
-LIMITS = Limits(max_num_seqs=64)
+LIMITS = QueueLimits(engine=EngineBounds(max_num_seqs=64))
 LAW = LatencyModel(k1=0.0003, k2=0.0011, k3=0.00002, k4=0.0006, cv=0.12)
 RATE, COUNT = 10.0, 400
 LENGTHS = parse_distribution("geometric:mean=48", 512)
@@ -105,7 +106,7 @@ def of(records: list[Record]) -> Estimates:
 
 def mean_delay(law: LatencyModel, found: Estimates) -> float:
     """By theory, at the window's rate and lengths, seconds."""
-    model = Model(policy=parse_policy(POLICY), output_tokens=found.output_tokens.law(), law=law)
+    model = Queue.read(POLICY, found.output_tokens.law(), law)
     mean = predict_model(model, found.arrival_rate.value).queueing_delay.mean
     assert mean is not None
     return mean
@@ -134,7 +135,7 @@ def test_two_hiccups_on_short_answers_of_a_real_engine_do_not_spoil_the_predicti
     assert found.estimates.stalls.count == 3
     assert found.estimates.cv.value < 0.15
     assert found.model is not None
-    assert (found.model.law.stall_share, found.model.law.stall) == (
+    assert (found.model.engine.law.stall_share, found.model.engine.law.stall) == (
         found.estimates.stalls.time_share,
         found.estimates.stalls.size,
     )
@@ -232,7 +233,7 @@ def test_stalls_are_named_with_what_they_cost() -> None:
     assert found.prediction is not None
     assert found.model is not None
     smooth = predict_model(
-        replace(found.model, law=found.model.law.without_stalls()),
+        found.model.but(law=found.model.engine.law.without_stalls()),
         found.estimates.arrival_rate.value,
     )
     assert seconds == pytest.approx(
@@ -355,14 +356,18 @@ def test_elasticities_of_a_window_with_stalls_are_those_of_theory(policy: str) -
     """By the sample paths of a law that stalls they were anything from -2 to 5."""
     parsed = parse_policy(policy)
     stalling = replace(LAW, stall_share=0.05, stall=0.1)
-    model = Model(policy=parsed, output_tokens=LENGTHS, law=stalling, max_num_seqs=16)
+    model = Queue.read(parsed, LENGTHS, stalling, max_num_seqs=16)
     rate = 0.5 * model.largest_stable_rate
     steps = [
         predict_model(model, rate * factor).queueing_delay.mean or 0.0 for factor in (0.99, 1.01)
     ]
     exact = math.log(steps[1] / steps[0]) / math.log(1.01 / 0.99)
     for seed in range(3):
-        found = assess(window_of(model, 0.5, 10_000, seed), LAW, Limits(max_num_seqs=16)).long_run
+        found = assess(
+            window_of(model, 0.5, 10_000, seed),
+            LAW,
+            QueueLimits(engine=EngineBounds(max_num_seqs=16)),
+        ).long_run
         assert found is not None
         assert found.speed_elasticity == pytest.approx(1 + exact, abs=0.6)
 

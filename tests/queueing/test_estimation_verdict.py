@@ -16,6 +16,7 @@ from kendall.policies import parse_policy
 from kendall.queueing.control.assess import Assessment, assess
 from kendall.queueing.control.long_run import relaxation_time
 from kendall.queueing.distributions.token_distribution import TokenDistribution
+from kendall.queueing.engine_bounds import EngineBounds
 from kendall.queueing.estimation.assumptions.assumption import Assumption
 from kendall.queueing.estimation.assumptions.forecast_assumptions import open_loop
 from kendall.queueing.estimation.assumptions.verdict import ENGINE, compare
@@ -23,12 +24,12 @@ from kendall.queueing.estimation.estimates import estimate
 from kendall.queueing.estimation.interval import UNKNOWN, Estimate, symmetric
 from kendall.queueing.estimation.window.snapshot import WIDTH
 from kendall.queueing.estimation.window.window import COLUMN, Snapshot
-from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.estimation.window_queue import QueueLimits
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.measurement.check import Check
 from kendall.queueing.measurement.record import Record
-from kendall.queueing.model import Model
 from kendall.queueing.prediction import predict
+from kendall.queueing.queue import Queue
 from tests.queueing.estimation_runs import (
     LAW,
     LENGTHS,
@@ -42,15 +43,13 @@ from tests.queueing.estimation_runs import (
 )
 
 POLICY = "capped:max_batch_size=8"
-LIMITS = Limits(max_output_tokens=32, max_num_seqs=64)
+LIMITS = QueueLimits(max_output_tokens=32, engine=EngineBounds(max_num_seqs=64))
 N = 4000
 
 
 @cache
 def capacity(policy: str = POLICY) -> float:
-    return Model(
-        policy=parse_policy(policy), output_tokens=LENGTHS, law=LAW, max_num_seqs=64
-    ).largest_stable_rate
+    return Queue.read(policy, LENGTHS, LAW, max_num_seqs=64).largest_stable_rate
 
 
 def judge(records: list[Record], policy: str = POLICY, **changed: object) -> Assessment:

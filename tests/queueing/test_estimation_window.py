@@ -25,7 +25,7 @@ from kendall.queueing.estimation.lengths.lengths import lengths as lengths_of
 from kendall.queueing.estimation.speed.batch_times import batch_times
 from kendall.queueing.estimation.speed.speed_process import Stalls
 from kendall.queueing.estimation.window.window import Snapshot, Window
-from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.estimation.window_queue import QueueLimits
 from kendall.queueing.latency.fit import Measured, fit_law
 from kendall.queueing.latency.identifiability import (
     beyond,
@@ -37,7 +37,7 @@ from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.measurement.delay_variance import single_server_variance
 from kendall.queueing.measurement.statistics import mean_interval
 from kendall.queueing.measurement.warm_up import find_warm_up
-from kendall.queueing.model import Model
+from kendall.queueing.queue import Queue
 from kendall.server.telemetry.energy.fit import energy_estimate
 from tests.queueing.estimation_runs import LAW, Engine, poisson, seen, serve
 from tests.queueing.estimation_windows import record, window_of
@@ -279,13 +279,11 @@ def test_when_requests_stop_the_comparison_stays_that_of_the_time_before(idle: f
     """A rate that fell with the silence made the page say that the engine does not follow its
     law.
     """
-    model = Model(
-        policy=parse_policy(POLICY),
-        output_tokens=parse_distribution("uniform:low=1,high=31"),
-        law=LAW,
-    )
+    model = Queue.read(POLICY, parse_distribution("uniform:low=1,high=31"), LAW)
     seen = window_of(model, 0.5, 2000, 3)
-    then, now = (assess(each, LAW, Limits()) for each in (seen, replace(seen, now=seen.now + idle)))
+    then, now = (
+        assess(each, LAW, QueueLimits()) for each in (seen, replace(seen, now=seen.now + idle))
+    )
     assert now.estimates.arrival_rate.value == pytest.approx(
         then.estimates.arrival_rate.value, rel=0.01
     )
@@ -294,11 +292,7 @@ def test_when_requests_stop_the_comparison_stays_that_of_the_time_before(idle: f
 
 
 def test_a_pause_that_such_arrivals_make_ends_nothing() -> None:
-    model = Model(
-        policy=parse_policy(POLICY),
-        output_tokens=parse_distribution("uniform:low=1,high=31"),
-        law=LAW,
-    )
+    model = Queue.read(POLICY, parse_distribution("uniform:low=1,high=31"), LAW)
     seen = window_of(model, 0.5, 2000, 3)
     gap = float(np.diff(seen.arrivals).max())
     assert (

@@ -18,9 +18,9 @@ from kendall.queueing.distributions.flows import Flows, parse_flows
 from kendall.queueing.distributions.token_distribution import parse_distribution
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.latency.service import Member
-from kendall.queueing.model import Model
 from kendall.queueing.prediction import predict_model
 from kendall.queueing.prediction.solutions import methods
+from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.experiment import draw_jobs, simulate_model
 from kendall.queueing.simulation.ledger import ServedBatch, Started
 from kendall.queueing.simulation.orders.waiting_by_rank import queue_for
@@ -104,7 +104,7 @@ def test_jobs_are_of_these_flows_and_are_otherwise_the_same() -> None:
     flows = parse_flows("a=1,b=1")
     drawn = {}
     for given in (None, flows):
-        queue = Model(policy=VTC, output_tokens=TOKENS, law=LAW, flows=given)
+        queue = Queue.read(VTC, TOKENS, LAW, flows=given)
         drawn[given], _ = draw_jobs(queue, 5.0, 100, np.random.SeedSequence(3))
     names = [job.request.flow for job in drawn[flows]]
     assert names == [flows.names[n] for n in flows.of_run(np.random.SeedSequence(3), 100)]
@@ -118,10 +118,10 @@ def test_a_light_flow_waits_less_and_all_together_as_long_as_first_come_first_se
     """Lengths do not depend on the flow, and the order looks at none that is to come: the mean over
     all requests is that of first come, first served.
     """
-    queue = Model.read(VTC, TOKENS, LAW, flows="heavy=9,light=1")
+    queue = Queue.read(VTC, TOKENS, LAW, flows="heavy=9,light=1")
     rate = 0.5 * queue.largest_stable_rate
     fair = simulate_model(queue, rate, num_requests=12_000, seed=1)
-    exact = predict_model(Model.read(FIRST_COME, TOKENS, LAW), rate).queueing_delay.mean
+    exact = predict_model(Queue.read(FIRST_COME, TOKENS, LAW), rate).queueing_delay.mean
     assert fair.queueing_delay.mean is not None
     assert fair.queueing_delay.standard_error is not None
     assert exact is not None
@@ -139,7 +139,7 @@ def test_with_one_flow_it_is_first_come_first_served() -> None:
         (VTC, FIRST_COME),
         (Continuous(max_batch_size=3, order="vtc"), Continuous(max_batch_size=3)),
     ):
-        queue, plain = (Model.read(each, TOKENS, LAW) for each in (policy, other))
+        queue, plain = (Queue.read(each, TOKENS, LAW) for each in (policy, other))
         rate = 0.7 * plain.largest_stable_rate
         answers = [simulate_model(each, rate, num_requests=2000, seed=2) for each in (queue, plain)]
         assert answers[0].queueing_delay.mean == pytest.approx(answers[1].queueing_delay.mean)
@@ -151,8 +151,8 @@ def test_with_one_flow_it_is_first_come_first_served() -> None:
 
 
 def test_flows_without_an_order_that_counts_change_nothing_and_that_is_said() -> None:
-    queue = Model.read(FIRST_COME, TOKENS, LAW, flows="a=1,b=1")
-    plain = Model.read(FIRST_COME, TOKENS, LAW)
+    queue = Queue.read(FIRST_COME, TOKENS, LAW, flows="a=1,b=1")
+    plain = Queue.read(FIRST_COME, TOKENS, LAW)
     rate = 0.5 * plain.largest_stable_rate
     answer = predict_model(queue, rate)
     assert answer.queueing_delay == predict_model(plain, rate).queueing_delay
@@ -162,7 +162,7 @@ def test_flows_without_an_order_that_counts_change_nothing_and_that_is_said() ->
 
 def test_a_call_of_several_sequences_is_of_one_flow() -> None:
     with pytest.raises(SpecError, match="got flows and sequences; expected one of the two"):
-        Model.read(VTC, TOKENS, LAW, flows="a=1,b=1", sequences="uniform:low=1,high=3")
+        Queue.read(VTC, TOKENS, LAW, flows="a=1,b=1", sequences="uniform:low=1,high=3")
 
 
 def test_the_command_gives_the_delay_of_each_flow() -> None:

@@ -13,10 +13,10 @@ from scipy.optimize import brentq
 
 from kendall.queueing.errors import NotConvergedError, UnstableQueueError
 from kendall.queueing.latency.service_time import ServiceTime
-from kendall.queueing.model import Model
 from kendall.queueing.models.gig1 import gamma_points, solve_gig1
 from kendall.queueing.models.mg1 import solve_service
 from kendall.queueing.prediction import methods, predict_model
+from kendall.queueing.queue import Queue
 from kendall.queueing.result import LEVELS, Quantiles
 from kendall.queueing.simulation.experiment import simulate_model
 
@@ -70,8 +70,10 @@ def test_exponential_services_wait_as_the_root_says(scv: float, load: float) -> 
 def test_exponential_gaps_are_m_g_1(
     lengths: str, law: str, limits: dict[str, object], load: float
 ) -> None:
-    model = Model.read("single", lengths, law, **limits)  # type: ignore[arg-type]
-    service = ServiceTime.of(model.law, model.output_tokens, model.prompt_tokens)
+    model = Queue.read("single", lengths, law, **limits)  # type: ignore[arg-type]
+    service = ServiceTime.of(
+        model.engine.law, model.requests.output_tokens, model.requests.prompt_tokens
+    )
     rate = load * model.largest_stable_rate
     found, known = solve_gig1(service, rate, 1.0), solve_service(service, rate)
     assert found.delay.mean == pytest.approx(known.delay.mean, rel=2e-6)
@@ -95,7 +97,7 @@ def test_any_services_wait_as_simulated(
     cell: tuple[str, str, dict[str, object]], scv: float, load: float
 ) -> None:
     lengths, law, limits = cell
-    model = Model.read("single", lengths, law, arrival_scv=scv, **limits)  # type: ignore[arg-type]
+    model = Queue.read("single", lengths, law, arrival_scv=scv, **limits)  # type: ignore[arg-type]
     rate = load * model.largest_stable_rate
     found = predict_model(model, rate)
     assert found.method == "exact"
@@ -114,7 +116,7 @@ def test_any_services_wait_as_simulated(
 
 
 def test_equal_gaps_longer_than_every_service_let_nobody_wait() -> None:
-    model = Model.read("single", "uniform:low=1,high=4", "a=0.25,c=0", arrival_scv=0.0)
+    model = Queue.read("single", "uniform:low=1,high=4", "a=0.25,c=0", arrival_scv=0.0)
     found = predict_model(model, 0.9)
     assert found.method == "exact"
     assert found.queueing_delay == Quantiles(*[0.0] * (1 + len(LEVELS)))
@@ -124,7 +126,7 @@ def test_equal_gaps_longer_than_every_service_let_nobody_wait() -> None:
 @pytest.mark.parametrize("servers", [2, 4, 8])
 def test_requests_sent_in_turn_wait_as_behind_erlang_gaps(servers: int) -> None:
     """E_c/M/1, c servers of exponential services: by two moments +14, +9, +5 % too long."""
-    model = Model.read("single", ONE, EXPONENTIAL, servers=servers, routing="round_robin")
+    model = Queue.read("single", ONE, EXPONENTIAL, servers=servers, routing="round_robin")
     load = 0.3
     found, sigma = predict_model(model, load * servers), root(load, 1 / servers)
     assert found.method == "exact"
@@ -136,7 +138,7 @@ def test_the_p99_of_two_servers_in_turn() -> None:
     """Geometric lengths of mean 500 at 2 ms a token: nearly E_2/M/1 with a mean service of 1 s,
     whose p99 is 8 s at 1.2222 requests/s and 5 s at 0.8705.
     """
-    model = Model.read(
+    model = Queue.read(
         "single",
         "geometric:mean=500",
         "k1=0,k2=0,k3=0,k4=0.002",
@@ -149,8 +151,8 @@ def test_the_p99_of_two_servers_in_turn() -> None:
 
 
 def test_arrivals_of_that_name_have_the_same_answer() -> None:
-    by_scv = Model.read("single", "geometric:mean=16", LAW, arrival_scv=4.0)
-    by_name = Model.read(
+    by_scv = Queue.read("single", "geometric:mean=16", LAW, arrival_scv=4.0)
+    by_name = Queue.read(
         "single", "geometric:mean=16", LAW, arrivals="gamma:rate=12,burstiness=0.25"
     )
     assert methods(by_name)[0] == methods(by_scv)[0] == "exact"
@@ -160,19 +162,19 @@ def test_arrivals_of_that_name_have_the_same_answer() -> None:
         "independent gamma gaps between arrivals at a constant rate, squared coefficient of "
         "variation 4"
     )
-    regular = Model.read("single", "geometric:mean=16", LAW, arrivals="deterministic:rate=12")
+    regular = Queue.read("single", "geometric:mean=16", LAW, arrivals="deterministic:rate=12")
     assert predict_model(regular, 12.0).method == "exact"
 
 
 def test_the_two_moments_are_named_as_in_doubt() -> None:
-    model = Model.read("single", ONE, EXPONENTIAL, arrival_scv=4.0)
+    model = Queue.read("single", ONE, EXPONENTIAL, arrival_scv=4.0)
     found = predict_model(model, 0.3, "approximation")
     assert found.assumptions[-1].startswith("approximation in doubt: two moments of the gaps")
 
 
 def test_services_of_a_hundred_thousand_mean_ones_are_simulated_and_say_so() -> None:
     limits: dict[str, Any] = {"arrival_scv": 0.5, "max_output_tokens": 1_000_000}
-    model = Model.read("single", "pareto:alpha=1.2,minimum=1", "a=0.001,c=0", **limits)
+    model = Queue.read("single", "pareto:alpha=1.2,minimum=1", "a=0.001,c=0", **limits)
     rate = 0.5 * model.largest_stable_rate
     found = predict_model(model, rate)
     assert found.method == "simulation"

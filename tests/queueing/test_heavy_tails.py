@@ -11,16 +11,15 @@ import pytest
 from scipy.special import ndtri, zeta
 from typer.testing import CliRunner
 
-from kendall.policies import parse_policy
 from kendall.policies.text import SpecError
 from kendall.queueing.commands.cli import app
 from kendall.queueing.distributions.heavy_tail import Tail
 from kendall.queueing.distributions.token_distribution import TokenDistribution, parse_distribution
 from kendall.queueing.latency.service_time import ServiceTime
-from kendall.queueing.model import Model
 from kendall.queueing.models.mg1 import solve_service
 from kendall.queueing.models.tandem import tandem_path
 from kendall.queueing.prediction import methods, predict_model
+from kendall.queueing.queue import Queue
 from kendall.queueing.result import LEVELS, Prediction, Quantiles
 from kendall.queueing.simulation.experiment import draw_jobs, simulate_model
 from kendall.queueing.simulation.fast import draw_trace
@@ -46,8 +45,8 @@ def moments(alpha: float) -> tuple[float, float]:
     ) if alpha > 2 else math.inf
 
 
-def model(alpha: float, policy: str = "single", law: str = LAW, **limits: object) -> Model:
-    return Model.read(policy, pareto(alpha), law, **limits)  # type: ignore[arg-type]
+def model(alpha: float, policy: str = "single", law: str = LAW, **limits: object) -> Queue:
+    return Queue.read(policy, pareto(alpha), law, **limits)  # type: ignore[arg-type]
 
 
 def drawn(alpha: float, count: int, rng: np.random.Generator) -> np.ndarray:
@@ -253,13 +252,16 @@ def test_far_reaching_lattices_give_what_one_lattice_does() -> None:
 
 def test_a_law_with_hardly_any_tail_is_answered_as_without() -> None:
     """alpha = 3 has a table of its own; the same with the rest carried."""
-    whole = Model.read("single", pareto(3), LAW)
-    assert not whole.endless
-    pmf = whole.output_tokens.pmf
+    whole = Queue.read("single", pareto(3), LAW)
+    assert not whole.requests.endless
+    pmf = whole.requests.output_tokens.pmf
     tailed = TokenDistribution(pmf, Tail.of(lambda x: (MINIMUM / x) ** 3, len(pmf) - 1.5, 3.0))
     one, other = (
-        predict_model(Model(policy=parse_policy("single"), output_tokens=law, law=whole.law), 1.5)
-        for law in (whole.output_tokens, tailed)
+        predict_model(
+            Queue.read("single", law, whole.engine.law),
+            1.5,
+        )
+        for law in (whole.requests.output_tokens, tailed)
     )
     assert other.queueing_delay.mean == pytest.approx(one.queueing_delay.mean, rel=1e-3)
     for level in LEVELS:
@@ -374,8 +376,8 @@ def test_a_tail_without_a_steady_state_is_refused_with_what_it_lacks(
     policy: str, lengths: str, what: str
 ) -> None:
     with pytest.raises(SpecError, match=what):
-        Model.read(policy, lengths, MANY).load(0.1)
-    assert Model.read(policy, lengths, MANY, max_output_tokens=1000).load(0.1) > 0
+        Queue.read(policy, lengths, MANY).load(0.1)
+    assert Queue.read(policy, lengths, MANY, max_output_tokens=1000).load(0.1) > 0
 
 
 def test_a_limit_cuts_the_tail() -> None:

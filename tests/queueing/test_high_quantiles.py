@@ -13,19 +13,19 @@ from typer.testing import CliRunner
 from kendall.queueing.choosing.objective import levels_of, parse_slos
 from kendall.queueing.commands.optimize_cli import app
 from kendall.queueing.latency.law import LatencyModel
-from kendall.queueing.model import Model, with_quantiles
 from kendall.queueing.prediction import predict_durations, predict_model
+from kendall.queueing.queue import Queue
 from kendall.queueing.result import LEVELS, Quantiles
 
 SIZE, SECONDS = 8, 0.032
 FAR = {"p99.9": 0.999, "p99.99": 0.9999}
 
 
-def constant_batches(load: float) -> tuple[Model, float]:
+def constant_batches(load: float) -> tuple[Queue, float]:
     """Batches of 1 to 8 that take the same time each: the law of the delay is geometric far out."""
     policy, lengths = f"capped:max_batch_size={SIZE}", "deterministic:value=16"
-    model = Model.read(policy, lengths, LatencyModel(k1=0.0, k2=SECONDS, k3=0.0, k4=0.0))
-    return with_quantiles(model, FAR), load * SIZE / SECONDS
+    model = Queue.read(policy, lengths, LatencyModel(k1=0.0, k2=SECONDS, k3=0.0, k4=0.0))
+    return model.with_quantiles(FAR), load * SIZE / SECONDS
 
 
 def decay(rate: float) -> float:
@@ -72,7 +72,7 @@ def test_the_largest_rate_with_a_far_quantile_is_below_that_with_a_nearer_one() 
     """Asked for p99.99, the search took p99 from the same simulation too and went to load 0.999."""
     model, _ = constant_batches(0.5)
     slo = parse_slos("p99.99_queueing_delay=2.3s")["slo"]
-    model = with_quantiles(model, levels_of([slo]))
+    model = model.with_quantiles(levels_of([slo]))
     values = {
         load: slo.value(predict_model(model, load * SIZE / SECONDS)) for load in (0.98, 0.99, 0.999)
     }
@@ -104,14 +104,14 @@ def test_a_search_for_a_rate_by_a_far_quantile_of_the_sojourn_follows_a_smooth_c
 
 def test_a_quantile_that_is_exact_stays_where_a_farther_one_is_simulated() -> None:
     """And has no error. Under a heavy tail only the nearer quantiles are exact."""
-    model = Model.read(
+    model = Queue.read(
         "dynamic",
         "pareto:alpha=2.6,minimum=4",
         LatencyModel(k1=0.0, k2=0.002, k3=0.0, k4=0.001),
         max_num_seqs=4,
         max_output_tokens=4_000,
     )
-    plain, far = predict_model(model, 20.0), predict_model(with_quantiles(model, FAR), 20.0)
+    plain, far = predict_model(model, 20.0), predict_model(model.with_quantiles(FAR), 20.0)
     for name in ("queueing_delay", "sojourn_time"):
         one, other = getattr(plain, name), getattr(far, name)
         assert {level: other.value(level) for level in LEVELS} == {

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -18,14 +16,14 @@ from kendall.queueing.estimation.histogram import (
     round_up,
 )
 from kendall.queueing.latency.law import parse_law
-from kendall.queueing.model import Model
 from kendall.queueing.prediction import predict_model
+from kendall.queueing.queue import Queue
 
 LAW = parse_law("k1=1e-3,k2=8e-3,k3=1e-4,k4=2e-3")
 
 
-def model(policy: str) -> Model:
-    return Model.read(parse_policy(policy), parse_distribution("uniform:low=5,high=30"), LAW)
+def model(policy: str) -> Queue:
+    return Queue.read(parse_policy(policy), parse_distribution("uniform:low=5,high=30"), LAW)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +115,7 @@ def test_sojourns_are_drawn_where_they_are_asked_for() -> None:
 
 
 def test_those_whose_patience_ran_out_are_left_out() -> None:
-    queue = replace(model("single"), patience=0.05)
+    queue = model("single").but(patience=0.05)
     delays = drawn(queue, 1.5 * queue.largest_stable_rate)
     assert delays.size < 0.8 * DRAWN
     assert np.isfinite(delays).all()

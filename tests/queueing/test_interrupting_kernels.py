@@ -14,13 +14,14 @@ from kendall.policies import parse_policy
 from kendall.policies.core import Request
 from kendall.queueing.distributions.token_distribution import parse_distribution
 from kendall.queueing.latency.law import LatencyModel
-from kendall.queueing.model import Model
 from kendall.queueing.models.soap.predictor_text import parse_predictor
 from kendall.queueing.models.soap.token_orders import TokenService, solve_in_tokens
 from kendall.queueing.prediction import predict_model
+from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.experiment import driven_run, simulate_run
 from kendall.queueing.simulation.fast import Trace, is_compiled, replay
 from kendall.queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
+from tests.queueing.made import made_queue
 from tests.queueing.test_kernels import FULL, INSTANTS, NOISY, PLAIN, PROMPTS, assert_same, both
 
 LENGTHS = parse_distribution("lognormal:mu=2.5,sigma=0.7", 64)
@@ -45,7 +46,7 @@ ORDERS = (
 )
 
 
-def model(order: str, law: LatencyModel = RESUMES, **settings: object) -> Model:
+def model(order: str, law: LatencyModel = RESUMES, **settings: object) -> Queue:
     given: dict[str, object] = {
         "policy": parse_policy(f"single:order={order}"),
         "output_tokens": LENGTHS,
@@ -53,7 +54,7 @@ def model(order: str, law: LatencyModel = RESUMES, **settings: object) -> Model:
         "prompt_tokens": PROMPTS,
         "predictor": parse_predictor("lognormal:sigma=0.5"),
     }
-    return Model(**{**given, **settings})  # type: ignore[arg-type]
+    return made_queue(**{**given, **settings})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -171,7 +172,7 @@ def test_what_is_not_covered_goes_to_the_generic_simulator() -> None:
 def test_the_mean_is_that_of_the_analysis_where_going_on_costs_nothing(order: str) -> None:
     """Scully et al.'s mean for ranks (queueing.models.soap), where no setup is paid again."""
     law, lengths = LatencyModel(k4=0.002), parse_distribution("geometric:mean=100")
-    queue = Model(policy=parse_policy(f"single:order={order}"), output_tokens=lengths, law=law)
+    queue = Queue.read(f"single:order={order}", lengths, law)
     rate = 0.7 * queue.largest_stable_rate
     service = TokenService(law.setup(1), law.step(1), TokenService.alone(law, lengths).sizes)
     exact = solve_in_tokens(queue.policy.ranking, service, rate)  # type: ignore[attr-defined]
@@ -186,7 +187,7 @@ def test_the_mean_is_that_of_the_analysis_where_going_on_costs_nothing(order: st
 
 
 def test_a_prediction_of_answers_of_hundreds_of_tokens_has_a_small_error() -> None:
-    queue = Model.read("single:order=mlfq", "geometric:mean=500", "k1=0,k2=0,k3=0,k4=0.002")
+    queue = Queue.read("single:order=mlfq", "geometric:mean=500", "k1=0,k2=0,k3=0,k4=0.002")
     found = predict_model(queue, 0.8).queueing_delay
     assert found.mean is not None
     assert found.standard_error is not None

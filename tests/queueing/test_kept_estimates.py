@@ -19,17 +19,18 @@ from kendall.policies.text import SpecError
 from kendall.queueing.choosing.forecast import Setting
 from kendall.queueing.choosing.gain.criterion import parse_objective
 from kendall.queueing.control.assess import Assessment, assess
+from kendall.queueing.engine_bounds import EngineBounds
 from kendall.queueing.estimation.histogram import beside, drawn
 from kendall.queueing.estimation.speed.speed_change import speed_change
 from kendall.queueing.estimation.speed.speeds import Speeds
 from kendall.queueing.estimation.window.window import Snapshot
-from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.estimation.window_queue import QueueLimits
 from tests.kept_values import moved
 from tests.queueing.advised import advise, what_ifs
 from tests.queueing.estimation_runs import LAW, Engine, gamma, modulated, poisson, seen, serve
 
 POLICY = "capped:max_batch_size=8"
-LIMITS = Limits(max_num_seqs=16)
+LIMITS = QueueLimits(engine=EngineBounds(max_num_seqs=16))
 
 
 def window(

@@ -42,7 +42,7 @@ from kendall.queueing.measurement.mean_interval import (
 from kendall.queueing.measurement.quantile_interval import quantile_intervals
 from kendall.queueing.measurement.statistics import summarise
 from kendall.queueing.measurement.warm_up import find_warm_up, warm_up
-from kendall.queueing.model import Model
+from kendall.queueing.queue import Queue
 from kendall.queueing.simulation import experiment
 from kendall.queueing.simulation.budget import affordable_requests
 from kendall.queueing.simulation.experiment import simulate_model, simulate_run
@@ -82,7 +82,7 @@ def said(calculate: Callable[[], Any]) -> Any:
 
 def simulated(name: str, *, generic: bool) -> Any:
     policy, law, limits = MODELS[name]
-    model = Model.read(policy, "uniform:low=1,high=9", law, **({"max_num_seqs": 8} | limits))
+    model = Queue.read(policy, "uniform:low=1,high=9", law, **({"max_num_seqs": 8} | limits))
     rate = 0.6 * model.largest_stable_rate
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(experiment, "simulate_run", partial(simulate_run, generic=generic))
@@ -104,7 +104,7 @@ def test_simulations_are_as_kept() -> None:
 def test_advised_lengths_are_as_kept() -> None:
     def advised(name: str, share: float, **about: Any) -> Any:
         policy, law, limits = MODELS[name]
-        model = Model.read(policy, "uniform:low=1,high=9", law, **({"max_num_seqs": 8} | limits))
+        model = Queue.read(policy, "uniform:low=1,high=9", law, **({"max_num_seqs": 8} | limits))
         found = advise_model(model, share * model.largest_stable_rate, **about)
         return [found, describe(found)]
 

@@ -14,12 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kendall.policies import parse_policy
 from kendall.policies.core import Request
 from kendall.policies.immediate import Capped
 from kendall.queueing.distributions.token_distribution import parse_distribution
 from kendall.queueing.latency.law import LatencyModel
-from kendall.queueing.model import Model
+from kendall.queueing.queue import Engine, Queue, Requests
 from kendall.queueing.simulation.experiment import draw_jobs, simulate_model, simulate_run
 from kendall.queueing.simulation.fast import SimulatedRun, Trace, draw_trace, is_compiled, replay
 from kendall.queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
@@ -56,15 +55,15 @@ LENGTHS = parse_distribution("lognormal:mu=2.5,sigma=0.7", 64)
 PROMPTS = parse_distribution("uniform:low=10,high=50")
 
 
-def model(policy: str, law: LatencyModel, servers: int = 1, patience: float | None = None) -> Model:
-    return Model(
-        policy=parse_policy(policy),
-        output_tokens=LENGTHS,
-        law=law,
-        servers=servers,
+def model(policy: str, law: LatencyModel, servers: int = 1, patience: float | None = None) -> Queue:
+    return Queue.read(
+        policy,
+        LENGTHS,
+        law,
         patience=patience,
-        max_num_seqs=32,
         prompt_tokens=PROMPTS,
+        servers=servers,
+        max_num_seqs=32,
     )
 
 
@@ -81,7 +80,7 @@ def assert_same(fast: SimulatedRun, slow: SimulatedRun) -> None:
 
 
 def both(
-    queue: Model, rate: float, requests: int, seed: int = 5
+    queue: Queue, rate: float, requests: int, seed: int = 5
 ) -> tuple[SimulatedRun, SimulatedRun]:
     fast, slow = (
         simulate_run(queue, rate, requests, np.random.SeedSequence(seed), generic=generic)
@@ -108,9 +107,7 @@ def test_a_trace_of_few_requests(policy: str, requests: int) -> None:
 def test_who_comes_just_after_the_end_of_a_step_enters_with_the_end_of_the_next() -> None:
     """The next float after it: of some steps the quotient by their length is a whole number."""
     law, rngs = LatencyModel(k4=0.1), [np.random.default_rng(0)]
-    queue = Model(
-        policy=parse_policy("continuous:max_batch_size=2"), output_tokens=LENGTHS, law=law
-    )
+    queue = Queue.read("continuous:max_batch_size=2", LENGTHS, law)
     for step in range(1, 40):
         at = math.nextafter(0.1 + (step - 1) * 0.1, math.inf)
         lengths, prompts = np.array([60, 1]), np.ones(2, dtype=np.int64)
@@ -169,7 +166,7 @@ def test_without_a_folder_for_compiled_code_there_is_an_answer_all_the_same() ->
 
 def test_without_any_bound_the_batch_is_the_whole_queue() -> None:
     for policy in ("dynamic", "elastic"):
-        queue = Model(policy=parse_policy(policy), output_tokens=LENGTHS, law=PLAIN)
+        queue = Queue.read(policy, LENGTHS, PLAIN)
         assert_same(*both(queue, 200.0, 3000))
 
 
@@ -230,11 +227,7 @@ def test_ties_are_broken_as_the_driver_breaks_them(
 @pytest.mark.parametrize("cv", [0.05, 0.5, 1.0, 1.5, 3.0])
 def test_residuals_drawn_in_one_block_are_those_drawn_batch_by_batch(cv: float) -> None:
     law = LatencyModel(k4=1.0, cv=cv)
-    queue = Model(
-        policy=parse_policy("single"),
-        output_tokens=parse_distribution("deterministic:value=1"),
-        law=law,
-    )
+    queue = Queue.read("single", parse_distribution("deterministic:value=1"), law)
     run = replay(
         queue,
         Trace(
@@ -287,12 +280,14 @@ def test_what_the_kernels_do_not_cover_goes_to_the_generic_simulator() -> None:
     engine with any number of slots.
     """
     backwards = LatencyModel(k1=0.0, k2=-2.0, k3=0.0, k4=1.0)
-    own = Model(policy=Own(max_batch_size=4), output_tokens=LENGTHS, law=PLAIN)
+    own = Queue(
+        policy=Own(max_batch_size=4),
+        requests=Requests(output_tokens=LENGTHS),
+        engine=Engine(law=PLAIN),
+    )
     assert not is_compiled(own)
     assert not is_compiled(model("elastic", backwards))
-    assert not is_compiled(
-        Model(policy=parse_policy("continuous"), output_tokens=LENGTHS, law=PLAIN)
-    )
+    assert not is_compiled(Queue.read("continuous", LENGTHS, PLAIN))
     run = simulate_run(own, 50.0, 200, np.random.SeedSequence(1))
     assert_same(
         run,
@@ -303,8 +298,8 @@ def test_what_the_kernels_do_not_cover_goes_to_the_generic_simulator() -> None:
 def test_prediction_does_not_load_the_compiler() -> None:
     """numba takes a second to import; only a simulation may."""
     code = (
-        "import sys, queueing.prediction, queueing.simulation.experiment; sys.exit('numba' in "
-        "sys.modules)"
+        "import sys, kendall.queueing.prediction, kendall.queueing.simulation.experiment; "
+        "sys.exit('numba' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=240).returncode == 0
 
@@ -327,7 +322,7 @@ def test_the_guide_table_draws_what_inversion_draws() -> None:
         "uniform:low=1,high=5000",
     ):
         law = parse_distribution(text, 20_000)
-        queue = Model(policy=parse_policy("single"), output_tokens=law, law=PLAIN)
+        queue = Queue.read("single", law, PLAIN)
         trace = draw_trace(queue, 1.0, 20_000, np.random.SeedSequence(8))
         rng = np.random.default_rng(np.random.SeedSequence(8).spawn(4)[1])
         assert np.array_equal(trace.output_tokens, law.sample(rng, 20_000))
@@ -372,9 +367,7 @@ def test_kernels_cover_laws_under_which_no_batch_ends_before_it_begins_and_slots
 
 @pytest.mark.parametrize(("slots", "compiled"), [(4096, True), (4097, False)])
 def test_kernels_cover_some_thousand_slots(slots: int, compiled: bool) -> None:
-    queue = Model(
-        policy=parse_policy(f"continuous:max_batch_size={slots}"), output_tokens=LENGTHS, law=PLAIN
-    )
+    queue = Queue.read(f"continuous:max_batch_size={slots}", LENGTHS, PLAIN)
     assert is_compiled(queue) == compiled
 
 

@@ -14,15 +14,14 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import kendall
-from kendall.policies import parse_policy
 from kendall.policies.core import Request
 from kendall.policies.text import SpecError
 from kendall.queueing.commands.cli import app
 from kendall.queueing.distributions.packing import POINTS, Reservations
 from kendall.queueing.distributions.token_distribution import TokenDistribution, parse_distribution
 from kendall.queueing.latency.law import LatencyModel
-from kendall.queueing.model import Model, in_saturation, load_bound, memory_limited
 from kendall.queueing.prediction import methods, predict_model
+from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.experiment import simulate_model, simulate_run
 from kendall.queueing.simulation.fast import SimulatedRun, Trace, is_compiled, replay
 from kendall.queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
@@ -43,12 +42,13 @@ COLUMNS = (
 TEXT = "k1=0.3e-3,k2=1.4e-3,k3=25e-6,k4=0.92e-3"
 
 
-def model(memory: int | None, policy: str = "continuous:max_batch_size=16", **given) -> Model:
-    limits = {"law": PLAIN, "output_tokens": LENGTHS, "prompt_tokens": PROMPTS} | given
-    return Model(policy=parse_policy(policy), max_context_tokens=memory, **limits)
+def model(memory: int | None, policy: str = "continuous:max_batch_size=16", **given) -> Queue:
+    limits = {"prompt_tokens": PROMPTS, "max_context_tokens": memory} | given
+    lengths, law = limits.pop("output_tokens", LENGTHS), limits.pop("law", PLAIN)
+    return Queue.read(policy, lengths, law, **limits)
 
 
-def both(queue: Model, rate: float, requests: int) -> tuple[SimulatedRun, SimulatedRun]:
+def both(queue: Queue, rate: float, requests: int) -> tuple[SimulatedRun, SimulatedRun]:
     fast_run, slow = (
         simulate_run(queue, rate, requests, np.random.SeedSequence(5), generic=generic)
         for generic in (False, True)
@@ -111,13 +111,13 @@ def test_ties_are_broken_as_the_driver_breaks_them(steps, law, servers, memory):
 def test_a_request_holds_its_token_limit_also_where_no_answer_reaches_it(limit, reserved, held):
     """Lengths that end at 64 under `--max-output-tokens 96`: the gateway reserves 96."""
     given = {"max_context_tokens": 1500, "reserved_tokens": reserved, "prompt_tokens": PROMPTS}
-    queue = Model.read(
+    queue = Queue.read(
         "continuous:max_batch_size=16", LENGTHS, PLAIN, max_output_tokens=limit, **given
     )
     asked = Request("0", 0.0, 10, limit, reserved_tokens=reserved or 2**62)
     assert held + 10 == asked.context_tokens
     expected = Reservations(1500, held, PROMPTS).chances(16)
-    assert in_saturation(queue) == pytest.approx(expected)
+    assert queue.in_saturation == pytest.approx(expected)
     found, slow = both(queue, 0.8 * queue.largest_stable_rate, 1500)
     for name in COLUMNS:
         assert np.array_equal(getattr(found, name), getattr(slow, name)), name
@@ -127,7 +127,7 @@ def test_more_memory_held_than_used_lengthens_the_delay():
     """Answers of at most 64 tokens wait as if each were to have its whole limit of 160."""
     given = {"max_context_tokens": 1500, "prompt_tokens": PROMPTS}
     exact, wide = (
-        Model.read("continuous:max_batch_size=16", LENGTHS, PLAIN, max_output_tokens=limit, **given)
+        Queue.read("continuous:max_batch_size=16", LENGTHS, PLAIN, max_output_tokens=limit, **given)
         for limit in (64, 160)
     )
     rate = 0.8 * wide.largest_stable_rate
@@ -192,7 +192,7 @@ def test_requests_of_one_size_leave_so_many_slots():
     """No prompts: 3000 tokens are 46 requests of 64."""
     queue = model(3000, "continuous:max_batch_size=64", prompt_tokens=None)
     slots = model(None, "continuous:max_batch_size=46", prompt_tokens=None)
-    assert in_saturation(queue) == {46: 1.0}
+    assert queue.in_saturation == {46: 1.0}
     assert queue.largest_stable_rate == pytest.approx(slots.largest_stable_rate, rel=1e-12)
     rate = 0.8 * queue.largest_stable_rate
     held, slotted = (simulate_model(each, rate, num_requests=5000) for each in (queue, slots))
@@ -204,7 +204,7 @@ def test_where_the_memory_cannot_bind_the_formula_answers():
     largest = 250 + 64
     enough, less = (model(memory, law=FULL) for memory in (16 * largest, 16 * largest - 1))
     plain = model(None, law=FULL)
-    assert [memory_limited(each) for each in (enough, less, plain)] == [False, True, False]
+    assert [each.memory_limited for each in (enough, less, plain)] == [False, True, False]
     assert methods(enough) == methods(plain)
     assert methods(less) == ("simulation",)
     assert enough.largest_stable_rate == plain.largest_stable_rate
@@ -231,19 +231,19 @@ def test_it_binds_smoothly_and_the_answer_says_what_does():
     assert rates == sorted(rates)
     assert rates[0] < 0.25 * slots
     assert rates[-1] == slots
-    bounds = [load_bound(model(memory)) for memory in (1000, 3000, 4000, 5024)]
+    bounds = [model(memory).load_bound for memory in (1000, 3000, 4000, 5024)]
     assert bounds == ["memory", "memory", "slots", "slots"]
-    assert load_bound(model(None)) is None
+    assert model(None).load_bound is None
 
 
-def drift(queue: Model, rate: float, requests: int) -> float:
+def drift(queue: Queue, rate: float, requests: int) -> float:
     """By how much the delay grows from one half of a run to the other, of the mean of both."""
     delay = simulate_run(queue, rate, requests, np.random.SeedSequence(2)).queueing_delay
     halves = delay[: requests // 2].mean(), delay[requests // 2 :].mean()
     return float((halves[1] - halves[0]) / (halves[0] + halves[1]))
 
 
-def served(queue: Model, requests: int) -> float:
+def served(queue: Queue, requests: int) -> float:
     """Requests/s that leave while the queue never empties."""
     run = simulate_run(queue, 3 * queue.largest_stable_rate, requests, np.random.SeedSequence(4))
     last = run.released_at[-1]
@@ -259,7 +259,7 @@ CELLS = {
 }
 
 
-def cell(name: str, law: LatencyModel = PLAIN) -> Model:
+def cell(name: str, law: LatencyModel = PLAIN) -> Queue:
     lengths, limit, prompts, memory, slots = CELLS[name]
     return model(
         memory,
@@ -274,7 +274,7 @@ def cell(name: str, law: LatencyModel = PLAIN) -> Model:
 @pytest.mark.parametrize("name", CELLS)
 def test_the_largest_stable_rate_is_what_a_full_queue_is_served_at(name, law):
     queue = cell(name, law)
-    assert memory_limited(queue)
+    assert queue.memory_limited
     assert served(queue, 60_000) == pytest.approx(queue.largest_stable_rate, rel=0.02)
 
 
@@ -368,7 +368,7 @@ def test_the_python_api_takes_it_too():
 )
 def test_what_it_cannot_be_is_said(policy, lengths, memory, message):
     with pytest.raises(SpecError, match="^" + re.escape(message)):
-        Model.read(
+        Queue.read(
             policy,
             lengths,
             TEXT,
@@ -424,7 +424,7 @@ def test_what_is_reserved_is_held_in_place_of_a_larger_limit():
     assert rate(900, 64) == rate(900, 1000) == rate(900, None)
     assert rate(900, 64) < rate(900, 20) < rate(900, 1) < rate(None, None)
     held = Reservations(900, 20, PROMPTS).chances(16)
-    assert in_saturation(model(900, reserved_tokens=20)) == pytest.approx(held)
+    assert model(900, reserved_tokens=20).in_saturation == pytest.approx(held)
 
 
 def test_a_reservation_without_a_memory_is_refused_and_one_with_is_told():

@@ -8,17 +8,17 @@ import math
 import numpy as np
 import pytest
 
-from kendall.policies import parse_policy
 from kendall.queueing.choosing.forecast import Setting
 from kendall.queueing.choosing.objective import Objective
 from kendall.queueing.control.assess import Assessment, assess
 from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.engine_bounds import EngineBounds
 from kendall.queueing.estimation.estimates import Estimates
 from kendall.queueing.estimation.window.snapshot import COLUMN, Snapshot
-from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.estimation.window_queue import QueueLimits
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.measurement.statistics import mean_interval
-from kendall.queueing.model import Model
+from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.fast import draw_trace, replay
 from tests.queueing.advised import advise, what_ifs
 from tests.queueing.estimation_windows import snapshot_of_run
@@ -30,18 +30,18 @@ COUNT = 180_000
 WITHIN = 0.05
 
 
-def queue(memory: int | None = MEMORY, reserved: int | None = None) -> Model:
-    return Model(
-        policy=parse_policy(f"continuous:max_batch_size={SLOTS}"),
-        output_tokens=parse_distribution("lognormal:mu=3,sigma=0.7", LIMIT),
+def queue(memory: int | None = MEMORY, reserved: int | None = None) -> Queue:
+    return Queue.read(
+        f"continuous:max_batch_size={SLOTS}",
+        parse_distribution("lognormal:mu=3,sigma=0.7", LIMIT),
+        LAW,
         prompt_tokens=parse_distribution("uniform:low=10,high=500"),
-        law=LAW,
         max_context_tokens=memory,
         reserved_tokens=reserved,
     )
 
 
-def window(model: Model, load: float) -> Snapshot:
+def window(model: Queue, load: float) -> Snapshot:
     rate = load * model.largest_stable_rate
     trace = draw_trace(model, rate, COUNT, np.random.SeedSequence(3))
     return snapshot_of_run(replay(model, trace), model, trace.prompt_tokens, LIMIT)
@@ -50,11 +50,11 @@ def window(model: Model, load: float) -> Snapshot:
 def assessed(
     seen: Snapshot, memory: int | None = MEMORY, reserved: int | None = None
 ) -> Assessment:
-    limits = Limits(
+    limits = QueueLimits(
         max_output_tokens=LIMIT,
-        max_num_seqs=SLOTS,
-        max_context_tokens=memory,
-        reserved_tokens=reserved,
+        engine=EngineBounds(
+            max_num_seqs=SLOTS, max_context_tokens=memory, reserved_tokens=reserved
+        ),
     )
     return assess(seen, LAW, limits)
 
@@ -66,7 +66,7 @@ def test_it_is_predicted_where_the_memory_binds(load: float, reserved: int | Non
     found = assessed(seen, reserved=reserved)
     assert abs(found.compared.error) <= WITHIN, found.compared
     assert found.model is not None
-    assert found.model.max_context_tokens == MEMORY
+    assert found.model.engine.bounds.max_context_tokens == MEMORY
     assert found.load.value == pytest.approx(load, rel=0.03)
     assert found.prediction is not None
     assert found.prediction.load_bound == "memory"
@@ -76,8 +76,7 @@ def test_it_is_predicted_where_the_memory_binds(load: float, reserved: int | Non
 
 def test_answers_that_never_reach_the_limit_hold_it_all_the_same() -> None:
     """Lengths that end at 60 under a limit of 128."""
-    model = dataclasses.replace(
-        queue(),
+    model = queue().but(
         output_tokens=parse_distribution("lognormal:mu=3,sigma=0.7", 60),
         max_output_tokens=LIMIT,
     )
@@ -85,7 +84,10 @@ def test_answers_that_never_reach_the_limit_hold_it_all_the_same() -> None:
     found = assessed(seen)
     assert abs(found.compared.error) <= WITHIN, found.compared
     assert found.model is not None
-    assert (found.model.output_tokens.longest, found.model.max_context_tokens) == (60, MEMORY)
+    assert (
+        found.model.requests.output_tokens.longest,
+        found.model.engine.bounds.max_context_tokens,
+    ) == (60, MEMORY)
     assert found.load.value == pytest.approx(0.8, rel=0.03)
 
 
@@ -99,7 +101,7 @@ def test_memory_that_cannot_bind_changes_nothing() -> None:
     seen = window(queue(memory=None), 0.6)
     plain, roomy = assessed(seen, None), assessed(seen, SLOTS * (500 + LIMIT))
     assert roomy.model is not None
-    assert roomy.model.max_context_tokens is None
+    assert roomy.model.engine.bounds.max_context_tokens is None
     assert roomy.prediction == plain.prediction
 
 
@@ -120,7 +122,7 @@ def test_where_it_is_not_known_what_requests_hold_there_is_no_memory_in_the_mode
         rows[:, COLUMN[name]] = value
     found = assessed(seen.having(rows))
     assert found.model is not None
-    assert found.model.max_context_tokens is None, reason
+    assert found.model.engine.bounds.max_context_tokens is None, reason
 
 
 def test_what_is_held_is_kept_with_the_estimates() -> None:
@@ -142,7 +144,9 @@ def test_what_is_held_is_kept_with_the_estimates() -> None:
 def test_advice_and_what_ifs_say_that_memory_cuts_batches() -> None:
     """No model has such batches: among the policies they are left out, and a what-if says so."""
     seen = window(queue(), 0.6)
-    limits = Limits(max_output_tokens=LIMIT, max_num_seqs=SLOTS, max_context_tokens=MEMORY)
+    limits = QueueLimits(
+        max_output_tokens=LIMIT, engine=EngineBounds(max_num_seqs=SLOTS, max_context_tokens=MEMORY)
+    )
     found = assess(seen, LAW, limits).estimates
     setting = Setting(policy=f"continuous:max_batch_size={SLOTS}", max_output_tokens=LIMIT)
     (advice,) = advise(found, LAW, setting, limits, Objective(name="delay"), targets=["policy"])

@@ -10,7 +10,7 @@ import pytest
 from kendall.policies import Request, parse_policy
 from kendall.queueing.control.assess import assess
 from kendall.queueing.estimation.window.window import Window
-from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.estimation.window_queue import QueueLimits
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.measurement.record import Record
 from kendall.queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
@@ -54,7 +54,7 @@ def predicted_and_observed(
     for record in records:
         window.on_record(record)
     end = max(record.released_at or 0.0 for record in records)
-    found = assess(window.snapshot(policy, end), LAW, Limits())
+    found = assess(window.snapshot(policy, end), LAW, QueueLimits())
     assert found.prediction is not None
     delays = [record.queueing_delay or 0.0 for record in records]
     mean = found.prediction.queueing_delay.mean
@@ -93,7 +93,7 @@ def test_interruptions_that_are_more_than_the_engine_can_do_are_told_as_load() -
     for record in records:
         if (record.released_at or 0.0) <= end:
             window.on_record(record)
-    found = assess(window.snapshot(policy, end), law, Limits())
+    found = assess(window.snapshot(policy, end), law, QueueLimits())
     assert found.model is not None
     assert found.model.load(found.estimates.arrival_rate.value) < 0.9
     assert found.prediction is None

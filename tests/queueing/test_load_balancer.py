@@ -17,27 +17,22 @@ from kendall.queueing.choosing.advice.load_balancer import USUAL, behind_load_ba
 from kendall.queueing.choosing.forecast import Setting
 from kendall.queueing.choosing.gain.operating_point import OperatingPoint
 from kendall.queueing.control.assess import assess
+from kendall.queueing.engine_bounds import EngineBounds
 from kendall.queueing.estimation.estimates import Estimates
-from kendall.queueing.estimation.window_queue import Limits
-from kendall.queueing.model import Model
+from kendall.queueing.estimation.window_queue import QueueLimits
 from kendall.queueing.prediction import predict_model
+from kendall.queueing.queue import Queue
 from tests.queueing.estimation_runs import LAW, LENGTHS
 from tests.queueing.estimation_windows import window_of
 
 SERVERS, LOAD = 2, 0.7
-LIMITS = Limits(max_num_seqs=16, servers=SERVERS)
+LIMITS = QueueLimits(servers=SERVERS, engine=EngineBounds(max_num_seqs=16))
 POLICIES = ("single", "capped:max_batch_size=4", "continuous:max_batch_size=4")
 
 
 @cache
 def estimates(policy: str) -> Estimates:
-    model = Model(
-        policy=parse_policy(policy),
-        output_tokens=LENGTHS,
-        law=LAW,
-        max_num_seqs=16,
-        servers=SERVERS,
-    )
+    model = Queue.read(policy, LENGTHS, LAW, servers=SERVERS, max_num_seqs=16)
     return assess(window_of(model, LOAD, 4000, 1), LAW, LIMITS).estimates
 
 
@@ -64,7 +59,7 @@ def test_the_numbers_are_those_of_predict_with_this_routing(policy: str) -> None
     model = known.model(Setting(policy=policy, servers=SERVERS))
     assert [each["routing"] for each in found["routings"]] == ["random", "round_robin"]
     for each in ({"routing": "central"} | found["central"], *found["routings"]):
-        one = predict_model(dataclasses.replace(model, routing=each["routing"]), known.rate)
+        one = predict_model(model.but(routing=each["routing"]), known.rate)
         for name in ("queueing_delay", "sojourn_time"):
             there, here = getattr(one, name), each[name]
             errors = (there.standard_error or 0.0, here.get("standard_error") or 0.0)

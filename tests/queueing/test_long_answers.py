@@ -11,14 +11,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from kendall.policies import parse_policy
 from kendall.queueing.distributions.token_distribution import TokenDistribution, parse_distribution
 from kendall.queueing.latency.batch_time import BatchTime
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.latency.service_laws import MOST_COUNTS, thinned
-from kendall.queueing.model import Model
 from kendall.queueing.models.batches.batch_chain import solve_batch_chain
 from kendall.queueing.prediction import predict_model
+from kendall.queueing.queue import Queue
 from kendall.queueing.result import Quantiles
 from kendall.queueing.simulation.experiment import simulate_run
 
@@ -34,10 +33,8 @@ LONGEST = (
 
 def queue(
     lengths: str, limit: int, policy: str = "elastic:max_batch_size=8", law: LatencyModel = LAW
-) -> Model:
-    return Model(
-        policy=parse_policy(policy), output_tokens=parse_distribution(lengths, limit), law=law
-    )
+) -> Queue:
+    return Queue.read(policy, parse_distribution(lengths, limit), law)
 
 
 @pytest.mark.parametrize(("lengths", "limit"), LONGEST)
@@ -109,9 +106,7 @@ def test_thinned_lengths_keep_their_mean_their_ends_and_nearly_their_variance() 
 def test_thinning_does_not_move_the_prediction(lengths: str, limit: int) -> None:
     """Four times fewer counts than are kept apart: the mean delay near saturation moves by 1e-5."""
     whole = queue(lengths, limit)
-    few = Model(
-        policy=whole.policy, output_tokens=thinned(whole.output_tokens, MOST_COUNTS // 4), law=LAW
-    )
+    few = Queue.read(whole.policy, thinned(whole.requests.output_tokens, MOST_COUNTS // 4), LAW)
     rate = 0.97 * whole.largest_stable_rate
     means = [predict_model(model, rate, "exact").queueing_delay.mean for model in (whole, few)]
     assert means[0] != means[1]
@@ -165,7 +160,7 @@ def p99(values: np.ndarray) -> float:
 
 
 def compare(
-    model: Model, load: float, requests: int, runs: int, seed: int
+    model: Queue, load: float, requests: int, runs: int, seed: int
 ) -> list[tuple[Quantiles, Measured, Measured]]:
     """Queueing delay and sojourn: predicted, simulated mean and 99th percentile."""
     rate = load * model.largest_stable_rate

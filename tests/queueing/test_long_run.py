@@ -14,11 +14,12 @@ from kendall.queueing.choosing.forecast import Setting
 from kendall.queueing.choosing.gain.criterion import Criterion
 from kendall.queueing.choosing.gain.operating_point import OperatingPoint
 from kendall.queueing.control.long_run import KEPT, MOVED, SCATTER, STEP, LongRun, long_run
+from kendall.queueing.engine_bounds import EngineBounds
 from kendall.queueing.estimation.interval import UNKNOWN, symmetric, without_interval
 from kendall.queueing.estimation.lengths.lengths import lengths
 from kendall.queueing.estimation.lengths.within_calls import WithinCalls
 from kendall.queueing.estimation.speed.speed_process import Stalls
-from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.estimation.window_queue import QueueLimits
 from tests.queueing.assessed_windows import LAW, capacity, seen
 
 FOUR, SLOTS = (
@@ -31,7 +32,9 @@ def point(setting: Setting, load: float = 0.5, **about: Any) -> OperatingPoint:
     """Rate +- 1 %, speed +- 0.5 %, cv 0.15 +- 0.01, at 50 s."""
     rate = load * capacity(setting)
     found = replace(seen(50.0, setting, rate).estimates, **about)
-    return OperatingPoint(estimates=found, shape=LAW, limits=Limits(max_num_seqs=8))
+    return OperatingPoint(
+        estimates=found, shape=LAW, limits=QueueLimits(engine=EngineBounds(max_num_seqs=8))
+    )
 
 
 def at(of: OperatingPoint, setting: Setting, before: LongRun | None = None) -> LongRun:
@@ -88,7 +91,7 @@ def test_servers_and_the_lengths_of_calls_that_differ_in_another_way_are_another
     two = Setting(policy=FOUR.policy, servers=2)
     of = replace(point(FOUR), factors={0: 1.0, 1: 1.1})
     first = at(of, two)
-    assert first.model.server_speeds == (1.0, 1.1)
+    assert first.model.engine.server_speeds == (1.0, 1.1)
     assert at(replace(of, factors={0: 1.0, 1: 1.11}), two, first) is first
     assert at(replace(of, factors={0: 1.0, 1: 1.2}), two, first) is not first
     assert at(replace(of, factors={}), two, first) is not first
@@ -127,8 +130,8 @@ def test_stalls_cost_what_the_same_machine_without_them_lacks() -> None:
     found = at(point(FOUR, 0.4, stalls=stalls), FOUR)
     told, queue = found.stalled, found.model
     assert told is not None
-    assert queue.law.stall_share == 0.02
-    calm = precise(replace(queue, law=queue.law.without_stalls()), found.point.rate)
+    assert queue.engine.law.stall_share == 0.02
+    calm = precise(queue.but(law=queue.engine.law.without_stalls()), found.point.rate)
     assert told.smooth == pytest.approx(calm.served_queueing_delay.mean)
     assert told.mean == found.mean > told.smooth
     behind = at(point(SLOTS, 0.4, policy="continuous", stalls=stalls), SLOTS)

@@ -22,18 +22,18 @@ from kendall.queueing.measurement.delay_variance import (
 )
 from kendall.queueing.measurement.mean_interval import mean_interval, plug_in, run_factor
 from kendall.queueing.measurement.statistics import FloatArray, Interval, find_warm_up
-from kendall.queueing.model import Model
 from kendall.queueing.prediction import predict_model
+from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.experiment import simulate_run
 from kendall.queueing.simulation.fast import SimulatedRun
 
 MM1 = [1.0, 2.0, 6.0, 24.0]  # moments of the service time
 ONE_TOKEN = parse_distribution("deterministic:value=1")
 QUEUES = {
-    "M/M/1": Model.read("single", ONE_TOKEN, LatencyModel(k4=1.0, cv=1.0)),
-    "M/D/1": Model.read("single", ONE_TOKEN, LatencyModel(k4=1.0)),
-    "M/G/1, SCV 4": Model.read("single", ONE_TOKEN, LatencyModel(k4=1.0, cv=2.0)),
-    "capped:max_batch_size=8": Model.read(
+    "M/M/1": Queue.read("single", ONE_TOKEN, LatencyModel(k4=1.0, cv=1.0)),
+    "M/D/1": Queue.read("single", ONE_TOKEN, LatencyModel(k4=1.0)),
+    "M/G/1, SCV 4": Queue.read("single", ONE_TOKEN, LatencyModel(k4=1.0, cv=2.0)),
+    "capped:max_batch_size=8": Queue.read(
         "capped:max_batch_size=8",
         "uniform:low=1,high=60",
         LatencyModel(k1=0.002, k2=0.01, k3=0.0002, k4=0.002),
@@ -82,7 +82,7 @@ def judged(run: SimulatedRun, planned: float | None = None) -> tuple[Interval, I
     return mean_interval(delays), mean_interval(delays, theory=theory)
 
 
-def planned_spread(model: Model, rate: float, count: int, exact: float) -> float:
+def planned_spread(model: Queue, rate: float, count: int, exact: float) -> float:
     """Standard deviation over the mean of runs of this length, as `compare` plans it."""
     answer = Predicted(
         load=model.load(rate), queueing_delay=exact, sojourn_time=None, method="exact"

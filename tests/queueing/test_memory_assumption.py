@@ -6,6 +6,7 @@ import pytest
 from kendall.policies import parse_policy
 from kendall.queueing.control.assess import assess
 from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.engine_bounds import EngineBounds
 from kendall.queueing.estimation.assumptions.assumption import Assumption
 from kendall.queueing.estimation.assumptions.engine_assumptions import (
     NEGLIGIBLE,
@@ -13,9 +14,9 @@ from kendall.queueing.estimation.assumptions.engine_assumptions import (
     waits_beside_free_slots,
 )
 from kendall.queueing.estimation.window.snapshot import COLUMN, WIDTH, Snapshot
-from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.estimation.window_queue import QueueLimits
 from kendall.queueing.latency.law import LatencyModel
-from kendall.queueing.model import Model
+from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.experiment import simulate_run
 from tests.queueing.estimation_windows import snapshot_of_run
 
@@ -26,11 +27,11 @@ CONTINUOUS = f"continuous:max_batch_size={SLOTS}"
 
 
 def window(memory: int | None, load: float, policy: str = CONTINUOUS, servers: int = 1) -> Snapshot:
-    model = Model(
-        policy=parse_policy(policy),
-        output_tokens=parse_distribution("lognormal:mu=3,sigma=0.7", 128),
+    model = Queue.read(
+        policy,
+        parse_distribution("lognormal:mu=3,sigma=0.7", 128),
+        LAW,
         prompt_tokens=parse_distribution("uniform:low=10,high=500"),
-        law=LAW,
         servers=servers,
         max_context_tokens=memory,
     )
@@ -135,8 +136,14 @@ def test_an_empty_window_cannot_tell() -> None:
 def test_an_assessment_names_it() -> None:
     """The sojourn is longer than the prediction without a bound, and that is why."""
     seen = window(3000, 0.9)
-    found = assess(seen, LAW, Limits(max_num_seqs=SLOTS, max_output_tokens=128))
+    found = assess(
+        seen, LAW, QueueLimits(max_output_tokens=128, engine=EngineBounds(max_num_seqs=SLOTS))
+    )
     assert found.compared.verdict == "disagree"
     assert "enough_memory" in found.compared.reasons
-    plain = assess(window(None, 0.7), LAW, Limits(max_num_seqs=SLOTS, max_output_tokens=128))
+    plain = assess(
+        window(None, 0.7),
+        LAW,
+        QueueLimits(max_output_tokens=128, engine=EngineBounds(max_num_seqs=SLOTS)),
+    )
     assert next(each for each in plain.compared.assumptions if each.name == "enough_memory").holds

@@ -14,11 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from kendall.policies import parse_policy
 from kendall.queueing.distributions.token_distribution import parse_distribution
 from kendall.queueing.latency.law import LatencyModel
-from kendall.queueing.model import Model
 from kendall.queueing.prediction import predict_model
+from kendall.queueing.queue import Queue
 from kendall.queueing.result import Quantiles
 from kendall.queueing.simulation.experiment import simulate_model
 
@@ -90,7 +89,7 @@ class Pair:
         return (self.predicted.p99 or np.nan) / (self.simulated.p99 or np.nan) - 1
 
 
-def model(case: Case, cv: float = 0.1) -> tuple[Model, float]:
+def model(case: Case, cv: float = 0.1) -> tuple[Queue, float]:
     policy, lengths, load, patience = case
     law = LatencyModel(
         k1=LAW.k1,
@@ -99,12 +98,7 @@ def model(case: Case, cv: float = 0.1) -> tuple[Model, float]:
         k4=LAW.k4,
         cv=0.0 if policy in ("dynamic", "elastic") else cv,
     )
-    queue = Model(
-        policy=parse_policy(policy),
-        output_tokens=parse_distribution(lengths, 128),
-        law=law,
-        patience=patience,
-    )
+    queue = Queue.read(policy, parse_distribution(lengths, 128), law, patience=patience)
     return queue, load * queue.largest_stable_rate
 
 

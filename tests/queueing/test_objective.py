@@ -10,7 +10,6 @@ import math
 import numpy as np
 import pytest
 
-from kendall.policies import parse_policy
 from kendall.policies.text import SpecError
 from kendall.queueing.choosing.forecast import Forecast, Setting
 from kendall.queueing.choosing.gain.criterion import Criterion, forbidden, parse_objective
@@ -18,7 +17,7 @@ from kendall.queueing.choosing.objective import Objective, Slo, parse_slo, utili
 from kendall.queueing.distributions.token_distribution import TokenDistribution
 from kendall.queueing.estimation.interval import UNKNOWN
 from kendall.queueing.latency.law import LatencyModel
-from kendall.queueing.model import Model
+from kendall.queueing.queue import Queue
 from kendall.queueing.result import Prediction, Quantiles
 from tests.queueing.made import prediction_of
 
@@ -164,9 +163,7 @@ def test_a_parameter_of_an_objective_has_its_range(
 
 
 LENGTHS = TokenDistribution(np.array([0.0, 0.25, 0.25, 0.25, 0.25]))
-MODEL = Model(
-    policy=parse_policy("single"), output_tokens=LENGTHS.clip(2), law=LatencyModel(k4=0.5)
-)
+MODEL = Queue.read("single", LENGTHS.clip(2), LatencyModel(k4=0.5))
 V1, V2 = Objective(name="v1", theta=0.25), Objective(name="v2", theta=0.25, loss_cost=3.0)
 P99, SOJOURN = parse_slo("p99_queueing_delay=9s"), parse_slo("mean_sojourn_time=9s")
 

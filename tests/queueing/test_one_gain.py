@@ -21,7 +21,7 @@ from kendall.queueing.choosing.gain.response import NIL
 from kendall.queueing.choosing.quantity import compared_by
 from kendall.queueing.estimation.estimates import Estimates
 from kendall.queueing.estimation.speed.speed_process import Stalls
-from kendall.queueing.model import Model
+from kendall.queueing.queue import Queue
 from tests.queueing.advised import advise, what_ifs
 from tests.queueing.families import DELAY, LAWS, LIMITS, POLICY, TURNAROUND, USUAL, assessed, window
 
@@ -56,7 +56,7 @@ def asked(known: Estimates, law: str, after: str) -> tuple[float, float]:
     quantity = compared_by(map(parse_policy, (POLICY, after)))
     means = [getattr(each.prediction, quantity).mean for each in forecasts]
     operating_point = OperatingPoint(estimates=known, shape=shape, limits=LIMITS)
-    model: Model = operating_point.model(CURRENT)
+    model: Queue = operating_point.model(CURRENT)
     found = best_policy(model, (POLICY, after), operating_point.rate, DELAY)
     assert found.compared == quantity
     scores = [point["score"] for point in found.curve]

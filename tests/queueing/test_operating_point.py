@@ -32,17 +32,18 @@ from kendall.queueing.choosing.gain.sensitivity import STEP, log_half_width
 from kendall.queueing.choosing.objective import Objective, parse_slo
 from kendall.queueing.choosing.search import Optimum, largest_kept
 from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.engine_bounds import EngineBounds
 from kendall.queueing.errors import UnstableQueueError
 from kendall.queueing.estimation.interval import NORMAL, UNKNOWN, symmetric
 from kendall.queueing.estimation.lengths.lengths import lengths
 from kendall.queueing.estimation.speed.speed_process import Stalls
 from kendall.queueing.estimation.stall_backlog import utilisation_of
-from kendall.queueing.estimation.window_queue import Limits
-from kendall.queueing.model import Model
+from kendall.queueing.estimation.window_queue import QueueLimits
+from kendall.queueing.queue import Queue
 from kendall.queueing.result import Prediction, Quantiles
 from kendall.queueing.simulation.experiment import simulate_run
 from tests.queueing.assessed_windows import LAW, LAWFUL, capacity, seen
-from tests.queueing.made import prediction_of
+from tests.queueing.made import made_queue, prediction_of
 
 FOUR, SINGLE, SLOTS = (
     Setting(policy="capped:max_batch_size=4"),
@@ -59,7 +60,7 @@ def operating_point(load: float = 0.5, **about: Any) -> OperatingPoint:
             {
                 "estimates": shown.estimates,
                 "shape": LAW,
-                "limits": Limits(max_num_seqs=8),
+                "limits": QueueLimits(engine=EngineBounds(max_num_seqs=8)),
             }
             | about
         )
@@ -71,8 +72,10 @@ def but(of: OperatingPoint, **about: Any) -> OperatingPoint:
     return replace(of, estimates=replace(of.estimates, **about))
 
 
-def model(policy: str, **about: Any) -> Model:
-    return Model(**({"policy": parse_policy(policy), "output_tokens": LAWFUL, "law": LAW} | about))
+def model(policy: str, **about: Any) -> Queue:
+    return queue_of(
+        **({"policy": parse_policy(policy), "output_tokens": LAWFUL, "law": LAW} | about)
+    )
 
 
 # lengths
@@ -322,7 +325,7 @@ def test_a_response_has_the_directions_of_every_estimate() -> None:
     assert found.smooth[5:] == pytest.approx(scale * (smooth - smooth.mean()), rel=1e-3, abs=1e-6)
     assert of.sensitivity.response(FOUR, DELAY) is found
     assert (
-        operating_point(limits=Limits(max_num_seqs=8, patience=9.0))
+        operating_point(limits=QueueLimits(patience=9.0, engine=EngineBounds(max_num_seqs=8)))
         .sensitivity.response(FOUR, DELAY)
         .pole
         is False

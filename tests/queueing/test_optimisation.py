@@ -28,8 +28,9 @@ from kendall.queueing.distributions.token_distribution import parse_distribution
 from kendall.queueing.errors import NoStableChoiceError
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.latency.profile import load_profile
-from kendall.queueing.model import Model
 from kendall.queueing.prediction import predict_model
+from kendall.queueing.queue import Queue
+from tests.queueing.made import made_queue
 
 YANG = LatencyModel(k2=0.7764, k4=0.022032)
 TOKENS = parse_distribution("lognormal:mu=7,sigma=0.7", 20_000)
@@ -43,8 +44,8 @@ ARGUMENTS = [
 ]
 
 
-def queue(policy: str = "single", **values: Any) -> Model:
-    return Model(**{"policy": parse_policy(policy), "output_tokens": SHORT, "law": ENGINE} | values)
+def queue(policy: str = "single", **values: Any) -> Queue:
+    return made_queue(**{"policy": policy, "output_tokens": SHORT, "law": ENGINE} | values)
 
 
 @pytest.mark.parametrize(("theta", "limit"), [(119 / 120, 1324), (199 / 200, 1600)])
@@ -54,7 +55,7 @@ def test_yangs_first_objective_has_its_optimum_where_theory_puts_it(
     """THEORY a: 1324 with theta = 119/120 as printed, 1600 with 199/200; the rounding to whole
     tokens moves it by one or two.
     """
-    model = Model(policy=parse_policy("single"), output_tokens=TOKENS, law=YANG)
+    model = Queue.read("single", TOKENS, YANG)
     best = best_token_limit(model, 1 / 40, Objective(name="v1", theta=theta)).best
     assert abs(best["max_output_tokens"] - limit) <= 2
 
@@ -64,7 +65,7 @@ def test_yangs_second_objective_as_printed_rewards_waiting() -> None:
     """THEORY b, exact loss, served delay: 1265 with the printed `+`, 408 (hardly a loss) with
     the sane `-`.
     """
-    model = Model(policy=parse_policy("single"), output_tokens=TOKENS, law=YANG, patience=60.0)
+    model = Queue.read("single", TOKENS, YANG, patience=60.0)
     printed = best_token_limit(
         model, 1 / 25, Objective(name="v2", theta=0.95, loss_cost=4, sign=+1), largest=4000
     ).best
@@ -89,12 +90,12 @@ def test_every_limit_at_once_scores_as_prediction_does(name: str) -> None:
     model = queue(law=law, prompt_tokens=parse_distribution("uniform:low=5,high=40"))
     found = best_token_limit(model, 40.0, Objective(name=name, theta=0.8))
     for point in found.curve[4::9]:
-        clipped = Model.read(
+        clipped = Queue.read(
             model.policy,
             SHORT,
             law,
             max_output_tokens=point["max_output_tokens"],
-            prompt_tokens=model.prompt_tokens,
+            prompt_tokens=model.requests.prompt_tokens,
         )
         assert point["queueing_delay"] == pytest.approx(
             predict_model(clipped, 40.0).queueing_delay.mean, rel=1e-9
@@ -122,7 +123,7 @@ def test_a_refined_grid_finds_what_brute_force_finds() -> None:
     found = best_token_limit(model, 100.0, Objective(name="v1", theta=0.05))
     useful, scores = utilities(SHORT), {}
     for limit in range(1, 33):
-        clipped = Model.read(model.policy, SHORT, model.law, max_output_tokens=limit)
+        clipped = Queue.read(model.policy, SHORT, model.engine.law, max_output_tokens=limit)
         if clipped.load(100.0) < 1:
             scores[limit] = -(
                 0.05 * useful[limit]
@@ -149,11 +150,7 @@ def test_a_refined_grid_finds_what_brute_force_finds() -> None:
 def test_the_batch_size_of_most_throughput_for_heavy_tails(ratio: float, size: int) -> None:
     """THEORY d: lognormal(7, .7), k1 = k2 = 0: b* depends on k4 / k3 only."""
     tokens = parse_distribution("lognormal:mu=7,sigma=0.7", 60_000)
-    model = Model(
-        policy=parse_policy("fixed:batch_size=2"),
-        output_tokens=tokens,
-        law=LatencyModel(k3=1e-3, k4=1e-3 * ratio),
-    )
+    model = Queue.read("fixed:batch_size=2", tokens, LatencyModel(k3=1e-3, k4=1e-3 * ratio))
     found = best_batch_size(model, 0.01, Objective(name="throughput"), largest=20)
     assert found.best["batch_size"] == size
     assert found.note is None
@@ -168,8 +165,7 @@ def test_light_tails_have_no_finite_batch_size_of_most_throughput() -> None:
 
 
 def test_the_batch_size_is_the_smallest_within_the_tolerances_wherever_the_search_ends() -> None:
-    model = dataclasses.replace(
-        queue("capped:max_batch_size=8"),
+    model = queue("capped:max_batch_size=8").but(
         law=load_profile("reference").law,
         output_tokens=parse_distribution("lognormal:mu=4,sigma=0.6").clip(256),
     )

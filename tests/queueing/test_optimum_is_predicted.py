@@ -4,7 +4,6 @@ one that was asked for, its values are those of `kendall predict`.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from functools import lru_cache
 
@@ -16,8 +15,8 @@ from kendall.queueing.choosing.answer import Prices
 from kendall.queueing.choosing.objective import Objective, parse_slos
 from kendall.queueing.choosing.rates import largest_rate
 from kendall.queueing.choosing.token_limit import best_token_limit
-from kendall.queueing.model import Model, one_of_several, seen_by_a_request
 from kendall.queueing.prediction import infinite_mean, predict_model
+from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.experiment import simulate_model, simulate_run
 from tests.queueing.optimum_is_predicted import Case, cases, misses
 from tests.queueing.test_kernels import assert_same
@@ -53,7 +52,7 @@ def test_the_largest_rate_of_requests_sent_in_turn_is_that_of_erlang_gaps() -> N
 
     exact = 2 * float(brentq(lambda rate: p99(rate) - 5.0, 0.2, 0.6))
     assert exact == pytest.approx(0.8705, abs=1e-3)
-    model = Model.read(
+    model = Queue.read(
         "single",
         "geometric:mean=500",
         "k1=0,k2=0,k3=0,k4=0.002",
@@ -74,10 +73,10 @@ def test_a_path_is_that_of_one_of_the_servers_at_its_share_of_the_rate(
     policy: str, routing: str
 ) -> None:
     """Whoever draws it: the split is not the caller's."""
-    model = Model.read(policy, "geometric:mean=20", LAW, servers=3, routing=routing)
+    model = Queue.read(policy, "geometric:mean=20", LAW, servers=3, routing=routing)
     rate = 0.8 * model.largest_stable_rate
-    one, own_rate = seen_by_a_request(model, rate)
-    assert (one_of_several(model) is not None, own_rate) == (True, pytest.approx(rate / 3))
+    one, own_rate = model.seen_by_a_request(rate)
+    assert (model.one_of_several is not None, own_rate) == (True, pytest.approx(rate / 3))
     for generic in (False, True):
         paths = [
             simulate_run(each, at, 300, np.random.SeedSequence(2), generic=generic)
@@ -87,8 +86,8 @@ def test_a_path_is_that_of_one_of_the_servers_at_its_share_of_the_rate(
 
 
 def test_an_infinite_mean_is_infinite_at_each_of_several_servers() -> None:
-    model = Model.read("dynamic", "uniform:low=1,high=9", "k1=0.1,k2=1,k3=0,k4=0.1,cv=1")
-    several = dataclasses.replace(model, servers=3, routing="random")
+    model = Queue.read("dynamic", "uniform:low=1,high=9", "k1=0.1,k2=1,k3=0,k4=0.1,cv=1")
+    several = model.but(servers=3, routing="random")
     assert infinite_mean(model, 0.9)
     assert infinite_mean(several, 0.9)
     assert not infinite_mean(several, 0.5)
@@ -100,7 +99,7 @@ def test_an_infinite_mean_is_infinite_at_each_of_several_servers() -> None:
 def test_a_rate_at_which_the_mean_is_infinite_keeps_no_slo_on_a_mean(slo: str) -> None:
     """From load 1 / sqrt(1 + cv^2) on, to which the search looks."""
     law = "k1=0.002,k2=0.005,k3=0.0002,k4=0.01,cv=0.3"
-    model = Model.read("dynamic", "geometric:mean=40", law, max_output_tokens=400)
+    model = Queue.read("dynamic", "geometric:mean=40", law, max_output_tokens=400)
     assert infinite_mean(model, 0.96)
     goal = Objective(name="slo", **parse_slos(slo))
     prices = Prices(goal.slos)
@@ -121,12 +120,12 @@ def test_the_best_token_limit_of_single_counts_what_was_asked_for(
     policy: str, limits: dict[str, object]
 ) -> None:
     """Not Poisson arrivals in their order, for which every limit has a formula."""
-    model = Model.read(policy, "geometric:mean=60", "a=0.01,c=0.1", **limits)  # type: ignore[arg-type]
+    model = Queue.read(policy, "geometric:mean=60", "a=0.01,c=0.1", **limits)  # type: ignore[arg-type]
     rate = 0.6 * model.largest_stable_rate
     goal = Objective(name="clipped", max_clipped_fraction=0.05)
     found = best_token_limit(model, rate, goal, 300, predict=Prices().quick, full=Prices().full)
     limit = found.best["max_output_tokens"]
-    limited = dataclasses.replace(model, output_tokens=model.output_tokens.clip(limit))
+    limited = model.but(output_tokens=model.requests.output_tokens.clip(limit))
     assert found.best["queueing_delay"] == predict_model(limited, rate).queueing_delay.mean
     there = simulate_model(limited, rate, num_requests=200_000, seed=8).queueing_delay
     assert there.mean is not None

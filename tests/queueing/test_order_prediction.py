@@ -21,7 +21,6 @@ from kendall.queueing.commands import cli
 from kendall.queueing.distributions.token_distribution import parse_distribution
 from kendall.queueing.errors import UnstableQueueError
 from kendall.queueing.latency.law import LatencyModel
-from kendall.queueing.model import Model
 from kendall.queueing.models.mg1 import solve_mg1
 from kendall.queueing.models.soap.orders import (
     LeastAttainedRanks,
@@ -42,6 +41,7 @@ from kendall.queueing.models.soap.token_orders import (
 )
 from kendall.queueing.prediction import predict_model
 from kendall.queueing.prediction.solutions import methods
+from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.experiment import simulate_model
 from papers.sample_paths import Replications, simulate_order
 
@@ -230,7 +230,7 @@ def test_the_ratio_of_delays_is_that_of_the_two_queues():
 
 
 def model(policy, **limits):
-    return Model.read(policy, TOKENS, LAW, **limits)
+    return Queue.read(policy, TOKENS, LAW, **limits)
 
 
 @pytest.mark.parametrize(
@@ -298,7 +298,7 @@ def test_slots_gain_as_one_server_does_by_the_formula():
 
 
 def simulated_delay(policy, rate, text, law=STEADY, count=30_000):
-    queued = Model.read(policy, TOKENS, law, predictor=text)
+    queued = Queue.read(policy, TOKENS, law, predictor=text)
     return simulate_model(queued, rate, num_requests=count, seed=3).queueing_delay
 
 
@@ -307,7 +307,7 @@ def simulated_delay(policy, rate, text, law=STEADY, count=30_000):
 def test_slots_of_an_engine_gain_less_than_predicted_and_doubt_says_so(text):
     """Four slots at load 0.8."""
     policies = Continuous(max_batch_size=4, order="spjf"), Continuous(max_batch_size=4)
-    queues = [Model.read(policy, TOKENS, STEADY, predictor=text) for policy in policies]
+    queues = [Queue.read(policy, TOKENS, STEADY, predictor=text) for policy in policies]
     rate = 0.8 * queues[0].largest_stable_rate
     answers = [predict_model(queued, rate, "approximation") for queued in queues]
     predicted = answers[0].queueing_delay.mean / answers[1].queueing_delay.mean
@@ -320,7 +320,7 @@ def test_slots_of_an_engine_gain_less_than_predicted_and_doubt_says_so(text):
 def test_the_simulator_that_drives_the_policy_agrees(order):
     policy = Single(order=order, **KEYS.get(order, {}))
     text, rate = "lognormal:sigma=0.5", 0.6 / SERVICE.sizes.mean
-    exact = predict_model(Model.read(policy, TOKENS, STEADY, predictor=text), rate)
+    exact = predict_model(Queue.read(policy, TOKENS, STEADY, predictor=text), rate)
     found = simulated_delay(policy, rate, text)
     assert found.standard_error < 0.1 * exact.queueing_delay.mean
     assert abs(found.mean - exact.queueing_delay.mean) < 4 * found.standard_error
@@ -332,7 +332,7 @@ def test_the_simulator_that_drives_a_preemptive_policy_agrees(order):
     """A law without setup: there an interruption costs the step that it ends, no more."""
     policy = Single(order=order, **KEYS.get(order, {}) | ({"quantum": 10} if order == "fb" else {}))
     law, text = LatencyModel(k4=1e-3), "lognormal:sigma=0.5"
-    queued = Model.read(policy, TOKENS, law, predictor=text)
+    queued = Queue.read(policy, TOKENS, law, predictor=text)
     rate = 0.6 * queued.largest_stable_rate
     exact = predict_model(queued, rate).queueing_delay.mean
     found = simulated_delay(policy, rate, text, law, 100_000)
@@ -343,11 +343,11 @@ def test_the_simulator_that_drives_a_preemptive_policy_agrees(order):
 @pytest.mark.parametrize("order", ["spjf", "sprpt"])
 def test_a_simulated_order_is_busy_for_its_load(order):
     law = LatencyModel(k4=1e-3)
-    queued = Model.read(Single(order=order), TOKENS, law, predictor="exact")
+    queued = Queue.read(Single(order=order), TOKENS, law, predictor="exact")
     found = simulate_model(queued, 0.6 * queued.largest_stable_rate, num_requests=20_000)
     assert found.utilisation == pytest.approx(0.6, rel=0.04)
     assert found.batch_size.mean == 1
-    slots = Model.read(Continuous(max_batch_size=2, order=order), TOKENS, law, predictor="exact")
+    slots = Queue.read(Continuous(max_batch_size=2, order=order), TOKENS, law, predictor="exact")
     found = simulate_model(slots, 0.6 * slots.largest_stable_rate, num_requests=2000)
     assert (found.utilisation is None) == (order == "sprpt")
 
@@ -378,7 +378,7 @@ def test_predictor_on_the_command_line():
 
 @pytest.mark.parametrize("policy", ["single", "single:order=spjf", "dynamic:order=binned,bins=2"])
 def test_a_law_that_puts_the_first_token_before_its_dispatch_says_nothing_of_it(policy):
-    queued = Model.read(
+    queued = Queue.read(
         policy, "uniform:low=20,high=40", "k1=0,k2=-0.05,k3=0,k4=0.01", predictor="exact"
     )
     found = predict_model(queued, 1.0, "exact")

@@ -13,16 +13,17 @@ from kendall.policies.ordered import order_of
 from kendall.policies.orders.by_length import ShortestFirst as ByLength
 from kendall.queueing.distributions.token_distribution import parse_distribution
 from kendall.queueing.latency.law import LatencyModel
-from kendall.queueing.model import Model
 from kendall.queueing.models.soap.orders import ShortestFirstRanks
 from kendall.queueing.models.soap.predictor_text import parse_predictor
 from kendall.queueing.models.soap.predictors import ExactPrediction
 from kendall.queueing.models.soap.queue import solve_order
 from kendall.queueing.models.soap.sizes import token_sizes
+from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.experiment import draw_jobs, simulate_run
 from kendall.queueing.simulation.fast import draw_trace, is_compiled, replay
 from kendall.queueing.simulation.orders.policy_order import queue_of
 from kendall.queueing.simulation.orders.waiting_kernels import GROUPS, RATIO, ordered_queue
+from tests.queueing.made import made_queue
 from tests.queueing.test_kernels import FULL, LENGTHS, NOISY, PLAIN, PROMPTS, assert_same, both
 
 RANKED = (
@@ -57,7 +58,7 @@ POLICIES = (
 PREDICTORS = ("lognormal:sigma=0.5", "exact", "none", "onebit:threshold=10,accuracy=0.8")
 
 
-def model(policy: str, law: LatencyModel = FULL, **settings) -> Model:
+def model(policy: str, law: LatencyModel = FULL, **settings) -> Queue:
     given = {
         "policy": parse_policy(policy),
         "output_tokens": LENGTHS,
@@ -66,7 +67,7 @@ def model(policy: str, law: LatencyModel = FULL, **settings) -> Model:
         "prompt_tokens": PROMPTS,
         "predictor": parse_predictor(PREDICTORS[0]),
     }
-    return Model(**{**given, **settings})
+    return made_queue(**{**given, **settings})
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -207,7 +208,7 @@ def test_both_simulators_draw_the_same_predictions() -> None:
     trace = draw_trace(queue, 5.0, 500, np.random.SeedSequence(4))
     assert [each.request.predicted_output_tokens for each in jobs] == trace.predicted.tolist()
     for unread in (
-        dataclasses.replace(queue, predictor=parse_predictor("none")),
+        queue.but(predictor=parse_predictor("none")),
         dataclasses.replace(queue, policy=parse_policy("single")),
     ):
         assert not draw_trace(unread, 5.0, 500, np.random.SeedSequence(4)).predicted.size

@@ -18,8 +18,8 @@ from kendall.queueing.arrivals.modulated import Mmpp
 from kendall.queueing.arrivals.processes import Gamma
 from kendall.queueing.arrivals.rates import Piecewise
 from kendall.queueing.arrivals.text import parse_arrivals
-from kendall.queueing.model import Model
 from kendall.queueing.prediction import methods, predict_model
+from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.budget import enough_slots
 from kendall.queueing.simulation.experiment import number_of_spans, simulate_model, simulate_run
 from kendall.queueing.simulation.simulated_means import TOO_SHORT, brevity, mean_of_runs
@@ -187,7 +187,7 @@ def test_steps_wait_as_thinned_arrivals_do_from_an_empty_queue() -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("text", TEXTS)
 def test_the_kernels_and_the_policy_itself_make_the_same_path(policy: str, text: str) -> None:
-    model = Model.read(policy, LENGTHS, LAW, arrivals=text, max_num_seqs=16)
+    model = Queue.read(policy, LENGTHS, LAW, arrivals=text, max_num_seqs=16)
     rate = parse_arrivals(text).mean_rate
     fast, slow = (
         simulate_run(model, rate, 400, np.random.SeedSequence(7), generic=generic)
@@ -200,7 +200,7 @@ def test_the_kernels_and_the_policy_itself_make_the_same_path(policy: str, text:
 
 def test_the_instants_are_those_of_the_load_generator() -> None:
     """One seed of the generator: the very process that `kendall load --arrivals` draws."""
-    model = Model.read("single", LENGTHS, LAW, arrivals=TEXTS[2])
+    model = Queue.read("single", LENGTHS, LAW, arrivals=TEXTS[2])
     stream = np.random.SeedSequence(3)
     run = simulate_run(model, parse_arrivals(TEXTS[2]).mean_rate, 500, stream)
     rng = np.random.default_rng(np.random.SeedSequence(3).spawn(1)[0])
@@ -209,10 +209,10 @@ def test_the_instants_are_those_of_the_load_generator() -> None:
 
 def test_another_rate_scales_the_process() -> None:
     """As an optimiser asks: twice the rates, the same durations of the states."""
-    model = Model.read("single", LENGTHS, LAW, arrivals="mmpp:rates=2/20,durations=5/1")
+    model = Queue.read("single", LENGTHS, LAW, arrivals="mmpp:rates=2/20,durations=5/1")
     doubled = simulate_model(model, 10.0, num_requests=20_000)
     assert doubled == simulate_model(
-        Model.read("single", LENGTHS, LAW, arrivals="mmpp:rates=4/40,durations=5/1"),
+        Queue.read("single", LENGTHS, LAW, arrivals="mmpp:rates=4/40,durations=5/1"),
         10.0,
         num_requests=20_000,
     )
@@ -220,7 +220,7 @@ def test_another_rate_scales_the_process() -> None:
 
 
 def test_calls_of_several_sequences_come_at_the_instants_of_the_process() -> None:
-    model = Model.read("dynamic", LENGTHS, LAW, arrivals=TEXTS[2], sequences="uniform:low=1,high=3")
+    model = Queue.read("dynamic", LENGTHS, LAW, arrivals=TEXTS[2], sequences="uniform:low=1,high=3")
     rate = parse_arrivals(TEXTS[2]).mean_rate
     fast, slow = (
         simulate_run(model, rate, 400, np.random.SeedSequence(7), generic=generic)
@@ -235,7 +235,7 @@ def test_calls_of_several_sequences_come_at_the_instants_of_the_process() -> Non
 
 def test_the_error_of_a_bursty_run_is_what_other_seeds_show() -> None:
     """Batch means taken as independent understate it here by a third and more."""
-    model = Model.read("single", LENGTHS, LAW, arrivals="mmpp:rates=8/45,durations=20/5")
+    model = Queue.read("single", LENGTHS, LAW, arrivals="mmpp:rates=8/45,durations=20/5")
     rate, count, seeds = 15.4, 20_000, 60
     means, printed, plain = [], [], []
     for seed in range(seeds):
@@ -263,7 +263,7 @@ def test_a_state_longer_than_the_run_is_named() -> None:
 def test_a_hundred_cycles_of_the_states_are_enough(lasts: float, said: str | None) -> None:
     """Of two seconds each, in one run or in two."""
     arrivals = "mmpp:rates=5/30,durations=1.5/0.5"
-    model = Model.read("single", LENGTHS, LAW, arrivals=arrivals)
+    model = Queue.read("single", LENGTHS, LAW, arrivals=arrivals)
     alike = np.ones(1000)
     for runs in ([lasts], [0.25 * lasts, 0.75 * lasts]):
         instants = [np.array([3.0, 3.0 + seconds]) for seconds in runs]
@@ -297,10 +297,10 @@ def test_the_error_of_spans_is_that_of_a_ratio() -> None:
 
 
 def test_spans_are_as_many_as_bring_the_requests_but_never_fewer_than_twenty() -> None:
-    model = Model.read("single", LENGTHS, LAW, arrivals="piecewise:rates=10,durations=10")
+    model = Queue.read("single", LENGTHS, LAW, arrivals="piecewise:rates=10,durations=10")
     assert number_of_spans(model, 5000) == 50
     assert number_of_spans(model, 100) == 20
-    brief = Model.read("single", LENGTHS, LAW, arrivals="piecewise:rates=0.01,durations=1")
+    brief = Queue.read("single", LENGTHS, LAW, arrivals="piecewise:rates=0.01,durations=1")
     assert number_of_spans(brief, 100_000) == 10_000
 
 
@@ -352,7 +352,7 @@ def test_slots_without_a_bound_are_enough_for_the_highest_rate() -> None:
     law = "k1=1e-6,k2=0,k3=1e-9,k4=0.02"
     for peak, compiled in ((200, True), (4000, False)):
         text = f"mmpp:rates=10/{peak},durations=10/1"
-        model = Model.read("continuous", "deterministic:value=100", law, arrivals=text)
+        model = Queue.read("continuous", "deterministic:value=100", law, arrivals=text)
         chosen = enough_slots(model, parse_arrivals(text).mean_rate)
         assert (chosen.bound is not None) == compiled
 
@@ -361,14 +361,14 @@ def test_slots_without_a_bound_are_enough_for_the_highest_rate() -> None:
 
 
 def test_gamma_gaps_keep_their_approximation_where_it_is_asked_for() -> None:
-    model = Model.read("single", LENGTHS, LAW, arrivals="gamma:rate=20,burstiness=0.25")
+    model = Queue.read("single", LENGTHS, LAW, arrivals="gamma:rate=20,burstiness=0.25")
     assert methods(model) == ("exact", "approximation", "bound", "paper", "simulation")
     by_scv = kendall.predict("single", 20, LENGTHS, LAW, arrival_scv=4, method="approximation")
     asked = predict_model(model, 20, "approximation")
     assert asked.queueing_delay == by_scv.queueing_delay
     assert predict_model(model, 20).method == "exact"
-    capped = Model.read("capped:max_batch_size=4", LENGTHS, LAW, arrivals=TEXTS[0])
-    assert methods(capped) == methods(Model.read("single", LENGTHS, LAW, arrivals=TEXTS[2]))
+    capped = Queue.read("capped:max_batch_size=4", LENGTHS, LAW, arrivals=TEXTS[0])
+    assert methods(capped) == methods(Queue.read("single", LENGTHS, LAW, arrivals=TEXTS[2]))
 
 
 @pytest.mark.parametrize(
@@ -428,4 +428,4 @@ def test_a_process_object_is_as_good_as_its_text() -> None:
     assert by_text == kendall.simulate(
         "single", None, LENGTHS, LAW, arrivals=process, num_requests=2000
     )
-    assert Model.read("single", LENGTHS, LAW, arrivals=Gamma(2.0, 0.5)).arrival_scv == 2
+    assert Queue.read("single", LENGTHS, LAW, arrivals=Gamma(2.0, 0.5)).arrivals.scv == 2

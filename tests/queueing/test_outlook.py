@@ -9,15 +9,15 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from kendall.policies import parse_policy
 from kendall.queueing.arrivals.text import parse_arrivals
 from kendall.queueing.control.assess import assess
 from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.engine_bounds import EngineBounds
 from kendall.queueing.estimation.outlook import RecentArrivals, band, outlook
 from kendall.queueing.estimation.window.window import Snapshot
-from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.estimation.window_queue import QueueLimits
 from kendall.queueing.latency.law import LatencyModel
-from kendall.queueing.model import Model
+from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.experiment import run_given
 from kendall.queueing.simulation.fast import SimulatedRun, Trace
 from tests.queueing.estimation_windows import snapshot_of_run
@@ -25,17 +25,17 @@ from tests.queueing.estimation_windows import snapshot_of_run
 LAW = LatencyModel(k1=2e-3, k2=4e-3, k3=3e-4, k4=6e-3, cv=0.1)
 LENGTHS = parse_distribution("geometric:mean=40", 200)
 Matrix = npt.NDArray[np.float64]
-LIMITS = Limits(max_num_seqs=32)
+LIMITS = QueueLimits(engine=EngineBounds(max_num_seqs=32))
 
 
-def model(policy: str) -> Model:
-    return Model(policy=parse_policy(policy), output_tokens=LENGTHS, law=LAW, max_num_seqs=32)
+def model(policy: str) -> Queue:
+    return Queue.read(policy, LENGTHS, LAW, max_num_seqs=32)
 
 
 def served(
     policy: str, arrivals: str, seconds: float, seed: int, law: LatencyModel = LAW
 ) -> SimulatedRun:
-    queue, rng = dataclasses.replace(model(policy), law=law), np.random.default_rng(seed)
+    queue, rng = model(policy).but(law=law), np.random.default_rng(seed)
     at = parse_arrivals(arrivals).instants(rng, duration=seconds)
     tokens = LENGTHS.sample(rng, at.size)
     given = Trace(at, tokens, np.ones(at.size, dtype=np.int64))

@@ -33,9 +33,9 @@ from kendall.queueing.distributions.token_distribution import parse_distribution
 from kendall.queueing.errors import PredictionError
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.measurement.recursion import measured_starts, served
-from kendall.queueing.model import Model
 from kendall.queueing.prediction import predict_model
 from kendall.queueing.prediction.solutions import best_method, methods
+from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.fast import is_compiled
 from kendall.queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
 from tests.policies.broken import Garbage, Raises, Shortest, Swap
@@ -56,9 +56,9 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-def model(policy: Policy | str = "shortest", **limits: object) -> Model:
+def model(policy: Policy | str = "shortest", **limits: object) -> Queue:
     given = parse_policy(policy) if isinstance(policy, str) else policy
-    return Model(policy=given, output_tokens=LENGTHS, law=LAW, **limits)  # type: ignore[arg-type]
+    return Queue.read(given, LENGTHS, LAW, **limits)  # type: ignore[arg-type]
 
 
 def request(name: str, arrived_at: float, limit: int) -> Request:

@@ -14,14 +14,15 @@ import pytest
 from kendall.policies import parse_policy
 from kendall.queueing.control.assess import Assessment, assess
 from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.engine_bounds import EngineBounds
 from kendall.queueing.estimation.estimates import Estimates
 from kendall.queueing.estimation.speed.own_shape import own_shape
 from kendall.queueing.estimation.speed.speed_history import SHAPE_KEPT, SpeedHistory
 from kendall.queueing.estimation.window.snapshot import COLUMN, Snapshot
-from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.estimation.window_queue import QueueLimits
 from kendall.queueing.latency.law import LatencyModel
-from kendall.queueing.model import Model
 from kendall.queueing.prediction import predict_model
+from kendall.queueing.queue import Queue
 from kendall.queueing.result import LEVELS
 from kendall.queueing.simulation.fast import SimulatedRun, draw_trace, replay
 from tests.queueing.estimation_windows import snapshot_of_run
@@ -40,18 +41,18 @@ def slower(steps: float = STEPS, prompts: float = PROMPTS, before: float = BEFOR
     )
 
 
-def queue(law: LatencyModel, step_tokens: int | None = None) -> Model:
-    return Model(
-        policy=POLICY,
-        output_tokens=parse_distribution("geometric:mean=40", 512),
+def queue(law: LatencyModel, step_tokens: int | None = None) -> Queue:
+    return Queue.read(
+        POLICY,
+        parse_distribution("geometric:mean=40", 512),
+        law,
         prompt_tokens=parse_distribution("uniform:low=32,high=1024"),
-        law=law,
         max_num_seqs=64,
         step_tokens=step_tokens,
     )
 
 
-def window(model: Model, load: float = 0.6, seed: int = 2) -> tuple[Snapshot, SimulatedRun]:
+def window(model: Queue, load: float = 0.6, seed: int = 2) -> tuple[Snapshot, SimulatedRun]:
     rate = load * model.largest_stable_rate
     trace = draw_trace(model, rate, COUNT, np.random.SeedSequence(seed))
     run = replay(model, trace)
@@ -59,7 +60,9 @@ def window(model: Model, load: float = 0.6, seed: int = 2) -> tuple[Snapshot, Si
 
 
 def look(seen: Snapshot, step_tokens: int | None = None) -> Assessment:
-    limits = Limits(max_output_tokens=512, max_num_seqs=64, step_tokens=step_tokens)
+    limits = QueueLimits(
+        max_output_tokens=512, engine=EngineBounds(max_num_seqs=64, step_tokens=step_tokens)
+    )
     return assess(seen, LAW, limits)
 
 
@@ -125,8 +128,8 @@ def test_prompts_that_are_computed_in_parts() -> None:
 
 def test_where_prompts_are_alike_the_time_before_the_first_step_takes_their_part() -> None:
     """The mean is right; nothing tells that it is not the prompts of others that take longer."""
-    model = dataclasses.replace(
-        queue(slower(before=6.0)), prompt_tokens=parse_distribution("deterministic:value=500")
+    model = queue(slower(before=6.0)).but(
+        prompt_tokens=parse_distribution("deterministic:value=500")
     )
     seen, run = window(model)
     found = look(seen)
@@ -175,7 +178,7 @@ def test_steps_that_scatter_are_in_the_quantiles() -> None:
 
 def test_first_tokens_are_those_of_the_served_where_patience_runs_out() -> None:
     seen = window(queue(slower()), 0.9)[0]
-    limits = Limits(max_output_tokens=512, max_num_seqs=64, patience=0.01)
+    limits = QueueLimits(max_output_tokens=512, patience=0.01, engine=EngineBounds(max_num_seqs=64))
     found = assess(seen, LAW, limits)
     run = found.long_run
     assert run is not None
@@ -207,7 +210,12 @@ def test_it_is_kept_for_a_while_unless_much_more_is_known() -> None:
     assert not kept(epoch=seen.epoch + 1)
     assert kept(rows=np.concatenate([seen.rows, seen.rows[: int(0.2 * len(seen.rows))]]))
     assert not kept(rows=np.concatenate([seen.rows, seen.rows[: int(0.4 * len(seen.rows))]]))
-    found = assess(seen, LAW, Limits(max_output_tokens=512, max_num_seqs=64), history=history)
+    found = assess(
+        seen,
+        LAW,
+        QueueLimits(max_output_tokens=512, engine=EngineBounds(max_num_seqs=64)),
+        history=history,
+    )
     assert found.estimates.prefill == look(seen).estimates.prefill
 
 

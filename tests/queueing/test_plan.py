@@ -17,8 +17,8 @@ from kendall.queueing.commands import plan_cli
 from kendall.queueing.commands.optimize_cli import app as optimize
 from kendall.queueing.commands.plan_cli import app
 from kendall.queueing.latency.law import parse_law
-from kendall.queueing.model import Model
 from kendall.queueing.prediction import predict_model
+from kendall.queueing.queue import Queue
 
 LAW = "k1=0,k2=0.02,k3=0.002,k4=0.02"
 LENGTHS = ("--output-tokens", "geometric:mean=20")
@@ -50,7 +50,7 @@ def test_each_option_has_the_fewest_servers_that_keep_every_slo() -> None:
     assert [each["max_num_seqs"] for each in found["options"]] == [4, 8]
     for each in found["options"]:
         for servers, kept in ((each["servers"], True), (each["servers"] - 1, False)):
-            model = Model.read(
+            model = Queue.read(
                 parse_policy(f"continuous:max_batch_size={each['max_num_seqs']}"),
                 LENGTHS[1],
                 parse_law(LAW),
@@ -62,7 +62,7 @@ def test_each_option_has_the_fewest_servers_that_keep_every_slo() -> None:
     best = found["best"]
     assert best["cost"] == min(each["cost"] for each in found["options"])
     assert found["largest_rate"] >= 12
-    above = Model.read(
+    above = Queue.read(
         parse_policy(f"continuous:max_batch_size={best['max_num_seqs']}"),
         LENGTHS[1],
         parse_law(LAW),
@@ -79,7 +79,7 @@ def test_any_quantile_may_be_an_objective() -> None:
         found = json.loads(run(*LENGTHS, "--max-num-seqs", "4", "--slo", slo, "--json").stdout)
         goal, needed[level] = Objective(name="slo", **parse_slos(slo)), found["best"]["servers"]
         for servers, kept in ((needed[level], True), (needed[level] - 1, False)):
-            model = Model.read(
+            model = Queue.read(
                 "continuous:max_batch_size=4",
                 LENGTHS[1],
                 LAW,

@@ -19,11 +19,10 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from kendall.policies import parse_policy
 from kendall.queueing.distributions.token_distribution import parse_distribution
 from kendall.queueing.latency.law import LatencyModel
-from kendall.queueing.model import Model
 from kendall.queueing.prediction import predict_model
+from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.experiment import simulate_model
 
 LAW = LatencyModel(k1=0.3e-3, k2=1.4e-3, k3=25e-6, k4=0.92e-3, cv=0.12, turnaround=1.55e-3)
@@ -78,10 +77,10 @@ def target(policy: str, load: float) -> float:
 
 def play(case: tuple[str, str, float]) -> Outcome:
     policy, lengths, load = case
-    model = Model(
-        policy=parse_policy(policy),
-        output_tokens=parse_distribution(lengths, 64),
-        law=LAW,
+    model = Queue.read(
+        policy,
+        parse_distribution(lengths, 64),
+        LAW,
         max_num_seqs=64 if policy == "dynamic" else None,
     )
     rate = load * model.largest_stable_rate

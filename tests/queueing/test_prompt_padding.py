@@ -18,9 +18,9 @@ from kendall.queueing.distributions.token_distribution import TokenDistribution,
 from kendall.queueing.latency.batch_time import BatchTime
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.latency.service import Member, ServiceProcess
-from kendall.queueing.model import Model
 from kendall.queueing.models.printed import psi
 from kendall.queueing.prediction import predict_model
+from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.experiment import simulate_model, simulate_run
 
 LAW = "k1=1e-3,k2=4e-3,k3=1e-4,k4=1e-3,kp=5e-5"
@@ -31,8 +31,8 @@ FEW = TokenDistribution(
 SHORT = parse_distribution("uniform:low=1,high=3")
 
 
-def padded(policy: str, prompts: str = PROMPTS, law: str = LAW, **limits: Any) -> Model:
-    return Model.read(policy, OUTPUT, law, prompt_tokens=prompts, pad_prompts=True, **limits)
+def padded(policy: str, prompts: str = PROMPTS, law: str = LAW, **limits: Any) -> Queue:
+    return Queue.read(policy, OUTPUT, law, prompt_tokens=prompts, pad_prompts=True, **limits)
 
 
 def service_times(
@@ -120,7 +120,7 @@ def test_the_exact_answer_meets_the_simulator(
 )
 def test_prompts_of_one_length_have_no_padding(policy: str) -> None:
     same = "deterministic:value=50"
-    plain = Model.read(policy, OUTPUT, LAW, prompt_tokens=same)
+    plain = Queue.read(policy, OUTPUT, LAW, prompt_tokens=same)
     rate = 0.7 * plain.largest_stable_rate
     delays = [predict_model(model, rate).queueing_delay for model in (plain, padded(policy, same))]
     assert delays[0].mean == pytest.approx(delays[1].mean, rel=1e-9)
@@ -131,14 +131,14 @@ def test_prompts_of_one_length_have_no_padding(policy: str) -> None:
     "policy", ["single", "capped:max_batch_size=1", "continuous:max_batch_size=4"]
 )
 def test_a_batch_of_one_and_a_continuous_engine_pad_nothing(policy: str) -> None:
-    plain, model = Model.read(policy, OUTPUT, LAW, prompt_tokens=PROMPTS), padded(policy)
+    plain, model = Queue.read(policy, OUTPUT, LAW, prompt_tokens=PROMPTS), padded(policy)
     rate = 0.6 * plain.largest_stable_rate
     assert model.largest_stable_rate == plain.largest_stable_rate
     assert predict_model(model, rate).queueing_delay == predict_model(plain, rate).queueing_delay
 
 
 def test_padding_lowers_the_rate_that_can_be_served() -> None:
-    plain = Model.read("capped:max_batch_size=8", OUTPUT, LAW, prompt_tokens=PROMPTS)
+    plain = Queue.read("capped:max_batch_size=8", OUTPUT, LAW, prompt_tokens=PROMPTS)
     harmonic = sum(1 / k for k in range(1, 9))
     assert padded("capped:max_batch_size=8").largest_stable_rate < plain.largest_stable_rate
     uniform = parse_distribution("uniform:low=0,high=100000")
@@ -232,4 +232,4 @@ def test_optimize_pads_prompts() -> None:
 
 def test_padding_needs_the_lengths_of_prompts() -> None:
     with pytest.raises(SpecError, match="got pad_prompts without prompt_tokens"):
-        Model.read("single", OUTPUT, LAW, pad_prompts=True)
+        Queue.read("single", OUTPUT, LAW, pad_prompts=True)

@@ -15,12 +15,12 @@ from kendall.queueing.distributions.token_distribution import TokenDistribution,
 from kendall.queueing.errors import UnstableQueueError
 from kendall.queueing.latency.batch_time import BatchTime
 from kendall.queueing.latency.law import LatencyModel
-from kendall.queueing.model import Model
 from kendall.queueing.models.batches.batch_chain import solve_batch_chain
 from kendall.queueing.models.batches.mgb1 import solve_fixed_batches
 from kendall.queueing.models.mg1 import solve_mg1
 from kendall.queueing.models.printed import elastic_line, padded_line, psi
 from kendall.queueing.prediction import largest_stable_rate, predict, predict_model
+from kendall.queueing.queue import Queue
 
 LENGTHS = (
     "uniform:low=1,high=32",
@@ -52,7 +52,7 @@ def test_the_delay_grows_with_the_rate(
     policy: str, text: str, law: LatencyModel, load: float, factor: float
 ) -> None:
     """For every policy but fixed, whose members wait (b - 1) / (2 lam) for company."""
-    queue = Model(policy=parse_policy(policy), output_tokens=tokens(text), law=law)
+    queue = Queue.read(policy, tokens(text), law)
     low, high = (
         predict_model(queue, rate * queue.largest_stable_rate) for rate in (load, load * factor)
     )
@@ -149,7 +149,7 @@ def test_inoues_bound_is_above_the_exact_delay_for_deterministic_batches(
 @pytest.mark.parametrize("load", [0.1, 0.4, 0.7])
 def test_the_line_above_padded_bounded_batches_bounds_their_delay(text: str, load: float) -> None:
     law = LatencyModel(k1=0.002, k2=0.01, k3=0.0004, k4=0.004)
-    queue = Model(policy=parse_policy("dynamic"), output_tokens=tokens(text), law=law)
+    queue = Queue.read("dynamic", tokens(text), law)
     rate = load * queue.largest_stable_rate
     answer = predict_model(queue, rate)
     assert answer.queueing_delay.mean is not None
@@ -172,10 +172,7 @@ def test_the_bound_fails_for_random_batches_of_the_same_mean() -> None:
         True,
     )
     assert solve_batch_chain(time, 0.1, 200).queueing_delay > psi(0.1, alpha, setup)
-    assert (
-        Model(policy=parse_policy("dynamic"), output_tokens=tokens(LENGTHS[3]), law=time.law).law.cv
-        == 1.0
-    )
+    assert Queue.read("dynamic", tokens(LENGTHS[3]), time.law).engine.law.cv == 1.0
 
 
 @pytest.mark.slow
@@ -191,11 +188,7 @@ def test_the_printed_elastic_line_is_no_bound() -> None:
     load.
     """
     law = LatencyModel(k1=0.01, k2=0.03, k3=0.0046, k4=0.0184)
-    queue = Model(
-        policy=parse_policy("elastic"),
-        output_tokens=parse_distribution("uniform:low=0,high=60"),
-        law=law,
-    )
+    queue = Queue.read("elastic", parse_distribution("uniform:low=0,high=60"), law)
     rate = 0.95 * queue.largest_stable_rate
     exact = predict_model(queue, rate, "exact").queueing_delay.mean
     printed = predict_model(queue, rate, "paper").queueing_delay.mean
@@ -261,7 +254,7 @@ def test_probabilities_sum_to_one_and_work_is_conserved(
 def test_quantiles_rise_and_the_sojourn_is_longer(
     text: str, law: LatencyModel, policy: str, load: float
 ) -> None:
-    queue = Model(policy=parse_policy(policy), output_tokens=tokens(text), law=law)
+    queue = Queue.read(policy, tokens(text), law)
     answer = predict_model(queue, load * queue.largest_stable_rate)
     for law_of in (answer.queueing_delay, answer.sojourn_time):
         values = [
@@ -284,7 +277,7 @@ def test_a_load_of_999_thousandths_is_solved_or_refused(policy: str) -> None:
     longer.
     """
     law = LatencyModel(k1=0.002, k2=0.01, k3=0.0004, k4=0.004)
-    queue = Model(policy=parse_policy(policy), output_tokens=tokens(LENGTHS[0]), law=law)
+    queue = Queue.read(policy, tokens(LENGTHS[0]), law)
     delays = [
         predict_model(queue, load * queue.largest_stable_rate, "exact").queueing_delay.mean
         for load in (0.99, 0.999)
@@ -305,11 +298,7 @@ def test_long_supports_and_wide_caps() -> None:
     assert single.queueing_delay.p99 is not None
     delays = []
     for cap in (1, 8, 64, 512):
-        queue = Model(
-            policy=parse_policy(f"capped:max_batch_size={cap}"),
-            output_tokens=tokens(LENGTHS[2]),
-            law=law,
-        )
+        queue = Queue.read(f"capped:max_batch_size={cap}", tokens(LENGTHS[2]), law)
         delays.append(predict_model(queue, 10.0).queueing_delay.mean)
     assert all(delay is not None and math.isfinite(delay) for delay in delays)
     assert delays[0] > delays[1] >= delays[2] * (1 - 1e-9)  # type: ignore[operator]

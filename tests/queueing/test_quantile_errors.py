@@ -9,20 +9,20 @@ import numpy as np
 from typer.testing import CliRunner
 
 from kendall.queueing.commands.cli import app
-from kendall.queueing.model import Model
 from kendall.queueing.prediction import predict_model
+from kendall.queueing.queue import Queue
 from kendall.queueing.result import LEVELS
 from kendall.queueing.simulation.experiment import simulate_model, simulate_steady_state
 from kendall.queueing.simulation.simulated_means import summary_of_runs
 
 SEEDS = 40
 LAW = "k1=0.002,k2=0,k3=0.001,k4=0.01"
-SLOTS = Model.read("continuous:max_batch_size=4", "geometric:mean=20", LAW)
+SLOTS = Queue.read("continuous:max_batch_size=4", "geometric:mean=20", LAW)
 
 
 def test_over_many_seeds_quantiles_scatter_about_the_exact_ones_as_their_errors_say() -> None:
     """M/G/1 at load 0.6; also of a quantile at which nobody waits, which has no error."""
-    model = Model.read("single", "geometric:mean=20", "a=0.01,c=0.05")
+    model = Queue.read("single", "geometric:mean=20", "a=0.01,c=0.05")
     rate = 0.6 * model.largest_stable_rate
     exact = predict_model(model, rate).sojourn_time
     found = [

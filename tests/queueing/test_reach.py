@@ -19,7 +19,7 @@ from kendall.queueing.choosing.token_limit import best_token_limit
 from kendall.queueing.commands.plan_cli import app as plan
 from kendall.queueing.distributions.token_distribution import parse_distribution
 from kendall.queueing.errors import NoStableChoiceError, UnattainableError
-from kendall.queueing.model import Model
+from kendall.queueing.queue import Queue
 from kendall.queueing.result import Prediction
 from kendall.queueing.simulation.experiment import simulate_model
 
@@ -29,8 +29,8 @@ POLICIES = ("single", "capped:max_batch_size=4", "elastic:max_batch_size=4", SLO
 DURATIONS = ("time_to_first_token", "inter_token_latency", "sojourn_time", "service_time")
 
 
-def queue(policy: str = SLOTS, law: str = LAW) -> Model:
-    return Model.read(
+def queue(policy: str = SLOTS, law: str = LAW) -> Queue:
+    return Queue.read(
         policy, "lognormal:mu=3,sigma=0.7", law, prompt_tokens="uniform:low=10,high=90"
     )
 
@@ -70,7 +70,9 @@ def test_of_a_delay_nothing_is_known_nor_where_more_requests_may_take_less() -> 
     noisy = queue("single", "k1=0.001,k2=0.01,k3=0,k4=0.01,cv=0.5")
     assert least_seconds(noisy, parse_slo("p50_service_time=1s")) == 0
     mean = parse_slo("mean_service_time=1s")
-    assert least_seconds(noisy, mean) == pytest.approx(0.011 + 0.01 * noisy.output_tokens.mean)
+    assert least_seconds(noisy, mean) == pytest.approx(
+        0.011 + 0.01 * noisy.requests.output_tokens.mean
+    )
 
 
 def test_every_target_says_so_before_it_predicts_anything() -> None:
@@ -94,9 +96,9 @@ def test_a_lower_token_limit_may_help_where_the_limit_is_sought() -> None:
     with pytest.raises(UnattainableError, match="a faster engine, or a lower token limit"):
         largest_rate(model, sojourn, predict=never)
     best = best_token_limit(model, 0.2, sojourn, largest=64).best
-    limited = model.output_tokens.clip(best["max_output_tokens"])
+    limited = model.requests.output_tokens.clip(best["max_output_tokens"])
     assert limited.longest < 40
-    check_reach(dataclasses.replace(model, output_tokens=limited), sojourn)
+    check_reach(model.but(output_tokens=limited), sojourn)
 
 
 def test_a_plan_says_at_once_that_no_server_helps() -> None:
@@ -112,10 +114,10 @@ def test_a_plan_says_at_once_that_no_server_helps() -> None:
 
 
 def test_of_servers_of_different_speed_the_fastest_one_counts() -> None:
-    model = dataclasses.replace(queue(), servers=2, server_speeds=(2.0, 0.5))
+    model = queue().but(servers=2, server_speeds=(2.0, 0.5))
     slo = parse_slo("p99_itl=1s")
     assert least_seconds(model, slo) == pytest.approx(0.5 * least_seconds(queue(), slo))
     lengths = parse_distribution("deterministic:value=7")
-    alone = dataclasses.replace(queue("single", "a=0.1,c=0"), output_tokens=lengths)
+    alone = queue("single", "a=0.1,c=0").but(output_tokens=lengths)
     values = [least_seconds(alone, parse_slo(f"{each}_sojourn_time=1s")) for each in ("mean", "p9")]
     assert np.allclose(values, 0.7)

@@ -16,10 +16,10 @@ from kendall.policies.text import SpecError
 from kendall.queueing.commands.cli import app
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.latency.service_time import ServiceTime
-from kendall.queueing.model import Model
 from kendall.queueing.models.gg1 import kingman
 from kendall.queueing.models.renewal import RenewalFunction, renewal_function, settled
 from kendall.queueing.prediction import predict_model
+from kendall.queueing.queue import Queue
 from kendall.queueing.result import Prediction, Quantiles
 from kendall.queueing.simulation.experiment import simulate_model, simulate_run
 from kendall.queueing.simulation.scenarios.tandem import drawn_services
@@ -65,7 +65,7 @@ def exact_gi_m_1(rate: float, scv: float) -> float:
 @pytest.mark.parametrize("scv", [0.0, 0.25, 1.0, 4.0])
 @pytest.mark.parametrize("load", [0.3, 0.6, 0.85])
 def test_simulated_gaps_give_the_exact_gi_m_1(scv: float, load: float) -> None:
-    model = Model.read("single", ONE, SECOND, arrival_scv=scv)
+    model = Queue.read("single", ONE, SECOND, arrival_scv=scv)
     simulated = simulate_model(model, load, num_requests=1_000_000, seed=2)
     assert_meets(simulated.queueing_delay, exact_gi_m_1(load, scv))
 
@@ -77,7 +77,7 @@ def test_simulated_gaps_give_the_exact_gi_m_1(scv: float, load: float) -> None:
 def test_the_approximation_has_its_documented_error(
     scv: float, load: float, low: float, high: float
 ) -> None:
-    model = Model.read("single", ONE, SECOND, arrival_scv=scv)
+    model = Queue.read("single", ONE, SECOND, arrival_scv=scv)
     answer = predict_model(model, load, "approximation")
     assert (
         low - 0.005 <= mean_of(answer.queueing_delay) / exact_gi_m_1(load, scv) - 1 <= high + 0.005
@@ -86,8 +86,8 @@ def test_the_approximation_has_its_documented_error(
 
 def test_an_scv_of_1_is_m_g_1() -> None:
     plain, given = (
-        Model.read("single", OUTPUT, LAW),
-        Model.read("single", OUTPUT, LAW, arrival_scv=1.0),
+        Queue.read("single", OUTPUT, LAW),
+        Queue.read("single", OUTPUT, LAW, arrival_scv=1.0),
     )
     assert predict_model(given, 15.0).as_dict() == predict_model(plain, 15.0).as_dict()
     service = given.batch_time
@@ -102,7 +102,7 @@ def test_an_scv_of_1_is_m_g_1() -> None:
 @pytest.mark.parametrize("scv", [0.0, 0.5, 4.0])
 @pytest.mark.parametrize("load", [0.3, 0.8])
 def test_kingmans_bound_is_above_the_simulated_delay(scv: float, load: float) -> None:
-    model = Model.read("single", OUTPUT, LAW, arrival_scv=scv)
+    model = Queue.read("single", OUTPUT, LAW, arrival_scv=scv)
     rate = load * model.largest_stable_rate
     bound = predict_model(model, rate, "bound")
     assert bound.bounds["queueing_delay_upper"] == bound.queueing_delay.mean
@@ -111,14 +111,14 @@ def test_kingmans_bound_is_above_the_simulated_delay(scv: float, load: float) ->
 
 
 def test_paper_is_the_serving_chapters_formula() -> None:
-    model = Model.read("single", ONE, SECOND, arrival_scv=0.25)
+    model = Queue.read("single", ONE, SECOND, arrival_scv=0.25)
     assert mean_of(predict_model(model, 0.6, "paper").queueing_delay) == pytest.approx(
         0.6 / 0.4 * (0.25 + 1) / 2
     )
 
 
 def test_regular_arrivals_of_regular_work_never_wait() -> None:
-    model = Model.read("single", ONE, "a=1,c=0", arrival_scv=0.0)
+    model = Queue.read("single", ONE, "a=1,c=0", arrival_scv=0.0)
     assert mean_of(predict_model(model, 0.9).queueing_delay) == 0
     assert simulate_model(model, 0.9, num_requests=2000).queueing_delay.p99 == pytest.approx(
         0, abs=1e-9
@@ -126,7 +126,7 @@ def test_regular_arrivals_of_regular_work_never_wait() -> None:
 
 
 def test_batches_under_other_arrivals_are_simulated_and_say_so() -> None:
-    model = Model.read("fixed:batch_size=4", ONE, "a=0.1,c=0", arrival_scv=0.0)
+    model = Queue.read("fixed:batch_size=4", ONE, "a=0.1,c=0", arrival_scv=0.0)
     answer = predict_model(model, 2.0)  # three wait for the fourth: 1.5, 1.0, 0.5 and 0 s
     assert answer.method == "simulation"
     assert answer.fallback == (
@@ -139,7 +139,7 @@ def test_batches_under_other_arrivals_are_simulated_and_say_so() -> None:
 @pytest.mark.parametrize("scv", [0.0, 0.3, 7.0])
 @pytest.mark.parametrize("limits", [{}, {"sequences": "uniform:low=1,high=3"}])
 def test_both_simulators_draw_the_same_gaps(scv: float, limits: dict[str, Any]) -> None:
-    model = Model.read("capped:max_batch_size=4", OUTPUT, LAW, arrival_scv=scv, **limits)
+    model = Queue.read("capped:max_batch_size=4", OUTPUT, LAW, arrival_scv=scv, **limits)
     fast, generic = (
         simulate_run(model, 20.0, 300, np.random.SeedSequence(8), generic=kind)
         for kind in (False, True)
@@ -151,8 +151,8 @@ def test_both_simulators_draw_the_same_gaps(scv: float, limits: dict[str, Any]) 
 # prefill and decode
 
 
-def tandem(law: str, output: str = OUTPUT, **limits: Any) -> Model:
-    return Model.read("single", output, law, disaggregated=True, **limits)
+def tandem(law: str, output: str = OUTPUT, **limits: Any) -> Queue:
+    return Queue.read("single", output, law, disaggregated=True, **limits)
 
 
 @pytest.mark.parametrize("load", [0.3, 0.8])
@@ -254,7 +254,7 @@ def test_a_tandem_under_other_arrivals_is_simulated() -> None:
 )
 def test_what_cannot_be_is_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(SpecError, match=message):
-        Model.read(settings.pop("policy", "single"), OUTPUT, LAW, **settings)
+        Queue.read(settings.pop("policy", "single"), OUTPUT, LAW, **settings)
 
 
 def test_prefill_must_take_time() -> None:

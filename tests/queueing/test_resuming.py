@@ -20,7 +20,6 @@ from kendall.queueing.commands import cli
 from kendall.queueing.distributions.token_distribution import Vector, parse_distribution
 from kendall.queueing.errors import UnstableQueueError
 from kendall.queueing.latency.law import LatencyModel
-from kendall.queueing.model import Model
 from kendall.queueing.models.soap.predictor_text import parse_predictor
 from kendall.queueing.models.soap.queue import solve_order
 from kendall.queueing.models.soap.resuming import (
@@ -34,6 +33,7 @@ from kendall.queueing.models.soap.token_orders import TokenService, solve_in_tok
 from kendall.queueing.prediction import predict_model, steady_state
 from kendall.queueing.prediction.by_length import durations_by_length
 from kendall.queueing.prediction.solutions import methods
+from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.experiment import simulate_model
 from papers.sample_paths import Replications, simulate_order
 
@@ -138,8 +138,8 @@ def test_resumes_make_a_queue_unstable_that_is_stable_without() -> None:
 # predict
 
 
-def model(policy: Any, law: LatencyModel = LAW, **limits: Any) -> Model:
-    return Model.read(policy, TOKENS, law, **{"predictor": "exact"} | limits)
+def model(policy: Any, law: LatencyModel = LAW, **limits: Any) -> Queue:
+    return Queue.read(policy, TOKENS, law, **{"predictor": "exact"} | limits)
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_more_expensive_resumes_wait_longer_on_the_command_line() -> None:
 
 
 def test_the_answer_says_that_it_is_simulated_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    queued = Model.read(Single(order="fb", quantum=100), TOKENS, LAW)
+    queued = Queue.read(Single(order="fb", quantum=100), TOKENS, LAW)
     monkeypatch.setattr(steady_state, "SIMULATED_REQUESTS", 2000)
     answer = predict_model(queued, 5.0)
     assert answer.method == "simulation"
@@ -312,7 +312,7 @@ def test_a_load_just_beyond_what_can_be_done_is_seen_too() -> None:
     """Of one at a time exactly: the formula says 1.03, and the queue grows slowly."""
     law = LatencyModel(k1=1e-4, k2=4e-3, k3=1e-5, k4=1e-3, kr=3e-3)
     lengths = parse_distribution("lognormal:mu=3,sigma=1", 200)
-    queued = Model.read("single:order=pspjf", lengths, law, predictor="lognormal:sigma=0.5")
+    queued = Queue.read("single:order=pspjf", lengths, law, predictor="lognormal:sigma=0.5")
     loads = []
     for ask in (predict_model, simulate_model):
         with pytest.raises(UnstableQueueError) as raised:
@@ -321,7 +321,7 @@ def test_a_load_just_beyond_what_can_be_done_is_seen_too() -> None:
     assert loads[1] == pytest.approx(loads[0], rel=0.02)
 
 
-def interrupted(policy: Single | Continuous, kr: float) -> tuple[Model, float]:
+def interrupted(policy: Single | Continuous, kr: float) -> tuple[Queue, float]:
     queued = model(policy, LatencyModel(k1=1e-4, k2=1e-2, k3=1e-5, k4=5e-3, kr=kr))
     return queued, 0.7 * queued.largest_stable_rate
 

@@ -13,12 +13,13 @@ from kendall.policies import parse_policy
 from kendall.policies.core import Request
 from kendall.queueing.distributions.token_distribution import parse_distribution
 from kendall.queueing.latency.law import LatencyModel
-from kendall.queueing.model import Model
 from kendall.queueing.models.soap.predictor_text import parse_predictor
 from kendall.queueing.prediction import predict_model
+from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.experiment import driven_run, simulate_model, simulate_run
 from kendall.queueing.simulation.fast import Trace, is_compiled, replay
 from kendall.queueing.simulation.reference import Job
+from tests.queueing.made import made_queue
 from tests.queueing.test_kernels import (
     FULL,
     INSTANTS,
@@ -52,7 +53,7 @@ ORDERED = (
 )
 
 
-def routed(policy: str, law: LatencyModel = FULL, servers: int = 3, **limits: object) -> Model:
+def routed(policy: str, law: LatencyModel = FULL, servers: int = 3, **limits: object) -> Queue:
     given: dict[str, object] = {
         "policy": parse_policy(policy),
         "output_tokens": LENGTHS,
@@ -63,7 +64,7 @@ def routed(policy: str, law: LatencyModel = FULL, servers: int = 3, **limits: ob
         "prompt_tokens": PROMPTS,
         "predictor": parse_predictor("lognormal:sigma=0.5"),
     }
-    return Model(**{**given, **limits})  # type: ignore[arg-type]
+    return made_queue(**{**given, **limits})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("policy", [*FIRST_COME, *ORDERED])
@@ -174,7 +175,7 @@ def test_a_prediction_of_join_the_shortest_queue_has_a_small_error(
     servers: int, load: float
 ) -> None:
     """Exponential services: the mean number of requests by simulation of the Markov chain."""
-    queue = Model.read(
+    queue = Queue.read(
         "single",
         "geometric:mean=500",
         "k1=0,k2=0,k3=0,k4=0.002",

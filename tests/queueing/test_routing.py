@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from kendall.policies.text import SpecError
 from kendall.queueing.commands.cli import app
 from kendall.queueing.distributions.token_distribution import Vector, parse_distribution
-from kendall.queueing.model import ROUTINGS, Model, has_queues, one_of_several
 from kendall.queueing.prediction import predict_model
+from kendall.queueing.queue import ROUTINGS, Queue
 from kendall.queueing.simulation.experiment import draw_jobs, simulate_model
 from kendall.queueing.simulation.reference import SimulatedEngine, simulate_trace
 from kendall.queueing.simulation.scenarios.routed import FewestRequests, Router, simulate_routed
@@ -26,14 +26,14 @@ SERVERS, LOAD, REQUESTS = 3, 0.7, 30_000
 POLICIES = ("single", "dynamic", "capped:max_batch_size=4", "fixed:batch_size=3,max_wait=0.05")
 
 
-def routed(policy: str, routing: str, servers: int = SERVERS, **limits: object) -> Model:
-    return Model.read(policy, LENGTHS, LAW, servers=servers, routing=routing, **limits)  # type: ignore[arg-type]
+def routed(policy: str, routing: str, servers: int = SERVERS, **limits: object) -> Queue:
+    return Queue.read(policy, LENGTHS, LAW, servers=servers, routing=routing, **limits)  # type: ignore[arg-type]
 
 
-def delays(model: Model, rate: float, router: Router, requests: int = REQUESTS) -> Vector:
+def delays(model: Queue, rate: float, router: Router, requests: int = REQUESTS) -> Vector:
     """Of all requests in order of arrival, without the first tenth."""
     jobs, rngs = draw_jobs(model, rate, requests, np.random.SeedSequence(5))
-    engine = SimulatedEngine(model.law)
+    engine = SimulatedEngine(model.engine.law)
     records = simulate_routed(model.policy, jobs, engine, rngs, router)
     by_id = {record.request_id: record.queueing_delay for record in records}
     found = np.array([by_id[job.request.id] for job in jobs], dtype=float)
@@ -95,7 +95,7 @@ def test_what_a_load_balancer_costs_falls_with_what_it_knows() -> None:
         delays(model, rate, router).mean() for router in (by_chance(), in_turn(), FewestRequests())
     ]
     jobs, rngs = draw_jobs(model, rate, REQUESTS, np.random.SeedSequence(5))
-    records = simulate_trace(model.policy, jobs, SimulatedEngine(model.law), rngs)
+    records = simulate_trace(model.policy, jobs, SimulatedEngine(model.engine.law), rngs)
     central = np.mean([record.queueing_delay for record in records])
     assert means == sorted(means, reverse=True)
     assert means[0] > 3 * means[2], "by chance, some servers idle while others have queues"
@@ -108,10 +108,10 @@ def test_what_a_load_balancer_costs_falls_with_what_it_knows() -> None:
 def test_one_server_has_one_queue(policy: str) -> None:
     model = routed(policy, "least_requests", servers=1)
     jobs, rngs = draw_jobs(model, LOAD * model.largest_stable_rate, 400, np.random.SeedSequence(3))
-    engine = SimulatedEngine(model.law)
+    engine = SimulatedEngine(model.engine.law)
     alone = simulate_trace(model.policy, jobs, engine, rngs)
     assert simulate_routed(model.policy, jobs, engine, rngs, FewestRequests()) == alone
-    assert not has_queues(model)
+    assert not model.engine.has_queues
     assert model.name == routed(policy, "central", servers=1).name
 
 
@@ -119,7 +119,7 @@ def test_the_sequences_of_a_call_stay_together() -> None:
     model = routed("capped:max_batch_size=8", "least_requests", sequences="uniform:low=1,high=4")
     jobs, rngs = draw_jobs(model, 20.0, 500, np.random.SeedSequence(1))
     records = simulate_routed(
-        model.policy, jobs, SimulatedEngine(model.law), rngs, FewestRequests()
+        model.policy, jobs, SimulatedEngine(model.engine.law), rngs, FewestRequests()
     )
     servers: dict[str, set[int | None]] = {}
     for record in records:
@@ -181,12 +181,12 @@ def test_the_command_line_takes_it() -> None:
 )
 def test_what_it_cannot_be_is_said(limits: dict[str, object], message: str) -> None:
     with pytest.raises(SpecError, match=message):
-        Model.read("single", LENGTHS, LAW, **({"servers": 3} | limits))  # type: ignore[arg-type]
+        Queue.read("single", LENGTHS, LAW, **({"servers": 3} | limits))  # type: ignore[arg-type]
 
 
 def test_in_turn_each_server_sees_gaps_of_a_share_of_the_variance() -> None:
-    one = one_of_several(routed("single", "round_robin"))
+    one = routed("single", "round_robin").one_of_several
     assert one is not None
-    assert (one.servers, one.routing, one.arrival_scv) == (1, "central", 1 / SERVERS)
-    assert one_of_several(routed("single", "central")) is None
-    assert one_of_several(routed("single", "random", servers=1)) is None
+    assert (one.engine.servers, one.engine.routing, one.arrivals.scv) == (1, "central", 1 / SERVERS)
+    assert routed("single", "central").one_of_several is None
+    assert routed("single", "random", servers=1).one_of_several is None

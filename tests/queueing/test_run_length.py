@@ -17,8 +17,8 @@ from kendall.queueing.latency.law import LatencyModel, parse_law
 from kendall.queueing.measurement.batch_means import Interval
 from kendall.queueing.measurement.mean_interval import plug_in
 from kendall.queueing.measurement.statistics import FloatArray, find_warm_up, mean_interval
-from kendall.queueing.model import Model
 from kendall.queueing.prediction import predict_model
+from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.experiment import draw_jobs, simulate_run
 from kendall.queueing.simulation.run_length import (
     LEAST_MEMORIES,
@@ -40,11 +40,11 @@ RUNS = 200
 CELLS = [(policy, load) for policy in ("single", CAPPED) for load in (0.5, 0.7, 0.9)]
 
 
-def model_of(policy: str, law: LatencyModel = LAW) -> Model:
-    return Model.read(parse_policy(policy), LENGTHS, law, max_num_seqs=64)
+def model_of(policy: str, law: LatencyModel = LAW) -> Queue:
+    return Queue.read(parse_policy(policy), LENGTHS, law, max_num_seqs=64)
 
 
-def at_load(model: Model, load: float) -> float:
+def at_load(model: Queue, load: float) -> float:
     return load * model.largest_stable_rate
 
 
@@ -128,7 +128,7 @@ def test_the_gateway_on_virtual_time_prints_the_interval_that_the_simulator_prin
 
 @pytest.mark.parametrize("load", [0.3, 0.5, 0.7, 0.9])
 def test_the_variance_of_the_mean_wait_in_an_mm1_queue_is_daleys(load: float) -> None:
-    model = Model.read(parse_policy("single"), ONE, EXPONENTIAL)
+    model = Queue.read(parse_policy("single"), ONE, EXPONENTIAL)
     found = exact_moments(model, load)
     assert found.mean == pytest.approx(load / (1 - load))
     assert found.asymptotic_variance == pytest.approx(
@@ -189,7 +189,7 @@ def test_no_run_is_advised_that_is_too_short_for_its_interval() -> None:
 def test_a_duration_that_does_not_vary_is_advised_the_least_length() -> None:
     """Regular arrivals, each served alone in a quarter of a second."""
     law = LatencyModel(k4=0.25)
-    model = Model.read("continuous:max_batch_size=4", ONE, law, arrival_scv=0.0)
+    model = Queue.read("continuous:max_batch_size=4", ONE, law, arrival_scv=0.0)
     advice = advise_model(model, 0.5)
     assert (advice.memory, advice.relative_half_width) == (1.0, 0.0)
     assert advice.requests == math.ceil(LEAST_MEMORIES / 0.95)
@@ -197,23 +197,23 @@ def test_a_duration_that_does_not_vary_is_advised_the_least_length() -> None:
 
 def test_a_policy_that_joins_running_batches_is_advised_by_its_sojourn() -> None:
     advice = advise_model(
-        Model.read("continuous:max_batch_size=4", LENGTHS, LAW), 4.0, relative=0.2
+        Queue.read("continuous:max_batch_size=4", LENGTHS, LAW), 4.0, relative=0.2
     )
     assert advice.quantity == "sojourn_time"
-    single = Model.read("single", LENGTHS, LAW)
+    single = Queue.read("single", LENGTHS, LAW)
     assert advise_model(single, 4.0, quantity="sojourn_time").how.startswith("pilot of")
 
 
 def test_arrivals_that_cluster_take_a_longer_run_than_poisson_arrivals() -> None:
     poisson, clustered = (
-        advise_model(Model.read("single", LENGTHS, LAW, arrival_scv=scv), 9.0) for scv in (1.0, 8.0)
+        advise_model(Queue.read("single", LENGTHS, LAW, arrival_scv=scv), 9.0) for scv in (1.0, 8.0)
     )
     assert (poisson.how, clustered.how) == ("exact", "pilot of 2,000,000 requests")
     assert clustered.requests > 4 * poisson.requests
 
 
 def test_advice_for_a_lossy_queue_comes_from_a_pilot_even_above_load_1() -> None:
-    lossy = advise_model(Model.read("single", LENGTHS, LAW, patience=1.0), 20.0)
+    lossy = advise_model(Queue.read("single", LENGTHS, LAW, patience=1.0), 20.0)
     assert lossy.load > 1
     assert lossy.how.startswith("pilot of")
 
@@ -237,13 +237,13 @@ def test_one_line_tells_load_length_and_precision() -> None:
 )
 def test_what_cannot_be_asked_is_refused(given: dict[str, float], message: str) -> None:
     with pytest.raises(SpecError, match=message):
-        advise_model(Model.read("single", LENGTHS, LAW), 4.0, **given)  # type: ignore[arg-type]
+        advise_model(Queue.read("single", LENGTHS, LAW), 4.0, **given)  # type: ignore[arg-type]
 
 
 def test_an_unstable_queue_has_no_run_length_and_one_where_nobody_waits_none_either() -> None:
     with pytest.raises(UnstableQueueError):
-        advise_model(Model.read("single", LENGTHS, LAW), 1000.0)
+        advise_model(Queue.read("single", LENGTHS, LAW), 1000.0)
     with pytest.raises(SpecError, match="no request waits"):
         advise_model(
-            Model.read("continuous:max_batch_size=64", ONE, LAW), 0.01, quantity="queueing_delay"
+            Queue.read("continuous:max_batch_size=64", ONE, LAW), 0.01, quantity="queueing_delay"
         )

@@ -12,6 +12,7 @@ import pytest
 from kendall.policies import parse_policy
 from kendall.queueing.control.assess import assess
 from kendall.queueing.distributions.token_distribution import TokenDistribution, parse_distribution
+from kendall.queueing.engine_bounds import EngineBounds
 from kendall.queueing.estimation.estimates import Estimates, estimate
 from kendall.queueing.estimation.lengths.lengths import Lengths, lengths
 from kendall.queueing.estimation.lengths.same_lengths import (
@@ -20,9 +21,9 @@ from kendall.queueing.estimation.lengths.same_lengths import (
     prompts,
 )
 from kendall.queueing.estimation.window.snapshot import CENSORED, COLUMN, WITHOUT_LENGTH, Snapshot
-from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.estimation.window_queue import QueueLimits
 from kendall.queueing.latency.law import parse_law
-from kendall.queueing.model import Model
+from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.experiment import simulate_run
 from tests.queueing.estimation_windows import snapshot_of_run
 
@@ -32,7 +33,7 @@ UNIFORM, SAME, GEOMETRIC = "uniform:low=1,high=31", "deterministic:value=16", "g
 
 
 def run(law: TokenDistribution, count: int, seed: int) -> Snapshot:
-    model = Model(policy=parse_policy(POLICY), output_tokens=law, law=LAW, max_num_seqs=16)
+    model = Queue.read(POLICY, law, LAW, max_num_seqs=16)
     return snapshot_of_run(
         simulate_run(model, 0.3 * model.largest_stable_rate, count, np.random.SeedSequence(seed)),
         model,
@@ -134,7 +135,7 @@ def test_the_prediction_after_a_change_of_clients_is_that_of_the_new_ones() -> N
     epochs.
     """
     seen = window(UNIFORM, SAME, count=20_000)
-    compared = assess(seen, LAW, Limits(max_num_seqs=16)).compared
+    compared = assess(seen, LAW, QueueLimits(engine=EngineBounds(max_num_seqs=16))).compared
     assert compared.error == pytest.approx(0, abs=0.05)
 
 

@@ -13,11 +13,12 @@ from kendall.queueing.choosing.gain.operating_point import OperatingPoint
 from kendall.queueing.choosing.gain.same_requests import SameRequests
 from kendall.queueing.control.assess import assess
 from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.engine_bounds import EngineBounds
 from kendall.queueing.estimation.window.snapshot import COLUMN, Snapshot
-from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.estimation.window_queue import QueueLimits
 from kendall.queueing.latency.law import LatencyModel
-from kendall.queueing.model import Model
 from kendall.queueing.prediction import predict_model
+from kendall.queueing.queue import Queue
 from kendall.queueing.result import Quantity
 from kendall.queueing.simulation.experiment import simulate_run
 from tests.queueing.estimation_windows import snapshot_of_run
@@ -37,10 +38,10 @@ CHANGES: list[tuple[str, str, int | None, Quantity]] = [
 ]
 
 
-def model_of(policy: str, limit: int | None) -> Model:
+def model_of(policy: str, limit: int | None) -> Queue:
     lengths = LENGTHS.clip(LONGEST if limit is None else limit)
     predictor = "exact" if "order=" in policy else "none"
-    return Model.read(parse_policy(policy), lengths, LAW, max_num_seqs=MOST, predictor=predictor)
+    return Queue.read(parse_policy(policy), lengths, LAW, max_num_seqs=MOST, predictor=predictor)
 
 
 def window_of(policy: str, rate: float, seed: int) -> Snapshot:
@@ -53,7 +54,7 @@ def window_of(policy: str, rate: float, seed: int) -> Snapshot:
 
 
 def same_requests(seen: Snapshot, policy: str) -> SameRequests:
-    limits = Limits(max_output_tokens=LONGEST, max_num_seqs=MOST)
+    limits = QueueLimits(max_output_tokens=LONGEST, engine=EngineBounds(max_num_seqs=MOST))
     found = assess(seen, LAW, limits)
     point = OperatingPoint(estimates=found.estimates, shape=LAW, limits=limits)
     return SameRequests(seen, point, Setting(policy=policy, max_output_tokens=LONGEST))

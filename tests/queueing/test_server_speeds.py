@@ -12,8 +12,8 @@ from kendall.policies.text import SpecError
 from kendall.queueing.commands.cli import app
 from kendall.queueing.distributions.token_distribution import parse_distribution
 from kendall.queueing.latency.law import parse_law
-from kendall.queueing.model import Model
 from kendall.queueing.prediction import predict_model
+from kendall.queueing.queue import Queue
 from kendall.queueing.simulation import fast
 from kendall.queueing.simulation.experiment import draw_jobs, driven_run, simulate_model
 
@@ -28,8 +28,8 @@ POLICIES = (
 )
 
 
-def model_of(policy: str, **limits: object) -> Model:
-    return Model.read(policy, LENGTHS, LAW, **({"server_speeds": SPEEDS} | limits))  # type: ignore[arg-type]
+def model_of(policy: str, **limits: object) -> Queue:
+    return Queue.read(policy, LENGTHS, LAW, **({"server_speeds": SPEEDS} | limits))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -78,7 +78,7 @@ def test_two_servers_with_exponential_services_by_hand(load: float) -> None:
         arrivals * (np.linalg.solve(matrix, [0, 0, 0, 1.0])[1:3].sum())
     )
     mean = 400.0
-    model = Model.read(
+    model = Queue.read(
         "single",
         parse_distribution(f"geometric:mean={mean}"),
         f"k1=0,k2=0,k3=0,k4={1 / mean}",
@@ -94,7 +94,11 @@ def test_equal_speeds_are_a_law_of_that_speed() -> None:
         model_of("single", server_speeds="1.5,1.5"),
         model_of("single", server_speeds=None),
     )
-    assert (model.servers, model.server_speeds, model.law.speed) == (2, (), 1.5)
+    assert (model.engine.servers, model.engine.server_speeds, model.engine.law.speed) == (
+        2,
+        (),
+        1.5,
+    )
     assert model.largest_stable_rate == pytest.approx(2 * alike.largest_stable_rate / 1.5)
     assert "approximation" in predict_model(model, 0.5 * model.largest_stable_rate).method
 

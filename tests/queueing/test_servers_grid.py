@@ -6,11 +6,10 @@ from __future__ import annotations
 
 import pytest
 
-from kendall.policies import parse_policy
 from kendall.queueing.distributions.token_distribution import parse_distribution
 from kendall.queueing.latency.law import parse_law
-from kendall.queueing.model import Model
 from kendall.queueing.prediction import predict_model
+from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.experiment import simulate_model
 
 LAW = parse_law("k1=0.25e-3,k2=2e-3,k3=25e-6,k4=0.9e-3")
@@ -31,13 +30,7 @@ NOTHING = 1e-4  # seconds: a delay that nobody feels
 @pytest.mark.parametrize("servers", [2, 4, 8])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_several_servers_are_predicted_or_simulated(policy: str, servers: int, load: float) -> None:
-    model = Model(
-        policy=parse_policy(policy),
-        output_tokens=LENGTHS,
-        law=LAW,
-        max_num_seqs=16,
-        servers=servers,
-    )
+    model = Queue.read(policy, LENGTHS, LAW, servers=servers, max_num_seqs=16)
     rate = load * model.largest_stable_rate
     found = predict_model(model, rate)
     simulated = simulate_model(model, rate, num_requests=1_000_000, seed=77)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kendall.queueing.distributions.token_distribution import parse_distribution
-from kendall.queueing.model import Model
 from kendall.queueing.prediction import predict_model
+from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.experiment import simulate_model
 
 LAW = "k1=0.25e-3,k2=2e-3,k3=25e-6,k4=0.9e-3"
@@ -23,7 +23,7 @@ WITHIN = 0.1
 
 
 def assert_predicted(policy: str, servers: int, load: float, requests: int) -> None:
-    model = Model.read(policy, LENGTHS, LAW, servers=servers, max_num_seqs=16)
+    model = Queue.read(policy, LENGTHS, LAW, servers=servers, max_num_seqs=16)
     rate = load * model.largest_stable_rate
     found = predict_model(model, rate).queueing_delay.mean
     truth = simulate_model(model, rate, num_requests=requests, seed=77)

@@ -22,8 +22,8 @@ from kendall.queueing.commands.optimize_cli import app
 from kendall.queueing.distributions.token_distribution import parse_distribution
 from kendall.queueing.errors import NoStableChoiceError
 from kendall.queueing.latency.law import LatencyModel
-from kendall.queueing.model import Model
 from kendall.queueing.prediction import predict_model
+from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.experiment import simulate_model, simulate_run, summary
 from tests.queueing.test_objective import DELAYS, forecast, predicted
 
@@ -31,8 +31,8 @@ LAW = LatencyModel(k1=0.0002, k2=0.02, k3=0.00001, k4=0.02)
 LENGTHS = parse_distribution("geometric:mean=40")
 
 
-def queue(policy: str = "continuous:max_batch_size=8", **more: object) -> Model:
-    return Model.read(parse_policy(policy), LENGTHS, LAW, **more)
+def queue(policy: str = "continuous:max_batch_size=8", **more: object) -> Queue:
+    return Queue.read(parse_policy(policy), LENGTHS, LAW, **more)
 
 
 def goal(text: str) -> Objective:
@@ -75,7 +75,7 @@ def test_the_rate_that_keeps_both_token_times_is_held_and_five_percent_more_is_n
     both = goal("p99_ttft<=1s,p99_itl<=50ms")
     model = queue()
 
-    def quantiles(each: Model, rate: float) -> object:
+    def quantiles(each: Queue, rate: float) -> object:
         return predict_model(each, rate, quantiles=True)
 
     found = largest_rate(model, both, predict=quantiles)  # type: ignore[arg-type]
@@ -95,7 +95,7 @@ def test_the_rate_that_keeps_both_token_times_is_held_and_five_percent_more_is_n
 def test_the_token_latency_may_be_what_binds() -> None:
     """A law whose steps grow with the slots: of 8 slots no more than some may be taken."""
     law = LatencyModel(k2=0.02, k3=0.005, k4=0.02)
-    model = dataclasses.replace(queue(), law=law)
+    model = queue().but(law=law)
     found = best_batch_size(model, 1.0, goal("p99_itl<=35ms,p99_ttft<=60s"), 8, predict=_rough)
     sizes = {point["batch_size"]: point for point in found.curve}
     kept = [size for size, point in sizes.items() if point["score"] is not None]
@@ -105,7 +105,7 @@ def test_the_token_latency_may_be_what_binds() -> None:
     assert sizes[8]["p99_inter_token_latency"] > 0.035
 
 
-def _rough(model: Model, rate: float) -> object:
+def _rough(model: Queue, rate: float) -> object:
     slos = goal("p99_itl<=35ms,p99_ttft<=60s").slos
     model.stable_load(rate)
     return rough(model, rate, slos)

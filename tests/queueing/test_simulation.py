@@ -17,8 +17,8 @@ from kendall.queueing.distributions.token_distribution import parse_distribution
 from kendall.queueing.errors import PredictionError
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.measurement.record import Record
-from kendall.queueing.model import Model
 from kendall.queueing.prediction import largest_stable_rate, predict
+from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.experiment import check_draws, draw_jobs, simulate_model
 from kendall.queueing.simulation.fast import Trace, replay
 from kendall.queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
@@ -307,7 +307,7 @@ def test_littles_law_holds_on_every_run(policy: str) -> None:
     """Area under the number in system, by sweeping events, = sum of sojourns; here as means over
     one run.
     """
-    model = Model(policy=parse_policy(policy), output_tokens=UNIFORM, law=LAW, max_num_seqs=16)
+    model = Queue.read(policy, UNIFORM, LAW, max_num_seqs=16)
     trace, rngs = draw_jobs(model, 0.7 * model.largest_stable_rate, 2000, np.random.SeedSequence(4))
     records = simulate_trace(model.policy, trace, SimulatedEngine(LAW, max_batch_size=16), rngs)
     events = sorted(
@@ -327,7 +327,7 @@ def test_littles_law_holds_on_every_run(policy: str) -> None:
 def test_the_same_seed_gives_the_same_run_and_another_does_not() -> None:
     runs = [
         simulate_model(
-            Model.read("elastic:max_batch_size=4", UNIFORM, LAW), 80.0, num_requests=500, seed=seed
+            Queue.read("elastic:max_batch_size=4", UNIFORM, LAW), 80.0, num_requests=500, seed=seed
         )
         for seed in (1, 1, 2)
     ]
@@ -338,7 +338,7 @@ def test_the_same_seed_gives_the_same_run_and_another_does_not() -> None:
 def test_policies_are_compared_on_the_same_arrivals_and_lengths() -> None:
     traces = [
         draw_jobs(
-            Model(policy=parse_policy(text), output_tokens=UNIFORM, law=LAW),
+            Queue.read(text, UNIFORM, LAW),
             50.0,
             50,
             np.random.SeedSequence(1),
@@ -362,7 +362,7 @@ def test_simulation_agrees_with_the_exact_delay(policy: str, bound: int | None) 
     rate = 0.6 * largest_stable_rate(parse_policy(policy), UNIFORM, LAW, max_num_seqs=bound)
     exact = predict(parse_policy(policy), rate, UNIFORM, LAW, max_num_seqs=bound)
     simulated = simulate_model(
-        Model.read(policy, UNIFORM, LAW, max_num_seqs=bound),
+        Queue.read(policy, UNIFORM, LAW, max_num_seqs=bound),
         rate,
         num_requests=12_000,
         replications=4,
@@ -378,7 +378,7 @@ def test_simulation_agrees_with_the_exact_delay(policy: str, bound: int | None) 
 def test_single_quantiles_agree_with_the_exact_law() -> None:
     exact = predict(parse_policy("single"), 35.0, UNIFORM, LAW)
     simulated = simulate_model(
-        Model.read("single", UNIFORM, LAW), 35.0, num_requests=60_000, seed=1
+        Queue.read("single", UNIFORM, LAW), 35.0, num_requests=60_000, seed=1
     )
     for level in ("p50", "p90", "p95", "p99"):
         assert getattr(simulated.queueing_delay, level) == pytest.approx(
@@ -396,7 +396,7 @@ def test_patience_with_exponential_service_loses_the_textbook_fraction() -> None
     law, one = LatencyModel(k4=1.0, cv=1.0), parse_distribution("deterministic:value=1")
     u = 1 + 0.8 * -math.expm1(-0.2 * 2.0) / 0.2
     answer = simulate_model(
-        Model.read("single", one, law, patience=2.0), 0.8, num_requests=20_000, replications=4
+        Queue.read("single", one, law, patience=2.0), 0.8, num_requests=20_000, replications=4
     )
     assert answer.loss_fraction == pytest.approx(1 - u / (1 + 0.8 * u), rel=0.05)
     exact = predict(parse_policy("single"), 0.8, one, law, patience=2.0)
@@ -425,13 +425,13 @@ def test_the_waiting_queue_is_a_sequence_that_gives_up_any_member() -> None:
 
 def test_a_run_of_one_batch_says_that_it_saw_too_few() -> None:
     few = simulate_model(
-        Model.read("fixed:batch_size=5000", "geometric:mean=8", "a=0.001,c=0.01"),
+        Queue.read("fixed:batch_size=5000", "geometric:mean=8", "a=0.001,c=0.01"),
         5.0,
         num_requests=1000,
     )
     assert few.assumptions[-1].startswith("TOO FEW BATCHES: only 1 batch in a replication")
     many = simulate_model(
-        Model.read("fixed:batch_size=10", "geometric:mean=8", "a=0.001,c=0.01"),
+        Queue.read("fixed:batch_size=10", "geometric:mean=8", "a=0.001,c=0.01"),
         5.0,
         num_requests=1000,
     )
@@ -444,7 +444,7 @@ def test_a_run_says_that_it_saw_fewer_than_twenty_batches(
     requests: int, batches: int, replications: int
 ) -> None:
     """Of five each; those of the first tenth of the requests are left out."""
-    model = Model.read("fixed:batch_size=5", "geometric:mean=8", "a=0.001,c=0.01")
+    model = Queue.read("fixed:batch_size=5", "geometric:mean=8", "a=0.001,c=0.01")
     found = simulate_model(model, 5.0, num_requests=requests, replications=replications)
     said = f"TOO FEW BATCHES: only {batches} batches in a replication, expected at least 20: "
     assert any(line.startswith(said) for line in found.assumptions) == (batches < 20)
@@ -452,7 +452,7 @@ def test_a_run_says_that_it_saw_fewer_than_twenty_batches(
 
 
 def test_ten_million_requests_are_the_most() -> None:
-    model = Model.read("single", "geometric:mean=8", "a=0.001,c=0.01")
+    model = Queue.read("single", "geometric:mean=8", "a=0.001,c=0.01")
     for requests, replications in ((10_000_000, 1), (5_000_000, 2)):
         check_draws(model, requests, replications)
         with pytest.raises(SpecError, match=f"got {requests + 1} requests in each of .* 10000000"):
@@ -463,14 +463,14 @@ def test_without_bounds_a_batch_is_as_large_as_the_queue() -> None:
     """A hundred wait behind the first: 300 prompt tokens, and contexts of some 10,000."""
     trace = jobs((0, 1), *((0.1, 1) for _ in range(100)))
     assert times(run("dynamic", trace), "batch_size") == [1] + [100] * 100
-    queue = Model(policy=parse_policy("dynamic"), output_tokens=UNIFORM, law=SECOND)
+    queue = Queue.read("dynamic", UNIFORM, SECOND)
     arrived, ones = np.array([0.0] + [0.1] * 100), np.ones(101, dtype=np.int64)
     fast = replay(queue, Trace(arrived, ones, ones, [np.random.default_rng(0)]))
     assert fast.batch_size.tolist() == [1] + [100] * 100
 
 
 def test_a_simulation_has_two_requests_for_each_batch_of_its_means() -> None:
-    model = Model.read("single", UNIFORM, LAW)
+    model = Queue.read("single", UNIFORM, LAW)
     with pytest.raises(SpecError, match=r"num_requests=39; .* a whole number, at least 40"):
         simulate_model(model, 1.0, num_requests=39)
     assert simulate_model(model, 1.0, num_requests=40).queueing_delay is not None

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from kendall.queueing.distributions.token_distribution import TokenDistribution, Vector
-from kendall.queueing.model import Model
 from kendall.queueing.prediction import predict_model
+from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.drift_control import has_drifts, means_by_drifts
 from kendall.queueing.simulation.experiment import (
     begin_of,
@@ -29,7 +29,7 @@ BURSTS = "mmpp:rates=5/50,durations=10/1"
 
 
 def at(load: float, policy: str, lengths: str = LENGTHS, law: str = LAW, **limits: object):
-    model = Model.read(policy, lengths, law, **limits)  # type: ignore[arg-type]
+    model = Queue.read(policy, lengths, law, **limits)  # type: ignore[arg-type]
     return model, load * model.largest_stable_rate
 
 
@@ -63,7 +63,7 @@ def test_unbounded_batches_at_a_high_load_are_not_too_small(
 ) -> None:
     """Against a recursion of its own, from the fluid's batch on: E[Wq] = lam E[H^2] / (2 E[B])."""
     model, rate = at(load, "elastic", lengths, LONG)
-    drawn = model.output_tokens
+    drawn = model.requests.output_tokens
     sizes, seconds = recursion(rate, (0.008, 0.03, 4e-4, 0.0225), drawn, start, batches)[100:].T
     parts = zip(np.array_split(seconds, 10), np.array_split(sizes, 10), strict=True)
     means = [rate * (h**2).mean() / (2 * b.mean()) for h, b in parts]

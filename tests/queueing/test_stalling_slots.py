@@ -11,8 +11,9 @@ import pytest
 
 from kendall.queueing.control.assess import Assessment, assess
 from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.engine_bounds import EngineBounds
 from kendall.queueing.estimation.stall_backlog import stall_backlog, work_left
-from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.estimation.window_queue import QueueLimits
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.measurement.record import Record
 from tests.queueing.estimation_runs import poisson, seen
@@ -29,7 +30,7 @@ def run(engine: StallingSlots, load: float) -> tuple[list[Record], Assessment]:
     most = engine.servers * SLOTS / (TOKENS.mean * LAW.step(SLOTS))
     arrivals = poisson(load * (1 - engine.share) * most, REQUESTS, 1)
     records = serve(engine, arrivals, TOKENS.sample(np.random.default_rng(2), REQUESTS), 3)
-    limits = Limits(max_num_seqs=SLOTS, servers=engine.servers)
+    limits = QueueLimits(servers=engine.servers, engine=EngineBounds(max_num_seqs=SLOTS))
     return records, assess(seen(records, POLICY, engine.servers), LAW, limits)
 
 
@@ -80,7 +81,7 @@ def test_held_all_at_once_they_are_one_server() -> None:
     engine = StallingSlots(law=LAW, slots=SLOTS, servers=2, share=0.1, size=0.15)
     _, found = run(engine, 0.5)
     assert found.model is not None
-    alone = replace(found.model, servers=1)
+    alone = found.model.but(servers=1)
     for load in (0.3, 0.8):
         assert work_left(alone, load) == pytest.approx(load / (1 - load))
         assert work_left(found.model, load, 0.0) == pytest.approx(load / (1 - load), rel=0.01)

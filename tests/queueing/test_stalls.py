@@ -10,7 +10,6 @@ import re
 import numpy as np
 import pytest
 
-from kendall.policies import parse_policy
 from kendall.policies.text import SpecError
 from kendall.queueing.distributions.token_distribution import parse_distribution
 from kendall.queueing.errors import NotConvergedError
@@ -20,9 +19,9 @@ from kendall.queueing.latency.service import Member, ServiceProcess
 from kendall.queueing.latency.service_time import ServiceTime
 from kendall.queueing.latency.stalls import SPARE_GAPS, most_stalls
 from kendall.queueing.measurement.record import Record
-from kendall.queueing.model import Model
 from kendall.queueing.models.mg1 import solve_mg1
 from kendall.queueing.prediction import predict_model
+from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.budget import affordable_requests
 from kendall.queueing.simulation.experiment import (
     check_draws,
@@ -47,8 +46,8 @@ POLICIES = (
 )
 
 
-def model(policy: str, law: LatencyModel = STALLING, **limits: object) -> Model:
-    return Model(policy=parse_policy(policy), output_tokens=LENGTHS, law=law, **limits)  # type: ignore[arg-type]
+def model(policy: str, law: LatencyModel = STALLING, **limits: object) -> Queue:
+    return Queue.read(policy, LENGTHS, law, **limits)  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
@@ -200,7 +199,7 @@ def test_the_gaps_between_the_stalls_of_many_servers_are_within_the_budget_of_a_
     law: str, most: int
 ) -> None:
     """1,000 servers: for each of them as many gaps are drawn beforehand as there are requests."""
-    model = Model.read(
+    model = Queue.read(
         "capped:max_batch_size=3",
         "geometric:mean=8",
         f"k1=3e-3,k2=0,k3=2e-5,k4=0.01{law}",
@@ -223,8 +222,8 @@ def test_the_gaps_between_the_stalls_of_many_servers_are_within_the_budget_of_a_
 def test_a_service_of_thousands_of_stalls_counts_as_so_many_events() -> None:
     """Of more than 10,000 in each; a million such services took minutes."""
     law = "k1=0,k2=0,k3=0.00095,k4=0.0061,speed=2.259,stall_share=0.1145,stall=0.01232"
-    model = Model.read("single", "deterministic:value=100000", law, servers=2, patience=100.0)
-    stalls = model.law.stall_rate * model.batch_time.mean(1)
+    model = Queue.read("single", "deterministic:value=100000", law, servers=2, patience=100.0)
+    stalls = model.engine.law.stall_rate * model.batch_time.mean(1)
     assert stalls > 10_000
     count = affordable_requests(model, 1e-4, 1_000_000)
     assert count >= 20_000
@@ -245,7 +244,7 @@ def test_the_gaps_that_each_server_has_besides_count_as_drawn(
     """60,000,000 residuals, and as many gaps, are the most; of a short run on many servers the
     spare gaps are nearly all.
     """
-    model = Model.read(
+    model = Queue.read(
         "single", "geometric:mean=8", f"k1=3e-3,k2=0,k3=2e-5,k4=0.01,{law}", servers=servers
     )
     check_draws(model, most, 1)
@@ -260,7 +259,7 @@ def test_the_gaps_that_each_server_has_besides_count_as_drawn(
 
 
 def test_more_servers_than_have_room_for_their_spare_gaps_are_refused() -> None:
-    model = Model.read(
+    model = Queue.read(
         "single",
         "geometric:mean=8",
         "k1=3e-3,k2=0,k3=2e-5,k4=0.01,stall_share=0.2,stall=0.04",

@@ -11,14 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kendall.policies import parse_policy
 from kendall.policies.core import UNBOUNDED, Request
 from kendall.queueing.choosing.answer import rough
 from kendall.queueing.choosing.objective import parse_slo
 from kendall.queueing.distributions.token_distribution import parse_distribution
 from kendall.queueing.latency.law import LatencyModel, parse_law
 from kendall.queueing.latency.slots.token_gaps import BINS, GapCounter, bin_of, found
-from kendall.queueing.model import Model
+from kendall.queueing.queue import Queue
 from kendall.queueing.result import LEVELS
 from kendall.queueing.simulation.experiment import (
     begin_of,
@@ -35,14 +34,14 @@ LENGTHS = parse_distribution("lognormal:mu=2.5,sigma=0.7", 64)
 PROMPTS = parse_distribution("lognormal:mu=4.5,sigma=1.0", 1000)
 
 
-def model(policy: str, law: LatencyModel = LAW, **given: object) -> Model:
-    limits = {"output_tokens": LENGTHS, "prompt_tokens": PROMPTS, "max_num_seqs": 8} | given
-    return Model(policy=parse_policy(policy), law=law, **limits)
+def model(policy: str, law: LatencyModel = LAW, **given: object) -> Queue:
+    limits = {"prompt_tokens": PROMPTS, "max_num_seqs": 8} | given
+    return Queue.read(policy, limits.pop("output_tokens", LENGTHS), law, **limits)
 
 
-def walked(queue: Model, trace: Trace) -> dict[int, list[float]]:
+def walked(queue: Queue, trace: Trace) -> dict[int, list[float]]:
     """The gaps of each request of a continuous engine, step by step."""
-    law, slots, bound = queue.law, queue.bound or 1, queue.step_tokens or UNBOUNDED
+    law, slots, bound = queue.engine.law, queue.bound or 1, queue.step_tokens or UNBOUNDED
     waiting, active, now = deque(range(len(trace.arrived_at))), list[int](), 0.0
     made = dict.fromkeys(waiting, 0)
     prompt, token_at = trace.prompt_tokens.tolist(), dict[int, list[float]]()

@@ -15,23 +15,24 @@ from kendall.queueing.choosing.forecast import Setting
 from kendall.queueing.choosing.gain.operating_point import OperatingPoint
 from kendall.queueing.control.assess import assess
 from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.engine_bounds import EngineBounds
 from kendall.queueing.estimation.estimates import estimate
-from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.estimation.window_queue import QueueLimits
 from kendall.queueing.latency.law import LatencyModel
-from kendall.queueing.model import Model
 from kendall.queueing.prediction import predict_model
+from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.experiment import simulate_model, simulate_run
 from tests.queueing.estimation_windows import window_of
 
 LAW = LatencyModel(k1=0.005, k2=0.02, k3=0.001, k4=0.004)
 LENGTHS = parse_distribution("uniform:low=1,high=60")
 ASKED = "capped:max_batch_size=8"
-CANNOT = Limits(max_num_seqs=64, pads=False)
+CANNOT = QueueLimits(pads=False, engine=EngineBounds(max_num_seqs=64))
 
 
-def model_of(text: str, *, pads: bool) -> Model:
+def model_of(text: str, *, pads: bool) -> Queue:
     policy = served_as(parse_policy(text), pads=pads)
-    return Model(policy=policy, output_tokens=LENGTHS, law=LAW, max_num_seqs=64)
+    return Queue.read(policy, LENGTHS, LAW, max_num_seqs=64)
 
 
 @pytest.mark.parametrize(("size", "load"), [(4, 0.45), (8, 0.8)])
@@ -94,7 +95,10 @@ def test_what_ifs_and_the_autopilot_see_elastic_batches_too() -> None:
     window = replace(window_of(model, 0.6, 3000, seed=2), policy=ASKED)
     found = assess(window, LAW, CANNOT)
     setting = Setting(policy="dynamic")
-    for limits, padded in ((CANNOT, False), (Limits(max_num_seqs=64), True)):
+    for limits, padded in (
+        (CANNOT, False),
+        (QueueLimits(engine=EngineBounds(max_num_seqs=64)), True),
+    ):
         point = OperatingPoint(estimates=found.estimates, shape=LAW, limits=limits)
         assert point.model(setting).policy.padded == padded
     seen = assessed_window(window, LAW, Setting(policy=ASKED), CANNOT, None)

@@ -24,7 +24,7 @@ from kendall.queueing.control.wait_ahead import (
 from kendall.queueing.distributions.token_distribution import parse_distribution
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.measurement.record import Record
-from kendall.queueing.model import Model
+from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.experiment import draw_jobs
 from kendall.queueing.simulation.reference import SimulatedEngine, simulate_trace
 
@@ -205,11 +205,8 @@ def test_the_mean_and_the_levels_are_those_of_simulated_requests(
     often as they say.
     """
     policy = parse_policy(text)
-    model = Model(
-        policy=policy,
-        output_tokens=parse_distribution("geometric:mean=24").clip(200),
-        law=LAW,
-        max_num_seqs=32,
+    model = Queue.read(
+        policy, parse_distribution("geometric:mean=24").clip(200), LAW, max_num_seqs=32
     )
     rate = load * model.largest_stable_rate
     jobs, rngs = draw_jobs(model, rate, 5000, np.random.SeedSequence(7))
@@ -247,9 +244,7 @@ def test_a_model_serves_ahead_at_its_largest_stable_rate(text: str) -> None:
     use, of all servers together.
     """
     lengths = parse_distribution("uniform:low=1,high=40")
-    model = Model(
-        policy=parse_policy(text), output_tokens=lengths, law=LAW, max_num_seqs=32, servers=2
-    )
+    model = Queue.read(text, lengths, LAW, servers=2, max_num_seqs=32)
     service = service_ahead(model)
     if isinstance(service, SlotService):
         assert service.throughput == pytest.approx(model.largest_stable_rate)
@@ -270,7 +265,7 @@ def test_a_model_serves_ahead_at_its_largest_stable_rate(text: str) -> None:
 def test_the_pace_of_a_request_has_the_mean_of_the_service(text: str) -> None:
     """And of one token it is the time to the first; of batches there is none."""
     lengths = parse_distribution("uniform:low=1,high=40")
-    model = Model(policy=parse_policy(text), output_tokens=lengths, law=LAW, max_num_seqs=32)
+    model = Queue.read(text, lengths, LAW, max_num_seqs=32)
     service = service_ahead(model)
     if isinstance(service, BatchService) and service.largest > 1:
         assert service.pace is None
@@ -286,10 +281,8 @@ def test_the_pace_of_a_request_has_the_mean_of_the_service(text: str) -> None:
 
 
 def test_the_pace_of_single_tokens_is_that_of_full_slots() -> None:
-    model = Model(
-        policy=parse_policy("continuous:max_batch_size=8"),
-        output_tokens=parse_distribution("deterministic:value=1"),
-        law=LAW,
+    model = Queue.read(
+        "continuous:max_batch_size=8", parse_distribution("deterministic:value=1"), LAW
     )
     pace = service_ahead(model).pace
     assert pace is not None

@@ -19,9 +19,9 @@ from kendall.queueing.estimation.lengths.within_calls import (
     significant,
 )
 from kendall.queueing.estimation.window.snapshot import CENSORED, COLUMN, Snapshot
-from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.estimation.window_queue import QueueLimits
 from kendall.queueing.latency.law import parse_law
-from kendall.queueing.model import Model
+from kendall.queueing.queue import Queue
 from tests.queueing.estimation_windows import window_of
 
 LAW = parse_law("k1=0.0003,k2=0.0014,k3=0.00002,k4=0.0012")
@@ -32,10 +32,10 @@ def window(
     correlation: float, count: int, seed: int, lengths: str = LENGTHS, calls: str = "4"
 ) -> Snapshot:
     text = calls if ":" in calls else f"deterministic:value={calls}"
-    model = Model(
-        policy=parse_policy("capped:max_batch_size=8"),
-        output_tokens=parse_distribution(lengths),
-        law=LAW,
+    model = Queue.read(
+        "capped:max_batch_size=8",
+        parse_distribution(lengths),
+        LAW,
         sequences=parse_distribution(text),
         intraclass_correlation=correlation,
     )
@@ -43,7 +43,7 @@ def window(
 
 
 def assessed(seen: Snapshot, limit: int = 31) -> Assessment:
-    return assess(seen, LAW, Limits(max_output_tokens=limit))
+    return assess(seen, LAW, QueueLimits(max_output_tokens=limit))
 
 
 @pytest.mark.parametrize("calls", ["4", "uniform:low=1,high=8"])

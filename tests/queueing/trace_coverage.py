@@ -31,7 +31,7 @@ from kendall.queueing.estimation.interval import UNKNOWN, Estimate
 from kendall.queueing.estimation.outlook import RecentArrivals, band, forecast_error, outlook
 from kendall.queueing.estimation.speed.speed_history import SpeedHistory
 from kendall.queueing.estimation.window.snapshot import Snapshot
-from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.estimation.window_queue import QueueLimits
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.measurement.check import Check
 from kendall.server.engines.emulated import EmulatedEngine
@@ -103,7 +103,7 @@ class Told:
     steady: Estimate  # of Poisson arrivals; unknown without a steady state
 
 
-def told(found: Sequence[Snapshot], shape: LatencyModel, limits: Limits) -> Iterator[Told]:
+def told(found: Sequence[Snapshot], shape: LatencyModel, limits: QueueLimits) -> Iterator[Told]:
     """Of consecutive windows."""
     recent, speeds = RecentArrivals(), SpeedHistory()
     for number, seen in enumerate(found):
@@ -114,8 +114,8 @@ def told(found: Sequence[Snapshot], shape: LatencyModel, limits: Limits) -> Iter
         check = check if check is not None and math.isfinite(check.half_width) else None
         after = found[number + 1].judged(sojourn=sojourn) if number + 1 < len(found) else []
         band_, error = UNKNOWN, forecast_error(assessed.estimates, speeds)
-        ahead = model and outlook(seen, cut_at(model, limits.batch_tokens), recent, error)
-        means = ahead and ahead.means(cut_at(model, limits.batch_tokens))
+        ahead = model and outlook(seen, cut_at(model, limits.engine.batch_tokens), recent, error)
+        means = ahead and ahead.means(cut_at(model, limits.engine.batch_tokens))
         if means is not None:
             band_ = band(means[1 if sojourn else 0])
         observed = float(np.mean(after)) if len(after) else math.nan
@@ -124,7 +124,7 @@ def told(found: Sequence[Snapshot], shape: LatencyModel, limits: Limits) -> Iter
 
 def tables(path: Path, policy: str, load: float) -> list[Told]:
     """Of an hour on virtual time."""
-    limits = Limits(max_output_tokens=LONGEST, max_num_seqs=MOST, batch_tokens=BATCH)
+    limits = QueueLimits(max_output_tokens=LONGEST, max_num_seqs=MOST, batch_tokens=BATCH)
     given = {"slots": MOST, "longest": LONGEST, "context": CONTEXT, "batch_tokens": BATCH}
     table = thinned(read_trace(path), policy, load, LAW, **given)
     apart = table.intended_at + APART * np.arange(len(table))

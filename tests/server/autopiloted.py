@@ -18,8 +18,9 @@ from kendall.queueing.choosing.forecast import Setting
 from kendall.queueing.control.assess import assess
 from kendall.queueing.control.long_run import LongRun
 from kendall.queueing.distributions.token_distribution import TokenDistribution
+from kendall.queueing.engine_bounds import EngineBounds
 from kendall.queueing.estimation.window.window import Window
-from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.estimation.window_queue import QueueLimits
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.measurement.record import Record
 from kendall.server.engines.emulated import EmulatedEngine
@@ -110,7 +111,9 @@ class Driver:
         seen = self.fed.window.snapshot(
             self.batcher.policy_text, now, in_service=self.fed.in_service(), waiting=waiting
         )
-        limits = Limits(max_output_tokens=self.limit, max_num_seqs=self.max_num_seqs)
+        limits = QueueLimits(
+            max_output_tokens=self.limit, engine=EngineBounds(max_num_seqs=self.max_num_seqs)
+        )
         try:
             found = assess(
                 seen,

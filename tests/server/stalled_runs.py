@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from kendall.queueing.estimation.change import Vector
-from kendall.queueing.model import Model
+from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.fast import SimulatedRun, Trace, draw_trace, replay
 
 SHARE, STALL = 0.02, 0.1  # of the time; seconds each
@@ -15,7 +15,7 @@ SLOWED = 1e-6  # speed of a machine that stalls: it keeps the order of what arri
 
 
 def stalled_run(
-    model: Model, rate: float, count: int, seed: int, *, share: float = SHARE, stall: float = STALL
+    model: Queue, rate: float, count: int, seed: int, *, share: float = SHARE, stall: float = STALL
 ) -> SimulatedRun:
     """The same machine on a clock that all but stands still for `stall` s at a time, the `share`
     of the time.
@@ -27,7 +27,7 @@ def stalled_run(
     return on_clock(model, trace, wall, machine)
 
 
-def on_clock(model: Model, trace: Trace, wall: Vector, machine: Vector) -> SimulatedRun:
+def on_clock(model: Queue, trace: Trace, wall: Vector, machine: Vector) -> SimulatedRun:
     """Served by a machine whose clock has gone to `machine` at the instants `wall`."""
     run = replay(model, replace(trace, arrived_at=np.interp(trace.arrived_at, wall, machine)))
     columns = {name: getattr(run, name) for name in ("batch_id", "batch_size", "server_id")}

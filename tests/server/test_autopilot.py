@@ -23,8 +23,8 @@ from kendall.queueing.choosing.candidates import batch_sizes, sized
 from kendall.queueing.choosing.forecast import Setting
 from kendall.queueing.distributions.token_distribution import TokenDistribution, parse_distribution
 from kendall.queueing.latency.law import LatencyModel, parse_law
-from kendall.queueing.model import Model
 from kendall.queueing.prediction import predict_model
+from kendall.queueing.queue import Queue
 from tests.server.autopiloted import LONGEST, Run, steered
 
 
@@ -37,8 +37,8 @@ class Scene:
     max_num_seqs: int
     bounds: AutopilotBounds
 
-    def model(self, setting: Setting) -> Model:
-        return Model.read(
+    def model(self, setting: Setting) -> Queue:
+        return Queue.read(
             parse_policy(setting.policy),
             self.lengths,
             self.law,

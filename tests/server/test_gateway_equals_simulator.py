@@ -15,7 +15,7 @@ from kendall.queueing.arrivals.traces import read_trace
 from kendall.queueing.distributions.token_distribution import parse_distribution
 from kendall.queueing.latency.law import parse_law
 from kendall.queueing.measurement.record import Record
-from kendall.queueing.model import Model
+from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.fast import Trace
 from kendall.queueing.simulation.fast import replay as replay_compiled
 from tests.server.harness import driven_by_both, replay
@@ -181,11 +181,11 @@ def test_same_where_the_kv_memory_binds_in_the_gateway_and_in_the_compiled_simul
     """Each holds its prompt and 64 tokens of 400: three to five requests, of eight slots."""
     policy, memory = parse_policy("continuous:max_batch_size=8"), 400
     law = parse_law("k1=0.25e-3,k2=2e-3,k3=25e-6,k4=0.9e-3,kp=1e-5,turnaround=1.5e-3")
-    model = Model(
-        policy=policy,
-        output_tokens=parse_distribution("uniform:low=1,high=64"),
+    model = Queue.read(
+        policy,
+        parse_distribution("uniform:low=1,high=64"),
+        law,
         prompt_tokens=parse_distribution("uniform:low=4,high=59"),
-        law=law,
         servers=servers,
         max_context_tokens=memory,
     )

@@ -23,16 +23,16 @@ from prometheus_client.parser import text_string_to_metric_families
 from kendall.loadgen.gateway.gateway_process import GatewayProcess, free_port
 from kendall.loadgen.sending.client.target import Target
 from kendall.loadgen.sending.run import run_load
-from kendall.policies import parse_policy
 from kendall.queueing.arrivals.timetable import draw
 from kendall.queueing.choosing.forecast import Setting
 from kendall.queueing.control.assess import assess
 from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.engine_bounds import EngineBounds
 from kendall.queueing.estimation.window.producer import WindowProducer
-from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.estimation.window_queue import QueueLimits
 from kendall.queueing.measurement.check import SAID
-from kendall.queueing.model import Model
 from kendall.queueing.prediction import predict_model
+from kendall.queueing.queue import Queue
 from kendall.queueing.result import LEVELS
 from kendall.server.admission.limits import OverloadSettings
 from kendall.server.live import predicting
@@ -67,7 +67,7 @@ def question_at(now: float, policy: str) -> Question:
         window=1e9,
         shape=LAW,
         setting=Setting(policy=policy),
-        max_num_seqs=16,
+        engine=EngineBounds(max_num_seqs=16),
         longest=64,
     )
 
@@ -75,13 +75,16 @@ def question_at(now: float, policy: str) -> Question:
 @cache
 def said(policy: str) -> str:
     """What `/admin/prediction` says of 6,000 simulated requests at load 0.6, as JSON."""
-    model = Model(policy=parse_policy(policy), output_tokens=LENGTHS, law=LAW, max_num_seqs=16)
+    model = Queue.read(policy, LENGTHS, LAW, max_num_seqs=16)
     seen = window_of(model, 0.6, 6000, 1)
     question = question_at(seen.now, policy)
     predicting._memory = predicting._Memory()
     predicting._memory.recent.add(seen)
     return json.dumps(
-        described(question, seen, assess(seen, LAW, Limits(max_num_seqs=16))), allow_nan=False
+        described(
+            question, seen, assess(seen, LAW, QueueLimits(engine=EngineBounds(max_num_seqs=16)))
+        ),
+        allow_nan=False,
     )
 
 
@@ -93,11 +96,11 @@ def test_the_next_minutes_are_looked_at_anew_sooner_where_the_load_has_moved(
     seconds: float, load: float, anew: bool
 ) -> None:
     policy = "capped:max_batch_size=8"
-    model = Model(policy=parse_policy(policy), output_tokens=LENGTHS, law=LAW, max_num_seqs=16)
+    model = Queue.read(policy, LENGTHS, LAW, max_num_seqs=16)
     seen = window_of(model, 0.6, 6000, 1)
     predicting._memory = predicting._Memory()
     predicting._memory.recent.add(seen)
-    found = assess(seen, LAW, Limits(max_num_seqs=16))
+    found = assess(seen, LAW, QueueLimits(engine=EngineBounds(max_num_seqs=16)))
     question = question_at(seen.now, policy)
     first = predicting._next(question, seen, found, joins=False)
     assert first is not None
@@ -279,7 +282,7 @@ def test_a_look_without_a_decision_leaves_the_autopilot_alone(
             window=1e9,
             shape=LAW,
             setting=Setting(policy="single"),
-            max_num_seqs=16,
+            engine=EngineBounds(max_num_seqs=16),
             longest=64,
             decides=decides,
         )
@@ -346,17 +349,14 @@ def test_the_metrics_have_the_epoch_in_force_whatever_began_it() -> None:
 
 
 def test_as_many_servers_as_the_slo_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = Model(policy=parse_policy("single"), output_tokens=LENGTHS, law=LAW, max_num_seqs=16)
+    model = Queue.read("single", LENGTHS, LAW, max_num_seqs=16)
     seen = window_of(model, 0.9, 6000, 1)
     question = question_at(seen.now, "single")
     monkeypatch.setattr(predicting, "_memory", predicting._Memory(question=question))
     assert predicting.ask_servers("mean_queueing_delay<=1s") is None
-    found = assess(seen, LAW, Limits(max_num_seqs=16)).estimates
+    found = assess(seen, LAW, QueueLimits(engine=EngineBounds(max_num_seqs=16))).estimates
     predicting._memory.estimates = found
-    two, three = (
-        predict_model(dataclasses.replace(model, servers=c), found.arrival_rate.value)
-        for c in (2, 3)
-    )
+    two, three = (predict_model(model.but(servers=c), found.arrival_rate.value) for c in (2, 3))
     assert two.queueing_delay.mean is not None
     assert three.queueing_delay.mean is not None
     between = math.sqrt(two.queueing_delay.mean * three.queueing_delay.mean)
@@ -370,10 +370,12 @@ def test_as_many_servers_as_the_slo_needs(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_what_ifs_end_in_time_with_those_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """Longer than the limit of the process, it would be killed with all that it knows."""
-    model = Model(policy=parse_policy("single"), output_tokens=LENGTHS, law=LAW, max_num_seqs=16)
+    model = Queue.read("single", LENGTHS, LAW, max_num_seqs=16)
     seen = window_of(model, 0.6, 2000, 1)
     memory = predicting._Memory(question=question_at(seen.now, "single"))
-    memory.estimates = assess(seen, LAW, Limits(max_num_seqs=16)).estimates
+    memory.estimates = assess(
+        seen, LAW, QueueLimits(engine=EngineBounds(max_num_seqs=16))
+    ).estimates
     monkeypatch.setattr(predicting, "_memory", memory)
     every = predicting.ask_what_ifs()
     monkeypatch.setattr(predicting, "WHAT_IF_SECONDS", 0.0)
@@ -383,10 +385,12 @@ def test_what_ifs_end_in_time_with_those_that_there_are(monkeypatch: pytest.Monk
 
 def known_estimates(load: float, policy: str = "capped:max_batch_size=4") -> predicting._Memory:
     """What the process keeps of a window under that load."""
-    model = Model(policy=parse_policy(policy), output_tokens=LENGTHS, law=LAW, max_num_seqs=16)
+    model = Queue.read(policy, LENGTHS, LAW, max_num_seqs=16)
     seen = window_of(model, load, 2000, 1)
     memory = predicting._Memory(question=question_at(seen.now, policy))
-    memory.estimates = assess(seen, LAW, Limits(max_num_seqs=16)).estimates
+    memory.estimates = assess(
+        seen, LAW, QueueLimits(engine=EngineBounds(max_num_seqs=16))
+    ).estimates
     memory.estimated_at = seen.now
     return memory
 

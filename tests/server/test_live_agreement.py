@@ -19,13 +19,14 @@ import pytest
 from kendall.policies import Request, parse_policy
 from kendall.queueing.control.assess import Assessment, assess
 from kendall.queueing.distributions.token_distribution import TokenDistribution, parse_distribution
+from kendall.queueing.engine_bounds import EngineBounds
 from kendall.queueing.estimation.speed.batch_times import SLOT_ERROR
 from kendall.queueing.estimation.window.window import Snapshot, Window
-from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.estimation.window_queue import QueueLimits
 from kendall.queueing.latency.law import LatencyModel, parse_law
 from kendall.queueing.measurement.record import call_of
 from kendall.queueing.measurement.statistics import mean_interval
-from kendall.queueing.model import Model
+from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.experiment import draw_jobs
 from kendall.queueing.simulation.fast import draw_trace
 from kendall.queueing.simulation.fast import replay as rerun
@@ -64,17 +65,11 @@ def no_check(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kendall.queueing.control.assess.check_window", lambda *_: None)
 
 
-def model_of(policy: str, sequences: str | None = None) -> Model:
+def model_of(policy: str, sequences: str | None = None) -> Queue:
     law = parse_law("k1=0.0003,k2=0.0014,k3=0.00002,k4=0.0012,turnaround=0.0015,cv=0.12").at_speed(
         SPEED
     )
-    return Model(
-        policy=parse_policy(policy),
-        output_tokens=LENGTHS,
-        law=law,
-        max_num_seqs=BOUND,
-        sequences=calls_of(sequences),
-    )
+    return Queue.read(policy, LENGTHS, law, sequences=calls_of(sequences), max_num_seqs=BOUND)
 
 
 def calls_of(text: str | None) -> TokenDistribution | None:
@@ -96,7 +91,11 @@ def long_enough(policy: str, load: float, seed: int, sequences: str | None = Non
 
 
 def live(seen: Snapshot) -> Assessment:
-    return assess(seen, SHAPE, Limits(max_output_tokens=LENGTHS.longest, max_num_seqs=BOUND))
+    return assess(
+        seen,
+        SHAPE,
+        QueueLimits(max_output_tokens=LENGTHS.longest, engine=EngineBounds(max_num_seqs=BOUND)),
+    )
 
 
 def assert_agrees(seen: Snapshot, within: float = WITHIN, known: float = KNOWN) -> Assessment:
@@ -153,21 +152,21 @@ def test_several_servers_are_predicted_in_every_cell(
     "policy", ["single", "capped:max_batch_size=8", "continuous:max_batch_size=4"]
 )
 def test_servers_that_are_not_equally_fast_are_predicted_too(policy: str) -> None:
-    model = dataclasses.replace(model_of(policy), servers=2, server_speeds=(0.8, 1.6))
+    model = model_of(policy).but(servers=2, server_speeds=(0.8, 1.6))
     found = assert_these_agree(model, 0.6, seed=7)
     assert found.model is not None
-    assert found.model.server_speeds[1] / found.model.server_speeds[0] == pytest.approx(
-        2, rel=SLOT_ERROR
-    )
+    assert found.model.engine.server_speeds[1] / found.model.engine.server_speeds[
+        0
+    ] == pytest.approx(2, rel=SLOT_ERROR)
     assert "equal_servers" in {a.name for a in found.compared.assumptions if a.holds is False}
 
 
 def assert_servers_agree(policy: str, servers: int, load: float, seed: int) -> None:
-    found = assert_these_agree(dataclasses.replace(model_of(policy), servers=servers), load, seed)
+    found = assert_these_agree(model_of(policy).but(servers=servers), load, seed)
     assert found.estimates.speed.value == pytest.approx(SPEED, rel=SLOT_ERROR)
 
 
-def assert_these_agree(model: Model, load: float, seed: int) -> Assessment:
+def assert_these_agree(model: Queue, load: float, seed: int) -> Assessment:
     count = FIRST
     while True:
         seen = window_of(model, load, count, seed)
@@ -175,7 +174,11 @@ def assert_these_agree(model: Model, load: float, seed: int) -> Assessment:
             break
         count *= 2
         assert count <= MOST
-    limits = Limits(max_output_tokens=LENGTHS.longest, max_num_seqs=BOUND, servers=model.servers)
+    limits = QueueLimits(
+        max_output_tokens=LENGTHS.longest,
+        servers=model.engine.servers,
+        engine=EngineBounds(max_num_seqs=BOUND),
+    )
     found = assess(seen, SHAPE, limits)
     assert abs(found.compared.error) <= WITHIN, found.compared
     return found
@@ -218,23 +221,22 @@ def assert_calls_agree(policy: str, load: float, sequences: str, seed: int) -> N
     assert holds["poisson_arrivals"] is not False
     assert holds["open_loop"] is not False
     assert found.estimates.sequences.mean().value == pytest.approx(
-        model_of(policy, sequences).call_size, rel=0.02
+        model_of(policy, sequences).requests.call_size, rel=0.02
     )
 
 
-def prompted(policy: str) -> Model:
+def prompted(policy: str) -> Queue:
     """Lists of one to four prompts, of which each has a length of its own that the engine's time
     depends on.
     """
-    return dataclasses.replace(
-        model_of(policy, "uniform:low=1,high=4"),
-        law=dataclasses.replace(model_of(policy).law, kp=KP),
+    return model_of(policy, "uniform:low=1,high=4").but(
+        law=dataclasses.replace(model_of(policy).engine.law, kp=KP),
         prompt_tokens=PROMPTS,
     )
 
 
 def assert_prompts_agree(seen: Snapshot) -> None:
-    limits = Limits(max_output_tokens=LENGTHS.longest, max_num_seqs=BOUND)
+    limits = QueueLimits(max_output_tokens=LENGTHS.longest, engine=EngineBounds(max_num_seqs=BOUND))
     found = assess(seen, dataclasses.replace(SHAPE, kp=KP), limits)
     assert found.compared.observed.relative <= KNOWN_OF_CALLS
     assert abs(found.compared.error) <= WITHIN_OF_CALLS, found.compared
@@ -274,12 +276,12 @@ def test_who_comes_while_prompts_stop_a_continuous_engine_waits_for_them(
     policy: str, load: float
 ) -> None:
     """That was left out of the lawful time: speeds 1 to 3 % too slow, delays 7 % too long."""
-    model = dataclasses.replace(prompted(policy), sequences=None)
+    model = prompted(policy).but(sequences=None)
     trace = draw_trace(
         model, load * model.largest_stable_rate, 2 * FIRST, np.random.SeedSequence(8)
     )
     seen = snapshot_of_run(rerun(model, trace), model, trace.prompt_tokens)
-    limits = Limits(max_output_tokens=LENGTHS.longest, max_num_seqs=BOUND)
+    limits = QueueLimits(max_output_tokens=LENGTHS.longest, engine=EngineBounds(max_num_seqs=BOUND))
     found = assess(seen, dataclasses.replace(SHAPE, kp=KP), limits)
     assert abs(found.compared.error) <= WITHIN, found.compared
     assert found.estimates.speed.value == pytest.approx(SPEED, rel=SLOT_ERROR)
@@ -301,7 +303,9 @@ def test_lists_of_prompts_are_predicted_by_the_gateway_itself(policy: str, count
     model = prompted(policy)
     jobs, _ = draw_jobs(model, 0.3 * model.largest_stable_rate, count, np.random.SeedSequence(9))
     assert_prompts_agree(
-        gateway_window(policy, [(job.request, job.output_tokens) for job in jobs], 9, model.law)
+        gateway_window(
+            policy, [(job.request, job.output_tokens) for job in jobs], 9, model.engine.law
+        )
     )
 
 
@@ -320,7 +324,7 @@ def gateway_window(
     policy: str, jobs: list[tuple[Request, int]], seed: int, law: LatencyModel | None = None
 ) -> Snapshot:
     """The gateway's batcher on the emulated engine, and the window that its records fed."""
-    law = model_of(policy).law if law is None else law
+    law = model_of(policy).engine.law if law is None else law
     records = run_virtual(replay(parse_policy(policy), jobs, law, seed=seed, max_num_seqs=BOUND))
     now = jobs[-1][0].arrived_at
     window = Window(seconds=math.inf, most=10 * len(jobs))
@@ -344,7 +348,7 @@ def test_the_gateways_own_window_says_what_the_simulators_says(
     jobs = asked(policy, 0.6, 1500, 5, sequences)
     residuals = [np.random.default_rng(np.random.SeedSequence(5).spawn(2)[1])]
     simulated = [Job(request, tokens) for request, tokens in jobs]
-    engine = SimulatedEngine(model_of(policy).law, max_batch_size=BOUND)
+    engine = SimulatedEngine(model_of(policy).engine.law, max_batch_size=BOUND)
     records = simulate_trace(parse_policy(policy), simulated, engine, residuals)
     found = live(gateway_window(policy, jobs, 5)), live(seen(records, policy))
     for name in ("arrival_rate", "speed", "cv"):
@@ -371,5 +375,9 @@ def test_a_wrong_shape_would_be_seen() -> None:
     """
     run = long_enough("dynamic", 0.75, seed=1)
     wrong = parse_law("k1=0.004,k2=0.0014,k3=0.00002,k4=0.0006,turnaround=0.0015")
-    found = assess(run, wrong, Limits(max_output_tokens=LENGTHS.longest, max_num_seqs=BOUND))
+    found = assess(
+        run,
+        wrong,
+        QueueLimits(max_output_tokens=LENGTHS.longest, engine=EngineBounds(max_num_seqs=BOUND)),
+    )
     assert abs(found.compared.error) > WITHIN

@@ -126,7 +126,7 @@ def test_the_assumption_says_what_independent_lengths_would_cost(share: float) -
     if share == EQUAL:
         assert "drawn independently" in mine.says
         assert found.model is not None
-        independent = dataclasses.replace(found.model, intraclass_correlation=0.0)
+        independent = found.model.but(intraclass_correlation=0.0)
         assert independent.largest_stable_rate < 0.9 * found.model.largest_stable_rate
 
 

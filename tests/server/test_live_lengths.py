@@ -12,14 +12,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from kendall.policies import parse_policy
 from kendall.queueing.control.assess import Assessment, assess
 from kendall.queueing.distributions.token_distribution import TokenDistribution, parse_distribution
+from kendall.queueing.engine_bounds import EngineBounds
 from kendall.queueing.estimation.window.window import Snapshot
-from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.estimation.window_queue import QueueLimits
 from kendall.queueing.latency.law import parse_law
 from kendall.queueing.measurement.statistics import mean_interval
-from kendall.queueing.model import Model
+from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.experiment import simulate_run
 from tests.queueing.estimation_windows import snapshot_of_run
 from tests.server.stalled_runs import SHARE, stalled_run
@@ -56,16 +56,10 @@ def no_check(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kendall.queueing.control.assess.check_window", lambda *_: None)
 
 
-def model_of(policy: str, lengths: str, sequences: str | None = None) -> Model:
+def model_of(policy: str, lengths: str, sequences: str | None = None) -> Queue:
     law = replace(SHAPE, speed=SPEED, cv=CV)
     calls = None if sequences is None else parse_distribution(sequences)
-    return Model(
-        policy=parse_policy(policy),
-        output_tokens=LENGTHS[lengths],
-        law=law,
-        max_num_seqs=BOUND,
-        sequences=calls,
-    )
+    return Queue.read(policy, LENGTHS[lengths], law, sequences=calls, max_num_seqs=BOUND)
 
 
 def window(
@@ -95,7 +89,11 @@ def window(
 
 def live(seen: Snapshot, lengths: str) -> Assessment:
     return assess(
-        seen, SHAPE, Limits(max_output_tokens=LENGTHS[lengths].longest, max_num_seqs=BOUND)
+        seen,
+        SHAPE,
+        QueueLimits(
+            max_output_tokens=LENGTHS[lengths].longest, engine=EngineBounds(max_num_seqs=BOUND)
+        ),
     )
 
 

@@ -22,6 +22,7 @@ import uvloop
 from kendall.policies import SpecError, parse_policy
 from kendall.policies.text import counted
 from kendall.queueing.choosing.forecast import Setting
+from kendall.queueing.engine_bounds import EngineBounds
 from kendall.queueing.errors import UnstableQueueError
 from kendall.queueing.estimation.estimates import estimate
 from kendall.queueing.estimation.window.producer import WindowProducer
@@ -414,7 +415,7 @@ def test_after_few_requests_the_reason_counts_them(
         window=300.0,
         shape=LAW,
         setting=setting,
-        max_num_seqs=8,
+        engine=EngineBounds(max_num_seqs=8),
         longest=64,
     )
     answer = predicting.assess_window(question)
@@ -444,7 +445,7 @@ def test_fifty_requests_of_an_epoch_are_predicted_from_and_fewer_are_not(
         window=300.0,
         shape=LAW,
         setting=Setting(policy=policy),
-        max_num_seqs=8,
+        engine=EngineBounds(max_num_seqs=8),
         longest=64,
     )
     answer = predicting.assess_window(question)
@@ -473,7 +474,7 @@ def test_the_wander_is_that_of_the_hour_and_not_of_the_window(
         window=300.0,
         shape=LAW,
         setting=Setting(policy=policy),
-        max_num_seqs=8,
+        engine=EngineBounds(max_num_seqs=8),
         longest=64,
     )
     slow = predicting.assess_window(question)["estimates"]["wander"]

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from kendall.policies import Request, SpecError, parse_policy
 from kendall.queueing.control.assess import Assessment, assess
+from kendall.queueing.engine_bounds import EngineBounds
 from kendall.queueing.estimation.speed.batch_times import SLOT_ERROR
 from kendall.queueing.estimation.window.window import Window
-from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.estimation.window_queue import QueueLimits
 from kendall.queueing.latency.law import parse_law
 from kendall.queueing.measurement.record import Record
 from kendall.server.engines.emulated import EmulatedEngine
@@ -130,7 +131,9 @@ def assessed(policy: str, records: list[Record], arrivals: list[float]) -> Asses
         if record.released_at is not None and record.released_at <= now:
             window.on_record(record)
     return assess(
-        window.snapshot(policy, now), PROMPTED, Limits(max_output_tokens=31, max_num_seqs=16)
+        window.snapshot(policy, now),
+        PROMPTED,
+        QueueLimits(max_output_tokens=31, engine=EngineBounds(max_num_seqs=16)),
     )
 
 

@@ -30,8 +30,8 @@ from kendall.loadgen.report.html.style import (
 from kendall.loadgen.report.numbers import MS, label
 from kendall.policies import Fixed, is_first_come
 from kendall.queueing.errors import PredictionError
-from kendall.queueing.model import Model
 from kendall.queueing.prediction import best_method, predict_model
+from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.experiment import simulate_model
 from kendall.queueing.simulation.fast import is_compiled
 
@@ -110,7 +110,10 @@ def _theory(cells: Sequence[ReportCell], panel: Panel) -> list[Trace]:
     if timed or not is_first_come(model.policy):
         return [line]
     measured = [cell.comparison.speed for cell in cells]
-    speeds = [1.0, *(speed.factor / model.law.speed for speed in measured if speed is not None)]
+    speeds = [
+        1.0,
+        *(speed.factor / model.engine.law.speed for speed in measured if speed is not None),
+    ]
     low, high = at(min(speeds)), at(max(speeds))
     if high and low and high[-1][0] < low[-1][0]:  # beyond, the slowest machine has no steady state
         high += [(high[-1][0], BEYOND), (low[-1][0], BEYOND)]
@@ -132,7 +135,7 @@ def _theory(cells: Sequence[ReportCell], panel: Panel) -> list[Trace]:
     return [band, line]
 
 
-def curve_of(model: Model, compared: str) -> Curve | None:
+def curve_of(model: Queue, compared: str) -> Curve | None:
     """Mean against load by interpolation of the logarithm; not a number beyond the loads that
     could be solved.
     """

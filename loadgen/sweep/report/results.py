@@ -19,7 +19,7 @@ from kendall.loadgen.compare.cells import MissingCell
 from kendall.loadgen.compare.compare import Comparison, compare_samples
 from kendall.loadgen.compare.theory import theory_of
 from kendall.loadgen.report.report import as_object
-from kendall.loadgen.sweep.grid import Basis, EngineBounds, SweepCell, planned_cells
+from kendall.loadgen.sweep.grid import Basis, GatewayBounds, SweepCell, planned_cells
 from kendall.loadgen.sweep.journal import CellProgress, Event, SweepProgress, read_journal
 from kendall.loadgen.sweep.plan import SweepPlan, load_plan
 from kendall.policies.text import SpecError
@@ -148,7 +148,7 @@ def results_of(folder: Path, on_cell: Callable[[int, int], None] | None = None) 
     calibrated = next((event for event in reversed(events) if event["event"] == "calibrated"), None)
     basis = (
         Basis(
-            plan, load_law(calibrated["law"]), msgspec.convert(calibrated["bounds"], EngineBounds)
+            plan, load_law(calibrated["law"]), msgspec.convert(calibrated["bounds"], GatewayBounds)
         )
         if calibrated
         else None
@@ -227,8 +227,7 @@ def compare_cell(
         basis.law,
         basis.limited(cell.max_output_tokens),
         asked_rate=cell.rate,
-        max_num_seqs=basis.bounds.max_num_seqs,
-        step_tokens=basis.bounds.step_tokens,
+        bounds=basis.bounds,
         predictor=basis.predictor,
     )
     try:

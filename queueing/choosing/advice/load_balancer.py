@@ -1,7 +1,7 @@
 """What a load balancer would cost: the requests of a window at the same servers, with a queue at
 each in place of the one queue.
 
-random, round_robin   one server with its share of the arrivals (queueing.model.one_of_several): the
+random, round_robin   one server with its share of the arrivals (Queue.one_of_several): the
                       price of a what-if, together 0.3 s or less
 least_requests        no formula: all servers are simulated side by side, 0.1 s for a standard error
                       of 1 to 4 % (load 0.7, 2 to 8 servers). No live look has it; an advice does
@@ -10,7 +10,6 @@ least_requests        no formula: all servers are simulated side by side, 0.1 s 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,7 +18,7 @@ from kendall.queueing.choosing.answer import precise
 from kendall.queueing.choosing.forecast import Setting
 from kendall.queueing.choosing.gain.window_model import WindowModel
 from kendall.queueing.errors import PredictionError
-from kendall.queueing.model import ROUTINGS, Model, has_queues, one_of_several
+from kendall.queueing.queue import ROUTINGS, Queue
 from kendall.queueing.result import Prediction, Quantity
 from kendall.queueing.simulation.budget import affordable_requests
 from kendall.queueing.simulation.experiment import simulate_model
@@ -68,19 +67,19 @@ def behind_load_balancer(
 
 
 def _routed(
-    window: WindowModel, model: Model, routing: str, one_queue: Prediction
+    window: WindowModel, model: Queue, routing: str, one_queue: Prediction
 ) -> dict[str, Any]:
     """A queue at each server, as the gateway would measure it, and how much more than in one queue;
     or `reason` says why it has no numbers. Behind a stall waits who has joined that server's queue;
     the fewest requests avoid it as one queue does.
     """
     try:
-        routed = dataclasses.replace(model, routing=routing)
-        one = one_of_several(routed)
+        routed = model.but(routing=routing)
+        one = routed.one_of_several
         if one is None:
             prediction = window.measured(_simulated)(routed, window.rate)
         else:
-            prediction = window.measured(precise)(one, window.rate / model.servers)
+            prediction = window.measured(precise)(one, window.rate / model.engine.servers)
     except (SpecError, PredictionError) as error:
         nothing = dict.fromkeys(("method", *_DURATIONS, "more"))
         return {"routing": routing, **nothing, "reason": str(error)}
@@ -91,8 +90,8 @@ def _routed(
     return {"routing": routing, **_durations(prediction), "more": more, "reason": None}
 
 
-def _simulated(model: Model, arrival_rate: float) -> Prediction:
-    assert has_queues(model)
+def _simulated(model: Queue, arrival_rate: float) -> Prediction:
+    assert model.engine.has_queues
     model.stable_load(arrival_rate)
     count = affordable_requests(model, arrival_rate, SIMULATED)
     return simulate_model(model, arrival_rate, num_requests=count)

@@ -48,7 +48,7 @@ def rates(window: WindowModel, setting: Setting, objective: Objective) -> dict[s
         return found
     model = window.model(setting)
     stable = model.largest_stable_rate
-    if model.patience is None and math.isfinite(stable):
+    if model.requests.patience is None and math.isfinite(stable):
         found["largest_stable"] = stable
     if objective.slo is not None:
         try:

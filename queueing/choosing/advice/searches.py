@@ -45,7 +45,7 @@ from kendall.queueing.choosing.search import Optimum, Point, Predict, largest_ke
 from kendall.queueing.choosing.servers import fewest_servers
 from kendall.queueing.choosing.token_limit import best_token_limit
 from kendall.queueing.errors import NoStableChoiceError
-from kendall.queueing.model import Model
+from kendall.queueing.queue import Queue
 
 LARGEST_SERVERS = 16
 NEVER = 1e-6  # limits that cut fewer requests than this are not searched
@@ -98,7 +98,10 @@ def measure_of(
     current, best = settings
     texts = [each.policy for each in settings]
     if target == "policy" and current == best:
-        texts = [current.policy, *usual_policies(current, operating_point.limits.max_num_seqs)]
+        texts = [
+            current.policy,
+            *usual_policies(current, operating_point.limits.engine.max_num_seqs),
+        ]
     goal = objective.at_a_limit if target in ("policy", "batch-size") else objective
     return Criterion(goal, compared_by(map(parse_policy, texts), objective.slo))
 
@@ -112,7 +115,7 @@ class AdviceSearch:
     objective: Objective
 
     @property
-    def model(self) -> Model:
+    def model(self) -> Queue:
         """The queue of the setting in force."""
         return self.point.model(self.current)
 
@@ -124,7 +127,7 @@ class AdviceSearch:
     def batch_size(self) -> SearchResult:
         """The best batch size of the policy in force."""
         policy, current = parse_policy(self.current.policy), self.current
-        base, most = sized_policy(policy), self.point.limits.max_num_seqs
+        base, most = sized_policy(policy), self.point.limits.engine.max_num_seqs
         if base is None:
             alone = "takes one request at a time and " if policy_batch_size(policy) == 1 else ""
             why = f"{current.policy} {alone}has no batch size: see the target policy"
@@ -147,7 +150,7 @@ class AdviceSearch:
 
     def policy(self) -> SearchResult:
         """The best of the policy in force and the usual ones."""
-        usual = usual_policies(self.current, self.point.limits.max_num_seqs)
+        usual = usual_policies(self.current, self.point.limits.engine.max_num_seqs)
         in_force = canonical(self.current).policy
         cut = [
             text
@@ -275,7 +278,7 @@ class AdviceSearch:
         curve = [
             point_of(
                 {"servers": count},
-                dataclasses.replace(model, servers=count),
+                model.but(servers=count),
                 self.point.rate,
                 self.ranking,
             )[0]

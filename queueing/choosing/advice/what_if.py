@@ -30,7 +30,7 @@ class WhatIfs:
 
     def __init__(self, operating_point: OperatingPoint, current: Setting) -> None:
         self._point = operating_point
-        bound = operating_point.limits.max_num_seqs
+        bound = operating_point.limits.engine.max_num_seqs
         others = one_knob_away(
             current,
             policies=usual_policies(current, bound),

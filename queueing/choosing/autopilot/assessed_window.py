@@ -13,7 +13,7 @@ from kendall.queueing.estimation.estimates import Estimates, estimate
 from kendall.queueing.estimation.interval import UNKNOWN, Estimate, symmetric
 from kendall.queueing.estimation.speed.speeds import Speeds
 from kendall.queueing.estimation.window.window import Snapshot
-from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.estimation.window_queue import QueueLimits
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.measurement.statistics import FloatArray, batch_means_interval
 from kendall.queueing.result import Quantity
@@ -30,7 +30,7 @@ class AssessedWindow:
     estimates: Estimates
     shape: LatencyModel  # the calibrated law
     current: Setting
-    limits: Limits
+    limits: QueueLimits
     # mean queueing delay of this epoch, with an interval that respects autocorrelation
     observed: Estimate = UNKNOWN
     observed_sojourn: Estimate = UNKNOWN  # likewise
@@ -69,7 +69,7 @@ def assessed_window(
     seen: Snapshot,
     shape: LatencyModel,
     current: Setting,
-    limits: Limits,
+    limits: QueueLimits,
     estimates: Estimates | None,
     *,
     assumptions: tuple[Assumption, ...] = (),
@@ -81,7 +81,7 @@ def assessed_window(
     delays, sojourns = seen.judged(), seen.judged(sojourn=True)
     if estimates is None:
         policy = served_as(parse_policy(seen.policy), pads=limits.pads)
-        speeds = Speeds.of(policy, seen, shape, limits.step_tokens)
+        speeds = Speeds.of(policy, seen, shape, limits.engine.step_tokens)
         estimates = estimate(seen, policy, shape, speeds=speeds)
     return AssessedWindow(
         now=seen.now,

@@ -28,7 +28,7 @@ def candidates(
     A lower limit never makes anyone wait longer, so of the limits only the lowest that the bounds
     allow is worth asking about.
     """
-    current, seqs = seen.current, seen.limits.max_num_seqs
+    current, seqs = seen.current, seen.limits.engine.max_num_seqs
     limit = lowest_limit(
         seen.estimates.output_tokens, bounds, seen.longest, URGENT if urgent else ONE_SIDED
     )

@@ -22,7 +22,7 @@ from kendall.queueing.choosing.forecast import Forecast
 from kendall.queueing.choosing.objective import Objective, Slo, parse_slos, utilities
 from kendall.queueing.choosing.quantity import WORDS, mean_of
 from kendall.queueing.distributions.token_distribution import TokenDistribution
-from kendall.queueing.model import Model
+from kendall.queueing.queue import Queue
 from kendall.queueing.result import Prediction, Quantity
 
 WEIGHS = {
@@ -113,7 +113,7 @@ class Criterion:
         """Whether it is a time."""
         return self.objective is None or self.objective.name not in ("v1", "v2")
 
-    def of(self, prediction: Prediction, model: Model, whole: TokenDistribution) -> float:
+    def of(self, prediction: Prediction, model: Queue, whole: TokenDistribution) -> float:
         """Of one setting; `whole` are the lengths before its limit. Not a number where the
         method cannot give it.
         """
@@ -136,7 +136,7 @@ class Criterion:
         ).mean
         if mean is None:
             return math.nan
-        kept = float(utilities(whole)[model.output_tokens.longest])
+        kept = float(utilities(whole)[model.requests.output_tokens.longest])
         lost = goal.loss_cost * (prediction.loss_fraction or 0.0) if goal.name == "v2" else 0.0
         return goal.theta * (1 - kept) + (1 - goal.theta) * mean + lost
 

@@ -27,7 +27,7 @@ from kendall.queueing.choosing.objective import Objective
 from kendall.queueing.choosing.quantity import mean_of, served_mean
 from kendall.queueing.errors import PredictionError, UnstableQueueError
 from kendall.queueing.estimation.interval import UNKNOWN, Estimate
-from kendall.queueing.model import Model
+from kendall.queueing.queue import Queue
 from kendall.queueing.result import Prediction, Quantity
 
 NAMED = 0.01  # of the mean sojourn: a smaller backlog of stalls is not worth a word
@@ -172,7 +172,7 @@ class OperatingPoint(WindowModel):
         slow, quick = (self.sensitivity.at_rate(each, measure, factor) for each in (before, after))
         return Estimate(1.0, 1 - quick / slow if slow else 0.0, 1.0, size)
 
-    def _left_out(self, model: Model, found: Prediction) -> tuple[str, ...]:
+    def _left_out(self, model: Queue, found: Prediction) -> tuple[str, ...]:
         """What the prediction leaves out of the queue behind a stall."""
         stalls, joins, backlog = (
             self.estimates.stalls,

@@ -40,7 +40,7 @@ from kendall.queueing.estimation.outlook import Outlook, band, limited
 from kendall.queueing.estimation.replayed import Machine, keeps_pace, replayed
 from kendall.queueing.estimation.window.snapshot import Snapshot
 from kendall.queueing.measurement.batch_means import batch_means_interval, student
-from kendall.queueing.model import Model
+from kendall.queueing.queue import Queue
 from kendall.queueing.result import Quantity
 from kendall.queueing.simulation import fast
 
@@ -125,8 +125,8 @@ class SameRequests:
         both = self._found[setting]
         return None if both is None else both[0 if quantity == "queueing_delay" else 1]
 
-    def _model(self, setting: Setting) -> Model:
-        return cut_at(self.point.model(setting), self.point.limits.batch_tokens)
+    def _model(self, setting: Setting) -> Queue:
+        return cut_at(self.point.model(setting), self.point.limits.engine.batch_tokens)
 
     def _replayed(self, setting: Setting) -> Matrix | None:
         limit = setting.max_output_tokens

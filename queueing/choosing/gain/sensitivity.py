@@ -21,7 +21,7 @@ from kendall.queueing.choosing.gain.window_model import WindowModel
 from kendall.queueing.distributions.token_distribution import TokenDistribution, Vector
 from kendall.queueing.estimation.interval import NORMAL, Estimate
 from kendall.queueing.latency.law import LatencyModel
-from kendall.queueing.model import Model
+from kendall.queueing.queue import Queue
 from kendall.queueing.result import Prediction
 from kendall.queueing.simulation.fast import is_compiled
 
@@ -64,7 +64,7 @@ class Sensitivity:
 
     def with_independent_lengths(self, setting: Setting, measure: Criterion) -> float:
         """M with independent output lengths in a call, over M."""
-        if not self.point.model(setting).intraclass_correlation:
+        if not self.point.model(setting).requests.intraclass_correlation:
             return 1.0
         without, here = (
             self.evaluated(setting, measure, correlation=value) for value in (0.0, None)
@@ -155,7 +155,7 @@ class Sensitivity:
         if self.point.estimates.call_sizes is None:
             return 0.0
         policy = self.point.model(setting).policy
-        alike = self.point.estimates.alike(policy, self.point.limits.max_num_seqs)
+        alike = self.point.estimates.alike(policy, self.point.limits.engine.max_num_seqs)
         ends = max(0.0, alike.low), min(1.0, max(0.0, alike.high))
         low, high = (self.evaluated(setting, measure, correlation=value) for value in ends)
         return high.log_ratio(low) / 2
@@ -173,12 +173,12 @@ class Sensitivity:
         whole: TokenDistribution | None = None,
         sequences: TokenDistribution | None = None,
         correlation: float | None = None,
-    ) -> Model:
+    ) -> Queue:
         model = self.point.model(setting, whole, self._calm if law is None else law)
-        model = model if sequences is None else dataclasses.replace(model, sequences=sequences)
+        model = model if sequences is None else model.but(sequences=sequences)
         if correlation is None:
             return model
-        return dataclasses.replace(model, intraclass_correlation=correlation)
+        return model.but(intraclass_correlation=correlation)
 
     def evaluated(
         self,

@@ -27,10 +27,10 @@ from kendall.queueing.distributions.token_distribution import TokenDistribution
 from kendall.queueing.estimation.checked import at_their_speeds
 from kendall.queueing.estimation.estimates import Estimates
 from kendall.queueing.estimation.stall_backlog import behind_stalls, stall_backlog, utilisation_of
-from kendall.queueing.estimation.window_queue import Limits, known_memory, model_of
+from kendall.queueing.estimation.window_queue import QueueLimits, known_memory, model_of
 from kendall.queueing.latency.law import LatencyModel
-from kendall.queueing.model import Model
 from kendall.queueing.prediction import predict_model
+from kendall.queueing.queue import Queue
 from kendall.queueing.result import Prediction
 
 
@@ -42,7 +42,7 @@ class WindowModel:
 
     estimates: Estimates
     shape: LatencyModel
-    limits: Limits
+    limits: QueueLimits
     family: str | None = None
     factors: Mapping[int, float] = field(default_factory=dict)
 
@@ -88,7 +88,7 @@ class WindowModel:
         setting: Setting,
         whole: TokenDistribution | None = None,
         law: LatencyModel | None = None,
-    ) -> Model:
+    ) -> Queue:
         """The queue of a setting; `whole` and `law` in place of the estimated ones. Where
         `refusal` has nothing to say.
         """
@@ -108,7 +108,7 @@ class WindowModel:
         """The setting's load at the window's rate."""
         return self.model(setting).load(self.rate)
 
-    def _limits(self, setting: Setting) -> Limits:
+    def _limits(self, setting: Setting) -> QueueLimits:
         limit = setting.max_output_tokens
         return dataclasses.replace(self.limits, servers=setting.servers, max_output_tokens=limit)
 
@@ -136,7 +136,7 @@ class WindowModel:
         self._predictions[setting] = self.predicted(setting, predict_model)
         return self._predictions[setting]
 
-    def backlog(self, model: Model, arrival_rate: float) -> float:
+    def backlog(self, model: Queue, arrival_rate: float) -> float:
         """Seconds that stalls add to the mean sojourn beyond what law and speed hold: of a
         continuous engine.
         """
@@ -158,7 +158,7 @@ class WindowModel:
         backlog.
         """
 
-        def found(model: Model, arrival_rate: float) -> Prediction:
+        def found(model: Queue, arrival_rate: float) -> Prediction:
             bare = predict(model, arrival_rate).with_turnaround(self.estimates.gateway_turnaround)
             return behind_stalls(bare, self.backlog(model, arrival_rate)) if stalling else bare
 

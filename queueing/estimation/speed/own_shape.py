@@ -28,11 +28,12 @@ import numpy.typing as npt
 
 from kendall.policies import Continuous, Policy
 from kendall.queueing.distributions.token_distribution import TokenDistribution
+from kendall.queueing.engine_bounds import EngineBounds
 from kendall.queueing.estimation.change import Vector
 from kendall.queueing.estimation.interval import NORMAL
 from kendall.queueing.estimation.window.snapshot import CENSORED, Snapshot, picked
 from kendall.queueing.latency.law import LatencyModel
-from kendall.queueing.model import Model
+from kendall.queueing.queue import Engine, Queue, Requests
 
 FEWEST = 200  # requests
 MOST = 6000  # the last ones: a replay of more says little more
@@ -67,7 +68,7 @@ class _Comparable:
     times; seconds, tokens.
     """
 
-    model: Model  # with room for all
+    model: Queue  # with room for all
     dispatched: Vector
     outputs: npt.NDArray[np.int64]
     prompts: npt.NDArray[np.int64]
@@ -104,13 +105,15 @@ class _Comparable:
         outputs = np.maximum(kept.column("output_tokens"), 1).astype(np.int64)
         prompts = np.maximum(kept.column("prompt_tokens"), 0).astype(np.int64)
         slots = ROOM * int(kept.column("batch_size").max())
-        model = Model(
+        model = Queue(
             policy=Continuous(max_batch_size=slots),
-            output_tokens=TokenDistribution.from_counts(outputs),
-            law=shape,
-            prompt_tokens=TokenDistribution.from_counts(np.maximum(prompts, 1)),
-            max_num_seqs=slots,
-            step_tokens=step_tokens,
+            requests=Requests(
+                output_tokens=TokenDistribution.from_counts(outputs),
+                prompt_tokens=TokenDistribution.from_counts(np.maximum(prompts, 1)),
+            ),
+            engine=Engine(
+                law=shape, bounds=EngineBounds(max_num_seqs=slots, step_tokens=step_tokens)
+            ),
         )
         rest = (end - at - first)[telling]
         return cls(model, at - at.min(), outputs, prompts, telling, first[telling], rest)
@@ -119,7 +122,7 @@ class _Comparable:
         """First and rest under this law, of those that tell."""
         from kendall.queueing.simulation.fast import Trace, replay  # noqa: PLC0415 - numba
 
-        model = dataclasses.replace(self.model, law=law)
+        model = self.model.but(law=law)
         run = replay(model, Trace(self.dispatched, self.outputs, self.prompts, []))
         first = (run.first_token_at - self.dispatched)[self.telling]
         return first, (run.server_free_at - self.dispatched)[self.telling] - first

@@ -13,8 +13,8 @@ import numpy as np
 
 from kendall.queueing.distributions.token_distribution import Vector
 from kendall.queueing.latency.law import LatencyModel
-from kendall.queueing.model import Model
 from kendall.queueing.models.tandem import tandem_path
+from kendall.queueing.queue import Queue
 from kendall.queueing.result import Mean, Prediction, Station
 from kendall.queueing.simulation.fast import draw_trace
 from kendall.queueing.simulation.simulated_means import (
@@ -28,7 +28,7 @@ NAMES = ("prefill", "decode")
 
 
 def simulate_tandem(
-    model: Model,
+    model: Queue,
     arrival_rate: float,
     num_requests: int,
     streams: Sequence[np.random.SeedSequence],
@@ -80,7 +80,7 @@ def _stations(
 
 
 def _run(
-    model: Model,
+    model: Queue,
     arrival_rate: float,
     num_requests: int,
     stream: np.random.SeedSequence,
@@ -89,7 +89,7 @@ def _run(
     """Delays and service times (stations x requests), and each request's first decode step;
     seconds.
     """
-    trace, law = draw_trace(model, arrival_rate, num_requests, stream), model.law
+    trace, law = draw_trace(model, arrival_rate, num_requests, stream), model.engine.law
     rngs = trace.residuals[0].spawn(len(NAMES))
     pace, prefill = drawn_services(
         law, law.speed * (law.k1 + law.k2 + law.kp * trace.prompt_tokens), rngs[0]

@@ -20,8 +20,8 @@ from kendall.queueing.arrivals.timetable import Timetable, draw, with_prediction
 from kendall.queueing.distributions.token_distribution import parse_distribution
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.measurement.record import Record
-from kendall.queueing.model import Model
 from kendall.queueing.models.soap.predictor_text import parse_predictor
+from kendall.queueing.queue import Queue
 from kendall.server.live.activity import SHOWN
 from tests.eventually import eventually
 from tests.server.counts import tell
@@ -72,7 +72,7 @@ async def account(gateway: GatewayProcess) -> Account:
     """Calibrate, look for the rate, warm up, measure."""
     body = {"max_output_tokens": 64, "max_batch_size": 4, "repeats": 3}
     law = LatencyModel(**(await gateway.ask("POST", "/admin/calibrate", body))["law"])
-    model = Model.read(POLICY, LENGTHS, law, max_output_tokens=LIMIT, predictor="exact")
+    model = Queue.read(POLICY, LENGTHS, law, max_output_tokens=LIMIT, predictor="exact")
     first = FIRST_LOAD * model.largest_stable_rate
     await sent(gateway, drawn(first, PILOT, 11), seed=11)
     rate = LOAD * capacity(await looked_at(gateway))

@@ -17,7 +17,7 @@ from kendall.queueing.control.service_ahead import service_ahead
 from kendall.queueing.control.wait_ahead import BatchService, Pace, SlotService
 from kendall.queueing.latency.law import parse_law
 from kendall.queueing.measurement.record import Record
-from kendall.queueing.model import Model
+from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.experiment import draw_jobs
 from kendall.server.admission import waits_in_order
 from kendall.server.admission.waits import Waits
@@ -82,7 +82,7 @@ async def account(
     policy: str, load: float, predictor: str, count: int, *, live: bool = True
 ) -> tuple[float, float]:
     """Seconds observed and predicted of a run."""
-    model = Model.read(
+    model = Queue.read(
         policy, LENGTHS, LAW, max_output_tokens=LIMIT, max_num_seqs=64, predictor=predictor
     )
     rate = load * model.largest_stable_rate

@@ -1,0 +1,219 @@
+"""The options that describe a queue, of `kendall predict`, `simulate`, `optimize` and `plan`: the
+arguments of `Queue.read`, as they are written.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kendall.options import option
+from kendall.policies.durations import Duration
+
+ARRIVALS, REQUESTS, ENGINE, ANSWER = PANELS = (
+    "Arrivals",
+    "Requests",
+    "Policy and engine",
+    "Answer",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrafficOptions:
+    """Where requests come from: a rate, a process or a trace; and how long they are."""
+
+    arrival_rate: float | None = option(
+        ARRIVALS,
+        "Requests per second; arrivals are a Poisson process unless --arrival-scv is given.",
+    )
+    arrivals: str | None = option(
+        ARRIVALS,
+        (
+            "Arrival process instead of --arrival-rate, as in kendall load: "
+            "mmpp:rates=1/5,durations=9/1, also gamma, deterministic, piecewise, ramp, poisson. "
+            "All but poisson are simulated."
+        ),
+    )
+    trace: Path | None = option(
+        ARRIVALS,
+        (
+            "Replay the arrivals and lengths of a recorded trace (Azure, BurstGPT, Mooncake, "
+            "Bailian, a run file), instead of --arrival-rate and --output-tokens."
+        ),
+    )
+    output_tokens: str | None = option(
+        REQUESTS,
+        (
+            "Distribution of output lengths in tokens, for example lognormal:mu=5,sigma=0.7; a "
+            "trace has its own."
+        ),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SystemOptions:
+    """What is given, whichever setting is chosen."""
+
+    prompt_tokens: str | None = option(
+        REQUESTS,
+        (
+            "Distribution of prompt lengths in tokens; needs kp in the latency law. Default: "
+            "prompts cost no time."
+        ),
+    )
+    routing: str = option(
+        ENGINE,
+        (
+            "How requests come to the engines: central (one queue) | random | round_robin | "
+            "least_requests (each engine has a queue of its own, behind a load balancer)."
+        ),
+        default="central",
+    )
+    max_context_tokens: int | None = option(
+        ENGINE,
+        (
+            "KV memory of each engine, in tokens: a request holds its prompt and the token limit "
+            "(--max-output-tokens, or the longest output) while it is in service, and the first in "
+            "the queue waits until it fits. Policy continuous. Default: it never binds."
+        ),
+    )
+    reserved_tokens: int | None = option(
+        ENGINE,
+        (
+            "With --max-context-tokens: tokens of an answer that a request holds in place of a "
+            "larger token limit, as with this option of kendall serve. Default: the token limit."
+        ),
+    )
+    step_tokens: int | None = option(
+        ENGINE,
+        (
+            "Tokens that an engine computes in one step, at most (vLLM: max_num_batched_tokens). "
+            "Of a batch all its prompts: it takes no more requests than these allow. Policy "
+            "continuous: one for each sequence that makes tokens, the rest for prompts; longer "
+            "prompts take several steps (chunked prefill). Default: it never binds."
+        ),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SettingOptions:
+    """What an operator sets."""
+
+    max_output_tokens: int | None = option(
+        REQUESTS, "Token limit: longer answers are clipped. Default: no limit."
+    )
+    patience: float | None = option(
+        REQUESTS,
+        "Longest wait; a request that waits longer is lost. Default: no limit.",
+        parser=Duration(),
+    )
+    servers: int = option(ENGINE, "Number of engines fed from one queue.", default=1)
+    max_num_seqs: int | None = option(
+        ENGINE, "The engine's limit on the batch size. Default: none."
+    )
+    pad_prompts: bool = option(
+        ENGINE,
+        (
+            "Pad the prompts of a batch to its longest one: a batch of b costs kp b max(prompt), "
+            "not kp sum(prompt)."
+        ),
+        "--pad-prompts",
+        default=False,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueOptions:
+    """A whole queue, and the objectives that its answer is judged by."""
+
+    policy: str = option(
+        ENGINE,
+        (
+            "Batching policy: single | dynamic | capped:max_batch_size=8 | fixed:batch_size=8 | "
+            "elastic | continuous:max_batch_size=32."
+        ),
+        required=True,
+    )
+    latency: str = option(
+        ENGINE,
+        (
+            "Latency law, k1=..,k2=..,k3=..,k4=.. or a=..,c=.. in seconds, or the name or file of "
+            "a profile."
+        ),
+        required=True,
+    )
+    traffic: TrafficOptions = field(default_factory=TrafficOptions)
+    setting: SettingOptions = field(default_factory=SettingOptions)
+    system: SystemOptions = field(default_factory=SystemOptions)
+    arrival_scv: float = option(
+        ARRIVALS,
+        (
+            "Squared coefficient of variation of the gaps between arrivals (0: regular, 1: "
+            "Poisson, above 1: bursty). Simulations draw gamma gaps."
+        ),
+        default=1.0,
+    )
+    sequences: str | None = option(
+        REQUESTS,
+        (
+            "Distribution of the number of sequences per call (n, or several prompts). They arrive "
+            "together; --arrival-rate counts calls. Default: one."
+        ),
+    )
+    intraclass_correlation: float = option(
+        REQUESTS,
+        (
+            "Of the output lengths of one call's sequences: 0, they are independent, to 1, those "
+            "of a call are equal, as often with one prompt and one token limit. With --sequences."
+        ),
+        default=0.0,
+    )
+    predictor: str = option(
+        REQUESTS,
+        (
+            "Predictor of output lengths, for a policy whose order reads predictions: none | exact "
+            "| exponential | lognormal:sigma=0.5 | onebit:threshold=200 (tokens)."
+        ),
+        default="none",
+    )
+    flows: str | None = option(
+        REQUESTS,
+        (
+            "Whose the requests are, each with a weight, for order=vtc: heavy=9,light=1. Default: "
+            "all of one client."
+        ),
+    )
+    server_speeds: str | None = option(
+        ENGINE,
+        (
+            "In place of --servers: of each engine, how many times as long as the law's its times "
+            "are, for example 1,1.5. The first that is free takes the next request."
+        ),
+    )
+    disaggregated: bool = option(
+        ENGINE,
+        (
+            "Prefill on one engine, then decode on a second one, each one request at a time "
+            "(policy single)."
+        ),
+        "--disaggregated",
+        default=False,
+    )
+    slo: str | None = option(
+        ANSWER,
+        (
+            "Service level objectives to judge, for example p99_queueing_delay<=2s or, several, "
+            "p99.9_sojourn_time=10s, mean_ttft=500ms."
+        ),
+    )
+
+    def limits(self) -> dict[str, Any]:
+        """The keyword arguments of `Queue.read` that are no traffic."""
+        own = ("arrival_scv", "sequences", "intraclass_correlation", "predictor", "flows")
+        return {
+            **dataclasses.asdict(self.setting),
+            **dataclasses.asdict(self.system),
+            **{name: getattr(self, name) for name in (*own, "server_speeds", "disaggregated")},
+        }

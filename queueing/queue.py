@@ -1,0 +1,981 @@
+"""The description of a queue: its arrivals, requests, policy and engine; which queue this is, and
+where its stability ends.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from typing import Any, TypedDict, Unpack
+
+import msgspec
+
+from kendall.policies.arguments import positive, real_number, short_repr, whole_number
+from kendall.policies.core import Policy
+from kendall.policies.fixed import Fixed
+from kendall.policies.immediate import Continuous, Single
+from kendall.policies.ordered import counts, in_arrival_order, order_of
+from kendall.policies.orders.by_length import Binned
+from kendall.policies.registry import class_fault, is_built_in, usable_policies
+from kendall.policies.text import (
+    SpecError,
+    counted,
+    format_policy,
+    parse_policy,
+    policy_batch_size,
+    short_number,
+    suggest,
+)
+from kendall.queueing.arrivals.notation import (
+    ArrivalProcess,
+    has_end,
+    highest_rate,
+    in_words,
+    letters,
+    process_and_scv,
+)
+from kendall.queueing.arrivals.processes import Recorded
+from kendall.queueing.arrivals.text import Process, at_rate, format_arrivals
+from kendall.queueing.distributions.call_lengths import CallLengths
+from kendall.queueing.distributions.flows import Flows, parse_flows
+from kendall.queueing.distributions.heavy_tail import LARGEST_COUNT
+from kendall.queueing.distributions.packing import Reservations, batch_sizes
+from kendall.queueing.distributions.token_distribution import (
+    SET_LIMIT,
+    SHORTER,
+    TokenDistribution,
+    parse_distribution,
+)
+from kendall.queueing.engine_bounds import EngineBounds, or_unbounded
+from kendall.queueing.errors import UnstableQueueError
+from kendall.queueing.latency.batch_time import BatchTime
+from kendall.queueing.latency.durations import check_durations
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.latency.profile import load_law
+from kendall.queueing.latency.service_time import ServiceTime
+from kendall.queueing.measurement.slo import level_of
+from kendall.queueing.models.batches.binned import binned_rate
+from kendall.queueing.models.gg1 import LARGEST_SCV
+from kendall.queueing.models.slots.continuous import SlotTime
+from kendall.queueing.models.soap.predictor_text import (
+    NO_PREDICTION,
+    PredictorText,
+    parse_predictor,
+)
+from kendall.queueing.models.tandem import phase_means, phases
+from kendall.queueing.result import LEVELS, Levels, LoadBound
+
+SMALLEST_RATE, LARGEST_RATE = 1e-12, 1e12  # requests/s: beyond, sums of instants lose all digits
+# how requests come to the servers: from one queue, or each server has one of its own that they join
+# by chance, in turn, or where the fewest requests are
+ROUTINGS = ("central", "random", "round_robin", "least_requests")
+ONE_FLOW = "one flow: its requests are served first come, first served"
+MOST_QUEUES = 64  # that are simulated side by side
+LARGEST_SERVERS = 1_000_000  # the time of a prediction grows with them: below a second
+
+
+class Limits(TypedDict, total=False):
+    """Keyword arguments of `predict`, `simulate` and `largest_stable_rate`; in brackets, what
+    leaving one out means.
+
+    max_output_tokens   token limit: a longer output is cut there, and so much KV memory is reserved
+                        for every request (no limit: the longest output)
+    patience            seconds that a request waits before it leaves unserved (it waits for ever)
+    servers             engines that serve one queue (1)
+    server_speeds       of each of them, how many times as long as the law's its times are, in place
+                        of `servers`: [1, 1.5] or "1,1.5" (equally fast)
+    routing             "central", or how requests are sent to servers that have a queue each:
+                        "random", "round_robin", "least_requests" ("central")
+    max_num_seqs        largest batch that the engine takes (only the policy bounds the batch)
+    prompt_tokens       distribution of the prompt lengths; matters where the law has a coefficient
+                        kp (no prompts)
+    sequences           distribution of the sequences in a call, which arrive together; the arrival
+                        rate counts calls (1)
+    intraclass_correlation
+                        of the output lengths in a call, 0 where they are independent, 1 where those
+                        of a call are equal (0)
+    pad_prompts         the prompts of a batch are padded to its longest one (False)
+    arrival_scv         squared coefficient of variation of the gaps between arrivals, 0 for
+                        regular ones (1, Poisson)
+    arrivals            arrival process as in `kendall load`: "mmpp:rates=5/50,durations=10/1"; its
+                        mean rate is the arrival rate (Poisson)
+    disaggregated       prefill on one engine, decode on a second one behind it; policy "single"
+                        (False)
+    predictor           how output lengths are predicted, for a policy whose order reads predictions
+                        ("none": every request counts as the longest)
+    flows               whose the requests are, with weights, for a policy whose order counts the
+                        service of each: "heavy=9,light=1" (all of one client)
+    max_context_tokens  KV memory of an engine: prompts and token limits of those in service; policy
+                        "continuous" (it never binds)
+    reserved_tokens     of an answer, for which that memory is kept free in place of a larger token
+                        limit (its limit)
+    step_tokens         tokens that an engine computes in one step: of a batch all its prompts, so
+                        that it takes no more requests than these allow; under "continuous" one for
+                        each sequence that makes tokens, the rest for prompts, which take several
+                        steps where they are longer (chunked prefill) (it never binds)
+    quantiles           of every duration besides p50, p90, p95 and p99: "p75,p99.9" (no others)
+    """
+
+    max_output_tokens: int | None
+    patience: float | None
+    servers: int
+    server_speeds: Sequence[float] | str | None
+    routing: str
+    max_num_seqs: int | None
+    prompt_tokens: TokenDistribution | str | None
+    sequences: TokenDistribution | str | None
+    intraclass_correlation: float
+    pad_prompts: bool
+    arrival_scv: float
+    arrivals: Process | str | None
+    disaggregated: bool
+    predictor: PredictorText | str
+    flows: Flows | str | None
+    max_context_tokens: int | None
+    reserved_tokens: int | None
+    step_tokens: int | None
+    quantiles: Iterable[str] | str
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Arrivals:
+    """When calls arrive, but for their rate."""
+
+    # squared coefficient of variation of the independent gaps between them; 1: Poisson
+    scv: float = 1.0
+    # at any mean rate: the arrival rate scales it; None: independent gaps of SCV `scv`
+    process: ArrivalProcess | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.scv <= LARGEST_SCV:
+            raise SpecError(
+                f"got arrival_scv={self.scv}; expected 0 (regular arrivals) to "
+                f"{LARGEST_SCV:g}, 1 for Poisson arrivals"
+            )
+
+    @property
+    def poisson(self) -> bool:
+        """Whether they are a Poisson process at a constant rate."""
+        return self.scv == 1 and self.process is None
+
+    @property
+    def text(self) -> str:
+        """As an argument names them."""
+        if self.process is None:
+            return f"arrival_scv={self.scv:g}"
+        if isinstance(self.process, Recorded):
+            return "recorded arrivals"
+        return f"arrivals={format_arrivals(self.process)}"
+
+    @property
+    def letters(self) -> str:
+        """In Kendall's notation."""
+        if self.process is not None:
+            return letters(self.process)
+        return {0.0: "D", 1.0: "M"}.get(self.scv, "GI")
+
+    def assumptions(self, largest_stable_rate: float) -> tuple[str, ...]:
+        """In words, with the load at the peak of a process that has one."""
+        if self.process is not None:
+            highest = highest_rate(self.process)
+            peak = None if highest is None else short_number(highest / largest_stable_rate)
+            return (
+                *in_words(self.process),
+                *([] if peak is None else [f"load at its peak {peak}"]),
+            )
+        if self.scv == 1:
+            return ("Poisson arrivals at a constant rate",)
+        gaps = "independent gamma gaps" if self.scv else "equal gaps"
+        scv = f", squared coefficient of variation {self.scv:g}"
+        return (f"{gaps} between arrivals at a constant rate{scv if self.scv else ''}",)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Requests:
+    """What the requests of a call ask for; `output_tokens` are those after clipping."""
+
+    output_tokens: TokenDistribution
+    prompt_tokens: TokenDistribution | None = None
+    # the limit of every request, in force; None, or below the longest length: that length
+    max_output_tokens: int | None = None
+    # requests that arrive together, as one call; None: always one
+    sequences: TokenDistribution | None = None
+    # of the output lengths in a call (queueing.distributions.call_lengths)
+    intraclass_correlation: float = 0.0
+    predictor: PredictorText = NO_PREDICTION  # of output lengths
+    flows: Flows | None = None  # of the requests; None: one
+    patience: float | None = None  # seconds a request waits before it is lost
+
+    def __post_init__(self) -> None:
+        if self.patience is not None and not self.patience > 0:
+            raise SpecError(f"got patience={self.patience}; expected seconds > 0")
+        if not 0 <= self.intraclass_correlation <= 1:
+            raise SpecError(
+                f"got intraclass_correlation={self.intraclass_correlation}; expected 0 "
+                "(independent lengths) to 1 (the lengths in a call are equal)"
+            )
+        if self.intraclass_correlation and self.sequences is None:
+            raise SpecError(
+                f"got intraclass_correlation={self.intraclass_correlation:g} without sequences; "
+                "expected the distribution of the sequences in a call too"
+            )
+        if self.sequences is not None and self.sequences.longest == 1:
+            object.__setattr__(self, "sequences", None)
+            object.__setattr__(self, "intraclass_correlation", 0.0)
+        if self.sequences is not None and self.flows is not None:
+            raise SpecError(
+                "got flows and sequences; expected one of the two: sequences of one call would be "
+                "of several flows"
+            )
+
+    @property
+    def call_size(self) -> float:
+        """Mean number of sequences in a call."""
+        return 1.0 if self.sequences is None else self.sequences.mean
+
+    @property
+    def endless(self) -> bool:
+        """Whether the lengths have a tail beyond their table
+        (queueing.distributions.heavy_tail).
+        """
+        return self.output_tokens.tail is not None
+
+    @property
+    def tail_index(self) -> float:
+        """Moments of the lengths from this order on are infinite."""
+        return math.inf if self.output_tokens.tail is None else self.output_tokens.tail.index
+
+    @property
+    def token_limit(self) -> int:
+        """Of every request: the limit in force, without one the longest length; beyond any where
+        there is none.
+        """
+        if self.endless:
+            return int(LARGEST_COUNT)
+        return max(self.output_tokens.longest, self.max_output_tokens or 0)
+
+    @property
+    def assumption(self) -> str:
+        """On their lengths."""
+        alike = self.intraclass_correlation
+        if not alike:
+            return "lengths independent of each other and of the queue"
+        if alike == 1:
+            return "lengths in a call equal, independent of those of other calls and of the queue"
+        how = f"equal with probability {short_number(alike, 3)}"
+        return f"lengths in a call {how}, else independent of each other; independent of the queue"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Engine:
+    """How long service takes, on how many servers, and how requests come to them."""
+
+    law: LatencyModel
+    servers: int = 1
+    # of each server, how many times as long as the law's its times are; empty: equally fast
+    server_speeds: tuple[float, ...] = ()
+    routing: str = "central"  # of ROUTINGS
+    bounds: EngineBounds = field(default_factory=EngineBounds)
+    pad_prompts: bool = False  # the prompts of a batch are padded to its longest one
+    disaggregated: bool = False  # prefill on one server, decode on a second one behind it
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.servers <= LARGEST_SERVERS:
+            raise SpecError(
+                f"got servers={self.servers}; expected a whole number from 1 to {LARGEST_SERVERS:,}"
+            )
+        if self.routing not in ROUTINGS:
+            raise SpecError(
+                f"got routing={self.routing!r}; expected {', '.join(ROUTINGS[:-1])} or "
+                f"{ROUTINGS[-1]}{suggest(self.routing, ROUTINGS)}"
+            )
+        if self.routing != "central" and self.disaggregated:
+            raise SpecError(
+                f"got routing={self.routing} and disaggregated; expected Poisson arrivals at "
+                "servers that do the same"
+            )
+        if self.has_queues and self.servers > MOST_QUEUES:
+            raise SpecError(
+                f"got routing={self.routing} to {self.servers:,} servers; expected at most "
+                f"{MOST_QUEUES}, which are simulated side by side"
+            )
+        if not self.server_speeds:
+            return
+        if len(self.server_speeds) != self.servers:
+            raise SpecError(
+                f"got {counted(len(self.server_speeds), 'server speed')} for "
+                f"{counted(self.servers, 'server')}; expected one for each"
+            )
+        if self.disaggregated or self.routing != "central":
+            other = "disaggregated" if self.disaggregated else f"routing={self.routing}"
+            raise SpecError(
+                f"got server_speeds and {other}; expected one queue for servers that do the same "
+                "work"
+            )
+
+    @property
+    def has_queues(self) -> bool:
+        """Whether each server has a queue whose arrivals depend on those of the others."""
+        return self.routing == "least_requests" and self.servers > 1
+
+    @property
+    def assumption(self) -> str:
+        """On service times."""
+        speeds = ", ".join(map(short_number, self.server_speeds))
+        return f"service times obey the latency law{speeds and f', times {speeds} by server'}"
+
+
+_PARTS = {"requests": Requests, "engine": Engine, "arrivals": Arrivals}
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Queue:
+    """Everything a prediction depends on but the arrival rate: when calls come, what they ask for,
+    who serves them, and the discipline, which is the policy.
+    """
+
+    policy: Policy
+    requests: Requests
+    engine: Engine
+    arrivals: Arrivals = field(default_factory=Arrivals)
+    levels: Levels = field(default_factory=lambda: LEVELS)  # of the quantiles of every duration
+
+    def __post_init__(self) -> None:
+        if self.engine.pad_prompts and self.requests.prompt_tokens is None:
+            raise SpecError(
+                "got pad_prompts without prompt_tokens; expected the distribution of the prompts' "
+                "lengths too"
+            )
+        if self.engine.routing != "central" and not self.arrivals.poisson:
+            raise SpecError(
+                f"got routing={self.engine.routing} and {self.arrivals.text}; expected Poisson "
+                "arrivals at servers that do the same"
+            )
+        self._check_end()
+        self._check_memory()
+        self._check_step()
+        if self.engine.disaggregated:
+            self._check_tandem()
+
+    def _check_end(self) -> None:
+        """Of arrivals that end the number is drawn too: calls and stations are not drawn then."""
+        apart = self.engine.disaggregated or self.requests.sequences is not None
+        if has_end(self.arrivals.process) and apart:
+            other = "disaggregated" if self.engine.disaggregated else "sequences"
+            raise SpecError(
+                f"got {self.arrivals.text}, which end, and {other}; expected arrivals that go on, "
+                f"or no {other}"
+            )
+
+    def _check_memory(self) -> None:
+        memory = self.reservations
+        if memory is None:
+            return
+        given = f"max_context_tokens={memory.memory}"
+        if self.requests.endless:
+            raise SpecError(
+                f"got {given} for output lengths without a limit, which no memory holds; expected "
+                "max_output_tokens too"
+            )
+        if memory.memory < memory.largest:
+            reserved = self.engine.bounds.reserved_tokens
+            raise SpecError(
+                f"got {given}; expected at least {memory.largest}, the largest prompt "
+                f"({memory.largest - memory.token_limit}) and the "
+                f"{'token limit' if reserved is None else 'reserved tokens'} "
+                f"({memory.token_limit}): give more memory, or set a smaller max_output_tokens"
+            )
+        if self.memory_limited and not self.policy.joins_running:
+            most = "" if self.bound is None else f", {self.bound} x {memory.largest} tokens"
+            raise SpecError(
+                f"got {given} for policy {self.text}; expected policy continuous, or memory for "
+                f"its largest batch{most}: batches that memory cuts are not modelled"
+            )
+
+    def _check_step(self) -> None:
+        tokens = self.engine.bounds.step_tokens
+        if tokens is None or not self.policy.joins_running:
+            return
+        if self.bound is None or tokens < self.bound:
+            slots = "slots without a bound" if self.bound is None else f"{self.bound} slots"
+            raise SpecError(
+                f"got step_tokens={tokens} for {slots}; expected at least as many tokens as slots, "
+                "one for each: give more, or fewer slots (max_num_seqs)"
+            )
+
+    def _check_tandem(self) -> None:
+        given = {
+            f"servers={self.engine.servers}": self.engine.servers > 1,
+            "patience": self.requests.patience is not None,
+            "sequences": self.requests.sequences is not None,
+        }
+        if not isinstance(self.policy, Single):
+            raise SpecError(
+                f"got policy {self.text} for disaggregated prefill and decode; expected single: "
+                "one request at a time at each"
+            )
+        if refused := [name for name, is_given in given.items() if is_given]:
+            raise SpecError(
+                f"got {', '.join(refused)} for disaggregated prefill and decode; expected one "
+                "server each, one sequence a call, no patience"
+            )
+
+    @classmethod
+    def read(
+        cls,
+        policy: Policy | str,
+        output_tokens: TokenDistribution | str,
+        latency: LatencyModel | str,
+        **limits: Unpack[Limits],
+    ) -> Queue:
+        """From texts or from what they parse to, the token limit applied. A text is clipped while
+        it is read: a heavy tail needs no table then.
+
+        Raises SpecError.
+        """
+        _check_names(limits)
+        tokens = _optional_whole("max_output_tokens", limits.get("max_output_tokens"))
+        step = _optional_whole("step_tokens", limits.get("step_tokens"))
+        scv = real_number("arrival_scv", limits.get("arrival_scv", 1.0))
+        process, scv = process_and_scv(limits.get("arrivals"), scv)
+        patience = limits.get("patience")
+        servers, parsed = whole_number("servers", limits.get("servers", 1)), _policy(policy)
+        return cls(
+            policy=parsed,
+            requests=Requests(
+                output_tokens=_lengths("output_tokens", output_tokens, tokens, tail=True),
+                prompt_tokens=_optional_lengths("prompt_tokens", limits.get("prompt_tokens")),
+                max_output_tokens=tokens,
+                sequences=_optional_lengths("sequences", limits.get("sequences")),
+                intraclass_correlation=real_number(
+                    "intraclass_correlation", limits.get("intraclass_correlation", 0.0)
+                ),
+                predictor=_predictor(limits.get("predictor", NO_PREDICTION)),
+                flows=_flows(limits.get("flows")),
+                patience=None if patience is None else positive("patience", patience, "seconds"),
+            ),
+            engine=Engine(
+                **_servers(_law(latency), servers, limits.get("server_speeds")),
+                routing=limits.get("routing", "central"),
+                bounds=EngineBounds(
+                    max_num_seqs=_optional_whole("max_num_seqs", limits.get("max_num_seqs")),
+                    step_tokens=step,
+                    batch_tokens=step,
+                    max_context_tokens=_optional_whole(
+                        "max_context_tokens", limits.get("max_context_tokens")
+                    ),
+                    reserved_tokens=_optional_whole(
+                        "reserved_tokens", limits.get("reserved_tokens")
+                    ),
+                ),
+                pad_prompts=limits.get("pad_prompts", False),
+                disaggregated=limits.get("disaggregated", False),
+            ),
+            arrivals=Arrivals(scv=scv, process=process),
+            levels=read_levels(limits.get("quantiles", ())),
+        )
+
+    def but(self, **changes: Any) -> Queue:
+        """The same with other values of these fields of its parts: `queue.but(servers=1)`."""
+        own: dict[str, Any] = {
+            name: changes.pop(name) for name in ("policy", "levels") if name in changes
+        }
+        for part, kind in _PARTS.items():
+            names = {each.name for each in fields(kind)} & changes.keys()
+            if names:
+                new = {name: changes.pop(name) for name in names}
+                own[part] = replace(getattr(self, part), **new)
+        if changes:
+            engine: Engine = own.get("engine", self.engine)
+            bounds = msgspec.structs.replace(engine.bounds, **changes)
+            own["engine"] = replace(engine, bounds=bounds)
+        return replace(self, **own)
+
+    def with_quantiles(self, levels: Levels) -> Queue:
+        """The same with these quantiles of every duration too."""
+        missing = {name: level for name, level in levels.items() if name not in self.levels}
+        return replace(self, levels={**self.levels, **missing}) if missing else self
+
+    def at_mean_rate(self, arrival_rate: float) -> Queue:
+        """The same with its arrival process at that mean rate, where it has one that can be
+        scaled.
+        """
+        process = self.arrivals.process
+        if process is None or isinstance(process, Recorded) or process.mean_rate == arrival_rate:
+            return self
+        return self.but(process=at_rate(process, arrival_rate))
+
+    def clipped_at(self, limit: int) -> Queue:
+        """The same under that token limit."""
+        lengths = self.requests.output_tokens.clip(limit)
+        return self.but(output_tokens=lengths, max_output_tokens=limit)
+
+    @property
+    def one_of_several(self) -> Queue | None:
+        """One server, at its share of the rate, where each has a queue of its own and all are
+        alike: every c-th of Poisson arrivals comes after a sum of c gaps, of SCV 1/c.
+        """
+        servers, routing = self.engine.servers, self.engine.routing
+        if servers == 1 or routing not in {"random", "round_robin"}:
+            return None
+        scv = 1.0 if routing == "random" else 1 / servers
+        return self.but(servers=1, routing="central", scv=scv)
+
+    def seen_by_a_request(self, arrival_rate: float) -> tuple[Queue, float]:
+        """The queue that a request meets, and its arrival rate: that of `one_of_several`, or all
+        of it.
+        """
+        one = self.one_of_several
+        return (self, arrival_rate) if one is None else (one, arrival_rate / self.engine.servers)
+
+    @property
+    def text(self) -> str:
+        """The policy text as asked."""
+        return format_policy(self.policy)
+
+    @property
+    def bound(self) -> int | None:
+        """`effective_max_batch_size`: the policy's bound or the engine's, whichever is less;
+        None where there is neither.
+        """
+        bounds = (policy_batch_size(self.policy), self.engine.bounds.max_num_seqs)
+        return min((bound for bound in bounds if bound is not None), default=None)
+
+    @property
+    def pads_prompts(self) -> bool:
+        """Whether prompts are padded here: batches of one have nothing to pad, and a continuous
+        engine admits prompts one by one.
+        """
+        return self.engine.pad_prompts and self.bound != 1 and not self.policy.joins_running
+
+    @property
+    def whole_call(self) -> int | None:
+        """Sequences of every call, where all have as many and no batch splits one; 1 where no call
+        has several.
+        """
+        size = CallLengths(self.requests.output_tokens, self.requests.sequences).size
+        whole = size is not None and (self.bound is None or self.bound % size == 0)
+        return size if whole else None
+
+    @property
+    def step_tokens(self) -> int | None:
+        """Tokens that one step computes under this policy, of a batch all its prompts; None: as
+        many as there are.
+        """
+        return self.engine.bounds.of_a_step(self.policy)
+
+    @property
+    def reservations(self) -> Reservations | None:
+        """What requests hold of a memory that is given: their prompts and the token limit, or what
+        is reserved in its place.
+        """
+        bounds = self.engine.bounds
+        if bounds.max_context_tokens is None:
+            return None
+        held = min(self.requests.token_limit, or_unbounded(bounds.reserved_tokens))
+        return Reservations(bounds.max_context_tokens, held, self.requests.prompt_tokens)
+
+    @property
+    def memory_limited(self) -> bool:
+        """Whether a request may find a free slot and no memory."""
+        memory = self.reservations
+        if memory is None:
+            return False
+        return self.bound is None or self.bound * memory.largest > memory.memory
+
+    @property
+    def prompt_limited(self) -> bool:
+        """Whether a batch may take fewer than wait, because of their prompts."""
+        tokens, prompts = self.step_tokens, self.requests.prompt_tokens
+        if tokens is None or self.policy.joins_running or prompts is None:
+            return False
+        return self.bound is None or (self.bound > 1 and self.bound * prompts.longest > tokens)
+
+    @cached_property
+    def in_saturation(self) -> Mapping[int, float] | None:
+        """With which chances how many are in service on a server while requests wait, where the
+        memory may bind; else None.
+        """
+        memory = self.reservations
+        if memory is None or not self.memory_limited:
+            return None
+        return memory.chances(self.bound)
+
+    @property
+    def load_bound(self) -> LoadBound | None:
+        """What bounds the largest stable rate of a queue whose memory is given: whichever is used
+        up first more often while requests wait.
+        """
+        if self.reservations is None:
+            return None
+        chances = self.in_saturation
+        full = 1.0 if chances is None else chances.get(self.bound or 0, 0.0)
+        return "slots" if full >= 0.5 else "memory"
+
+    @cached_property
+    def batch_time(self) -> BatchTime:
+        """The law of a batch's service time; kept, so that predictions at many rates share its
+        tables.
+        """
+        return BatchTime(
+            self.engine.law,
+            self.requests.output_tokens,
+            self.requests.prompt_tokens,
+            self.policy.padded,
+            self.pads_prompts,
+            self.requests.sequences,
+            self.requests.intraclass_correlation,
+        )
+
+    @cached_property
+    def stations(self) -> tuple[ServiceTime, ServiceTime]:
+        """Service times of prefill and decode where these are two servers. Raises SpecError:
+        prefill takes no time.
+        """
+        return phases(self.engine.law, self.requests.output_tokens, self.requests.prompt_tokens)
+
+    @property
+    def slot_time(self) -> SlotTime:
+        """How long a slot of a continuous engine is taken."""
+        requests = self.requests
+        return SlotTime(
+            self.engine.law, requests.output_tokens, requests.prompt_tokens, self.step_tokens
+        )
+
+    @property
+    def draws_in_advance(self) -> bool:
+        """Whether a simulation draws residuals or gaps between stalls before it starts. With a
+        continuous policy it draws neither.
+        """
+        law = self.engine.law
+        return bool(law.cv or law.stall_share) and not self.policy.joins_running
+
+    @cached_property
+    def largest_stable_rate(self) -> float:
+        """Calls/s (each of one request or of `sequences`) from which on the queue of all servers
+        has no steady state.
+
+        Raises SpecError: a batch that takes no time.
+        """
+        requests, law = self.requests, self.engine.law
+        check_durations(
+            law,
+            requests.output_tokens,
+            requests.prompt_tokens,
+            self.bound,
+            batches=not self.policy.joins_running,
+        )
+        if requests.endless and self.bound is None and self.policy.padded and law.k3:
+            raise SpecError(
+                f"got policy {self.text} without a bound for lengths without one, so that the "
+                "load is infinite at every arrival rate; bound the batch size, or set "
+                "max_output_tokens"
+            )
+        if self.engine.disaggregated:
+            return 1 / max(phase_means(law, requests.output_tokens, requests.prompt_tokens))
+        if (chances := self.in_saturation) is not None:
+            each = self.slot_time.throughput_of(chances)
+        elif self.policy.joins_running:
+            each = (
+                self.slot_time.limit()
+                if self.bound is None
+                else self.slot_time.throughput(self.bound, refilled=True)
+            )
+        else:
+            each = self._batch_rate()
+        servers = sum(1 / speed for speed in self.engine.server_speeds) or self.engine.servers
+        return servers * each / requests.call_size
+
+    def _batch_rate(self) -> float:
+        """Requests/s that full batches serve."""
+        order = order_of(self.policy)
+        if isinstance(order, Binned) and not self.requests.endless:
+            limit = self.requests.token_limit
+            return binned_rate(self.batch_time, order, self.requests.predictor, self.bound, limit)
+        if self.prompt_limited:
+            return self._cut_rate()
+        return self.batch_time.largest_stable_rate(self.bound)
+
+    def _cut_rate(self) -> float:
+        """Requests/s of batches that a saturated queue fills until the prompts of the next one are
+        too many; prompts are taken as independent of the answers.
+        """
+        prompts, tokens = self.requests.prompt_tokens, self.step_tokens
+        assert prompts is not None
+        assert tokens is not None
+        chances = batch_sizes(prompts, tokens, self.bound)
+        each = sum(size * chance for size, chance in chances.items())
+        return each / sum(chance * self.batch_time.mean(size) for size, chance in chances.items())
+
+    def load(self, arrival_rate: float) -> float:
+        """arrival_rate / largest stable rate."""
+        rate = positive("arrival_rate", arrival_rate, "requests per second")
+        if not SMALLEST_RATE <= rate <= LARGEST_RATE:
+            raise SpecError(
+                f"got arrival_rate={rate:g}; expected requests per second between "
+                f"{SMALLEST_RATE:g} and {LARGEST_RATE:g}"
+            )
+        return rate / self.largest_stable_rate
+
+    def stable_load(self, arrival_rate: float) -> float:
+        """`load` of a queue that has a steady state. Raises UnstableQueueError: load >= 1 and
+        nobody gives up waiting.
+        """
+        load = self.load(arrival_rate)
+        if load >= 1 and self.requests.patience is None and not has_end(self.arrivals.process):
+            raise UnstableQueueError(load)
+        return load
+
+    @property
+    def name(self) -> str:
+        """The queue in Kendall's notation, as near as it comes."""
+        size = "inf" if self.bound is None else str(self.bound)
+        patience = "+D" if self.requests.patience is not None else ""
+        gaps, servers = self.arrivals.letters, self.engine.servers
+        if self.engine.disaggregated:
+            return f"{gaps}/G/1 -> ./G/1"
+        arrivals = gaps if self.requests.sequences is None else f"{gaps}^X"
+        if servers > 1 and self.engine.routing != "central":
+            return f"{servers} queues {self.but(servers=1, routing='central').name}"
+        if not is_built_in(self.policy):
+            return f"{arrivals}/G/{servers}{patience} under {self.policy.name}"
+        if isinstance(self.policy, Single):
+            kind = f"{arrivals}/G"
+        elif isinstance(self.policy, Fixed):
+            kind = f"{arrivals}/G^{size}"
+        else:
+            kind = (
+                f"{arrivals}/G(n)-PS[{size}]"
+                if isinstance(self.policy, Continuous)
+                else f"{arrivals}/G^[1,{size}]"
+            )
+        return f"{kind}/{servers}{patience}"
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What must hold for the prediction to hold."""
+        requests, engine = self.requests, self.engine
+        recorded = isinstance(self.arrivals.process, Recorded)
+        common = [
+            *self.arrivals_assumed,
+            *([] if recorded else [requests.assumption]),
+            *_order_of_service(self.policy, requests.predictor),
+            *_flows_served(self.policy, requests.flows),
+        ]
+        if requests.sequences is not None:
+            common.append("calls of independent numbers of sequences, all of a call queued at once")
+        if engine.disaggregated:
+            common.append(
+                "prefill and decode on two engines of one law, one request at a time at each, no "
+                "time between them"
+            )
+        common += [engine.assumption, *self._bounds_assumed()]
+        if requests.patience is not None:
+            lost = f"a lost one counts as {requests.patience:g} s"
+            common.append(
+                f"queueing delay: of all requests, {lost}; the other durations: of the requests "
+                "that are served"
+            )
+        if engine.pad_prompts and not engine.law.kp:
+            common.append(
+                "padded prompts change nothing: the latency law has no kp, so prompts take no time"
+            )
+        elif self.pads_prompts:
+            common.append(
+                "the prompts of a batch are padded to its longest: kp b max(prompt) instead of kp "
+                "sum(prompt)"
+            )
+        if self.bound is None and self.policy.padded and not requests.endless:
+            common.append(
+                "padded batches without a bound: stable only while no output exceeds "
+                f"{requests.output_tokens.longest} tokens"
+            )
+        return tuple(common)
+
+    @property
+    def arrivals_assumed(self) -> tuple[str, ...]:
+        """What is assumed of the arrivals, and where they go."""
+        engine, process = self.engine, self.arrivals.process
+        largest = math.nan if process is None else self.largest_stable_rate
+        assumed = self.arrivals.assumptions(largest)
+        if engine.servers == 1 or engine.routing == "central":
+            return assumed
+        join = _JOIN[engine.routing]
+        return (*assumed, f"{engine.servers} servers with a queue each; requests {join}")
+
+    def _bounds_assumed(self) -> tuple[str, ...]:
+        memory = self.reservations
+        if memory is None:
+            if self.step_tokens is not None:
+                return (self._step_assumed(), "memory bounds of the engine do not bind")
+            return ("token and memory bounds of the engine do not bind",)
+        holds = f"KV memory of {memory.memory:,} tokens"
+        if self.engine.servers > 1:
+            holds += " on each server"
+        if not self.memory_limited:
+            most = (self.bound or 0) * memory.largest
+            return (
+                f"{holds} does not bind: those in service hold {most:,} at most",
+                self._step_assumed(),
+            )
+        held = f"the token limit of {memory.token_limit:,}"
+        if memory.token_limit < self.requests.token_limit:
+            held = (
+                f"{memory.token_limit:,} tokens for its answer, whose further tokens the engine "
+                "finds room for without an interruption,"
+            )
+        return (
+            f"{holds}: a request holds its prompt and {held} from its dispatch to its end; the "
+            "first in the queue waits until it fits",
+            self._step_assumed(),
+        )
+
+    def _step_assumed(self) -> str:
+        unbound, tokens = "token bounds of the engine do not bind", self.step_tokens
+        if tokens is None:
+            return unbound
+        if self.requests.prompt_tokens is None:
+            return f"{unbound}: no prompts are given"
+        if self.prompt_limited:
+            return (
+                f"the prompts of a batch have {tokens:,} tokens at most, or it has one request: "
+                "the next in the queue waits for another"
+            )
+        if not self.policy.joins_running:
+            return f"{unbound}: {self.bound or 1} prompts are fewer than {tokens:,}"
+        return (
+            f"an engine step computes at most {tokens:,} tokens: longer prompts take several steps"
+        )
+
+
+def read_levels(given: Iterable[str] | str) -> Levels:
+    """The usual ones and those that are named. Raises SpecError."""
+    names = given.split(",") if isinstance(given, str) else given
+    return {**LEVELS, **dict(map(level_of, names))}
+
+
+def _check_names(limits: Mapping[str, object]) -> None:
+    known = Limits.__annotations__
+    for name in limits:
+        if name not in known:
+            raise TypeError(
+                f"got the argument {name!r}; expected {', '.join(known)}{suggest(name, known)}"
+            )
+
+
+def _servers(
+    law: LatencyModel, servers: int, speeds: Sequence[float] | str | None
+) -> dict[str, Any]:
+    """The law, and the servers under it; equal speeds are one of the law. Raises SpecError."""
+    if speeds is None:
+        return {"law": law, "servers": servers}
+    found = read_speeds(speeds)
+    if servers not in (1, len(found)):
+        raise SpecError(
+            f"got servers={servers} and {counted(len(found), 'server speed')}; expected a speed "
+            "for each server, or no number of servers"
+        )
+    if len(set(found)) == 1:
+        return {"law": law.at_speed(law.speed * found[0]), "servers": len(found)}
+    return {"law": law, "servers": len(found), "server_speeds": found}
+
+
+def read_speeds(given: Sequence[float] | str) -> tuple[float, ...]:
+    """Of servers. Raises SpecError."""
+    parts: Sequence[Any] = given.split(",") if isinstance(given, str) else given
+    try:
+        found = tuple(float(each) for each in parts)
+    except (TypeError, ValueError):
+        found = ()
+    if not found or not all(0 < each < math.inf for each in found):
+        raise SpecError(
+            f"got server_speeds={short_repr(given)}; expected a number > 0 for each server, for "
+            "example 1,1.5"
+        )
+    return found
+
+
+_JOIN = {
+    "random": "join one by chance",
+    "round_robin": "join them in turn",
+    "least_requests": "join the one with the fewest requests, waiting and in service",
+}
+
+
+def _optional_whole(name: str, given: int | None) -> int | None:
+    return None if given is None else whole_number(name, given)
+
+
+def _optional_lengths(name: str, given: TokenDistribution | str | None) -> TokenDistribution | None:
+    return None if given is None else _lengths(name, given)
+
+
+def _lengths(
+    name: str, given: TokenDistribution | str, limit: int | None = None, *, tail: bool = False
+) -> TokenDistribution:
+    if isinstance(given, str):
+        return parse_distribution(
+            given, limit, tail=tail, remedy=SET_LIMIT if name == "output_tokens" else SHORTER
+        )
+    if not isinstance(given, TokenDistribution):
+        raise SpecError(
+            f"got {name}={short_repr(given)}; expected a distribution or its text, for example "
+            "'deterministic:value=64'"
+        )
+    return given if limit is None else given.clip(limit)
+
+
+def _law(given: LatencyModel | str) -> LatencyModel:
+    if isinstance(given, str):
+        return load_law(given)
+    if not isinstance(given, LatencyModel):
+        raise SpecError(
+            f"got latency={short_repr(given)}; expected a latency law, its text ('a=..,c=..'), or "
+            "a profile's name or path"
+        )
+    return given
+
+
+def _order_of_service(policy: Policy, predictor: PredictorText) -> tuple[str, ...]:
+    if not is_built_in(policy):
+        return (
+            "the policy sees one token limit for all requests, no predicted length and no priority",
+            "load: arrival rate over that of full batches, which the policy may not reach",
+        )
+    order = order_of(policy)
+    name = f"order of service: {order.name}"
+    if in_arrival_order(policy):
+        name = "first come, first served"
+    if order.predicts:
+        return (f"{name}; predictor of the output lengths: {predictor}",)
+    unread = "the predictor changes nothing: the order reads no predicted length"
+    return (name,) if predictor == NO_PREDICTION else (name, unread)
+
+
+def _flows_served(policy: Policy, flows: Flows | None) -> tuple[str, ...]:
+    if counts(policy):
+        if flows is None:
+            return (ONE_FLOW,)
+        return (f"flows: {flows}, independent of the lengths",)
+    return () if flows is None else ("the flows change nothing: the order counts no service",)
+
+
+def _flows(given: Flows | str | None) -> Flows | None:
+    return parse_flows(given) if isinstance(given, str) else given
+
+
+def _predictor(given: PredictorText | str) -> PredictorText:
+    return given if isinstance(given, PredictorText) else parse_predictor(given)
+
+
+def _policy(given: Policy | str) -> Policy:
+    if isinstance(given, str):
+        return parse_policy(given)
+    if fault := class_fault(type(given)) if not is_built_in(given) else None:
+        raise SpecError(
+            f"got policy={short_repr(given)}; expected one of {', '.join(usable_policies())}, as a "
+            f"text or as parse_policy returns it, or an instance of a policy's class ({fault})"
+        )
+    return given
