@@ -73,9 +73,7 @@ def but(of: OperatingPoint, **about: Any) -> OperatingPoint:
 
 
 def model(policy: str, **about: Any) -> Queue:
-    return queue_of(
-        **({"policy": parse_policy(policy), "output_tokens": LAWFUL, "law": LAW} | about)
-    )
+    return made_queue(**({"policy": policy, "output_tokens": LAWFUL, "law": LAW} | about))
 
 
 # lengths
