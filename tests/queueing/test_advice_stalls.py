@@ -16,8 +16,8 @@ from kendall.queueing.choosing.forecast import Setting
 from kendall.queueing.choosing.gain.operating_point import OperatingPoint
 from kendall.queueing.choosing.objective import Objective
 from kendall.queueing.estimation.estimates import Estimates, estimate
-from kendall.queueing.estimation.speed.speed_process import Stalls
 from kendall.queueing.estimation.stall_backlog import stall_backlog, utilisation_of
+from kendall.queueing.estimation.summaries import Stalls
 from kendall.queueing.estimation.window_queue import Limits
 from tests.queueing.advised import POLICY, advise, capacity, forecast, what_ifs
 from tests.queueing.estimation_runs import LAW, Engine, poisson, seen, serve

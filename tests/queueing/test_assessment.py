@@ -23,9 +23,9 @@ from kendall.queueing.estimation.assumptions.forecast_assumptions import settled
 from kendall.queueing.estimation.estimates import Estimates
 from kendall.queueing.estimation.interval import UNKNOWN, symmetric
 from kendall.queueing.estimation.lengths.lengths import lengths
-from kendall.queueing.estimation.speed.speed_process import Stalls
 from kendall.queueing.estimation.stall_backlog import behind_stalls, stall_backlog, utilisation_of
 from kendall.queueing.estimation.window.snapshot import Snapshot
+from kendall.queueing.estimation.summaries import Stalls
 from kendall.queueing.estimation.window_queue import Limits, model_of
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.model import Model

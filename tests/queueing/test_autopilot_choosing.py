@@ -41,8 +41,8 @@ from kendall.queueing.estimation.assumptions.assumption import Assumption
 from kendall.queueing.estimation.assumptions.verdict import observed_mean
 from kendall.queueing.estimation.interval import UNKNOWN, Estimate, symmetric
 from kendall.queueing.estimation.lengths.lengths import lengths
-from kendall.queueing.estimation.speed.speed_process import Stalls
 from kendall.queueing.estimation.stall_backlog import stall_backlog, utilisation_of
+from kendall.queueing.estimation.summaries import Stalls
 from kendall.queueing.estimation.window_queue import Limits
 from kendall.queueing.measurement.batch_means import batch_means_interval
 from kendall.queueing.simulation.experiment import simulate_run

@@ -26,9 +26,9 @@ from kendall.queueing.choosing.quantity import compared_by, mean_of
 from kendall.queueing.distributions.token_distribution import parse_distribution
 from kendall.queueing.estimation.estimates import Estimates, estimate
 from kendall.queueing.estimation.interval import symmetric
-from kendall.queueing.estimation.speed.speed_process import Stalls
 from kendall.queueing.estimation.window.producer import WindowProducer
 from kendall.queueing.estimation.window.replica import WindowReplica
+from kendall.queueing.estimation.summaries import Stalls
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.model import Model
 from kendall.queueing.prediction import predict_model

@@ -23,8 +23,8 @@ from kendall.queueing.estimation.estimates import Estimates, estimate, output_le
 from kendall.queueing.estimation.interval import UNKNOWN, Estimate
 from kendall.queueing.estimation.lengths.lengths import lengths as lengths_of
 from kendall.queueing.estimation.speed.batch_times import batch_times
-from kendall.queueing.estimation.speed.speed_process import Stalls
 from kendall.queueing.estimation.window.window import Snapshot, Window
+from kendall.queueing.estimation.summaries import Stalls
 from kendall.queueing.estimation.window_queue import Limits
 from kendall.queueing.latency.fit import Measured, fit_law
 from kendall.queueing.latency.identifiability import (

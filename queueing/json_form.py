@@ -1,0 +1,59 @@
+"""Values in the form that JSON has for them, and back."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Protocol, TypeVar, runtime_checkable
+
+import msgspec
+
+Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
+Kind = TypeVar("Kind")
+
+
+@runtime_checkable
+class OwnForm(Protocol):
+    """An object that is not simply its fields."""
+
+    def as_dict(self) -> Mapping[str, object]: ...
+
+
+def to_json(value: object) -> Json:
+    """A dataclass by its fields without those that are UNSET; null where a number is none or
+    infinite.
+    """
+    if value is None or isinstance(value, str | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, list | tuple):
+        return [to_json(item) for item in value]
+    return json_object(value)
+
+
+def json_object(value: object) -> dict[str, Json]:
+    """The same of a mapping, or of what has fields."""
+    if isinstance(value, Mapping):
+        members: Mapping[str, object] = value
+    else:
+        members = value.as_dict() if isinstance(value, OwnForm) else fields_of(value)
+    return {str(name): to_json(item) for name, item in members.items() if item is not msgspec.UNSET}
+
+
+def fields_of(value: object) -> dict[str, object]:
+    """The fields of a dataclass by their names."""
+    assert dataclasses.is_dataclass(value)
+    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+
+
+def from_json(plain: object, kind: type[Kind]) -> Kind:
+    """The dataclass whose fields these are; null is the default of a field. Raises ValueError."""
+    return msgspec.convert(_without_nulls(plain), kind)
+
+
+def _without_nulls(plain: object) -> object:
+    if isinstance(plain, Mapping):
+        return {name: _without_nulls(item) for name, item in plain.items() if item is not None}
+    return [_without_nulls(item) for item in plain] if isinstance(plain, list) else plain
