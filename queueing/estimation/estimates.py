@@ -42,6 +42,7 @@ from kendall.queueing.estimation.summaries import (
     WindowEstimates,
 )
 from kendall.queueing.estimation.window.snapshot import Snapshot
+from kendall.queueing.json_form import from_json
 from kendall.queueing.latency.law import LatencyModel
 
 LEVELS = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
@@ -118,8 +119,9 @@ class Estimates(WindowEstimates[Lengths]):
         return _with(self, SavedEstimates, **samples, schema_version=SCHEMA_VERSION)
 
     @classmethod
-    def restored(cls, saved: SavedEstimates) -> Estimates:
-        """What was saved. Raises ValueError for another schema."""
+    def from_json(cls, plain: object) -> Estimates:
+        """What was saved. Raises ValueError, also for another schema."""
+        saved = from_json(plain, SavedEstimates)
         if saved.schema_version != SCHEMA_VERSION:
             raise ValueError(
                 f"got a state of schema version {saved.schema_version}; this Kendall reads "

@@ -65,12 +65,10 @@ from kendall.queueing.estimation.summaries import (
     Comparison,
     EstimatesSummary,
     ObservedDelay,
-    SavedEstimates,
 )
 from kendall.queueing.estimation.window.replica import WindowReplica
 from kendall.queueing.estimation.window.snapshot import Snapshot
 from kendall.queueing.estimation.window_queue import Limits
-from kendall.queueing.json_form import from_json
 from kendall.queueing.latency.identifiability import beyond
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.measurement.check import Check
@@ -134,8 +132,7 @@ def restore(state: msgspec.Raw) -> EstimatesSummary:
     """Estimates of an earlier life of the gateway: what-ifs and advice rest on them until the
     window has its own.
     """
-    saved = from_json(msgspec.json.decode(state), SavedEstimates)
-    _memory.estimates = Estimates.restored(saved)
+    _memory.estimates = Estimates.from_json(msgspec.json.decode(state))
     return dataclasses.replace(_memory.estimates.summary(), restored=True)
 
 

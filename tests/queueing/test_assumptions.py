@@ -36,9 +36,9 @@ from kendall.queueing.estimation.speed.speed_change import speed_change
 from kendall.queueing.estimation.speed.speed_process import stalled
 from kendall.queueing.estimation.speed.speeds import Speeds
 from kendall.queueing.estimation.speed.wander import SIGMAS, most_likely
+from kendall.queueing.estimation.summaries import Stalls, Wander
 from kendall.queueing.estimation.window.snapshot import COLUMN, Snapshot
 from kendall.queueing.estimation.window.window import snapshot_of
-from kendall.queueing.estimation.summaries import Stalls, Wander
 from kendall.queueing.measurement.statistics import Interval
 from tests.queueing.estimation_runs import Engine, poisson, serve
 from tests.queueing.estimation_windows import arrival_assumptions

@@ -24,6 +24,7 @@ from kendall.queueing.estimation.speed.speed_change import speed_change
 from kendall.queueing.estimation.speed.speeds import Speeds
 from kendall.queueing.estimation.window.window import Snapshot
 from kendall.queueing.estimation.window_queue import Limits
+from kendall.queueing.json_form import json_object
 from tests.kept_values import moved
 from tests.queueing.advised import advise, what_ifs
 from tests.queueing.estimation_runs import LAW, Engine, gamma, modulated, poisson, seen, serve
@@ -64,11 +65,11 @@ def assessed(name: str) -> Assessment:
 def numbers(name: str) -> list[Any]:
     found = assessed(name)
     return [
-        found.estimates.to_dict(),
+        json_object(found.estimates.saved()),
         found.estimates.summary(),
         found.load,
         found.prediction,
-        found.compared.to_dict(),
+        json_object(found.compared.summary()),
         found.compared.assumptions,
     ]
 
@@ -117,7 +118,7 @@ def test_histograms_are_as_kept() -> None:
 def test_what_ifs_are_as_kept(name: str) -> None:
     def forecasts() -> list[Any]:
         found = what_ifs(assessed(name).estimates, LAW, Setting(policy=POLICY), LIMITS, beside=True)
-        return [each.to_dict() for each in found]
+        return [json_object(each) for each in found]
 
     assert moved(f"what-ifs-{name}.json", {name: forecasts}) == []
 
@@ -148,7 +149,7 @@ def test_advice_is_as_kept(objective: str, target: str) -> None:
             )
         except SpecError as error:
             return str(error)
-        return found.to_dict()
+        return json_object(found)
 
     name = f"advice-{given.get('objective', 'slo')}-{target}.json"
     assert moved(name, {target: advice}) == []
