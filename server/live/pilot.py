@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("kendall.autopilot")
 KEPT = 100  # decisions
+NOTHING = msgspec.Raw(b"null")
 
 
 def autopilot_bounds(
@@ -50,18 +51,12 @@ def autopilot_bounds(
     )
 
 
-def no_json() -> msgspec.Raw:
-    """A null."""
-    return msgspec.Raw(b"null")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SavedPilot:
+class SavedPilot(msgspec.Struct, frozen=True, kw_only=True):
     """Of the state file: its memory, on the clock that showed `clock`, the setting in force, and
     the policy that an operator had put in force.
     """
 
-    autopilot: msgspec.Raw = field(default_factory=no_json)
+    autopilot: msgspec.Raw = NOTHING
     clock: float = 0.0
     knobs: Setting | None = None
     followed: str | None = None

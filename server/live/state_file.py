@@ -10,7 +10,7 @@ import logging
 import math
 import os
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from kendall.policies import SpecError
 from kendall.queueing.json_form import fields_of
 from kendall.queueing.measurement.paths import put_aside
 from kendall.server.calibration.host import LiveHost
-from kendall.server.live.pilot import Pilot, SavedPilot, no_json
+from kendall.server.live.pilot import NOTHING, Pilot, SavedPilot
 from kendall.server.runtime.pools import in_a_thread
 
 log = logging.getLogger("kendall.live")
@@ -55,16 +55,15 @@ class EngineKey:
     servers: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SavedState(SavedPilot):
+class SavedState(SavedPilot, frozen=True, kw_only=True):
     """The file: what is of the law, of the estimates and of the autopilot is read by these."""
 
     schema_version: int | str = "unknown"
     saved_at: str | None = None
     engine: EngineKey | None = None
     law: str | None = None
-    profile: msgspec.Raw = field(default_factory=no_json)
-    estimates: msgspec.Raw = field(default_factory=no_json)
+    profile: msgspec.Raw = NOTHING
+    estimates: msgspec.Raw = NOTHING
 
 
 def load_state(path: Path, engine: EngineKey) -> SavedState | None:
@@ -192,7 +191,7 @@ class StateKeeper:
                 engine=self._engine(),
                 law=str(latency.law),
                 profile=msgspec.Raw(msgspec.json.encode(profile)),
-                estimates=no_json() if self.estimates is None else self.estimates,
+                estimates=NOTHING if self.estimates is None else self.estimates,
                 autopilot=pilot.autopilot,
                 clock=pilot.clock,
                 knobs=pilot.knobs,

@@ -205,8 +205,6 @@ def test_by_the_second_both_lines_move_together_and_have_the_means_of_the_check(
     assert sorted(found.at) == found.at
     names = ("n", "observed", "modelled")
     counts, observed, modelled = (np.array(getattr(found, name)) for name in names)
-        np.array(getattr(found, name)) for name in ("n", "observed", "modelled")
-    )
     assert counts.sum() == pairs.check.requests
     assert np.average(observed, weights=counts) == pytest.approx(pairs.check.observed, rel=1e-3)
     assert np.average(modelled, weights=counts) == pytest.approx(pairs.check.modelled, rel=1e-3)

@@ -64,12 +64,15 @@ def assessed(name: str) -> Assessment:
 
 def numbers(name: str) -> list[Any]:
     found = assessed(name)
+    comparison: dict[str, Any] = json_object(found.compared.summary())
+    for judgement in comparison["assumptions"].values():
+        del judgement["applies"]
     return [
         json_object(found.estimates.saved()),
-        found.estimates.summary(),
+        json_object(found.estimates.summary()),
         found.load,
         found.prediction,
-        json_object(found.compared.summary()),
+        comparison,
         found.compared.assumptions,
     ]
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from kendall.policies import SpecError
@@ -30,7 +31,7 @@ OURS = EngineKey("vllm", "tiny", 64, 1)
 
 def saved(path: Path, **state: Any) -> bytes:
     known = SavedState(schema_version=SCHEMA_VERSION, engine=OURS, law="k1=1")
-    save_state(path, replace(known, **state))
+    save_state(path, msgspec.structs.replace(known, **state))
     return path.read_bytes()
 
 
