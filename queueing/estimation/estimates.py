@@ -25,7 +25,7 @@ from kendall.queueing.distributions.token_distribution import TokenDistribution
 from kendall.queueing.estimation.arrivals import arrival_rate, dispersion
 from kendall.queueing.estimation.change import FEW_CHANGES, changes
 from kendall.queueing.estimation.interval import NORMAL, Estimate, symmetric
-from kendall.queueing.estimation.lengths.lengths import Lengths, lengths, weigh
+from kendall.queueing.estimation.lengths.lengths import Lengths, SavedLengths, lengths, weigh
 from kendall.queueing.estimation.lengths.predictions import predictor_of
 from kendall.queueing.estimation.lengths.same_lengths import lengths_from, outputs, prompts
 from kendall.queueing.estimation.lengths.within_calls import alike_within_calls
@@ -33,10 +33,8 @@ from kendall.queueing.estimation.speed.batch_times import SLOT_ERROR, BatchTimes
 from kendall.queueing.estimation.speed.speed_process import residual_cv, rough_speed, speed
 from kendall.queueing.estimation.speed.speeds import Speeds
 from kendall.queueing.estimation.summaries import (
-    SCHEMA_VERSION,
     EstimatesSummary,
     LengthsSummary,
-    SavedEstimates,
     SlowSpeed,
     Wander,
     WindowEstimates,
@@ -45,9 +43,19 @@ from kendall.queueing.estimation.window.snapshot import Snapshot
 from kendall.queueing.json_form import from_json
 from kendall.queueing.latency.law import LatencyModel
 
+SCHEMA_VERSION = 2
 LEVELS = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 _SAMPLES = ("output_tokens", "prompt_tokens", "sequences")
 Form = TypeVar("Form", bound=WindowEstimates[Any])
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SavedEstimates(WindowEstimates[SavedLengths]):
+    """As the state file has them."""
+
+    schema_version: int
+    sequences: SavedLengths = field(default_factory=SavedLengths)
+    wander: Wander
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -13,7 +13,6 @@ from kendall.queueing.estimation.interval import UNKNOWN, Estimate
 from kendall.queueing.json_form import fields_of
 from kendall.queueing.measurement.check import Check
 
-SCHEMA_VERSION = 2
 Sample = TypeVar("Sample")
 
 
@@ -71,17 +70,6 @@ class LengthsSummary:
     p99: Estimate
 
 
-@dataclass(frozen=True, slots=True)
-class SavedLengths:
-    """Distinct (count, censored) with their weight: small."""
-
-    counts: Sequence[int] = ()
-    censored: Sequence[int] = ()
-    weights: Sequence[float] = ()
-    number: Sequence[int] = ()
-    effective_n: float = math.nan
-
-
 @dataclass(frozen=True, eq=False, kw_only=True)
 class WindowEstimates(Generic[Sample]):
     """Rates per second, times in seconds, lengths in tokens; `speed` is a factor on the law's
@@ -126,15 +114,6 @@ class EstimatesSummary(WindowEstimates[LengthsSummary]):
     """As `/admin/state` shows them; `restored`: of an earlier life of the gateway."""
 
     restored: bool | UnsetType = UNSET
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class SavedEstimates(WindowEstimates[SavedLengths]):
-    """As the state file has them."""
-
-    schema_version: int
-    sequences: SavedLengths = field(default_factory=SavedLengths)
-    wander: Wander
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -340,8 +340,8 @@ def _add_admin(app: FastAPI, gateway: Gateway) -> None:
                 "autopilot": gateway.live_model().pilot.shown(),
                 "self_checks": gateway.live_model().checks,
                 "failures": {
-                    "prediction": gateway.live_model().failures.counts(),
-                    "autopilot": gateway.live_model().pilot_failures.counts(),
+                    "prediction": gateway.live_model().failures,
+                    "autopilot": gateway.live_model().pilot_failures,
                 },
             }
         )
@@ -391,7 +391,10 @@ def _add_live(app: FastAPI, gateway: Gateway) -> None:
         reason = live.why_nothing() if live.prediction is None else None
         look = {
             "prediction": live.prediction,
-            **fields_of(live.marks()),
+            "age": live.age,
+            "outdated": live.outdated,
+            "stopped": live.stopped,
+            "what_if_outdated": live.what_if_outdated,
             "what_if": live.what_if,
             "what_if_in_force": live.what_if_in_force,
             "what_if_at": live.what_if_at,

@@ -7,22 +7,12 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from kendall.policies.text import counted
 
 _NUMBERS = re.compile(
     r"[-+]?\d[\d.e+-]*"
 )  # in which one failure's messages differ from time to time
-
-
-@dataclass(frozen=True, slots=True)
-class FailureCounts:
-    """Of all failures, and of those since the last success."""
-
-    count: int
-    in_a_row: int
-    last: str | None
 
 
 class Failures:
@@ -63,6 +53,6 @@ class Failures:
         self._kinds.clear()
         self.in_a_row = 0
 
-    def counts(self) -> FailureCounts:
-        """For `/admin/state`."""
-        return FailureCounts(self.count, self.in_a_row, self.last)
+    def as_dict(self) -> dict[str, int | str | None]:
+        """As JSON."""
+        return {"count": self.count, "in_a_row": self.in_a_row, "last": self.last}

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import msgspec
 
-from kendall.queueing.choosing.autopilot.decision import Decision
-from kendall.queueing.choosing.autopilot.state import State
-from kendall.queueing.choosing.forecast import Advice, LoadBalancerCost, RateBounds
+from kendall.queueing.choosing.forecast import Advice, LoadBalancerCost, RateBounds, Setting
 from kendall.queueing.estimation.interval import Estimate
 from kendall.queueing.estimation.summaries import (
     Comparison,
@@ -158,6 +156,21 @@ class Look:
         return plain | own
 
 
+class Decided(Protocol):
+    """A decision of the autopilot (`queueing.choosing.autopilot.decision`): its words, and the
+    setting that it puts in force if it acts.
+    """
+
+    @property
+    def says(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def acts(self) -> bool: ...
+    @property
+    def after(self) -> Setting: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """Of one assessment: the prediction, or the reason why there is none."""
@@ -169,28 +182,8 @@ class Answer:
     reason: str | None = None
     pilot_failure: str | None = None
     can_say_what_if: bool = False
-    decision: Decision | None = None
-    pilot: State | None = None  # what the autopilot remembers, to be saved
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Marks:
-    """How old the last assessment is, and whether its numbers are of requests that come."""
-
-    age: float | None
-    outdated: bool
-    stopped: bool
-    what_if_outdated: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SelfCheckLook:
-    """A law of the gateway's counters against its records."""
-
-    name: str
-    holds: bool
-    by_counters: float
-    by_records: float
+    decision: Decided | None = None
+    pilot: msgspec.Raw | None = None  # what the autopilot remembers, as it is saved
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

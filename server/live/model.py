@@ -21,7 +21,7 @@ from kendall.server.engines.base import Capabilities
 from kendall.server.live.activity import Activity
 from kendall.server.live.failures import Failures
 from kendall.server.live.gauges import LiveGauges
-from kendall.server.live.looks import AdviceLook, Answer, Drawn, Look, Marks, SelfCheckLook
+from kendall.server.live.looks import AdviceLook, Answer, Drawn, Look
 from kendall.server.live.pilot import Pilot
 from kendall.server.live.predictor import Ask, PredictorClient, PredictorLostError
 from kendall.server.live.question import ENOUGH, LiveWindow, Question
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from kendall.queueing.choosing.forecast import Advice, LoadBalancerCost, WhatIf
     from kendall.queueing.control.wait_ahead import BatchService, SlotService
+    from kendall.queueing.estimation.assumptions.checks import SelfCheck
     from kendall.queueing.estimation.interval import Estimate
     from kendall.queueing.estimation.summaries import EstimatesSummary
 
@@ -92,7 +93,7 @@ class LiveModel(Observer):
         self._what_if_basis: EstimatesSummary | None = None  # the estimates that they rest on
         # the same setting with a queue at each server, where there are several
         self.load_balancer: LoadBalancerCost | None = None
-        self.checks: list[SelfCheckLook] = []
+        self.checks: list[SelfCheck] = []
         gateway.metrics.load.arrival_rate.set_function(self.activity.arrival_rate)
         gateway.metrics.load.utilisation.set_function(self.activity.utilisation)
 
@@ -224,22 +225,13 @@ class LiveModel(Observer):
         time.
         """
         batcher = self._gateway.batcher
-        found = self._self_checks.judge(
+        self.checks = self._self_checks.judge(
             self._gateway.now(),
             batcher.unanswered_sequences(),
             batcher.queue_length,
             batcher.capabilities.servers,
         )
-        self._gauges.checks(found)
-        self.checks = [
-            SelfCheckLook(
-                name=each.name,
-                holds=each.holds,
-                by_counters=each.measured,
-                by_records=each.expected,
-            )
-            for each in found
-        ]
+        self._gauges.checks(self.checks)
 
     async def update(self) -> None:
         """Assess the window as it is; what-ifs and the state file when they are due."""
@@ -298,14 +290,10 @@ class LiveModel(Observer):
         rate = self.prediction.arrival_rate * self.rate_factor
         return rate / before if before > 0 else 1.0
 
-    def marks(self) -> Marks:
-        """Of the last assessment."""
-        return Marks(
-            age=None if self.prediction is None else self._gateway.now() - self.prediction.at,
-            outdated=self.outdated,
-            stopped=self.stopped,
-            what_if_outdated=self.what_if_outdated,
-        )
+    @property
+    def age(self) -> float | None:
+        """Of the last assessment, seconds."""
+        return None if self.prediction is None else self._gateway.now() - self.prediction.at
 
     @property
     def rate_seconds(self) -> float | None:

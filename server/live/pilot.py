@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,11 +17,10 @@ import msgspec
 from kendall.policies import parse_policy
 from kendall.policies.parameters import parameters_of, size_field
 from kendall.queueing.choosing.autopilot.bounds import AutopilotBounds
-from kendall.queueing.choosing.autopilot.decision import Decision
-from kendall.queueing.choosing.autopilot.state import State
 from kendall.queueing.choosing.forecast import Setting
 from kendall.server.admission.limits_in_force import PolicyChange
 from kendall.server.calibration.host import LiveHost
+from kendall.server.live.looks import Decided
 from kendall.server.runtime.errors import ApiError
 from kendall.server.settings import AutopilotMode
 
@@ -76,7 +75,7 @@ class PilotLook:
 
     mode: AutopilotMode
     bounds: BoundsLook
-    decisions: tuple[Decision, ...]
+    decisions: tuple[Decided, ...]
 
 
 class Pilot:
@@ -89,8 +88,8 @@ class Pilot:
         self._mode: AutopilotMode = settings.autopilot
         self.follow(settings.policy)
         self._shift = 0.0
-        self._decisions: deque[Decision] = deque(maxlen=KEPT)
-        self.state: State | None = None  # what it remembers, as it would be saved
+        self._decisions: deque[Decided] = deque(maxlen=KEPT)
+        self.state: msgspec.Raw | None = None  # what it remembers, as it would be saved
 
     def follow(self, policy: str) -> None:
         """An operator put `policy` in force: without a list of policies, its kind is the one
@@ -112,7 +111,7 @@ class Pilot:
         if self.on:
             await ask("start_pilot", self._mode, self.state, self._shift)
 
-    def remember(self, state: State | None) -> None:
+    def remember(self, state: msgspec.Raw | None) -> None:
         """What it would be saved as, on the clock of this life."""
         self.state, self._shift = state, 0.0
 
@@ -132,7 +131,7 @@ class Pilot:
         await self._predictor.ask("steer_pilot", mode)
         return self.shown()
 
-    def carry_out(self, decision: Decision) -> None:
+    def carry_out(self, decision: Decided) -> None:
         """Log it, keep it, and change the setting if it says so."""
         log.info("%s", decision.says)
         self._decisions.append(decision)
@@ -147,13 +146,13 @@ class Pilot:
         memory = msgspec.json.decode(saved.autopilot)
         if self._mode == "off" or memory is None:
             return
-        acts, state = self._mode == "act", State.from_json(memory)
+        acts = self._mode == "act"
         followed = saved.followed or self._followed
         knobs = saved.knobs or Setting(policy=followed)
         own = (followed, knobs.policy) if acts else ()
-        for policy in dict.fromkeys((*own, *state.policies)):
+        for policy in dict.fromkeys((*own, *_policies_in(memory))):
             parse_policy(policy)
-        self.state = state
+        self.state = saved.autopilot
         self._shift = self._gateway.now() - saved.clock
         if acts:
             self.follow(followed)
@@ -163,7 +162,7 @@ class Pilot:
         """For the state file."""
         batcher = self._gateway.batcher
         return SavedPilot(
-            autopilot=msgspec.Raw(msgspec.json.encode(self.state)),
+            autopilot=NOTHING if self.state is None else self.state,
             clock=self._gateway.now(),
             knobs=Setting(
                 policy=batcher.policy_text,
@@ -183,3 +182,13 @@ class Pilot:
             PolicyChange(policy=setting.policy, max_output_tokens=setting.max_output_tokens),
             by_autopilot=True,
         )
+
+
+def _policies_in(memory: object) -> Iterator[str]:
+    """Those of the settings in its memory: tried, held back, or on trial."""
+    if isinstance(memory, dict):
+        if isinstance(policy := memory.get("policy"), str):
+            yield policy
+        memory = list(memory.values())
+    for value in memory if isinstance(memory, list) else ():
+        yield from _policies_in(value)

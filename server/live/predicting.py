@@ -51,7 +51,7 @@ from kendall.queueing.estimation.assumptions.verdict import (
     observed_quantiles,
 )
 from kendall.queueing.estimation.checked import cut_at
-from kendall.queueing.estimation.estimates import Estimates
+from kendall.queueing.estimation.estimates import Estimates, SavedEstimates
 from kendall.queueing.estimation.interval import UNKNOWN, Estimate
 from kendall.queueing.estimation.outlook import (
     Outlook,
@@ -136,13 +136,13 @@ def restore(state: msgspec.Raw) -> EstimatesSummary:
     return dataclasses.replace(_memory.estimates.summary(), restored=True)
 
 
-def start_pilot(mode: Mode, state: State | None, shift: float) -> None:
+def start_pilot(mode: Mode, state: msgspec.Raw | None, shift: float) -> None:
     """Decide with every assessment from here on; `state` of an earlier life, on a clock that showed
     `shift` seconds less.
     """
     _memory.pilot = Autopilot(mode=mode)
     if state is not None:
-        _memory.pilot.restore(state, shift)
+        _memory.pilot.restore(State.from_json(msgspec.json.decode(state)), shift)
 
 
 def steer_pilot(mode: Mode) -> None:
@@ -171,7 +171,7 @@ def assess_window(question: Question) -> Answer:
         pilot_failure=failure,
         can_say_what_if=_memory.estimates is not None,
         decision=decision,
-        pilot=_memory.pilot.state if question.saving else None,
+        pilot=_saved(_memory.pilot.state) if question.saving else None,
     )
 
 
@@ -269,13 +269,12 @@ def _answer(question: Question, seen: Snapshot, found: Assessment) -> Answer:
         estimates=found.estimates.summary(),
         prediction=described(question, seen, found),
         ahead=_ahead(found),
-        state=saved_form(found.estimates) if question.saving else None,
+        state=_saved(found.estimates.saved()) if question.saving else None,
     )
 
 
-def saved_form(estimates: Estimates) -> msgspec.Raw:
-    """For the state file."""
-    return msgspec.Raw(msgspec.json.encode(estimates.saved()))
+def _saved(value: SavedEstimates | State) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(value))
 
 
 def _too_few(question: Question, ended: int) -> str:

@@ -154,7 +154,7 @@ class StateKeeper:
         self.estimates = None if bytes(state.estimates) == b"null" else state.estimates
         try:
             self._pilot.restore(state)
-        except ValueError as error:
+        except SpecError as error:
             log.warning(
                 "cannot use what the autopilot remembers in --state-file %s (%s): it begins anew "
                 "with policy %s; to keep its memory, start with that policy's package installed, "

@@ -12,8 +12,7 @@ from kendall.queueing.choosing.gain.known_lengths import known_lengths
 from kendall.queueing.distributions.fit import fit_distribution
 from kendall.queueing.distributions.token_distribution import TokenDistribution, parse_distribution
 from kendall.queueing.estimation.interval import UNKNOWN, Estimate
-from kendall.queueing.estimation.lengths.lengths import Lengths, lengths
-from kendall.queueing.estimation.summaries import SavedLengths
+from kendall.queueing.estimation.lengths.lengths import Lengths, SavedLengths, lengths
 from kendall.queueing.json_form import from_json, json_object
 
 LONG = parse_distribution("lognormal:mu=3,sigma=0.7", 2000)

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -105,6 +106,10 @@ def test_it_keeps_the_kind_of_policy_that_an_operator_switched_to(
     run_virtual(main())
 
 
+def saved(state: State) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(state))
+
+
 def test_its_own_changes_leave_the_bounds(tmp_path: Path) -> None:
     """From dynamic it may turn to capped, and back; the state file has the policy that an
     operator chose, for the next start.
@@ -117,7 +122,7 @@ def test_its_own_changes_leave_the_bounds(tmp_path: Path) -> None:
             await call(app, "PUT", "/admin/policy", {"policy": "dynamic"})
             gateway.limits.change(PolicyChange(policy="capped:max_batch_size=8"), by_autopilot=True)
             assert gateway.live.pilot.shown().bounds.policies == ("dynamic", "capped")
-            gateway.live.pilot.state = State()
+            gateway.live.pilot.state = saved(State())
             gateway.live.saved.save()
         async with running("single", autopilot="act", state_file=file) as (_, gateway):
             assert gateway.live is not None
@@ -140,7 +145,7 @@ def test_a_remembered_policy_that_is_not_installed_is_said_and_stops_no_start(
             assert gateway.live is not None
             tried = Setting(policy="gone" if of == "memory" else known)
             failure = FailedSetting(knobs=tried, until=9.0, times=1, rate=1.0)
-            gateway.live.pilot.state = State(failures=(failure,))
+            gateway.live.pilot.state = saved(State(failures=(failure,)))
             gateway.live.saved.save()
         state = json.loads(file.read_bytes())
         if of == "followed":

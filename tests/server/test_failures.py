@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from kendall.server.live.failures import FailureCounts, Failures
+from kendall.server.live.failures import Failures
 
 LOG = logging.getLogger("kendall.test")
 
@@ -27,8 +27,11 @@ def test_the_same_failure_is_logged_once_and_counted(caplog: pytest.LogCaptureFi
         "the live prediction failed and is repeated; the same failure is not logged again: "
         "ValueError: got 0.0"
     ) in caplog.text
-    last = "ValueError: got 8.85e-06 arrivals at -59; expected more"
-    assert failures.counts() == FailureCounts(60, 60, last)
+    assert failures.as_dict() == {
+        "count": 60,
+        "in_a_row": 60,
+        "last": "ValueError: got 8.85e-06 arrivals at -59; expected more",
+    }
 
 
 def test_another_failure_and_one_after_a_success_are_logged(

@@ -26,7 +26,6 @@ from kendall.loadgen.sending.client.target import Target
 from kendall.loadgen.sending.run import run_load
 from kendall.policies import parse_policy
 from kendall.queueing.arrivals.timetable import draw
-from kendall.queueing.choosing.autopilot.state import State
 from kendall.queueing.choosing.forecast import Setting, WhatIf
 from kendall.queueing.control.assess import assess
 from kendall.queueing.distributions.token_distribution import parse_distribution
@@ -305,7 +304,7 @@ def test_a_predicting_process_that_comes_again_has_the_autopilot_and_a_window_th
     async def main() -> None:
         async with running(autopilot="act") as (_, gateway):
             live, asked = gateway.live_model(), Asked()
-            remembered = State(said_at=1.0)
+            remembered = msgspec.Raw(b"{}")
             live.pilot.remember(remembered)
             await asyncio.sleep(3.0)
             live._producer.take()
@@ -568,12 +567,11 @@ def test_requests_that_stopped_are_told_however_lately_the_window_was_assessed()
             for _ in range(4):
                 await asyncio.sleep(10.0)
                 await live.update()
-                marks = live.marks()
-                assert (marks.stopped, marks.outdated) == (True, False)
-                assert marks.age is not None
-                assert marks.age < 10.0
+                assert (live.stopped, live.outdated) == (True, False)
+                assert live.age is not None
+                assert live.age < 10.0
             live.activity.recent.saw(live.activity._now(), begins_call=True)
-            assert not live.marks().stopped
+            assert not live.stopped
 
     run_virtual(main())
 

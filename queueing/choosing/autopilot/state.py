@@ -82,14 +82,6 @@ class State:
     said_at: float = -math.inf
     schema_version: int = SCHEMA_VERSION
 
-    @property
-    def policies(self) -> tuple[str, ...]:
-        """Those of the settings that were held back, are on trial, or have failed."""
-        settings = [] if self.said is None else [self.said]
-        if self.trial is not None:
-            settings += [self.trial.decision.before, self.trial.decision.after]
-        return tuple(each.policy for each in (*settings, *(each.knobs for each in self.failures)))
-
     def remember(self, setting: Setting, rate: float, now: float, rules: Rules) -> None:
         """That this setting failed at this rate."""
         others = [each for each in self.failures if each.knobs != setting]

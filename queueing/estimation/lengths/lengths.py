@@ -22,6 +22,7 @@ where no more than one request's worth of probability is left there is it taken 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -32,9 +33,19 @@ from kendall.policies.text import SpecError
 from kendall.queueing.distributions.token_distribution import TokenDistribution
 from kendall.queueing.estimation.change import Vector
 from kendall.queueing.estimation.interval import NORMAL, UNKNOWN, Estimate, symmetric
-from kendall.queueing.estimation.summaries import SavedLengths
 
 NEGLIGIBLE = 0.002  # probability beyond the longest count that may be taken to end there
+
+
+@dataclass(frozen=True, slots=True)
+class SavedLengths:
+    """Distinct (count, censored) with their weight: small."""
+
+    counts: Sequence[int] = ()
+    censored: Sequence[int] = ()
+    weights: Sequence[float] = ()
+    number: Sequence[int] = ()
+    effective_n: float = math.nan
 
 
 @dataclass(frozen=True, eq=False)
