@@ -55,7 +55,7 @@ from kendall.queueing.model import Model
 from kendall.queueing.prediction import predict_model
 from kendall.queueing.simulation.experiment import simulate_run
 from kendall.server.live import predicting
-from kendall.server.live.looks import Answer
+from kendall.server.live.answers import Answer
 from kendall.server.live.question import Question
 
 RATE = 500.0  # requests/s

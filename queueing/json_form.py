@@ -14,7 +14,7 @@ Kind = TypeVar("Kind")
 
 
 @runtime_checkable
-class OwnForm(Protocol):
+class JsonForm(Protocol):
     """An object that is not simply its fields."""
 
     def as_dict(self) -> Mapping[str, object]: ...
@@ -38,7 +38,7 @@ def json_object(value: object) -> dict[str, Json]:
     if isinstance(value, Mapping):
         members: Mapping[str, object] = value
     else:
-        members = value.as_dict() if isinstance(value, OwnForm) else fields_of(value)
+        members = value.as_dict() if isinstance(value, JsonForm) else fields_of(value)
     return {str(name): to_json(item) for name, item in members.items() if item is not msgspec.UNSET}
 
 

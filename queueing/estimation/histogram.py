@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kendall.queueing.distributions.token_distribution import Vector
-from kendall.queueing.estimation.summaries import Histogram
+from kendall.queueing.estimation.summaries import DelayHistogram
 from kendall.queueing.model import Model
 from kendall.queueing.result import LEVELS
 from kendall.queueing.simulation.experiment import begin_of, steady_run
@@ -33,7 +33,7 @@ def drawn(model: Model, arrival_rate: float, *, sojourn: bool = False) -> Vector
     return np.asarray(values[~run.lost], dtype=float)
 
 
-def beside(observed: Vector, predicted: Vector) -> Histogram | None:
+def beside(observed: Vector, predicted: Vector) -> DelayHistogram | None:
     """Shares of both in classes of one round width. None where there are too few.
 
     >>> found = beside(np.arange(100) / 100, np.zeros(100))
@@ -46,7 +46,7 @@ def beside(observed: Vector, predicted: Vector) -> Histogram | None:
     width = round_up(max(longest, 1e-4) / CLASSES)
     edges = width * np.arange(math.floor(longest / width) + 2)
     shares = [np.histogram(values, edges)[0] / values.size for values in (observed, predicted)]
-    return Histogram(
+    return DelayHistogram(
         width=width,
         observed=[round(float(share), 5) for share in shares[0]],
         predicted=[round(float(share), 5) for share in shares[1]],

@@ -138,7 +138,7 @@ class Judgement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class ComparisonSummary:
     """The verdict on a window; seconds. `error` = observed / predicted - 1."""
 
     verdict: str
@@ -152,7 +152,7 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Histogram:
+class DelayHistogram:
     """Shares of delays, observed and predicted, in classes of one width in seconds; `beyond` is
     what lies above the last.
     """

@@ -26,7 +26,7 @@ sequence_stalled    nothing came of it for too long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerLook:
+class ServerSummary:
     """One server of the queue, for operators, with what there is of its kind.
 
     `utilisation`: the share of the last minute in which it was busy; `speed`: in the window, a
@@ -45,12 +45,12 @@ class ServerLook:
 
 
 @dataclass(frozen=True, slots=True)
-class ServersLook:
+class ServersSummary:
     """Each of them, and how many are to serve."""
 
     replicas: int
     last_failure: str | None
-    servers: list[ServerLook]
+    servers: list[ServerSummary]
 
 
 @dataclass(frozen=True, kw_only=True)

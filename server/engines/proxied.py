@@ -15,7 +15,7 @@ import msgspec
 
 from kendall.policies.core import Request
 from kendall.policies.text import SpecError
-from kendall.server.engines.capabilities import Capabilities, FailureCode, ServerLook
+from kendall.server.engines.capabilities import Capabilities, FailureCode, ServerSummary
 
 _NAME = re.compile(r"(?!-)[\w-]{1,63}(?<!-)(\.(?!-)[\w-]{1,63}(?<!-))*\.?")
 PROMPT_START = 16_384  # bytes: what prompts are compared by
@@ -146,7 +146,7 @@ class ProxyingEngine(Protocol):
     def capabilities(self) -> Capabilities:
         """The least capabilities of the servers that are to serve, and how many there are."""
 
-    def servers(self) -> list[ServerLook]:
+    def servers(self) -> list[ServerSummary]:
         """With URL and last fault."""
 
     def serve_on(self, urls: Sequence[str]) -> None:

@@ -51,7 +51,7 @@ from kendall.server.http.headers import stamped
 from kendall.server.http.openai_tools.others import add_others
 from kendall.server.http.proxied.routes import add_proxied
 from kendall.server.http.unqueued import Unqueued
-from kendall.server.live.looks import AdviceLook
+from kendall.server.live.answers import AdviceAnswer
 from kendall.server.live.model import LiveModel
 from kendall.server.live.servers_seen import servers_seen
 from kendall.server.page import Feed, add_page
@@ -359,13 +359,13 @@ async def _at_another_rate(live: LiveModel, request: Request, factor: str) -> di
     except SpecError as error:
         raise ApiError(400, "invalid_parameter", str(error), param="rate_factor") from None
     in_force, *others = found or [None]
-    look = {
+    answer = {
         "rate_factor": float(factor),
         "what_if": others,
         "what_if_in_force": in_force,
         "reason": live.why_nothing() if in_force is None else None,
     }
-    return json_object(look)
+    return json_object(answer)
 
 
 def _add_live(app: FastAPI, gateway: Gateway) -> None:
@@ -389,7 +389,7 @@ def _add_live(app: FastAPI, gateway: Gateway) -> None:
                 partial(watch_client, request.scope, request.receive),
             )
         reason = live.why_nothing() if live.prediction is None else None
-        look = {
+        answer = {
             "prediction": live.prediction,
             "age": live.age,
             "outdated": live.outdated,
@@ -401,7 +401,7 @@ def _add_live(app: FastAPI, gateway: Gateway) -> None:
             "load_balancer": live.load_balancer,
             "reason": reason,
         }
-        return json_object(look)
+        return json_object(answer)
 
     @app.get(
         "/admin/advice",
@@ -413,7 +413,7 @@ def _add_live(app: FastAPI, gateway: Gateway) -> None:
         watch = partial(watch_client, request.scope, request.receive)
         _each_once(asked)
         try:
-            found: AdviceLook = await live.questions.ask(
+            found: AdviceAnswer = await live.questions.ask(
                 ("advice", *sorted(asked.multi_items())), lambda: live.advice(asked), watch
             )
         except SpecError as error:

@@ -32,7 +32,7 @@ _SHOWN = (
 
 
 @dataclass(frozen=True, slots=True)
-class ArrivalsLook:
+class ArrivalsSummary:
     """What arrived in an epoch, and the audit of the last of it."""
 
     count: int
@@ -60,7 +60,7 @@ class ArrivalsSeen:
         )
         self._epoch = 0
         self.instants = array("d")
-        self._look: ArrivalsLook | None = None
+        self._summary: ArrivalsSummary | None = None
         self.count = 0
         self.retries = 0
 
@@ -74,15 +74,15 @@ class ArrivalsSeen:
         self.count += 1
         self.retries += retry
 
-    def state(self, epoch: int) -> ArrivalsLook:
+    def state(self, epoch: int) -> ArrivalsSummary:
         """Of this epoch."""
         if epoch != self._epoch:
             self._begin(epoch)
-        if self._look is None or self._look.count != self.count:
+        if self._summary is None or self._summary.count != self.count:
             audit = self._audit(self.instants[-KEPT:])
-            self._look = ArrivalsLook(self.count, self.retries, audit)
-        return self._look
+            self._summary = ArrivalsSummary(self.count, self.retries, audit)
+        return self._summary
 
     def _begin(self, epoch: int) -> None:
-        self._epoch, self.count, self.retries, self._look = epoch, 0, 0, None
+        self._epoch, self.count, self.retries, self._summary = epoch, 0, 0, None
         self.instants = array("d")

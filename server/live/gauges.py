@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from kendall.queueing.estimation.summaries import ObservedDelay
     from kendall.queueing.measurement.check import Check
     from kendall.queueing.result import Quantiles
-    from kendall.server.live.looks import Look, NextMinutes
+    from kendall.server.live.answers import AssessmentSummary, NextMinutes
     from kendall.server.telemetry.energy.meter import EnergyMeter
 
 STATS = ("mean", "p50", "p90", "p95", "p99")
@@ -73,26 +73,26 @@ class LiveGauges:
         ):
             gauge.set(math.nan)
 
-    def show(self, look: Look) -> None:
+    def show(self, assessment: AssessmentSummary) -> None:
         """An assessment."""
         self._clear()
-        metrics, comparison, predicted = self._metrics, look.comparison, look.predicted
+        metrics, comparison, predicted = self._metrics, assessment.comparison, assessment.predicted
         policy = metrics.label(predicted.policy)
-        self._predicted(look, policy)
-        if look.forecast.next is not None:
-            self._next(look.forecast.next, policy, look.compared)
-        if look.observed_queueing_delay is not None:
-            self._observe(metrics.delays.observed, policy, look.observed_queueing_delay)
-        if look.compared == "sojourn_time":
+        self._predicted(assessment, policy)
+        if assessment.forecast.next is not None:
+            self._next(assessment.forecast.next, policy, assessment.compared)
+        if assessment.observed_queueing_delay is not None:
+            self._observe(metrics.delays.observed, policy, assessment.observed_queueing_delay)
+        if assessment.compared == "sojourn_time":
             self._observe(metrics.delays.observed_sojourn, policy, comparison.observed)
         if comparison.check is not None:
-            self._checked(comparison.check, policy, look.compared)
+            self._checked(comparison.check, policy, assessment.compared)
         if math.isfinite(comparison.error):
             metrics.load.error.labels(policy).set(comparison.error)
         metrics.load.load.set(_number(predicted.load))
         metrics.load.predicted_utilisation.set(_number(predicted.utilisation))
         metrics.load.predicted_batch_size.set(_number(predicted.batch_size.mean))
-        metrics.load.speed.set(_number(look.speed))
+        metrics.load.speed.set(_number(assessment.speed))
         for name, assumption in comparison.assumptions.items():
             metrics.verdicts.assumption_holds.labels(name).set(_number(assumption.holds))
         for verdict in SAID.values():
@@ -109,16 +109,16 @@ class LiveGauges:
             shown = float(check.verdict == verdict)
             self._metrics.verdicts.check_verdict.labels(words).set(shown)
 
-    def _predicted(self, look: Look, policy: str) -> None:
+    def _predicted(self, assessment: AssessmentSummary, policy: str) -> None:
         """The interval is that of the quantity that is compared."""
-        predicted, delays = look.predicted, self._metrics.delays
+        predicted, delays = assessment.predicted, self._metrics.delays
         if predicted.method is None:
             return
         for field, gauge, quantiles in (
             ("queueing_delay", delays.predicted, predicted.queueing_delay),
             ("sojourn_time", delays.predicted_sojourn, predicted.sojourn_time),
         ):
-            ends = _ends(look.interval) if field == look.compared else {}
+            ends = _ends(assessment.interval) if field == assessment.compared else {}
             for stat, value in (quantiles.as_dict() | ends).items():
                 gauge.labels(policy, predicted.method, stat).set(_number(value))
                 delays.forecast[field].labels(policy, stat).set(_number(value))

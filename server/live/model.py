@@ -19,9 +19,9 @@ from kendall.queueing.measurement.record import Record, call_of
 from kendall.server.calibration.host import LiveHost
 from kendall.server.engines.base import Capabilities
 from kendall.server.live.activity import Activity
+from kendall.server.live.answers import AdviceAnswer, Answer, AssessmentSummary, DelayCharts
 from kendall.server.live.failures import Failures
 from kendall.server.live.gauges import LiveGauges
-from kendall.server.live.looks import AdviceLook, Answer, Drawn, Look
 from kendall.server.live.pilot import Pilot
 from kendall.server.live.predictor import Ask, PredictorClient, PredictorLostError
 from kendall.server.live.question import ENOUGH, LiveWindow, Question
@@ -80,7 +80,7 @@ class LiveModel(Observer):
         self._what_if_due = now + gateway.settings.what_if_interval
         self._what_if_began = now
         # the last assessment of this epoch, as `/admin/prediction` shows it
-        self.prediction: Look | None = None
+        self.prediction: AssessmentSummary | None = None
         self.reason: str | None = None  # why the last assessment has no prediction
         self._looked_at = now  # when that was told
         # service times of this epoch's policy, for wait estimates
@@ -380,12 +380,12 @@ class LiveModel(Observer):
         if batcher.epoch == epoch:
             self._gauges.needed(needed)
 
-    async def drawn(self) -> Drawn | None:
+    async def drawn(self) -> DelayCharts | None:
         """What a page draws of the last assessment."""
-        drawn: Drawn | None = await self._predictor.ask("ask_drawn")
+        drawn: DelayCharts | None = await self._predictor.ask("ask_drawn")
         return drawn
 
-    async def advice(self, parameters: Mapping[str, str]) -> AdviceLook:
+    async def advice(self, parameters: Mapping[str, str]) -> AdviceAnswer:
         """Raises SpecError. Without any before there are estimates."""
         question = await self._asked()
         if question is not None:
@@ -394,7 +394,7 @@ class LiveModel(Observer):
         servers = self._gateway.batcher.servers
         balanced = await _balanced(self._predictor, servers, parameters) if found else None
         rate = await self._predictor.ask("ask_rates", dict(parameters)) if found else None
-        return AdviceLook(advice=found, load_balancer=balanced, rate=rate)
+        return AdviceAnswer(advice=found, load_balancer=balanced, rate=rate)
 
     async def what_ifs_at(self, parameters: Mapping[str, str]) -> list[WhatIf]:
         """The setting in force and the usual others where another number of requests comes; raises

@@ -20,7 +20,7 @@ from kendall.queueing.choosing.autopilot.bounds import AutopilotBounds
 from kendall.queueing.choosing.forecast import Setting
 from kendall.server.admission.limits_in_force import PolicyChange
 from kendall.server.calibration.host import LiveHost
-from kendall.server.live.looks import Decided
+from kendall.server.live.answers import Decided
 from kendall.server.runtime.errors import ApiError
 from kendall.server.settings import AutopilotMode
 
@@ -62,7 +62,7 @@ class SavedPilot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class BoundsLook:
+class BoundsSummary:
     """What it may do."""
 
     policies: tuple[str, ...]
@@ -70,11 +70,11 @@ class BoundsLook:
 
 
 @dataclass(frozen=True, slots=True)
-class PilotLook:
+class PilotSummary:
     """As `/admin/state` shows it."""
 
     mode: AutopilotMode
-    bounds: BoundsLook
+    bounds: BoundsSummary
     decisions: tuple[Decided, ...]
 
 
@@ -115,7 +115,7 @@ class Pilot:
         """What it would be saved as, on the clock of this life."""
         self.state, self._shift = state, 0.0
 
-    async def steer(self, mode: AutopilotMode) -> PilotLook:
+    async def steer(self, mode: AutopilotMode) -> PilotSummary:
         """Another mode, at once where it is to do less; what it remembers stays. A decision
         under way is not carried out. Raises ApiError where there are no assessments to decide by.
         """
@@ -172,10 +172,10 @@ class Pilot:
             followed=self._followed,
         )
 
-    def shown(self) -> PilotLook:
+    def shown(self) -> PilotSummary:
         """For `/admin/state`."""
-        bounds = BoundsLook(self.bounds.policies, self.bounds.max_clipped_fraction)
-        return PilotLook(self._mode, bounds, tuple(self._decisions))
+        bounds = BoundsSummary(self.bounds.policies, self.bounds.max_clipped_fraction)
+        return PilotSummary(self._mode, bounds, tuple(self._decisions))
 
     def _turn(self, setting: Setting) -> None:
         self._gateway.limits.change(

@@ -62,7 +62,7 @@ from kendall.queueing.estimation.outlook import (
 )
 from kendall.queueing.estimation.speed.speed_history import SpeedHistory
 from kendall.queueing.estimation.summaries import (
-    Comparison,
+    ComparisonSummary,
     EstimatesSummary,
     ObservedDelay,
 )
@@ -73,12 +73,12 @@ from kendall.queueing.latency.identifiability import beyond
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.measurement.check import Check
 from kendall.queueing.result import Prediction, Quantity
-from kendall.server.live.looks import (
+from kendall.server.live.answers import (
     Answer,
+    AssessmentSummary,
     DatedCheck,
-    Drawn,
-    LongRunLook,
-    Look,
+    DelayCharts,
+    LongRunSummary,
     NextMinutes,
     Stretch,
     Unpredicted,
@@ -297,7 +297,7 @@ def _ahead(found: Assessment) -> BatchService | SlotService | None:
         return None
 
 
-def described(question: Question, seen: Snapshot, found: Assessment) -> Look:
+def described(question: Question, seen: Snapshot, found: Assessment) -> AssessmentSummary:
     """An unstable queue has no delays."""
     law, compared = found.estimates.law(question.shape), _compared(found)
     joins = parse_policy(seen.policy).joins_running
@@ -306,7 +306,7 @@ def described(question: Question, seen: Snapshot, found: Assessment) -> Look:
     delays = observed.judged()
     mean = observed_mean(observed) if delays.size else None
     quantiles = observed_quantiles(delays) if joins else found.compared.observed_quantiles
-    return Look(
+    return AssessmentSummary(
         predicted=predicted,
         check=None if compared.check is None else DatedCheck(compared.check, seen.now),
         forecast=_forecast(question, seen, found, predicted, comparison),
@@ -339,8 +339,8 @@ def _forecast(
     seen: Snapshot,
     found: Assessment,
     predicted: Prediction | Unpredicted,
-    comparison: Comparison,
-) -> LongRunLook:
+    comparison: ComparisonSummary,
+) -> LongRunSummary:
     """Its conditions are what it takes for granted of those who send, and of the queue: the check
     takes nothing of it.
     """
@@ -351,7 +351,7 @@ def _forecast(
         intervals = {} if run.prediction is None or _grows(found) else run.intervals
     delay, sojourn = (intervals.get(name) for name in ("queueing_delay", "sojourn_time"))
     every = comparison.assumptions
-    return LongRunLook(
+    return LongRunSummary(
         predicted=predicted,
         interval=comparison.predicted,
         conditions={name: every[name] for name in every if name not in ENGINE},
@@ -455,7 +455,7 @@ def _rows(found: Sequence[Forecast], at: float | None, same: SameRequests | None
     ]
 
 
-def ask_drawn() -> Drawn | None:
+def ask_drawn() -> DelayCharts | None:
     """Of the last assessment: its requests by the second, and a histogram of their delays beside
     that of the model of the same requests. Where the requests cannot be driven through the model
     there are no pairs, and the histogram is beside the forecast; none where there is no forecast
@@ -467,7 +467,7 @@ def ask_drawn() -> Drawn | None:
     if seen is None or found is None:
         return None
     sojourn = parse_policy(seen.policy).joins_running
-    drawn = Drawn(
+    drawn = DelayCharts(
         compared="sojourn_time" if sojourn else "queueing_delay",
         epoch=seen.epoch,
         assessed_at=seen.now,

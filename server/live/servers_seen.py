@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from kendall.server.engines.capabilities import ServerLook, ServersLook
+from kendall.server.engines.capabilities import ServersSummary, ServerSummary
 from kendall.server.engines.proxied import ProxyingEngine
-from kendall.server.live.looks import Look
+from kendall.server.live.answers import AssessmentSummary
 from kendall.server.live.model import LiveModel
 from kendall.server.queue.batcher import Batcher
 from kendall.server.supervision.lifecycle import Lifecycle
@@ -29,7 +29,7 @@ class ServersHost(Protocol):
     def live_model(self) -> LiveModel: ...
 
 
-def servers_of(gateway: ServersHost) -> ServersLook:
+def servers_of(gateway: ServersHost) -> ServersSummary:
     """What each server does, and how many there are."""
     batcher = gateway.batcher
     if gateway.servers is not None:
@@ -40,10 +40,10 @@ def servers_of(gateway: ServersHost) -> ServersLook:
     else:
         in_use, serves = batcher.servers_in_use, gateway.lifecycle.ready
         known = [
-            ServerLook(id=number, state="serving" if serves and number in in_use else "lost")
+            ServerSummary(id=number, state="serving" if serves and number in in_use else "lost")
             for number in range(len(running))
         ]
-    return ServersLook(
+    return ServersSummary(
         replicas=sum(server.state != "draining" for server in known),
         last_failure=None,
         servers=[
@@ -53,22 +53,24 @@ def servers_of(gateway: ServersHost) -> ServersLook:
     )
 
 
-def servers_seen(gateway: ServersHost) -> ServersLook:
+def servers_seen(gateway: ServersHost) -> ServersSummary:
     """The same with how busy and how fast each was."""
-    live, look = gateway.live_model(), servers_of(gateway)
-    speeds = _speeds(live.prediction, look.servers)
+    live, known = gateway.live_model(), servers_of(gateway)
+    speeds = _speeds(live.prediction, known.servers)
     servers = [
         replace(
             each,
             utilisation=live.activity.utilisation_of(each.id),
             speed=speeds.get(each.id),
         )
-        for each in look.servers
+        for each in known.servers
     ]
-    return replace(look, servers=servers)
+    return replace(known, servers=servers)
 
 
-def _speeds(prediction: Look | None, servers: Sequence[ServerLook]) -> Mapping[int, float]:
+def _speeds(
+    prediction: AssessmentSummary | None, servers: Sequence[ServerSummary]
+) -> Mapping[int, float]:
     """That of all is that of the only one."""
     if prediction is None:
         return {}

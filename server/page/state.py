@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from kendall.queueing.choosing.forecast import WhatIf
     from kendall.queueing.estimation.summaries import ObservedDelay
     from kendall.server.live import LiveModel
-    from kendall.server.live.looks import Look
+    from kendall.server.live.answers import AssessmentSummary
     from kendall.server.queue.sequence import SequenceState
 
 MEMBERS = 48  # of a server's batch that are drawn
@@ -231,11 +231,11 @@ def row(
     """
     live, batcher = gateway.live_model(), gateway.batcher
     pace = live.rate_factor if pace is None else pace
-    look = live.prediction
-    delay, sojourn = None if look is None else look.observed_queueing_delay, None
-    if look is not None and look.compared == "sojourn_time":
-        sojourn = look.comparison.observed
-    delays = [*_observed(delay), *_predicted(look, "queueing_delay")]
+    assessment = live.prediction
+    delay, sojourn = None if assessment is None else assessment.observed_queueing_delay, None
+    if assessment is not None and assessment.compared == "sojourn_time":
+        sojourn = assessment.comparison.observed
+    delays = [*_observed(delay), *_predicted(assessment, "queueing_delay")]
     numbers = [
         *(
             at,
@@ -245,11 +245,11 @@ def row(
             live.activity.utilisation(),
         ),
         *(
-            None if look is None or live.outdated else look.predicted.utilisation,
+            None if assessment is None or live.outdated else assessment.predicted.utilisation,
             _load(live, pace),
             *delays,
             *_observed(sojourn),
-            *_predicted(look, "sojourn_time"),
+            *_predicted(assessment, "sojourn_time"),
             *minute,
         ),
     ]
@@ -286,16 +286,16 @@ def _observed(delay: ObservedDelay | None) -> tuple[float | None, ...]:
 
 
 def _predicted(
-    look: Look | None, what: Literal["queueing_delay", "sojourn_time"]
+    assessment: AssessmentSummary | None, what: Literal["queueing_delay", "sojourn_time"]
 ) -> tuple[float | None, ...]:
     """The interval is that of the quantity that is compared."""
-    if look is None:
+    if assessment is None:
         return (None,) * len(_ENDS)
-    predicted = look.predicted
+    predicted = assessment.predicted
     found = predicted.queueing_delay if what == "queueing_delay" else predicted.sojourn_time
-    if look.compared != what or found.mean is None:
+    if assessment.compared != what or found.mean is None:
         return found.mean, None, None, found.p95, found.p99
-    return found.mean, look.interval.low, look.interval.high, found.p95, found.p99
+    return found.mean, assessment.interval.low, assessment.interval.high, found.p95, found.p99
 
 
 def servers(gateway: PageHost) -> list[dict[str, Any]]:
@@ -314,8 +314,8 @@ def _member(sequence: SequenceState) -> list[int]:
     return [detector.output_tokens, detector.limit, int(detector.finish_reason is not None)]
 
 
-def _look(look: Look | None) -> Topics | None:
-    if look is None:
+def _look(assessment: AssessmentSummary | None) -> Topics | None:
+    if assessment is None:
         return None
-    members = look.as_dict()
-    return {name: members.get(name) for name in _LOOK} | {"next": look.forecast.next}
+    members = assessment.as_dict()
+    return {name: members.get(name) for name in _LOOK} | {"next": assessment.forecast.next}

@@ -21,7 +21,7 @@ from kendall.server.page.history import short
 from kendall.server.page.state import COLUMNS, topics
 from tests.page.site import becomes, loaded, serving, topics_of
 from tests.server.asgi import running
-from tests.server.made_looks import what_if
+from tests.server.made_answers import what_if
 from tests.server.test_live import look_of
 from tests.virtual_time import run_virtual
 

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from kendall.server.live.gauges import STATS, LiveGauges
 from kendall.server.telemetry.metrics import MAX_POLICIES, Metrics, exposition
 from tests.server.asgi import Call, call, completion, running
-from tests.server.made_looks import what_if
+from tests.server.made_answers import what_if
 from tests.virtual_time import run_virtual
 
 

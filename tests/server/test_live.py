@@ -40,8 +40,8 @@ from kendall.queueing.prediction import predict_model
 from kendall.queueing.result import LEVELS
 from kendall.server.admission.limits import OverloadSettings
 from kendall.server.live import predicting
+from kendall.server.live.answers import Answer, AssessmentSummary
 from kendall.server.live.gauges import LiveGauges
-from kendall.server.live.looks import Answer, Look
 from kendall.server.live.predicting import described
 from kendall.server.live.question import Question
 from kendall.server.telemetry.metrics import Metrics
@@ -49,7 +49,7 @@ from tests.queueing.estimation_runs import LAW, LENGTHS
 from tests.queueing.estimation_windows import window_of
 from tests.server.asgi import Call, running
 from tests.server.live_harness import answered
-from tests.server.made_looks import what_if
+from tests.server.made_answers import what_if
 from tests.virtual_time import run_virtual
 
 BATCHES, JOINING = (
@@ -79,7 +79,7 @@ def question_at(now: float, policy: str) -> Question:
 
 
 @cache
-def look_of(policy: str) -> Look:
+def look_of(policy: str) -> AssessmentSummary:
     """6,000 simulated requests at load 0.6."""
     model = Model(policy=parse_policy(policy), output_tokens=LENGTHS, law=LAW, max_num_seqs=16)
     seen = window_of(model, 0.6, 6000, 1)
@@ -165,7 +165,7 @@ def test_a_live_prediction_is_whole(policy: str) -> None:
 
 
 def gauges_of(
-    found: Look, then: Callable[[LiveGauges], None] = lambda _: None
+    found: AssessmentSummary, then: Callable[[LiveGauges], None] = lambda _: None
 ) -> dict[str, dict[str, float]]:
     """By name, and by the last label's value; `` where there is none."""
     metrics = Metrics()

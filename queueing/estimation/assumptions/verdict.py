@@ -22,7 +22,7 @@ from kendall.queueing.estimation.assumptions.assumption import Assumption
 from kendall.queueing.estimation.assumptions.engine_assumptions import ENGINE_TESTS
 from kendall.queueing.estimation.change import Vector
 from kendall.queueing.estimation.interval import UNKNOWN, Estimate, symmetric, without_interval
-from kendall.queueing.estimation.summaries import Comparison, Judgement, ObservedDelay
+from kendall.queueing.estimation.summaries import ComparisonSummary, Judgement, ObservedDelay
 from kendall.queueing.estimation.window.snapshot import Snapshot
 from kendall.queueing.measurement.check import SAID, Check
 from kendall.queueing.measurement.delay_variance import single_server_variance
@@ -88,9 +88,9 @@ class Compared:
         check = dataclasses.replace(check, suspects=suspects, closed_loop=closed)
         return dataclasses.replace(self, check=check, assumptions=assumptions)
 
-    def summary(self) -> Comparison:
+    def summary(self) -> ComparisonSummary:
         """What is shown of it."""
-        return Comparison(
+        return ComparisonSummary(
             verdict=self.verdict,
             reasons=self.reasons,
             n=self.n,

@@ -25,7 +25,7 @@ from kendall.server.engines.base import (
     TokenStream,
     UnsupportedError,
 )
-from kendall.server.engines.capabilities import ServerLook
+from kendall.server.engines.capabilities import ServerSummary
 from kendall.server.engines.http.answers import UpstreamAnswer
 from kendall.server.engines.http.exchange import BESIDE, UpstreamExchange, kept
 from kendall.server.engines.http.own_calls import OwnForm
@@ -305,10 +305,10 @@ class HttpEngine(_WithoutTokens):
         """See ProxyingEngine."""
         return self._pool.capabilities()
 
-    def servers(self) -> list[ServerLook]:
+    def servers(self) -> list[ServerSummary]:
         """See ProxyingEngine."""
         return [
-            ServerLook(
+            ServerSummary(
                 id=each.id,
                 url=each.url,
                 state=self._pool.state_of(each),

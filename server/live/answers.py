@@ -11,9 +11,9 @@ import msgspec
 from kendall.queueing.choosing.forecast import Advice, LoadBalancerCost, RateBounds, Setting
 from kendall.queueing.estimation.interval import Estimate
 from kendall.queueing.estimation.summaries import (
-    Comparison,
+    ComparisonSummary,
+    DelayHistogram,
     EstimatesSummary,
-    Histogram,
     Judgement,
     ObservedDelay,
     SecondMeans,
@@ -92,7 +92,7 @@ class NextMinutes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LongRunLook:
+class LongRunSummary:
     """The steady state: its numbers, its conditions, what it is computed from, and `next`."""
 
     predicted: Prediction | Unpredicted
@@ -122,12 +122,12 @@ class Stretch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class AssessmentSummary:
     """An assessment, as `/admin/prediction` shows it: rates per second, times in seconds."""
 
     predicted: Prediction | Unpredicted
     check: DatedCheck | None
-    forecast: LongRunLook
+    forecast: LongRunSummary
     epoch: int
     at: float
     window: Stretch
@@ -146,7 +146,7 @@ class Look:
     load_interval: Estimate
     doubts: tuple[str, ...]
     estimates: EstimatesSummary
-    comparison: Comparison
+    comparison: ComparisonSummary
 
     def as_dict(self) -> dict[str, object]:
         """As JSON: with the members of the prediction."""
@@ -176,7 +176,7 @@ class Answer:
     """Of one assessment: the prediction, or the reason why there is none."""
 
     estimates: EstimatesSummary | None = None
-    prediction: Look | None = None
+    prediction: AssessmentSummary | None = None
     ahead: BatchService | SlotService | None = None
     state: msgspec.Raw | None = None  # the estimates, as they are saved
     reason: str | None = None
@@ -187,7 +187,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdviceLook:
+class AdviceAnswer:
     """What would be best, what a load balancer would cost, and the rates that the setting in force
     can serve.
     """
@@ -198,7 +198,7 @@ class AdviceLook:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drawn:
+class DelayCharts:
     """What a page draws of an assessment; `modelled`: mean and quantiles of the same requests,
     where they can be driven through the model.
     """
@@ -206,7 +206,7 @@ class Drawn:
     compared: Quantity
     epoch: int
     assessed_at: float
-    histogram: Histogram | None = None
+    histogram: DelayHistogram | None = None
     modelled: Mapping[str, float] | None = None
     pairs: SecondMeans | None = None
 
