@@ -56,7 +56,7 @@ class EngineKey:
 
 
 class SavedState(SavedPilot, frozen=True, kw_only=True):
-    """The file: what is of the law, of the estimates and of the autopilot is read by these."""
+    """The file; its raw parts are read by those who wrote them."""
 
     schema_version: int | str = "unknown"
     saved_at: str | None = None
