@@ -5,19 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import TypeVar
 
 import msgspec
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 Kind = TypeVar("Kind")
-
-
-@runtime_checkable
-class JsonForm(Protocol):
-    """An object that is not simply its fields."""
-
-    def as_dict(self) -> Mapping[str, object]: ...
+_NAMES: dict[type, tuple[str, ...]] = {}  # of the fields of classes
 
 
 def to_json(value: object) -> Json:
@@ -34,18 +28,24 @@ def to_json(value: object) -> Json:
 
 
 def json_object(value: object) -> dict[str, Json]:
-    """The same of a mapping, or of what has fields."""
+    """The same of a mapping, of what has `as_dict` because it is not simply its fields, or of what
+    has fields.
+    """
     if isinstance(value, Mapping):
         members: Mapping[str, object] = value
     else:
-        members = value.as_dict() if isinstance(value, JsonForm) else fields_of(value)
+        own = getattr(value, "as_dict", None)
+        members = fields_of(value) if own is None else own()
     return {str(name): to_json(item) for name, item in members.items() if item is not msgspec.UNSET}
 
 
 def fields_of(value: object) -> dict[str, object]:
     """The fields of a dataclass by their names."""
-    assert dataclasses.is_dataclass(value)
-    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    names = _NAMES.get(type(value))
+    if names is None:
+        assert dataclasses.is_dataclass(value)
+        names = _NAMES[type(value)] = tuple(each.name for each in dataclasses.fields(value))
+    return {name: getattr(value, name) for name in names}
 
 
 def from_json(plain: object, kind: type[Kind]) -> Kind:

@@ -117,7 +117,7 @@ class Gains:
     next_gain_high: float = math.nan
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class WhatIf:
     """One setting beside the one in force, compared by this duration; `at`: the end of the window
     that it rests on, None where that is of an earlier life of the gateway.

@@ -121,7 +121,7 @@ class Stretch:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class AssessmentSummary:
     """An assessment, as `/admin/prediction` shows it: rates per second, times in seconds."""
 

@@ -11,10 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from kendall.queueing.estimation.interval import UNKNOWN
-from kendall.queueing.json_form import json_object
+from kendall.queueing.json_form import json_object, to_json
 from kendall.server.engines.base import describe_engine
 from kendall.server.live.servers_seen import servers_seen
 from kendall.server.page.history import short
@@ -95,30 +96,29 @@ def topics(gateway: PageHost, at: float, minute: Sequence[float | None] = NOTHIN
 
     pace = live.rate_factor  # once: it changes with every instant
     prediction = live.prediction
-    plain = {
+    return {
         "gateway": _life(gateway) | _about(gateway),
         "now": {"row": row(gateway, at, minute, pace), "servers": servers(gateway)},
         "look": {
-            "prediction": _look(prediction),
+            "prediction": None if prediction is None else _look(prediction),
             "reason": None if prediction else live.why_nothing(),
             "at": None if prediction is None else unix(prediction.at),
             "outdated": live.outdated,
             "stopped": live.stopped,
             "rate_seconds": live.rate_seconds,
         },
-        "what_if": _what_ifs(gateway, live),
-        "what_if_in_force": _in_force(gateway, live, pace),
+        "what_if": [_row(each) for each in _what_ifs(gateway, live)],
+        "what_if_in_force": to_json(_in_force(gateway, live, pace)),
         "what_if_state": {
             "at": unix(live.what_if_at),
             "left": live.what_if_left,
             "outdated": live.what_if_outdated,
         },
-        "load_balancer": live.load_balancer,
+        "load_balancer": to_json(live.load_balancer),
         "servers": _servers(gateway),
-        "checks": live.checks,
-        "autopilot": replace(autopilot, decisions=autopilot.decisions[-DECISIONS:]),
+        "checks": to_json(live.checks),
+        "autopilot": to_json(replace(autopilot, decisions=autopilot.decisions[-DECISIONS:])),
     }
-    return json_object(plain)
 
 
 def _life(gateway: PageHost) -> Topics:
@@ -314,8 +314,13 @@ def _member(sequence: SequenceState) -> list[int]:
     return [detector.output_tokens, detector.limit, int(detector.finish_reason is not None)]
 
 
-def _look(assessment: AssessmentSummary | None) -> Topics | None:
-    if assessment is None:
-        return None
+@lru_cache(maxsize=2)  # a minute has sixty ticks, and a dozen assessments
+def _look(assessment: AssessmentSummary) -> Topics:
     members = assessment.as_dict()
-    return {name: members.get(name) for name in _LOOK} | {"next": assessment.forecast.next}
+    shown = {name: members.get(name) for name in _LOOK} | {"next": assessment.forecast.next}
+    return json_object(shown)
+
+
+@lru_cache(maxsize=128)
+def _row(what_if: WhatIf) -> Topics:
+    return json_object(what_if)
