@@ -55,6 +55,7 @@ from kendall.queueing.prediction import predict_model
 from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.experiment import simulate_run
 from kendall.server.live import predicting
+from kendall.server.live.answers import Answer
 from kendall.server.live.question import Question
 
 RATE = 500.0  # requests/s
@@ -182,7 +183,7 @@ def feed(
 
 def look(
     policy: str, law: LatencyModel, producer: WindowProducer, now: float, costs: Costs
-) -> tuple[bytes, dict[str, Any]]:
+) -> tuple[bytes, Answer]:
     """The message and the answer of one assessment: taken and pickled as on the event loop,
     unpickled and assessed as in the predicting process, which is this one; from time to time the
     what-ifs.
@@ -208,7 +209,7 @@ def look(
     costs.assessing.append(time.process_time() - began)
     if len(costs.assessing) % (WHAT_IF_EVERY / EVERY) == 1:
         began, what_ifs = time.process_time(), predicting.ask_what_ifs()
-        while any(what_if.get("pending") for what_if in what_ifs):
+        while any(what_if.forecast.pending for what_if in what_ifs):
             what_ifs = predicting.ask_what_ifs(anew=False)
         costs.what_ifs.append(time.process_time() - began)
     return message, answer
@@ -221,13 +222,13 @@ def measure(policy: str) -> dict[str, Any]:
     filling = int(np.ceil(MOST / RATE / EVERY)) + 1
     producer, replica, costs = WindowProducer(epoch_at=0.0), WindowReplica(), Costs()
     replica.seconds = SECONDS
-    message, prediction = b"", dict[str, Any]()
+    message, prediction = b"", None
     for number, part in enumerate(slices(model, filling + LOOKS), start=1):
         now = number * EVERY
         feed(producer, part, costs, timed=number % 2 == 0)
         message, answer = look(policy, model.engine.law, producer, now, costs)
         replica.add(pickle.loads(message))
-        prediction = answer["prediction"]
+        prediction = answer.prediction
         if number == filling:
             costs.handing, costs.assessing, costs.what_ifs = [], [], []
         if number == filling + LOOKS:
@@ -243,13 +244,13 @@ def measure(policy: str) -> dict[str, Any]:
     feeding, handing = np.array(costs.feeding_pauses), np.array(costs.handing_pauses)
     what_ifs = float(np.mean(costs.what_ifs))
     share = costs.per_request * RATE + costs.per_look / EVERY
-    comparison, estimates = prediction["comparison"], prediction["estimates"]
-    assumptions = comparison["assumptions"]
+    assert prediction is not None
+    comparison = prediction.comparison
     return {
         "policy": policy,
-        "verdict": comparison["verdict"],
-        "failing": [name for name, one in assumptions.items() if one["holds"] is False],
-        "rows": estimates["count"],
+        "verdict": comparison.verdict,
+        "failing": [name for name, one in comparison.assumptions.items() if one.holds is False],
+        "rows": prediction.estimates.count,
         "feed_us": costs.per_request * 1e6,
         "hand_over_ms": float(np.mean(costs.handing)) * 1e3,
         "assess_ms": float(np.mean(costs.assessing)) * 1e3,

@@ -237,7 +237,7 @@ def as_object(comparison: Comparison) -> dict[str, Any]:
         "prediction_error": comparison.prediction_error,
         "too_short": comparison.too_short,
         "verdict": {"kind": why.kind, "text": why.text},
-        "check": None if comparison.check is None else comparison.check.as_object(),
+        "check": None if comparison.check is None else comparison.check.as_dict(),
     }
 
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -161,10 +161,15 @@ class Objective:
         return -(self.theta * utility + signed * (1 - self.theta) * delay - cost)
 
 
-def parse_slos(text: str) -> dict[str, Any]:
-    """The SLOs of an `Objective`, `slo` and `also`, of a text with one or several. Raises
-    SpecError.
-    """
+class Slos(TypedDict, total=False):
+    """The SLOs of an `Objective`, as its parameters."""
+
+    slo: Slo
+    also: tuple[Slo, ...]
+
+
+def parse_slos(text: str) -> Slos:
+    """Of a text with one or several. Raises SpecError."""
     first, *others = map(parse_slo, split_slos(text))
     return {"slo": first, "also": tuple(others)}
 

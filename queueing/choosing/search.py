@@ -41,15 +41,16 @@ class Optimum:
     # the duration of which the score is the mean; None where the score is something else
     compared: Quantity | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        answer: dict[str, Any] = {
+    def to_dict(self) -> dict[str, object]:
+        """Plain values for JSON; `note` only where there is one."""
+        plain: dict[str, object] = {
             "target": self.target,
             "objective": self.objective,
             "compared": self.compared,
+            "best": self.best,
+            "curve": self.curve,
         }
-        answer |= {"best": self.best, "curve": self.curve}
-        return answer if self.note is None else answer | {"note": self.note}
+        return plain if self.note is None else plain | {"note": self.note}
 
 
 def point_of(

@@ -34,7 +34,7 @@ def profiles_command(
         except SpecError as error:  # a file of the user's that is none
             typer.echo(f"kendall: warning: {error}", err=True)
     if as_json:
-        listed = [{**each.to_dict(), "law": each.profile.law.to_dict()} for each in found]
+        listed = [{**each.to_dict(), "law": each.profile.law.as_dict()} for each in found]
         typer.echo(json.dumps({"profiles": listed}))
         return
     to = console()

@@ -34,6 +34,7 @@ from kendall.queueing.estimation.replayed import (
 from kendall.queueing.estimation.speed.batch_factors import BatchFactors
 from kendall.queueing.estimation.speed.batch_times import BatchTimes, lawful_times
 from kendall.queueing.estimation.speed.speeds import Speeds
+from kendall.queueing.estimation.summaries import SecondMeans
 from kendall.queueing.estimation.window.snapshot import CENSORED, FIELDS, Snapshot
 from kendall.queueing.latency.speed import Speed, measured_speed
 from kendall.queueing.latency.speed_path import SpeedPath, path_of_slots
@@ -61,11 +62,8 @@ class Pairs:
     draws: npt.NDArray[np.float64]  # a row for each draw of the residuals, a column a request
     check: Check
 
-    def by_second(self, until: float = math.inf) -> dict[str, list[float] | None]:
-        """Means of the requests that ended within each second that was over `until` then: its end,
-        their number, the observed one, the model's, and between which the means of nine in ten
-        draws lie (none of a single one).
-        """
+    def by_second(self, until: float = math.inf) -> SecondMeans:
+        """Of the seconds that were over `until` then."""
         over = np.floor(self.ended_at) + 1 <= until
         seconds, place, counts = np.unique(
             np.floor(self.ended_at[over]), return_inverse=True, return_counts=True
@@ -77,14 +75,14 @@ class Pairs:
         each = np.array([means(draw) for draw in self.draws])
         alone = len(each) == 1
         low, high = (None, None) if alone else np.quantile(each, (0.05, 0.95), axis=0).tolist()
-        return {
-            "at": (seconds + 1).tolist(),
-            "n": counts.tolist(),
-            "observed": means(self.observed).tolist(),
-            "modelled": each.mean(axis=0).tolist(),
-            "low": low,
-            "high": high,
-        }
+        return SecondMeans(
+            at=(seconds + 1).tolist(),
+            n=counts.tolist(),
+            observed=means(self.observed).tolist(),
+            modelled=each.mean(axis=0).tolist(),
+            low=low,
+            high=high,
+        )
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

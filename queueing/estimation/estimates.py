@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -25,62 +24,46 @@ from kendall.policies.text import counted, policy_batch_size
 from kendall.queueing.distributions.token_distribution import TokenDistribution
 from kendall.queueing.estimation.arrivals import arrival_rate, dispersion
 from kendall.queueing.estimation.change import FEW_CHANGES, changes
-from kendall.queueing.estimation.interval import NORMAL, Estimate, Plain, symmetric
-from kendall.queueing.estimation.lengths.lengths import Lengths, lengths, weigh
+from kendall.queueing.estimation.interval import NORMAL, Estimate, symmetric
+from kendall.queueing.estimation.lengths.lengths import Lengths, SavedLengths, lengths, weigh
 from kendall.queueing.estimation.lengths.predictions import predictor_of
 from kendall.queueing.estimation.lengths.same_lengths import lengths_from, outputs, prompts
-from kendall.queueing.estimation.lengths.within_calls import WithinCalls, alike_within_calls
+from kendall.queueing.estimation.lengths.within_calls import alike_within_calls
 from kendall.queueing.estimation.speed.batch_times import SLOT_ERROR, BatchTimes
-from kendall.queueing.estimation.speed.speed_process import Stalls, residual_cv, rough_speed, speed
+from kendall.queueing.estimation.speed.speed_process import residual_cv, rough_speed, speed
 from kendall.queueing.estimation.speed.speeds import Speeds
-from kendall.queueing.estimation.speed.wander import Wander
+from kendall.queueing.estimation.summaries import (
+    EstimatesSummary,
+    LengthsSummary,
+    SlowSpeed,
+    Wander,
+    WindowEstimates,
+)
 from kendall.queueing.estimation.window.snapshot import Snapshot
+from kendall.queueing.json_form import from_json
 from kendall.queueing.latency.law import LatencyModel
 
 SCHEMA_VERSION = 2
 LEVELS = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
-_PLAIN = ("policy", "epoch", "start", "now", "count", "rate_changed_at", "speed_changed_at")
-_NUMBERS = ("arrival_rate", "dispersion", "speed", "cv")
 _SAMPLES = ("output_tokens", "prompt_tokens", "sequences")
+Form = TypeVar("Form", bound=WindowEstimates[Any])
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Estimates:
-    """Rates per second, times in seconds, lengths in tokens; `speed` is a factor on the law's
-    durations (> 1: slower).
-    """
+class SavedEstimates(WindowEstimates[SavedLengths]):
+    """As the state file has them."""
 
-    policy: str
-    epoch: int
-    start: float
-    now: float
-    count: int  # requests of this epoch that were dispatched and ended
-    arrival_rate: Estimate  # of calls
-    dispersion: Estimate  # index of dispersion of counts
-    rate_changed_at: float | None
-    output_tokens: Lengths
-    prompt_tokens: Lengths
-    speed: Estimate
-    cv: Estimate
+    schema_version: int
+    sequences: SavedLengths = field(default_factory=SavedLengths)
     wander: Wander
-    speed_changed_at: float | None
-    stalls: Stalls
-    notes: tuple[str, ...] = ()
-    sequences: Lengths = field(default_factory=lambda: lengths([]))  # of a call
-    # how alike the output lengths of a call are
-    within_calls: WithinCalls = field(default_factory=WithinCalls)
-    # seconds that the gateway itself needs from an arrival to its dispatch: the shortest delay so
-    # far
-    gateway_turnaround: float = 0.0
-    # tokens of KV memory that a request holds beside the prompt that was computed, on average; not
-    # a number where nothing says it
-    held_tokens: float = math.nan
-    # batches whose prompts take all that the engine computes in one step
-    prompts_cut: float = 0.0
-    # a continuous engine's own: factor on the shape's kp, and seconds on its turnaround, beside the
-    # speed
-    prefill: float = 1.0
-    admission: float = 0.0
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Estimates(WindowEstimates[Lengths]):
+    """With its samples."""
+
+    sequences: Lengths = field(default_factory=lambda: lengths([]))
+    wander: Wander
     predictor: str | None = None  # of the lengths that requests were sent with; None: not known
 
     @cached_property
@@ -132,71 +115,34 @@ class Estimates:
             return law
         return dataclasses.replace(law, stall_share=self.stalls.time_share, stall=self.stalls.size)
 
-    def summary(self) -> dict[str, object]:
-        """For `/admin/state`: every estimate with its interval and effective sample size,
-        without the samples.
-        """
-        plain = {name: getattr(self, name) for name in (*_PLAIN, "gateway_turnaround")}
-        numbers = {name: getattr(self, name).to_dict() for name in _NUMBERS}
-        counts = {name: _lengths(getattr(self, name)) for name in _SAMPLES}
-        others = {
-            "within_calls": self.within_calls.to_dict(),
-            "held_tokens": _number(self.held_tokens),
-            "prefill": self.prefill,
-            "prompts_cut": self.prompts_cut,
-            "admission": self.admission,
-            "wander": self._wander(),
-            "stalls": dataclasses.asdict(self.stalls),
-            "notes": list(self.notes),
-        }
-        return plain | numbers | counts | others
+    def summary(self) -> EstimatesSummary:
+        """Every estimate with its interval and effective sample size, without the samples."""
+        slow = SlowSpeed(self.wander.sigma, self.wander.tau, significant=self.wander.significant)
+        samples = {name: _summary(getattr(self, name)) for name in _SAMPLES}
+        return _with(self, EstimatesSummary, **samples, wander=slow)
 
-    def to_dict(self) -> dict[str, object]:
-        """All of it as JSON, for the state file."""
-        samples = {name: getattr(self, name).to_dict() for name in _SAMPLES}
-        summary = self.summary()
-        wander = {"fast_cv": _number(self.wander.fast_cv)} | self._wander()
-        return {"schema_version": SCHEMA_VERSION} | summary | samples | {"wander": wander}
-
-    def _wander(self) -> dict[str, object]:
-        return {
-            "sigma": self.wander.sigma.to_dict(),
-            "tau": _number(self.wander.tau),
-            "significant": self.wander.significant,
-        }
+    def saved(self) -> SavedEstimates:
+        """All of it, for the state file."""
+        samples = {name: getattr(self, name).saved() for name in _SAMPLES}
+        return _with(self, SavedEstimates, **samples, schema_version=SCHEMA_VERSION)
 
     @classmethod
-    def from_dict(cls, plain: Mapping[str, Any]) -> Estimates:
-        """What `to_dict` wrote. Raises ValueError for another schema."""
-        if plain.get("schema_version") != SCHEMA_VERSION:
+    def from_json(cls, plain: object) -> Estimates:
+        """What was saved. Raises ValueError, also for another schema."""
+        saved = from_json(plain, SavedEstimates)
+        if saved.schema_version != SCHEMA_VERSION:
             raise ValueError(
-                f"got a state of schema version {plain.get('schema_version')}; this Kendall reads "
+                f"got a state of schema version {saved.schema_version}; this Kendall reads "
                 f"{SCHEMA_VERSION}"
             )
-        slow = plain["wander"]
-        fields: dict[str, Any] = {name: plain[name] for name in _PLAIN}
-        fields |= {name: Estimate.from_dict(plain[name]) for name in _NUMBERS}
-        fields |= {name: Lengths.from_dict(plain[name]) for name in _SAMPLES if name in plain}
-        tau, fast = (
-            math.nan if slow[name] is None else float(slow[name]) for name in ("tau", "fast_cv")
-        )
-        wandering = Wander(
-            Estimate.from_dict(slow["sigma"]), tau, fast, significant=bool(slow["significant"])
-        )
-        fields["gateway_turnaround"] = float(plain.get("gateway_turnaround", 0.0))
-        if "within_calls" in plain:
-            fields["within_calls"] = WithinCalls.from_dict(plain["within_calls"])
-        held = plain.get("held_tokens")
-        fields["held_tokens"] = math.nan if held is None else float(held)
-        fields["prompts_cut"] = float(plain.get("prompts_cut", 0.0))
-        fields["prefill"] = float(plain.get("prefill", 1.0))
-        fields["admission"] = float(plain.get("admission", 0.0))
-        return cls(
-            **fields,
-            wander=wandering,
-            stalls=Stalls(**plain["stalls"]),
-            notes=tuple(plain["notes"]),
-        )
+        return _with(saved, cls, **{n: Lengths.restored(getattr(saved, n)) for n in _SAMPLES})
+
+
+def _with(estimates: Estimates | SavedEstimates, kind: type[Form], **other: object) -> Form:
+    """The same in another form: these members are its own."""
+    members = {each.name: getattr(estimates, each.name) for each in fields(WindowEstimates)}
+    members.update(other)
+    return kind(**members)
 
 
 def estimate(
@@ -321,18 +267,12 @@ def _notes(seen: Snapshot, used_from: float) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _lengths(sample: Lengths) -> dict[str, Plain | float]:
-    quantiles = {name: sample.quantile(level).to_dict() for name, level in LEVELS.items()}
+def _summary(sample: Lengths) -> LengthsSummary:
     top = sample.known_to or None
-    mean = sample.mean(top) if top else sample.mean()
-    known: dict[str, Plain | float] = {
-        "known_to": sample.known_to,
-        "unknown_mass": sample.unknown_mass,
-        "mean_to_known": mean.to_dict(),
-        "mean": sample.mean().to_dict(),
-    }
-    return known | quantiles
-
-
-def _number(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+    return LengthsSummary(
+        known_to=sample.known_to,
+        unknown_mass=sample.unknown_mass,
+        mean_to_known=sample.mean(top) if top else sample.mean(),
+        mean=sample.mean(),
+        **{name: sample.quantile(level) for name, level in LEVELS.items()},
+    )

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kendall.queueing.distributions.token_distribution import Vector
+from kendall.queueing.estimation.summaries import DelayHistogram
 from kendall.queueing.queue import Queue
 from kendall.queueing.result import LEVELS
 from kendall.queueing.simulation.experiment import begin_of, steady_run
@@ -32,12 +33,11 @@ def drawn(model: Queue, arrival_rate: float, *, sojourn: bool = False) -> Vector
     return np.asarray(values[~run.lost], dtype=float)
 
 
-def beside(observed: Vector, predicted: Vector) -> dict[str, float | list[float]] | None:
-    """Shares of both in classes of one round width, in seconds; `beyond` is what lies above the
-    last. None where there are too few.
+def beside(observed: Vector, predicted: Vector) -> DelayHistogram | None:
+    """Shares of both in classes of one round width. None where there are too few.
 
     >>> found = beside(np.arange(100) / 100, np.zeros(100))
-    >>> found["width"], found["observed"][0], found["predicted"][:2]
+    >>> found.width, found.observed[0], found.predicted[:2]
     (0.05, 0.05, [1.0, 0.0])
     """
     if observed.size < FEWEST or not predicted.size:
@@ -46,14 +46,14 @@ def beside(observed: Vector, predicted: Vector) -> dict[str, float | list[float]
     width = round_up(max(longest, 1e-4) / CLASSES)
     edges = width * np.arange(math.floor(longest / width) + 2)
     shares = [np.histogram(values, edges)[0] / values.size for values in (observed, predicted)]
-    return {
-        "width": width,
-        "observed": [round(float(share), 5) for share in shares[0]],
-        "predicted": [round(float(share), 5) for share in shares[1]],
-        "beyond": [max(0.0, round(1 - float(each.sum()), 5)) for each in shares],
-        "n": int(observed.size),
-        "drawn": int(predicted.size),
-    }
+    return DelayHistogram(
+        width=width,
+        observed=[round(float(share), 5) for share in shares[0]],
+        predicted=[round(float(share), 5) for share in shares[1]],
+        beyond=[max(0.0, round(1 - float(each.sum()), 5)) for each in shares],
+        n=int(observed.size),
+        drawn=int(predicted.size),
+    )
 
 
 def quantiles(draws: npt.NDArray[np.float64]) -> dict[str, float]:

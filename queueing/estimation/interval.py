@@ -5,21 +5,19 @@ would tell as much.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 NORMAL = 1.959963984540054  # two-sided 95 %
-Plain = dict[str, float | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
     """`value` is not a number and the interval all of the line where nothing is known."""
 
-    value: float
-    low: float
-    high: float
-    effective_n: float
+    value: float = math.nan
+    low: float = -math.inf
+    high: float = math.inf
+    effective_n: float = math.nan
 
     @property
     def relative(self) -> float:
@@ -60,27 +58,6 @@ class Estimate:
             Estimate(self.value, max(0.0, self.low), max(0.0, self.high), self.effective_n)
             if self.known
             else self
-        )
-
-    def to_dict(self) -> Plain:
-        """As JSON: null where a number is none or infinite."""
-        numbers = {
-            "value": self.value,
-            "low": self.low,
-            "high": self.high,
-            "effective_n": self.effective_n,
-        }
-        return {name: number if math.isfinite(number) else None for name, number in numbers.items()}
-
-    @classmethod
-    def from_dict(cls, plain: Mapping[str, float | None]) -> Estimate:
-        """What `to_dict` wrote."""
-        missing = {"value": math.nan, "low": -math.inf, "high": math.inf, "effective_n": math.nan}
-        return cls(
-            **{
-                name: none if (number := plain.get(name)) is None else float(number)
-                for name, none in missing.items()
-            }
         )
 
 

@@ -36,7 +36,7 @@ import math
 import numpy as np
 
 from kendall.queueing.errors import NotConvergedError
-from kendall.queueing.estimation.speed.speed_process import Stalls
+from kendall.queueing.estimation.summaries import Stalls
 from kendall.queueing.models.slots.continuous import solve_continuous
 from kendall.queueing.models.slots.processor_sharing import log_weights
 from kendall.queueing.queue import Queue

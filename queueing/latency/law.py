@@ -176,7 +176,7 @@ class LatencyModel:
             self, speed=self.speed * (1 - self.stall_share), stall_share=0.0, stall=0.0
         )
 
-    def to_dict(self) -> dict[str, float]:
+    def as_dict(self) -> dict[str, float]:
         """Every coefficient by name; `kr` only where a resume costs something."""
         values = dataclasses.asdict(self)
         return values if self.kr else {k: v for k, v in values.items() if k != "kr"}

@@ -43,7 +43,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
-        return dict(msgspec.to_builtins(self)) | {"law": self.law.to_dict()}
+        return dict(msgspec.to_builtins(self)) | {"law": self.law.as_dict()}
 
     def to_json(self) -> str:
         """One JSON object."""

@@ -15,7 +15,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 AGREE = 0.10  # |observed / modelled - 1| that counts as agreement whatever the interval
 TELLING = 0.50  # half width over the modelled mean beyond which an agreement says nothing
@@ -55,6 +55,16 @@ class Check:
     def ratio(self) -> float:
         """observed / modelled."""
         return self.observed / self.modelled if self.modelled else math.nan
+
+    @property
+    def ratio_low(self) -> float:
+        """The ends of its interval."""
+        return self.ratio - self.relative_half_width
+
+    @property
+    def ratio_high(self) -> float:
+        """See `ratio_low`."""
+        return self.ratio + self.relative_half_width
 
     @property
     def relative_half_width(self) -> float:
@@ -115,10 +125,9 @@ class Check:
             return self
         return dataclasses.replace(self, settled=before.verdict)
 
-    def as_object(self) -> dict[str, Any]:
-        """As JSON has it; null where there is no interval."""
-        relative, modelled = self.relative_half_width, self.modelled
-        known = math.isfinite(relative)
+    def as_dict(self) -> dict[str, object]:
+        """As JSON; null where there is no interval."""
+        modelled, known = self.modelled, math.isfinite(self.relative_half_width)
         return {
             "observed": self.observed,
             "modelled": modelled,
@@ -127,8 +136,8 @@ class Check:
             "difference_low": self.difference - self.half_width if known else None,
             "difference_high": self.difference + self.half_width if known else None,
             "ratio": self.ratio if modelled else None,
-            "ratio_low": self.ratio - relative if known else None,
-            "ratio_high": self.ratio + relative if known else None,
+            "ratio_low": self.ratio_low if known else None,
+            "ratio_high": self.ratio_high if known else None,
             "requests": self.requests,
             "verdict": self.verdict,
             "causes": list(self.causes),

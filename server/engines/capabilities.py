@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
+from msgspec import UNSET, UnsetType
+
 from kendall.policies.core import UNBOUNDED
 from kendall.queueing.engine_bounds import EngineBounds
 
@@ -22,6 +24,34 @@ invalid_request     the engine refused what the client asks
 internal_error      the gateway's fault
 sequence_stalled    nothing came of it for too long
 """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSummary:
+    """One server of the queue, for operators, with what there is of its kind.
+
+    `utilisation`: the share of the last minute in which it was busy; `speed`: in the window, a
+    factor on the law's times, None where it has served too little.
+    """
+
+    id: int
+    url: str | UnsetType = UNSET
+    state: str
+    last_fault: str | UnsetType | None = UNSET
+    in_service: int = 0
+    restarts: int | UnsetType = UNSET
+    last_loss: str | UnsetType | None = UNSET
+    utilisation: float | UnsetType = UNSET
+    speed: float | UnsetType | None = UNSET
+
+
+@dataclass(frozen=True, slots=True)
+class ServersSummary:
+    """Each of them, and how many are to serve."""
+
+    replicas: int
+    last_failure: str | None
+    servers: list[ServerSummary]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,14 +8,14 @@ import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from ipaddress import ip_address
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 from urllib.parse import urlsplit
 
 import msgspec
 
 from kendall.policies.core import Request
 from kendall.policies.text import SpecError
-from kendall.server.engines.capabilities import Capabilities, FailureCode
+from kendall.server.engines.capabilities import Capabilities, FailureCode, ServerSummary
 
 _NAME = re.compile(r"(?!-)[\w-]{1,63}(?<!-)(\.(?!-)[\w-]{1,63}(?<!-))*\.?")
 PROMPT_START = 16_384  # bytes: what prompts are compared by
@@ -146,8 +146,8 @@ class ProxyingEngine(Protocol):
     def capabilities(self) -> Capabilities:
         """The least capabilities of the servers that are to serve, and how many there are."""
 
-    def servers(self) -> list[dict[str, Any]]:
-        """Id, URL, state and last fault of each server, for operators."""
+    def servers(self) -> list[ServerSummary]:
+        """With URL and last fault."""
 
     def serve_on(self, urls: Sequence[str]) -> None:
         """The servers at these URLs are to serve, and no others: new ones get work once they

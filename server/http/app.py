@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kendall.policies import SpecError
 from kendall.policies.text import suggest
+from kendall.queueing.json_form import fields_of, json_object
 from kendall.queueing.latency.profile import Profile
 from kendall.server.admission.limits_in_force import PolicyChange
 from kendall.server.calibration.calibration import (
@@ -50,6 +51,7 @@ from kendall.server.http.headers import stamped
 from kendall.server.http.openai_tools.others import add_others
 from kendall.server.http.proxied.routes import add_proxied
 from kendall.server.http.unqueued import Unqueued
+from kendall.server.live.answers import AdviceAnswer
 from kendall.server.live.model import LiveModel
 from kendall.server.live.servers_seen import servers_seen
 from kendall.server.page import Feed, add_page
@@ -312,34 +314,37 @@ def _add_admin(app: FastAPI, gateway: Gateway) -> None:
             [{"request_id": r.request.id, "output_tokens": r.output_tokens_so_far} for r in server]
             for server in batcher.running()
         ]
-        return gateway.limits.state() | {
-            "engine": describe_engine(batcher.capabilities, gateway.settings.served_model_name),
-            "law": None if gateway.latency.law is None else str(gateway.latency.law),
-            "record_file": None
-            if gateway.settings.record_file is None
-            else str(gateway.settings.record_file.resolve()),
-            "queue_length": batcher.queue_length,
-            "in_service": batcher.in_service,
-            "unanswered": batcher.unanswered,
-            "running": running,
-            "draining": gateway.lifecycle.draining,
-            "supervision": gateway.supervisor.statistics()
-            | {"stuck": gateway.lifecycle.stuck, "restarts": restarts_of(gateway)}
-            | batcher.recovery.statistics()
-            | {"refused_prompts": len(gateway.rejected_prompts)},
-            "servers": servers_seen(gateway),
-            "arrivals": gateway.arrivals.state(batcher.epoch),
-            "overload": gateway.overload.state(),
-            "estimates": gateway.live_model().estimates,
-            "energy": gateway.live_model().meter.described(),
-            "idle_probes": None if gateway.probes is None else gateway.probes.state(),
-            "autopilot": gateway.live_model().pilot.shown(),
-            "self_checks": gateway.live_model().checks,
-            "failures": {
-                "prediction": gateway.live_model().failures.state(),
-                "autopilot": gateway.live_model().pilot_failures.state(),
-            },
-        }
+        return json_object(
+            gateway.limits.state()
+            | {
+                "engine": describe_engine(batcher.capabilities, gateway.settings.served_model_name),
+                "law": None if gateway.latency.law is None else str(gateway.latency.law),
+                "record_file": None
+                if gateway.settings.record_file is None
+                else str(gateway.settings.record_file.resolve()),
+                "queue_length": batcher.queue_length,
+                "in_service": batcher.in_service,
+                "unanswered": batcher.unanswered,
+                "running": running,
+                "draining": gateway.lifecycle.draining,
+                "supervision": gateway.supervisor.statistics()
+                | {"stuck": gateway.lifecycle.stuck, "restarts": restarts_of(gateway)}
+                | batcher.recovery.statistics()
+                | {"refused_prompts": len(gateway.rejected_prompts)},
+                "servers": servers_seen(gateway),
+                "arrivals": gateway.arrivals.state(batcher.epoch),
+                "overload": gateway.overload.state(),
+                "estimates": gateway.live_model().estimates,
+                "energy": gateway.live_model().meter.described(),
+                "idle_probes": None if gateway.probes is None else gateway.probes.state(),
+                "autopilot": gateway.live_model().pilot.shown(),
+                "self_checks": gateway.live_model().checks,
+                "failures": {
+                    "prediction": gateway.live_model().failures,
+                    "autopilot": gateway.live_model().pilot_failures,
+                },
+            }
+        )
 
 
 async def _at_another_rate(live: LiveModel, request: Request, factor: str) -> dict[str, Any]:
@@ -354,12 +359,13 @@ async def _at_another_rate(live: LiveModel, request: Request, factor: str) -> di
     except SpecError as error:
         raise ApiError(400, "invalid_parameter", str(error), param="rate_factor") from None
     in_force, *others = found or [None]
-    return {
+    answer = {
         "rate_factor": float(factor),
         "what_if": others,
         "what_if_in_force": in_force,
         "reason": live.why_nothing() if in_force is None else None,
     }
+    return json_object(answer)
 
 
 def _add_live(app: FastAPI, gateway: Gateway) -> None:
@@ -383,13 +389,19 @@ def _add_live(app: FastAPI, gateway: Gateway) -> None:
                 partial(watch_client, request.scope, request.receive),
             )
         reason = live.why_nothing() if live.prediction is None else None
-        others = {
+        answer = {
+            "prediction": live.prediction,
+            "age": live.age,
+            "outdated": live.outdated,
+            "stopped": live.stopped,
+            "what_if_outdated": live.what_if_outdated,
             "what_if": live.what_if,
             "what_if_in_force": live.what_if_in_force,
             "what_if_at": live.what_if_at,
             "load_balancer": live.load_balancer,
+            "reason": reason,
         }
-        return {"prediction": live.prediction, **live.marks(), **others, "reason": reason}
+        return json_object(answer)
 
     @app.get(
         "/admin/advice",
@@ -401,13 +413,14 @@ def _add_live(app: FastAPI, gateway: Gateway) -> None:
         watch = partial(watch_client, request.scope, request.receive)
         _each_once(asked)
         try:
-            found = await live.questions.ask(
+            found: AdviceAnswer = await live.questions.ask(
                 ("advice", *sorted(asked.multi_items())), lambda: live.advice(asked), watch
             )
         except SpecError as error:
             named = field_in(str(error), asked)
             raise ApiError(400, "invalid_objective", str(error), param=named) from None
-        return {**found, "reason": None if found["advice"] else live.why_nothing()}
+        reason = None if found.advice else live.why_nothing()
+        return json_object(fields_of(found) | {"reason": reason})
 
 
 PREDICTION_QUERY = ("what_if", "rate_factor")
@@ -431,7 +444,7 @@ def _add_autopilot(app: FastAPI, gateway: Gateway) -> None:
         change = await parse(
             request.receive, AutopilotChange, gateway.settings.security.max_body_bytes
         )
-        return await gateway.live_model().pilot.steer(change.mode)
+        return json_object(await gateway.live_model().pilot.steer(change.mode))
 
 
 def _add_calibration(app: FastAPI, gateway: Gateway) -> None:

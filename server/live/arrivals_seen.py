@@ -8,10 +8,10 @@ eight milliseconds of the event loop, once for each state asked for.
 
 from __future__ import annotations
 
-import dataclasses
 from array import array
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kendall.queueing.measurement.arrival_audit import Audit
@@ -27,7 +27,22 @@ _SHOWN = (
     "dispersion",
     "verdict",
     "poisson",
+    "tests",
 )
+
+
+@dataclass(frozen=True, slots=True)
+class ArrivalsSummary:
+    """What arrived in an epoch, and the audit of the last of it."""
+
+    count: int
+    retries: int
+    audit: Audit
+
+    def as_dict(self) -> dict[str, object]:
+        """As JSON: in one object, without what only a load generator knows."""
+        audit = {name: getattr(self.audit, name) for name in _SHOWN}
+        return {"count": self.count, "retries": self.retries, **audit}
 
 
 class ArrivalsSeen:
@@ -45,7 +60,7 @@ class ArrivalsSeen:
         )
         self._epoch = 0
         self.instants = array("d")
-        self._known: tuple[tuple[int, int], dict[str, Any]] | None = None
+        self._summary: ArrivalsSummary | None = None
         self.count = 0
         self.retries = 0
 
@@ -59,22 +74,15 @@ class ArrivalsSeen:
         self.count += 1
         self.retries += retry
 
-    def state(self, epoch: int) -> dict[str, Any]:
-        """For `/admin/state`: what arrived in this epoch, and the audit of the last of it."""
+    def state(self, epoch: int) -> ArrivalsSummary:
+        """Of this epoch."""
         if epoch != self._epoch:
             self._begin(epoch)
-        key = self._epoch, self.count
-        if self._known is None or self._known[0] != key:
-            self._known = key, _described(self._audit(self.instants[-KEPT:]))
-        return {"count": self.count, "retries": self.retries} | self._known[1]
+        if self._summary is None or self._summary.count != self.count:
+            audit = self._audit(self.instants[-KEPT:])
+            self._summary = ArrivalsSummary(self.count, self.retries, audit)
+        return self._summary
 
     def _begin(self, epoch: int) -> None:
-        self._epoch, self.count, self.retries = epoch, 0, 0
+        self._epoch, self.count, self.retries, self._summary = epoch, 0, 0, None
         self.instants = array("d")
-
-
-def _described(audit: Audit) -> dict[str, Any]:
-    """Without what only a load generator knows; null where nothing can be said."""
-    shown = {name: getattr(audit, name) for name in _SHOWN}
-    shown = {name: None if value != value else value for name, value in shown.items()}  # noqa: PLR0124 - JSON knows no NaN
-    return shown | {"tests": [dataclasses.asdict(test) for test in audit.tests]}

@@ -7,7 +7,6 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable
-from typing import Any
 
 from kendall.policies.text import counted
 
@@ -54,6 +53,6 @@ class Failures:
         self._kinds.clear()
         self.in_a_row = 0
 
-    def state(self) -> dict[str, Any]:
-        """For `/admin/state`."""
+    def as_dict(self) -> dict[str, int | str | None]:
+        """As JSON."""
         return {"count": self.count, "in_a_row": self.in_a_row, "last": self.last}

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from kendall.queueing.measurement.check import SAID
 from kendall.server.telemetry.metrics import MAX_POLICIES, Metrics
 
 if TYPE_CHECKING:
+    from prometheus_client import Gauge
+
+    from kendall.queueing.choosing.forecast import WhatIf
     from kendall.queueing.estimation.assumptions.checks import SelfCheck
+    from kendall.queueing.estimation.interval import Estimate
+    from kendall.queueing.estimation.summaries import ObservedDelay
+    from kendall.queueing.measurement.check import Check
+    from kendall.queueing.result import Quantiles
+    from kendall.server.live.answers import AssessmentSummary, NextMinutes
     from kendall.server.telemetry.energy.meter import EnergyMeter
 
 STATS = ("mean", "p50", "p90", "p95", "p99")
@@ -65,62 +73,62 @@ class LiveGauges:
         ):
             gauge.set(math.nan)
 
-    def show(self, found: Mapping[str, Any]) -> None:
-        """An assessment, as `/admin/prediction` has it."""
+    def show(self, assessment: AssessmentSummary) -> None:
+        """An assessment."""
         self._clear()
-        metrics, comparison = self._metrics, found["comparison"]
-        policy = metrics.label(found["policy"])
-        self._predicted(found, policy)
-        self._next(found["forecast"]["next"], policy, found["compared"])
-        if found["observed_queueing_delay"] is not None:
-            self._observe(metrics.delays.observed, policy, found["observed_queueing_delay"])
-        if found["compared"] == "sojourn_time":
-            self._observe(metrics.delays.observed_sojourn, policy, comparison["observed"])
-        if comparison["check"] is not None:
-            self._checked(comparison["check"], policy, found["compared"])
-        if comparison["error"] is not None:
-            metrics.load.error.labels(policy).set(comparison["error"])
-        metrics.load.load.set(_number(found["load"]))
-        metrics.load.predicted_utilisation.set(_number(found.get("utilisation")))
-        metrics.load.predicted_batch_size.set(_number((found.get("batch_size") or {}).get("mean")))
-        metrics.load.speed.set(_number(found["speed"]))
-        for name, assumption in comparison["assumptions"].items():
-            metrics.verdicts.assumption_holds.labels(name).set(_number(assumption["holds"]))
+        metrics, comparison, predicted = self._metrics, assessment.comparison, assessment.predicted
+        policy = metrics.label(predicted.policy)
+        self._predicted(assessment, policy)
+        if assessment.forecast.next is not None:
+            self._next(assessment.forecast.next, policy, assessment.compared)
+        if assessment.observed_queueing_delay is not None:
+            self._observe(metrics.delays.observed, policy, assessment.observed_queueing_delay)
+        if assessment.compared == "sojourn_time":
+            self._observe(metrics.delays.observed_sojourn, policy, comparison.observed)
+        if comparison.check is not None:
+            self._checked(comparison.check, policy, assessment.compared)
+        if math.isfinite(comparison.error):
+            metrics.load.error.labels(policy).set(comparison.error)
+        metrics.load.load.set(_number(predicted.load))
+        metrics.load.predicted_utilisation.set(_number(predicted.utilisation))
+        metrics.load.predicted_batch_size.set(_number(predicted.batch_size.mean))
+        metrics.load.speed.set(_number(assessment.speed))
+        for name, assumption in comparison.assumptions.items():
+            metrics.verdicts.assumption_holds.labels(name).set(_number(assumption.holds))
         for verdict in SAID.values():
-            metrics.verdicts.verdict.labels(verdict).set(float(comparison["verdict"] == verdict))
+            metrics.verdicts.verdict.labels(verdict).set(float(comparison.verdict == verdict))
 
-    def _checked(self, check: Mapping[str, Any], policy: str, compared: str) -> None:
+    def _checked(self, check: Check, policy: str, compared: str) -> None:
         """The model beside the very requests that came."""
         delays = self._metrics.delays
         for stat in ("observed", "modelled"):
-            delays.checked[compared].labels(policy, stat).set(check[stat])
+            delays.checked[compared].labels(policy, stat).set(getattr(check, stat))
         for name, gauge in delays.check_ratio.items():
-            gauge.labels(policy).set(_number(check[name]))
+            gauge.labels(policy).set(_number(getattr(check, name)))
         for verdict, words in SAID.items():
-            shown = float(check["verdict"] == verdict)
+            shown = float(check.verdict == verdict)
             self._metrics.verdicts.check_verdict.labels(words).set(shown)
 
-    def _predicted(self, found: Mapping[str, Any], policy: str) -> None:
+    def _predicted(self, assessment: AssessmentSummary, policy: str) -> None:
         """The interval is that of the quantity that is compared."""
-        gauges = {
-            "queueing_delay": self._metrics.delays.predicted,
-            "sojourn_time": self._metrics.delays.predicted_sojourn,
-        }
-        for field, gauge in gauges.items() if found["method"] is not None else ():
-            ends = _ends(found["interval"]) if field == found["compared"] else {}
-            for stat, value in (found[field] | ends).items():
-                gauge.labels(policy, found["method"], stat).set(_number(value))
-                self._metrics.delays.forecast[field].labels(policy, stat).set(_number(value))
-
-    def _next(self, found: Mapping[str, Any] | None, policy: str, compared: str) -> None:
-        """What the next minutes may bring."""
-        if found is None:
+        predicted, delays = assessment.predicted, self._metrics.delays
+        if predicted.method is None:
             return
-        for stat in ("mean", "low", "high"):
-            gauge = self._metrics.delays.forecast[compared].labels(policy, f"next_{stat}")
-            gauge.set(found[stat])
+        for field, gauge, quantiles in (
+            ("queueing_delay", delays.predicted, predicted.queueing_delay),
+            ("sojourn_time", delays.predicted_sojourn, predicted.sojourn_time),
+        ):
+            ends = _ends(assessment.interval) if field == assessment.compared else {}
+            for stat, value in (quantiles.as_dict() | ends).items():
+                gauge.labels(policy, predicted.method, stat).set(_number(value))
+                delays.forecast[field].labels(policy, stat).set(_number(value))
 
-    def what_if(self, forecasts: Sequence[Mapping[str, Any]], limit: int | None) -> None:
+    def _next(self, ahead: NextMinutes, policy: str, compared: str) -> None:
+        """What the next minutes may bring."""
+        for stat, value in (("mean", ahead.mean), ("low", ahead.low), ("high", ahead.high)):
+            self._metrics.delays.forecast[compared].labels(policy, f"next_{stat}").set(value)
+
+    def what_if(self, what_ifs: Sequence[WhatIf], limit: int | None) -> None:
         """The first `MAX_POLICIES` other policies under the limit in force; all, and other limits,
         are at `/admin/prediction`.
 
@@ -128,9 +136,9 @@ class LiveGauges:
         """
         metrics = self._metrics
         shown = [
-            each
-            for each in forecasts
-            if each["max_output_tokens"] == limit and each["queueing_delay"] is not None
+            each.forecast
+            for each in what_ifs
+            if each.forecast.max_output_tokens == limit and each.forecast.queueing_delay is not None
         ]
         gauges = {
             "queueing_delay": metrics.what_ifs.queueing_delay,
@@ -139,9 +147,10 @@ class LiveGauges:
         }
         for quantity, gauge in gauges.items():
             gauge.clear()
-            for each in shown[:MAX_POLICIES]:
+            for forecast in shown[:MAX_POLICIES]:
+                quantiles: Quantiles = getattr(forecast, quantity)
                 for stat in ("mean",) if quantity == "time_to_first_token" else STATS:
-                    gauge.labels(each["policy"], stat).set(_number(each[quantity][stat]))
+                    gauge.labels(forecast.policy, stat).set(_number(quantiles.value(stat)))
 
     def checks(self, found: Sequence[SelfCheck]) -> None:
         """1 where the law holds."""
@@ -161,18 +170,16 @@ class LiveGauges:
             ):
                 self._metrics.energy.terms.labels(name).set(term.value)
 
-    def _observe(self, gauge: Any, policy: str, observed: Mapping[str, Any]) -> None:
-        gauge.labels(policy, "mean").set(_number(observed["value"]))
-        for stat, value in _ends(observed).items():
+    def _observe(self, gauge: Gauge, policy: str, observed: ObservedDelay) -> None:
+        quantiles = {stat: each.value for stat, each in observed.quantiles.items() if stat in STATS}
+        means = {"mean": observed.mean.value} | _ends(observed.mean)
+        for stat, value in (means | quantiles).items():
             gauge.labels(policy, stat).set(_number(value))
-        for stat in STATS[1:]:
-            if stat in observed:
-                gauge.labels(policy, stat).set(_number(observed[stat]["value"]))
 
 
-def _ends(interval: Mapping[str, Any]) -> dict[str, Any]:
-    return {"mean_low": interval["low"], "mean_high": interval["high"]}
+def _ends(interval: Estimate) -> dict[str, float | None]:
+    return {"mean_low": interval.low, "mean_high": interval.high}
 
 
 def _number(value: float | bool | None) -> float:
-    return math.nan if value is None else float(value)
+    return float(value) if value is not None and math.isfinite(value) else math.nan

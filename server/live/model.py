@@ -13,12 +13,13 @@ import dataclasses
 import logging
 import math
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kendall.queueing.measurement.record import Record, call_of
 from kendall.server.calibration.host import LiveHost
 from kendall.server.engines.base import Capabilities
 from kendall.server.live.activity import Activity
+from kendall.server.live.answers import AdviceAnswer, Answer, AssessmentSummary, DelayCharts
 from kendall.server.live.failures import Failures
 from kendall.server.live.gauges import LiveGauges
 from kendall.server.live.pilot import Pilot
@@ -35,7 +36,11 @@ from kendall.server.telemetry.energy.meter import EnergyMeter
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from kendall.queueing.choosing.forecast import Advice, LoadBalancerCost, WhatIf
     from kendall.queueing.control.wait_ahead import BatchService, SlotService
+    from kendall.queueing.estimation.assumptions.checks import SelfCheck
+    from kendall.queueing.estimation.interval import Estimate
+    from kendall.queueing.estimation.summaries import EstimatesSummary
 
 log = logging.getLogger("kendall.live")
 STALE = 3  # intervals, after which the last reason says nothing of now
@@ -75,21 +80,20 @@ class LiveModel(Observer):
         self._what_if_due = now + gateway.settings.what_if_interval
         self._what_if_began = now
         # the last assessment of this epoch, as `/admin/prediction` shows it
-        self.prediction: dict[str, Any] | None = None
+        self.prediction: AssessmentSummary | None = None
         self.reason: str | None = None  # why the last assessment has no prediction
         self._looked_at = now  # when that was told
         # service times of this epoch's policy, for wait estimates
         self.ahead: BatchService | SlotService | None = None
-        self.estimates: dict[str, Any] | None = None
-        self.what_if: list[Mapping[str, Any]] | None = None
-        self.what_if_in_force: Mapping[str, Any] | None = None  # the same of the setting in force
+        self.estimates: EstimatesSummary | None = None
+        self.what_if: list[WhatIf] | None = None
+        self.what_if_in_force: WhatIf | None = None  # the same of the setting in force
         self.what_if_at: float | None = None  # the end of the window that they rest on
         self.what_if_left = 0  # of them only the load is known yet
-        # the estimates that they rest on: arrival rate and speed
-        self._what_if_basis: dict[str, Any] | None = None
+        self._what_if_basis: EstimatesSummary | None = None  # the estimates that they rest on
         # the same setting with a queue at each server, where there are several
-        self.load_balancer: dict[str, Any] | None = None
-        self.checks: list[dict[str, Any]] = []
+        self.load_balancer: LoadBalancerCost | None = None
+        self.checks: list[SelfCheck] = []
         gateway.metrics.load.arrival_rate.set_function(self.activity.arrival_rate)
         gateway.metrics.load.utilisation.set_function(self.activity.utilisation)
 
@@ -221,22 +225,13 @@ class LiveModel(Observer):
         time.
         """
         batcher = self._gateway.batcher
-        found = self._self_checks.judge(
+        self.checks = self._self_checks.judge(
             self._gateway.now(),
             batcher.unanswered_sequences(),
             batcher.queue_length,
             batcher.capabilities.servers,
         )
-        self._gauges.checks(found)
-        self.checks = [
-            {
-                "name": each.name,
-                "holds": each.holds,
-                "by_counters": _number(each.measured),
-                "by_records": _number(each.expected),
-            }
-            for each in found
-        ]
+        self._gauges.checks(self.checks)
 
     async def update(self) -> None:
         """Assess the window as it is; what-ifs and the state file when they are due."""
@@ -244,33 +239,33 @@ class LiveModel(Observer):
         if question is None:
             return
         epoch = question.delta.epoch
-        found = await self._predictor.ask("assess_window", question)
+        found: Answer = await self._predictor.ask("assess_window", question)
         if self._gateway.batcher.epoch != epoch:
             return
-        if found["pilot_failure"] is not None:
-            self.pilot_failures.failed(found["pilot_failure"])
+        if found.pilot_failure is not None:
+            self.pilot_failures.failed(found.pilot_failure)
         else:
             self.pilot_failures.succeeded()
-        if found["decision"] is not None:
-            self.pilot.carry_out(found["decision"])
+        if found.decision is not None:
+            self.pilot.carry_out(found.decision)
         if self._gateway.batcher.epoch != epoch:
             return  # the autopilot turned a knob: what was predicted is of the epoch before
         self._take(found)
-        if found["state"] is not None:
-            self.pilot.remember(found["pilot"])
-            await self.saved.keep(found["state"], question.at)
+        if found.state is not None:
+            self.pilot.remember(found.pilot)
+            await self.saved.keep(found.state, question.at)
         due = question.at >= self._what_if_due or self.what_if_left or self.what_if_outdated
-        if found["can_say_what_if"] and due:
+        if found.can_say_what_if and due:
             await self._what_ifs(until=question.at + self._gateway.settings.prediction_interval)
 
-    def _take(self, found: Mapping[str, Any]) -> None:
+    def _take(self, answer: Answer) -> None:
         self._looked_at = self._gateway.now()
-        self.reason, self.ahead = found["reason"], found["ahead"]
-        if found["prediction"] is None:
-            self.estimates = self.estimates or found["estimates"]
+        self.reason, self.ahead = answer.reason, answer.ahead
+        if answer.prediction is None:
+            self.estimates = self.estimates or answer.estimates
             return
-        self.estimates, self.prediction = found["estimates"], found["prediction"]
-        self._gauges.show(found["prediction"])
+        self.estimates, self.prediction = answer.estimates, answer.prediction
+        self._gauges.show(answer.prediction)
 
     @property
     def outdated(self) -> bool:
@@ -291,19 +286,14 @@ class LiveModel(Observer):
         """The present arrival rate over that which the what-ifs rest on."""
         if self.prediction is None or not self._what_if_basis:
             return 1.0
-        before = self._what_if_basis["arrival_rate"]["value"]
-        rate: float = self.prediction["arrival_rate"] * self.rate_factor
-        return rate / before if before else 1.0
+        before = self._what_if_basis.arrival_rate.value
+        rate = self.prediction.arrival_rate * self.rate_factor
+        return rate / before if before > 0 else 1.0
 
-    def marks(self) -> dict[str, Any]:
-        """How old the last assessment is, and whether its numbers are of requests that come."""
-        at = None if self.prediction is None else self.prediction["at"]
-        return {
-            "age": None if at is None else self._gateway.now() - at,
-            "outdated": self.outdated,
-            "stopped": self.stopped,
-            "what_if_outdated": self.what_if_outdated,
-        }
+    @property
+    def age(self) -> float | None:
+        """Of the last assessment, seconds."""
+        return None if self.prediction is None else self._gateway.now() - self.prediction.at
 
     @property
     def rate_seconds(self) -> float | None:
@@ -311,16 +301,16 @@ class LiveModel(Observer):
         if self.prediction is None:
             return None
         if not self.outdated:
-            return float(self.prediction["rate_seconds"])
-        return self.activity.since(self.prediction["at"])[1]
+            return self.prediction.rate_seconds
+        return self.activity.since(self.prediction.at)[1]
 
     @property
     def what_if_outdated(self) -> bool:
         """Whether the what-ifs are of another arrival rate or speed than there is now."""
         if self.prediction is None or self._what_if_basis is None:
             return False
-        estimates, basis = self.prediction["estimates"], self._what_if_basis
-        moved = any(_beyond(basis[name]["value"], estimates[name]) for name in basis)
+        now, basis = self.prediction.estimates, self._what_if_basis
+        moved = _beyond(basis.arrival_rate, now.arrival_rate) or _beyond(basis.speed, now.speed)
         return self.outdated or moved
 
     @property
@@ -328,7 +318,7 @@ class LiveModel(Observer):
         """Whether no requests come any more: the last assessment is of those that came."""
         if self.prediction is None or self._arrived()[0]:
             return False
-        ended = self.prediction["estimates"]["now"]  # the last call, once the silence is long
+        ended = self.prediction.estimates.now  # the last call, once the silence is long
         _, expected, deviation = self._arrived(ended)
         return expected > MOVED * deviation
 
@@ -338,12 +328,11 @@ class LiveModel(Observer):
         """
         if self.prediction is None:
             return 0, 0.0, 1.0
-        calls, seconds = self.activity.since(self.prediction["at"] if at is None else at)
-        estimates = self.prediction["estimates"]
-        expected = self.prediction["arrival_rate"] * seconds
-        chance = max(1.0, estimates["dispersion"]["value"] or 1.0) * max(expected, 1.0)
-        low, high = (estimates["arrival_rate"][end] for end in ("low", "high"))
-        known = 0.0 if low is None or high is None else (high - low) * seconds / TWO_SIDES
+        calls, seconds = self.activity.since(self.prediction.at if at is None else at)
+        estimates, rate = self.prediction.estimates, self.prediction.estimates.arrival_rate
+        expected = self.prediction.arrival_rate * seconds
+        chance = max(1.0, estimates.dispersion.value) * max(expected, 1.0)
+        known = (rate.high - rate.low) * seconds / TWO_SIDES if rate.known else 0.0
         return calls, expected, math.hypot(math.sqrt(chance), known)
 
     async def update_what_if(self) -> None:
@@ -360,11 +349,9 @@ class LiveModel(Observer):
         anew = not self.what_if_left or self.what_if_outdated
         if anew:
             self._what_if_began = gateway.now()
-            self._what_if_basis = self.estimates and {
-                name: self.estimates[name] for name in ("arrival_rate", "speed")
-            }
+            self._what_if_basis = self.estimates
         while anew or (self.what_if_left and gateway.now() < until):
-            found = await self._predictor.ask("ask_what_ifs", anew)
+            found: list[WhatIf] = await self._predictor.ask("ask_what_ifs", anew)
             anew = False
             if gateway.batcher.epoch != epoch:
                 return
@@ -374,13 +361,13 @@ class LiveModel(Observer):
             self._what_if_due = self._what_if_began + max(every, took / WHAT_IF_SHARE)
             await self._beside_what_ifs(epoch)
 
-    def _take_what_ifs(self, found: Sequence[Mapping[str, Any]]) -> None:
+    def _take_what_ifs(self, found: Sequence[WhatIf]) -> None:
         if not found:
             self.what_if_left = 0
             return
         first, *others = found
-        self.what_if_in_force, self.what_if, self.what_if_at = dict(first), others, first["at"]
-        self.what_if_left = sum(bool(each.get("pending")) for each in found)
+        self.what_if_in_force, self.what_if, self.what_if_at = first, others, first.at
+        self.what_if_left = sum(bool(each.forecast.pending) for each in found)
         self._gauges.what_if(others, self._gateway.limits.max_output_tokens)
 
     async def _beside_what_ifs(self, epoch: int) -> None:
@@ -393,29 +380,27 @@ class LiveModel(Observer):
         if batcher.epoch == epoch:
             self._gauges.needed(needed)
 
-    async def drawn(self) -> dict[str, dict[str, Any] | None]:
-        """`distribution` and `pairs` of the last assessment; None where theory has no answer."""
-        found: dict[str, dict[str, Any] | None] = await self._predictor.ask("ask_drawn")
-        return found
+    async def drawn(self) -> DelayCharts | None:
+        """What a page draws of the last assessment."""
+        drawn: DelayCharts | None = await self._predictor.ask("ask_drawn")
+        return drawn
 
-    async def advice(self, parameters: Mapping[str, str]) -> dict[str, Any]:
-        """What would be best, what a load balancer would cost, and the rates that the setting in
-        force can serve; raises SpecError. Without any before there are estimates.
-        """
+    async def advice(self, parameters: Mapping[str, str]) -> AdviceAnswer:
+        """Raises SpecError. Without any before there are estimates."""
         question = await self._asked()
         if question is not None:
             await self._predictor.ask("assess_window", dataclasses.replace(question, decides=False))
-        found = await self._predictor.ask("ask_advice", dict(parameters))
+        found: list[Advice] = await self._predictor.ask("ask_advice", dict(parameters))
         servers = self._gateway.batcher.servers
         balanced = await _balanced(self._predictor, servers, parameters) if found else None
         rate = await self._predictor.ask("ask_rates", dict(parameters)) if found else None
-        return {"advice": found, "load_balancer": balanced, "rate": rate}
+        return AdviceAnswer(advice=found, load_balancer=balanced, rate=rate)
 
-    async def what_ifs_at(self, parameters: Mapping[str, str]) -> list[dict[str, Any]]:
+    async def what_ifs_at(self, parameters: Mapping[str, str]) -> list[WhatIf]:
         """The setting in force and the usual others where another number of requests comes; raises
         SpecError. None before there are estimates.
         """
-        found: list[dict[str, Any]] = await self._predictor.ask("ask_what_ifs_at", dict(parameters))
+        found: list[WhatIf] = await self._predictor.ask("ask_what_ifs_at", dict(parameters))
         return found
 
     async def _asked(self) -> Question | None:
@@ -440,11 +425,11 @@ class LiveModel(Observer):
 
 async def _balanced(
     predictor: PredictorClient, servers: int, parameters: Mapping[str, str]
-) -> dict[str, Any] | None:
+) -> LoadBalancerCost | None:
     """What a load balancer would cost; None with one server."""
     if servers <= 1:
         return None
-    found: dict[str, Any] | None = await predictor.ask("ask_load_balancer", dict(parameters))
+    found: LoadBalancerCost | None = await predictor.ask("ask_load_balancer", dict(parameters))
     return found
 
 
@@ -458,13 +443,8 @@ def _meter(gateway: LiveHost, capabilities: Capabilities) -> EnergyMeter:
     return meter
 
 
-def _beyond(before: float | None, now: Mapping[str, float | None]) -> bool:
+def _beyond(before: Estimate, now: Estimate) -> bool:
     """Whether an estimate has left its interval by more than chance and wander do."""
-    low, high = now["low"], now["high"]
-    if before is None or low is None or high is None:
+    if not now.known or not math.isfinite(before.value):
         return False
-    return not low / TELLING <= before <= high * TELLING
-
-
-def _number(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+    return not now.low / TELLING <= before.value <= now.high * TELLING

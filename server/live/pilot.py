@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from kendall.policies import parse_policy
 from kendall.policies.parameters import parameters_of, size_field
@@ -17,6 +20,7 @@ from kendall.queueing.choosing.autopilot.bounds import AutopilotBounds
 from kendall.queueing.choosing.forecast import Setting
 from kendall.server.admission.limits_in_force import PolicyChange
 from kendall.server.calibration.host import LiveHost
+from kendall.server.live.answers import Decided
 from kendall.server.runtime.errors import ApiError
 from kendall.server.settings import AutopilotMode
 
@@ -25,6 +29,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("kendall.autopilot")
 KEPT = 100  # decisions
+NOTHING = msgspec.Raw(b"null")
 
 
 def autopilot_bounds(
@@ -45,6 +50,34 @@ def autopilot_bounds(
     )
 
 
+class SavedPilot(msgspec.Struct, frozen=True, kw_only=True):
+    """Of the state file: its memory, on the clock that showed `clock`, the setting in force, and
+    the policy that an operator had put in force.
+    """
+
+    autopilot: msgspec.Raw = NOTHING
+    clock: float = 0.0
+    knobs: Setting | None = None
+    followed: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BoundsSummary:
+    """What it may do."""
+
+    policies: tuple[str, ...]
+    max_clipped_fraction: float
+
+
+@dataclass(frozen=True, slots=True)
+class PilotSummary:
+    """As `/admin/state` shows it."""
+
+    mode: AutopilotMode
+    bounds: BoundsSummary
+    decisions: tuple[Decided, ...]
+
+
 class Pilot:
     """The gateway's side of the autopilot."""
 
@@ -55,8 +88,8 @@ class Pilot:
         self._mode: AutopilotMode = settings.autopilot
         self.follow(settings.policy)
         self._shift = 0.0
-        self._decisions: deque[dict[str, Any]] = deque(maxlen=KEPT)
-        self.state: dict[str, Any] | None = None  # what it remembers, as it would be saved
+        self._decisions: deque[Decided] = deque(maxlen=KEPT)
+        self.state: msgspec.Raw | None = None  # what it remembers, as it would be saved
 
     def follow(self, policy: str) -> None:
         """An operator put `policy` in force: without a list of policies, its kind is the one
@@ -78,11 +111,11 @@ class Pilot:
         if self.on:
             await ask("start_pilot", self._mode, self.state, self._shift)
 
-    def remember(self, state: dict[str, Any] | None) -> None:
+    def remember(self, state: msgspec.Raw | None) -> None:
         """What it would be saved as, on the clock of this life."""
         self.state, self._shift = state, 0.0
 
-    async def steer(self, mode: AutopilotMode) -> dict[str, Any]:
+    async def steer(self, mode: AutopilotMode) -> PilotSummary:
         """Another mode, at once where it is to do less; what it remembers stays. A decision
         under way is not carried out. Raises ApiError where there are no assessments to decide by.
         """
@@ -98,54 +131,51 @@ class Pilot:
         await self._predictor.ask("steer_pilot", mode)
         return self.shown()
 
-    def carry_out(self, decision: dict[str, Any]) -> None:
+    def carry_out(self, decision: Decided) -> None:
         """Log it, keep it, and change the setting if it says so."""
-        log.info("%s", decision["says"])
+        log.info("%s", decision.says)
         self._decisions.append(decision)
-        self._gateway.metrics.verdicts.decisions.labels(decision["kind"]).inc()
-        if decision["acts"] and self._mode == "act":
-            self._turn(Setting(**decision["after"]))
+        self._gateway.metrics.verdicts.decisions.labels(decision.kind).inc()
+        if decision.acts and self._mode == "act":
+            self._turn(decision.after)
 
-    def restore(self, saved: Mapping[str, Any]) -> None:
+    def restore(self, saved: SavedPilot) -> None:
         """Its memory, and the setting that it had put in force, from a state file. Raises SpecError
         for a policy that cannot be used here, and takes up nothing then.
         """
-        if self._mode == "off" or saved.get("autopilot") is None:
+        memory = msgspec.json.decode(saved.autopilot)
+        if self._mode == "off" or memory is None:
             return
         acts = self._mode == "act"
-        followed = saved.get("followed", self._followed)
-        own = [followed, saved["knobs"]["policy"]] if acts else []
-        for policy in dict.fromkeys((*own, *_policies_in(saved["autopilot"]))):
+        followed = saved.followed or self._followed
+        knobs = saved.knobs or Setting(policy=followed)
+        own = (followed, knobs.policy) if acts else ()
+        for policy in dict.fromkeys((*own, *_policies_in(memory))):
             parse_policy(policy)
-        self.state = saved["autopilot"]
-        self._shift = self._gateway.now() - float(saved["clock"])
+        self.state = saved.autopilot
+        self._shift = self._gateway.now() - saved.clock
         if acts:
             self.follow(followed)
-            self._turn(Setting(**saved["knobs"]))
+            self._turn(knobs)
 
-    def saved(self) -> dict[str, Any]:
+    def saved(self) -> SavedPilot:
         """For the state file."""
         batcher = self._gateway.batcher
-        setting = {
-            "policy": batcher.policy_text,
-            "max_output_tokens": self._gateway.limits.max_output_tokens,
-            "servers": batcher.capabilities.servers,
-        }
-        return {
-            "autopilot": self.state,
-            "clock": self._gateway.now(),
-            "knobs": setting,
-            "followed": self._followed,
-        }
+        return SavedPilot(
+            autopilot=NOTHING if self.state is None else self.state,
+            clock=self._gateway.now(),
+            knobs=Setting(
+                policy=batcher.policy_text,
+                max_output_tokens=self._gateway.limits.max_output_tokens,
+                servers=batcher.capabilities.servers,
+            ),
+            followed=self._followed,
+        )
 
-    def shown(self) -> dict[str, Any]:
+    def shown(self) -> PilotSummary:
         """For `/admin/state`."""
-        bounds = self.bounds
-        inside = {
-            "policies": list(bounds.policies),
-            "max_clipped_fraction": bounds.max_clipped_fraction,
-        }
-        return {"mode": self._mode, "bounds": inside, "decisions": list(self._decisions)}
+        bounds = BoundsSummary(self.bounds.policies, self.bounds.max_clipped_fraction)
+        return PilotSummary(self._mode, bounds, tuple(self._decisions))
 
     def _turn(self, setting: Setting) -> None:
         self._gateway.limits.change(
@@ -154,13 +184,11 @@ class Pilot:
         )
 
 
-def _policies_in(remembered: Any) -> Iterator[str]:
+def _policies_in(memory: object) -> Iterator[str]:
     """Those of the settings in its memory: tried, held back, or on trial."""
-    if isinstance(remembered, Mapping):
-        policy = remembered.get("policy")
-        if isinstance(policy, str):
+    if isinstance(memory, dict):
+        if isinstance(policy := memory.get("policy"), str):
             yield policy
-        remembered = list(remembered.values())
-    if isinstance(remembered, list):
-        for value in remembered:
-            yield from _policies_in(value)
+        memory = list(memory.values())
+    for value in memory if isinstance(memory, list) else ():
+        yield from _policies_in(value)

@@ -1,5 +1,4 @@
-"""What runs in the predicting process: assessments, what-ifs, advice. Plain values in, plain
-values out.
+"""What runs in the predicting process: assessments, what-ifs, advice.
 
 The process keeps the last assessment, so that what-ifs and advice need not be sent what it already
 has, and the next one can build on its long run, which costs most.
@@ -13,7 +12,8 @@ import time
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+
+import msgspec
 
 from kendall.policies import SpecError, parse_policy
 from kendall.policies.text import counted
@@ -25,10 +25,18 @@ from kendall.queueing.choosing.advice.what_if import WhatIfs
 from kendall.queueing.choosing.autopilot.assessed_window import assessed_window
 from kendall.queueing.choosing.autopilot.controller import Autopilot, Mode
 from kendall.queueing.choosing.autopilot.decision import Decision
+from kendall.queueing.choosing.autopilot.state import State
 from kendall.queueing.choosing.candidates import canonical
-from kendall.queueing.choosing.forecast import Advice, Forecast, Setting
+from kendall.queueing.choosing.forecast import (
+    Advice,
+    Forecast,
+    Gains,
+    LoadBalancerCost,
+    RateBounds,
+    WhatIf,
+)
 from kendall.queueing.choosing.gain.operating_point import OperatingPoint
-from kendall.queueing.choosing.gain.same_requests import GAINS, SameRequests
+from kendall.queueing.choosing.gain.same_requests import SameRequests
 from kendall.queueing.choosing.quantity import compared_by
 from kendall.queueing.control.assess import Assessment, assess
 from kendall.queueing.control.service_ahead import service_ahead
@@ -36,9 +44,14 @@ from kendall.queueing.control.wait_ahead import BatchService, SlotService
 from kendall.queueing.distributions.token_distribution import Vector
 from kendall.queueing.errors import PredictionError
 from kendall.queueing.estimation.arrivals import while_requests_came
-from kendall.queueing.estimation.assumptions.verdict import ENGINE, Compared, observed_mean
+from kendall.queueing.estimation.assumptions.verdict import (
+    ENGINE,
+    Compared,
+    observed_mean,
+    observed_quantiles,
+)
 from kendall.queueing.estimation.checked import cut_at
-from kendall.queueing.estimation.estimates import Estimates
+from kendall.queueing.estimation.estimates import Estimates, SavedEstimates
 from kendall.queueing.estimation.interval import UNKNOWN, Estimate
 from kendall.queueing.estimation.outlook import (
     Outlook,
@@ -48,31 +61,34 @@ from kendall.queueing.estimation.outlook import (
     outlook,
 )
 from kendall.queueing.estimation.speed.speed_history import SpeedHistory
+from kendall.queueing.estimation.summaries import (
+    ComparisonSummary,
+    EstimatesSummary,
+    ObservedDelay,
+)
 from kendall.queueing.estimation.window.replica import WindowReplica
 from kendall.queueing.estimation.window.snapshot import Snapshot
 from kendall.queueing.estimation.window_queue import QueueLimits
 from kendall.queueing.latency.identifiability import beyond
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.measurement.check import Check
-from kendall.queueing.result import Quantity
+from kendall.queueing.result import Prediction, Quantity
+from kendall.server.live.answers import (
+    Answer,
+    AssessmentSummary,
+    DatedCheck,
+    DelayCharts,
+    LongRunSummary,
+    NextMinutes,
+    Stretch,
+    Unpredicted,
+)
 from kendall.server.live.question import ENOUGH, Question
 
-Answer = dict[str, Any]
 WHAT_IF_SECONDS = 45.0  # of a processor, for all what-ifs: what is left then is left out
 WHAT_IF_SLICE = 0.5  # of a processor, after which what there is of them is answered
 AHEAD_KEPT, AHEAD_SOON, AHEAD_MOVED = 60.0, 15.0, 0.1  # seconds; of the load, relative
 ADVICE_SECONDS = 45.0  # of a processor, after which no search for another target begins
-_FORECAST = (  # of a prediction
-    "method",
-    "stable",
-    "load",
-    "utilisation",
-    "queueing_delay",
-    "sojourn_time",
-    "time_to_first_token",
-    "inter_token_latency",
-    "service_time",
-)
 
 
 @dataclass(slots=True)
@@ -105,28 +121,28 @@ class _Memory:
     )  # of the engine under this law, whatever the epoch
     recent: RecentArrivals = field(default_factory=RecentArrivals)  # whatever the epoch
     ahead: Outlook | None = None  # of the epoch
-    next: Answer | None = None  # what it says of the setting in force
+    next: NextMinutes | None = None  # what it says of the setting in force
     ahead_load: float = 1.0  # of the long run when it was said
 
 
 _memory = _Memory()
 
 
-def restore(state: Mapping[str, Any]) -> Answer:
+def restore(state: msgspec.Raw) -> EstimatesSummary:
     """Estimates of an earlier life of the gateway: what-ifs and advice rest on them until the
     window has its own.
     """
-    _memory.estimates = Estimates.from_dict(state)
-    return _memory.estimates.summary() | {"restored": True}
+    _memory.estimates = Estimates.from_json(msgspec.json.decode(state))
+    return dataclasses.replace(_memory.estimates.summary(), restored=True)
 
 
-def start_pilot(mode: Mode, state: Mapping[str, Any] | None, shift: float) -> None:
+def start_pilot(mode: Mode, state: msgspec.Raw | None, shift: float) -> None:
     """Decide with every assessment from here on; `state` of an earlier life, on a clock that showed
     `shift` seconds less.
     """
     _memory.pilot = Autopilot(mode=mode)
     if state is not None:
-        _memory.pilot.restore(state, shift)
+        _memory.pilot.restore(State.from_json(msgspec.json.decode(state)), shift)
 
 
 def steer_pilot(mode: Mode) -> None:
@@ -149,21 +165,14 @@ def assess_window(question: Question) -> Answer:
         ended = len(seen.mine.rows)
         reason = str(error) if ended >= ENOUGH else _too_few(question, ended)
     decision, failure = _decided(question, seen, found) if question.decides else (None, None)
-    nothing: Answer = {
-        "estimates": None,
-        "prediction": None,
-        "ahead": None,
-        "state": None,
-        "reason": reason,
-    }
-    answer = nothing if found is None else _answer(question, seen, found)
-    steering = None if decision is None else decision.to_dict() | {"acts": decision.acts}
-    return answer | {
-        "pilot_failure": failure,
-        "can_say_what_if": _memory.estimates is not None,
-        "decision": steering,
-        "pilot": _memory.pilot.to_dict() if question.saving else None,
-    }
+    answer = Answer(reason=reason) if found is None else _answer(question, seen, found)
+    return dataclasses.replace(
+        answer,
+        pilot_failure=failure,
+        can_say_what_if=_memory.estimates is not None,
+        decision=decision,
+        pilot=_saved(_memory.pilot.state) if question.saving else None,
+    )
 
 
 def _decided(
@@ -210,10 +219,10 @@ def _assessed(question: Question, seen: Snapshot) -> Assessment:
     return found
 
 
-def _next(question: Question, seen: Snapshot, found: Assessment, *, joins: bool) -> Answer | None:
-    """The mean of the next minutes, and between what nine in ten of their like have it; what was
-    said of them stands for a while.
-    """
+def _next(
+    question: Question, seen: Snapshot, found: Assessment, *, joins: bool
+) -> NextMinutes | None:
+    """What was said of them stands for a while."""
     last = _memory.ahead
     if found.model is None:
         return _memory.next
@@ -231,14 +240,14 @@ def _next(question: Question, seen: Snapshot, found: Assessment, *, joins: bool)
     if ahead is None or means is None:
         return None
     told = band(means[1 if joins else 0])
-    _memory.next = {
-        "seconds": ahead.seconds,
-        "mean": told.value,
-        "low": told.low,
-        "high": told.high,
-        "history": ahead.history,
-        "at": ahead.at,
-    }
+    _memory.next = NextMinutes(
+        seconds=ahead.seconds,
+        mean=told.value,
+        low=told.low,
+        high=told.high,
+        history=ahead.history,
+        at=ahead.at,
+    )
     return _memory.next
 
 
@@ -253,13 +262,19 @@ def _answer(question: Question, seen: Snapshot, found: Assessment) -> Answer:
     enough = found.estimates.count >= ENOUGH
     if enough:
         _memory.estimates, _memory.estimated_at = found.estimates, seen.now
-    return {
-        "estimates": found.estimates.summary(),
-        "prediction": described(question, seen, found) if enough else None,
-        "ahead": _ahead(found) if enough else None,
-        "state": found.estimates.to_dict() if enough and question.saving else None,
-        "reason": None if enough else _too_few(question, found.estimates.count),
-    }
+    if not enough:
+        reason = _too_few(question, found.estimates.count)
+        return Answer(estimates=found.estimates.summary(), reason=reason)
+    return Answer(
+        estimates=found.estimates.summary(),
+        prediction=described(question, seen, found),
+        ahead=_ahead(found),
+        state=_saved(found.estimates.saved()) if question.saving else None,
+    )
+
+
+def _saved(value: SavedEstimates | State) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(value))
 
 
 def _too_few(question: Question, ended: int) -> str:
@@ -282,76 +297,80 @@ def _ahead(found: Assessment) -> BatchService | SlotService | None:
         return None
 
 
-def described(question: Question, seen: Snapshot, found: Assessment) -> Answer:
-    """As `/admin/prediction` shows it. An unstable queue has null delays."""
+def described(question: Question, seen: Snapshot, found: Assessment) -> AssessmentSummary:
+    """An unstable queue has no delays."""
     law, compared = found.estimates.law(question.shape), _compared(found)
     joins = parse_policy(seen.policy).joins_running
-    predicted, comparison = _predicted(seen, found), compared.to_dict()
-    for each in compared.assumptions:
-        comparison["assumptions"][each.name]["applies"] = each.applies
-    interval = compared.predicted.of_duration().to_dict()
-    return {
-        **predicted,
-        "check": comparison["check"] and comparison["check"] | {"at": seen.now},
-        "forecast": {name: predicted[name] for name in _FORECAST if name in predicted}
-        | {"interval": interval, "conditions": _conditions(comparison)}
-        | _rests_on(question, found)
-        | {"next": _next(question, seen, found, joins=joins)},
-        "epoch": seen.epoch,
-        "at": seen.now,
-        "window": {"start": seen.start, "end": seen.now, "seconds": seen.now - seen.start},
-        **_observed(while_requests_came(seen), found, joins=joins),
-        "arrival_rate": found.estimates.arrival_rate.value,
-        "rate_seconds": seen.now - _rate_since(found.estimates),
-        "speed": law.speed,
-        "server_speeds": dict(found.server_speeds),
-        "cv": law.cv,
-        "law": law.to_dict(),
-        "compared": "sojourn_time" if joins else "queueing_delay",
-        "interval": interval,
-        "gateway_turnaround": found.estimates.gateway_turnaround,
-        "load_interval": found.load.to_dict(),
-        "doubts": list(_doubts(question, seen)),
-        "estimates": found.estimates.summary(),
-        "comparison": comparison,
-    }
+    comparison, predicted = compared.summary(), _predicted(seen, found)
+    observed = while_requests_came(seen)
+    delays = observed.judged()
+    mean = observed_mean(observed) if delays.size else None
+    quantiles = observed_quantiles(delays) if joins else found.compared.observed_quantiles
+    return AssessmentSummary(
+        predicted=predicted,
+        check=None if compared.check is None else DatedCheck(compared.check, seen.now),
+        forecast=_forecast(question, seen, found, predicted, comparison),
+        epoch=seen.epoch,
+        at=seen.now,
+        window=Stretch(seen.start, seen.now, seen.now - seen.start),
+        n=int(delays.size),
+        observed_mean=None if mean is None else mean.value,
+        observed_queueing_delay=None
+        if mean is None
+        else ObservedDelay(mean=mean.of_duration(), quantiles=quantiles),
+        arrival_rate=found.estimates.arrival_rate.value,
+        rate_seconds=seen.now - _rate_since(found.estimates),
+        speed=law.speed,
+        server_speeds=found.server_speeds,
+        cv=law.cv,
+        law=law,
+        compared="sojourn_time" if joins else "queueing_delay",
+        interval=comparison.predicted,
+        gateway_turnaround=found.estimates.gateway_turnaround,
+        load_interval=found.load,
+        doubts=_doubts(question, seen),
+        estimates=found.estimates.summary(),
+        comparison=comparison,
+    )
 
 
-def _rests_on(question: Question, found: Assessment) -> Answer:
-    """What the long run is computed from, and of which instant."""
-    known = found.estimates if found.long_run is None else found.long_run.estimates
-    law = known.law(question.shape).to_dict()
-    told = {"at": known.now, "arrival_rate": known.arrival_rate.value, "law": law}
-    run = found.long_run
-    steady = run is not None and run.prediction is not None and not _grows(found)
-    intervals = run.intervals if run is not None and steady else {}
-    for name in ("queueing_delay", "sojourn_time"):
-        each = intervals.get(name)
-        told[f"{name}_interval"] = None if each is None else each.of_duration().to_dict()
-    return told
-
-
-def _conditions(comparison: Answer) -> Answer:
-    """What the forecast takes for granted of those who send, and of the queue: the check takes
-    nothing of it.
+def _forecast(
+    question: Question,
+    seen: Snapshot,
+    found: Assessment,
+    predicted: Prediction | Unpredicted,
+    comparison: ComparisonSummary,
+) -> LongRunSummary:
+    """Its conditions are what it takes for granted of those who send, and of the queue: the check
+    takes nothing of it.
     """
-    every = comparison["assumptions"]
-    return {name: every[name] for name in every if name not in ENGINE}
+    run, known = found.long_run, found.estimates
+    intervals: Mapping[Quantity, Estimate] = {}
+    if run is not None:
+        known = run.estimates
+        intervals = {} if run.prediction is None or _grows(found) else run.intervals
+    delay, sojourn = (intervals.get(name) for name in ("queueing_delay", "sojourn_time"))
+    every = comparison.assumptions
+    return LongRunSummary(
+        predicted=predicted,
+        interval=comparison.predicted,
+        conditions={name: every[name] for name in every if name not in ENGINE},
+        at=known.now,
+        arrival_rate=known.arrival_rate.value,
+        law=known.law(question.shape),
+        queueing_delay_interval=delay and delay.of_duration(),
+        sojourn_time_interval=sojourn and sojourn.of_duration(),
+        next=_next(question, seen, found, joins=parse_policy(seen.policy).joins_running),
+    )
 
 
-def _predicted(seen: Snapshot, found: Assessment) -> Answer:
+def _predicted(seen: Snapshot, found: Assessment) -> Prediction | Unpredicted:
     """The prediction, or what is known of it where the queue has none."""
     told = None if found.long_run is None or _grows(found) else found.long_run.answered
     if told is not None:
-        return told.as_dict() | {"policy": seen.policy}  # as asked, however it is served
-    return {
-        "policy": seen.policy,
-        "method": None,
-        "stable": False if _grows(found) else None,
-        "load": found.load.value,
-        "queueing_delay": {},
-        "sojourn_time": {},
-    }
+        return dataclasses.replace(told, policy=seen.policy)  # as asked, however it is served
+    stable = False if _grows(found) else None
+    return Unpredicted(policy=seen.policy, stable=stable, load=found.load.value)
 
 
 def _rate_since(estimates: Estimates) -> float:
@@ -376,30 +395,11 @@ def _compared(found: Assessment) -> Compared:
     return dataclasses.replace(found.compared, predicted=UNKNOWN, error=math.nan)
 
 
-def _observed(seen: Snapshot, found: Assessment, *, joins: bool) -> Answer:
-    delays = seen.judged()
-    observed = observed_mean(seen) if delays.size else None
-    return {
-        "n": int(delays.size),
-        "observed_mean": None if observed is None else observed.value,
-        "observed_queueing_delay": None
-        if observed is None
-        else observed.of_duration().to_dict() | _quantiles(found, delays, joins=joins),
-    }
-
-
-def ask_what_ifs(anew: bool = True) -> list[Answer]:
+def ask_what_ifs(anew: bool = True) -> list[WhatIf]:
     """What is known of the setting in force, then of every other policy, some limits and caps,
     after WHAT_IF_SLICE seconds of a processor; none before there are estimates. Those of which only
     the load is known are `pending`: the next question has more. `anew`: at the estimates of the
     last assessment.
-
-    `compared`: the duration by which a setting is compared with the one in force, of which
-    `same_requests` is the mean that the model has for the window's own requests and `gain` the
-    share that it takes off there (95 %: `gain_low` to `gain_high`), and `next_gain_low` to
-    `next_gain_high` where nine in ten gains of the next minutes lie; null where these requests
-    cannot be driven through it. `at`: the end of the window that they rest on, null where
-    that is of an earlier life of the gateway.
     """
     question, estimates = _memory.question, _memory.estimates
     if question is None or estimates is None:
@@ -425,7 +425,7 @@ def _same_requests(question: Question, point: OperatingPoint) -> SameRequests | 
     return SameRequests(seen, point, canonical(question.setting), _memory.ahead)
 
 
-def ask_what_ifs_at(parameters: Mapping[str, str]) -> list[Answer]:
+def ask_what_ifs_at(parameters: Mapping[str, str]) -> list[WhatIf]:
     """The same, all at once and with the steady states alone, where so many times as many requests
     come (`rate_factor`). Raises SpecError; none before there are estimates.
     """
@@ -440,44 +440,48 @@ def ask_what_ifs_at(parameters: Mapping[str, str]) -> list[Answer]:
     return _rows(found, _memory.estimated_at, None)
 
 
-def _rows(found: Sequence[Forecast], at: float | None, same: SameRequests | None) -> list[Answer]:
+def _rows(found: Sequence[Forecast], at: float | None, same: SameRequests | None) -> list[WhatIf]:
     """The setting in force first."""
     policies = [parse_policy(each.setting.policy) for each in found]
     compared = [compared_by((policies[0], own)) for own in policies]
     return [
-        each.to_dict() | _gain(same, each.setting, quantity) | {"compared": quantity, "at": at}
+        WhatIf(
+            forecast=each.summary(),
+            gains=Gains() if same is None else same.gains(each.setting, quantity),
+            compared=quantity,
+            at=at,
+        )
         for each, quantity in zip(found, compared, strict=True)
     ]
 
 
-def _gain(same: SameRequests | None, setting: Setting, quantity: Quantity) -> Answer:
-    """Over the setting in force, on the same requests."""
-    if same is None:
-        return dict.fromkeys(GAINS)
-    return same.to_dict(setting, quantity)
-
-
-def ask_drawn() -> dict[str, Answer | None]:
-    """What a page draws of the last assessment: its requests by the second as `pairs`, and as
-    `distribution` a histogram of their delays beside that of the model of the same requests, with
-    its quantiles (`modelled`). Where the requests cannot be driven through the model there are no
-    pairs, and the histogram is beside the forecast; None where there is no forecast either.
+def ask_drawn() -> DelayCharts | None:
+    """Of the last assessment: its requests by the second, and a histogram of their delays beside
+    that of the model of the same requests. Where the requests cannot be driven through the model
+    there are no pairs, and the histogram is beside the forecast; none where there is no forecast
+    either.
     """
     from kendall.queueing.estimation.histogram import beside, quantiles  # noqa: PLC0415 - where a page is looked at
 
     seen, found = _memory.last_seen, _memory.last
     if seen is None or found is None:
-        return {"distribution": None, "pairs": None}
+        return None
     sojourn = parse_policy(seen.policy).joins_running
-    compared = "sojourn_time" if sojourn else "queueing_delay"
-    about = {"compared": compared, "epoch": seen.epoch, "assessed_at": seen.now}
+    drawn = DelayCharts(
+        compared="sojourn_time" if sojourn else "queueing_delay",
+        epoch=seen.epoch,
+        assessed_at=seen.now,
+    )
     if (pairs := found.pairs) is not None:
-        plain = beside(pairs.observed, pairs.draws.ravel())
-        distribution = plain and plain | about | {"modelled": quantiles(pairs.draws)}
-        return {"distribution": distribution, "pairs": pairs.by_second(seen.now) | about}
+        return dataclasses.replace(
+            drawn,
+            histogram=beside(pairs.observed, pairs.draws.ravel()),
+            modelled=quantiles(pairs.draws),
+            pairs=pairs.by_second(seen.now),
+        )
     forecast = _forecast_delays(found, sojourn=sojourn)
-    plain = None if forecast is None else beside(seen.judged(sojourn=sojourn), forecast)
-    return {"distribution": plain and plain | about | {"modelled": None}, "pairs": None}
+    histogram = None if forecast is None else beside(seen.judged(sojourn=sojourn), forecast)
+    return dataclasses.replace(drawn, histogram=histogram)
 
 
 def _forecast_delays(found: Assessment, *, sojourn: bool) -> Vector | None:
@@ -493,7 +497,7 @@ def _forecast_delays(found: Assessment, *, sojourn: bool) -> Vector | None:
     return drawn(model, operating_point.rate, sojourn=sojourn)
 
 
-def ask_advice(parameters: Mapping[str, str]) -> list[Answer]:
+def ask_advice(parameters: Mapping[str, str]) -> list[Advice]:
     """What would be best for an objective. Raises SpecError; empty before there are estimates."""
     objective = parse_objective(parameters)
     if (target := parameters.get("target")) not in (
@@ -518,26 +522,25 @@ def ask_advice(parameters: Mapping[str, str]) -> list[Answer]:
     )
     at_this_rate = rate_factor_of(parameters) == 1
     same = _same_requests(question, operating_point) if at_this_rate else None
-    at = {"at": _instant_of(operating_point)}
-    return [each.to_dict() | _next_gain(same, each) | at for each in found]
+    at, after = _instant_of(operating_point), [_next_gain(same, each) for each in found]
+    return [
+        dataclasses.replace(each, next_gain_low=gain.low, next_gain_high=gain.high, at=at)
+        for each, gain in zip(found, after, strict=True)
+    ]
 
 
-def _next_gain(same: SameRequests | None, advice: Advice) -> Answer:
-    """Of what is advised over the setting in force, where nine in ten of the next minutes' gains
-    lie.
-    """
-    told = UNKNOWN
+def _next_gain(same: SameRequests | None, advice: Advice) -> Estimate:
+    """Of what is advised over the setting in force."""
     if (
-        same is not None
-        and advice.best is not None
-        and advice.compared in ("queueing_delay", "sojourn_time")
+        same is None
+        or advice.best is None
+        or advice.compared not in ("queueing_delay", "sojourn_time")
     ):
-        told = same.next_gain(advice.best.setting, advice.compared)
-    ends = told.to_dict()
-    return {"next_gain_low": ends["low"], "next_gain_high": ends["high"]}
+        return UNKNOWN
+    return same.next_gain(advice.best.setting, advice.compared)
 
 
-def ask_load_balancer(parameters: Mapping[str, str]) -> Answer | None:
+def ask_load_balancer(parameters: Mapping[str, str]) -> LoadBalancerCost | None:
     """The setting in force with a queue at each server, beside the one queue. None with one server,
     and before there are estimates.
     """
@@ -550,7 +553,7 @@ def ask_load_balancer(parameters: Mapping[str, str]) -> Answer | None:
     )
 
 
-def ask_rates(parameters: Mapping[str, str]) -> Answer | None:
+def ask_rates(parameters: Mapping[str, str]) -> RateBounds | None:
     """The observed rate, the one that is asked about, and the largest that the setting in force
     can serve. Raises SpecError; None before there are estimates.
     """
@@ -564,8 +567,8 @@ def ask_rates(parameters: Mapping[str, str]) -> Answer | None:
     limited = () if last is None else last.assumptions
     admitted = next((each for each in limited if each.name == "all_admitted"), None)
     says = "" if admitted is None or admitted.holds is not False else admitted.says
-    found |= {"factor": factor, "refused": says.partition(":")[0] or None}
-    return found | {"says": rate_sentences(found)}
+    found = dataclasses.replace(found, factor=factor, refused=says.partition(":")[0] or None)
+    return dataclasses.replace(found, says=rate_sentences(found))
 
 
 def ask_servers(slo: str) -> int | None:
@@ -645,13 +648,3 @@ def _doubts(question: Question, seen: Snapshot) -> tuple[str, ...]:
     return beyond(
         seen.mine.column("batch_size"), seen.mine.column("output_tokens"), *question.reach
     )
-
-
-def _quantiles(found: Assessment, delays: Any, *, joins: bool) -> Answer:
-    """Of the queueing delay; the comparison has them, unless it compares sojourns."""
-    from kendall.queueing.estimation.assumptions.verdict import observed_quantiles  # noqa: PLC0415
-
-    given: Mapping[str, Estimate] = (
-        observed_quantiles(delays) if joins else found.compared.observed_quantiles
-    )
-    return {name: each.to_dict() for name, each in given.items()}

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Protocol
 
+from kendall.server.engines.capabilities import ServersSummary, ServerSummary
 from kendall.server.engines.proxied import ProxyingEngine
+from kendall.server.live.answers import AssessmentSummary
 from kendall.server.live.model import LiveModel
 from kendall.server.queue.batcher import Batcher
 from kendall.server.supervision.lifecycle import Lifecycle
@@ -26,7 +29,7 @@ class ServersHost(Protocol):
     def live_model(self) -> LiveModel: ...
 
 
-def servers_of(gateway: ServersHost) -> dict[str, Any]:
+def servers_of(gateway: ServersHost) -> ServersSummary:
     """What each server does, and how many there are."""
     batcher = gateway.batcher
     if gateway.servers is not None:
@@ -37,38 +40,38 @@ def servers_of(gateway: ServersHost) -> dict[str, Any]:
     else:
         in_use, serves = batcher.servers_in_use, gateway.lifecycle.ready
         known = [
-            {"id": server_id, "state": "serving" if serves and server_id in in_use else "lost"}
-            for server_id in range(len(running))
+            ServerSummary(id=number, state="serving" if serves and number in in_use else "lost")
+            for number in range(len(running))
         ]
-    return {
-        "replicas": sum(server["state"] != "draining" for server in known),
-        "last_failure": None,
-        "servers": [
-            server | {"in_service": running[server["id"]] if server["id"] < len(running) else 0}
-            for server in known
+    return ServersSummary(
+        replicas=sum(server.state != "draining" for server in known),
+        last_failure=None,
+        servers=[
+            replace(each, in_service=running[each.id] if each.id < len(running) else 0)
+            for each in known
         ],
-    }
+    )
 
 
-def servers_seen(gateway: ServersHost) -> dict[str, Any]:
-    """The same with the share of the last minute in which each was busy, and its speed in the
-    window: a factor on the law's times, null where it has served too little.
-    """
-    live, found = gateway.live_model(), servers_of(gateway)
-    speeds = _speeds(live.prediction, found["servers"])
-    for server in found["servers"]:
-        server["utilisation"] = live.activity.utilisation_of(server["id"])
-        server["speed"] = speeds.get(server["id"])
-    return found
+def servers_seen(gateway: ServersHost) -> ServersSummary:
+    """The same with how busy and how fast each was."""
+    live, known = gateway.live_model(), servers_of(gateway)
+    speeds = _speeds(live.prediction, known.servers)
+    servers = [
+        replace(
+            each,
+            utilisation=live.activity.utilisation_of(each.id),
+            speed=speeds.get(each.id),
+        )
+        for each in known.servers
+    ]
+    return replace(known, servers=servers)
 
 
 def _speeds(
-    prediction: Mapping[str, Any] | None, servers: Sequence[Mapping[str, Any]]
+    prediction: AssessmentSummary | None, servers: Sequence[ServerSummary]
 ) -> Mapping[int, float]:
     """That of all is that of the only one."""
     if prediction is None:
         return {}
-    if len(servers) == 1:
-        return {servers[0]["id"]: prediction["speed"]}
-    speeds: Mapping[int, float] = prediction["server_speeds"]
-    return speeds
+    return {servers[0].id: prediction.speed} if len(servers) == 1 else prediction.server_speeds

@@ -10,18 +10,17 @@ import logging
 import math
 import os
 import threading
-from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from kendall.policies import SpecError
+from kendall.queueing.json_form import fields_of
 from kendall.queueing.measurement.paths import put_aside
 from kendall.server.calibration.host import LiveHost
-from kendall.server.engines.base import describe_engine
-from kendall.server.live.pilot import Pilot
+from kendall.server.live.pilot import NOTHING, Pilot, SavedPilot
 from kendall.server.runtime.pools import in_a_thread
 
 log = logging.getLogger("kendall.live")
@@ -29,7 +28,6 @@ SCHEMA_VERSION = 1
 SAVED = 60.0  # seconds between two states on disk
 LONGEST_SAVE = 10.0  # seconds that one may take
 LAST_SAVE = 2.0  # seconds that a shutdown waits for it
-SAME = ("engine", "model", "max_num_seqs", "servers")  # of the engine's description
 
 
 def check_state_file(path: Path) -> None:
@@ -47,19 +45,41 @@ def check_state_file(path: Path) -> None:
         )
 
 
-def load_state(path: Path, engine: Mapping[str, Any]) -> dict[str, Any] | None:
+@dataclass(frozen=True, slots=True)
+class EngineKey:
+    """Of an engine: what the state is good for."""
+
+    engine: str | None = None
+    model: str | None = None
+    max_num_seqs: int | None = None
+    servers: int | None = None
+
+
+class SavedState(SavedPilot, frozen=True, kw_only=True):
+    """The file; its raw parts are read by those who wrote them."""
+
+    schema_version: int | str = "unknown"
+    saved_at: str | None = None
+    engine: EngineKey | None = None
+    law: str | None = None
+    profile: msgspec.Raw = NOTHING
+    estimates: msgspec.Raw = NOTHING
+
+
+def load_state(path: Path, engine: EngineKey) -> SavedState | None:
     """What was saved for this engine; None where there is nothing that can be used: a file is
     renamed then, and a log line says why.
     """
     try:
-        state: dict[str, Any] = msgspec.json.decode(path.read_bytes() or b"{}", type=dict)
-        why_not = _why_not(state, engine) if state else None
+        content = path.read_bytes()
+        state = msgspec.json.decode(content, type=SavedState) if content else None
+        why_not = state and _why_not(state, engine)
     except FileNotFoundError:
         return None
     except (OSError, msgspec.DecodeError) as error:
-        state, why_not = {}, str(error)
+        state, why_not = None, str(error)
     if why_not is None:
-        return state or None
+        return state
     try:
         log.warning(
             "cannot use --state-file %s (%s): starting without it; renamed to %s",
@@ -77,15 +97,15 @@ def load_state(path: Path, engine: Mapping[str, Any]) -> dict[str, Any] | None:
     return None
 
 
-def _why_not(state: Mapping[str, Any], engine: Mapping[str, Any]) -> str | None:
-    if (schema := state.get("schema_version", "unknown")) != SCHEMA_VERSION:
-        return f"got schema {schema}, expected {SCHEMA_VERSION}"
-    saved = state.get("engine") or {}
-    other = [name for name in SAME if saved.get(name) != engine.get(name)]
+def _why_not(state: SavedState, engine: EngineKey) -> str | None:
+    if state.schema_version != SCHEMA_VERSION:
+        return f"got schema {state.schema_version}, expected {SCHEMA_VERSION}"
+    saved = fields_of(state.engine or EngineKey())
+    other = [name for name, value in fields_of(engine).items() if saved[name] != value]
     if not other:
         return None
     return "of another engine: " + ", ".join(
-        f"{name} {'unknown' if saved.get(name) is None else saved[name]}" for name in other
+        f"{name} {'unknown' if saved[name] is None else saved[name]}" for name in other
     )
 
 
@@ -94,16 +114,11 @@ def before_its_place(path: Path) -> Path:
     return path.with_name(path.name + ".new")
 
 
-def save_state(path: Path, state: Mapping[str, Any]) -> None:
+def save_state(path: Path, state: SavedState) -> None:
     """Whole or not at all."""
-    stamped = {
-        "schema_version": SCHEMA_VERSION,
-        "saved_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        **state,
-    }
     new = before_its_place(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    new.write_bytes(msgspec.json.encode(stamped))
+    new.write_bytes(msgspec.json.encode(state))
     os.replace(new, path)
 
 
@@ -113,7 +128,7 @@ class StateKeeper:
     def __init__(self, gateway: LiveHost, pilot: Pilot) -> None:
         self._gateway, self._pilot = gateway, pilot
         self._due = gateway.now()
-        self.estimates: dict[str, Any] | None = None  # as they would be saved
+        self.estimates: msgspec.Raw | None = None  # as they would be saved
 
     @property
     def wanted(self) -> bool:
@@ -135,8 +150,8 @@ class StateKeeper:
         state = None if path is None else load_state(path, self._engine())
         if state is None:
             return
-        self._gateway.latency.restore(state.get("profile"), state.get("law"))
-        self.estimates = state.get("estimates")
+        self._gateway.latency.restore(msgspec.json.decode(state.profile), state.law)
+        self.estimates = None if bytes(state.estimates) == b"null" else state.estimates
         try:
             self._pilot.restore(state)
         except SpecError as error:
@@ -148,9 +163,9 @@ class StateKeeper:
                 error,
                 self._gateway.settings.policy,
             )
-        log.info("loaded the live model saved at %s from %s", state.get("saved_at"), path)
+        log.info("loaded the live model saved at %s from %s", state.saved_at, path)
 
-    async def keep(self, estimates: dict[str, Any], at: float) -> None:
+    async def keep(self, estimates: msgspec.Raw, at: float) -> None:
         """Save these, in a thread."""
         self.estimates, self._due = estimates, at + SAVED
         try:
@@ -168,13 +183,21 @@ class StateKeeper:
         if path is None or latency.law is None:
             return
         try:
-            state = {
-                "engine": self._engine(),
-                "law": str(latency.law),
-                "profile": None if latency.profile is None else latency.profile.to_dict(),
-                "estimates": self.estimates,
-            }
-            save_state(path, state | self._pilot.saved())
+            profile = None if latency.profile is None else latency.profile.to_dict()
+            pilot = self._pilot.saved()
+            state = SavedState(
+                schema_version=SCHEMA_VERSION,
+                saved_at=datetime.now(UTC).isoformat(timespec="seconds"),
+                engine=self._engine(),
+                law=str(latency.law),
+                profile=msgspec.Raw(msgspec.json.encode(profile)),
+                estimates=NOTHING if self.estimates is None else self.estimates,
+                autopilot=pilot.autopilot,
+                clock=pilot.clock,
+                knobs=pilot.knobs,
+                followed=pilot.followed,
+            )
+            save_state(path, state)
         except OSError as error:
             log.warning("cannot write the state file %s: %s", path, error)
 
@@ -184,7 +207,6 @@ class StateKeeper:
         saving.start()
         saving.join(LAST_SAVE)
 
-    def _engine(self) -> dict[str, Any]:
-        """What the state is good for."""
-        gateway = self._gateway
-        return describe_engine(gateway.batcher.capabilities, gateway.settings.served_model_name)
+    def _engine(self) -> EngineKey:
+        known, model = self._gateway.batcher.capabilities, self._gateway.settings.served_model_name
+        return EngineKey(known.engine, model, known.max_num_seqs, known.servers)

@@ -14,12 +14,14 @@ import logging
 from collections import Counter, deque
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from kendall.queueing.json_form import json_object
 from kendall.server.page.assets import load_assets
 from kendall.server.page.history import CHART, History, short
 from kendall.server.page.host import PageHost
@@ -28,6 +30,7 @@ from kendall.server.page.state import COLUMNS, topics
 from kendall.server.runtime.clock import clock_of
 
 if TYPE_CHECKING:
+    from kendall.queueing.estimation.summaries import SecondMeans
     from kendall.queueing.latency.law import LatencyModel
 
 log = logging.getLogger("kendall.page")
@@ -218,22 +221,32 @@ class Feed:
         with suppress(
             Exception
         ):  # the predicting process died or is late: the next look has another one
-            found = await self._gateway.live_model().drawn()
-            if epoch == self._epoch:
-                self._distribution, pairs = found["distribution"], found["pairs"]
-                self._pairs = pairs and self._shown(pairs)
+            drawn = await self._gateway.live_model().drawn()
+            if epoch == self._epoch and drawn is not None:
+                self._distribution = self._pairs = None
+                if (histogram := drawn.histogram) is not None:
+                    modelled = {"modelled": drawn.modelled}
+                    self._distribution = json_object(histogram) | drawn.about | modelled
+                if drawn.pairs is not None:
+                    self._pairs = json_object(self._shown(drawn.pairs)) | drawn.about
 
-    def _shown(self, pairs: dict[str, Any]) -> dict[str, Any]:
+    def _shown(self, pairs: SecondMeans) -> SecondMeans:
         """With Unix time, and as many digits as a chart shows."""
         if self._ahead is None:  # once: a second has one instant, whenever it is drawn
             self._ahead = datetime.now(UTC).timestamp() - self._gateway.now()
         ahead = self._ahead
-        values = {name: pairs[name] for name in ("observed", "modelled", "low", "high")}
-        rounded = {
-            name: known and [short(value, CHART) for value in known]
-            for name, known in values.items()
-        }
-        return pairs | rounded | {"at": [round(each + ahead, 1) for each in pairs["at"]]}
+        return replace(
+            pairs,
+            at=[round(each + ahead, 1) for each in pairs.at],
+            observed=_chart(pairs.observed),
+            modelled=_chart(pairs.modelled),
+            low=pairs.low and _chart(pairs.low),
+            high=pairs.high and _chart(pairs.high),
+        )
+
+
+def _chart(values: list[float]) -> list[float]:
+    return [short(value, CHART) for value in values]
 
 
 def _event(name: str, value: Any) -> bytes:

@@ -9,9 +9,13 @@ from the same places.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal
 
+from kendall.queueing.estimation.interval import UNKNOWN
+from kendall.queueing.json_form import json_object, to_json
 from kendall.server.engines.base import describe_engine
 from kendall.server.live.servers_seen import servers_seen
 from kendall.server.page.history import short
@@ -20,7 +24,10 @@ from kendall.server.page.minute import MINUTE_COLUMNS, NOTHING
 from kendall.server.supervision.lifecycle import EngineState
 
 if TYPE_CHECKING:
+    from kendall.queueing.choosing.forecast import WhatIf
+    from kendall.queueing.estimation.summaries import ObservedDelay
     from kendall.server.live import LiveModel
+    from kendall.server.live.answers import AssessmentSummary
     from kendall.server.queue.sequence import SequenceState
 
 MEMBERS = 48  # of a server's batch that are drawn
@@ -71,8 +78,6 @@ _LOOK = (
         "doubts",
     ),
 )
-# what the what-if of the setting in force and the assessment both have
-_SAME = ("stable", "load", "queueing_delay", "sojourn_time", "time_to_first_token")
 Topics = dict[str, Any]
 
 
@@ -91,29 +96,28 @@ def topics(gateway: PageHost, at: float, minute: Sequence[float | None] = NOTHIN
 
     pace = live.rate_factor  # once: it changes with every instant
     prediction = live.prediction
-    looked_at = None if prediction is None else prediction["at"]
     return {
         "gateway": _life(gateway) | _about(gateway),
         "now": {"row": row(gateway, at, minute, pace), "servers": servers(gateway)},
         "look": {
-            "prediction": _look(prediction),
+            "prediction": None if prediction is None else _look(prediction),
             "reason": None if prediction else live.why_nothing(),
-            "at": unix(looked_at),
+            "at": None if prediction is None else unix(prediction.at),
             "outdated": live.outdated,
             "stopped": live.stopped,
             "rate_seconds": live.rate_seconds,
         },
-        "what_if": _what_ifs(gateway, live),
-        "what_if_in_force": _in_force(gateway, live, pace),
+        "what_if": [_row(each) for each in _what_ifs(gateway, live)],
+        "what_if_in_force": to_json(_in_force(gateway, live, pace)),
         "what_if_state": {
             "at": unix(live.what_if_at),
             "left": live.what_if_left,
             "outdated": live.what_if_outdated,
         },
-        "load_balancer": live.load_balancer,
+        "load_balancer": to_json(live.load_balancer),
         "servers": _servers(gateway),
-        "checks": live.checks,
-        "autopilot": autopilot | {"decisions": autopilot["decisions"][-DECISIONS:]},
+        "checks": to_json(live.checks),
+        "autopilot": to_json(replace(autopilot, decisions=autopilot.decisions[-DECISIONS:])),
     }
 
 
@@ -146,7 +150,7 @@ def _about(gateway: PageHost) -> Topics:
     }
 
 
-def _what_ifs(gateway: PageHost, live: LiveModel) -> Sequence[Mapping[str, Any]]:
+def _what_ifs(gateway: PageHost, live: LiveModel) -> Sequence[WhatIf]:
     """What is from before a change of the rate has its load at the present one, which needs no new
     assessment, and no delay where there is no steady state any more.
     """
@@ -156,42 +160,55 @@ def _what_ifs(gateway: PageHost, live: LiveModel) -> Sequence[Mapping[str, Any]]
     return [_at_rate(gateway, each, live.what_if_rate_factor) for each in known]
 
 
-def _at_rate(gateway: PageHost, each: Mapping[str, Any], factor: float) -> Mapping[str, Any]:
-    if each["load"] is None:
+def _at_rate(gateway: PageHost, each: WhatIf, factor: float) -> WhatIf:
+    if not math.isfinite(each.forecast.load):
         return each
-    found = {**each, "load": each["load"] * factor}
-    if found["load"] >= 1 and gateway.limits.patience is None:
-        found |= {"stable": False, "pending": False, "notes": []}
-    elif each["stable"] is False:
-        found |= {"stable": None, "pending": True}
-    return found
+    forecast = replace(each.forecast, load=each.forecast.load * factor)
+    if forecast.load >= 1 and gateway.limits.patience is None:
+        forecast = replace(forecast, stable=False, pending=False, notes=())
+    elif forecast.stable is False:
+        forecast = replace(forecast, stable=None, pending=True)
+    return replace(each, forecast=forecast)
 
 
-def _in_force(gateway: PageHost, live: LiveModel, pace: float) -> Mapping[str, Any] | None:
+def _in_force(gateway: PageHost, live: LiveModel, pace: float) -> WhatIf | None:
     """The forecast of the setting in force, with the numbers of the last assessment: those that
     stand elsewhere on the page.
     """
-    forecast, prediction = live.what_if_in_force, live.prediction
-    if forecast is None or prediction is None:
-        return forecast
-    same = {name: prediction.get(name) for name in _SAME}
-    judged = prediction["comparison"]["assumptions"]["stable_queue"]
-    sound = judged["holds"] is not False and prediction["load"] < 1
-    same["notes"] = forecast["notes"] if prediction["stable"] or sound else [judged["says"]]
-    told = prediction["forecast"]
-    same |= {"interval": told["queueing_delay_interval"], "at": told["at"]}
-    found = {**forecast, **same, "sojourn_interval": told["sojourn_time_interval"]}
+    in_force, prediction = live.what_if_in_force, live.prediction
+    if in_force is None or prediction is None:
+        return in_force
+    predicted, long_run = prediction.predicted, prediction.forecast
+    judged = prediction.comparison.assumptions["stable_queue"]
+    sound = judged.holds is not False and predicted.load < 1
+    forecast = replace(
+        in_force.forecast,
+        stable=predicted.stable,
+        load=predicted.load,
+        queueing_delay=predicted.queueing_delay,
+        sojourn_time=predicted.sojourn_time,
+        time_to_first_token=predicted.time_to_first_token,
+        notes=in_force.forecast.notes if predicted.stable or sound else (judged.says,),
+        interval=long_run.queueing_delay_interval,
+        sojourn_interval=long_run.sojourn_time_interval,
+    )
+    found = replace(in_force, forecast=forecast, at=long_run.at)
     return found if pace == 1 else _at_rate(gateway, found, pace)
 
 
-def _servers(gateway: PageHost) -> list[dict[str, Any]]:
+def _servers(gateway: PageHost) -> list[Topics]:
     """Each of several, or of those behind; without addresses, which are the operator's."""
-    known: list[dict[str, Any]] = servers_seen(gateway)["servers"]
+    live, known = gateway.live_model(), servers_seen(gateway).servers
     if gateway.proxying is None and len(known) < 2:
         return []
     return [
-        {name: server[name] for name in ("id", "state", "in_service", "speed")}
-        | {"utilisation": round(server["utilisation"], 2)}
+        {
+            "id": server.id,
+            "state": server.state,
+            "in_service": server.in_service,
+            "speed": server.speed,
+            "utilisation": round(live.activity.utilisation_of(server.id), 2),
+        }
         for server in known
     ]
 
@@ -214,10 +231,11 @@ def row(
     """
     live, batcher = gateway.live_model(), gateway.batcher
     pace = live.rate_factor if pace is None else pace
-    look = live.prediction or {}
-    compared = look.get("compared")
-    delays = [*_observed(look.get("observed_queueing_delay")), *_predicted(look, "queueing_delay")]
-    sojourn = look["comparison"]["observed"] if compared == "sojourn_time" else None
+    assessment = live.prediction
+    delay, sojourn = None if assessment is None else assessment.observed_queueing_delay, None
+    if assessment is not None and assessment.compared == "sojourn_time":
+        sojourn = assessment.comparison.observed
+    delays = [*_observed(delay), *_predicted(assessment, "queueing_delay")]
     numbers = [
         *(
             at,
@@ -227,11 +245,11 @@ def row(
             live.activity.utilisation(),
         ),
         *(
-            None if live.outdated else look.get("utilisation"),
+            None if assessment is None or live.outdated else assessment.predicted.utilisation,
             _load(live, pace),
             *delays,
             *_observed(sojourn),
-            *_predicted(look, "sojourn_time"),
+            *_predicted(assessment, "sojourn_time"),
             *minute,
         ),
     ]
@@ -249,35 +267,35 @@ def _rates(live: LiveModel, pace: float) -> tuple[float, float]:
     prediction = live.prediction
     if prediction is None or live.stopped:
         return calls, sequences
-    rate: float = prediction["arrival_rate"] * pace
+    rate = prediction.arrival_rate * pace
     return rate, rate * (sequences / calls if calls else 1.0)
 
 
 def _load(live: LiveModel, pace: float) -> float | None:
     """At the rate that is shown."""
     prediction = live.prediction
-    return None if prediction is None else prediction["load"] * pace
+    return None if prediction is None else prediction.predicted.load * pace
 
 
-def _observed(found: Mapping[str, Any] | None) -> tuple[float | None, ...]:
+def _observed(delay: ObservedDelay | None) -> tuple[float | None, ...]:
     """Mean, its interval, p95 and p99."""
-    if found is None:
+    if delay is None:
         return (None,) * len(_ENDS)
-    return (
-        found["value"],
-        found["low"],
-        found["high"],
-        *((found.get(name) or {}).get("value") for name in ("p95", "p99")),
-    )
+    mean, high = delay.mean, (delay.quantiles.get(name, UNKNOWN) for name in ("p95", "p99"))
+    return mean.value, mean.low, mean.high, *(each.value for each in high)
 
 
-def _predicted(look: Mapping[str, Any], what: str) -> tuple[float | None, ...]:
+def _predicted(
+    assessment: AssessmentSummary | None, what: Literal["queueing_delay", "sojourn_time"]
+) -> tuple[float | None, ...]:
     """The interval is that of the quantity that is compared."""
-    found = look.get(what) or {}
-    mean, high_quantiles = found.get("mean"), (found.get("p95"), found.get("p99"))
-    if look.get("compared") != what or mean is None:
-        return mean, None, None, *high_quantiles
-    return mean, look["interval"]["low"], look["interval"]["high"], *high_quantiles
+    if assessment is None:
+        return (None,) * len(_ENDS)
+    predicted = assessment.predicted
+    found = predicted.queueing_delay if what == "queueing_delay" else predicted.sojourn_time
+    if assessment.compared != what or found.mean is None:
+        return found.mean, None, None, found.p95, found.p99
+    return found.mean, assessment.interval.low, assessment.interval.high, found.p95, found.p99
 
 
 def servers(gateway: PageHost) -> list[dict[str, Any]]:
@@ -296,8 +314,13 @@ def _member(sequence: SequenceState) -> list[int]:
     return [detector.output_tokens, detector.limit, int(detector.finish_reason is not None)]
 
 
-def _look(prediction: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    if prediction is None:
-        return None
-    ahead = (prediction.get("forecast") or {}).get("next")
-    return {name: prediction.get(name) for name in _LOOK} | {"next": ahead}
+@lru_cache(maxsize=2)  # a minute has sixty ticks, and a dozen assessments
+def _look(assessment: AssessmentSummary) -> Topics:
+    members = assessment.as_dict()
+    shown = {name: members.get(name) for name in _LOOK} | {"next": assessment.forecast.next}
+    return json_object(shown)
+
+
+@lru_cache(maxsize=128)
+def _row(what_if: WhatIf) -> Topics:
+    return json_object(what_if)

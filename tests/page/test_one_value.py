@@ -5,20 +5,24 @@ charts' last points, the table of what-ifs and the assumptions.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kendall.loadgen.gateway.gateway_process import GatewayProcess
+from kendall.queueing.choosing.forecast import WhatIf
+from kendall.queueing.estimation.summaries import Judgement
+from kendall.queueing.result import Prediction, Quantiles
 from kendall.server.page.history import short
 from kendall.server.page.state import COLUMNS, topics
 from tests.page.site import becomes, loaded, serving, topics_of
 from tests.server.asgi import running
-from tests.server.test_live import said
+from tests.server.made_answers import what_if
+from tests.server.test_live import look_of
 from tests.virtual_time import run_virtual
 
 POLICIES = ("capped:max_batch_size=8", "continuous:max_batch_size=8")
@@ -88,22 +92,11 @@ def test_what_ifs_of_an_earlier_assessment_give_the_setting_in_force_no_second_v
     async def main() -> None:
         async with running(policy) as (_, gateway):
             live = gateway.live_model()
-            prediction = json.loads(said(policy))
-            prediction |= {"at": gateway.now()}
-            older = {
-                name: {"mean": 0.321, "p99": 1.0} for name in ("queueing_delay", "sojourn_time")
-            }
-            live.prediction = prediction
-            live.what_if_in_force = older | {
-                "policy": policy,
-                "max_output_tokens": None,
-                "load": 0.3,
-                "stable": True,
-                "notes": [],
-                "clipped_fraction": 0.0,
-                "effective_max_batch_size": 8,
-                "sojourn_interval": {"low": 0.3, "high": 0.4},
-            }
+            older = Quantiles(mean=0.321, p99=1.0)
+            live.prediction = replace(look_of(policy), at=gateway.now())
+            live.what_if_in_force = what_if(
+                policy, load=0.3, queueing_delay=older, sojourn_time=older
+            )
             live.what_if = []
             shown = topics(gateway, 1e9)
             assert "predicted queueing_delay" in quantities(shown)
@@ -113,17 +106,10 @@ def test_what_ifs_of_an_earlier_assessment_give_the_setting_in_force_no_second_v
     run_virtual(main())
 
 
-def forecast(load: float, policy: str = "single") -> dict[str, Any]:
-    return {
-        "policy": policy,
-        "max_output_tokens": None,
-        "load": load,
-        "stable": load < 1,
-        "notes": [],
-        "queueing_delay": {"mean": 0.1} if load < 1 else None,
-        "sojourn_time": {"mean": 0.2} if load < 1 else None,
-        "sojourn_interval": {"low": 0.1, "high": 0.3},
-    }
+def forecast(load: float, **changes: Any) -> WhatIf:
+    if load >= 1:
+        changes |= {"stable": False, "queueing_delay": None, "sojourn_time": None}
+    return what_if(load=load, **changes)
 
 
 def test_loads_follow_the_arrivals_before_the_predicting_process_has_an_answer() -> None:
@@ -134,9 +120,9 @@ def test_loads_follow_the_arrivals_before_the_predicting_process_has_an_answer()
     async def main() -> None:
         async with running("single") as (_, gateway):
             live = gateway.live_model()
-            live.prediction = json.loads(said("single")) | {"at": gateway.now()}
-            rate, load = live.prediction["arrival_rate"], live.prediction["load"]
-            live._what_if_basis = {"arrival_rate": {"value": rate}}
+            look = live.prediction = replace(look_of("single"), at=gateway.now())
+            rate, load = look.arrival_rate, look.predicted.load
+            live._what_if_basis = look.estimates
             live.what_if_in_force = forecast(load)
             live.what_if = [forecast(each) for each in (0.2, 0.4, 1.2)]
             live.what_if_at = gateway.now()
@@ -178,11 +164,17 @@ def test_the_setting_in_force_says_of_its_steady_state_what_the_assumption_says(
     async def main() -> None:
         async with running("single") as (_, gateway):
             live = gateway.live_model()
-            live.prediction = json.loads(said("single"))
-            live.prediction |= {"at": gateway.now(), "stable": stable, "load": load}
-            judged = {"holds": holds, "says": says}
-            live.prediction["comparison"]["assumptions"]["stable_queue"] = judged
-            live.what_if_in_force = forecast(0.6) | {"notes": ["by simulation"]}
+            look = look_of("single")
+            assert isinstance(look.predicted, Prediction)
+            predicted: Any = {"stable": stable, "load": load}
+            judged = {**look.comparison.assumptions, "stable_queue": Judgement(holds, says)}
+            live.prediction = replace(
+                look,
+                at=gateway.now(),
+                predicted=replace(look.predicted, **predicted),
+                comparison=replace(look.comparison, assumptions=judged),
+            )
+            live.what_if_in_force = forecast(0.6, notes=("by simulation",))
             assert topics(gateway, 1e9)["what_if_in_force"]["notes"] == [says]
 
     run_virtual(main())
@@ -192,9 +184,9 @@ def test_a_setting_that_could_not_serve_the_rate_before_is_open_at_the_present_o
     async def main() -> None:
         async with running("single") as (_, gateway):
             live = gateway.live_model()
-            live.prediction = json.loads(said("single")) | {"at": gateway.now()}
-            live._what_if_basis = {"arrival_rate": {"value": live.prediction["arrival_rate"] * 4}}
-            live._what_if_basis |= {"speed": live.prediction["estimates"]["speed"]}
+            look = live.prediction = replace(look_of("single"), at=gateway.now())
+            rate = look.estimates.arrival_rate.scaled(4.0)
+            live._what_if_basis = replace(look.estimates, arrival_rate=rate)
             live.what_if_in_force, live.what_if = forecast(2.4), [forecast(2.0)]
             (other,) = topics(gateway, 1e9)["what_if"]
             assert other["load"] == pytest.approx(0.5, rel=0.05)

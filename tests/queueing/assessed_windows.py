@@ -13,8 +13,7 @@ from kendall.queueing.estimation.assumptions.assumption import Assumption
 from kendall.queueing.estimation.estimates import Estimates
 from kendall.queueing.estimation.interval import UNKNOWN, Estimate, symmetric
 from kendall.queueing.estimation.lengths.lengths import Lengths, lengths
-from kendall.queueing.estimation.speed.speed_process import Stalls
-from kendall.queueing.estimation.speed.wander import NO_WANDER
+from kendall.queueing.estimation.summaries import NO_WANDER, Stalls
 from kendall.queueing.estimation.window_queue import QueueLimits
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.queue import Queue

@@ -9,7 +9,7 @@ import numpy as np
 from kendall.queueing.estimation.speed.batch_times import BatchTimes
 from kendall.queueing.estimation.speed.speed_history import SpeedHistory
 from kendall.queueing.estimation.speed.speeds import Speeds
-from kendall.queueing.estimation.speed.wander import Wander
+from kendall.queueing.estimation.summaries import Wander
 
 SIGMA, TAU, PACE = 0.08, 12.0, 0.1  # s of a batch
 

@@ -34,6 +34,7 @@ from kendall.queueing.estimation.estimates import Estimates, estimate
 from kendall.queueing.estimation.interval import UNKNOWN, Estimate, symmetric
 from kendall.queueing.estimation.lengths.lengths import lengths
 from kendall.queueing.estimation.window_queue import QueueLimits
+from kendall.queueing.json_form import json_object
 from kendall.queueing.measurement.record import Record
 from kendall.queueing.measurement.statistics import mean_interval
 from kendall.queueing.prediction import predict
@@ -178,7 +179,7 @@ def test_beyond_the_clip_nothing_is_said_without_a_family_and_with_one_it_is_mar
     assert not silent.mean.known
     assert silent.clipped_fraction is None
     assert "name a family" in silent.notes[0]
-    assert silent.to_dict()["load"] is None
+    assert json_object(silent)["load"] is None
     told = forecast(
         found, LAW, Setting(policy=POLICY, max_output_tokens=larger), LIMITS, family="lognormal"
     )
@@ -219,7 +220,7 @@ def test_too_few_answers_are_said_to_be_too_few() -> None:
     )
     found = forecast(few, LAW, Setting(policy=POLICY), LIMITS)
     assert "expected at least 50" in found.notes[0]
-    assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["stable"] is False
+    assert json.loads(json.dumps(json_object(found), allow_nan=False))["stable"] is False
 
 
 def test_known_lengths_put_what_is_unknown_one_token_further() -> None:
@@ -252,7 +253,7 @@ def test_the_usual_what_ifs_turn_one_knob_at_a_time() -> None:
     assert sum(each.setting.max_output_tokens != current.max_output_tokens for each in answers) >= 2
     assert len({each.setting for each in answers}) == len(answers)
     for each in answers:
-        json.dumps(each.to_dict(), allow_nan=False)
+        json.dumps(json_object(each), allow_nan=False)
         assert each.stable == (each.load < 1)
         assert each.mean.known == each.stable
 
@@ -668,7 +669,7 @@ def test_near_saturation_the_interval_is_open_above() -> None:
     assert near.stable
     assert math.isinf(near.mean.high)
     assert 0 < near.mean.low < 0.3 * near.mean.value
-    assert near.to_dict()["interval"]["high"] is None
+    assert json_object(near)["interval"]["high"] is None
     (away,) = advise(heavy, LAW, Setting(policy=POLICY), LIMITS, DELAY, targets=["policy"])
     assert away.best is not None
     assert away.best.load < 0.9
@@ -685,7 +686,7 @@ def test_every_objective_speaks_json(name: str) -> None:
     )
     targets = ["policy"] if name == "slo" else ["policy", "max-output-tokens"]
     for each in asked(objective, load=0.2, current=Setting(policy="single"), targets=targets):
-        plain = json.loads(json.dumps(each.to_dict(), allow_nan=False))
+        plain = json.loads(json.dumps(json_object(each), allow_nan=False))
         assert plain["objective"] == name
         assert plain["says"]
         assert each.best is None or each.best.stable
@@ -695,7 +696,7 @@ def test_every_target_has_an_advice_and_its_numbers_are_there_and_in_order() -> 
     found = asked()
     assert [each.target for each in found] == list(TARGETS)
     for each in found:
-        plain = json.loads(json.dumps(each.to_dict(), allow_nan=False))
+        plain = json.loads(json.dumps(json_object(each), allow_nan=False))
         gain = plain["gain"]
         assert gain["low"] <= gain["value"] <= gain["high"] <= 1, each.target
         assert plain["curve"]

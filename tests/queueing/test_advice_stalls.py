@@ -17,9 +17,10 @@ from kendall.queueing.choosing.gain.operating_point import OperatingPoint
 from kendall.queueing.choosing.objective import Objective
 from kendall.queueing.engine_bounds import EngineBounds
 from kendall.queueing.estimation.estimates import Estimates, estimate
-from kendall.queueing.estimation.speed.speed_process import Stalls
 from kendall.queueing.estimation.stall_backlog import stall_backlog, utilisation_of
+from kendall.queueing.estimation.summaries import Stalls
 from kendall.queueing.estimation.window_queue import QueueLimits
+from kendall.queueing.json_form import json_object
 from tests.queueing.advised import POLICY, advise, capacity, forecast, what_ifs
 from tests.queueing.estimation_runs import LAW, Engine, poisson, seen, serve
 
@@ -57,7 +58,7 @@ def test_a_what_if_of_whole_batches_beside_a_continuous_engine_says_what_it_leav
         (found,) = what_ifs(
             seen_by, LAW, Setting(policy=seen_by.policy), LIMITS, policies=[policy], **NOTHING_ELSE
         )
-        assert json.loads(json.dumps(found.to_dict()))["notes"] == notes
+        assert json.loads(json.dumps(json_object(found)))["notes"] == notes
 
 
 def test_a_what_if_of_a_continuous_engine_holds_the_queue_behind_a_stall() -> None:
@@ -79,7 +80,7 @@ def test_a_what_if_of_a_continuous_engine_holds_the_queue_behind_a_stall() -> No
     (found,) = what_ifs(
         estimates, LAW, Setting(policy=POLICY), LIMITS, policies=[CONTINUOUS], **NOTHING_ELSE
     )
-    (note,) = json.loads(json.dumps(found.to_dict()))["notes"]
+    (note,) = json.loads(json.dumps(json_object(found)))["notes"]
     assert note == f"{NOTE} ({1000 * backlog:.3g} ms of the mean sojourn)"
 
 

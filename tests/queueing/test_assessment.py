@@ -24,10 +24,11 @@ from kendall.queueing.estimation.assumptions.forecast_assumptions import settled
 from kendall.queueing.estimation.estimates import Estimates
 from kendall.queueing.estimation.interval import UNKNOWN, symmetric
 from kendall.queueing.estimation.lengths.lengths import lengths
-from kendall.queueing.estimation.speed.speed_process import Stalls
 from kendall.queueing.estimation.stall_backlog import behind_stalls, stall_backlog, utilisation_of
+from kendall.queueing.estimation.summaries import Stalls
 from kendall.queueing.estimation.window.snapshot import Snapshot
 from kendall.queueing.estimation.window_queue import QueueLimits, model_of
+from kendall.queueing.json_form import json_object
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.queue import Queue
 from kendall.queueing.result import Mean, Prediction, Quantiles
@@ -335,7 +336,7 @@ def test_with_few_requests_a_slot_the_prediction_has_no_interval_rather_than_hal
     run = replace(window_of(model, 0.6, 500, seed=1), shortest_delay=0.00021)
     found = assess(run, model.engine.law, QueueLimits(engine=EngineBounds(max_num_seqs=64)))
     assert found.estimates.gateway_turnaround == 0.00021
-    predicted = found.compared.to_dict()["predicted"]
+    predicted = json_object(found.compared.summary())["predicted"]
     assert predicted["value"] == pytest.approx(model.engine.law.k4 * 120, rel=0.1)
     assert (predicted["low"], predicted["high"]) == (None, None)
     for estimate in (found.estimates.speed, found.compared.predicted):

@@ -33,9 +33,10 @@ from kendall.queueing.estimation.lengths.lengths import lengths
 from kendall.queueing.estimation.lengths.same_lengths import differ
 from kendall.queueing.estimation.speed.batch_times import BatchTimes
 from kendall.queueing.estimation.speed.speed_change import speed_change
-from kendall.queueing.estimation.speed.speed_process import Stalls, stalled
+from kendall.queueing.estimation.speed.speed_process import stalled
 from kendall.queueing.estimation.speed.speeds import Speeds
-from kendall.queueing.estimation.speed.wander import SIGMAS, Wander, most_likely
+from kendall.queueing.estimation.speed.wander import SIGMAS, most_likely
+from kendall.queueing.estimation.summaries import Stalls, Wander
 from kendall.queueing.estimation.window.snapshot import COLUMN, Snapshot
 from kendall.queueing.estimation.window.window import snapshot_of
 from kendall.queueing.measurement.statistics import Interval

@@ -28,6 +28,7 @@ from kendall.queueing.estimation.assumptions.assumption import Assumption
 from kendall.queueing.estimation.interval import UNKNOWN, Estimate, symmetric
 from kendall.queueing.estimation.lengths.lengths import lengths
 from kendall.queueing.estimation.window_queue import QueueLimits
+from kendall.queueing.json_form import from_json, json_object
 from tests.queueing.assessed_windows import (
     BOUNDS,
     LAW,
@@ -636,7 +637,7 @@ def test_a_worse_change_is_left_in_force_and_said_where_the_autopilot_only_advis
     assert (found.kind, found.acts, found.before) == ("held back", False, BEST)
     assert found.reason.startswith("the autopilot only advises (it does clearly worse")
     assert autopilot.state.trial is None
-    assert [failure.setting for failure in autopilot.state.failures] == [BEST]
+    assert [failure.knobs for failure in autopilot.state.failures] == [BEST]
 
 
 def test_a_knob_that_somebody_else_turned_ends_the_trial() -> None:
@@ -796,7 +797,7 @@ def test_a_decision_says_what_is_known_and_nothing_of_what_is_not(
     about: dict[str, object], line: str
 ) -> None:
     decision = dataclasses.replace(SAID, **about)  # type: ignore[arg-type]
-    assert decision.says == decision.to_dict()["says"] == line
+    assert decision.says == json_object(decision)["says"] == line
     assert decision.acts == (decision.kind in ("change", "rollback"))
 
 
@@ -840,16 +841,16 @@ def test_state_and_decisions_survive_json() -> None:
     back = autopilot.decide(seen(300.0, BEST, RATE, epoch=1, observed=around(0.5)))
     assert back is not None
     again = Autopilot(bounds=BOUNDS, mode="act")
-    again.restore(json.loads(json.dumps(autopilot.to_dict(), allow_nan=False)))
-    assert State.from_dict(autopilot.to_dict()).to_dict() == autopilot.to_dict()
+    again.restore(State.from_json(json.loads(json.dumps(json_object(autopilot.state)))))
+    assert State.from_json(json_object(autopilot.state)) == autopilot.state
     assert again.state.failures
     for decision in (first, back):
-        copy = Decision.from_dict(json.loads(json.dumps(decision.to_dict(), allow_nan=False)))
+        copy = from_json(json.loads(json.dumps(json_object(decision), allow_nan=False)), Decision)
         assert copy.says == decision.says
     on_trial = pilot()
     changed(on_trial, RATE, around(0.05))
     restored = pilot()
-    restored.restore(json.loads(json.dumps(on_trial.to_dict(), allow_nan=False)), shift=1000.0)
+    restored.restore(State.from_json(json_object(on_trial.state)), shift=1000.0)
     found = restored.decide(seen(1300.0, BEST, RATE, epoch=1, observed=around(0.5)))
     assert found is not None
     assert found.kind == "rollback"
@@ -857,7 +858,7 @@ def test_state_and_decisions_survive_json() -> None:
 
 def test_a_state_of_another_schema_is_refused() -> None:
     with pytest.raises(ValueError, match="schema version 7"):
-        State.from_dict({"schema_version": 7})
+        State.from_json({"schema_version": 7})
 
 
 def test_it_travels_between_processes() -> None:
@@ -866,5 +867,5 @@ def test_it_travels_between_processes() -> None:
     autopilot = pilot()
     changed(autopilot, RATE, around(0.05))
     copy = pickle.loads(pickle.dumps(autopilot))
-    assert copy.to_dict() == autopilot.to_dict()
+    assert json_object(copy.state) == json_object(autopilot.state)
     assert copy.bounds == autopilot.bounds

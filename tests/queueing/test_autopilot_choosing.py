@@ -42,9 +42,10 @@ from kendall.queueing.estimation.assumptions.assumption import Assumption
 from kendall.queueing.estimation.assumptions.verdict import observed_mean
 from kendall.queueing.estimation.interval import UNKNOWN, Estimate, symmetric
 from kendall.queueing.estimation.lengths.lengths import lengths
-from kendall.queueing.estimation.speed.speed_process import Stalls
 from kendall.queueing.estimation.stall_backlog import stall_backlog, utilisation_of
+from kendall.queueing.estimation.summaries import Stalls
 from kendall.queueing.estimation.window_queue import QueueLimits
+from kendall.queueing.json_form import json_object
 from kendall.queueing.measurement.batch_means import batch_means_interval
 from kendall.queueing.simulation.experiment import simulate_run
 from tests.queueing.assessed_windows import BOUNDS, LAW, SEQS, capacity, seen
@@ -443,7 +444,7 @@ def test_the_load_falls_by_a_fraction_or_it_does_not() -> None:
 
 def test_a_failure_is_said_with_its_number() -> None:
     for times, words in ((1, "1 time "), (2, "2 times ")):
-        state = State(failures=(FailedSetting(setting=FOUR, until=200.0, times=times, rate=20.0),))
+        state = State(failures=(FailedSetting(knobs=FOUR, until=200.0, times=times, rate=20.0),))
         assert (chooser(20.0, state=state).failed(FOUR) or "").startswith(
             f"it did worse than predicted {words}at this load"
         )
@@ -530,7 +531,7 @@ def test_of_an_unstable_queue_the_lowest_load_is_sought_among_those_that_did_not
         1.0 if pool[best] < 1 else pytest.approx(1 - pool[best] / load)
     )
     failed = State(
-        failures=(FailedSetting(setting=best, until=1e9, times=1, rate=of.known.rate.value),)
+        failures=(FailedSetting(knobs=best, until=1e9, times=1, rate=of.known.rate.value),)
     )
     second = replace(of, state=failed).rescue()
     assert second is not None
@@ -634,14 +635,14 @@ def test_a_state_on_another_clock_is_the_same_later() -> None:
         cool_until=2.0,
         think_at=3.0,
         trial=Trial(decision=decision, rate=estimate, waiting=4, unstable_before=True),
-        failures=(FailedSetting(setting=FOUR, until=5.0, times=2, rate=9.0),),
+        failures=(FailedSetting(knobs=FOUR, until=5.0, times=2, rate=9.0),),
         rate=Carried(estimate, 6.0, 3),
         speed=Carried(estimate, 8.0, 3),
         rate_before=Carried(estimate, 1.5, 2),
         said=FOUR,
         said_at=9.0,
     )
-    assert State.from_dict(state.to_dict()) == state
+    assert State.from_json(json_object(state)) == state
     later = state.shifted(100.0)
     assert (later.changed_at, later.cool_until, later.think_at, later.said, later.said_at) == (
         101.0,
@@ -652,12 +653,12 @@ def test_a_state_on_another_clock_is_the_same_later() -> None:
     )
     assert later.trial is not None
     assert (later.trial.decision, later.trial.waiting) == (replace(decision, at=107.0), 4)
-    assert later.failures == (FailedSetting(setting=FOUR, until=105.0, times=2, rate=9.0),)
+    assert later.failures == (FailedSetting(knobs=FOUR, until=105.0, times=2, rate=9.0),)
     assert (later.rate, later.speed) == (Carried(estimate, 106.0), Carried(estimate, 108.0)), (
         "of no epoch of now"
     )
     assert not later.rate_before.estimate.known
-    empty = State.from_dict(State().to_dict())
+    empty = State.from_json(json_object(State()))
     assert (empty.changed_at, empty.trial, empty.failures, empty.said) == (
         -math.inf,
         None,

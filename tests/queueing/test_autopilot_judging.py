@@ -225,7 +225,7 @@ def test_a_failure_speaks_against_a_setting_for_ten_minutes_then_twenty_near_its
     state, rules = State(), Rules()
     state.remember(AFTER, 10.0, 1000.0, rules)
     (first,) = state.failures
-    assert (first.setting, first.until, first.times, first.rate) == (AFTER, 1600.0, 1, 10.0)
+    assert (first.knobs, first.until, first.times, first.rate) == (AFTER, 1600.0, 1, 10.0)
     assert state.failure_of(AFTER, 10.0, 1599.0, rules) is first
     assert state.failure_of(AFTER, 10.0, 1600.0, rules) is None
     assert state.failure_of(START, 10.0, 1001.0, rules) is None
@@ -235,7 +235,7 @@ def test_a_failure_speaks_against_a_setting_for_ten_minutes_then_twenty_near_its
     (second,) = state.failures
     assert (second.until, second.times, second.rate) == (3200.0, 2, 12.0)
     state.remember(START, 12.0, 2000.0, rules)
-    assert [(each.setting, each.until, each.times) for each in state.failures] == [
+    assert [(each.knobs, each.until, each.times) for each in state.failures] == [
         (AFTER, 3200.0, 2),
         (START, 2600.0, 1),
     ]

@@ -106,11 +106,11 @@ def test_the_words_have_signs_only_where_the_interval_has_both() -> None:
 
 
 def test_what_is_not_known_is_null_in_json() -> None:
-    known = check(0.08, 0.05).as_object()
+    known = check(0.08, 0.05).as_dict()
     assert known["ratio_low"] == pytest.approx(1.03)
     assert known["difference_high"] == pytest.approx(0.026)
     assert known["verdict"] == "agree"
-    unknown = check(0.08, math.inf).as_object()
+    unknown = check(0.08, math.inf).as_dict()
     assert [key for key, value in unknown.items() if value is None] == [
         "difference_low",
         "difference_high",

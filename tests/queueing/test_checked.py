@@ -15,6 +15,7 @@ from kendall.queueing.engine_bounds import EngineBounds
 from kendall.queueing.estimation.checked import Pairs
 from kendall.queueing.estimation.window.snapshot import COLUMN, Snapshot
 from kendall.queueing.estimation.window_queue import QueueLimits
+from kendall.queueing.json_form import json_object
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.measurement.check import Check
 from kendall.queueing.queue import Queue
@@ -186,7 +187,7 @@ def test_it_is_of_the_requests_that_the_forecast_is_judged_by(policy: str, windo
 def test_it_speaks_json() -> None:
     model = model_of("single")
     compared = looked(window_of(model, 0.6, 300, 1), model.engine.law).compared
-    found = compared.to_dict()["check"]
+    found = json_object(compared.summary())["check"]
     assert compared.check is not None
     assert found["modelled"] == compared.check.modelled
     assert found["ratio_low"] < found["ratio"] < found["ratio_high"]
@@ -202,16 +203,17 @@ def test_by_the_second_both_lines_move_together_and_have_the_means_of_the_check(
     pairs = looked(WINDOWS[window](model, 1), model.engine.law).pairs
     assert pairs is not None
     found = pairs.by_second()
-    assert sorted(found["at"]) == found["at"]
-    counts, observed, modelled = (np.array(found[name]) for name in ("n", "observed", "modelled"))
+    assert sorted(found.at) == found.at
+    names = ("n", "observed", "modelled")
+    counts, observed, modelled = (np.array(getattr(found, name)) for name in names)
     assert counts.sum() == pairs.check.requests
     assert np.average(observed, weights=counts) == pytest.approx(pairs.check.observed, rel=1e-3)
     assert np.average(modelled, weights=counts) == pytest.approx(pairs.check.modelled, rel=1e-3)
     assert np.corrcoef(observed, modelled)[0, 1] > 0.8
     if model.policy.joins_running:  # of one draw
-        assert found["low"] is found["high"] is None
+        assert found.low is found.high is None
         return
-    low, high = np.array(found["low"]), np.array(found["high"])
+    low, high = np.array(found.low), np.array(found.high)
     assert (low <= modelled).all()
     assert (modelled <= high).all()
 
@@ -225,11 +227,11 @@ def test_a_second_has_the_mean_of_its_requests() -> None:
         check=check,
     )
     found = pairs.by_second()
-    assert (found["at"], found["n"]) == ([11.0, 13.0], [2, 1])
-    assert (found["observed"], found["modelled"]) == ([1.5, 4.0], [2.5, 6.0])
-    assert (found["low"], found["high"]) == ([2.05, 5.1], [2.95, 6.9])
-    assert pairs.by_second(12.9)["at"] == [11.0], "the second that is not over comes with the next"
-    assert pairs.by_second(10.0)["at"] == pairs.by_second(10.0)["modelled"] == []
+    assert (found.at, found.n) == ([11.0, 13.0], [2, 1])
+    assert (found.observed, found.modelled) == ([1.5, 4.0], [2.5, 6.0])
+    assert (found.low, found.high) == ([2.05, 5.1], [2.95, 6.9])
+    assert pairs.by_second(12.9).at == [11.0], "the second that is not over comes with the next"
+    assert pairs.by_second(10.0).at == pairs.by_second(10.0).modelled == []
 
 
 def test_one_server_with_equal_services_follows_lindley_to_the_last_digit() -> None:

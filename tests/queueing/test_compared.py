@@ -26,9 +26,10 @@ from kendall.queueing.choosing.quantity import compared_by, mean_of
 from kendall.queueing.distributions.token_distribution import parse_distribution
 from kendall.queueing.estimation.estimates import Estimates, estimate
 from kendall.queueing.estimation.interval import symmetric
-from kendall.queueing.estimation.speed.speed_process import Stalls
+from kendall.queueing.estimation.summaries import Stalls
 from kendall.queueing.estimation.window.producer import WindowProducer
 from kendall.queueing.estimation.window.replica import WindowReplica
+from kendall.queueing.json_form import from_json, json_object
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.prediction import predict_model
 from kendall.queueing.queue import Queue
@@ -229,7 +230,7 @@ def test_an_slo_on_the_first_token_ranks_by_it_and_a_quantile_is_simulated() -> 
 
 def test_the_advice_of_another_family_speaks_of_sojourns_and_shows_both() -> None:
     found = asked()
-    plain = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    plain = json.loads(json.dumps(json_object(found), allow_nan=False))
     assert plain["compared"] == "sojourn_time"
     assert "mean sojourn time" in found.says
     assert "; mean queueing delay " in found.says
@@ -344,11 +345,15 @@ def test_the_turnaround_is_the_shortest_delay_of_all_epochs() -> None:
     found = estimate(snapshot, parse_policy(POLICY), LAWS["page"][0])
     assert found.gateway_turnaround == pytest.approx(0.0007)
     assert (
-        Estimates.from_dict(json.loads(json.dumps(found.to_dict()))).gateway_turnaround
+        Estimates.from_json(json.loads(json.dumps(json_object(found.saved())))).gateway_turnaround
         == found.gateway_turnaround
     )
-    older = {name: value for name, value in found.to_dict().items() if name != "gateway_turnaround"}
-    assert Estimates.from_dict(older).gateway_turnaround == 0.0
+    older = {
+        name: value
+        for name, value in json_object(found.saved()).items()
+        if name != "gateway_turnaround"
+    }
+    assert Estimates.from_json(older).gateway_turnaround == 0.0
 
 
 # the autopilot
@@ -368,7 +373,7 @@ def test_the_autopilot_compares_families_by_sojourn_and_says_so() -> None:
     assert found.predicted_gain.low < found.predicted_gain.value < found.predicted_gain.high < 1
     assert "predicted sojourn time" in found.says
     assert found.predicted_after.value < found.predicted_before.value
-    again = Decision.from_dict(json.loads(json.dumps(found.to_dict(), allow_nan=False)))
+    again = from_json(json.loads(json.dumps(json_object(found), allow_nan=False)), Decision)
     assert again.compared == "sojourn_time"
-    older = {name: value for name, value in found.to_dict().items() if name != "compared"}
-    assert Decision.from_dict(older).compared == "queueing_delay"
+    older = {name: value for name, value in json_object(found).items() if name != "compared"}
+    assert from_json(older, Decision).compared == "queueing_delay"

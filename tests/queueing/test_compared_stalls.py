@@ -22,7 +22,7 @@ from kendall.queueing.choosing.forecast import Setting
 from kendall.queueing.choosing.gain.operating_point import OperatingPoint
 from kendall.queueing.choosing.objective import Objective, parse_slo
 from kendall.queueing.estimation.estimates import Estimates, estimate
-from kendall.queueing.estimation.speed.speed_process import Stalls
+from kendall.queueing.estimation.summaries import Stalls
 from tests.queueing.advised import advise, what_ifs
 from tests.queueing.estimation_windows import snapshot_of_run
 from tests.queueing.families import DELAY, LAWS, LIMITS, POLICY, USUAL, assessed, model_of

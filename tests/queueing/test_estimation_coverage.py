@@ -15,6 +15,7 @@ from kendall.queueing.distributions.token_distribution import parse_distribution
 from kendall.queueing.estimation.estimates import estimate
 from kendall.queueing.estimation.speed.batch_times import SLOT_ERROR
 from kendall.queueing.estimation.window.snapshot import Snapshot
+from kendall.queueing.json_form import json_object
 from kendall.queueing.latency.law import parse_law
 from kendall.queueing.queue import Queue
 from tests.queueing.estimation_runs import LAW, LENGTHS
@@ -174,6 +175,6 @@ def test_fewer_requests_give_the_speed_of_slots_without_an_interval(
     assert found.speed.known is bool(known)
     used = found.law(shape).speed
     assert used == (shape.speed if known is None else pytest.approx(SPEED, rel=2 * SLOT_ERROR))
-    plain = found.to_dict()["speed"]
+    plain = json_object(found.saved())["speed"]
     assert (plain["value"] is None) == (known is None)
     assert (plain["low"] is None) == (not known)

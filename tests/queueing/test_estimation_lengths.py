@@ -12,7 +12,8 @@ from kendall.queueing.choosing.gain.known_lengths import known_lengths
 from kendall.queueing.distributions.fit import fit_distribution
 from kendall.queueing.distributions.token_distribution import TokenDistribution, parse_distribution
 from kendall.queueing.estimation.interval import UNKNOWN, Estimate
-from kendall.queueing.estimation.lengths.lengths import Lengths, lengths
+from kendall.queueing.estimation.lengths.lengths import Lengths, SavedLengths, lengths
+from kendall.queueing.json_form import from_json, json_object
 
 LONG = parse_distribution("lognormal:mu=3,sigma=0.7", 2000)
 RUNS = 200
@@ -149,7 +150,7 @@ def test_lengths_survive_a_file() -> None:
     sample = lengths(
         rng.integers(1, 30, 300), rng.random(300) < 0.2, ages=rng.random(300), half_life=0.5
     )
-    again = Lengths.from_dict(sample.to_dict())
+    again = Lengths.restored(sample.saved())
     assert again.mean(29).value == pytest.approx(sample.mean(29).value)
     assert again.mean(29).high == pytest.approx(sample.mean(29).high)
     assert again.effective_n == pytest.approx(sample.effective_n)
@@ -166,9 +167,9 @@ def test_wrong_lengths_are_refused() -> None:
 
 def test_an_estimate_survives_json() -> None:
     for estimate in (Estimate(1.5, 1.0, math.inf, 7.0), UNKNOWN):
-        again = Estimate.from_dict(estimate.to_dict())
+        again = from_json(json_object(estimate), Estimate)
         assert again == estimate or (math.isnan(again.value) and again.low == estimate.low)
-    assert UNKNOWN.to_dict() == {"value": None, "low": None, "high": None, "effective_n": 0.0}
+    assert json_object(UNKNOWN) == {"value": None, "low": None, "high": None, "effective_n": 0.0}
     assert not UNKNOWN.known
 
 
@@ -239,7 +240,7 @@ def test_a_group_is_every_so_manieth_and_a_file_keeps_them_apart() -> None:
     sample = lengths([1, 2, 3, 4, 5, 6, 7], [True] + [False] * 6)
     assert sample.without(1, 3).counts.tolist() == [1, 3, 4, 6, 7]
     assert sample.without(0, 3).censored.tolist() == [False] * 4
-    read = Lengths.from_dict(sample.to_dict())
+    read = Lengths.restored(sample.saved())
     assert (sorted(read.counts.tolist()), read.effective_n) == (
         [1, 2, 3, 4, 5, 6, 7],
         pytest.approx(7.0),
@@ -247,16 +248,11 @@ def test_a_group_is_every_so_manieth_and_a_file_keeps_them_apart() -> None:
     assert read.without(1, 7).effective_n == pytest.approx(6.0)
     plain = lengths(
         [3, 3, 3, 8], [False, False, True, False], ages=[0.0, 1.0, 0.0, 2.0], half_life=1.0
-    ).to_dict()
-    assert {name: plain[name] for name in ("counts", "censored", "number", "weights")} == {
-        "counts": [3, 3, 8],
-        "censored": [0, 1, 0],
-        "number": [2, 1, 1],
-        "weights": [1.5, 1.0, 0.25],
-    }
-    empty = lengths([]).to_dict()
-    assert (empty.pop("effective_n"), list(empty.values())) == (0.0, [[], [], [], []])
-    assert Lengths.from_dict(lengths([]).to_dict()).counts.size == 0
+    ).saved()
+    assert (plain.counts, plain.censored) == ([3, 3, 8], [0, 1, 0])
+    assert (plain.number, plain.weights) == ([2, 1, 1], [1.5, 1.0, 0.25])
+    assert lengths([]).saved() == SavedLengths([], [], [], [], 0.0)
+    assert Lengths.restored(lengths([]).saved()).counts.size == 0
 
 
 def test_an_extrapolated_law_says_what_it_rests_on() -> None:

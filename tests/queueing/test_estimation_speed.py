@@ -29,7 +29,8 @@ from kendall.queueing.estimation.speed.speed_process import (
     without_outliers,
 )
 from kendall.queueing.estimation.speed.speeds import Speeds
-from kendall.queueing.estimation.speed.wander import NO_WANDER, Wander, wander
+from kendall.queueing.estimation.speed.wander import wander
+from kendall.queueing.estimation.summaries import NO_WANDER, Wander
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.measurement.statistics import batch_means_interval
 from kendall.queueing.queue import Queue

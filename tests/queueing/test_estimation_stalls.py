@@ -34,6 +34,7 @@ from kendall.queueing.estimation.speed.slot_stalls import slot_stalls
 from kendall.queueing.estimation.speed.speed_process import residual_cv, stalled, stalls
 from kendall.queueing.estimation.window.window import Snapshot, snapshot_of
 from kendall.queueing.estimation.window_queue import QueueLimits
+from kendall.queueing.json_form import json_object
 from kendall.queueing.latency.fit import Measured, fit_law
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.latency.speed import residual_cv as run_cv
@@ -377,7 +378,7 @@ def test_what_if_and_advice_read_the_law_with_its_stalls() -> None:
     operating_point = OperatingPoint(estimates=found, shape=LAW, limits=LIMITS)
     assert operating_point.law == found.law(LAW)
     assert operating_point.law.stall == pytest.approx(0.2, rel=0.05)
-    again = Estimates.from_dict(found.to_dict())
+    again = Estimates.from_json(json_object(found.saved()))
     assert again.law(LAW) == found.law(LAW)
 
 

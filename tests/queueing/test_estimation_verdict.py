@@ -25,6 +25,7 @@ from kendall.queueing.estimation.interval import UNKNOWN, Estimate, symmetric
 from kendall.queueing.estimation.window.snapshot import WIDTH
 from kendall.queueing.estimation.window.window import COLUMN, Snapshot
 from kendall.queueing.estimation.window_queue import QueueLimits
+from kendall.queueing.json_form import json_object
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.measurement.check import Check
 from kendall.queueing.measurement.record import Record
@@ -210,7 +211,7 @@ def test_the_error_of_a_comparison_has_the_sign_of_what_was_observed() -> None:
     for factor in (0.5, 0.9, 1.1, 2.0):
         found = compare(snapshot, symmetric(factor * observed, 0.0, 500.0), ())
         assert found.error == pytest.approx(1 / factor - 1)
-        assert found.to_dict()["error"] == found.error
+        assert json_object(found.summary())["error"] == found.error
 
 
 def test_what_is_observed_lies_in_its_interval_and_its_quantiles_in_order() -> None:
@@ -377,7 +378,7 @@ def test_relaxation_grows_with_the_load() -> None:
 def test_an_assessment_speaks_json() -> None:
     import json
 
-    plain = judge(clean(2)).compared.to_dict()
+    plain = json_object(judge(clean(2)).compared.summary())
     assert json.loads(json.dumps(plain, allow_nan=False))["verdict"] == "agree"
     assert set(plain["assumptions"]) >= {
         "poisson_arrivals",
@@ -424,11 +425,12 @@ def _of_epoch(snapshot: Snapshot, epoch: int) -> np.ndarray:
 
 def test_an_interval_of_a_delay_is_shown_without_what_lies_below_zero() -> None:
     found = compare(seen(clean(1), POLICY), Estimate(0.2, -0.1, 0.5, 30.0), ())
-    wide = replace(found, observed=Estimate(0.1, -0.197, 0.397, 10.0)).to_dict()
+    wide = json_object(replace(found, observed=Estimate(0.1, -0.197, 0.397, 10.0)).summary())
     assert wide["observed"]["low"] == 0.0
     assert wide["observed"]["high"] == 0.397
     assert wide["predicted"]["low"] == 0.0
-    assert replace(found, observed=UNKNOWN).to_dict()["observed"]["low"] is None, "nothing is known"
+    unknown = json_object(replace(found, observed=UNKNOWN).summary())
+    assert unknown["observed"]["low"] is None
 
 
 def test_a_change_is_told_by_how_long_before_the_end_it_was() -> None:

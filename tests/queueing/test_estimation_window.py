@@ -23,9 +23,10 @@ from kendall.queueing.estimation.estimates import Estimates, estimate, output_le
 from kendall.queueing.estimation.interval import UNKNOWN, Estimate
 from kendall.queueing.estimation.lengths.lengths import lengths as lengths_of
 from kendall.queueing.estimation.speed.batch_times import batch_times
-from kendall.queueing.estimation.speed.speed_process import Stalls
+from kendall.queueing.estimation.summaries import Stalls
 from kendall.queueing.estimation.window.window import Snapshot, Window
 from kendall.queueing.estimation.window_queue import QueueLimits
+from kendall.queueing.json_form import json_object
 from kendall.queueing.latency.fit import Measured, fit_law
 from kendall.queueing.latency.identifiability import (
     beyond,
@@ -122,22 +123,23 @@ def test_estimates_survive_a_file() -> None:
     found = estimate(
         seen(serve(poisson(50.0, 600, 1), Engine(most=8), 1), POLICY), parse_policy(POLICY), LAW
     )
-    text = json.dumps(found.to_dict(), allow_nan=False)
-    again = Estimates.from_dict(json.loads(text))
+    text = json.dumps(json_object(found.saved()), allow_nan=False)
+    again = Estimates.from_json(json.loads(text))
     assert again.speed == found.speed
     assert again.arrival_rate == found.arrival_rate
     assert again.output_tokens.mean(32).value == pytest.approx(found.output_tokens.mean(32).value)
-    assert again.summary() == json.loads(json.dumps(found.summary()))
+    assert json_object(again.summary()) == json_object(found.summary())
     assert len(text) < 10_000
     with pytest.raises(ValueError, match="schema version 7"):
-        Estimates.from_dict(found.to_dict() | {"schema_version": 7})
+        Estimates.from_json(json_object(found.saved()) | {"schema_version": 7})
 
 
 def test_every_estimate_is_inside_its_interval_and_quantiles_are_in_order() -> None:
     """As `/admin/state` shows them."""
-    found = estimate(
+    summary = estimate(
         seen(serve(poisson(50.0, 2000, 1), Engine(most=8), 1), POLICY), parse_policy(POLICY), LAW
     ).summary()
+    found = json_object(summary)
     for name in ("arrival_rate", "dispersion", "speed", "cv"):
         assert 0 < found[name]["low"] < found[name]["value"] < found[name]["high"], name
         assert 1 <= found[name]["effective_n"] <= 2000, name
@@ -161,7 +163,7 @@ def test_estimates_of_nothing_are_unknown() -> None:
     assert found.arrival_rate.value == 0.0
     assert not found.speed.known
     assert found.law(LAW) == LAW
-    json.dumps(found.to_dict(), allow_nan=False)
+    json.dumps(json_object(found.saved()), allow_nan=False)
 
 
 def test_the_self_checks_hold_on_a_run_and_break_when_a_request_is_lost() -> None:
@@ -368,21 +370,20 @@ def test_a_summary_says_the_lengths_as_far_as_they_are_known() -> None:
     found = estimate(
         seen(serve(poisson(50.0, 600, 1), Engine(most=8), 1), POLICY), parse_policy(POLICY), LAW
     )
-    plain, lengths = found.summary()["output_tokens"], found.output_tokens
+    plain, lengths = json_object(found.summary().output_tokens), found.output_tokens
     assert (plain["known_to"], plain["unknown_mass"]) == (lengths.known_to, 0.0)
-    assert plain["mean"] == plain["mean_to_known"] == lengths.mean().to_dict()
-    assert plain["p50"] == lengths.quantile(0.5).to_dict()
+    assert plain["mean"] == plain["mean_to_known"] == json_object(lengths.mean())
+    assert plain["p50"] == json_object(lengths.quantile(0.5))
     assert plain["p90"]["value"] <= plain["p99"]["value"] <= lengths.known_to
-    assert found.summary()["prompt_tokens"]["mean"]["value"] == 32.0
-    cut = replace(found, output_tokens=lengths_of([3, 8, 8], [False, True, True])).summary()[
-        "output_tokens"
-    ]
+    assert found.summary().prompt_tokens.mean.value == 32.0
+    censored = replace(found, output_tokens=lengths_of([3, 8, 8], [False, True, True]))
+    cut = json_object(censored.summary().output_tokens)
     assert (cut["mean"]["value"], cut["mean_to_known"]["value"]) == (
         None,
         pytest.approx((3 + 8 + 8) / 3),
     )
     assert cut["unknown_mass"] == pytest.approx(2 / 3)
-    assert replace(found, output_tokens=lengths_of([])).summary()["output_tokens"]["known_to"] == 0
+    assert replace(found, output_tokens=lengths_of([])).summary().output_tokens.known_to == 0
 
 
 def test_the_law_of_a_window_without_a_known_speed_or_with_continuous_batching_has_no_stalls() -> (

@@ -49,14 +49,14 @@ def test_shares_add_up_and_classes_are_few_and_round() -> None:
     for scale in (1e-4, 0.013, 2.7, 900.0):
         found = beside(rng.exponential(scale, 3000), rng.exponential(1.1 * scale, 50_000))
         assert found is not None
-        assert 5 < len(found["observed"]) <= CLASSES + 1
-        assert len(found["observed"]) == len(found["predicted"])
-        for side, beyond in zip(("observed", "predicted"), found["beyond"], strict=True):
-            assert sum(found[side]) + beyond == pytest.approx(1, abs=1e-3)
+        assert 5 < len(found.observed) <= CLASSES + 1
+        assert len(found.observed) == len(found.predicted)
+        for side, beyond in zip(("observed", "predicted"), found.beyond, strict=True):
+            assert sum(getattr(found, side)) + beyond == pytest.approx(1, abs=1e-3)
             assert beyond < 0.02
-        assert found["width"] == round_up(found["width"])
-        expected = -np.expm1(-found["width"] / scale)
-        assert found["observed"][0] == pytest.approx(expected, abs=0.03)
+        assert found.width == round_up(found.width)
+        expected = -np.expm1(-found.width / scale)
+        assert found.observed[0] == pytest.approx(expected, abs=0.03)
 
 
 def test_too_few_delays_are_no_histogram() -> None:
@@ -68,7 +68,7 @@ def test_those_who_never_wait_are_one_class() -> None:
     """Of a width as if the longest had waited for 0.1 ms."""
     found = beside(np.zeros(50), np.zeros(500))
     assert found is not None
-    assert (found["width"], found["observed"][0], found["predicted"][0]) == (5e-6, 1.0, 1.0)
+    assert (found.width, found.observed[0], found.predicted[0]) == (5e-6, 1.0, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -94,12 +94,12 @@ def test_both_shares_by_hand() -> None:
     observed, theory = np.append(np.arange(199) / 200 * 0.98, 7.0), np.repeat([0.0, 0.06], 50)
     found = beside(observed, theory)
     assert found is not None
-    assert found["width"] == 0.05
-    assert len(found["observed"]) == 20
-    assert found["observed"][0] == pytest.approx(11 / 200)
-    assert found["predicted"] == [0.5, 0.5, *(0.0,) * 18]
-    assert found["beyond"] == [1 / 200, 0.0]
-    assert (found["n"], found["drawn"]) == (200, 100)
+    assert found.width == 0.05
+    assert len(found.observed) == 20
+    assert found.observed[0] == pytest.approx(11 / 200)
+    assert found.predicted == [0.5, 0.5, *(0.0,) * 18]
+    assert found.beyond == [1 / 200, 0.0]
+    assert (found.n, found.drawn) == (200, 100)
 
 
 @pytest.mark.parametrize(("count", "enough"), [(19, False), (20, True)])

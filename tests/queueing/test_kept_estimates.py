@@ -25,6 +25,7 @@ from kendall.queueing.estimation.speed.speed_change import speed_change
 from kendall.queueing.estimation.speed.speeds import Speeds
 from kendall.queueing.estimation.window.window import Snapshot
 from kendall.queueing.estimation.window_queue import QueueLimits
+from kendall.queueing.json_form import json_object
 from tests.kept_values import moved
 from tests.queueing.advised import advise, what_ifs
 from tests.queueing.estimation_runs import LAW, Engine, gamma, modulated, poisson, seen, serve
@@ -64,12 +65,15 @@ def assessed(name: str) -> Assessment:
 
 def numbers(name: str) -> list[Any]:
     found = assessed(name)
+    comparison: dict[str, Any] = json_object(found.compared.summary())
+    for judgement in comparison["assumptions"].values():
+        del judgement["applies"]
     return [
-        found.estimates.to_dict(),
-        found.estimates.summary(),
+        json_object(found.estimates.saved()),
+        json_object(found.estimates.summary()),
         found.load,
         found.prediction,
-        found.compared.to_dict(),
+        comparison,
         found.compared.assumptions,
     ]
 
@@ -118,7 +122,7 @@ def test_histograms_are_as_kept() -> None:
 def test_what_ifs_are_as_kept(name: str) -> None:
     def forecasts() -> list[Any]:
         found = what_ifs(assessed(name).estimates, LAW, Setting(policy=POLICY), LIMITS, beside=True)
-        return [each.to_dict() for each in found]
+        return [json_object(each) for each in found]
 
     assert moved(f"what-ifs-{name}.json", {name: forecasts}) == []
 
@@ -149,7 +153,7 @@ def test_advice_is_as_kept(objective: str, target: str) -> None:
             )
         except SpecError as error:
             return str(error)
-        return found.to_dict()
+        return json_object(found)
 
     name = f"advice-{given.get('objective', 'slo')}-{target}.json"
     assert moved(name, {target: advice}) == []

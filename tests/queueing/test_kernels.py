@@ -18,7 +18,7 @@ from kendall.policies.core import Request
 from kendall.policies.immediate import Capped
 from kendall.queueing.distributions.token_distribution import parse_distribution
 from kendall.queueing.latency.law import LatencyModel
-from kendall.queueing.queue import Engine, Queue, Requests
+from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.experiment import draw_jobs, simulate_model, simulate_run
 from kendall.queueing.simulation.fast import SimulatedRun, Trace, draw_trace, is_compiled, replay
 from kendall.queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
@@ -280,11 +280,7 @@ def test_what_the_kernels_do_not_cover_goes_to_the_generic_simulator() -> None:
     engine with any number of slots.
     """
     backwards = LatencyModel(k1=0.0, k2=-2.0, k3=0.0, k4=1.0)
-    own = Queue(
-        policy=Own(max_batch_size=4),
-        requests=Requests(output_tokens=LENGTHS),
-        engine=Engine(law=PLAIN),
-    )
+    own = Queue.read(Own(max_batch_size=4), LENGTHS, PLAIN)
     assert not is_compiled(own)
     assert not is_compiled(model("elastic", backwards))
     assert not is_compiled(Queue.read("continuous", LENGTHS, PLAIN))

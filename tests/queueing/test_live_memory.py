@@ -16,6 +16,7 @@ from kendall.queueing.engine_bounds import EngineBounds
 from kendall.queueing.estimation.estimates import Estimates
 from kendall.queueing.estimation.window.snapshot import COLUMN, Snapshot
 from kendall.queueing.estimation.window_queue import QueueLimits
+from kendall.queueing.json_form import json_object
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.measurement.statistics import mean_interval
 from kendall.queueing.queue import Queue
@@ -132,13 +133,13 @@ def test_what_is_held_is_kept_with_the_estimates() -> None:
     rows[:, COLUMN["cached_tokens"]] = 16
     found = assessed(seen.having(rows), reserved=100).estimates
     assert found.held_tokens == pytest.approx((40 + 100) / 2 + 16, rel=0.01)
-    again = Estimates.from_dict(found.to_dict())
+    again = Estimates.from_json(json_object(found.saved()))
     assert again.held_tokens == found.held_tokens
-    older = found.to_dict()
+    older = json_object(found.saved())
     del older["held_tokens"]
-    assert math.isnan(Estimates.from_dict(older).held_tokens)
+    assert math.isnan(Estimates.from_json(older).held_tokens)
     unknown = dataclasses.replace(found, held_tokens=math.nan)
-    assert unknown.to_dict()["held_tokens"] is None
+    assert json_object(unknown.saved())["held_tokens"] is None
 
 
 def test_advice_and_what_ifs_say_that_memory_cuts_batches() -> None:

@@ -20,6 +20,7 @@ from kendall.queueing.control.assess import assess
 from kendall.queueing.engine_bounds import EngineBounds
 from kendall.queueing.estimation.estimates import Estimates
 from kendall.queueing.estimation.window_queue import QueueLimits
+from kendall.queueing.json_form import json_object
 from kendall.queueing.prediction import predict_model
 from kendall.queueing.queue import Queue
 from tests.queueing.estimation_runs import LAW, LENGTHS
@@ -46,8 +47,9 @@ def asked(policy: str, *routings: str) -> dict[str, Any]:
         point(policy), Setting(policy=policy, servers=SERVERS), routings or USUAL
     )
     assert found is not None
-    json.dumps(found, allow_nan=False)
-    return found
+    plain = json_object(found)
+    json.dumps(plain, allow_nan=False)
+    return plain
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -117,8 +119,8 @@ def test_no_delay_is_shorter_than_the_gateways_own() -> None:
     known = point("single", gateway_turnaround=5.0)
     found = behind_load_balancer(known, Setting(policy="single", servers=SERVERS))
     assert found is not None
-    means = [each["queueing_delay"]["mean"] for each in (found["central"], *found["routings"])]
-    assert means == [5.0] * 3
+    delays = [each.queueing_delay for each in (found.central, *found.routings)]
+    assert [each and each.mean for each in delays] == [5.0] * 3
 
 
 def test_the_query_names_one_routing_or_none() -> None:

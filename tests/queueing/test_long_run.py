@@ -17,8 +17,7 @@ from kendall.queueing.control.long_run import KEPT, MOVED, SCATTER, STEP, LongRu
 from kendall.queueing.engine_bounds import EngineBounds
 from kendall.queueing.estimation.interval import UNKNOWN, symmetric, without_interval
 from kendall.queueing.estimation.lengths.lengths import lengths
-from kendall.queueing.estimation.lengths.within_calls import WithinCalls
-from kendall.queueing.estimation.speed.speed_process import Stalls
+from kendall.queueing.estimation.summaries import Stalls, WithinCalls
 from kendall.queueing.estimation.window_queue import QueueLimits
 from tests.queueing.assessed_windows import LAW, capacity, seen
 

@@ -20,7 +20,7 @@ from kendall.queueing.choosing.gain.operating_point import OperatingPoint
 from kendall.queueing.choosing.gain.response import NIL
 from kendall.queueing.choosing.quantity import compared_by
 from kendall.queueing.estimation.estimates import Estimates
-from kendall.queueing.estimation.speed.speed_process import Stalls
+from kendall.queueing.estimation.summaries import Stalls
 from kendall.queueing.queue import Queue
 from tests.queueing.advised import advise, what_ifs
 from tests.queueing.families import DELAY, LAWS, LIMITS, POLICY, TURNAROUND, USUAL, assessed, window

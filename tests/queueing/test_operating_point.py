@@ -36,8 +36,8 @@ from kendall.queueing.engine_bounds import EngineBounds
 from kendall.queueing.errors import UnstableQueueError
 from kendall.queueing.estimation.interval import NORMAL, UNKNOWN, symmetric
 from kendall.queueing.estimation.lengths.lengths import lengths
-from kendall.queueing.estimation.speed.speed_process import Stalls
 from kendall.queueing.estimation.stall_backlog import utilisation_of
+from kendall.queueing.estimation.summaries import Stalls
 from kendall.queueing.estimation.window_queue import QueueLimits
 from kendall.queueing.queue import Queue
 from kendall.queueing.result import Prediction, Quantiles

@@ -20,6 +20,7 @@ from kendall.queueing.estimation.speed.own_shape import own_shape
 from kendall.queueing.estimation.speed.speed_history import SHAPE_KEPT, SpeedHistory
 from kendall.queueing.estimation.window.snapshot import COLUMN, Snapshot
 from kendall.queueing.estimation.window_queue import QueueLimits
+from kendall.queueing.json_form import json_object
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.prediction import predict_model
 from kendall.queueing.queue import Queue
@@ -221,9 +222,9 @@ def test_it_is_kept_for_a_while_unless_much_more_is_known() -> None:
 
 def test_the_state_file_keeps_it() -> None:
     found = look(window(queue(slower()))[0]).estimates
-    again = Estimates.from_dict(found.to_dict())
+    again = Estimates.from_json(json_object(found.saved()))
     assert (again.prefill, again.admission) == (found.prefill, found.admission)
     assert found.law(LAW).kp == LAW.kp * found.prefill
-    older = found.to_dict()
+    older = json_object(found.saved())
     del older["prefill"], older["admission"]
-    assert Estimates.from_dict(older).law(LAW).kp == LAW.kp
+    assert Estimates.from_json(older).law(LAW).kp == LAW.kp

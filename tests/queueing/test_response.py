@@ -13,6 +13,7 @@ from kendall.queueing.choosing.advice.sentence import percent
 from kendall.queueing.choosing.gain.response import Evaluation, Response
 from kendall.queueing.choosing.phrases import HALF_A_PERCENT, bounded, seconds, share, small_share
 from kendall.queueing.estimation.interval import UNKNOWN, Estimate, symmetric
+from kendall.queueing.json_form import from_json, json_object
 
 
 def response(
@@ -237,9 +238,9 @@ def test_an_estimate_knows_itself() -> None:
     assert not UNKNOWN.known
     assert UNKNOWN.covers(1e9)
     assert symmetric(0.0, 1.0, 30.0).relative == math.inf
-    assert Estimate.from_dict(found.to_dict()) == found
-    assert set(UNKNOWN.to_dict().values()) == {None, 0.0}
-    again = Estimate.from_dict(UNKNOWN.to_dict())
+    assert from_json(json_object(found), Estimate) == found
+    assert set(json_object(UNKNOWN).values()) == {None, 0.0}
+    again = from_json(json_object(UNKNOWN), Estimate)
     assert math.isnan(again.value)
     assert (again.low, again.high) == (-math.inf, math.inf)
 

@@ -16,6 +16,7 @@ from kendall.queueing.distributions.token_distribution import parse_distribution
 from kendall.queueing.engine_bounds import EngineBounds
 from kendall.queueing.estimation.window.snapshot import COLUMN, Snapshot
 from kendall.queueing.estimation.window_queue import QueueLimits
+from kendall.queueing.json_form import json_object
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.prediction import predict_model
 from kendall.queueing.queue import Queue
@@ -87,7 +88,7 @@ def test_the_gain_on_the_same_requests_covers_the_one_in_the_long_run(
 def test_a_setting_gains_nothing_over_itself() -> None:
     seen = window_of("capped:max_batch_size=4", 30.0, 1)
     same = same_requests(seen, "capped:max_batch_size=4")
-    found = same.to_dict(same.current, "queueing_delay")
+    found = json_object(same.gains(same.current, "queueing_delay"))
     assert found["gain"] == found["gain_low"] == found["gain_high"] == 0.0
     assert found["same_requests"] > 0
 
@@ -97,8 +98,8 @@ def test_a_limit_beyond_which_nothing_is_known_has_no_gain() -> None:
     same = dataclasses.replace(
         same_requests(seen, "single"), current=Setting(policy="single", max_output_tokens=8)
     )
-    assert same.to_dict(Setting(policy="single"), "queueing_delay")["gain"] is None
-    known = same.to_dict(Setting(policy="single", max_output_tokens=4), "queueing_delay")
+    assert json_object(same.gains(Setting(policy="single"), "queueing_delay"))["gain"] is None
+    known = json_object(same.gains(Setting(policy="single", max_output_tokens=4), "queueing_delay"))
     assert 0 < known["gain_low"] < known["gain"] < known["gain_high"] <= 1.1
 
 

@@ -14,12 +14,13 @@ from kendall.queueing.distributions.token_distribution import parse_distribution
 from kendall.queueing.estimation.interval import symmetric
 from kendall.queueing.estimation.lengths.within_calls import (
     FEWEST,
-    WithinCalls,
     alike_within_calls,
     significant,
 )
+from kendall.queueing.estimation.summaries import WithinCalls
 from kendall.queueing.estimation.window.snapshot import CENSORED, COLUMN, Snapshot
 from kendall.queueing.estimation.window_queue import QueueLimits
+from kendall.queueing.json_form import from_json, json_object
 from kendall.queueing.latency.law import parse_law
 from kendall.queueing.queue import Queue
 from tests.queueing.estimation_windows import window_of
@@ -115,7 +116,7 @@ def test_answers_that_did_not_leave_whole_are_left_out() -> None:
 
 def test_a_restart_keeps_them() -> None:
     found = alike_within_calls(window(0.5, 4000, 6))
-    assert WithinCalls.from_dict(found.to_dict()) == found
+    assert from_json(json_object(found), WithinCalls) == found
 
 
 def test_batches_go_by_the_longest_of_a_call_slots_and_single_requests_by_its_total() -> None:

@@ -26,6 +26,7 @@ from kendall.policies import Request, parse_policy
 from kendall.queueing.arrivals.timetable import Timetable
 from kendall.queueing.arrivals.traces import read_trace
 from kendall.queueing.control.assess import assess
+from kendall.queueing.engine_bounds import EngineBounds
 from kendall.queueing.estimation.checked import cut_at
 from kendall.queueing.estimation.interval import UNKNOWN, Estimate
 from kendall.queueing.estimation.outlook import RecentArrivals, band, forecast_error, outlook
@@ -124,7 +125,9 @@ def told(found: Sequence[Snapshot], shape: LatencyModel, limits: QueueLimits) ->
 
 def tables(path: Path, policy: str, load: float) -> list[Told]:
     """Of an hour on virtual time."""
-    limits = QueueLimits(max_output_tokens=LONGEST, max_num_seqs=MOST, batch_tokens=BATCH)
+    limits = QueueLimits(
+        max_output_tokens=LONGEST, engine=EngineBounds(max_num_seqs=MOST, batch_tokens=BATCH)
+    )
     given = {"slots": MOST, "longest": LONGEST, "context": CONTEXT, "batch_tokens": BATCH}
     table = thinned(read_trace(path), policy, load, LAW, **given)
     apart = table.intended_at + APART * np.arange(len(table))

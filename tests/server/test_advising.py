@@ -16,6 +16,7 @@ import pytest
 from kendall import cli
 from kendall.queueing.choosing.forecast import Advice, Forecast, Setting
 from kendall.queueing.estimation.interval import UNKNOWN, Estimate
+from kendall.queueing.json_form import json_object
 from tests.queueing.made import prediction_of
 
 STABLE = prediction_of()
@@ -37,7 +38,7 @@ def advice(target: str = "policy", *, best: bool = True) -> dict[str, Any]:
         "set elastic instead of dynamic: mean queueing delay 12 ms -> 8 ms, 34 % less (95 %: "
         "28 to 40 % less)"
     )
-    return Advice(
+    found = Advice(
         target=target,
         objective="delay",
         current=forecast("dynamic"),
@@ -46,7 +47,8 @@ def advice(target: str = "policy", *, best: bool = True) -> dict[str, Any]:
         curve=({"policy": "elastic", "queueing_delay": 0.008},),
         change=best,
         says=says if best else f"no choice of {target}: none is stable",
-    ).to_dict()
+    )
+    return json_object(found)
 
 
 class Stub:

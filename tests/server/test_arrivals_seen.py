@@ -79,5 +79,5 @@ def test_the_last_instants_are_kept_and_the_audit_is_done_once(count: int) -> No
 
     first, second = seen.state(0), seen.state(0)
     kept = min(count, KEPT)
-    assert (first["count"], first["n"], first["span"]) == (count, kept, kept - 1)
-    assert first["tests"] is second["tests"]
+    assert (first.count, first.audit.n, first.audit.span) == (count, kept, kept - 1)
+    assert first.audit is second.audit

@@ -22,6 +22,7 @@ from kendall.queueing.choosing.autopilot.decision import Decision
 from kendall.queueing.choosing.candidates import batch_sizes, sized
 from kendall.queueing.choosing.forecast import Setting
 from kendall.queueing.distributions.token_distribution import TokenDistribution, parse_distribution
+from kendall.queueing.json_form import from_json, json_object
 from kendall.queueing.latency.law import LatencyModel, parse_law
 from kendall.queueing.prediction import predict_model
 from kendall.queueing.queue import Queue
@@ -120,7 +121,7 @@ def drive(
         seed=seed,
         interval=interval,
     )
-    json.dumps(autopilot.to_dict(), allow_nan=False)
+    json.dumps(json_object(autopilot.state), allow_nan=False)
     return run
 
 
@@ -150,7 +151,7 @@ def check_explained(run: Run) -> None:
         assert decision.reason
         assert decision.kind in decision.says
         assert (
-            Decision.from_dict(json.loads(json.dumps(decision.to_dict(), allow_nan=False))).says
+            from_json(json.loads(json.dumps(json_object(decision), allow_nan=False)), Decision).says
             == decision.says
         )
         if decision.acts:

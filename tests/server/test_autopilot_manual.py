@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -97,12 +98,16 @@ def test_it_keeps_the_kind_of_policy_that_an_operator_switched_to(
                 gateway.limits.begin_epoch(parse_policy(SLOW))
             await loaded(gateway, 45.0, 10.0)
             pilot = gateway.live.pilot.shown()
-            turned = [each for each in pilot["decisions"] if each["kind"] == "change"]
+            turned = [each for each in pilot.decisions if each.kind == "change"]
             assert turned
-            assert {parse_policy(each["after"]["policy"]).name for each in turned} == {kind}
-            assert pilot["bounds"]["policies"] == [kind]
+            assert {parse_policy(each.after.policy).name for each in turned} == {kind}
+            assert pilot.bounds.policies == (kind,)
 
     run_virtual(main())
+
+
+def saved(state: State) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(state))
 
 
 def test_its_own_changes_leave_the_bounds(tmp_path: Path) -> None:
@@ -116,13 +121,13 @@ def test_its_own_changes_leave_the_bounds(tmp_path: Path) -> None:
             assert gateway.live is not None
             await call(app, "PUT", "/admin/policy", {"policy": "dynamic"})
             gateway.limits.change(PolicyChange(policy="capped:max_batch_size=8"), by_autopilot=True)
-            assert gateway.live.pilot.shown()["bounds"]["policies"] == ["dynamic", "capped"]
-            gateway.live.pilot.state = State().to_dict()
+            assert gateway.live.pilot.shown().bounds.policies == ("dynamic", "capped")
+            gateway.live.pilot.state = saved(State())
             gateway.live.saved.save()
         async with running("single", autopilot="act", state_file=file) as (_, gateway):
             assert gateway.live is not None
             assert gateway.batcher.policy_text == "capped:max_batch_size=8"
-            assert gateway.live.pilot.shown()["bounds"]["policies"] == ["dynamic", "capped"]
+            assert gateway.live.pilot.shown().bounds.policies == ("dynamic", "capped")
 
     run_virtual(main())
 
@@ -139,8 +144,8 @@ def test_a_remembered_policy_that_is_not_installed_is_said_and_stops_no_start(
         async with running("single", autopilot=mode, state_file=file) as (_, gateway):
             assert gateway.live is not None
             tried = Setting(policy="gone" if of == "memory" else known)
-            failure = FailedSetting(setting=tried, until=9.0, times=1, rate=1.0)
-            gateway.live.pilot.state = State(failures=(failure,)).to_dict()
+            failure = FailedSetting(knobs=tried, until=9.0, times=1, rate=1.0)
+            gateway.live.pilot.state = saved(State(failures=(failure,)))
             gateway.live.saved.save()
         state = json.loads(file.read_bytes())
         if of == "followed":
@@ -169,6 +174,6 @@ def test_a_list_of_policies_outlasts_a_manual_switch() -> None:
         async with running("single", autopilot_policies=("single", "elastic")) as (app, gateway):
             assert gateway.live is not None
             await call(app, "PUT", "/admin/policy", {"policy": "dynamic"})
-            assert gateway.live.pilot.shown()["bounds"]["policies"] == ["single", "elastic"]
+            assert gateway.live.pilot.shown().bounds.policies == ("single", "elastic")
 
     run_virtual(main())

@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from kendall.server.live.gauges import STATS, LiveGauges
 from kendall.server.telemetry.metrics import MAX_POLICIES, Metrics, exposition
 from tests.server.asgi import Call, call, completion, running
+from tests.server.made_answers import what_if
 from tests.virtual_time import run_virtual
 
 
@@ -97,13 +98,7 @@ def test_forecasts_take_no_label_from_a_policy_in_force() -> None:
         names = [
             f"capped:max_batch_size={look * 100 + size}" for size in range(1, MAX_POLICIES + 9)
         ]
-        durations = {
-            name: dict.fromkeys(STATS, 0.1)
-            for name in ("queueing_delay", "sojourn_time", "time_to_first_token")
-        }
-        gauges.what_if(
-            [{"policy": name, "max_output_tokens": None} | durations for name in names], None
-        )
+        gauges.what_if([what_if(name) for name in names], None)
     metrics.switched("fixed:batch_size=7", None, 1, changed_policy=True)
     text = metrics.exposition().decode()
     assert (

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from kendall.server.live.answers import Answer
 from kendall.server.live.predictor import PredictorClient, PredictorLostError
 from tests.server.asgi import call, completion, running
 from tests.virtual_time import run_virtual
@@ -64,10 +65,7 @@ def test_after_a_success_the_next_failure_is_logged_again(
         raise ValueError(function)
 
     async def nothing(_: PredictorClient, function: str, *arguments: Any) -> Any:
-        empty = dict.fromkeys(
-            ("pilot_failure", "decision", "ahead", "prediction", "estimates", "state")
-        )
-        return empty | {"reason": "too few", "can_say_what_if": False}
+        return Answer(reason="too few")
 
     async def main() -> tuple[int, int]:
         async with running("capped:max_batch_size=4") as (_, gateway):

@@ -27,7 +27,7 @@ def test_the_same_failure_is_logged_once_and_counted(caplog: pytest.LogCaptureFi
         "the live prediction failed and is repeated; the same failure is not logged again: "
         "ValueError: got 0.0"
     ) in caplog.text
-    assert failures.state() == {
+    assert failures.as_dict() == {
         "count": 60,
         "in_a_row": 60,
         "last": "ValueError: got 8.85e-06 arrivals at -59; expected more",

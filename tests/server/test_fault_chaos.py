@@ -187,7 +187,7 @@ async def self_checking(live: LiveModel, broken: list[str]) -> None:
     while True:
         await asyncio.sleep(2.0)
         live.check()
-        broken += [each["name"] for each in live.checks if not each["holds"]]
+        broken += [each.name for each in live.checks if not each.holds]
 
 
 def check(chaos: Chaos, found: dict[str, Any]) -> None:

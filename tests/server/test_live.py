@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -24,18 +25,22 @@ from kendall.loadgen.gateway.gateway_process import GatewayProcess, free_port
 from kendall.loadgen.sending.client.target import Target
 from kendall.loadgen.sending.run import run_load
 from kendall.queueing.arrivals.timetable import draw
-from kendall.queueing.choosing.forecast import Setting
+from kendall.queueing.choosing.forecast import Setting, WhatIf
 from kendall.queueing.control.assess import assess
 from kendall.queueing.distributions.token_distribution import parse_distribution
 from kendall.queueing.engine_bounds import EngineBounds
+from kendall.queueing.estimation.interval import symmetric, without_interval
+from kendall.queueing.estimation.summaries import Judgement
 from kendall.queueing.estimation.window.producer import WindowProducer
 from kendall.queueing.estimation.window_queue import QueueLimits
+from kendall.queueing.json_form import json_object, to_json
 from kendall.queueing.measurement.check import SAID
 from kendall.queueing.prediction import predict_model
 from kendall.queueing.queue import Queue
 from kendall.queueing.result import LEVELS
 from kendall.server.admission.limits import OverloadSettings
 from kendall.server.live import predicting
+from kendall.server.live.answers import Answer, AssessmentSummary
 from kendall.server.live.gauges import LiveGauges
 from kendall.server.live.predicting import described
 from kendall.server.live.question import Question
@@ -44,6 +49,7 @@ from tests.queueing.estimation_runs import LAW, LENGTHS
 from tests.queueing.estimation_windows import window_of
 from tests.server.asgi import Call, running
 from tests.server.live_harness import answered
+from tests.server.made_answers import what_if
 from tests.virtual_time import run_virtual
 
 BATCHES, JOINING = (
@@ -73,19 +79,21 @@ def question_at(now: float, policy: str) -> Question:
 
 
 @cache
-def said(policy: str) -> str:
-    """What `/admin/prediction` says of 6,000 simulated requests at load 0.6, as JSON."""
+def look_of(policy: str) -> AssessmentSummary:
+    """6,000 simulated requests at load 0.6."""
     model = Queue.read(policy, LENGTHS, LAW, max_num_seqs=16)
     seen = window_of(model, 0.6, 6000, 1)
     question = question_at(seen.now, policy)
     predicting._memory = predicting._Memory()
     predicting._memory.recent.add(seen)
-    return json.dumps(
-        described(
-            question, seen, assess(seen, LAW, QueueLimits(engine=EngineBounds(max_num_seqs=16)))
-        ),
-        allow_nan=False,
+    return described(
+        question, seen, assess(seen, LAW, QueueLimits(engine=EngineBounds(max_num_seqs=16)))
     )
+
+
+def said(policy: str) -> str:
+    """What `/admin/prediction` says of them, as JSON."""
+    return json.dumps(json_object(look_of(policy)), allow_nan=False)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +116,7 @@ def test_the_next_minutes_are_looked_at_anew_sooner_where_the_load_has_moved(
     moved = dataclasses.replace(found, load=found.load.scaled(load))
     again = predicting._next(question, later, moved, joins=False)
     assert again is not None
-    assert (again["at"] == later.now) == anew
+    assert (again.at == later.now) == anew
     assert anew or again is first
 
 
@@ -159,7 +167,7 @@ def test_a_live_prediction_is_whole(policy: str) -> None:
 
 
 def gauges_of(
-    found: dict[str, Any], then: Callable[[LiveGauges], None] = lambda _: None
+    found: AssessmentSummary, then: Callable[[LiveGauges], None] = lambda _: None
 ) -> dict[str, dict[str, float]]:
     """By name, and by the last label's value; `` where there is none."""
     metrics = Metrics()
@@ -184,7 +192,7 @@ def gauges_of(
 @each_policy
 def test_the_gauges_show_the_live_prediction_in_order(policy: str) -> None:
     found = json.loads(said(policy))
-    shown, comparison = gauges_of(found), found["comparison"]
+    shown, comparison = gauges_of(look_of(policy)), found["comparison"]
     compared = found["compared"]
     for name in ("predicted", "observed"):
         stats = shown[f"{name}_{compared}_seconds"]
@@ -242,10 +250,7 @@ class Asked:
 
     async def ask(self, *question: Any) -> Any:
         self.questions.append(question)
-        nothing = dict.fromkeys(
-            ("pilot_failure", "decision", "reason", "ahead", "prediction", "estimates", "state")
-        )
-        return [] if question[0] == "ask_advice" else nothing | {"can_say_what_if": False}
+        return [] if question[0] == "ask_advice" else Answer()
 
 
 def test_who_asks_for_advice_takes_no_decision_from_the_autopilot() -> None:
@@ -301,12 +306,13 @@ def test_a_predicting_process_that_comes_again_has_the_autopilot_and_a_window_th
     async def main() -> None:
         async with running(autopilot="act") as (_, gateway):
             live, asked = gateway.live_model(), Asked()
-            live.pilot.remember({"remembered": True})
+            remembered = msgspec.Raw(b"{}")
+            live.pilot.remember(remembered)
             await asyncio.sleep(3.0)
             live._producer.take()
             await live._begin_life(asked.ask, life)
             delta = live._producer.take()
-            assert asked.questions == [("start_pilot", "act", {"remembered": True}, 0.0)]
+            assert asked.questions == [("start_pilot", "act", remembered, 0.0)]
             began = gateway.now() if life > 1 else -math.inf
             assert (delta.begun, delta.forgets_lengths, delta.carried_from) == (
                 life > 1,
@@ -314,7 +320,7 @@ def test_a_predicting_process_that_comes_again_has_the_autopilot_and_a_window_th
                 began,
             )
             assert delta.epoch == gateway.batcher.epoch
-            live.saved.estimates = {"no": "estimates"}
+            live.saved.estimates = msgspec.Raw(b"{}")
 
             async def broken(*question: Any) -> Any:
                 asked.questions.append(question)
@@ -380,7 +386,7 @@ def test_what_ifs_end_in_time_with_those_that_there_are(monkeypatch: pytest.Monk
     every = predicting.ask_what_ifs()
     monkeypatch.setattr(predicting, "WHAT_IF_SECONDS", 0.0)
     assert len(every) > 5
-    assert predicting.ask_what_ifs() == every[:1]
+    assert to_json(predicting.ask_what_ifs()) == to_json(every[:1])
 
 
 def known_estimates(load: float, policy: str = "capped:max_batch_size=4") -> predicting._Memory:
@@ -395,6 +401,11 @@ def known_estimates(load: float, policy: str = "capped:max_batch_size=4") -> pre
     return memory
 
 
+def rows(what_ifs: list[WhatIf]) -> list[dict[str, Any]]:
+    """As JSON."""
+    return [json_object(each) for each in what_ifs]
+
+
 def test_what_ifs_come_bit_by_bit_the_most_telling_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """At once the load of each, by which those without a steady state are known; then forecasts:
     that of the setting in force, and those with the lowest load.
@@ -402,9 +413,9 @@ def test_what_ifs_come_bit_by_bit_the_most_telling_first(monkeypatch: pytest.Mon
     memory = known_estimates(0.9)
     monkeypatch.setattr(predicting, "_memory", memory)
     monkeypatch.setattr(predicting, "WHAT_IF_SLICE", 1e9)
-    whole = predicting.ask_what_ifs()
+    whole = rows(predicting.ask_what_ifs())
     monkeypatch.setattr(predicting, "WHAT_IF_SLICE", 0.0)
-    found, came = predicting.ask_what_ifs(), list[dict[str, Any]]()
+    found, came = rows(predicting.ask_what_ifs()), list[dict[str, Any]]()
     assert [each["policy"] for each in found] == [each["policy"] for each in whole]
     assert [each["load"] for each in found] == [each["load"] for each in whole]
     assert {each["at"] for each in found} == {memory.question.at}  # type: ignore[union-attr]
@@ -417,7 +428,7 @@ def test_what_ifs_come_bit_by_bit_the_most_telling_first(monkeypatch: pytest.Mon
     assert all(each["stable"] is None and each["queueing_delay"] is None for each in pending)
     while any(each.get("pending") for each in found):
         before = {json.dumps(each) for each in found}
-        found = predicting.ask_what_ifs(False)
+        found = rows(predicting.ask_what_ifs(False))
         came += [each for each in found if json.dumps(each) not in before]
     loads = [each["load"] for each in came]
     assert loads == sorted(loads)
@@ -450,17 +461,23 @@ class Assessing(Asked):
                 self.left = 2
             self.left -= 1
             await asyncio.sleep(4.0)
-            row = {"at": self.rounds[-1], "max_output_tokens": None, "queueing_delay": None}
-            return [row, row | {"pending": True} if self.left else row]
+            row = what_if(at=self.rounds[-1], queueing_delay=None)
+            waiting = what_if(at=self.rounds[-1], queueing_delay=None, pending=True)
+            return [row, waiting if self.left else row]
         if question[0] != "assess_window":
             return None
-        rate = {"value": self.rate, "low": 0.9 * self.rate, "high": 1.1 * self.rate}
-        speed = {"value": 1.0, "low": 0.95, "high": 1.05}
-        ended = now if self.last_call is None else self.last_call
-        estimates = {"arrival_rate": rate, "speed": speed, "dispersion": {"value": 1.0}}
-        estimates |= {"now": ended}
-        seen = {"at": now, "arrival_rate": self.rate, "estimates": estimates}
-        return found | {"can_say_what_if": True, "prediction": seen, "estimates": estimates}
+        look = look_of("single")
+        estimates = dataclasses.replace(
+            look.estimates,
+            arrival_rate=symmetric(self.rate, 0.1 * self.rate, 900.0),
+            speed=symmetric(1.0, 0.05, 900.0),
+            dispersion=without_interval(1.0),
+            now=now if self.last_call is None else self.last_call,
+        )
+        look = dataclasses.replace(look, at=now, arrival_rate=self.rate, estimates=estimates)
+        return dataclasses.replace(
+            found, can_say_what_if=True, prediction=look, estimates=estimates
+        )
 
 
 @contextlib.asynccontextmanager
@@ -553,11 +570,11 @@ def test_requests_that_stopped_are_told_however_lately_the_window_was_assessed()
             for _ in range(4):
                 await asyncio.sleep(10.0)
                 await live.update()
-                marks = live.marks()
-                assert (marks["stopped"], marks["outdated"]) == (True, False)
-                assert marks["age"] < 10.0
+                assert (live.stopped, live.outdated) == (True, False)
+                assert live.age is not None
+                assert live.age < 10.0
             live.activity.recent.saw(live.activity._now(), begins_call=True)
-            assert not live.marks()["stopped"]
+            assert not live.stopped
 
     run_virtual(main())
 
@@ -588,13 +605,18 @@ def test_a_rate_that_is_hardly_known_is_no_other_rate_because_more_requests_came
         async with assessed() as (live, _):
             await live.update()
             await live.update()  # without what-ifs: no time passes
-            rate = live.prediction["estimates"]["arrival_rate"]
-            rate |= {"low": 6.0, "high": 18.0}
+
+            def know(half_width: float) -> None:
+                rate = symmetric(12.0, half_width, 900.0)
+                estimates = dataclasses.replace(live.prediction.estimates, arrival_rate=rate)
+                live.prediction = dataclasses.replace(live.prediction, estimates=estimates)
+
+            know(6.0)
             for _ in range(900):  # 15 requests/s for a minute
                 await asyncio.sleep(1 / 15)
                 live.activity.recent.saw(live.activity._now(), begins_call=True)
             assert not live.outdated
-            rate |= {"low": 11.9, "high": 12.1}
+            know(0.1)
             assert live.outdated
 
     run_virtual(main())
@@ -637,10 +659,10 @@ def test_what_ifs_take_at_most_a_tenth_of_the_time(seconds: float, waited: float
         async def ask(self, *question: Any) -> Any:
             found = await super().ask(*question)
             if question[0] != "ask_what_ifs":
-                return found | {"can_say_what_if": True}
+                return dataclasses.replace(found, can_say_what_if=True)
             at.append(asyncio.get_running_loop().time())
             await asyncio.sleep(seconds)
-            return [{"at": 0.0}]
+            return [what_if()]
 
     async def main() -> None:
         async with running(prediction_interval=1e6) as (_, gateway):
@@ -676,19 +698,16 @@ def test_without_a_prediction_the_reason_is_of_this_epoch_and_of_this_moment() -
 
 
 def test_a_new_epoch_shows_nothing_of_the_one_before() -> None:
-    found = json.loads(said(BATCHES[1]))
-    stats = dict.fromkeys(("mean", *LEVELS), 1.0)
-    quantities = {"queueing_delay": stats, "sojourn_time": stats, "time_to_first_token": stats}
-    forecast = {"policy": "dynamic", "max_output_tokens": None, **quantities}
+    found = look_of(BATCHES[1])
 
-    def what_if(gauges: LiveGauges) -> None:
-        gauges.what_if([forecast], None)
+    def beside(gauges: LiveGauges) -> None:
+        gauges.what_if([what_if("dynamic")], None)
 
     def next_epoch(gauges: LiveGauges) -> None:
-        what_if(gauges)
+        beside(gauges)
         gauges.begin_epoch()
 
-    before, after = gauges_of(found, what_if), gauges_of(found, next_epoch)
+    before, after = gauges_of(found, beside), gauges_of(found, next_epoch)
     begun = gauges_of(found, LiveGauges.begin_epoch)
     gone = {
         "prediction_verdict",
@@ -714,13 +733,15 @@ def test_a_new_epoch_shows_nothing_of_the_one_before() -> None:
 def test_the_gauges_show_the_sign_of_an_error_and_nothing_of_what_is_not_known(
     error: float | None,
 ) -> None:
-    found = json.loads(said(BATCHES[1]))
-    found["comparison"] |= {"error": error, "verdict": "disagree"}
-    found["comparison"]["assumptions"] = {
-        name: {"holds": holds, "says": ""}
-        for name, holds in (("open_loop", True), ("no_stalls", False), ("settled", None))
-    }
-    shown = gauges_of(found)
+    found = look_of(BATCHES[1])
+    judged = (("open_loop", True), ("no_stalls", False), ("settled", None))
+    comparison = dataclasses.replace(
+        found.comparison,
+        error=math.nan if error is None else error,
+        verdict="disagree",
+        assumptions={name: Judgement(holds, "") for name, holds in judged},
+    )
+    shown = gauges_of(dataclasses.replace(found, comparison=comparison))
     assert shown.get("prediction_error_ratio", {}).get("") == error
     assert shown["prediction_verdict"] == {"agree": 0.0, "disagree": 1.0, "not enough data": 0.0}
     holds = shown["assumption_holds"]

@@ -420,12 +420,12 @@ def test_after_few_requests_the_reason_counts_them(
     )
     answer = predicting.assess_window(question)
     number, ends = counted(ended, "request"), "has ended" if ended == 1 else "have ended"
-    assert answer["reason"] == f"{number} of this epoch {ends} in the last 300 s; 50 are needed"
+    assert answer.reason == f"{number} of this epoch {ends} in the last 300 s; 50 are needed"
     anew = predicting.assess_window(dataclasses.replace(question, anew=True))
-    assert anew["reason"] == (
+    assert anew.reason == (
         f"{number} {ends} since the predicting process was restarted; 50 are needed"
     )
-    assert answer["prediction"] is None
+    assert answer.prediction is None
 
 
 @pytest.mark.parametrize("ended", [49, 50])
@@ -449,8 +449,8 @@ def test_fifty_requests_of_an_epoch_are_predicted_from_and_fewer_are_not(
         longest=64,
     )
     answer = predicting.assess_window(question)
-    assert (answer["prediction"] is None) == (answer["reason"] is not None) == (ended < 50)
-    assert (answer["ahead"] is None) == (ended < 50)
+    assert (answer.prediction is None) == (answer.reason is not None) == (ended < 50)
+    assert (answer.ahead is None) == (ended < 50)
 
 
 def test_the_wander_is_that_of_the_hour_and_not_of_the_window(
@@ -477,10 +477,12 @@ def test_the_wander_is_that_of_the_hour_and_not_of_the_window(
         engine=EngineBounds(max_num_seqs=8),
         longest=64,
     )
-    slow = predicting.assess_window(question)["estimates"]["wander"]
-    assert slow["significant"]
-    assert slow["sigma"]["value"] == pytest.approx(SIGMA, rel=0.2)
-    assert slow["tau"] == pytest.approx(TAU, rel=1.0)
+    summary = predicting.assess_window(question).estimates
+    assert summary is not None
+    slow = summary.wander
+    assert slow.significant
+    assert slow.sigma.value == pytest.approx(SIGMA, rel=0.2)
+    assert slow.tau == pytest.approx(TAU, rel=1.0)
 
 
 @pytest.mark.parametrize("where", ["killed", "not connected"])

@@ -12,6 +12,7 @@ import pytest
 from starlette.requests import ClientDisconnect
 
 from kendall.policies import SpecError
+from kendall.server.live.answers import AdviceAnswer
 from kendall.server.live.predictor import PredictorLostError
 from kendall.server.live.questions import Questions
 from kendall.server.runtime.errors import ApiError
@@ -176,12 +177,12 @@ def test_the_advice_of_two_who_ask_the_same_is_computed_once(
         async with running() as (app, gateway):
             asked: list[Any] = []
 
-            async def advice(parameters: Any) -> dict[str, Any]:
+            async def advice(parameters: Any) -> AdviceAnswer:
                 asked.append(dict(parameters))
                 await asyncio.sleep(1)
                 if "objective" in parameters:
                     raise SpecError("got objective")
-                return {"advice": [], "load_balancer": None}
+                return AdviceAnswer(advice=[], load_balancer=None, rate=None)
 
             monkeypatch.setattr(gateway.live_model(), "advice", advice)
             calls = [Call(app, "GET", "/admin/advice", query=b"theta=0.5") for _ in range(5)]

@@ -9,7 +9,9 @@ import pytest
 from fastapi import FastAPI
 
 from kendall.queueing.choosing.advice.rates import rate_sentences
+from kendall.queueing.choosing.forecast import RateBounds
 from kendall.queueing.estimation.assumptions.assumption import Assumption
+from kendall.queueing.estimation.interval import Estimate
 from kendall.server.gateway import Gateway
 from kendall.server.live import model, predicting
 from tests.server.asgi import Call
@@ -75,30 +77,24 @@ def test_an_advice_says_that_the_gateway_refuses_calls() -> None:
         predicting._memory.last = dataclasses.replace(last, compared=compared)
         rate = predicting.ask_rates({})
         assert rate is not None
-        assert rate["refused"] == says.partition(":")[0]
-        assert f"only admitted calls are counted: {rate['refused']}" in rate["says"]
+        assert rate.refused == says.partition(":")[0]
+        assert f"only admitted calls are counted: {rate.refused}" in rate.says
 
     serving(1, work)
 
 
-def found(**changes: Any) -> dict[str, Any]:
-    observed = {"value": 12.1, "low": 11.34, "high": 12.96, "effective_n": 900.0}
-    plain = {
-        "observed": observed,
-        "largest_stable": 18.27,
-        "slo": None,
-        "factor": 1.0,
-        "refused": None,
-    }
-    return plain | {"largest_within_slo": None, "reason": None} | changes
+def found(**changes: Any) -> RateBounds:
+    observed = Estimate(12.1, 11.34, 12.96, 900.0)
+    bounds = RateBounds(observed=observed, largest_stable=18.27, slo=None)
+    return dataclasses.replace(bounds, **changes)
 
 
 def test_in_words() -> None:
-    assert rate_sentences(found()) == [
+    assert rate_sentences(found()) == (
         "12.1 requests/s observed (95 %: 11.3 to 13)",
         "the setting in force has a steady state up to 18.3 requests/s, 1.51 times the observed "
         "rate",
-    ]
+    )
     slo = "p99_queueing_delay=2s"
     asked, kept, _ = rate_sentences(found(factor=1.5, slo=slo, largest_within_slo=14.02))
     assert asked == "18.1 requests/s, 1.5 times 12.1 requests/s observed (95 %: 11.3 to 13)"

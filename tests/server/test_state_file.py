@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from kendall.policies import SpecError
@@ -13,15 +15,23 @@ from kendall.queueing.latency.law import parse_law
 from kendall.queueing.latency.profile import Profile
 from kendall.server.engines.emulated import EmulatedEngine
 from kendall.server.gateway import Gateway
-from kendall.server.live.state_file import SCHEMA_VERSION, check_state_file, load_state, save_state
+from kendall.server.live.state_file import (
+    SCHEMA_VERSION,
+    EngineKey,
+    SavedState,
+    check_state_file,
+    load_state,
+    save_state,
+)
 from kendall.server.settings import Settings
 
 GIVEN = parse_law("k1=1e-3,k2=2e-3,k3=0,k4=1e-3")
-OURS: dict[str, Any] = {"engine": "vllm", "model": "tiny", "max_num_seqs": 64, "servers": 1}
+OURS = EngineKey("vllm", "tiny", 64, 1)
 
 
 def saved(path: Path, **state: Any) -> bytes:
-    save_state(path, {"engine": OURS, "law": "k1=1"} | state)
+    known = SavedState(schema_version=SCHEMA_VERSION, engine=OURS, law="k1=1")
+    save_state(path, msgspec.structs.replace(known, **state))
     return path.read_bytes()
 
 
@@ -36,17 +46,17 @@ def test_what_was_saved_is_loaded_by_the_same_engine(tmp_path: Path) -> None:
     check_state_file(path)
     state = load_state(path, OURS)
     assert state is not None
-    assert state["law"] == "k1=1"
+    assert state.law == "k1=1"
     assert [each.name for each in tmp_path.iterdir()] == ["state"]
 
 
 @pytest.mark.parametrize(
     ("state", "engine", "why"),
     [
-        ({}, OURS | {"max_num_seqs": 8}, "of another engine: max_num_seqs 64"),
+        ({}, replace(OURS, max_num_seqs=8), "of another engine: max_num_seqs 64"),
         (
             {},
-            OURS | {"engine": "emulated", "model": "other"},
+            replace(OURS, engine="emulated", model="other"),
             "of another engine: engine vllm, model tiny",
         ),
         ({"engine": None}, OURS, "of another engine: engine unknown"),
@@ -55,7 +65,7 @@ def test_what_was_saved_is_loaded_by_the_same_engine(tmp_path: Path) -> None:
 )
 def test_a_state_that_cannot_be_used_is_renamed(
     state: dict[str, Any],
-    engine: dict[str, Any],
+    engine: EngineKey,
     why: str,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
@@ -110,7 +120,7 @@ def test_one_that_cannot_be_renamed_is_said(
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr("kendall.server.live.state_file.put_aside", refused)
-    assert load_state(path, OURS | {"servers": 2}) is None
+    assert load_state(path, replace(OURS, servers=2)) is None
     assert "cannot rename it: [Errno 13] Permission denied" in caplog.text
 
 

@@ -11,11 +11,10 @@ least_requests        no formula: all servers are simulated side by side, 0.1 s 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from kendall.policies.text import SpecError, suggest
 from kendall.queueing.choosing.answer import precise
-from kendall.queueing.choosing.forecast import Setting
+from kendall.queueing.choosing.forecast import CentralQueue, LoadBalancerCost, RoutedQueues, Setting
 from kendall.queueing.choosing.gain.window_model import WindowModel
 from kendall.queueing.errors import PredictionError
 from kendall.queueing.queue import ROUTINGS, Queue
@@ -46,9 +45,9 @@ def routings_of(parameters: Mapping[str, str]) -> tuple[str, ...]:
 
 def behind_load_balancer(
     window: WindowModel, setting: Setting, routings: Sequence[str] = USUAL
-) -> dict[str, Any] | None:
-    """The setting with one queue and with a queue at each server, as JSON: durations in seconds,
-    `more` the difference of the means. None with one server, and without a steady state.
+) -> LoadBalancerCost | None:
+    """The setting with one queue and with a queue at each server. None with one server, and
+    without a steady state.
     """
     if setting.servers == 1 or window.refusal(setting.max_output_tokens) is not None:
         return None
@@ -57,18 +56,20 @@ def behind_load_balancer(
     except PredictionError:
         return None
     model = window.model(setting)
-    return {
-        "servers": setting.servers,
-        "policy": setting.policy,
-        "compared": "sojourn_time" if model.policy.joins_running else "queueing_delay",
-        "central": _durations(one_queue),
-        "routings": [_routed(window, model, routing, one_queue) for routing in routings],
-    }
+    return LoadBalancerCost(
+        servers=setting.servers,
+        policy=setting.policy,
+        compared="sojourn_time" if model.policy.joins_running else "queueing_delay",
+        central=CentralQueue(
+            method=one_queue.method,
+            queueing_delay=one_queue.queueing_delay,
+            sojourn_time=one_queue.sojourn_time,
+        ),
+        routings=[_routed(window, model, routing, one_queue) for routing in routings],
+    )
 
 
-def _routed(
-    window: WindowModel, model: Queue, routing: str, one_queue: Prediction
-) -> dict[str, Any]:
+def _routed(window: WindowModel, model: Queue, routing: str, one_queue: Prediction) -> RoutedQueues:
     """A queue at each server, as the gateway would measure it, and how much more than in one queue;
     or `reason` says why it has no numbers. Behind a stall waits who has joined that server's queue;
     the fewest requests avoid it as one queue does.
@@ -81,13 +82,18 @@ def _routed(
         else:
             prediction = window.measured(precise)(one, window.rate / model.engine.servers)
     except (SpecError, PredictionError) as error:
-        nothing = dict.fromkeys(("method", *_DURATIONS, "more"))
-        return {"routing": routing, **nothing, "reason": str(error)}
+        return RoutedQueues(routing=routing, reason=str(error))
     more: dict[str, float | None] = {}
     for name in _DURATIONS:
         here, central = (getattr(each, name).mean for each in (prediction, one_queue))
         more[name] = None if here is None or central is None else here - central
-    return {"routing": routing, **_durations(prediction), "more": more, "reason": None}
+    return RoutedQueues(
+        routing=routing,
+        method=prediction.method,
+        queueing_delay=prediction.queueing_delay,
+        sojourn_time=prediction.sojourn_time,
+        more=more,
+    )
 
 
 def _simulated(model: Queue, arrival_rate: float) -> Prediction:
@@ -95,8 +101,3 @@ def _simulated(model: Queue, arrival_rate: float) -> Prediction:
     model.stable_load(arrival_rate)
     count = affordable_requests(model, arrival_rate, SIMULATED)
     return simulate_model(model, arrival_rate, num_requests=count)
-
-
-def _durations(prediction: Prediction) -> dict[str, Any]:
-    durations = {name: getattr(prediction, name).as_dict() for name in _DURATIONS}
-    return {"method": prediction.method} | durations

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
 from kendall.policies.text import SpecError, parse_number, short_number
-from kendall.queueing.choosing.forecast import Setting
+from kendall.queueing.choosing.forecast import RateBounds, Setting
 from kendall.queueing.choosing.gain.window_model import WindowModel
 from kendall.queueing.choosing.objective import Objective
 from kendall.queueing.choosing.rates import largest_rate
@@ -31,52 +31,48 @@ def rate_factor_of(parameters: Mapping[str, str]) -> float:
     return factor
 
 
-def rates(window: WindowModel, setting: Setting, objective: Objective) -> dict[str, Any]:
-    """Requests per second, as JSON: observed, and the largest that `setting` can serve, with a
-    steady state and within the SLO; null where there is none, and `reason` says why.
-    """
-    observed = window.estimates.arrival_rate
+def rates(window: WindowModel, setting: Setting, objective: Objective) -> RateBounds:
+    """The rates that `setting` can serve."""
     refusal = window.refusal(setting.max_output_tokens)
-    found: dict[str, Any] = {
-        "observed": observed.to_dict(),
-        "largest_stable": None,
-        "slo": ", ".join(f"{slo}s" for slo in objective.slos) or None,
-        "largest_within_slo": None,
-        "reason": refusal,
-    }
+    bounds = RateBounds(
+        observed=window.estimates.arrival_rate,
+        slo=", ".join(f"{slo}s" for slo in objective.slos) or None,
+        reason=refusal,
+    )
     if refusal is not None:
-        return found
+        return bounds
     model = window.model(setting)
-    stable = model.largest_stable_rate
-    if model.requests.patience is None and math.isfinite(stable):
-        found["largest_stable"] = stable
-    if objective.slo is not None:
-        try:
-            best = largest_rate(model, objective, PRECISION, window.ranking(objective.slos)).best
-        except (NoStableChoiceError, PredictionError, SpecError) as error:
-            return found | {"reason": str(error)}
-        found["largest_within_slo"] = best["arrival_rate"]
-    return found
+    if model.requests.patience is None and math.isfinite(model.largest_stable_rate):
+        bounds = replace(bounds, largest_stable=model.largest_stable_rate)
+    if objective.slo is None:
+        return bounds
+    try:
+        best = largest_rate(model, objective, PRECISION, window.ranking(objective.slos)).best
+    except (NoStableChoiceError, PredictionError, SpecError) as error:
+        return replace(bounds, reason=str(error))
+    return replace(bounds, largest_within_slo=best["arrival_rate"])
 
 
-def rate_sentences(found: Mapping[str, Any]) -> list[str]:
+def rate_sentences(bounds: RateBounds) -> tuple[str, ...]:
     """In words: the rate that was asked about, then what the setting in force can serve."""
-    observed, factor = found["observed"]["value"], found["factor"]
-    ends = [found["observed"][end] for end in ("low", "high")]
+    observed, factor = bounds.observed.value, bounds.factor
     asked = f"{_rate(observed)} observed"
-    if None not in ends:
-        asked += f" (95 %: {short_number(ends[0], 3)} to {short_number(ends[1], 3)})"
+    if bounds.observed.known:
+        low, high = (short_number(end, 3) for end in (bounds.observed.low, bounds.observed.high))
+        asked += f" (95 %: {low} to {high})"
     said = [asked if factor == 1 else f"{_rate(observed * factor)}, {factor:g} times {asked}"]
-    if found["refused"]:
-        said.append(f"only admitted calls are counted: {found['refused']}")
-    bounds = {"largest_within_slo": f"keeps {found['slo']}", "largest_stable": "has a steady state"}
-    for key, what in bounds.items():
-        if (most := found[key]) is not None:
+    if bounds.refused:
+        said.append(f"only admitted calls are counted: {bounds.refused}")
+    for most, what in (
+        (bounds.largest_within_slo, f"keeps {bounds.slo}"),
+        (bounds.largest_stable, "has a steady state"),
+    ):
+        if most is not None:
             times = f"{short_number(most / observed, 3)} times the observed rate"
             said.append(f"the setting in force {what} up to {_rate(most)}, {times}")
-    if found["slo"] is not None and found["largest_within_slo"] is None:
-        said.append(f"no rate is known at which the setting in force keeps it: {found['reason']}")
-    return said
+    if bounds.slo is not None and bounds.largest_within_slo is None:
+        said.append(f"no rate is known at which the setting in force keeps it: {bounds.reason}")
+    return tuple(said)
 
 
 def _rate(value: float) -> str:

@@ -20,9 +20,8 @@ that and the change is forgotten.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from kendall.policies.text import SpecError
 from kendall.queueing.choosing.autopilot.assessed_window import AssessedWindow
@@ -84,15 +83,9 @@ class Autopilot:
             seen, known, chooser.search() if wrong is None else chooser.to_bounds(*wrong)
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """The state, as JSON, for the state file."""
-        return self.state.to_dict()
-
-    def restore(self, plain: Mapping[str, Any], shift: float = 0.0) -> None:
-        """Take up what `to_dict` wrote; `shift` seconds from the old clock to the new one.
-        Raises ValueError for another schema.
-        """
-        self.state = State.from_dict(plain).shifted(shift)
+    def restore(self, state: State, shift: float = 0.0) -> None:
+        """Take up what it remembered; `shift` seconds from the old clock to the new one."""
+        self.state = state.shifted(shift)
 
     def _judged(self, seen: AssessedWindow, known: Knowledge) -> Decision | None:
         """What became of the last change, if that can be said."""

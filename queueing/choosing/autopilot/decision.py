@@ -4,11 +4,9 @@ kept.
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Literal
 
 from kendall.queueing.choosing.autopilot.bounds import Knob
 from kendall.queueing.choosing.forecast import Setting
@@ -46,14 +44,14 @@ class Decision:
     measured_gain: Estimate = UNKNOWN
     compared: Quantity = "queueing_delay"  # or the sojourn time, across families
 
-    @property
-    def acts(self) -> bool:
-        """Whether a knob is to be turned."""
-        return self.kind in ("change", "rollback")
+    says: str = field(init=False, default="")  # one line for the log
+    acts: bool = field(init=False, default=False)  # a knob is to be turned
 
-    @property
-    def says(self) -> str:
-        """One line for the log."""
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "says", self._words())
+        object.__setattr__(self, "acts", self.kind in ("change", "rollback"))
+
+    def _words(self) -> str:
         before, after = (f"{each.policy}, {each.limit_words}" for each in (self.before, self.after))
         turned = before if self.before == self.after else f"{self.knob}, {before} -> {after}"
         parts = [f"{self.kind}: {turned}", self.reason]
@@ -66,35 +64,6 @@ class Decision:
         parts += [f"predicted {WORDS[self.compared]} {predicted}"] if predicted else []
         parts += [f"observed {WORDS[self.compared]} {observed}"] if observed else []
         return "; ".join(parts)
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON."""
-        plain = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
-        for name, value in plain.items():
-            if isinstance(value, Estimate):
-                plain[name] = value.to_dict()
-            elif isinstance(value, Setting):
-                plain[name] = dataclasses.asdict(value)
-            elif isinstance(value, float) and not math.isfinite(value):
-                plain[name] = None
-        return plain | {"says": self.says}
-
-    @classmethod
-    def from_dict(cls, plain: Mapping[str, Any]) -> Decision:
-        """What `to_dict` wrote."""
-        fields: dict[str, Any] = {}
-        for item in dataclasses.fields(cls):
-            value = (
-                plain.get(item.name, "queueing_delay")
-                if item.name == "compared"
-                else plain[item.name]
-            )
-            if item.name in ("before", "after"):
-                value = Setting(**value)
-            elif isinstance(value, Mapping):
-                value = Estimate.from_dict(value)
-            fields[item.name] = math.nan if value is None else value
-        return cls(**fields)
 
 
 def _beside(before: Estimate, after: Estimate, gain: Estimate, missing: str) -> str:

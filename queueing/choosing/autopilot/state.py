@@ -6,18 +6,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from kendall.queueing.choosing.autopilot.bounds import Rules
 from kendall.queueing.choosing.autopilot.decision import Decision
 from kendall.queueing.choosing.forecast import Setting
 from kendall.queueing.estimation.interval import UNKNOWN, Estimate, symmetric
+from kendall.queueing.json_form import from_json
 
 SCHEMA_VERSION = 1
 DRIFT = 0.05  # of an estimate of an earlier epoch, relative, per minute
-CARRIED = ("rate", "speed", "rate_before", "speed_before")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,21 +34,10 @@ class FailedSetting:
     has left that of then.
     """
 
-    setting: Setting
+    knobs: Setting
     until: float
     times: int
     rate: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON."""
-        plain = dataclasses.asdict(self)
-        return {"knobs": plain.pop("setting"), **plain}  # the state file's name for it
-
-    @classmethod
-    def from_dict(cls, plain: Mapping[str, Any]) -> FailedSetting:
-        """What `to_dict` wrote."""
-        about = {name: plain[name] for name in ("until", "times", "rate")}
-        return cls(setting=Setting(**plain["knobs"]), **about)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +64,6 @@ class Carried:
         apart = own.high < earlier.low or own.low > earlier.high
         return own if apart or own.relative <= earlier.relative else earlier
 
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON."""
-        return {"estimate": self.estimate.to_dict(), "at": _number(self.at), "epoch": self.epoch}
-
-    @classmethod
-    def from_dict(cls, plain: Mapping[str, Any]) -> Carried:
-        """What `to_dict` wrote."""
-        return cls(Estimate.from_dict(plain["estimate"]), _instant(plain["at"]), plain["epoch"])
-
 
 @dataclass(slots=True)
 class State:
@@ -102,15 +80,14 @@ class State:
     speed_before: Carried = field(default_factory=Carried)
     said: Setting | None = None  # the setting that was held back last
     said_at: float = -math.inf
+    schema_version: int = SCHEMA_VERSION
 
     def remember(self, setting: Setting, rate: float, now: float, rules: Rules) -> None:
         """That this setting failed at this rate."""
-        others = [each for each in self.failures if each.setting != setting]
-        times = 1 + max(
-            (each.times for each in self.failures if each.setting == setting), default=0
-        )
+        others = [each for each in self.failures if each.knobs != setting]
+        times = 1 + max((each.times for each in self.failures if each.knobs == setting), default=0)
         until = now + rules.forbidden * 2 ** (times - 1)
-        failure = FailedSetting(setting=setting, until=until, times=times, rate=rate)
+        failure = FailedSetting(knobs=setting, until=until, times=times, rate=rate)
         self.failures = (*others, failure)
 
     def failure_of(
@@ -121,64 +98,23 @@ class State:
             (
                 each
                 for each in self.failures
-                if each.setting == setting
+                if each.knobs == setting
                 and now < each.until
                 and abs(math.log(rate / each.rate)) <= rules.forgiven
             ),
             None,
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON."""
-        plain: dict[str, Any] = {
-            name: _number(getattr(self, name))
-            for name in ("changed_at", "cool_until", "think_at", "said_at")
-        }
-        plain |= {
-            "schema_version": SCHEMA_VERSION,
-            "said": None if self.said is None else dataclasses.asdict(self.said),
-        }
-        plain |= {name: getattr(self, name).to_dict() for name in CARRIED}
-        plain["failures"] = [each.to_dict() for each in self.failures]
-        trial = self.trial
-        plain["trial"] = None
-        if trial is not None:
-            plain["trial"] = {
-                "decision": trial.decision.to_dict(),
-                "rate": trial.rate.to_dict(),
-                "waiting": trial.waiting,
-                "unstable_before": trial.unstable_before,
-            }
-        return plain
-
     @classmethod
-    def from_dict(cls, plain: Mapping[str, Any]) -> State:
-        """What `to_dict` wrote. Raises ValueError for another schema."""
-        if plain.get("schema_version") != SCHEMA_VERSION:
+    def from_json(cls, plain: object) -> State:
+        """What it was saved as. Raises ValueError, also for another schema."""
+        state = from_json(plain, cls)
+        if state.schema_version != SCHEMA_VERSION:
             raise ValueError(
-                f"got an autopilot state of schema version {plain.get('schema_version')}; this "
-                f"Kendall reads {SCHEMA_VERSION}"
+                f"got an autopilot state of schema version {state.schema_version}; this Kendall "
+                f"reads {SCHEMA_VERSION}"
             )
-        fields: dict[str, Any] = {
-            name: _instant(plain[name])
-            for name in ("changed_at", "cool_until", "think_at", "said_at")
-        }
-        fields |= {name: Carried.from_dict(plain[name]) for name in CARRIED}
-        failures = tuple(FailedSetting.from_dict(each) for each in plain["failures"])
-        trial = plain["trial"]
-        if trial is not None:
-            trial = Trial(
-                decision=Decision.from_dict(trial["decision"]),
-                rate=Estimate.from_dict(trial["rate"]),
-                waiting=trial["waiting"],
-                unstable_before=trial["unstable_before"],
-            )
-        return cls(
-            **fields,
-            failures=failures,
-            trial=trial,
-            said=plain["said"] and Setting(**plain["said"]),
-        )
+        return state
 
     def shifted(self, seconds: float) -> State:
         """The same on a clock that shows `seconds` more: after a restart the clock begins anew,
@@ -204,11 +140,3 @@ class State:
             said=self.said,
             said_at=self.said_at + seconds,
         )
-
-
-def _number(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
-def _instant(value: float | None) -> float:
-    return -math.inf if value is None else float(value)

@@ -15,11 +15,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from kendall.policies.text import SpecError, parse_number, short_number, suggest
 from kendall.queueing.choosing.forecast import Forecast
-from kendall.queueing.choosing.objective import Objective, Slo, parse_slos, utilities
+from kendall.queueing.choosing.objective import Objective, Slo, Slos, parse_slos, utilities
 from kendall.queueing.choosing.quantity import WORDS, mean_of
 from kendall.queueing.distributions.token_distribution import TokenDistribution
 from kendall.queueing.queue import Queue
@@ -43,11 +42,17 @@ def parse_objective(params: Mapping[str, str]) -> Objective:
                 f"{', '.join(FIELDS + BESIDE)}{suggest(key, FIELDS + BESIDE)}"
             )
     name = params.get("objective", "slo" if "slo" in params else "delay")
-    numbers: dict[str, Any] = {
+    numbers = {
         key: parse_number(key, params[key], f"objective={name}") for key in WEIGHS if key in params
     }
-    slos = parse_slos(params["slo"]) if "slo" in params else {}
-    objective = Objective(name=name, **slos, **numbers)
+    slos: Slos = parse_slos(params["slo"]) if "slo" in params else {}
+    objective = Objective(
+        name=name,
+        theta=numbers.get("theta", Objective.theta),
+        loss_cost=numbers.get("loss_cost", Objective.loss_cost),
+        max_clipped_fraction=numbers.get("max_clipped_fraction", Objective.max_clipped_fraction),
+        **slos,
+    )
     for key in numbers:
         if name not in WEIGHS[key]:
             raise SpecError(

@@ -17,13 +17,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kendall.policies.ordered import counts
-from kendall.queueing.choosing.forecast import Setting
+from kendall.queueing.choosing.forecast import Gains, Setting
 from kendall.queueing.choosing.gain.window_model import WindowModel
 from kendall.queueing.estimation.change import Vector
 from kendall.queueing.estimation.checked import (
@@ -47,7 +46,6 @@ from kendall.queueing.simulation import fast
 MOST, DRIVEN = 5_000, 500  # requests; where the policy object is driven
 DRAWS = 4
 WIDEST = 50.0  # of an exponent
-GAINS = ("same_requests", "gain", "gain_low", "gain_high", "next_gain_low", "next_gain_high")
 Matrix = npt.NDArray[np.float64]
 
 
@@ -101,12 +99,17 @@ class SameRequests:
         found = self._durations(setting, quantity)
         return None if found is None else float(found.mean())
 
-    def to_dict(self, setting: Setting, quantity: Quantity) -> dict[str, Any]:
-        """As JSON, beside the forecast of a setting."""
-        gain = self.gain(setting, quantity).to_dict()
-        after = self.next_gain(setting, quantity).to_dict()
-        known = (gain["value"], gain["low"], gain["high"], after["low"], after["high"])
-        return dict(zip(GAINS, (self.mean(setting, quantity), *known), strict=True))
+    def gains(self, setting: Setting, quantity: Quantity) -> Gains:
+        """All of it, beside the forecast of a setting."""
+        gain, after = self.gain(setting, quantity), self.next_gain(setting, quantity)
+        return Gains(
+            same_requests=self.mean(setting, quantity),
+            gain=gain.value,
+            gain_low=gain.low,
+            gain_high=gain.high,
+            next_gain_low=after.low,
+            next_gain_high=after.high,
+        )
 
     def _ahead(self, setting: Setting, quantity: Quantity) -> Vector | None:
         """The mean of each stretch of the next minutes, seconds."""

@@ -39,6 +39,11 @@ class SelfCheck:
         """False also where a side is not a number."""
         return abs(self.measured - self.expected) <= self.tolerance
 
+    def as_dict(self) -> dict[str, str | float]:
+        """As JSON."""
+        sides = {"by_counters": self.measured, "by_records": self.expected}
+        return {"name": self.name, "holds": self.holds, **sides}
+
 
 def conservation(
     arrived: int, ended: Mapping[str, int], waiting: int, in_service: int

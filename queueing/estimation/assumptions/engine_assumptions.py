@@ -53,8 +53,8 @@ from kendall.queueing.estimation.assumptions.assumption import (
 from kendall.queueing.estimation.change import Vector
 from kendall.queueing.estimation.speed.batch_times import BatchTimes
 from kendall.queueing.estimation.speed.server_speeds import LEAST, ServerSpeed, differ, ends_of
-from kendall.queueing.estimation.speed.speed_process import Stalls
 from kendall.queueing.estimation.speed.speeds import Speeds
+from kendall.queueing.estimation.summaries import Stalls
 from kendall.queueing.estimation.window.snapshot import Snapshot
 from kendall.queueing.measurement.batch_means import batch_means_interval
 

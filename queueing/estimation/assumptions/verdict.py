@@ -14,7 +14,6 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -23,6 +22,7 @@ from kendall.queueing.estimation.assumptions.assumption import Assumption
 from kendall.queueing.estimation.assumptions.engine_assumptions import ENGINE_TESTS
 from kendall.queueing.estimation.change import Vector
 from kendall.queueing.estimation.interval import UNKNOWN, Estimate, symmetric, without_interval
+from kendall.queueing.estimation.summaries import ComparisonSummary, Judgement, ObservedDelay
 from kendall.queueing.estimation.window.snapshot import Snapshot
 from kendall.queueing.measurement.check import SAID, Check
 from kendall.queueing.measurement.delay_variance import single_server_variance
@@ -88,21 +88,23 @@ class Compared:
         check = dataclasses.replace(check, suspects=suspects, closed_loop=closed)
         return dataclasses.replace(self, check=check, assumptions=assumptions)
 
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON."""
-        return {
-            "verdict": self.verdict,
-            "reasons": list(self.reasons),
-            "n": self.n,
-            "observed": self.observed.of_duration().to_dict()
-            | {name: each.to_dict() for name, each in self.observed_quantiles.items()},
-            "predicted": self.predicted.of_duration().to_dict(),
-            "check": None if self.check is None else self.check.as_object(),
-            "error": self.error if math.isfinite(self.error) else None,
-            "assumptions": {
-                each.name: {"holds": each.holds, "says": each.says} for each in self.assumptions
+    def summary(self) -> ComparisonSummary:
+        """What is shown of it."""
+        return ComparisonSummary(
+            verdict=self.verdict,
+            reasons=self.reasons,
+            n=self.n,
+            observed=ObservedDelay(
+                mean=self.observed.of_duration(), quantiles=self.observed_quantiles
+            ),
+            predicted=self.predicted.of_duration(),
+            check=self.check,
+            error=self.error,
+            assumptions={
+                each.name: Judgement(each.holds, each.says, each.applies)
+                for each in self.assumptions
             },
-        }
+        )
 
 
 def compare(

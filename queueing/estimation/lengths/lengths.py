@@ -22,10 +22,9 @@ where no more than one request's worth of probability is left there is it taken 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +35,17 @@ from kendall.queueing.estimation.change import Vector
 from kendall.queueing.estimation.interval import NORMAL, UNKNOWN, Estimate, symmetric
 
 NEGLIGIBLE = 0.002  # probability beyond the longest count that may be taken to end there
+
+
+@dataclass(frozen=True, slots=True)
+class SavedLengths:
+    """Distinct (count, censored) with their weight: small."""
+
+    counts: Sequence[int] = ()
+    censored: Sequence[int] = ()
+    weights: Sequence[float] = ()
+    number: Sequence[int] = ()
+    effective_n: float = math.nan
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,28 +202,27 @@ class Lengths:
         kept = np.arange(self.counts.size) % groups == group
         return Lengths(self.counts[kept], self.censored[kept], self.weights[kept])
 
-    def to_dict(self) -> dict[str, list[float] | float]:
-        """Distinct (count, censored) with their weight: small."""
+    def saved(self) -> SavedLengths:
+        """Without the order of the requests."""
         keys, index = np.unique(2 * self.counts + self.censored, return_inverse=True)
         weights = np.bincount(index, self.weights, len(keys))
         number = np.bincount(index, minlength=len(keys))
-        columns = {"counts": keys // 2, "censored": keys % 2, "weights": weights, "number": number}
-        return {name: column.tolist() for name, column in columns.items()} | {
-            "effective_n": self.effective_n
-        }
+        return SavedLengths(
+            counts=(keys // 2).tolist(),
+            censored=(keys % 2).tolist(),
+            weights=weights.tolist(),
+            number=number.tolist(),
+            effective_n=self.effective_n,
+        )
 
     @classmethod
-    def from_dict(cls, plain: Mapping[str, Any]) -> Lengths:
-        """What `to_dict` wrote; requests with one count share its weight evenly."""
-        number = np.asarray(plain["number"], dtype=np.int64)
-        weights = np.repeat(np.asarray(plain["weights"], dtype=float) / number, number)
-        counts = np.repeat(np.asarray(plain["counts"], dtype=np.int64), number)
-        return cls(
-            counts,
-            np.repeat(np.asarray(plain["censored"], dtype=bool), number),
-            weights,
-            float(plain["effective_n"]),
-        )
+    def restored(cls, saved: SavedLengths) -> Lengths:
+        """What was saved; requests with one count share its weight evenly."""
+        number = np.asarray(saved.number, dtype=np.int64)
+        weights = np.repeat(np.asarray(saved.weights, dtype=float) / number, number)
+        counts = np.repeat(np.asarray(saved.counts, dtype=np.int64), number)
+        censored = np.repeat(np.asarray(saved.censored, dtype=bool), number)
+        return cls(counts, censored, weights, saved.effective_n)
 
 
 def weigh(ages: Vector, half_life: float) -> Vector:

@@ -18,38 +18,20 @@ where all of m calls have equal lengths, 3 / m beyond it (the rule of three).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 from scipy.special import stdtrit
 
 from kendall.queueing.estimation.change import Vector
-from kendall.queueing.estimation.interval import UNKNOWN, Estimate, Plain
+from kendall.queueing.estimation.interval import UNKNOWN, Estimate
+from kendall.queueing.estimation.summaries import WithinCalls
 from kendall.queueing.estimation.window.snapshot import CENSORED, WITHOUT_LENGTH, Snapshot
 
 Ints = npt.NDArray[np.int64]
 
 FEWEST = 20  # calls of which two answers or more have left
 GROUPS = 10
-
-
-@dataclass(frozen=True, slots=True)
-class WithinCalls:
-    """r as it tells of the longest of a call, and of its total."""
-
-    longest: Estimate = UNKNOWN
-    total: Estimate = UNKNOWN
-
-    def to_dict(self) -> dict[str, Plain]:
-        """As JSON."""
-        return {"longest": self.longest.to_dict(), "total": self.total.to_dict()}
-
-    @classmethod
-    def from_dict(cls, plain: Mapping[str, Plain]) -> WithinCalls:
-        """What `to_dict` wrote."""
-        return cls(Estimate.from_dict(plain["longest"]), Estimate.from_dict(plain["total"]))
 
 
 def significant(found: Estimate) -> float:

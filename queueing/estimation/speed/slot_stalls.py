@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kendall.queueing.estimation.speed.batch_times import BatchTimes
-from kendall.queueing.estimation.speed.speed_process import FloatArray, Stalls, stalled
+from kendall.queueing.estimation.speed.speed_process import FloatArray, stalled
+from kendall.queueing.estimation.summaries import Stalls
 
 
 class _Episodes(NamedTuple):

@@ -24,10 +24,10 @@ from kendall.queueing.estimation.speed.speeds import Speeds
 from kendall.queueing.estimation.speed.wander import (
     FEWEST_BLOCKS,
     TauLikelihoods,
-    Wander,
     block_speeds,
     most_likely,
 )
+from kendall.queueing.estimation.summaries import Wander
 from kendall.queueing.estimation.window.snapshot import Snapshot
 from kendall.queueing.latency.law import LatencyModel
 

@@ -21,13 +21,13 @@ fitted^2) / 2, for cv.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from kendall.queueing.estimation.interval import UNKNOWN, Estimate, symmetric, without_interval
 from kendall.queueing.estimation.speed.batch_times import FEWEST, BatchTimes
+from kendall.queueing.estimation.summaries import Stalls
 from kendall.queueing.latency.speed import residual_cv as scatter
 from kendall.queueing.measurement.statistics import batch_means_interval
 
@@ -76,18 +76,6 @@ def residual_cv(times: BatchTimes) -> Estimate:
 
 def _effective(found: float, times: BatchTimes) -> float:
     return min(found, float(times.count))
-
-
-@dataclass(frozen=True, slots=True)
-class Stalls:
-    """Batches far beyond the law, and by how much."""
-
-    count: int
-    time_share: float  # q, of the busy time, in excess of the others' speed
-    longest: float  # seconds in excess
-    last_at: float | None
-    size: float = 0.0  # s, seconds: second moment of the excess over its mean
-    others: float = 1.0  # pace of the other servers of the queue meanwhile, over their mean
 
 
 def stalls(times: BatchTimes) -> Stalls:

@@ -24,13 +24,9 @@ from kendall.queueing.estimation.speed.batch_times import (
 from kendall.queueing.estimation.speed.server_speeds import LEAST, ServerSpeed, factors, speeds_of
 from kendall.queueing.estimation.speed.slot_stalls import slot_stalls
 from kendall.queueing.estimation.speed.speed_change import SpeedChange, speed_change
-from kendall.queueing.estimation.speed.speed_process import (
-    Stalls,
-    stalled,
-    stalls,
-    without_outliers,
-)
-from kendall.queueing.estimation.speed.wander import Wander, wander
+from kendall.queueing.estimation.speed.speed_process import stalled, stalls, without_outliers
+from kendall.queueing.estimation.speed.wander import wander
+from kendall.queueing.estimation.summaries import Stalls, Wander
 from kendall.queueing.estimation.window.snapshot import Snapshot
 from kendall.queueing.latency.law import LatencyModel
 

@@ -25,8 +25,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kendall.queueing.estimation.change import Vector
-from kendall.queueing.estimation.interval import UNKNOWN, Estimate
+from kendall.queueing.estimation.interval import Estimate
 from kendall.queueing.estimation.speed.batch_times import BatchTimes
+from kendall.queueing.estimation.summaries import NO_WANDER, Wander
 
 BLOCKS = 60
 FEWEST_PER_BLOCK = 4  # batches
@@ -35,21 +36,6 @@ SIGMAS = np.concatenate([[0.0], np.geomspace(0.003, 0.6, 28)])
 ROUNDING = 1e-9  # of log likelihoods
 INTERVAL_DROP, SIGNIFICANT_DROP = 1.92, 6.5
 TauLikelihoods = npt.NDArray[np.float64]  # a row for each tau, a column for each of `SIGMAS`
-
-
-@dataclass(frozen=True, slots=True)
-class Wander:
-    """sigma: standard deviation of the log speed's slow part; tau: its time constant, seconds;
-    `fast_cv`: what is not slow.
-    """
-
-    sigma: Estimate
-    tau: float
-    fast_cv: float
-    significant: bool
-
-
-NO_WANDER = Wander(UNKNOWN, math.nan, math.nan, significant=False)
 
 
 @dataclass(frozen=True, eq=False)

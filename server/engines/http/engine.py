@@ -25,6 +25,7 @@ from kendall.server.engines.base import (
     TokenStream,
     UnsupportedError,
 )
+from kendall.server.engines.capabilities import ServerSummary
 from kendall.server.engines.http.answers import UpstreamAnswer
 from kendall.server.engines.http.exchange import BESIDE, UpstreamExchange, kept
 from kendall.server.engines.http.own_calls import OwnForm
@@ -304,15 +305,15 @@ class HttpEngine(_WithoutTokens):
         """See ProxyingEngine."""
         return self._pool.capabilities()
 
-    def servers(self) -> list[dict[str, Any]]:
+    def servers(self) -> list[ServerSummary]:
         """See ProxyingEngine."""
         return [
-            {
-                "id": each.id,
-                "url": each.url,
-                "state": self._pool.state_of(each),
-                "last_fault": each.last_fault,
-            }
+            ServerSummary(
+                id=each.id,
+                url=each.url,
+                state=self._pool.state_of(each),
+                last_fault=each.last_fault,
+            )
             for each in sorted(self._pool.upstreams.values(), key=lambda each: each.id)
         ]
 

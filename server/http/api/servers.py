@@ -12,6 +12,7 @@ from fastapi import FastAPI, Request
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from kendall.policies.text import SpecError
+from kendall.queueing.json_form import json_object
 from kendall.server.engines.proxied import each_once, server_url
 from kendall.server.gateway import Gateway
 from kendall.server.http.api.openapi import body, errors
@@ -57,7 +58,7 @@ def add_servers(app: FastAPI, gateway: Gateway) -> None:
 
     @app.get("/admin/servers", responses=errors(401, 403, 500, 503))
     async def servers() -> dict[str, Any]:
-        return servers_of(gateway)
+        return json_object(servers_of(gateway))
 
     @app.put(
         "/admin/servers",
@@ -81,7 +82,7 @@ def add_servers(app: FastAPI, gateway: Gateway) -> None:
                 "expected one that was started with --replicas 2 or more",
                 param="replicas",
             )
-        return gateway.servers.resize(change.replicas)
+        return json_object(gateway.servers.resize(change.replicas))
 
 
 def _checked(check: Callable[[_Asked, str], _Checked], asked: _Asked, *, param: str) -> _Checked:
@@ -111,4 +112,4 @@ def _serve_on(gateway: Gateway, asked: list[str]) -> dict[str, Any]:
         gateway.proxying.serve_on(urls)
     except ValueError as error:
         raise ApiError(409, "no_server_left", str(error), param="urls") from None
-    return servers_of(gateway)
+    return json_object(servers_of(gateway))

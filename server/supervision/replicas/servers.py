@@ -8,8 +8,8 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable
-from typing import Any
 
+from kendall.server.engines.capabilities import ServersSummary, ServerSummary
 from kendall.server.queue.batcher import Batcher
 from kendall.server.queue.sequence import SequenceState
 from kendall.server.supervision.replicas.pool import Replicas
@@ -64,25 +64,22 @@ class Servers:
         here = sum(each.supervisor.restarts for each in self._pool.replicas.values())
         return self._pool.restarts_of_removed + here
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> ServersSummary:
         """For `/admin/servers`."""
         running = [] if self._batcher is None else self._batcher.running()
-        return {
-            "replicas": len(self._kept()),
-            "last_failure": self.last_failure,
-            "servers": [
-                {
-                    "id": replica.id,
-                    "state": replica.state,
-                    "in_service": len(running[replica.id]) if replica.id < len(running) else 0,
-                    "restarts": replica.supervisor.restarts,
-                    "last_loss": replica.supervisor.last_loss,
-                }
-                for replica in sorted(self._pool.replicas.values(), key=lambda each: each.id)
-            ],
-        }
+        servers = [
+            ServerSummary(
+                id=replica.id,
+                state=replica.state,
+                in_service=len(running[replica.id]) if replica.id < len(running) else 0,
+                restarts=replica.supervisor.restarts,
+                last_loss=replica.supervisor.last_loss,
+            )
+            for replica in sorted(self._pool.replicas.values(), key=lambda each: each.id)
+        ]
+        return ServersSummary(len(self._kept()), self.last_failure, servers)
 
-    def resize(self, count: int) -> dict[str, Any]:
+    def resize(self, count: int) -> ServersSummary:
         """So many are to serve. What is started joins when it is up; what is removed gets nothing
         new from now on, and ends what it has.
         """

@@ -138,7 +138,7 @@ class EnergyMeter:
         if found is None:
             return self.state() | {"estimate": None}
         terms = {"beta": found.beta, "c0": found.c0, "per_token": found.per_token}
-        return self.state() | {"estimate": {name: term.to_dict() for name, term in terms.items()}}
+        return self.state() | {"estimate": terms}
 
     def close(self) -> None:
         """Stop reading; what was read stays."""

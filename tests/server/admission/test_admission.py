@@ -196,7 +196,7 @@ def test_every_call_has_one_outcome_and_one_record(tmp_path: Path) -> None:
                 assert counted(gateway, "kendall_requests_total", outcome=outcome) == count
             assert gateway.arrivals.count == 200, "what clients offered, refused or not"
             gateway.live_model().check()
-            assert all(check["holds"] for check in gateway.live_model().checks)
+            assert all(check.holds for check in gateway.live_model().checks)
 
     run_virtual(main())
 

@@ -76,7 +76,7 @@ def test_calls_while_the_gateway_drains_are_counted_and_recorded_as_rejected(
                 record.arrived_at is not None and record.policy == "single" for record in rejected
             )
             gateway.live_model().check()
-            assert all(check["holds"] for check in gateway.live_model().checks)
+            assert all(check.holds for check in gateway.live_model().checks)
 
     run_virtual(main())
 
