@@ -14,8 +14,7 @@ from kendall.policies.arguments import positive, real_number, short_repr, whole_
 from kendall.policies.core import UNBOUNDED, Policy
 from kendall.policies.fixed import Fixed
 from kendall.policies.immediate import Continuous, Single
-from kendall.policies.ordered import counts, in_arrival_order, order_of
-from kendall.policies.orders.by_length import Binned
+from kendall.policies.ordered import counts, order_of
 from kendall.policies.registry import class_fault, is_built_in, usable_policies
 from kendall.policies.text import (
     LARGEST_BATCH,
@@ -855,10 +854,10 @@ def clipped_at(model: Model, limit: int) -> Model:
 
 def _batch_rate(model: Model) -> float:
     """Requests/s that full batches serve."""
-    order = order_of(model.policy)
-    if isinstance(order, Binned) and not model.endless:
+    bins = order_of(model.policy).form.bins
+    if bins is not None and not model.endless:
         limit = token_limit(model)
-        return binned_rate(model.batch_time, order, model.predictor, model.bound, limit)
+        return binned_rate(model.batch_time, bins, model.predictor, model.bound, limit)
     if prompt_limited(model):
         return _cut_rate(model)
     return model.batch_time.largest_stable_rate(model.bound)
@@ -917,13 +916,11 @@ def _order_of_service(policy: Policy, predictor: PredictorText) -> tuple[str, ..
             "load: arrival rate over that of full batches, which the policy may not reach",
         )
     order = order_of(policy)
-    name = f"order of service: {order.name}"
-    if in_arrival_order(policy):
-        name = "first come, first served"
+    assumption = order.assumption.format(name=order.name)
     if order.predicts:
-        return (f"{name}; predictor of the output lengths: {predictor}",)
+        return (f"{assumption}; predictor of the output lengths: {predictor}",)
     unread = "the predictor changes nothing: the order reads no predicted length"
-    return (name,) if predictor == NO_PREDICTION else (name, unread)
+    return (assumption,) if predictor == NO_PREDICTION else (assumption, unread)
 
 
 def _flows_served(policy: Policy, flows: Flows | None) -> tuple[str, ...]:

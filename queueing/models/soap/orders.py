@@ -2,14 +2,16 @@
 that predictions take on the server included), their probabilities, and their ranks.
 
     FifoRanks              first come first served
-    ShortestFirstRanks     SPJF: the shortest predicted first, not interrupted
-    LongestFirstRanks      the longest predicted first, not interrupted
-    PreemptiveShortestRanks PSPJF: the shortest predicted first, preemptive
-    ShortestRemainingRanks SPRPT: the shortest predicted remaining time first
+    PredictedRanks         by prediction and age:
+        SHORTEST_FIRST         SPJF: the shortest predicted first, not interrupted
+        LONGEST_FIRST          the longest predicted first, not interrupted
+        PREEMPTIVE_SHORTEST    PSPJF: the shortest predicted first, preemptive
+        SHORTEST_REMAINING     SPRPT: the shortest predicted remaining time first; with `share` = c
+                               not interrupted from the age c x prediction on (TRAIL): c = 0 is
+                               SPJF, infinity SPRPT
     BounceRanks            SRPT-B: as SPRPT, but what outlives its prediction loses rank again
     LeastAttainedRanks     FB (LAS): the least served first; no prediction
     LevelsRanks            multi-level feedback: classes by age, first come first served in each
-    TrailRanks             SPRPT without interruptions from the age c x prediction on (TRAIL)
     ThresholdRanks         predicted short before predicted long; `preemptive` as in the slides, or
                       in order of arrival
 
@@ -83,7 +85,10 @@ class Order(Protocol):
 class _ByPrediction:
     """An order whose ranks follow from one prediction."""
 
-    ties_matter = False
+    @property
+    def ties_matter(self) -> bool:
+        """See `Order`."""
+        return False
 
     def ranks(self, predicted: Vector) -> Ranks:
         """Of jobs with these predictions."""
@@ -149,44 +154,41 @@ class LevelsRanks(_ByAge):
         return ranks.levels(len(predicted), self.quanta)
 
 
-@dataclass(frozen=True)
-class ShortestFirstRanks(_ByPrediction):
-    """SPJF."""
+@dataclass(frozen=True, kw_only=True)
+class PredictedRanks(_ByPrediction):
+    """`weight` x prediction + `slope` x age, lower first; interrupted, if at all, before the age
+    `share` x prediction. The first `setup` seconds of a service do not count as served.
+    """
 
-    def ranks(self, predicted: Vector) -> Ranks:
-        """See `_ByPrediction`."""
-        return ranks.never_interrupted(predicted)
-
-
-@dataclass(frozen=True)
-class LongestFirstRanks(_ByPrediction):
-    """LJF."""
-
-    def ranks(self, predicted: Vector) -> Ranks:
-        """See `_ByPrediction`."""
-        return ranks.never_interrupted(-predicted)
-
-
-@dataclass(frozen=True)
-class PreemptiveShortestRanks(_ByPrediction):
-    """PSPJF."""
-
-    ties_matter = True
-
-    def ranks(self, predicted: Vector) -> Ranks:
-        """See `_ByPrediction`."""
-        return ranks.constant(predicted)
-
-
-@dataclass(frozen=True)
-class ShortestRemainingRanks(_ByPrediction):
-    """SPRPT; the first `setup` seconds of a service do not count as served."""
-
+    weight: float = 1.0
+    interrupts: bool = True
+    slope: float = 0.0  # not above 0
+    share: float | None = None  # to the end
     setup: float = 0.0
 
+    def __post_init__(self) -> None:
+        if self.share is not None and not self.share >= 0:
+            raise SpecError(f"got share={self.share}; expected a number >= 0")
+
+    @property
+    def ties_matter(self) -> bool:
+        """See `Order`."""
+        return self.interrupts and self.slope == 0
+
     def ranks(self, predicted: Vector) -> Ranks:
         """See `_ByPrediction`."""
-        return ranks.remaining(predicted, self.setup)
+        value = self.weight * predicted
+        if not self.interrupts:
+            return ranks.never_interrupted(value)
+        share = self.share
+        settled = None if share is None else self.setup + share * (predicted - self.setup)
+        return ranks.moving(value, self.slope, self.setup, settled)
+
+
+SHORTEST_FIRST = PredictedRanks(interrupts=False)
+LONGEST_FIRST = PredictedRanks(weight=-1.0, interrupts=False)
+PREEMPTIVE_SHORTEST = PredictedRanks()
+SHORTEST_REMAINING = PredictedRanks(slope=-1.0)
 
 
 @dataclass(frozen=True)
@@ -196,22 +198,6 @@ class BounceRanks(_ByPrediction):
     def ranks(self, predicted: Vector) -> Ranks:
         """See `_ByPrediction`."""
         return ranks.bouncing(predicted)
-
-
-@dataclass(frozen=True)
-class TrailRanks(_ByPrediction):
-    """TRAIL; `share` = c: 0 is SPJF, infinity SPRPT."""
-
-    share: float = 0.8
-    setup: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not self.share >= 0:
-            raise SpecError(f"got share={self.share}; expected a number >= 0")
-
-    def ranks(self, predicted: Vector) -> Ranks:
-        """See `_ByPrediction`."""
-        return ranks.remaining_limited(predicted, self.share, self.setup)
 
 
 @dataclass(frozen=True)
