@@ -57,7 +57,7 @@ def rate_of(queue: Model, load: float) -> float:
 
 
 def solved(queue: Model, rate: float) -> BinnedQueue:
-    parts = list(bins_of(queue.output_tokens, order_of(queue.policy), queue.predictor))
+    parts = list(bins_of(queue.output_tokens, order_of(queue.policy).form.bins, queue.predictor))
     return solve_bin_chain(queue.batch_time, rate, parts)
 
 

@@ -163,7 +163,7 @@ def test_predictions_are_drawn_as_the_load_generator_sends_them(text, sent):
 )
 def test_an_order_without_such_a_rank_is_refused(order):
     assert not is_solved(order)
-    with pytest.raises(SpecError, match=f"got order {order.name}; expected one of fcfs, spjf"):
+    with pytest.raises(SpecError, match=f"got order {order.name}; expected one by arrival, by"):
         SERVICE.order(order)
 
 
