@@ -19,7 +19,6 @@ class ShortestFirst(Aging):
 
     @cached_property
     def form(self) -> Form:
-        """Predicted tokens."""
         return Form(quantity="prediction", aging=self.aging)
 
 
@@ -32,7 +31,6 @@ class LongestFirst(Aging):
 
     @cached_property
     def form(self) -> Form:
-        """Predicted tokens, the other way round."""
         return Form(quantity="prediction", weight=-1.0, aging=self.aging)
 
 
@@ -48,7 +46,6 @@ class Threshold(Aging):
 
     @cached_property
     def form(self) -> Form:
-        """0 short, 1 long."""
         return Form(quantity="prediction", above=self.threshold, aging=self.aging)
 
 
@@ -68,5 +65,4 @@ class Binned(Order):
 
     @cached_property
     def form(self) -> Form:
-        """The oldest, and those of its bin."""
         return Form(bins=self.bins)

@@ -17,7 +17,6 @@ class EarliestDeadline(Order):
 
     @cached_property
     def form(self) -> Form:
-        """The deadline."""
         return Form(quantity="deadline")
 
 
@@ -31,7 +30,6 @@ class ByPriority(Aging):
 
     @cached_property
     def form(self) -> Form:
-        """The priority."""
         return Form(quantity="priority", aging=self.aging)
 
 
@@ -48,5 +46,4 @@ class HighestRatio(Order):
 
     @cached_property
     def form(self) -> Form:
-        """Equal ratios oldest first."""
         return Form(quantity="prediction", ratio=True)

@@ -24,7 +24,6 @@ class ShortestRemaining(Aging):
 
     @cached_property
     def form(self) -> Form:
-        """Predicted tokens that are left."""
         return Form(quantity="prediction", per_token=-1.0, aging=self.aging)
 
 
@@ -55,5 +54,4 @@ class Trail(Aging):
 
     @cached_property
     def form(self) -> Form:
-        """Predicted tokens that are left, up to a share of them."""
         return Form(quantity="prediction", per_token=-1.0, settled=self.c, aging=self.aging)

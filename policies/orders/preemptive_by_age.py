@@ -43,5 +43,4 @@ class LeastAttained(Aging):
 
     @cached_property
     def form(self) -> Form:
-        """Whole quanta made."""
         return Form(starts=(0,), every=self.quantum, aging=self.aging)

@@ -37,14 +37,16 @@ NEVER = 2**62
 
 
 class Interrupting(NamedTuple):
-    """An order (`policies.orders.order.Form`): of each request its `value` before its first token,
-    and the tokens made from which on it is not interrupted; seconds for each unit where the value
-    ages, else not-a-number; what a token made adds; where levels begin, and how many tokens each
-    from the last of these on has (0: it has no end); how often one request is interrupted at most.
+    """An order (`policies.orders.order.Form`): of each request its `value` before its first token
+    and its predicted tokens; the share of these from which on it is not interrupted, and seconds
+    for each unit where the value ages, else not-a-number; what a token made adds; where levels
+    begin, and how many tokens each from the last of these on has (0: it has no end); how often one
+    request is interrupted at most.
     """
 
     value: Floats
-    settled: Floats
+    predicted: Floats
+    settled: float
     aging: float
     per_token: float
     starts: Ints
@@ -190,16 +192,22 @@ def _made_by(s, now, requests, state, stints):  # type: ignore[no-untyped-def]
 
 @inner
 def _level(made, order):  # type: ignore[no-untyped-def]
-    """The level, from 0, and the tokens with which the next one begins."""
+    """From 0."""
     level, last = 0, len(order.starts) - 1
     while level < last and order.starts[level + 1] <= made:
         level += 1
+    if level == last and order.every > 0:
+        level += (made - order.starts[last]) // order.every
+    return level
+
+
+@inner
+def _next_level_at(made, order):  # type: ignore[no-untyped-def]
+    """The tokens with which the next level begins."""
+    level, last = _level(made, order), len(order.starts) - 1
     if level < last:
-        return level, order.starts[level + 1]
-    if order.every == 0:
-        return level, NEVER
-    whole = (made - order.starts[last]) // order.every
-    return level + whole, order.starts[last] + (whole + 1) * order.every
+        return order.starts[level + 1]
+    return order.starts[last] + (level - last + 1) * order.every if order.every > 0 else NEVER
 
 
 @inner
@@ -209,7 +217,7 @@ def _rank(job, made, requests, order):  # type: ignore[no-untyped-def]
     if order.per_token != 0.0:
         value += order.per_token * made
     if len(order.starts) > 0:
-        value += _level(made, order)[0]
+        value += _level(made, order)
     return value if np.isnan(order.aging) else requests.arrived_at[job] + order.aging * value
 
 
@@ -221,7 +229,7 @@ def _next_target(job, done, length, order, stints):  # type: ignore[no-untyped-d
     if order.per_token > 0.0:
         following = done + 1
     elif len(order.starts) > 0:
-        following = _level(made + done, order)[1] - made
+        following = _next_level_at(made + done, order) - made
     return min(end, following)
 
 
@@ -259,7 +267,7 @@ def _outranked(first, now, requests, order, system):  # type: ignore[no-untyped-
         if stints.interrupted[job] >= order.most:
             continue
         made = stints.made[job] + _made_by(s, now, requests, state, stints)
-        if made >= order.settled[job]:
+        if made >= order.settled * order.predicted[job]:
             continue
         rank, at = _rank(job, made, requests, order), arrived_at[job]
         if rank < own or (rank == own and at <= own_came):

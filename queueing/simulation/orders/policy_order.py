@@ -42,7 +42,8 @@ def interrupting_of(policy: Single, predicted: Vector, limit: float) -> Interrup
     form, tokens = order_of(policy).form, np.minimum(predicted, limit)
     return Interrupting(
         _values(form, tokens),
-        tokens * (math.inf if form.settled is None else form.settled),
+        tokens,
+        math.nan if form.settled is None else form.settled,
         math.nan if form.aging is None else form.aging,
         form.per_token,
         np.array([min(start, NEVER) for start in form.starts], dtype=np.int64),
@@ -80,5 +81,7 @@ def queue_of(
 
 def _values(form: Form, tokens: Vector) -> Vector:
     """Before the first token. Priorities are all the same, deadlines come in order of arrival."""
-    value = form.weight * tokens if form.quantity == "prediction" else np.zeros(len(tokens))
+    value = tokens if form.quantity == "prediction" else np.zeros(len(tokens))
+    if form.weight != 1:
+        value = form.weight * value
     return value if form.above is None else np.where(value > form.above, 1.0, 0.0)
