@@ -35,7 +35,6 @@ class VirtualTokens(Order):
 
     @property
     def weights(self) -> TokenWeights:
-        """See `Order`."""
         return TokenWeights(self.prompt_weight, self.output_weight)
 
     def first(

@@ -87,7 +87,6 @@ class _ByPrediction:
 
     @property
     def ties_matter(self) -> bool:
-        """See `Order`."""
         return False
 
     def ranks(self, predicted: Vector) -> Ranks:
@@ -95,17 +94,14 @@ class _ByPrediction:
         raise NotImplementedError
 
     def boundaries(self, predictor: Predictor) -> tuple[float, ...]:
-        """See `Order`."""
         return (predictor.threshold,) if isinstance(predictor, OneBit) else ()
 
     def jobs(self, sizes: Atoms, predictor: Predictor, grid: SizeGrid) -> Jobs:
-        """See `Order`."""
         law = predictor.joint(sizes, grid)
         kinds = len(law.predictions)
         return Jobs(law.sizes, law.joint, np.zeros(kinds), self.ranks(law.predictions), law.exact)
 
     def draw(self, rng: np.random.Generator, sizes: Vector, predictor: Predictor) -> DrawnJobs:
-        """See `Order`."""
         return DrawnJobs(sizes, self.ranks(predictor.sample(rng, sizes)))
 
 
@@ -113,11 +109,9 @@ class _ByAge(_ByPrediction):
     """An order that asks for no prediction: one kind of job."""
 
     def jobs(self, sizes: Atoms, predictor: Predictor, grid: SizeGrid) -> Jobs:  # noqa: ARG002 - the protocol's
-        """See `Order`."""
         return Jobs(sizes.sizes, sizes.weights[None, :], np.zeros(1), self.ranks(np.zeros(1)))
 
     def draw(self, rng: np.random.Generator, sizes: Vector, predictor: Predictor) -> DrawnJobs:  # noqa: ARG002 - the protocol's
-        """See `Order`."""
         return DrawnJobs(sizes, self.ranks(np.zeros(sizes.size)))
 
 
@@ -126,7 +120,6 @@ class FifoRanks(_ByAge):
     """First come first served."""
 
     def ranks(self, predicted: Vector) -> Ranks:
-        """See `_ByPrediction`."""
         return ranks.constant(np.zeros(len(predicted)))
 
 
@@ -135,7 +128,6 @@ class LeastAttainedRanks(_ByAge):
     """FB, LAS."""
 
     def ranks(self, predicted: Vector) -> Ranks:
-        """See `_ByPrediction`."""
         return ranks.age(len(predicted))
 
 
@@ -146,11 +138,9 @@ class LevelsRanks(_ByAge):
     quanta: tuple[float, ...]
 
     def boundaries(self, predictor: Predictor) -> tuple[float, ...]:  # noqa: ARG002 - the protocol's
-        """See `Order`."""
         return tuple(accumulate(self.quanta))
 
     def ranks(self, predicted: Vector) -> Ranks:
-        """See `_ByPrediction`."""
         return ranks.levels(len(predicted), self.quanta)
 
 
@@ -172,11 +162,9 @@ class PredictedRanks(_ByPrediction):
 
     @property
     def ties_matter(self) -> bool:
-        """See `Order`."""
         return self.interrupts and self.slope == 0
 
     def ranks(self, predicted: Vector) -> Ranks:
-        """See `_ByPrediction`."""
         value = self.weight * predicted
         if not self.interrupts:
             return ranks.never_interrupted(value)
@@ -196,7 +184,6 @@ class BounceRanks(_ByPrediction):
     """SRPT-B."""
 
     def ranks(self, predicted: Vector) -> Ranks:
-        """See `_ByPrediction`."""
         return ranks.bouncing(predicted)
 
 
@@ -209,7 +196,6 @@ class ThresholdRanks(_ByPrediction):
     last_come: bool = True  # preemptive: a short job interrupts other short jobs too
 
     def ranks(self, predicted: Vector) -> Ranks:
-        """See `_ByPrediction`."""
         long = np.where(predicted > self.threshold, 1.0, 0.0)
         return ranks.two_classes(long, self.preemptive, self.last_come)
 
@@ -219,9 +205,7 @@ class ThresholdRanks(_ByPrediction):
         return OneBit(self.threshold, predictor)
 
     def boundaries(self, predictor: Predictor) -> tuple[float, ...]:
-        """See `Order`."""
         return super().boundaries(self._bit(predictor))
 
     def jobs(self, sizes: Atoms, predictor: Predictor, grid: SizeGrid) -> Jobs:
-        """See `Order`."""
         return super().jobs(sizes, self._bit(predictor), grid)

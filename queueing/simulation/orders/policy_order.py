@@ -34,7 +34,8 @@ def has_queue(policy: Policy) -> bool:
 def interrupts(policy: Policy) -> bool:
     """Whether it serves one request at a time in an order that `interrupting_kernels` has."""
     order = order_of(policy)
-    return isinstance(policy, Single) and order.is_formal() and order.preemptive
+    by_rank = order.is_formal() and not (order.form.ratio or order.form.bins)
+    return isinstance(policy, Single) and order.preemptive and by_rank
 
 
 def interrupting_of(policy: Single, predicted: Vector, limit: float) -> Interrupting:
