@@ -135,9 +135,14 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PYTHONPATH": str(root)}
-    command = [sys.executable, *arguments]
     return subprocess.run(
-        command, env=environment, cwd=root, capture_output=True, text=True, check=False
+        [sys.executable, *arguments],
+        env=environment,
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,  # a replay of ranks that never change has no end
     )
 
 
