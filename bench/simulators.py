@@ -40,7 +40,7 @@ import numpy as np
 from kendall.queueing.distributions.token_distribution import Vector, parse_distribution
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.measurement.machine import hardware, versions
-from kendall.queueing.models.soap.orders import Order, ShortestFirstRanks, ShortestRemainingRanks
+from kendall.queueing.models.soap.orders import SHORTEST_FIRST, SHORTEST_REMAINING, Order
 from kendall.queueing.models.soap.predictors import ExactPrediction
 from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.experiment import simulate_run
@@ -51,7 +51,7 @@ LOAD = 0.8
 OURS_PER_ROUND = 20  # replications, so that a round of ours can be timed
 LEAST_RATIO = {"fcfs": 100, "batch": 70}  # against the textbook program
 LEAST_RATE = {"spjf": 5e6, "sprpt": 3e6}  # requests per CPU second
-ORDERS: dict[str, Order] = {"spjf": ShortestFirstRanks(), "sprpt": ShortestRemainingRanks()}
+ORDERS: dict[str, Order] = {"spjf": SHORTEST_FIRST, "sprpt": SHORTEST_REMAINING}
 TOKENS = parse_distribution("lognormal:mu=7,sigma=0.7", 3000)
 BATCH_LAW = LatencyModel(k1=1e-3, k2=3e-3, k3=4.09e-4, k4=2.05e-3)
 

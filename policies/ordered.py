@@ -4,10 +4,11 @@ free servers.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar, get_type_hints
 
 from kendall.policies.core import (
     IDLE,
@@ -21,32 +22,32 @@ from kendall.policies.core import (
     Waiting,
 )
 from kendall.policies.errors import SpecError
-from kendall.policies.orders import FIRST_COME, ORDERS, make_order
+from kendall.policies.orders import FIRST_COME, ORDERS, PARAMETERS, make_order
 from kendall.policies.orders.order import Order, key, outranked
 from kendall.policies.routes import LEAST_LOADED, PREFIX, check_route
 
-PARAMETERS = (
-    *("aging", "threshold", "bins", "c", "quantum", "levels"),
-    *("prompt_weight", "output_weight"),
-)  # of orders
 KEYS = ("order", *PARAMETERS, "max_preemptions")
+_HINTS = {name: hint for cls in ORDERS.values() for name, hint in get_type_hints(cls).items()}
+_Parameters: Any = dataclasses.make_dataclass(
+    "_Parameters",
+    [
+        ("order", str, field(default=FIRST_COME.name)),
+        *((name, _HINTS[name] | None, field(default=None)) for name in PARAMETERS),
+    ],
+    frozen=True,
+    slots=True,
+    kw_only=True,
+)  # of every order; None: not given
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ordered:
-    """`interrupts`: it may take requests out of service for others, and serves no batches;
-    `max_preemptions`: each one so many times at most. `route`: as `policies.routes` has it.
+class Ordered(_Parameters):  # type: ignore[misc]
+    """The order of service and its parameters. `interrupts`: it may take requests out of service
+    for others, and serves no batches; `max_preemptions`: each one so many times at most. `route`:
+    as `policies.routes` has it.
     """
 
     order: str = FIRST_COME.name
-    aging: float | None = None  # seconds for each predicted token, or level
-    threshold: float | None = None  # tokens
-    bins: int | None = None
-    c: float | None = None  # share of the prediction
-    quantum: int | None = None  # tokens
-    levels: int | None = None
-    prompt_weight: float | None = None  # virtual tokens for each token of a prompt
-    output_weight: float | None = None  # virtual tokens for each token made
     max_preemptions: int | None = None
     route: str = LEAST_LOADED
     ranking: Order = field(init=False, repr=False)
@@ -101,7 +102,7 @@ class Ordered:
         have members of like length.
         """
         if cls.interrupts:
-            return order.name != "binned"
+            return not order.batches
         return not order.preemptive
 
 
@@ -142,7 +143,7 @@ def in_order(policy: Policy, waiting: Sequence[Waiting]) -> Sequence[Waiting]:
 
 def counts(policy: Policy) -> bool:
     """Whether its driver keeps counters of the flows."""
-    return order_of(policy).counts
+    return order_of(policy).weights is not None
 
 
 def wants_steps(policy: Policy) -> bool:

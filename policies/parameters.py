@@ -19,8 +19,8 @@ from typing import Any, Literal
 
 from kendall.policies.durations import seconds_or_nan
 from kendall.policies.errors import SpecError
-from kendall.policies.ordered import KEYS, PARAMETERS, Ordered
-from kendall.policies.orders import ORDERS
+from kendall.policies.ordered import KEYS, Ordered
+from kendall.policies.orders import ORDERS, PARAMETERS
 from kendall.policies.routes import ROUTES
 
 LARGEST_BATCH = 1_000_000  # beyond any engine, and small enough for every model's arithmetic
@@ -185,7 +185,7 @@ def _number(policy: str, key: str, text: str) -> float:
     try:
         return parse_number(key, text, policy)
     except SpecError:
-        duration = key not in PARAMETERS or key == "aging"
+        duration = key not in PARAMETERS or PARAMETERS[key].metadata["seconds"]
         raise SpecError(
             f"got {key}={text!r} for policy {policy}; expected a number"
             + (", or a duration with its unit, such as 300ms" if duration else "")

@@ -16,8 +16,7 @@ from kendall.policies.arguments import positive, real_number, short_repr, whole_
 from kendall.policies.core import Policy
 from kendall.policies.fixed import Fixed
 from kendall.policies.immediate import Continuous, Single
-from kendall.policies.ordered import counts, in_arrival_order, order_of
-from kendall.policies.orders.by_length import Binned
+from kendall.policies.ordered import counts, order_of
 from kendall.policies.registry import class_fault, is_built_in, usable_policies
 from kendall.policies.text import (
     SpecError,
@@ -690,10 +689,10 @@ class Queue:
 
     def _batch_rate(self) -> float:
         """Requests/s that full batches serve."""
-        order = order_of(self.policy)
-        if isinstance(order, Binned) and not self.requests.endless:
+        bins = order_of(self.policy).form.bins
+        if bins is not None and not self.requests.endless:
             limit = self.requests.token_limit
-            return binned_rate(self.batch_time, order, self.requests.predictor, self.bound, limit)
+            return binned_rate(self.batch_time, bins, self.requests.predictor, self.bound, limit)
         if self.prompt_limited:
             return self._cut_rate()
         return self.batch_time.largest_stable_rate(self.bound)
@@ -945,13 +944,11 @@ def _order_of_service(policy: Policy, predictor: PredictorText) -> tuple[str, ..
             "load: arrival rate over that of full batches, which the policy may not reach",
         )
     order = order_of(policy)
-    name = f"order of service: {order.name}"
-    if in_arrival_order(policy):
-        name = "first come, first served"
+    assumption = order.assumption.format(name=order.name)
     if order.predicts:
-        return (f"{name}; predictor of the output lengths: {predictor}",)
+        return (f"{assumption}; predictor of the output lengths: {predictor}",)
     unread = "the predictor changes nothing: the order reads no predicted length"
-    return (name,) if predictor == NO_PREDICTION else (name, unread)
+    return (assumption,) if predictor == NO_PREDICTION else (assumption, unread)
 
 
 def _flows_served(policy: Policy, flows: Flows | None) -> tuple[str, ...]:

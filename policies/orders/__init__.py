@@ -1,46 +1,36 @@
 """Orders of service: who of those that wait, and with some orders of those in service, goes
-first.
+first. ORDERS has every class of this folder's modules that has a name of its own: those that
+interrupt nobody first, by module.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import pkgutil
+from collections.abc import Iterator
+from importlib import import_module
 from typing import Any
 
 from kendall.policies.errors import SpecError
-from kendall.policies.orders.by_age import LeastAttained, Levels
-from kendall.policies.orders.by_flow import VirtualTokens
-from kendall.policies.orders.by_length import Binned, LongestFirst, ShortestFirst, Threshold
-from kendall.policies.orders.by_urgency import ByPriority, EarliestDeadline, HighestRatio
+from kendall.policies.orders.by_arrival import FirstCome
 from kendall.policies.orders.order import Order
-from kendall.policies.orders.preemptive import (
-    PreemptiveShortest,
-    PreemptiveThreshold,
-    ShortestRemaining,
-    Trail,
-)
 
-FIRST_COME = Order()
-ORDERS: dict[str, type[Order]] = {
-    cls.name: cls
-    for cls in (
-        Order,
-        ShortestFirst,
-        LongestFirst,
-        EarliestDeadline,
-        ByPriority,
-        Threshold,
-        VirtualTokens,
-        Binned,
-        HighestRatio,
-        ShortestRemaining,
-        PreemptiveShortest,
-        PreemptiveThreshold,
-        Trail,
-        Levels,
-        LeastAttained,
-    )
-}
+
+def _classes() -> Iterator[type[Order]]:
+    for name in sorted(each.name for each in pkgutil.iter_modules(__path__)):
+        module = import_module(f"{__name__}.{name}")
+        for cls in vars(module).values():
+            own = isinstance(cls, type) and cls.__module__ == module.__name__
+            if own and issubclass(cls, Order) and "name" in vars(cls):
+                yield cls
+
+
+FIRST_COME = FirstCome()
+ORDERS: dict[str, type[Order]] = {}
+for _cls in sorted(_classes(), key=lambda cls: cls.preemptive):
+    if ORDERS.setdefault(_cls.name, _cls) is not _cls:
+        raise TypeError(f"got two orders with the name {_cls.name!r}; expected one")
+PARAMETERS = {field.name: field for cls in ORDERS.values() for field in dataclasses.fields(cls)}
 
 
 def make_order(name: str, given: dict[str, Any]) -> Order:

@@ -1,45 +1,182 @@
-"""What an order of service is: a rank of every request, lower first, equal ranks in the order of
-arrival.
+"""What an order of service is: one class, whose `form` says who goes first. The live queue reads
+the form here, the compiled queues in `queueing.simulation.orders.policy_order`, the analysis in
+`queueing.models.soap.token_orders`. A class of this folder with a `name` of its own is an order.
 
-The driver keeps the queue in the order of `rank`, so that a policy takes its first requests. With
-`aging` = S the rank is arrival + S x value: a request is overtaken only by those that arrive within
-S x (own value - their value) seconds after it, as their arrival + S x value must be lower; S = 0 is
-first come, first served, and without aging the values alone decide.
+The driver keeps the queue in the order of `rank`, lower first and equal ranks in the order of
+arrival, so that a policy takes its first requests.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import cached_property
+from typing import Any, ClassVar, Literal
 
 from kendall.policies.core import Request, Running, Server, Waiting, fitting_ids
 from kendall.policies.errors import SpecError
+from kendall.policies.flow_counters import TokenWeights
+
+# largest priority of either sign: without a bound on it the bound on overtaking would bound nothing
+MOST_PRIORITY = 100
+MOST_BINS = 1000
+LEAST_TOKENS = 1e-9  # of a prediction that waits are divided by
+
+
+def predicted_tokens(request: Request) -> float:
+    """The predicted length, at most the limit; the limit where none is predicted."""
+    predicted = request.predicted_output_tokens
+    if predicted is None:
+        return float(request.max_output_tokens)
+    return min(predicted, float(request.max_output_tokens))
+
+
+def _priority(request: Request) -> float:
+    """One that was admitted before priorities aged may have any."""
+    return float(max(-MOST_PRIORITY, min(MOST_PRIORITY, request.priority)))
+
+
+Quantity = Literal["arrival", "prediction", "priority", "deadline"]
+_OF_REQUEST: dict[Quantity, Callable[[Request], float]] = {
+    "arrival": lambda _: 0.0,  # equal ranks
+    "prediction": predicted_tokens,
+    "priority": _priority,
+    "deadline": lambda request: request.deadline,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """First come, first served; subclasses are other orders."""
+class Form:
+    """The rank of a request with so many tokens made, lower first:
 
-    name: ClassVar[str] = "fcfs"
-    ranked: ClassVar[bool] = False  # the queue is kept in the order of `rank`; else of arrival
+        value = weight x quantity + per_token x made + level
+        rank = value, or with `aging` S: arrival + S x value
+
+    `above`: 1 where weight x quantity is above it, else 0, in its place. With aging a request is
+    overtaken only by those that arrive within S x (own value - their value) seconds after it; S = 0
+    is first come, first served.
+    """
+
+    quantity: Quantity = "arrival"
+    weight: float = 1.0
+    above: float | None = None
+    per_token: float = 0.0
+    starts: tuple[int, ...] = ()  # tokens made with which each level begins: 0, ..
+    every: int = 0  # tokens of each level from the last of these on; 0: it has no end
+    aging: float | None = None  # seconds for each unit of the value
+    settled: float | None = None  # share of the prediction from which on it is not interrupted
+    ratio: bool = False  # no rank, but the largest of time waited / value first
+    bins: int | None = None  # batches of one bin, of so many equal shares of the token limit
+
+    def value(self, request: Request, made: int) -> float:
+        """What it is ranked by."""
+        value = self.weight * _OF_REQUEST[self.quantity](request)
+        if self.above is not None:
+            value = float(value > self.above)
+        if self.per_token:
+            value += self.per_token * made
+        return value + self.level(made) if self.starts else value
+
+    def level(self, made: int) -> int:
+        """From 0."""
+        beyond = made - self.starts[-1]
+        whole = beyond // self.every if self.every and beyond > 0 else 0
+        return bisect_right(self.starts, made) - 1 + whole
+
+
+def parameter(
+    expected: str,
+    within: Callable[[float], bool],
+    default: Any = dataclasses.MISSING,
+    *,
+    seconds: bool = False,
+) -> Any:
+    """A field of an order: its range in words and as a condition; `seconds`: a text may give it
+    with a unit.
+    """
+    metadata = {"expected": expected, "within": within, "seconds": seconds}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """An order of service. Raises SpecError for a parameter out of its range."""
+
+    name: ClassVar[str]
     predicts: ClassVar[bool] = False  # by predicted lengths
     preemptive: ClassVar[bool] = False
-    wants_steps: ClassVar[bool] = False  # what runs may lose its rank with every token
-    counts: ClassVar[bool] = False  # the driver keeps counters of the flows (by_flow.FlowCounters)
+    batches: ClassVar[bool] = False  # of some of those that wait: not one by one
+    assumption: ClassVar[str] = "order of service: {name}"  # of a prediction under this order
 
-    def rank(self, request: Request, made: int) -> float:  # noqa: ARG002 - the subclasses'
+    def __post_init__(self) -> None:
+        for each in dataclasses.fields(self):
+            value, within = getattr(self, each.name), each.metadata["within"]
+            if value is not None and not within(value):
+                shown = f"{value:g}" if isinstance(value, float) else value
+                raise SpecError(f"got {each.name}={shown}; expected {each.metadata['expected']}")
+
+    @cached_property
+    def form(self) -> Form:
+        """Who goes first."""
+        return Form()
+
+    @property
+    def weights(self) -> TokenWeights | None:
+        """Of an order that goes by the service of each flow, which the driver counts then."""
+        return None
+
+    @classmethod
+    def is_formal(cls) -> bool:
+        """Whether its form says all that it does."""
+        own = ("rank", "may_interrupt", "groups", "first")
+        return all(getattr(cls, each) is getattr(Order, each) for each in own)
+
+    @cached_property
+    def ranked(self) -> bool:
+        """Whether the queue is kept in the order of `rank`; else in that of arrival."""
+        form = self.form
+        return (form.quantity != "arrival" or bool(form.starts)) and not (form.ratio or form.bins)
+
+    @property
+    def wants_steps(self) -> bool:
+        """Whether a request in service may lose its rank with every token."""
+        return self.preemptive and (bool(self.form.starts) or self.form.per_token > 0)
+
+    @property
+    def rises(self) -> bool:
+        """Whether who arrives later ranks later by as many seconds."""
+        return self.form.quantity == "deadline" or self.form.aging is not None
+
+    def rank(self, request: Request, made: int) -> float:
         """Where it stands with so many tokens made; lower first."""
-        return 0.0
+        value, aging = self.form.value(request, made), self.form.aging
+        return value if aging is None else request.arrived_at + aging * value
 
     def may_interrupt(self, running: Running) -> bool:
         """Whether one in service may be preempted by one of a lower rank."""
-        return self.preemptive and running.preemptible
+        if not (self.preemptive and running.preemptible):
+            return False
+        settled = self.form.settled
+        return settled is None or (
+            running.output_tokens_so_far < settled * predicted_tokens(running.request)
+        )
 
     def groups(self, waiting: Sequence[Waiting]) -> Sequence[Sequence[Waiting]]:
         """Those waiting, by whom they may share a batch with; the group of the oldest first."""
-        return (waiting,)
+        if self.form.bins is None:
+            return (waiting,)
+        found: dict[int, list[Waiting]] = {}
+        for each in waiting:
+            found.setdefault(self.bin_of(each.request), []).append(each)
+        return list(found.values())
+
+    def bin_of(self, request: Request) -> int:
+        """From 1 to `bins`."""
+        share = predicted_tokens(request) / request.max_output_tokens
+        return max(1, math.ceil((self.form.bins or 1) * share))
 
     def first(
         self,
@@ -52,37 +189,27 @@ class Order:
         """Up to `size` of those waiting, in the order of service, that fit together on the
         server; `virtual_tokens` as `QueueState` has them.
         """
-        del now, virtual_tokens
+        del virtual_tokens
+        if self.form.bins is not None:
+            waiting = self.groups(waiting)[0]
+        elif self.form.ratio:
+            value = self.form.value
+
+            def ratio(each: Waiting) -> float:
+                waited = each.request.arrived_at - now
+                return waited / max(value(each.request, 0), LEAST_TOKENS)
+
+            waiting = sorted(waiting, key=ratio)
         return fitting_ids(waiting, size, server)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ranked(Order):
-    """By a value that may age."""
+@dataclass(frozen=True, kw_only=True)
+class Aging(Order):
+    """An order by values that may age."""
 
-    aging: float | None = None  # seconds for each unit of the value (a token, a level)
-    ranked: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if self.aging is not None and not 0 <= self.aging < math.inf:
-            raise SpecError(f"got aging={self.aging:g}; expected finite seconds >= 0")
-
-    def value(self, request: Request, made: int) -> float:
-        """What it is ranked by; lower first."""
-        raise NotImplementedError
-
-    def rank(self, request: Request, made: int) -> float:
-        """The value, or with `aging` the arrival + aging x value."""
-        value = self.value(request, made)
-        return value if self.aging is None else request.arrived_at + self.aging * value
-
-
-def predicted_tokens(request: Request) -> float:
-    """The predicted length, at most the limit; the limit where none is predicted."""
-    predicted = request.predicted_output_tokens
-    if predicted is None:
-        return float(request.max_output_tokens)
-    return min(predicted, float(request.max_output_tokens))
+    aging: float | None = parameter(
+        "finite seconds >= 0", lambda aging: 0 <= aging < math.inf, None, seconds=True
+    )
 
 
 def key(order: Order, each: Waiting | Running) -> tuple[float, float]:

@@ -105,13 +105,12 @@ class OrderSearch:
         for name, order in ORDERS.items():
             fields = dataclasses.fields(order)
             needed = [each.name for each in fields if each.default is dataclasses.MISSING]
-            analysed = is_solved(order(**dict.fromkeys(needed, 1)))  # whatever its parameters
-            if not type(self.model.policy).serves(order) or not analysed:
+            if needed not in ([], ["threshold"]) or not type(self.model.policy).serves(order):
                 continue
-            if needed == ["threshold"]:
-                found.append(f"{name}:threshold={format_number(self._best_threshold(name))}")
-            elif not needed:
-                found.append(name)
+            if not is_solved(order(**dict.fromkeys(needed, 1))):  # whatever its parameters
+                continue
+            best = f":threshold={format_number(self._best_threshold(name))}" if needed else ""
+            found.append(f"{name}{best}")
         return found
 
     def points(self, policy: Policy, predictors: Sequence[PredictorText]) -> list[Point]:

@@ -19,7 +19,6 @@ import numpy.typing as npt
 
 from kendall.policies import Fixed
 from kendall.policies.ordered import in_arrival_order, order_of
-from kendall.policies.orders.by_length import Binned
 from kendall.queueing.distributions.token_distribution import Vector
 from kendall.queueing.estimation.speed.batch_factors import BatchFactors
 from kendall.queueing.latency.law import LatencyModel
@@ -162,7 +161,7 @@ def _as_kernels_have_it(model: Queue, given: fast.Trace) -> tuple[Queue, fast.Tr
     none = np.empty(0, dtype=np.int64)
     if in_arrival_order(policy):
         return model, dataclasses.replace(given, predicted=np.empty(0), limits=none)
-    if isinstance(order_of(policy), Binned):  # by shares of the limit
+    if order_of(policy).form.bins is not None:  # by shares of the limit
         return model, given
     told = given.predicted if given.predicted.size else np.full(limits.size, np.inf)
     told = np.minimum(np.where(np.isnan(told), np.inf, told), limits)

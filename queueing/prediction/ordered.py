@@ -28,7 +28,6 @@ from typing import Any
 
 from kendall.policies.immediate import Continuous, Dynamic, Single
 from kendall.policies.ordered import in_arrival_order, order_of
-from kendall.policies.orders.by_length import Binned
 from kendall.queueing.errors import OutOfReachError
 from kendall.queueing.models.batches.batch_chain import solve_batch_chain
 from kendall.queueing.models.batches.batch_delay import batch_quantiles
@@ -147,22 +146,22 @@ def _in_slots(model: Queue, arrival_rate: float) -> dict[str, Any]:
 
 
 def _covers_bins(model: Queue) -> tuple[str, ...]:
-    order = order_of(model.policy)
-    if not isinstance(model.policy, Dynamic) or not isinstance(order, Binned):
+    bins = order_of(model.policy).form.bins
+    if not isinstance(model.policy, Dynamic) or bins is None:
         return ()
     if model.engine.servers != 1 or not _is_plain(model):
         return ()
-    few = order.bins <= EXACT_BINS or model.requests.predictor == NO_PREDICTION
+    few = bins <= EXACT_BINS or model.requests.predictor == NO_PREDICTION
     return ("exact",) if few else ("approximation",)
 
 
 def _in_bins(model: Queue, arrival_rate: float) -> dict[str, Any]:
-    time, bound, order = model.batch_time, model.bound, order_of(model.policy)
-    assert isinstance(order, Binned)
+    time, bound, count = model.batch_time, model.bound, order_of(model.policy).form.bins
+    assert count is not None
     bins = list(
         bins_of(
             model.requests.output_tokens,
-            order,
+            count,
             model.requests.predictor,
             model.requests.token_limit,
         )

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from kendall.policies.core import Policy, Request, Server
-from kendall.policies.orders.by_flow import FlowCounters
+from kendall.policies.flow_counters import FlowCounters
 from kendall.queueing.latency.service import Member, ServiceProcess
 from kendall.queueing.simulation.ledger import Started
 

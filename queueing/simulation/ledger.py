@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from kendall.policies.core import Policy, Request, Running, Waiting
 from kendall.policies.fixed import Fixed
-from kendall.policies.orders.by_flow import FlowCounters
+from kendall.policies.flow_counters import FlowCounters
 from kendall.queueing.latency.service import Member
 from kendall.queueing.measurement.record import Outcome, Record
 

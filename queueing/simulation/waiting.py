@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import overload
 
 from kendall.policies.core import Request, Waiting
-from kendall.policies.orders.by_flow import FlowCounters
+from kendall.policies.flow_counters import FlowCounters
 
 _COMPACT = 4096
 _TAKEN = Waiting(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from kendall.policies import Policy, Request
 from kendall.policies.ordered import order_of
-from kendall.policies.orders.by_urgency import MOST, ByPriority
+from kendall.policies.orders.order import MOST_PRIORITY
 from kendall.policies.text import counted
 from kendall.queueing.measurement.record import Record
 from kendall.queueing.simulation.orders.waiting_by_rank import queue_for
@@ -179,18 +179,18 @@ class Overload(Observer):
         self, headers: Sequence[tuple[bytes, bytes]], patience: float | None, priority: int
     ) -> RequestDeadlines:
         """What the call asks of its wait. Raises ApiError 400."""
-        if abs(priority) > MOST and self._reads_priorities():
+        if abs(priority) > MOST_PRIORITY and self._reads_priorities():
             raise ApiError(
                 400,
                 "invalid_request",
-                f"got priority {priority}; expected -{MOST} to {MOST}",
+                f"got priority {priority}; expected -{MOST_PRIORITY} to {MOST_PRIORITY}",
                 param="priority",
             )
         return request_deadlines_of(headers, patience, self._gateway.limits.patience)
 
     def _reads_priorities(self) -> bool:
         order = order_of(self._gateway.limits.policy)
-        return self.settings.priority_aging is not None or isinstance(order, ByPriority)
+        return self.settings.priority_aging is not None or order.form.quantity == "priority"
 
     def admit(
         self,

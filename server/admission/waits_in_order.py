@@ -16,7 +16,7 @@ import numpy as np
 
 from kendall.policies import Policy, Request, Running, Waiting
 from kendall.policies.ordered import order_of
-from kendall.policies.orders.order import Order, Ranked, predicted_tokens
+from kendall.policies.orders.order import Order, predicted_tokens
 from kendall.queueing.control.predicted_lengths import PredictedLengths
 from kendall.queueing.control.wait_ahead import BatchService, Pace, SlotService, Wait
 from kendall.queueing.control.wait_in_order import (
@@ -171,8 +171,8 @@ def is_estimated(policy: Policy) -> bool:
 
 
 def _moves(order: Order) -> float:
-    """1 where who arrives later ranks later by as many seconds: deadlines, and ranks that age."""
-    return 0.0 if isinstance(order, Ranked) and order.aging is None else 1.0
+    """1 where who arrives later ranks later by as many seconds."""
+    return float(order.rises)
 
 
 def _slots(gateway: AdmissionHost) -> int:

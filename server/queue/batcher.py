@@ -30,8 +30,8 @@ from kendall.policies import (
     served_as,
 )
 from kendall.policies.decision import check_once
+from kendall.policies.flow_counters import FlowCounters
 from kendall.policies.ordered import counts, order_of, wants_steps
-from kendall.policies.orders.by_flow import FlowCounters
 from kendall.policies.registry import is_built_in, may_preempt
 from kendall.queueing.measurement.record import Outcome, Record
 from kendall.queueing.simulation.orders.waiting_by_rank import moved, queue_for

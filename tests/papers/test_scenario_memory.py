@@ -9,7 +9,7 @@ import pytest
 from kendall.policies.text import SpecError
 from kendall.queueing.distributions.token_distribution import parse_distribution
 from kendall.queueing.latency.law import LatencyModel
-from kendall.queueing.models.soap.orders import ShortestFirstRanks
+from kendall.queueing.models.soap.orders import SHORTEST_FIRST
 from kendall.queueing.models.soap.predictor_text import PredictorText
 from kendall.queueing.models.soap.predictors import ExactPrediction
 from kendall.queueing.models.soap.queue import solve_order
@@ -107,7 +107,7 @@ def test_one_slot_and_no_prompts_is_a_queue_in_an_order():
     """M/G/1 under SPJF, exact."""
     law = LatencyModel(k3=0.01, k4=0.03)
     tokens = parse_distribution("lognormal:mu=2.5,sigma=0.9", 100)
-    exact = solve_order(ShortestFirstRanks(), token_sizes(tokens, law), 1.0, ExactPrediction())
+    exact = solve_order(SHORTEST_FIRST, token_sizes(tokens, law), 1.0, ExactPrediction())
     work = MemoryWork(
         arrival_rate=1.0,
         prompt_tokens=parse_distribution("deterministic:value=1"),

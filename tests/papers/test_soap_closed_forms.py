@@ -6,9 +6,9 @@ import pytest
 from kendall.policies.text import SpecError
 from kendall.queueing.errors import NotConvergedError, UnstableQueueError
 from kendall.queueing.models.soap.orders import (
+    SHORTEST_FIRST,
+    SHORTEST_REMAINING,
     FifoRanks,
-    ShortestFirstRanks,
-    ShortestRemainingRanks,
     ThresholdRanks,
 )
 from kendall.queueing.models.soap.predictors import (
@@ -37,8 +37,8 @@ ONE_CLASS = TwoClasses(1.0, 1.0, 0.5, 0.0, 1.0)
 
 @pytest.mark.parametrize("load", [0.5, 0.9])
 def test_exponential_predictions_are_bessel_functions(load):
-    spjf = solve_order(ShortestFirstRanks(), EXPONENTIAL, load, PREDICTED).sojourn
-    sprpt = solve_order(ShortestRemainingRanks(), EXPONENTIAL, load, PREDICTED).sojourn
+    spjf = solve_order(SHORTEST_FIRST, EXPONENTIAL, load, PREDICTED).sojourn
+    sprpt = solve_order(SHORTEST_REMAINING, EXPONENTIAL, load, PREDICTED).sojourn
     assert spjf == pytest.approx(exponential_spjf(load), rel=1e-5)
     assert sprpt == pytest.approx(exponential_sprpt(load), rel=1e-5)
 
@@ -136,8 +136,8 @@ def test_queues_that_are_cut_too_short_are_refused():
 
 
 def test_one_server_of_several_and_first_come_are_what_they_were():
-    one = solve_on_servers(ShortestFirstRanks(), EXPONENTIAL, 0.8, 1)
-    assert one.sojourn == pytest.approx(solve_order(ShortestFirstRanks(), EXPONENTIAL, 0.8).sojourn)
+    one = solve_on_servers(SHORTEST_FIRST, EXPONENTIAL, 0.8, 1)
+    assert one.sojourn == pytest.approx(solve_order(SHORTEST_FIRST, EXPONENTIAL, 0.8).sojourn)
     assert one.doubt is None
     four = solve_on_servers(FifoRanks(), EXPONENTIAL, 3.2, 4)
     assert four.delay == pytest.approx(0.7455, rel=1e-3)  # M/M/4 at 0.8
@@ -145,10 +145,10 @@ def test_one_server_of_several_and_first_come_are_what_they_were():
 
 
 def test_several_servers_gain_as_one_does_and_say_where_that_is_doubtful():
-    four = solve_on_servers(ShortestFirstRanks(), WEIBULL, 3.2, 4)
+    four = solve_on_servers(SHORTEST_FIRST, WEIBULL, 3.2, 4)
     first_come = solve_on_servers(FifoRanks(), WEIBULL, 3.2, 4)
     ratio = (
-        solve_order(ShortestFirstRanks(), WEIBULL, 0.8).delay
+        solve_order(SHORTEST_FIRST, WEIBULL, 0.8).delay
         / solve_order(FifoRanks(), WEIBULL, 0.8).delay
     )
     assert four.delay / first_come.delay == pytest.approx(ratio)

@@ -6,10 +6,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kendall.policies import Dispatch, QueueState, Request, Server, Waiting, WaitUntil, parse_policy
+from kendall.policies import (
+    Dispatch,
+    QueueState,
+    Request,
+    Server,
+    Waiting,
+    WaitUntil,
+    flow_counters,
+    parse_policy,
+)
+from kendall.policies.flow_counters import FlowCounters, TokenWeights
 from kendall.policies.ordered import counts, order_of, wants_steps
-from kendall.policies.orders import ORDERS, by_flow
-from kendall.policies.orders.by_flow import FlowCounters, VirtualTokens
+from kendall.policies.orders import ORDERS
+from kendall.policies.orders.fair import VirtualTokens
+from kendall.policies.orders.order import Order
 from kendall.queueing.simulation.orders.waiting_by_rank import CountedQueue, queue_for
 
 
@@ -94,7 +105,7 @@ def test_vtc_counts_and_is_asked_at_no_step() -> None:
     assert not wants_steps(policy)
     assert not order_of(policy).preemptive
     assert order_of(policy) == VirtualTokens(prompt_weight=1.0, output_weight=2.0)
-    assert [name for name, order in ORDERS.items() if order.counts] == ["vtc"]
+    assert [name for name, each in ORDERS.items() if each.weights is not Order.weights] == ["vtc"]
     assert isinstance(queue_for(policy), CountedQueue)
 
 
@@ -102,7 +113,7 @@ def test_vtc_counts_and_is_asked_at_no_step() -> None:
 
 
 def counters(prompt_weight: float = 1.0, output_weight: float = 2.0) -> FlowCounters:
-    return FlowCounters(VirtualTokens(prompt_weight=prompt_weight, output_weight=output_weight))
+    return FlowCounters(TokenWeights(prompt_weight, output_weight))
 
 
 def served(found: FlowCounters, flow: str, prompt: int = 10, tokens: int = 0) -> None:
@@ -202,7 +213,7 @@ FEW = 50  # flows that are remembered, in place of MOST_IDLE
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(by_flow, "MOST_IDLE", FEW)
+    monkeypatch.setattr(flow_counters, "MOST_IDLE", FEW)
 
 
 @pytest.mark.usefixtures("few")
@@ -272,7 +283,7 @@ def test_flows_that_wait_are_not_forgotten() -> None:
 
 
 def test_the_queue_tells_the_counters_who_comes_and_goes() -> None:
-    queue = CountedQueue(VirtualTokens())
+    queue = CountedQueue(VirtualTokens().weights)
     for each in QUEUE:
         queue.append(each)
     assert queue.counters is not None

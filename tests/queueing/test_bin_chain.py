@@ -59,7 +59,9 @@ def rate_of(queue: Queue, load: float) -> float:
 
 def solved(queue: Queue, rate: float) -> BinnedQueue:
     parts = list(
-        bins_of(queue.requests.output_tokens, order_of(queue.policy), queue.requests.predictor)
+        bins_of(
+            queue.requests.output_tokens, order_of(queue.policy).form.bins, queue.requests.predictor
+        )
     )
     return solve_bin_chain(queue.batch_time, rate, parts)
 

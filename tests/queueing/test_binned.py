@@ -33,8 +33,7 @@ def model(policy: str, predictor: str = "exact", **settings) -> Queue:
 
 
 def bins(count: int, predictor: str = "exact", lengths: TokenDistribution = UNIFORM):
-    order = parse_policy(f"dynamic:order=binned,bins={count}").ranking
-    return list(bins_of(lengths, order, parse_predictor(predictor)))
+    return list(bins_of(lengths, count, parse_predictor(predictor)))
 
 
 def test_exact_predictions_cut_the_lengths_at_equal_shares_of_the_limit():

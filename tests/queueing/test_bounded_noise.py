@@ -9,9 +9,9 @@ from scipy.integrate import quad
 from scipy.special import kv
 
 from kendall.queueing.models.soap.orders import (
+    SHORTEST_FIRST,
+    SHORTEST_REMAINING,
     BounceRanks,
-    ShortestFirstRanks,
-    ShortestRemainingRanks,
 )
 from kendall.queueing.models.soap.predictors import ExponentialPrediction, UniformPrediction
 from kendall.queueing.models.soap.queue import price_of_misprediction, solve_order
@@ -39,9 +39,7 @@ def test_noisy_predictions_stay_within_their_bounds():
     assert law.joint[~inside].sum() < 0.02
 
 
-@pytest.mark.parametrize(
-    "order", [ShortestRemainingRanks(), BounceRanks()], ids=["sprpt", "srpt-b"]
-)
+@pytest.mark.parametrize("order", [SHORTEST_REMAINING, BounceRanks()], ids=["sprpt", "srpt-b"])
 def test_the_analysis_under_bounded_noise_is_the_simulated_mean(order):
     exact = solve_order(order, EXPONENTIAL, 0.8, NOISE, COARSE).sojourn
     found = simulate_order(order, EXPONENTIAL, 0.8, NOISE, Replications(20_000, 16, 4))
@@ -53,7 +51,7 @@ def test_the_analysis_under_bounded_noise_is_the_simulated_mean(order):
 @pytest.mark.parametrize("load", [0.5, 0.9])
 def test_srpt_with_bounce_is_graceful_and_consistent(load, bounds):
     """E[T] <= 3.5 alpha / beta E[T under SRPT], and near it where the noise is small."""
-    best = solve_order(ShortestRemainingRanks(), EXPONENTIAL, load, cells=COARSE).sojourn
+    best = solve_order(SHORTEST_REMAINING, EXPONENTIAL, load, cells=COARSE).sojourn
     noisy = solve_order(
         BounceRanks(), EXPONENTIAL, load, UniformPrediction(*bounds), COARSE
     ).sojourn
@@ -77,9 +75,9 @@ def test_the_price_of_misprediction_is_the_formula_with_the_squares_outside(load
 
     formula = quad(predicted, 1e-12, 60, limit=300)[0] / quad(exact, 0, 60, limit=300)[0]
     told, known = (
-        solve_order(ShortestFirstRanks(), EXPONENTIAL, load, source).delay
+        solve_order(SHORTEST_FIRST, EXPONENTIAL, load, source).delay
         for source in (ExponentialPrediction(), UniformPrediction(1 - 1e-6, 1 + 1e-6))
     )
     assert told / known == pytest.approx(formula, rel=1e-3)
-    price = price_of_misprediction(ShortestFirstRanks(), EXPONENTIAL, load, ExponentialPrediction())
+    price = price_of_misprediction(SHORTEST_FIRST, EXPONENTIAL, load, ExponentialPrediction())
     assert price == pytest.approx((told + 1) / (known + 1), rel=1e-3)

@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from kendall.policies.core import Request, Waiting
+from kendall.policies.flow_counters import FlowCounters, TokenWeights
 from kendall.policies.immediate import Continuous, Single
-from kendall.policies.orders.by_flow import FlowCounters, VirtualTokens
 from kendall.policies.text import SpecError
 from kendall.queueing.commands import cli
 from kendall.queueing.distributions.flows import Flows, parse_flows
@@ -61,7 +61,7 @@ def test_what_is_no_flow_is_refused_in_one_line(text: str, says: str) -> None:
 
 
 def test_the_simulator_counts_each_token_of_a_flow_once() -> None:
-    counters = FlowCounters(VirtualTokens(prompt_weight=1.0, output_weight=2.0))
+    counters = FlowCounters(TokenWeights(prompt=1.0, output=2.0))
     request = Request(
         id="a", arrived_at=0.0, prompt_tokens=5, max_output_tokens=9, flow="heavy", sequences=1
     )

@@ -25,8 +25,8 @@ from kendall.queueing.models.mg1 import solve_mg1
 from kendall.queueing.models.soap.orders import (
     LeastAttainedRanks,
     LevelsRanks,
+    PredictedRanks,
     ThresholdRanks,
-    TrailRanks,
 )
 from kendall.queueing.models.soap.predictor_text import PredictorText, parse_predictor
 from kendall.queueing.models.soap.predictors import OneBit
@@ -131,7 +131,9 @@ def test_thresholds_quanta_and_bits_of_tokens_are_seconds_of_service():
     assert SERVICE.order(asked("fb")) == LeastAttainedRanks()
     fifths = SERVICE.order(asked("fb", quantum=30))
     assert fifths == LevelsRanks((SERVICE.seconds(30), *[SERVICE.step * 30] * 3))
-    assert SERVICE.order(asked("trail")) == TrailRanks(0.5, SERVICE.setup)
+    assert SERVICE.order(asked("trail")) == PredictedRanks(
+        slope=-1.0, share=0.5, setup=SERVICE.setup
+    )
     bit = SERVICE.predictor(parse_predictor("onebit:threshold=30"))
     assert isinstance(bit, OneBit)
     assert bit.values == (SERVICE.seconds(15), SERVICE.seconds(60))
@@ -161,7 +163,7 @@ def test_predictions_are_drawn_as_the_load_generator_sends_them(text, sent):
 )
 def test_an_order_without_such_a_rank_is_refused(order):
     assert not is_solved(order)
-    with pytest.raises(SpecError, match=f"got order {order.name}; expected one of fcfs, spjf"):
+    with pytest.raises(SpecError, match=f"got order {order.name}; expected one by arrival, by"):
         SERVICE.order(order)
 
 

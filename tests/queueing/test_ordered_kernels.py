@@ -13,7 +13,7 @@ from kendall.policies.ordered import order_of
 from kendall.policies.orders.by_length import ShortestFirst as ByLength
 from kendall.queueing.distributions.token_distribution import parse_distribution
 from kendall.queueing.latency.law import LatencyModel
-from kendall.queueing.models.soap.orders import ShortestFirstRanks
+from kendall.queueing.models.soap.orders import SHORTEST_FIRST
 from kendall.queueing.models.soap.predictor_text import parse_predictor
 from kendall.queueing.models.soap.predictors import ExactPrediction
 from kendall.queueing.models.soap.queue import solve_order
@@ -134,9 +134,10 @@ def test_slots_under_orders_that_interrupt_are_event_driven() -> None:
         assert not is_compiled(model(f"continuous:max_batch_size=4,order={order}"))
 
 
-def test_an_order_that_the_kernels_do_not_know_is_event_driven() -> None:
+def test_an_order_that_decides_by_code_of_its_own_is_event_driven() -> None:
     class Other(ByLength):
-        name = "spjf"
+        def first(self, *given):
+            return super().first(*given)
 
     queue = model("single:order=spjf")
     assert is_compiled(queue)
@@ -220,7 +221,7 @@ def test_shortest_first_has_the_exact_mean() -> None:
     law = LatencyModel(k2=0.1, k4=0.04)
     queue = model("single:order=spjf", law, predictor=parse_predictor("exact"), prompt_tokens=None)
     rate = 0.8 * queue.largest_stable_rate
-    exact = solve_order(ShortestFirstRanks(), token_sizes(LENGTHS, law), rate, ExactPrediction())
+    exact = solve_order(SHORTEST_FIRST, token_sizes(LENGTHS, law), rate, ExactPrediction())
     means = [
         float(simulate_run(queue, rate, 50_000, stream).sojourn_time[5000:].mean())
         for stream in np.random.SeedSequence(9).spawn(24)

@@ -11,14 +11,14 @@ from scipy.integrate import quad
 from kendall.policies.text import SpecError
 from kendall.queueing.errors import UnstableQueueError
 from kendall.queueing.models.soap.orders import (
+    PREEMPTIVE_SHORTEST,
+    SHORTEST_FIRST,
+    SHORTEST_REMAINING,
     BounceRanks,
     FifoRanks,
     LeastAttainedRanks,
-    PreemptiveShortestRanks,
-    ShortestFirstRanks,
-    ShortestRemainingRanks,
+    PredictedRanks,
     ThresholdRanks,
-    TrailRanks,
 )
 from kendall.queueing.models.soap.predictors import (
     ExactPrediction,
@@ -96,20 +96,18 @@ def test_exact_predictions_are_the_formulas_of_sjf_psjf_and_srpt(law, load):
     srpt = residence + density_integral(
         lambda x: rate * (partial(2, x) + x * x * above(x)) / (2 * spare(x) ** 2)
     )
-    assert solve_order(ShortestFirstRanks(), law, rate).delay == pytest.approx(sjf, rel=2e-5)
-    assert solve_order(PreemptiveShortestRanks(), law, rate).sojourn == pytest.approx(
-        psjf, rel=2e-4
-    )
-    assert solve_order(ShortestRemainingRanks(), law, rate).sojourn == pytest.approx(srpt, rel=2e-5)
+    assert solve_order(SHORTEST_FIRST, law, rate).delay == pytest.approx(sjf, rel=2e-5)
+    assert solve_order(PREEMPTIVE_SHORTEST, law, rate).sojourn == pytest.approx(psjf, rel=2e-4)
+    assert solve_order(SHORTEST_REMAINING, law, rate).sojourn == pytest.approx(srpt, rel=2e-5)
 
 
-@pytest.mark.parametrize(
-    "share", [(0.0, ShortestFirstRanks()), (math.inf, ShortestRemainingRanks())]
-)
+@pytest.mark.parametrize("share", [(0.0, SHORTEST_FIRST), (math.inf, SHORTEST_REMAINING)])
 def test_trail_lies_between_shortest_first_and_shortest_remaining(share):
     limited, order = share
     for source in (ExactPrediction(), ExponentialPrediction()):
-        trail = solve_order(TrailRanks(limited), EXPONENTIAL, 0.8, source).sojourn
+        trail = solve_order(
+            PredictedRanks(slope=-1.0, share=limited), EXPONENTIAL, 0.8, source
+        ).sojourn
         assert trail == pytest.approx(solve_order(order, EXPONENTIAL, 0.8, source).sojourn, 1e-9)
 
 
@@ -117,7 +115,7 @@ def test_atoms_are_classes_of_a_priority_queue():
     """Cobham's formula."""
     law = Atoms(np.array([1.0, 3.0]), np.array([0.75, 0.25]))
     rate, residual = 0.4, 0.4 * (0.75 * 1 + 0.25 * 9) / 2
-    queue = solve_order(ShortestFirstRanks(), law, rate)
+    queue = solve_order(SHORTEST_FIRST, law, rate)
     expected = [1 + residual / (1 - 0.3), 3 + residual / ((1 - 0.3) * (1 - 0.6))]
     assert queue.by_size == pytest.approx(expected, rel=1e-12)
     assert queue.error == 0
@@ -129,11 +127,11 @@ def test_atoms_are_classes_of_a_priority_queue():
 def test_no_order_by_predictions_beats_exact_shortest_remaining(load, sigma):
     law = LAWS["tokens"]
     rate = load / law.mean
-    best = solve_order(ShortestRemainingRanks(), law, rate).sojourn
+    best = solve_order(SHORTEST_REMAINING, law, rate).sojourn
     for order in (
-        ShortestFirstRanks(),
-        ShortestRemainingRanks(),
-        PreemptiveShortestRanks(),
+        SHORTEST_FIRST,
+        SHORTEST_REMAINING,
+        PREEMPTIVE_SHORTEST,
         BounceRanks(),
     ):
         predicted = solve_order(order, law, rate, LognormalPrediction(sigma), cells=40)
@@ -152,7 +150,7 @@ def test_a_perfect_bit_and_a_worthless_bit():
 
 def test_the_price_of_misprediction_is_one_for_first_come_and_grows_with_the_error():
     prices = [
-        price_of_misprediction(ShortestRemainingRanks(), WEIBULL, 0.8, LognormalPrediction(sigma))
+        price_of_misprediction(SHORTEST_REMAINING, WEIBULL, 0.8, LognormalPrediction(sigma))
         for sigma in (0.1, 0.5, 1.0)
     ]
     assert 1 < prices[0] < prices[1] < prices[2]
@@ -162,15 +160,15 @@ def test_the_price_of_misprediction_is_one_for_first_come_and_grows_with_the_err
 def test_cells_and_twice_as_many_leave_no_error_of_second_order():
     """50 and 100 cells alone are 1e-5 off; their extrapolation is not a tenth of that."""
     for law in (EXPONENTIAL, WEIBULL):
-        fine = solve_order(ShortestFirstRanks(), law, 0.8 / law.mean).sojourn
-        assert solve_order(
-            ShortestFirstRanks(), law, 0.8 / law.mean, cells=50
-        ).sojourn == pytest.approx(fine, rel=5e-7)
+        fine = solve_order(SHORTEST_FIRST, law, 0.8 / law.mean).sojourn
+        assert solve_order(SHORTEST_FIRST, law, 0.8 / law.mean, cells=50).sojourn == pytest.approx(
+            fine, rel=5e-7
+        )
 
 
 def test_too_much_work_has_no_steady_state():
     with pytest.raises(UnstableQueueError):
-        solve_order(ShortestFirstRanks(), EXPONENTIAL, 1.01)
+        solve_order(SHORTEST_FIRST, EXPONENTIAL, 1.01)
     with pytest.raises(UnstableQueueError):  # predictions take time on the server
         solve_order(ORDERS["skip-server"], EXPONENTIAL, 0.98)
 
@@ -203,7 +201,7 @@ def test_many_atoms_are_merged_to_about_twice_the_cells_asked_for():
         lambda: LognormalPrediction(0.0),
         lambda: UniformPrediction(1.0, 1.0),
         lambda: OneBit(-1.0),
-        lambda: TrailRanks(-0.1),
+        lambda: PredictedRanks(slope=-1.0, share=-0.1),
         lambda: Atoms(np.array([2.0, 1.0]), np.array([0.5, 0.5])),
         lambda: Atoms(np.array([1.0, 2.0]), np.array([0.5, 0.6])),
     ],

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kendall.policies import Request, Waiting, parse_policy
-from kendall.policies.orders.by_urgency import MOST, ByPriority
+from kendall.policies.orders.by_urgency import ByPriority
+from kendall.policies.orders.order import MOST_PRIORITY
 from kendall.queueing.simulation.orders.waiting_by_rank import RankedQueue, moved, queue_for
 from kendall.queueing.simulation.waiting import WaitingQueue
 
@@ -51,8 +52,8 @@ def test_a_priority_beyond_the_bound_counts_as_the_bound() -> None:
     queue = aged(1.0)
     for waiting in (
         one("never", 0.0, 10**9),
-        one("last", 2 * MOST + 1.0, 0),
-        one("pushy", MOST + 0.5, -(10**9)),
+        one("last", 2 * MOST_PRIORITY + 1.0, 0),
+        one("pushy", MOST_PRIORITY + 0.5, -(10**9)),
     ):
         queue.append(waiting)
     assert names(queue) == ["pushy", "never", "last"]

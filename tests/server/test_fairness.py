@@ -17,7 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kendall.policies import Policy, Request, Waiting, parse_policy
-from kendall.policies.orders.by_flow import FlowCounters, VirtualTokens
+from kendall.policies.flow_counters import FlowCounters
+from kendall.policies.orders.fair import VirtualTokens
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.measurement.record import Record
 from kendall.queueing.simulation.orders import waiting_by_rank

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 
 from kendall.queueing.errors import UnstableQueueError
-from kendall.queueing.models.soap.orders import ShortestRemainingRanks, ThresholdRanks
+from kendall.queueing.models.soap.orders import SHORTEST_REMAINING, ThresholdRanks
 from kendall.queueing.models.soap.queue import solve_order
 from kendall.queueing.models.soap.sizes import SizeGrid
 from papers.closed_forms import best_threshold
@@ -90,10 +90,7 @@ def _sum(order: SkipPredict | DelayPredict, load: float) -> float:
 def _everyone(load: float, cost: float, external: bool) -> float:
     """SPRPT; on the server every job is predicted first, as DelayPredict with L near 0 does."""
     if external:
-        return (
-            cost
-            + solve_order(ShortestRemainingRanks(), EXPONENTIAL, load, PREDICTED, CELLS).sojourn
-        )
+        return cost + solve_order(SHORTEST_REMAINING, EXPONENTIAL, load, PREDICTED, CELLS).sojourn
     return _sum(DelayPredict(limit=1e-9, size_cost=cost, external=False), load)
 
 

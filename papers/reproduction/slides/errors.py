@@ -9,10 +9,10 @@ from scipy.integrate import quad
 from scipy.special import kv
 
 from kendall.queueing.models.soap.orders import (
+    PREEMPTIVE_SHORTEST,
+    SHORTEST_REMAINING,
     BounceRanks,
     Order,
-    PreemptiveShortestRanks,
-    ShortestRemainingRanks,
 )
 from kendall.queueing.models.soap.predictors import LognormalPrediction, UniformPrediction
 from kendall.queueing.models.soap.queue import EXACT, solve_order
@@ -29,8 +29,8 @@ NOISES = ((0.99, 1.01), (0.9, 1.1), (0.5, 1.5), (0.5, 2.0), (0.25, 4.0), (0.1, 2
 SPREADS = [above / below for below, above in NOISES]
 GRACE = 3.5
 NOISY: dict[str, Order] = {
-    "SPRPT": ShortestRemainingRanks(),
-    "PSPJF": PreemptiveShortestRanks(),
+    "SPRPT": SHORTEST_REMAINING,
+    "PSPJF": PREEMPTIVE_SHORTEST,
     "SRPT-B": BounceRanks(),
 }
 LAWS: dict[str, SizeLaw] = {"exponential": EXPONENTIAL, "Weibull": WEIBULL}
@@ -57,7 +57,7 @@ def misprediction(say: Say) -> Artefact:
     for sigma in (0.25, 0.5, 1.0):
         say(f"lognormal predictions, sigma {sigma:g}")
         told = LognormalPrediction(sigma)
-        prices = [_price(ShortestRemainingRanks(), EXPONENTIAL, load, told) for load in LOADS]
+        prices = [_price(SHORTEST_REMAINING, EXPONENTIAL, load, told) for load in LOADS]
         curves.append(curve(f"SPRPT / SRPT, lognormal sigma {sigma:g}", LOADS, prices))
     return Artefact(
         "slides-misprediction",
@@ -110,7 +110,7 @@ def noise(say: Say) -> Artefact:
     for law, sizes in LAWS.items():
         for load in (0.5, 0.8, 0.95):
             say(f"bounded noise, {law} sizes, load {load:g}")
-            best = solve_order(ShortestRemainingRanks(), sizes, load, EXACT, COARSE).sojourn
+            best = solve_order(SHORTEST_REMAINING, sizes, load, EXACT, COARSE).sojourn
             for name, order in NOISY.items():
                 ratios[name, law, load] = [
                     solve_order(order, sizes, load, UniformPrediction(*ends), COARSE).sojourn / best

@@ -7,10 +7,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kendall.queueing.models.soap.orders import (
+    SHORTEST_FIRST,
+    SHORTEST_REMAINING,
     FifoRanks,
     Order,
-    ShortestFirstRanks,
-    ShortestRemainingRanks,
 )
 from kendall.queueing.models.soap.predictors import Predictor
 from kendall.queueing.models.soap.queue import EXACT
@@ -23,25 +23,25 @@ Column = tuple[str, Order, Predictor, tuple[str, ...]]
 REMAINING: tuple[Column, ...] = (
     (
         "SRPT Eqns",
-        ShortestRemainingRanks(),
+        SHORTEST_REMAINING,
         EXACT,
         ("1.4254", "1.6041", "1.8746", "2.3528", "3.5521", "5.5410", "10.4947", "17.6269"),
     ),
     (
         "SRPT Sim",
-        ShortestRemainingRanks(),
+        SHORTEST_REMAINING,
         EXACT,
         ("1.4251", "1.6039", "1.8757", "2.3519", "3.5486", "5.5466", "10.5003", "17.6130"),
     ),
     (
         "SPRPT Eqns",
-        ShortestRemainingRanks(),
+        SHORTEST_REMAINING,
         PREDICTED,
         ("1.6531", "1.9305", "2.3539", "3.1168", "5.04808", "8.3221", "16.6239", "28.7302"),
     ),
     (
         "SPRPT Sim",
-        ShortestRemainingRanks(),
+        SHORTEST_REMAINING,
         PREDICTED,
         ("1.6588", "1.9397", "2.3684", "3.1376", "5.0973", "8.4075", "16.7852", "28.7847"),
     ),
@@ -50,25 +50,25 @@ REMAINING: tuple[Column, ...] = (
 FIRST: tuple[Column, ...] = (
     (
         "SJF Eqns",
-        ShortestFirstRanks(),
+        SHORTEST_FIRST,
         EXACT,
         ("1.7127", "1.9625", "2.3122", "2.8822", "4.1969", "6.2640", "11.2849", "18.4507"),
     ),
     (
         "SJF Sims",
-        ShortestFirstRanks(),
+        SHORTEST_FIRST,
         EXACT,
         ("1.7128", "1.9625", "2.3121", "2.8828", "4.1987", "6.2701", "11.2734", "18.4237"),
     ),
     (
         "SPJF Eqns",
-        ShortestFirstRanks(),
+        SHORTEST_FIRST,
         PREDICTED,
         ("1.7948", "2.1086", "2.5726", "3.3758", "5.3610", "8.6537", "16.9502", "29.0536"),
     ),
     (
         "SPJF Sims",
-        ShortestFirstRanks(),
+        SHORTEST_FIRST,
         PREDICTED,
         ("1.7949", "2.1087", "2.5730", "3.3760", "5.3609", "8.6541", "16.9782", "29.1162"),
     ),

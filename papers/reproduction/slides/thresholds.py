@@ -14,9 +14,9 @@ import numpy as np
 from scipy.special import loggamma
 
 from kendall.queueing.models.soap.orders import (
+    SHORTEST_REMAINING,
     FifoRanks,
     Order,
-    ShortestRemainingRanks,
     ThresholdRanks,
 )
 from kendall.queueing.models.soap.predictors import Predictor
@@ -110,7 +110,7 @@ def _table(
 
 def _order(column: str, threshold: float) -> Order:
     if column in ("SRPT", "SPRPT"):
-        return ShortestRemainingRanks()
+        return SHORTEST_REMAINING
     return FifoRanks() if column == "FIFO" else ThresholdRanks(threshold, "preemptive" in column)
 
 

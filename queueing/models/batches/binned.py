@@ -31,7 +31,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from kendall.policies.orders.by_length import Binned
 from kendall.queueing.distributions.token_distribution import TokenDistribution, Vector
 from kendall.queueing.latency.batch_time import BatchTime
 from kendall.queueing.models.soap.predictor_text import PredictorText
@@ -41,7 +40,7 @@ from kendall.queueing.models.soap.token_orders import TokenService
 
 def binned_rate(
     time: BatchTime,
-    order: Binned,
+    bins: int,
     predictor: PredictorText,
     bound: int | None,
     limit: int | None = None,
@@ -49,13 +48,13 @@ def binned_rate(
     """Requests/s from which on there is no steady state."""
     seconds = sum(
         share / replace(time, output_tokens=lengths).largest_stable_rate(bound)
-        for share, lengths in bins_of(time.output_tokens, order, predictor, limit)
+        for share, lengths in bins_of(time.output_tokens, bins, predictor, limit)
     )
     return float("inf") if seconds == 0 else 1 / seconds
 
 
 def bins_of(
-    lengths: TokenDistribution, order: Binned, predictor: PredictorText, limit: int | None = None
+    lengths: TokenDistribution, bins: int, predictor: PredictorText, limit: int | None = None
 ) -> Iterator[tuple[float, TokenDistribution]]:
     """Share of the requests and law of their lengths, of each bin that has any; `limit`: of tokens,
     where it is above the longest length.
@@ -65,7 +64,7 @@ def bins_of(
     whole = TokenService(0.0, 1.0, Atoms(np.array([float(limit)]), np.ones(1)))
     told = whole.predictor(predictor)
     below: Vector = np.zeros(lengths.longest)
-    for last in _last_counts(order, limit):
+    for last in _last_counts(bins, limit):
         at_most = told.at_most(np.array(last), counts)
         inside = chances * (at_most - below)
         below, share = at_most, float(inside.sum())
@@ -73,12 +72,12 @@ def bins_of(
             yield share, TokenDistribution(np.concatenate([[0.0], inside / share]))
 
 
-def _last_counts(order: Binned, limit: int) -> Vector:
+def _last_counts(bins: int, limit: int) -> Vector:
     """The largest prediction, whole tokens, of each bin that has any: in the policy's own
     arithmetic.
     """
-    numbers = np.arange(1, order.bins + 1)
-    near = np.floor(limit * (numbers / order.bins))[:, None] + np.array([-1.0, 0.0, 1.0])
-    inside = np.ceil(order.bins * (near / limit)) <= numbers[:, None]
+    numbers = np.arange(1, bins + 1)
+    near = np.floor(limit * (numbers / bins))[:, None] + np.array([-1.0, 0.0, 1.0])
+    inside = np.ceil(bins * (near / limit)) <= numbers[:, None]
     last = np.unique(np.where(inside & (near <= limit), near, 0.0).max(axis=1))
     return np.asarray(last[last >= 1])

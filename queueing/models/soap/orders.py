@@ -2,14 +2,16 @@
 that predictions take on the server included), their probabilities, and their ranks.
 
     FifoRanks              first come first served
-    ShortestFirstRanks     SPJF: the shortest predicted first, not interrupted
-    LongestFirstRanks      the longest predicted first, not interrupted
-    PreemptiveShortestRanks PSPJF: the shortest predicted first, preemptive
-    ShortestRemainingRanks SPRPT: the shortest predicted remaining time first
+    PredictedRanks         by prediction and age:
+        SHORTEST_FIRST         SPJF: the shortest predicted first, not interrupted
+        LONGEST_FIRST          the longest predicted first, not interrupted
+        PREEMPTIVE_SHORTEST    PSPJF: the shortest predicted first, preemptive
+        SHORTEST_REMAINING     SPRPT: the shortest predicted remaining time first; with `share` = c
+                               not interrupted from the age c x prediction on (TRAIL): c = 0 is
+                               SPJF, infinity SPRPT
     BounceRanks            SRPT-B: as SPRPT, but what outlives its prediction loses rank again
     LeastAttainedRanks     FB (LAS): the least served first; no prediction
     LevelsRanks            multi-level feedback: classes by age, first come first served in each
-    TrailRanks             SPRPT without interruptions from the age c x prediction on (TRAIL)
     ThresholdRanks         predicted short before predicted long; `preemptive` as in the slides, or
                       in order of arrival
 
@@ -83,24 +85,23 @@ class Order(Protocol):
 class _ByPrediction:
     """An order whose ranks follow from one prediction."""
 
-    ties_matter = False
+    @property
+    def ties_matter(self) -> bool:
+        return False
 
     def ranks(self, predicted: Vector) -> Ranks:
         """Of jobs with these predictions."""
         raise NotImplementedError
 
     def boundaries(self, predictor: Predictor) -> tuple[float, ...]:
-        """See `Order`."""
         return (predictor.threshold,) if isinstance(predictor, OneBit) else ()
 
     def jobs(self, sizes: Atoms, predictor: Predictor, grid: SizeGrid) -> Jobs:
-        """See `Order`."""
         law = predictor.joint(sizes, grid)
         kinds = len(law.predictions)
         return Jobs(law.sizes, law.joint, np.zeros(kinds), self.ranks(law.predictions), law.exact)
 
     def draw(self, rng: np.random.Generator, sizes: Vector, predictor: Predictor) -> DrawnJobs:
-        """See `Order`."""
         return DrawnJobs(sizes, self.ranks(predictor.sample(rng, sizes)))
 
 
@@ -108,11 +109,9 @@ class _ByAge(_ByPrediction):
     """An order that asks for no prediction: one kind of job."""
 
     def jobs(self, sizes: Atoms, predictor: Predictor, grid: SizeGrid) -> Jobs:  # noqa: ARG002 - the protocol's
-        """See `Order`."""
         return Jobs(sizes.sizes, sizes.weights[None, :], np.zeros(1), self.ranks(np.zeros(1)))
 
     def draw(self, rng: np.random.Generator, sizes: Vector, predictor: Predictor) -> DrawnJobs:  # noqa: ARG002 - the protocol's
-        """See `Order`."""
         return DrawnJobs(sizes, self.ranks(np.zeros(sizes.size)))
 
 
@@ -121,7 +120,6 @@ class FifoRanks(_ByAge):
     """First come first served."""
 
     def ranks(self, predicted: Vector) -> Ranks:
-        """See `_ByPrediction`."""
         return ranks.constant(np.zeros(len(predicted)))
 
 
@@ -130,7 +128,6 @@ class LeastAttainedRanks(_ByAge):
     """FB, LAS."""
 
     def ranks(self, predicted: Vector) -> Ranks:
-        """See `_ByPrediction`."""
         return ranks.age(len(predicted))
 
 
@@ -141,52 +138,45 @@ class LevelsRanks(_ByAge):
     quanta: tuple[float, ...]
 
     def boundaries(self, predictor: Predictor) -> tuple[float, ...]:  # noqa: ARG002 - the protocol's
-        """See `Order`."""
         return tuple(accumulate(self.quanta))
 
     def ranks(self, predicted: Vector) -> Ranks:
-        """See `_ByPrediction`."""
         return ranks.levels(len(predicted), self.quanta)
 
 
-@dataclass(frozen=True)
-class ShortestFirstRanks(_ByPrediction):
-    """SPJF."""
+@dataclass(frozen=True, kw_only=True)
+class PredictedRanks(_ByPrediction):
+    """`weight` x prediction + `slope` x age, lower first; interrupted, if at all, before the age
+    `share` x prediction. The first `setup` seconds of a service do not count as served.
+    """
 
-    def ranks(self, predicted: Vector) -> Ranks:
-        """See `_ByPrediction`."""
-        return ranks.never_interrupted(predicted)
-
-
-@dataclass(frozen=True)
-class LongestFirstRanks(_ByPrediction):
-    """LJF."""
-
-    def ranks(self, predicted: Vector) -> Ranks:
-        """See `_ByPrediction`."""
-        return ranks.never_interrupted(-predicted)
-
-
-@dataclass(frozen=True)
-class PreemptiveShortestRanks(_ByPrediction):
-    """PSPJF."""
-
-    ties_matter = True
-
-    def ranks(self, predicted: Vector) -> Ranks:
-        """See `_ByPrediction`."""
-        return ranks.constant(predicted)
-
-
-@dataclass(frozen=True)
-class ShortestRemainingRanks(_ByPrediction):
-    """SPRPT; the first `setup` seconds of a service do not count as served."""
-
+    weight: float = 1.0
+    interrupts: bool = True
+    slope: float = 0.0  # not above 0
+    share: float | None = None  # to the end
     setup: float = 0.0
 
+    def __post_init__(self) -> None:
+        if self.share is not None and not self.share >= 0:
+            raise SpecError(f"got share={self.share}; expected a number >= 0")
+
+    @property
+    def ties_matter(self) -> bool:
+        return self.interrupts and self.slope == 0
+
     def ranks(self, predicted: Vector) -> Ranks:
-        """See `_ByPrediction`."""
-        return ranks.remaining(predicted, self.setup)
+        value = self.weight * predicted
+        if not self.interrupts:
+            return ranks.never_interrupted(value)
+        share = self.share
+        settled = None if share is None else self.setup + share * (predicted - self.setup)
+        return ranks.moving(value, self.slope, self.setup, settled)
+
+
+SHORTEST_FIRST = PredictedRanks(interrupts=False)
+LONGEST_FIRST = PredictedRanks(weight=-1.0, interrupts=False)
+PREEMPTIVE_SHORTEST = PredictedRanks()
+SHORTEST_REMAINING = PredictedRanks(slope=-1.0)
 
 
 @dataclass(frozen=True)
@@ -194,24 +184,7 @@ class BounceRanks(_ByPrediction):
     """SRPT-B."""
 
     def ranks(self, predicted: Vector) -> Ranks:
-        """See `_ByPrediction`."""
         return ranks.bouncing(predicted)
-
-
-@dataclass(frozen=True)
-class TrailRanks(_ByPrediction):
-    """TRAIL; `share` = c: 0 is SPJF, infinity SPRPT."""
-
-    share: float = 0.8
-    setup: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not self.share >= 0:
-            raise SpecError(f"got share={self.share}; expected a number >= 0")
-
-    def ranks(self, predicted: Vector) -> Ranks:
-        """See `_ByPrediction`."""
-        return ranks.remaining_limited(predicted, self.share, self.setup)
 
 
 @dataclass(frozen=True)
@@ -223,7 +196,6 @@ class ThresholdRanks(_ByPrediction):
     last_come: bool = True  # preemptive: a short job interrupts other short jobs too
 
     def ranks(self, predicted: Vector) -> Ranks:
-        """See `_ByPrediction`."""
         long = np.where(predicted > self.threshold, 1.0, 0.0)
         return ranks.two_classes(long, self.preemptive, self.last_come)
 
@@ -233,9 +205,7 @@ class ThresholdRanks(_ByPrediction):
         return OneBit(self.threshold, predictor)
 
     def boundaries(self, predictor: Predictor) -> tuple[float, ...]:
-        """See `Order`."""
         return super().boundaries(self._bit(predictor))
 
     def jobs(self, sizes: Atoms, predictor: Predictor, grid: SizeGrid) -> Jobs:
-        """See `Order`."""
         return super().jobs(sizes, self._bit(predictor), grid)

@@ -60,25 +60,21 @@ def never_interrupted(value: Vector) -> Ranks:
 
 def constant(value: Vector) -> Ranks:
     """`value` [kinds] all the time: preemptive where values differ."""
-    return Ranks.of(len(value), [(0.0, 0, value, 0.0)])
+    return moving(value)
 
 
-def remaining(predicted: Vector, setup: float = 0.0) -> Ranks:
-    """Predicted size minus age. Below 0 the job has outlived its prediction, and is not
-    interrupted. The first `setup` seconds of an age do not count.
+def moving(
+    value: Vector, slope: float = 0.0, setup: float = 0.0, settled: Vector | None = None
+) -> Ranks:
+    """`value` [kinds] + `slope` x age; from the age `settled` on it is not interrupted. The first
+    `setup` seconds of an age do not count.
     """
-    return Ranks.of(len(predicted), _falling(predicted, setup))
-
-
-def remaining_limited(predicted: Vector, share: float, setup: float = 0.0) -> Ranks:
-    """The same; no interruption once `share` x (prediction - setup) is served (TRAIL)."""
-    done = setup + share * (predicted - setup)
-    return Ranks.of(len(predicted), [*_falling(predicted, setup), (done, FIRST, 0.0, 0.0)])
-
-
-def _falling(predicted: Vector, setup: float) -> list[Piece]:
-    falling: Piece = (setup, 0, predicted, -1.0)
-    return [(0.0, 0, predicted, 0.0), falling] if setup else [falling]
+    pieces: list[Piece] = [(0.0, 0, value, 0.0 if setup else slope)]
+    if setup and slope:
+        pieces.append((setup, 0, value, slope))
+    if settled is not None:
+        pieces.append((settled, FIRST, 0.0, 0.0))
+    return Ranks.of(len(value), pieces)
 
 
 def bouncing(predicted: Vector) -> Ranks:

@@ -1,34 +1,32 @@
-"""The orders of policies (`policies.orders`), lengths in tokens: the order, the sizes and the
+"""The orders of policies (`policies.orders`), lengths in tokens: the ranks, the sizes and the
 predictor of the analysis that they are, and the queue, solved.
 
 A request alone takes S(N) = setup + step N seconds for N tokens, so that a threshold or a predicted
-length of n tokens is S(n) seconds, and the age at n tokens too:
+length of n tokens is S(n) seconds, and the age at n tokens too. Of an order's form
+(`policies.orders.order.Form`):
 
-    fcfs                   FifoRanks
-    spjf, ljf, pspjf       ShortestFirstRanks, LongestFirstRanks, PreemptiveShortestRanks
-    sprpt, trail           ShortestRemainingRanks, TrailRanks; ranks fall from the first token on
-    threshold              ThresholdRanks
-    threshold-preemptive   the same, preemptive, in order of arrival among short requests
-    mlfq                   LevelsRanks: quantum, 2 quantum, 4 quantum, ... tokens
-    fb                     LeastAttainedRanks; with a quantum of several tokens, of which the
-                           longest has few, LevelsRanks
+    levels by tokens made    LevelsRanks; LeastAttainedRanks where they are many, or a token each
+    nothing but the arrival  FifoRanks
+    above                    ThresholdRanks, in order of arrival among short requests
+    a prediction             PredictedRanks; with each token made they change by step x per_token
 
-Predictions are at most the token limit, without one the longest length. Aging, edf, priority,
-vtc, hrrn, binned: no such rank. Each resume of an interrupted request costs setup + kr and the step
-that it lost (`resuming`); for orders of which a request keeps its rank.
+Predictions are at most the token limit, without one the longest length. Aging, deadlines,
+priorities, ratios, bins, levels beside predictions, ranks that rise with each token, and what an
+order decides by code of its own: no such rank. Each resume of an interrupted request costs setup +
+kr and the step that it lost (`resuming`); for orders of which a request keeps its rank.
 In slots of a continuous engine (`in_slots`) the service is that of a slot while all are taken.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from itertools import pairwise
 
 import numpy as np
 
 from kendall.policies.errors import SpecError
+from kendall.policies.orders.order import Form
 from kendall.policies.orders.order import Order as PolicyOrder
 from kendall.queueing.distributions.token_distribution import TokenDistribution, Vector
 from kendall.queueing.latency.law import LatencyModel
@@ -37,13 +35,9 @@ from kendall.queueing.models.soap.orders import (
     FifoRanks,
     LeastAttainedRanks,
     LevelsRanks,
-    LongestFirstRanks,
     Order,
-    PreemptiveShortestRanks,
-    ShortestFirstRanks,
-    ShortestRemainingRanks,
+    PredictedRanks,
     ThresholdRanks,
-    TrailRanks,
 )
 from kendall.queueing.models.soap.predictor_text import NO_PREDICTION, PredictorText
 from kendall.queueing.models.soap.predictors import (
@@ -108,12 +102,42 @@ class TokenService:
     def order(self, asked: PolicyOrder) -> Order:
         """Raises SpecError: an order without such a model."""
         if not is_solved(asked):
-            raise SpecError(f"got order {asked.name}; expected one of {', '.join(_ORDERS)}")
-        order = _ORDERS[asked.name](asked, self)
+            raise SpecError(
+                f"got order {asked.name}; expected one by arrival, by predicted lengths or by "
+                "tokens made, without aging"
+            )
+        order = self._ranks(asked)
         if not asked.preemptive or self.resume is None:
             return order
         cost = max(self.setup + self.resume, 0.0)
         return Resuming(order, ResumeCost(cost, self.setup + self.step, self.step))
+
+    def _ranks(self, asked: PolicyOrder) -> Order:
+        form = asked.form
+        if asked.preemptive and form.starts:
+            return self._levels(form)
+        if form.quantity == "arrival":
+            return FifoRanks()
+        if form.above is not None:
+            at = self.seconds(math.floor(form.above) + 0.5)
+            return ThresholdRanks(at, asked.preemptive, last_come=False)
+        return PredictedRanks(
+            weight=form.weight,
+            interrupts=asked.preemptive,
+            slope=form.per_token,
+            share=form.settled,
+            setup=max(self.setup, 0.0),
+        )
+
+    def _levels(self, form: Form) -> Order:
+        starts = list(form.starts)
+        if form.every:
+            more = math.ceil((self.longest - starts[-1]) / form.every)
+            if len(starts) == 1 and (form.every == 1 or more > _MOST_LEVELS):
+                return LeastAttainedRanks()
+            starts += [starts[-1] + form.every * level for level in range(1, more)]
+        seconds = [self.step * (end - begin) for begin, end in pairwise(starts)]
+        return LevelsRanks((self.setup + seconds[0], *seconds[1:]) if seconds else ())
 
     def predictor(self, text: PredictorText) -> Predictor:
         """Its law of predicted seconds."""
@@ -136,47 +160,19 @@ class TokenService:
         return WholeTokens(source, self.setup, self.step, self.most)
 
 
-def _levels(tokens: list[int], service: TokenService) -> Order:
-    """`tokens` in each class but the last."""
-    seconds = [service.step * count for count in tokens]
-    return LevelsRanks((service.setup + seconds[0], *seconds[1:]) if seconds else ())
-
-
-def _threshold(asked: Any, service: TokenService) -> Order:
-    at = service.seconds(math.floor(asked.threshold) + 0.5)
-    return ThresholdRanks(at, asked.preemptive, last_come=False)
-
-
-def _least_attained(asked: Any, service: TokenService) -> Order:
-    levels = math.ceil(service.longest / asked.quantum)
-    if asked.quantum == 1 or levels > _MOST_LEVELS:
-        return LeastAttainedRanks()
-    return _levels([asked.quantum] * (levels - 1), service)
-
-
 _MOST_LEVELS = 64
-_ORDERS: dict[str, Callable[[Any, TokenService], Order]] = {
-    "fcfs": lambda *_: FifoRanks(),
-    "spjf": lambda *_: ShortestFirstRanks(),
-    "ljf": lambda *_: LongestFirstRanks(),
-    "threshold": _threshold,
-    "sprpt": lambda _, service: ShortestRemainingRanks(max(service.setup, 0.0)),
-    "pspjf": lambda *_: PreemptiveShortestRanks(),
-    "threshold-preemptive": _threshold,
-    "trail": lambda asked, service: TrailRanks(asked.c, max(service.setup, 0.0)),
-    "mlfq": lambda asked, service: _levels(
-        [asked.quantum * 2**level for level in range(asked.levels - 1)], service
-    ),
-    "fb": _least_attained,
-}
-_LOSING_RANK = ("mlfq", "fb")  # with the tokens made: interrupted without an arrival
 
 
 def is_solved(order: PolicyOrder, *, resuming: bool = False) -> bool:
     """Whether the analysis has it, `resuming` where it costs something to go on."""
-    if resuming and order.name in _LOSING_RANK:
+    form, plain = order.form, order.form.per_token == 0 and order.form.settled is None
+    if not order.is_formal() or form.aging is not None or form.ratio or form.bins is not None:
         return False
-    return order.name in _ORDERS and getattr(order, "aging", None) is None
+    if order.preemptive and form.starts:  # interrupted without an arrival
+        return form.quantity == "arrival" and plain and not resuming
+    if form.quantity == "prediction":
+        return form.per_token <= 0 if form.above is None else plain and form.weight == 1
+    return form.quantity == "arrival" and form.per_token <= 0
 
 
 def solve_in_tokens(

@@ -33,24 +33,24 @@ from kendall.queueing.simulation.orders.waiting_kernels import (
 )
 from kendall.queueing.simulation.slot_kernels import step_at_or_after, step_instant
 
-# what a request is ranked by: a value that does not change, predicted tokens that are left, levels
-# of tokens made, or whole quanta of them
-FIXED, REMAINING, LEVELS, QUANTA = range(4)
 NEVER = 2**62
 
 
 class Interrupting(NamedTuple):
-    """An order: its kind; `value` of each request before its first token; seconds for each unit
-    where the value ages, else not-a-number; share of the prediction from which on a request is not
-    interrupted; tokens of a quantum, levels; how often one request is interrupted at most.
+    """An order (`policies.orders.order.Form`): of each request its `value` before its first token
+    and its predicted tokens; the share of these from which on it is not interrupted, and seconds
+    for each unit where the value ages, else not-a-number; what a token made adds; where levels
+    begin, and how many tokens each from the last of these on has (0: it has no end); how often one
+    request is interrupted at most.
     """
 
-    kind: int
     value: Floats
+    predicted: Floats
+    settled: float
     aging: float
-    share: float
-    quantum: int
-    levels: int
+    per_token: float
+    starts: Ints
+    every: int
     most: int
 
 
@@ -192,23 +192,32 @@ def _made_by(s, now, requests, state, stints):  # type: ignore[no-untyped-def]
 
 @inner
 def _level(made, order):  # type: ignore[no-untyped-def]
-    level, quanta = 0, made // order.quantum + 1
-    while quanta > 1 and level < order.levels - 1:
-        quanta >>= 1
+    """From 0."""
+    level, last = 0, len(order.starts) - 1
+    while level < last and order.starts[level + 1] <= made:
         level += 1
+    if level == last and order.every > 0:
+        level += (made - order.starts[last]) // order.every
     return level
+
+
+@inner
+def _next_level_at(made, order):  # type: ignore[no-untyped-def]
+    """The tokens with which the next level begins."""
+    level, last = _level(made, order), len(order.starts) - 1
+    if level < last:
+        return order.starts[level + 1]
+    return order.starts[last] + (level - last + 1) * order.every if order.every > 0 else NEVER
 
 
 @inner
 def _rank(job, made, requests, order):  # type: ignore[no-untyped-def]
     """With so many tokens made."""
     value = order.value[job]
-    if order.kind == REMAINING:
-        value = order.value[job] - made
-    elif order.kind == LEVELS:
-        value = float(_level(made, order))
-    elif order.kind == QUANTA:
-        value = float(made // order.quantum)
+    if order.per_token != 0.0:
+        value += order.per_token * made
+    if len(order.starts) > 0:
+        value += _level(made, order)
     return value if np.isnan(order.aging) else requests.arrived_at[job] + order.aging * value
 
 
@@ -217,12 +226,10 @@ def _next_target(job, done, length, order, stints):  # type: ignore[no-untyped-d
     """The step of this stint, behind `done` ones, with which its rank changes, or it ends."""
     made = stints.made[job]
     end, following = length - made, NEVER
-    if order.kind == QUANTA:
-        following = ((made + done) // order.quantum + 1) * order.quantum - made
-    elif order.kind == LEVELS:
-        level = _level(made + done, order)
-        if level < order.levels - 1:
-            following = order.quantum * ((2 << level) - 1) - made
+    if order.per_token > 0.0:
+        following = done + 1
+    elif len(order.starts) > 0:
+        following = _next_level_at(made + done, order) - made
     return min(end, following)
 
 
@@ -260,7 +267,7 @@ def _outranked(first, now, requests, order, system):  # type: ignore[no-untyped-
         if stints.interrupted[job] >= order.most:
             continue
         made = stints.made[job] + _made_by(s, now, requests, state, stints)
-        if made >= order.share * order.value[job]:
+        if made >= order.settled * order.predicted[job]:
             continue
         rank, at = _rank(job, made, requests, order), arrived_at[job]
         if rank < own or (rank == own and at <= own_came):

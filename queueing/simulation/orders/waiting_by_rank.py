@@ -4,7 +4,8 @@ order of arrival; or in the order of arrival, with counters of the flows.
 A rank does not change while a request waits, so that a sorted list stays sorted. Priorities that
 age are such an order: at the instant t the level of a request is p - (t - a)/S, lower is earlier
 (vLLM's sense), and of two requests the order of these levels, that of a + p S, never changes with
-t. With |p| <= MOST nobody is overtaken by one that came more than 2 MOST S seconds later.
+t. With |p| <= MOST_PRIORITY nobody is overtaken by one that came more than 2 MOST_PRIORITY S
+seconds later.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from bisect import bisect_right, insort_right
 from collections.abc import Callable, Sequence
 
 from kendall.policies.core import Policy, Request, Waiting
+from kendall.policies.flow_counters import FlowCounters, TokenWeights
 from kendall.policies.ordered import in_arrival_order, order_of
-from kendall.policies.orders.by_flow import FlowCounters, VirtualTokens
 from kendall.policies.orders.by_urgency import ByPriority
 from kendall.policies.orders.order import Order, key
 from kendall.queueing.simulation.waiting import WaitingQueue
@@ -57,9 +58,9 @@ class CountedQueue(WaitingQueue):
 
     __slots__ = ("_counters",)
 
-    def __init__(self, order: VirtualTokens) -> None:
+    def __init__(self, weights: TokenWeights) -> None:
         super().__init__()
-        self.counters = self._counters = FlowCounters(order)
+        self.counters = self._counters = FlowCounters(weights)
 
     def append(self, waiting: Waiting) -> None:
         """The newest."""
@@ -94,8 +95,8 @@ def queue_for(policy: Policy, priority_aging: float | None = None) -> WaitingQue
     order = order_of(policy)
     if order.ranked:
         return RankedQueue(order)
-    if isinstance(order, VirtualTokens):
-        return CountedQueue(order)
+    if order.weights is not None:
+        return CountedQueue(order.weights)
     if priority_aging is not None and in_arrival_order(policy):
         return RankedQueue(ByPriority(aging=priority_aging))
     return WaitingQueue()

@@ -1,7 +1,5 @@
-"""By the service that each client had, not interrupted: a virtual token counter for each flow.
-
-vtc  the flow with the fewest virtual tokens, its oldest request first. `prompt_weight` for each
-     token of a prompt when it is dispatched, `output_weight` for each token made
+"""Counters of the service that each flow had, for orders that share it fairly: `prompt` virtual
+tokens for each token of a prompt when it is dispatched, `output` for each token made.
 
 A flow whose queue was empty is lifted, when a request of it arrives, to the lowest counter of the
 flows that wait (where none does, to that of the flow that was the last to wait): it keeps what it
@@ -9,77 +7,25 @@ had too much, and no credit for the time in which it asked for nothing. So the c
 more than U above the lowest of those that wait, and two flows that wait all the time between two
 instants differ in the service that they get in between by 2 U at most. U: what a flow can be
 charged from one dispatch of it to the end of all that it has in service then; where a prompt token
-weighs no more than one that is made, `output_weight` x the prompts and limits that are in service
-together at most. Source: Sheng et al., Fairness in Serving Large Language Models (OSDI 2024).
+weighs no more than one that is made, `output` x the prompts and limits that are in service together
+at most. Source: Sheng et al., Fairness in Serving Large Language Models (OSDI 2024).
 """
 
 from __future__ import annotations
 
 import heapq
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import NamedTuple
 
-from kendall.policies.core import Request, Server, Waiting, fitting_ids
-from kendall.policies.errors import SpecError
-from kendall.policies.orders.order import Order
+from kendall.policies.core import Request
 
 MOST_IDLE = 4096  # flows that are remembered while nothing of them waits
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VirtualTokens(Order):
-    """VTC."""
+class TokenWeights(NamedTuple):
+    """Virtual tokens for each token of a prompt, and for each of an output."""
 
-    prompt_weight: float = 1.0
-    output_weight: float = 2.0
-    name: ClassVar[str] = "vtc"
-    counts: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        for key in ("prompt_weight", "output_weight"):
-            weight = getattr(self, key)
-            if not 0 <= weight < math.inf:
-                raise SpecError(f"got {key}={weight:g}; expected a number >= 0")
-        if not self.prompt_weight + self.output_weight > 0:
-            raise SpecError(
-                "got prompt_weight=0 and output_weight=0; expected one of them > 0: else no "
-                "service counts"
-            )
-
-    def first(
-        self,
-        waiting: Sequence[Waiting],
-        size: int,
-        server: Server,
-        now: float,
-        virtual_tokens: Mapping[str, float],
-    ) -> tuple[str, ...]:
-        """As if dispatched one by one, each charged with its prompt; of equal flows the request
-        that came first.
-        """
-        del now
-        size = min(size, server.max_batch_size)
-        if size <= 0:
-            return ()
-        places = heapq.nsmallest(size, self._ranked(waiting, virtual_tokens))
-        return fitting_ids([waiting[place] for _, place in places], size, server)
-
-    def _ranked(
-        self, waiting: Sequence[Waiting], virtual_tokens: Mapping[str, float]
-    ) -> Iterator[tuple[float, int]]:
-        """The counter of its flow when each is at the head of it, and its place: of one flow they
-        never fall.
-        """
-        counters: dict[str, float] = {}
-        for place, each in enumerate(waiting):
-            flow = each.request.flow
-            counter = counters.get(flow)
-            if counter is None:
-                counter = virtual_tokens.get(flow, 0.0)
-            yield counter, place
-            counters[flow] = counter + self.prompt_weight * each.request.prompt_tokens
+    prompt: float
+    output: float
 
 
 class FlowCounters:
@@ -90,9 +36,9 @@ class FlowCounters:
     forgotten without a difference; beyond MOST_IDLE others, the lowest are.
     """
 
-    def __init__(self, order: VirtualTokens) -> None:
+    def __init__(self, weights: TokenWeights) -> None:
         self.virtual_tokens: dict[str, float] = {}  # for QueueState; always this object
-        self._order = order
+        self._weights = weights
         self._waiting: dict[str, int] = {}  # requests, of the flows that have any
         self._last: str | None = None  # of those that had: the one that was the last to wait
         self._most = MOST_IDLE  # flows, after which some are forgotten
@@ -117,12 +63,12 @@ class FlowCounters:
 
     def dispatch(self, request: Request) -> None:
         """It leaves the queue, and its prompt is computed."""
-        self._charge(request.flow, self._order.prompt_weight * request.prompt_tokens)
+        self._charge(request.flow, self._weights.prompt * request.prompt_tokens)
         self.leave(request.flow)
 
     def made(self, flow: str, tokens: int) -> None:
         """So many more tokens of answers."""
-        self._charge(flow, self._order.output_weight * tokens)
+        self._charge(flow, self._weights.output * tokens)
 
     def _charge(self, flow: str, virtual_tokens: float) -> None:
         """One that was forgotten while it was in service counts from where it would be lifted
