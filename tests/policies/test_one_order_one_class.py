@@ -74,13 +74,13 @@ class FirstSteps(Aging):
         return Form(quantity="prediction", weight=0.1, per_token=self.penalty, **levels)
 '''
 ASK = """
-import dataclasses, json, sys
+import json, sys
 import numpy as np
 import kendall
 from kendall.policies import QueueState, Request, Server, Waiting, format_policy, parse_policy
 from kendall.policies.contract import checked
 from kendall.policies.ordered import in_order
-from kendall.queueing.queue import Model
+from kendall.queueing.queue import Queue
 from kendall.queueing.simulation import experiment, fast
 from tests.queueing.test_kernels import assert_same, both
 
@@ -89,16 +89,16 @@ queue = [Waiting(Request(str(n), 1.0 * n, 1, 99, n)) for n in (5, 3, 9)]
 state = QueueState(in_order(policy, queue), [Server(0)])
 served = policy.decide(state, 10.0).request_ids
 faults = [each for each in checked(policy, state, 10.0).values() if each]
-model = Model.read(
+model = Queue.read(
     sys.argv[1], "lognormal:mu=2.5,sigma=0.7", law, predictor="lognormal:sigma=0.5",
     max_num_seqs=8, max_output_tokens=64,
 )
 for servers, patience in ((1, None), (2, 0.1)):
-    several = dataclasses.replace(model, servers=servers, patience=patience)
+    several = model.but(servers=servers, patience=patience)
     assert_same(*both(several, 0.85 * several.largest_stable_rate, 1000))
 rate = float(sys.argv[2]) * model.largest_stable_rate
 given = {
-    "output_tokens": model.output_tokens, "latency": law, "predictor": "lognormal:sigma=0.5",
+    "output_tokens": model.requests.output_tokens, "latency": law, "predictor": "lognormal:sigma=0.5",
     "max_output_tokens": 64,
 }
 answer = kendall.predict(sys.argv[1], rate, **given)
