@@ -5,8 +5,8 @@
     S(n) = setup + step n, with the mean service time of the queue in the order of arrival
 
 W mean time outside of service. Exact for single on one server, the approximation of
-`queueing.prediction.ordered` for several servers and for the slots of a continuous engine; where a
-resume costs something, as that analysis has each length.
+`queueing.prediction.solvers.ordered` for several servers and for the slots of a continuous engine;
+where a resume costs something, as that analysis has each length.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kendall.policies.text import first_come_form
 from kendall.queueing.distributions.token_distribution import TokenDistribution, Vector
 from kendall.queueing.models.soap.queue import solve_order
 from kendall.queueing.models.soap.token_orders import TokenService, ratios_by_length
-from kendall.queueing.prediction.ordered import IN_SLOTS, ONE_BY_ONE, resumes_cost
+from kendall.queueing.prediction.solvers.ordered import IN_SLOTS, ONE_BY_ONE, resumes_cost
 from kendall.queueing.prediction.steady_state import predict_model
 from kendall.queueing.queue import Queue
 

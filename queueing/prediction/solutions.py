@@ -31,19 +31,17 @@ the documents print (queueing.models.printed).
 
 from __future__ import annotations
 
-from kendall.policies.fixed import Fixed
-from kendall.policies.immediate import Capped, Continuous, Dynamic, Elastic, Single
-from kendall.policies.unpadded import UnpaddedFixed
-from kendall.queueing.prediction.bounds import BOUNDS, delay_bound, has_bound, is_renewal
-from kendall.queueing.prediction.first_come import FIRST_COME
-from kendall.queueing.prediction.ordered import ORDERED, is_ordered
+import pkgutil
+from functools import cache
+from importlib import import_module
+
+from kendall.queueing.prediction import solvers
 from kendall.queueing.prediction.solver import Solver
-from kendall.queueing.queue import (
-    Queue,
-)
+from kendall.queueing.prediction.solvers.bounds import delay_bound, has_bound, is_renewal
+from kendall.queueing.prediction.solvers.ordered import is_ordered
+from kendall.queueing.queue import Queue
 from kendall.queueing.result import Prediction
 
-ANALYSED = (Single, Dynamic, Capped, Elastic, Fixed, UnpaddedFixed, Continuous)  # of the policies
 RANK = ("exact", "approximation", "bound", "paper", "simulation")
 
 
@@ -85,6 +83,17 @@ def _solvers(model: Queue) -> tuple[Solver, ...]:
     limited = model.memory_limited or model.prompt_limited
     simulated = model.engine.has_queues or limited or bool(model.engine.server_speeds)
     of_process = model.arrivals.process is not None and not is_renewal(model)
-    if simulated or of_process or type(model.policy) not in ANALYSED:
+    if simulated or of_process:
         return ()
-    return ORDERED if is_ordered(model) else (*FIRST_COME, *BOUNDS)
+    return tuple(
+        solver
+        for solver in found_solvers()
+        if solver.ordered == is_ordered(model) and type(model.policy) in solver.policies
+    )
+
+
+@cache
+def found_solvers() -> tuple[Solver, ...]:
+    """`SOLVERS` of each module of the folder."""
+    modules = [each.name for each in pkgutil.iter_modules(solvers.__path__, f"{solvers.__name__}.")]
+    return tuple(solver for name in modules for solver in import_module(name).SOLVERS)

@@ -8,12 +8,17 @@ from typing import Any
 
 import numpy as np
 
+from kendall.policies.core import Policy
+from kendall.policies.fixed import Fixed
+from kendall.policies.immediate import Capped, Continuous, Dynamic, Elastic, Single
+from kendall.policies.unpadded import UnpaddedFixed
 from kendall.queueing.latency.batch_time import BatchTime
 from kendall.queueing.models.batches.batch_chain import BatchQueue
 from kendall.queueing.models.batches.bin_chain import BinnedQueue
 from kendall.queueing.queue import Queue
 from kendall.queueing.result import Mean, Quantiles
 
+ANALYSED = (Single, Dynamic, Capped, Elastic, Fixed, UnpaddedFixed, Continuous)
 IN_DOUBT = "approximation in doubt: "  # how the assumption begins that says why
 
 
@@ -26,6 +31,8 @@ class Solver:
 
     covers: Callable[[Queue], tuple[str, ...]]
     solve: Mapping[str, Callable[[Queue, float], dict[str, Any]]]
+    ordered: bool = False  # of orders of service other than first come, first served
+    policies: tuple[type[Policy], ...] = ANALYSED
 
 
 def answered(

@@ -22,9 +22,9 @@ from kendall.queueing.errors import (
 )
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.prediction.answer_check import checked_answer
-from kendall.queueing.prediction.ordered import cost_of_resuming, is_ordered, resumes_cost
 from kendall.queueing.prediction.solutions import answer, best_method, methods
 from kendall.queueing.prediction.solver import IN_DOUBT
+from kendall.queueing.prediction.solvers.ordered import cost_of_resuming, is_ordered, resumes_cost
 from kendall.queueing.queue import (
     Queue,
 )

@@ -1,5 +1,5 @@
-"""Who may call which route. A route that stands here is decided; any other needs a key, and a
-test fails until it stands here.
+"""Who may call which route: below /admin the operator, elsewhere whoever has an API key, but for the
+exceptions that stand here.
 """
 
 from __future__ import annotations
@@ -16,46 +16,21 @@ admin      an admin key; this machine, if the gateway has no keys and listens to
 admin key  an admin key, always
 """
 
-DECISIONS: dict[str, Access] = {
+EXCEPTIONS: dict[str, Access] = {
     "/health": "open",  # a load balancer has no key
     "/ready": "open",
     "/version": "open",
     "/metrics": "probe",
     "/load": "probe",
-    "/openapi.json": "client",
-    "/v1/models": "client",
-    "/v1/completions": "client",
-    "/v1/chat/completions": "client",
-    "/v1/models/{name:path}": "client",
-    "/v1/responses": "client",
-    "/v1/messages": "client",
-    "/v1/messages/count_tokens": "client",
-    "/v1/embeddings": "client",
-    "/tokenize": "client",
-    "/detokenize": "client",
-    "/openai/v1/models": "client",  # where KServe has them
-    "/openai/v1/models/{name:path}": "client",
-    "/openai/v1/completions": "client",
-    "/openai/v1/chat/completions": "client",
-    "/openai/v1/responses": "client",
-    "/openai/v1/messages": "client",
     "/": "open",  # the page and its files hold no numbers
     "/live/static/{version}/{name:path}": "open",
     "/live/events": "probe",
     "/live/history": "probe",
-    "/admin/policy": "admin",
-    "/admin/autopilot": "admin",
-    "/admin/state": "admin",
-    "/admin/prediction": "admin",
-    "/admin/advice": "admin",
     "/admin/servers": "admin key",  # it starts and ends engines
     "/admin/calibrate": "admin key",  # it takes the engine
     "/admin/drain": "admin key",  # it ends the service
 }
-PASSED: dict[str, Access] = {  # with --engine http, besides those above
-    "/v1/rerank": "client",
-    "/v1/score": "client",
-}
+PASSED = frozenset({"/v1/rerank", "/v1/score"})  # with --engine http, besides the others
 PAGE_FILES = "/live/static/"  # open, whatever follows
 ADMIN = "/admin"  # whatever begins so is the operator's, known or not
 # whose clients send their keys under a header of their own
@@ -70,6 +45,11 @@ WORK = frozenset(  # bodies that make the engine or the tokenizer work
 }
 
 
+def access_of(path: str) -> Access:
+    """Who may call this route."""
+    return EXCEPTIONS.get(path, "admin" if path.startswith(ADMIN) else "client")
+
+
 def paths(access: Access) -> frozenset[str]:
-    """The routes of this kind."""
-    return frozenset(path for path, decided in (DECISIONS | PASSED).items() if decided == access)
+    """The exceptions of this kind."""
+    return frozenset(path for path, decided in EXCEPTIONS.items() if decided == access)

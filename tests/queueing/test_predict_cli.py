@@ -337,7 +337,7 @@ def test_the_first_line_says_why_auto_simulated(monkeypatch: pytest.MonkeyPatch)
     def fails(*arguments: object) -> None:
         raise NotConvergedError("the chain", 2.48e-5)
 
-    monkeypatch.setattr("kendall.queueing.prediction.first_come.solve_batch_chain", fails)
+    monkeypatch.setattr("kendall.queueing.prediction.solvers.first_come.solve_batch_chain", fails)
     reason = "simulation, not exact: the chain did not converge: residual 2.48e-05"
     text = " ".join(call("predict", policy="elastic:max_batch_size=4").split())
     assert f"({reason})" in text

@@ -31,7 +31,7 @@ from kendall.server.security.exposure import check_exposure, check_tls, warn_of
 from kendall.server.security.flags import KeyFlags, read_security
 from kendall.server.security.guard import CALLER, Guard
 from kendall.server.security.keys import Key, holder, read_keys
-from kendall.server.security.routes import ANTHROPIC, DECISIONS
+from kendall.server.security.routes import ANTHROPIC, EXCEPTIONS, access_of
 from kendall.server.security.settings import SecuritySettings, TlsSettings
 from kendall.server.telemetry.metrics import MAX_POLICIES
 from tests.server.asgi import Call, call, completion, running
@@ -77,13 +77,17 @@ def routes(app: FastAPI) -> list[tuple[str, str]]:
     ]  # type: ignore[attr-defined]
 
 
-def test_every_route_has_a_decision_and_every_decision_a_route() -> None:
+def test_every_exception_is_a_route_and_below_admin_all_are_the_operators() -> None:
     async def main() -> None:
         async with running() as (app, _):
-            assert {path for _, path in routes(app)} == set(DECISIONS)
-            assert {
-                path for path, access in DECISIONS.items() if access in ("admin", "admin key")
-            } == {path for path in DECISIONS if path.startswith("/admin")}
+            known = {path for _, path in routes(app)}
+            assert set(EXCEPTIONS) <= known
+            assert {path for path in known if access_of(path).startswith("admin")} == {
+                path for path in known if path.startswith("/admin")
+            }
+            assert {path for path in known if access_of(path) in ("open", "probe")} == {
+                *("/health", "/ready", "/version", "/metrics", "/load", *PAGE)
+            }
 
     run_virtual(main())
 
@@ -102,8 +106,8 @@ def test_without_a_key_only_open_routes_answer(metrics_need_key: bool) -> None:
                 if path in PAGE:
                     continue
                 answer = await call(app, method, path, {})
-                if DECISIONS[path] == "open" or (
-                    DECISIONS[path] == "probe" and not metrics_need_key
+                if access_of(path) == "open" or (
+                    access_of(path) == "probe" and not metrics_need_key
                 ):
                     assert answer.status == 200, path
                     continue

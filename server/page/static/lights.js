@@ -2,13 +2,14 @@
 
 import { byId, fill, h, say, svg } from "./dom.js";
 import { digits } from "./format.js";
-import { ASSUMPTIONS, CHECKS } from "./words.js";
+import { ASSUMPTIONS, CHECKS, titleOf } from "./words.js";
 
 const WORDS = { holds: "holds", fails: "fails", unknown: "cannot tell" };
 
 export function updateLights({ look, checks, gateway }) {
   const found = look?.prediction?.comparison.assumptions ?? {};
-  const known = Object.entries(ASSUMPTIONS).map(([name, [title]]) => ({ title, ...found[name] })).filter(isJudged);
+  const names = [...new Set([...Object.keys(ASSUMPTIONS), ...Object.keys(found)])];
+  const known = names.map((name) => ({ title: titleOf(name), ...found[name] })).filter(isJudged);
   const rows = known.filter(({ holds }) => holds !== true).map(({ title, holds, says }) => light(title, holds, says));
   const holding = known.filter(({ holds }) => holds === true);
   if (holding.length) rows.push(fold(holding, rows.length));

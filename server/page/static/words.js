@@ -16,6 +16,12 @@ export const ASSUMPTIONS = {
   enough_memory: ["Enough memory", "requests wait for the engine’s KV memory"],
 };
 
+/** Of an assumption without a title of its own its name. */
+export function titleOf(name) {
+  const plain = name.replaceAll("_", " ");
+  return ASSUMPTIONS[name]?.[0] ?? plain[0].toUpperCase() + plain.slice(1);
+}
+
 /** Requests without an answer, by what became of them. */
 export const LOSSES = {
   refused_rate_limit_rate: "Refused: rate limit",
@@ -48,12 +54,12 @@ export const QUANTITY = { queueing_delay: "queueing delay", sojourn_time: "sojou
 
 /** Why they disagree, in one clause. */
 export function cause(reasons, assumptions) {
-  const first = reasons.find((name) => name in ASSUMPTIONS);
+  const first = reasons.find((name) => name in ASSUMPTIONS || name in assumptions);
   if (!first) return "no assumption explains it";
   const says = assumptions[first]?.says ?? "";
   if (/come in bursts/.test(says)) return "arrivals come in bursts";
   if (/too regular|nearly constant/.test(says)) return "arrivals are too regular";
-  return ASSUMPTIONS[first][1];
+  return ASSUMPTIONS[first]?.[1] ?? says;
 }
 
 /** `capped:max_batch_size=8,order=x` in its parts. */

@@ -16,7 +16,7 @@ from kendall.queueing.measurement.record import Record
 from kendall.server.admission.limits import OverloadSettings
 from kendall.server.gateway import Gateway
 from kendall.server.openai_tools.sampling import KINDS, OPTIONS
-from kendall.server.security.routes import DECISIONS
+from kendall.server.security.routes import access_of
 from tests.server.asgi import FOR_THE_RUN, Call, call, completion, running
 from tests.server.mortal import words
 from tests.server.openai_tools.fake import TOOL, ServedEngine, fronted
@@ -572,7 +572,7 @@ def test_an_engine_without_an_api_server_refuses_the_newer_endpoints(
     async def main() -> None:
         async with running() as (app, _):
             for place in (path, "/openai" + path):
-                assert place in DECISIONS
+                assert access_of(place) == "client"
                 asked = await call(app, "POST", place, body)
                 assert (asked.status, asked.json()["error"]["code"]) == (501, "unsupported")
                 assert path in asked.json()["error"]["message"]

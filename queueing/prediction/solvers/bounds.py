@@ -153,7 +153,7 @@ def _plain(model: Queue) -> bool:
     )
 
 
-BOUNDS = (
+SOLVERS = (
     Solver(
         lambda model: ("bound",) if has_bound(model) and not model.requests.endless else (),
         {"bound": _bound},

@@ -27,8 +27,8 @@ from kendall.queueing.models.mgc import doubt as doubt_of_servers
 from kendall.queueing.models.mgc import solve_servers
 from kendall.queueing.models.slots.continuous import doubt, solve_continuous
 from kendall.queueing.models.tandem import is_exact, solve_tandem
-from kendall.queueing.prediction.bounds import is_renewal, two_moments
 from kendall.queueing.prediction.solver import IN_DOUBT, Solver, answered, of_batches, token_times
+from kendall.queueing.prediction.solvers.bounds import is_renewal, two_moments
 from kendall.queueing.queue import Queue
 from kendall.queueing.result import MEANLESS, Mean, Quantiles, Station
 from kendall.queueing.simulation.simulated_means import no_second_moment
@@ -262,4 +262,4 @@ BATCHES = Solver(_covers_batches, {"exact": _batches})
 CALLS = Solver(_covers_calls, {"exact": _calls})
 FIXED = Solver(_covers_fixed, {"exact": _fixed})
 CONTINUOUS = Solver(_covers_continuous, {"approximation": _continuous})
-FIRST_COME = (SINGLE, RENEWAL, TANDEM, BATCHES, CALLS, FIXED, CONTINUOUS)
+SOLVERS = (SINGLE, RENEWAL, TANDEM, BATCHES, CALLS, FIXED, CONTINUOUS)

@@ -199,7 +199,9 @@ def _noted(model: Queue, *doubts: str | None) -> tuple[str, ...]:
     return (*model.assumptions, *notes)
 
 
-ONE_BY_ONE = Solver(_covers_one_by_one, {"exact": _one_by_one, "approximation": _one_by_one})
-IN_SLOTS = Solver(_covers_slots, {"approximation": _in_slots})
-IN_BINS = Solver(_covers_bins, {"exact": _in_bins, "approximation": _in_bins})
-ORDERED = (ONE_BY_ONE, IN_SLOTS, IN_BINS)
+ONE_BY_ONE = Solver(
+    _covers_one_by_one, {"exact": _one_by_one, "approximation": _one_by_one}, ordered=True
+)
+IN_SLOTS = Solver(_covers_slots, {"approximation": _in_slots}, ordered=True)
+IN_BINS = Solver(_covers_bins, {"exact": _in_bins, "approximation": _in_bins}, ordered=True)
+SOLVERS = (ONE_BY_ONE, IN_SLOTS, IN_BINS)
