@@ -44,7 +44,7 @@ def options_page() -> str:
     parts = [
         f"# Options\n\n{GENERATED}\n\n{_cell(VARIABLES)} Where an option has another meaning in "
         "one command, its row names the variable. The keys of a file of `kendall serve --config` "
-        f"are the names of the flags. {DURATIONS} ↻ marks options that a reload (SIGHUP) puts in force."
+        f"are the names of the flags. {DURATIONS} ↻ marks options that SIGHUP puts in force."
     ]
     parts += [_command(name, about) for name, (_, about) in COMMANDS.items()]
     return "\n\n".join(parts) + "\n"
@@ -181,14 +181,13 @@ def record_page() -> str:
     """The header and the records of a run file, from their classes."""
     from kendall.queueing.measurement import record
 
-    doc = inspect.getdoc(record) or ""
+    about = " ".join((inspect.getdoc(record) or "").split("\n\n", 1)[1].split())
     lines = [
         "# Run files",
         "",
         GENERATED,
         "",
-        "`kendall serve --record-file`, `kendall load` and `kendall simulate --output` write run "
-        f"files. {' '.join(doc.split(chr(10) * 2, 1)[1].split())} Schema version "
+        f"`kendall serve --record-file` and `kendall load` write run files. {about} Schema version "
         f"{record.SCHEMA_VERSION}; [versions](versions.md) says what a new version may change.",
     ]
     for kind in (record.Record, record.Header):
