@@ -62,8 +62,9 @@ def _command(name: str, about: str) -> str:
     for parameter in command.params:
         panel = getattr(parameter, "rich_help_panel", None) or "General"
         panels.setdefault("Arguments" if parameter in arguments else panel, []).append(parameter)
+    lines += ["", "| option | value | default | meaning |", "|---|---|---|---|"]
     for panel, parameters in panels.items():
-        lines += ["", f"| {panel} | value | default | meaning |", "|---|---|---|---|"]
+        lines += [f"| **{panel}** | | | |"] if len(panels) > 1 else []
         for each in parameters:
             mark = " ↻" if each.name in reloaded else ""
             lines.append(
