@@ -1,6 +1,6 @@
 # Every target makes the environment first (tools/setup_env.py, silent when up to date).
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev setup-system setup-clients setup-ray demo test test-all fuzz mutants ci check audit bench conformance screenshots dashboards notebooks manifests clean
+.PHONY: help setup setup-dev setup-system setup-clients setup-ray demo test test-all fuzz mutants ci check audit bench conformance screenshots dashboards reference notebooks manifests clean
 
 PYTHON ?= python3
 ifndef SEED
@@ -63,7 +63,7 @@ check: setup-dev ## lint, format, types, import direction, spelling
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/mypy tools/setup_env.py tools/audit.py tools/vendor.py tools/notebook.py tools/mutants.py
+	$(BIN)/mypy tools/setup_env.py tools/audit.py tools/vendor.py tools/notebook.py tools/mutants.py tools/reference.py
 	$(BIN)/mypy -p grafana
 	$(BIN)/mypy -p bench
 	$(BIN)/lint-imports
@@ -75,7 +75,7 @@ audit: ## known vulnerabilities in the pinned packages; fails if the database ca
 bench: setup-dev ## the benchmarks that need no peer, GPU or trace, one after the other
 	@for name in $(BENCHES); do echo "== bench/$$name.py"; $(BIN)/python "bench/$$name.py" $(ARGS) || exit 1; done
 
-conformance: setup-dev ## openai-python's tests, schemathesis and the statuses on the real engine; writes docs/conformance.md
+conformance: setup-dev ## openai-python's tests, schemathesis and the statuses on the real engine; writes docs/why/conformance.md
 	@$(BIN)/python -m tests.conformance.generate
 
 screenshots: setup-dev ## pictures of the live page in docs/page (needs Chromium; six minutes); ARGS=FOLDER
@@ -84,11 +84,14 @@ screenshots: setup-dev ## pictures of the live page in docs/page (needs Chromium
 dashboards: setup-dev ## grafana/dashboards/*.json from the code in grafana/
 	@$(BIN)/python -m grafana.generate
 
+reference: setup-dev ## docs/reference/options.md, metrics.md and record.md from the code
+	@$(BIN)/python tools/reference.py
+
 notebooks: setup ## execute docs/notebooks and write their outputs
 	@$(BIN)/python tools/notebook.py docs/notebooks/*.ipynb
 
 manifests: ## the operator's rules from docker/rules.yml; RUNBOOK_BASE=https://.../ begins the alerts' links
-	@sed -i 's|\(runbook_url: \).*\(docs/operating.md#\)|\1$(RUNBOOK_BASE)\2|' docker/rules.yml
+	@sed -i 's|\(runbook_url: \).*\(docs/how-to/alarms.md#\)|\1$(RUNBOOK_BASE)\2|' docker/rules.yml
 	@sed -n '1,/^spec:/p' $(OPERATOR_RULES) >$(OPERATOR_RULES).new
 	@sed -n '/^groups:/,$$p' docker/rules.yml | sed 's/^\(.\)/  \1/' >>$(OPERATOR_RULES).new
 	@mv $(OPERATOR_RULES).new $(OPERATOR_RULES)

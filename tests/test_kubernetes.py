@@ -431,7 +431,7 @@ def test_the_links_of_the_alerts_can_be_given_an_address(tmp_path: Path) -> None
         )
         links = re.findall(r"runbook_url: (\S+)", (tmp_path / "docker/rules.yml").read_text())
         assert len(links) == 9
-        assert all(link.startswith(f"{base}docs/operating.md#kendall") for link in links)
+        assert all(link.startswith(f"{base}docs/how-to/alarms.md#kendall") for link in links)
         rules = of("PrometheusRule", built(tmp_path / "docker/k8s/operator"))
         assert [
             rule["annotations"]["runbook_url"] for rule in rules["spec"]["groups"][1]["rules"]

@@ -77,7 +77,7 @@ def named(line: Line) -> Iterator[None]:
         raise pytest.fail.Exception(f"{line}\n{error}", pytrace=False) from None
 
 
-LONG = ("docs/load-testing.md",)  # its sweeps take minutes
+LONG = ("docs/how-to/sweep.md",)  # its sweeps take minutes
 
 
 def with_commands() -> list[Any]:

@@ -31,7 +31,7 @@ from tests.grafana.asked import FILES, Asked, faults, filled, queries_of
 from tests.prometheus_server import ROOT, Prometheus
 from tests.serving import started
 
-# docs/live-validation.md
+# docs/why/live-validation.md
 LAW = "k1=1.8e-05,k2=0.0044,k3=0.00013,k4=0.0035,kp=5.4e-05,cv=0.08,turnaround=0.0095"
 POLICIES = ("dynamic", "continuous:max_batch_size=4")
 RATE = 15.0  # requests a second: far from unstable, also on a machine that does something else

@@ -68,7 +68,7 @@ PART_NOTES = (
         "speed: machine against the calibration; scatter: residual cv against the calibration's; "
         "shape: what neither explains"
     ),
-    "gateway: time lost before dispatches; docs/agreement.md explains each column",
+    "gateway: time lost before dispatches; docs/why/agreement.md explains each column",
 )
 ORDER_NOTES = (
     "predictor: predicted lengths as they came against those asked",

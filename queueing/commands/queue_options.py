@@ -90,8 +90,8 @@ class SystemOptions:
         ENGINE,
         (
             "Tokens that an engine computes in one step, at most (vLLM: max_num_batched_tokens). "
-            "Of a batch all its prompts: it takes no more requests than these allow. Policy "
-            "continuous: one for each sequence that makes tokens, the rest for prompts; longer "
+            "A batch computes all its prompts in one step and takes no more requests than fit. "
+            "Policy continuous: one for each sequence that generates, the rest for prompts; longer "
             "prompts take several steps (chunked prefill). Default: it never binds."
         ),
     )
@@ -165,8 +165,8 @@ class QueueOptions:
     intraclass_correlation: float = option(
         REQUESTS,
         (
-            "Of the output lengths of one call's sequences: 0, they are independent, to 1, those "
-            "of a call are equal, as often with one prompt and one token limit. With --sequences."
+            "Correlation of the output lengths of one call's sequences, from 0 (independent) to 1 "
+            "(equal, as often with one prompt and one token limit). With --sequences."
         ),
         default=0.0,
     )
@@ -181,8 +181,8 @@ class QueueOptions:
     flows: str | None = option(
         REQUESTS,
         (
-            "Whose the requests are, each with a weight, for order=vtc: heavy=9,light=1. Default: "
-            "all of one client."
+            "Flows of the requests with their weights, for order=vtc: heavy=9,light=1. Default: "
+            "one flow."
         ),
     )
     server_speeds: str | None = option(

@@ -4,7 +4,7 @@ to first token and gaps between tokens. The formula gives their means only.
 They come from a simulation at the window's estimates in which each request, beside what the law
 says, takes what one of the window's requests took (`Scatter`): the steps of a real engine vary,
 those of the law do not, and a p95 of the time to the first token was 4 to 13 % too short without
-(measured: docs/production-validation.md). A simulation costs some 0.1 s of a processor.
+(measured: docs/why/production-validation.md). A simulation costs some 0.1 s of a processor.
 """
 
 from __future__ import annotations

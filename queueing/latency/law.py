@@ -24,7 +24,7 @@ it enters: the engine recomputes the tokens, or finds them in its prefix cache. 
 continues after its engine was lost. Without a token it begins again, and pays no `kr`.
 
 Source: Yang et al., Section IV; what had to be added to predict a real engine is in
-docs/theory.md.
+docs/why/theory.md.
 """
 
 from __future__ import annotations

@@ -28,11 +28,11 @@ as their means correlate
    which is the half width, +-u. From q r = 1/4 on no mean is excluded; the half width then
    continues as 4 q r and is too wide.
 3. The interval of 20 batch means is a lower bound in either case: it sees what theory does not,
-such as an engine whose speed wanders.
+such as an engine whose speed drifts.
 
 1.2 and 1.15 were chosen by simulation, so that nine of ten intervals cover in every decile of the
-printed half width (table in docs/load-testing.md). Too short: wider than +-25 % of the mean, or
-fewer than 100 memories.
+printed half width (docs/why/intervals.md). Too short: wider than +-25 % of the mean, or fewer than
+100 memories.
 """
 
 from __future__ import annotations

@@ -22,49 +22,46 @@ Outcome = Literal["completed", "failed", "rejected", "abandoned", "cancelled"]
 class Record(msgspec.Struct, frozen=True, kw_only=True):
     """One request, one line. Durations and instants in seconds, counts in tokens."""
 
-    request_id: str
+    request_id: str  # unique within its writer; a gateway's ends with the number of the sequence
     # the caller's own name for its call, which joins a gateway's record to a client's
     client_request_id: str | None = None
-    outcome: Outcome
-    policy: str | None = None
-    epoch: int | None = None
-    server_id: int | None = None
+    outcome: Outcome  # how it ended
+    policy: str | None = None  # the policy in force at its dispatch, or at its end
+    epoch: int | None = None  # the epoch of its dispatch, or of its end
+    server_id: int | None = None  # the server that served it
     batch_id: int | None = None  # one per dispatch of a process; members of a batch share it
     batch_size: int | None = None  # at dispatch; for continuous: in service just after it
-    intended_at: float | None = None  # the timetable's instant
-    # the sender's limit on requests at once: when a place became free for this one
-    held_until: float | None = None
-    sent_at: float | None = None
-    first_byte_at: float | None = None  # of the answer: its headers are in
-    # at the gateway: the kernel had its last byte, however busy the gateway was
+    intended_at: float | None = None  # arrival time in the timetable
+    held_until: float | None = None  # when --max-concurrency of the sender had a place for it
+    sent_at: float | None = None  # when the client began to send it
+    first_byte_at: float | None = None  # when the client had the headers of the answer
+    # when the gateway's kernel had its last byte, however busy the gateway was
     received_at: float | None = None
-    arrived_at: float | None = None  # at the gateway: body read and validated
-    first_dispatched_at: float | None = None
-    dispatched_at: float | None = None  # the last time, of a preempted request
-    first_token_at: float | None = None
-    last_token_at: float | None = None
-    token_at: list[float] | None = None  # every token's instant, where it was asked for
-    released_at: float | None = None  # last byte handed to the transport
-    server_free_at: float | None = None  # when this request's server could be dispatched to again
-    queueing_delay: float | None = None  # the sum of all waits, of a preempted request
-    batch_forming_delay: float | None = None
-    service_time: float | None = None  # the sum of all stints in service
-    sojourn_time: float | None = None
-    prompt_tokens: int | None = None
-    cached_tokens: int | None = None  # of the prompt, that the engine had computed before
-    output_tokens: int | None = None
-    max_output_tokens: int | None = None
-    predicted_output_tokens: float | None = None  # sent along with the request
+    arrived_at: float | None = None  # when the gateway had read and validated the body
+    first_dispatched_at: float | None = None  # its first dispatch
+    dispatched_at: float | None = None  # its last dispatch; later than the first if preempted
+    first_token_at: float | None = None  # when its first token came
+    last_token_at: float | None = None  # when its last token came
+    token_at: list[float] | None = None  # the instant of every token, with --token-times
+    released_at: float | None = None  # when the last byte was handed to the transport
+    server_free_at: float | None = None  # when its server could take another request
+    queueing_delay: float | None = None  # dispatch - arrival; of a preempted request all waits
+    batch_forming_delay: float | None = None  # wait for the batch to be complete (policy fixed)
+    service_time: float | None = None  # time in service; of a preempted request all stints
+    sojourn_time: float | None = None  # last byte - arrival
+    prompt_tokens: int | None = None  # tokens of the prompt
+    cached_tokens: int | None = None  # tokens of the prompt that were in the prefix cache
+    output_tokens: int | None = None  # tokens of the answer
+    max_output_tokens: int | None = None  # token limit in force for it
+    predicted_output_tokens: float | None = None  # predicted length, sent along with the request
     sender_id: int | None = None  # the load generator's process
-    flow: str | None = None  # whom its service counts to: a key's name, or a fairness id
-    finish_reason: str | None = None
-    clipped: bool | None = None
+    flow: str | None = None  # flow for fair shares: the name of a key, or a fairness id
+    finish_reason: str | None = None  # stop, length, ...
+    clipped: bool | None = None  # whether the gateway's token limit ended the answer
     preemptions: int | None = None  # times it was put back into the queue
-    interruptions: int | None = (
-        # engines that were lost while it was in service; its service time includes the restarts
-        None
-    )
-    error: str | None = None
+    # engines lost while it was in service; its service time includes the restarts
+    interruptions: int | None = None
+    error: str | None = None  # code or text of the error
 
     @property
     def computed_tokens(self) -> int:
@@ -82,13 +79,13 @@ def call_of(request_id: str) -> str | None:
 class Header(msgspec.Struct, frozen=True, kw_only=True):
     """First line of a run file."""
 
-    writer: Literal["gateway", "simulator", "load"]
-    schema_version: int = SCHEMA_VERSION
-    clock: str = "monotonic"
-    configuration: dict[str, Any] = {}
-    seed: int | None = None
-    versions: dict[str, str] = {}
-    hardware: dict[str, Any] = {}
+    writer: Literal["gateway", "simulator", "load"]  # kind of program that wrote the file
+    schema_version: int = SCHEMA_VERSION  # of the fields of the records
+    clock: str = "monotonic"  # origin of the instants
+    configuration: dict[str, Any] = {}  # options of the run
+    seed: int | None = None  # seed of the run
+    versions: dict[str, str] = {}  # versions of Kendall and of what it used
+    hardware: dict[str, Any] = {}  # processor, cores, GPU
 
 
 _encoder = msgspec.json.Encoder()

@@ -111,7 +111,7 @@ def advise(
     rate_factor: Annotated[
         float | None,
         typer.Option(
-            help="What if so many times as many requests came: 1.5 is half more. Default: 1."
+            help="Factor on the arrival rate that the advice is for: 1.5 is half more. Default: 1."
         ),
     ] = None,
     api_key: Annotated[str | None, typer.Option(help="Key sent as a bearer token.")] = None,

@@ -1,5 +1,5 @@
-"""Who may call which route: below /admin the operator, elsewhere whoever has an API key, but for the
-exceptions that stand here.
+"""Who may call which route: below /admin the operator, elsewhere clients with an API key, but for
+these exceptions.
 """
 
 from __future__ import annotations

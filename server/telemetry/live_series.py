@@ -48,8 +48,8 @@ class DelayGauges:
             quantity: gauge_of(
                 f"checked_{quantity}_seconds",
                 (
-                    f"Mean {words} of the requests that came: as the model serves the same ones, "
-                    "and as observed"
+                    f"Mean {words} of the requests that came: observed, and modelled (the same "
+                    "requests served by the model)"
                 ),
                 ["policy", "stat"],
             )
@@ -58,7 +58,8 @@ class DelayGauges:
         self.forecast = {
             quantity: gauge_of(
                 f"forecast_{quantity}_seconds",
-                f"The steady state of the {words} if the traffic goes on like this, by statistic",
+                f"Forecast of the {words} if traffic continues as it is: of the steady state, and "
+                "of the next five minutes (stat next_mean, next_low, next_high)",
                 ["policy", "stat"],
             )
             for quantity, words in QUANTITIES.items()
@@ -113,12 +114,12 @@ class VerdictSeries:
         )
         self.verdict = gauge_of(
             "prediction_verdict",
-            "Verdict on the forecast (1: the current one, 0: the others)",
+            "Verdict of the check (1: the current one, 0: the others), as kendall_check_verdict",
             ["verdict"],
         )
         self.check_verdict = gauge_of(
             "check_verdict",
-            "Verdict on the model by the requests that came (1: the current one, 0: the others)",
+            "Verdict of the check of the model by the requests that came (1: the current one)",
             ["verdict"],
         )
         self.check_holds = gauge_of(

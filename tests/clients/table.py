@@ -1,5 +1,5 @@
 """What each client library makes of the gateway's answers, as test_libraries.py holds it to, and
-the section of docs/conformance.md that says so.
+the section of docs/why/conformance.md that says so.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.clients import libraries, table
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "conformance.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "why" / "conformance.md"
 
 
 def test_the_page_has_the_table_of_the_tests() -> None:

@@ -376,7 +376,7 @@ def test_the_examples_of_the_docstrings_run(module: Any) -> None:
     assert outcome.failed == 0
 
 
-@pytest.mark.parametrize("page", ["docs/python.md", "README.md"])
+@pytest.mark.parametrize("page", ["docs/how-to/python.md", "README.md"])
 def test_the_examples_of_the_pages_run(page: str) -> None:
     text = re.sub(
         r"^```.*$", "", (ROOT / page).read_text(), flags=re.MULTILINE
@@ -389,7 +389,7 @@ def test_the_examples_of_the_pages_run(page: str) -> None:
 
 
 def test_the_page_names_every_public_name() -> None:
-    text = (ROOT / "docs/python.md").read_text()
+    text = (ROOT / "docs/how-to/python.md").read_text()
     assert [name for name in kendall.api.__all__ if f"`{name}" not in text] == []
     assert [name for name in kendall.Limits.__annotations__ if f"`{name}`" not in text] == []
     assert [

@@ -267,7 +267,7 @@ def test_every_part_and_theory_of_the_tables_is_explained_below_them_and_in_the_
 
     notes, page = (
         " ".join((*QUANTILE_NOTES, *PART_NOTES, *ORDER_NOTES)),
-        (ROOT / "docs" / "agreement.md").read_text(encoding="utf-8"),
+        (ROOT / "docs" / "why" / "agreement.md").read_text(encoding="utf-8"),
     )
     for name in (*PARTS, "live", "as printed"):
         assert f"{name}: " in notes

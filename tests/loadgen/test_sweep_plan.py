@@ -523,7 +523,7 @@ def test_the_help_and_a_dry_run_say_the_same_of_the_default() -> None:
 
 
 def test_docs_name_the_loads_of_a_plan_that_has_none() -> None:
-    text = Path("docs/sweep.md").read_text(encoding="utf-8")
+    text = Path("docs/how-to/sweep.md").read_text(encoding="utf-8")
     *others, last = map(str, LOADS)
     assert f"runs six policies at loads {', '.join(others)} and {last}," in text
     assert len(POLICIES) == 6

@@ -98,8 +98,8 @@ for servers, patience in ((1, None), (2, 0.1)):
     assert_same(*both(several, 0.85 * several.largest_stable_rate, 1000))
 rate = float(sys.argv[2]) * model.largest_stable_rate
 given = {
-    "output_tokens": model.requests.output_tokens, "latency": law, "predictor": "lognormal:sigma=0.5",
-    "max_output_tokens": 64,
+    "output_tokens": model.requests.output_tokens, "latency": law,
+    "predictor": "lognormal:sigma=0.5", "max_output_tokens": 64,
 }
 answer = kendall.predict(sys.argv[1], rate, **given)
 run = experiment.simulate_run(model, rate, 400_000, np.random.SeedSequence(1))

@@ -28,7 +28,7 @@ LAW = LatencyModel(k1=1e-3, k2=3e-3, k3=4e-4, k4=2e-3)
 UNIFORM = parse_distribution("uniform:low=1,high=100")
 SCV_1 = parse_distribution("lognormal:mu=3.8123,sigma=0.83255", 512)  # mean 64 before the limit
 SCV_4 = parse_distribution("lognormal:mu=3.3542,sigma=1.26864", 512)
-MEASURED = 0.04  # formula and simulation differ by less, docs/theory.md
+MEASURED = 0.04  # formula and simulation differ by less, docs/why/theory.md
 
 
 def model(

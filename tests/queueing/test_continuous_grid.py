@@ -1,7 +1,7 @@
 """The formula of continuous batching is off by more than 5 % only in cells that it doubts.
 
 bench/results/continuous-grid.csv has a line for each cell: 300,000 to 2,000,000 requests simulated,
-and the formula's means beside them (table in docs/theory.md).
+and the formula's means beside them (table in docs/why/theory.md).
 """
 
 from __future__ import annotations

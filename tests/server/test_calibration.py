@@ -606,7 +606,7 @@ def test_the_documentation_says_how_many_batches_a_calibration_takes() -> None:
     bounds |= {"eos_token_ids": frozenset({2}), "vocab_size": 1000}
     grids = [design(Capabilities(**bounds, max_num_seqs=number)) for number in (16, 128)]
     few, many = ((len(grid) + 1) * request.repeats for grid in grids)
-    said = " ".join((Path(__file__).parents[2] / "docs/operating.md").read_text().split())
+    said = " ".join((Path(__file__).parents[2] / "docs/how-to/configure.md").read_text().split())
     assert f"{few} to {many} of them" in said
     steps = [request.repeats * sum(max(cell.lengths) for cell in grid) for grid in grids]
     assert "about 3,000 to 5,000 engine steps" in said

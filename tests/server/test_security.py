@@ -86,7 +86,7 @@ def test_every_exception_is_a_route_and_below_admin_all_are_the_operators() -> N
                 path for path in known if path.startswith("/admin")
             }
             assert {path for path in known if access_of(path) in ("open", "probe")} == {
-                *("/health", "/ready", "/version", "/metrics", "/load", *PAGE)
+                *("/health", "/ready", "/version", "/metrics", "/load", "/", *PAGE)
             }
 
     run_virtual(main())

@@ -33,7 +33,7 @@ from kendall.queueing.latency.law import LatencyModel
 
 HOUR = 3600.0
 STRETCH, BLOCK = 240.0, 2.0  # seconds
-# of shared machines from minute to minute: 5 to 22 % were seen (docs/agreement.md), as if so often
+# of shared machines from minute to minute: 5 to 22 % (docs/why/agreement.md), as if so often
 USUAL_APART, USUAL_STRETCHES = 0.05, 2.0
 SHAPE_KEPT, GROWN = 30.0, 1.3  # seconds, times as many requests
 GOES_ON = 1.1  # times as many batches

@@ -26,7 +26,7 @@ waited (Little's law within the bins),
 
 Exact for one bin (queueing.models.batches.batch_chain) and for two: all of the l are of the other
 one. Conditions: Poisson arrivals, one server, a stable queue (queueing.models.batches.binned).
-Measured against simulation: table in docs/theory.md.
+Measured against simulation: table in docs/why/theory.md.
 
 Method: powers of the chain, g and c corrected on the way, cut at a size that grows until what is
 lost is negligible. Its time grows with K (size)^4 + 4 K^2 (size)^3, so larger batches are left to

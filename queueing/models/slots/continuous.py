@@ -38,7 +38,7 @@ then sojourn, worst cells of either sign:
     uniform 1-4     -9+20 -3+17   -17+35 -4+25    -27+1 -8+7    -28+22 -6+9    -42+32 -3+11
 
 Time to first token: the delay's error, else within 3 %; inter-token latency -1 to +3 %. Of 520
-cells with up to 256 slots and lengths of SCV 0 to 7, bimodal ones too (table in docs/theory.md),
+cells with up to 256 slots and lengths of SCV 0 to 7, bimodal ones too (docs/why/theory.md),
 `doubt` names every one where a mean is off by more than 5 %, the delay where it is above 2 % of the
 sojourn, beyond two standard errors; so it does in 19 cells of lognormal lengths of SCV 2.5 to 12
 with 2 to 64 slots whose delay is up to 99 % of the sojourn (3e6 requests, standard error 0.1 to

@@ -14,8 +14,8 @@ with every service stretched by f; the variance of what interruptions add, as th
 repetitions, enters E[Xi(r)^2]. What is left out: that interruptions come with arrivals that are
 themselves ahead. Conditions: ranks that never rise (not FB, MLFQ, SRPT-B); one server.
 
-Measured against simulation: docs/theory.md. W was up to 7 % too short where interruptions lengthen
-the services by less than 12 % and the load is below 0.93; `resume_doubt` names the others.
+Measured against simulation: docs/why/theory.md. W was up to 7 % too short where interruptions
+lengthen the services by less than 12 % and the load is below 0.93; `resume_doubt` names the others.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ served as far as `mgc` is. Conditions: predictions cost no server time, Poisson 
 
 Measured against simulation (`queueing.simulation.orders`; exponential, Weibull of SCV 5 and
 lognormal token lengths of SCV 0.6; exact, exponential and lognormal predictions), model /
-simulation - 1 of W in %, where W is more than 2 % of the sojourn: table in docs/theory.md.
+simulation - 1 of W in %, where W is more than 2 % of the sojourn: table in docs/why/theory.md.
 The gain of many servers is smaller than that of one where predictions are good: at c = 4 and load
 0.8 W was up to 20 % too short, at c = 16 up to 47 %. `doubt` names every cell off by more than
 5 %, beyond two standard errors.
