@@ -309,7 +309,7 @@ DEFENDED: dict[str, tuple[str, ...]] = {  # each row of SECURITY.md's table
         "server/test_security.py::test_a_door_to_other_machines_needs_a_key_or_a_word",
     ),
     "callers without a key": (
-        "server/test_security.py::test_every_route_has_a_decision_and_every_decision_a_route",
+        "server/test_security.py::test_every_exception_is_a_route_and_below_admin_all_are_the_operators",
         "server/test_security.py::test_without_a_key_only_open_routes_answer",
         "server/test_security.py::test_the_hot_routes_refuse_before_the_body_is_read",
         "server/test_security.py::test_an_unknown_path_needs_a_key",
