@@ -1196,6 +1196,7 @@ def test_a_load_that_is_always_infinite_names_the_flag_of_the_limit(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
 @pytest.mark.parametrize(
     "arguments",
@@ -1242,6 +1243,7 @@ def test_a_full_disk_behind_stderr_leaves_the_exit_status() -> None:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
 def test_a_file_that_cannot_be_written_is_not_taken_for_stdout(tmp_path: Path) -> None:
     from kendall.policies import parse_policy

@@ -164,6 +164,7 @@ CHOICES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overlay", "components"),
     CHOICES,

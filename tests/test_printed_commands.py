@@ -77,13 +77,13 @@ def named(line: Line) -> Iterator[None]:
         raise pytest.fail.Exception(f"{line}\n{error}", pytrace=False) from None
 
 
-LONG = ("docs/how-to/sweep.md",)  # its sweeps take minutes
+LONG = "docs/how-to/"  # pages whose lines take minutes
 
 
 def with_commands() -> list[Any]:
     found = [(page, str(page.relative_to(ROOT))) for page in pages() if commands(page)]
     return [
-        pytest.param(page, id=name, marks=pytest.mark.slow if name in LONG else ())
+        pytest.param(page, id=name, marks=pytest.mark.slow if name.startswith(LONG) else ())
         for page, name in found
     ]
 
@@ -109,6 +109,7 @@ def test_the_first_page_works_on_the_real_engine(tmp_path: Path) -> None:
                 someone.run(line.text)
 
 
+@pytest.mark.slow
 def test_a_misspelt_line_fails(tmp_path: Path) -> None:
     with reader(tmp_path) as someone:
         for text in (
@@ -120,6 +121,7 @@ def test_a_misspelt_line_fails(tmp_path: Path) -> None:
                 someone.run(text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("right", "wrong"),
     [

@@ -87,6 +87,7 @@ def test_it_is_listed_with_its_package(installed: dict[str, str]) -> None:
     assert [each["name"] for each in listed[-1]["parameters"]] == ["max_batch_size", "max_wait"]
 
 
+@pytest.mark.slow
 def test_it_is_predicted_by_simulation(installed: dict[str, str]) -> None:
     given = ["--arrival-rate", "20", "--output-tokens", "uniform:low=8,high=24", "--latency", LAW]
     found = kendall(installed, "predict", "--policy", "shortest", *given, "--json")

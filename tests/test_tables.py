@@ -341,6 +341,7 @@ def test_it_looks_as_it_did_when_somebody_looked(name: str, printed: Callable[..
     assert is_as_kept(f"{name}.txt", text)
 
 
+@pytest.mark.slow
 @every_table
 @pytest.mark.parametrize("width", [40, 80, 100])
 def test_nothing_is_cut_and_lines_keep_to_the_width(
@@ -354,6 +355,7 @@ def test_nothing_is_cut_and_lines_keep_to_the_width(
     ]  # a path or a law stays whole
 
 
+@pytest.mark.slow
 @every_table
 def test_a_file_gets_80_columns(name: str, printed: Callable[..., str]) -> None:
     assert printed(name, None) == printed(name, NO_TERMINAL)

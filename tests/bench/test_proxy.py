@@ -52,6 +52,7 @@ def test_the_stub_answers_whole_and_streamed_one_after_the_other(stub: Server) -
         answered(stub.port, b"POST /v1/other HTTP/1.1\r\ncontent-length: 2\r\n\r\n{}")
 
 
+@pytest.mark.slow
 def test_the_gateway_passes_every_call_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside another stub that stands for a proxy; at most 300 calls are under way."""
     monkeypatch.setattr(turns, "WARM_UP", 0.0)

@@ -85,6 +85,7 @@ def test_a_preempted_request_was_dispatched_after_all_its_waits() -> None:
         assert mine.dispatched_at < record.dispatched_at
 
 
+@pytest.mark.slow
 def test_the_replay_of_a_preempted_request_counts_all_its_waits() -> None:
     """The run is the simulator's own: its replay gives the very same delays."""
     found = served(run("single:order=sprpt"))

@@ -83,6 +83,7 @@ def test_every_answer_is_recorded_with_exact_counts() -> None:
         assert record.sojourn_time == record.released_at - record.intended_at  # type: ignore[operator]
 
 
+@pytest.mark.slow
 def test_token_instants_are_kept_where_asked_and_the_first_byte_always(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -310,6 +311,7 @@ async def _silence(request: web.Request, body: dict[str, Any]) -> web.StreamResp
     return response
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("handler", "outcome", "error"),
     [
@@ -407,6 +409,7 @@ def test_an_interrupt_ends_the_run_and_keeps_the_records() -> None:
     assert sum(r.outcome == "completed" for r in result.records) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("turns", range(6))
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_second_interrupt_costs_nothing_of_what_the_first_has_kept(

@@ -96,6 +96,7 @@ def test_think_times_pass_before_each_request() -> None:
         assert record.intended_at - previous.released_at == pytest.approx(0.03)
 
 
+@pytest.mark.slow
 def test_think_times_run_on_the_senders_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """An alarm that rings at once: a user who sleeps by another clock would ask for none, and
     take hours.
@@ -206,6 +207,7 @@ def interrupted_after(requests: int, table: Timetable, closed: ClosedLoopUsers) 
     return asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_an_interrupt_keeps_the_records_of_a_closed_loop() -> None:
     result = interrupted_after(
         2, Timetable(np.zeros(5000), np.full(5000, 3), np.full(5000, 2)), ClosedLoopUsers(users=2)
@@ -214,6 +216,7 @@ def test_an_interrupt_keeps_the_records_of_a_closed_loop() -> None:
     assert 2 <= len(result.records) < 5000
 
 
+@pytest.mark.slow
 def test_a_limit_in_an_open_loop_counts_the_wait_as_delay_and_says_so() -> None:
     """Ten at once through one place: the last waits nine service times, and its delay says so."""
     result, counting, _ = run(10, max_concurrency=1)

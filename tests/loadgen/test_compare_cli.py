@@ -222,6 +222,7 @@ def test_files_are_written(tmp_path: Path) -> None:
     assert written["--picture"].read_text(encoding="utf-8").lstrip().startswith("<?xml")
 
 
+@pytest.mark.slow
 def test_a_broken_condition_exits_3_and_names_the_cell(tmp_path: Path) -> None:
     file = run_file(tmp_path, "dynamic", 40.0, request_rate=40.0, output_tokens=LENGTHS)
     given = (file, "--latency", str(LAW))

@@ -145,6 +145,7 @@ def test_two_cells_of_a_demo(
     assert [line.partition(":")[0] for line in said[4:]] == ["fixed", "dynamic at 0.3"]
 
 
+@pytest.mark.slow
 def test_it_serves_on_until_it_is_interrupted_or_the_gateway_ends(
     tmp_path: Path, drawn: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

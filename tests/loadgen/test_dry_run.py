@@ -47,6 +47,7 @@ PLANS: dict[str, SweepPlan] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [40, 64, 80, 120])
 def test_a_dry_run_is_as_kept(width: int) -> None:
     to = io.StringIO()
@@ -68,6 +69,7 @@ def test_a_rate_that_the_engine_cannot_keep_is_not_run(load: float, times: int) 
     assert to.getvalue().count("NOT RUN") == times
 
 
+@pytest.mark.slow
 def test_it_predicts_what_predict_says_and_the_ratio_to_the_order_of_arrival() -> None:
     plan = PLANS["orders"]
     cells = plan_as_object(plan)["cells"]
@@ -100,6 +102,7 @@ def test_the_ratio_needs_no_cell_in_the_order_of_arrival() -> None:
     assert cell["predicted"]["delay_ratio"] == pytest.approx(1.0), "nothing is predicted"
 
 
+@pytest.mark.slow
 def test_an_order_that_is_simulated_is_compared_with_simulated_arrivals_in_order() -> None:
     """And not with a formula: at a low load the two methods differ by more than the order does."""
     policy = "continuous:max_batch_size=4"
@@ -113,6 +116,7 @@ def test_an_order_that_is_simulated_is_compared_with_simulated_arrivals_in_order
     assert found["delay_ratio"] == pytest.approx(1.0, abs=0.005), "nothing is predicted"
 
 
+@pytest.mark.slow
 def test_its_objects_are_as_kept() -> None:
     found = {name: json.loads(json.dumps(plan_as_object(plan))) for name, plan in PLANS.items()}
     assert moved("dry-run.json", {"plans": lambda: found}) == []

@@ -254,6 +254,7 @@ def test_the_waiting_time_is_a_number_of_seconds() -> None:
     assert isinstance(load("http://127.0.0.1:99999").exception, SpecError)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["", "/", "/v1", "/v1/"])
 def test_base_urls_may_end_in_v1(ending: str) -> None:
     with failing_server() as port:

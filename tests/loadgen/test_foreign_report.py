@@ -101,6 +101,7 @@ def test_a_summary_of_the_file_says_the_same(run: tuple[Path, str]) -> None:
     assert sum(each["count"] for each in found["e2el"]["histogram"]) == found["e2el"]["n"]
 
 
+@pytest.mark.slow
 def test_bars_are_written_with_what_the_encoding_has(run: tuple[Path, str]) -> None:
     printed = subprocess.run(
         [sys.executable, "-m", "kendall.cli", "summary", str(run[0])],
@@ -113,6 +114,7 @@ def test_bars_are_written_with_what_the_encoding_has(run: tuple[Path, str]) -> N
     assert "????" not in printed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "states"),
     [

@@ -520,6 +520,7 @@ def test_the_medians_say_over_how_many_cells_and_the_rule_is_one_sentence(data: 
     assert f"over {judged} cells<br>steady state a priori" in text
 
 
+@pytest.mark.slow
 def test_a_folder_of_runs_with_a_profile_is_a_report(tmp_path: Path) -> None:
     run_file(tmp_path, "capped:max_batch_size=4", 14.0, 0.6)
     Profile(name="x", law=LAW, date="2026-01-02T03:04:05+00:00").save(tmp_path / "profile.json")

@@ -75,6 +75,7 @@ def test_comparisons_are_as_kept(name: str) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [60, 80, 150])
 def test_their_tables_are_as_kept(width: int) -> None:
     to = io.StringIO()

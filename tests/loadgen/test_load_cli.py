@@ -461,6 +461,7 @@ def test_flags_in_vllms_form_are_spelled_out(given: list[str], meant: list[str])
     assert spelled_out(given) == meant
 
 
+@pytest.mark.slow
 def test_a_run_writes_its_file_unless_it_is_told_not_to(server_url: str, tmp_path: Path) -> None:
     """runs/load-<time>.jsonl, one more file for a second run within the same second; the name is
     printed.
@@ -491,6 +492,7 @@ def test_a_run_writes_its_file_unless_it_is_told_not_to(server_url: str, tmp_pat
     assert [len(read_run(tmp_path / name)[1]) for name in written] == [30, 30, 30]
 
 
+@pytest.mark.slow
 def test_the_run_file_is_named_by_output(server_url: str, tmp_path: Path) -> None:
     assert "written: deep/mine.jsonl" in load(server_url, "--output", "deep/mine.jsonl").stdout
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["mine.jsonl"]

@@ -166,6 +166,7 @@ def test_other_tasks_run_while_the_sender_waits(kind: Callable[[], Clock]) -> No
     assert not asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_the_collector_is_put_back_after_a_failure() -> None:
     def fail() -> None:
         with quiet_garbage_collector():

@@ -128,6 +128,7 @@ def test_the_parts_add_up_to_the_difference(policy: str) -> None:
     assert all(part.half_width >= 0 for part in split.parts)
 
 
+@pytest.mark.slow
 @each_policy
 def test_a_run_that_is_as_asked_agrees(policy: str) -> None:
     comparison = only(run(policy, drawn(policy)), asked(policy))
@@ -209,6 +210,7 @@ def test_the_header_of_the_load_run_names_the_process(text: str | None, is_named
     assert (found.process is not None) == is_named
 
 
+@pytest.mark.slow
 @each_policy
 def test_a_machine_that_is_20_percent_slower_shows_as_speed(policy: str) -> None:
     comparison = only(run(policy, drawn(policy), LAW.at_speed(1.2)), asked(policy))
@@ -503,6 +505,7 @@ def test_a_sender_on_time_has_no_part_whatever_the_way_to_the_gateway_takes() ->
     assert comparison.split.part("sender").note == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "shape"),
     [

@@ -160,6 +160,7 @@ def slow_server_url() -> Iterator[str]:
         yield url
 
 
+@pytest.mark.slow
 def test_too_few_descriptors_are_named(slow_server_url: str) -> None:
     """60 files for 100 streams at once: those that found none say what to do; nothing hangs."""
     program = f"""

@@ -71,6 +71,7 @@ def test_each_sender_ends_at_its_share_of_the_failures_and_at_one_at_least(
     assert [share.options.max_errors for share in shares(job)] == [each] * processes
 
 
+@pytest.mark.slow
 def test_each_request_says_whose_it_is() -> None:
     """In its header and in its record, from several processes too."""
     flows = np.array(["heavy", "light"])[np.arange(40) % 3 // 2]

@@ -56,6 +56,7 @@ def load(port: int, *more: str) -> int:
     return kendall("load", *flags, *more)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "flags",
     [

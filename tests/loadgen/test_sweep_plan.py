@@ -421,6 +421,7 @@ def test_what_is_given_takes_the_place_of_what_a_preset_says_about_it(
     assert (plan["loads"], plan["num_prompts"], plan["duration"]) == (loads, num_prompts, duration)
 
 
+@pytest.mark.slow
 def test_searches_are_one_per_policy_limit_and_goal() -> None:
     plan = SweepPlan(
         policies=("single", "dynamic"),
@@ -512,6 +513,7 @@ def test_a_dry_run_of_searches_alone_says_how_long_they_take(
     ) in shown
 
 
+@pytest.mark.slow
 def test_the_help_and_a_dry_run_say_the_same_of_the_default() -> None:
     shown = " ".join(CliRunner().invoke(app, ["--dry-run"]).stdout.split())
     (takes,) = re.findall(

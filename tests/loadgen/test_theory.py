@@ -58,6 +58,7 @@ SOLVED = {
 }  # that one is simulated, for seconds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "rate"), list(SOLVED.items()), ids=list(SOLVED))
 def test_the_prediction_is_near_a_long_run(policy: str, rate: float) -> None:
     """The means of a run and of its prediction lie within three half widths, and the run is long

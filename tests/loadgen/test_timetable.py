@@ -244,6 +244,7 @@ def _timetables(draw: st.DrawFn) -> Timetable:
     return Timetable(np.sort(instants), counts(), counts(), predicted, flow)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=100)
 @given(
     table=_timetables(),

@@ -80,6 +80,7 @@ def test_a_violation_and_a_page_that_is_too_wide_are_found(site: Site) -> None:
     site.run(look)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.name)
 def test_a_gateway_under_load(site: Site, view: View) -> None:
     async def main() -> None:
@@ -98,6 +99,7 @@ def test_a_gateway_under_load(site: Site, view: View) -> None:
     site.runner.run(main())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.name)
 def test_an_operator_at_work(site: Site, view: View) -> None:
     """Advice is answered; a forecast is in the form, a size is refused, and a mode of the
@@ -133,6 +135,7 @@ def test_an_operator_at_work(site: Site, view: View) -> None:
     site.runner.run(main())
 
 
+@pytest.mark.slow
 def test_a_gateway_without_a_request_and_one_that_is_gone(site: Site, tmp_path: Path) -> None:
     async def main() -> list[str]:
         found = []
@@ -154,6 +157,7 @@ def test_a_gateway_without_a_request_and_one_that_is_gone(site: Site, tmp_path: 
     assert site.runner.run(main()) == []
 
 
+@pytest.mark.slow
 def test_the_question_for_the_key(site: Site, tmp_path: Path) -> None:
     async def main() -> list[str]:
         found = []

@@ -80,6 +80,7 @@ def test_one_server_has_no_such_line(site: Site) -> None:
     site.runner.run(main())
 
 
+@pytest.mark.slow
 def test_the_line_of_a_gateway_with_two_servers_has_the_numbers_of_its_json(
     site: Site, tmp_path: Path
 ) -> None:

@@ -89,6 +89,7 @@ VERDICTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("comparison", "stable", "says", "alarms"), VERDICTS, ids=[each[2] for each in VERDICTS]
 )

@@ -10,6 +10,7 @@ import pytest
 from tests.printed_commands import ROOT, reader
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("calibrated", [False, True])
 def test_the_command_on_the_empty_page_works(calibrated: bool, tmp_path: Path) -> None:
     (parts,) = re.findall(

@@ -24,6 +24,7 @@ from tests.page.site import (
 MARKED = "document.querySelectorAll('.plot[data-marks=\"1\"]').length"
 
 
+@pytest.mark.slow
 def test_a_switch_from_the_page_takes_effect_and_is_marked_on_every_chart(
     browser: Browser, runner: asyncio.Runner, tmp_path: Path
 ) -> None:
@@ -170,6 +171,7 @@ def test_a_policy_in_force_that_asks_for_more_than_the_engine_holds_does_not_blo
     operated.run(look)
 
 
+@pytest.mark.slow
 def test_the_autopilot_is_steered_from_the_page_by_the_same_button_as_a_policy(
     browser: Browser, runner: asyncio.Runner, tmp_path: Path
 ) -> None:
@@ -210,6 +212,7 @@ def test_the_autopilot_is_steered_from_the_page_by_the_same_button_as_a_policy(
     runner.run(main())
 
 
+@pytest.mark.slow
 def test_the_operators_calls_need_the_admin_key_which_the_page_asks_for_and_keeps_for_the_tab(
     browser: Browser, runner: asyncio.Runner, tmp_path: Path
 ) -> None:
@@ -377,6 +380,7 @@ def test_another_note_outlasts_a_reconnection(operated: Site) -> None:
     without_its_gateway(operated, before, after)
 
 
+@pytest.mark.slow
 def test_escape_closes_the_question_for_the_key_and_the_focus_returns_to_the_button(
     browser: Browser, runner: asyncio.Runner, tmp_path: Path
 ) -> None:
@@ -406,6 +410,7 @@ def test_escape_closes_the_question_for_the_key_and_the_focus_returns_to_the_but
     runner.run(main())
 
 
+@pytest.mark.slow
 def test_forget_key_ends_the_stream_that_was_opened_with_it(
     browser: Browser, runner: asyncio.Runner, tmp_path: Path
 ) -> None:

@@ -61,6 +61,7 @@ def test_the_gateway_lists_the_orders_that_a_policy_serves_with_their_parameters
     assert name not in ("single", "continuous") or "sprpt" in served(name)
 
 
+@pytest.mark.slow
 def test_an_order_is_chosen_and_its_parameters_are_set(
     browser: Browser, runner: asyncio.Runner, tmp_path: Path
 ) -> None:
@@ -96,6 +97,7 @@ def test_an_order_is_chosen_and_its_parameters_are_set(
     runner.run(main())
 
 
+@pytest.mark.slow
 def test_another_policy_has_its_own_orders_and_begins_anew_where_it_has_not_the_one_chosen(
     browser: Browser, runner: asyncio.Runner, tmp_path: Path
 ) -> None:
@@ -128,6 +130,7 @@ def test_another_policy_has_its_own_orders_and_begins_anew_where_it_has_not_the_
     runner.run(main())
 
 
+@pytest.mark.slow
 def test_a_route_is_chosen_among_those_there_are_and_stays_with_another_order(
     browser: Browser, runner: asyncio.Runner, tmp_path: Path
 ) -> None:

@@ -141,6 +141,7 @@ def test_calls_of_several_sequences_are_arrivals_of_one_call_each(site: Site) ->
     assert "calls over 52\u202fs, 4.00 sequences each" in grouped
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("load", "says"),
     [
@@ -202,6 +203,7 @@ def test_a_gateway_that_refuses_calls_is_no_growing_queue_and_blames_no_client(
         assert blamed not in headline + why
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [320, 390, 720, 1280])
 def test_no_option_is_broken_at_a_hyphen(site: Site, width: int) -> None:
     def off(topics: Topics) -> None:

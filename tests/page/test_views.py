@@ -131,6 +131,7 @@ def test_the_window_comes_from_the_link_and_what_is_wrong_in_it_is_left_out(site
     site.run(look, path="/#window=900")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "place",
     [
@@ -347,6 +348,7 @@ DRAWN_MARKS = """{
 }"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.parametrize(
     "ago", [(40, 39, 38, 3), (50, 30, 26, 25, 24, 23, 22, 21, 3, 2, 1), (45, 44), (2, 1)]

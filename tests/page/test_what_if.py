@@ -33,6 +33,7 @@ CELLS = """[...document.querySelectorAll('#whatif tr:not(.group)')]
 }))"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [360, 390, 720, 1280])
 def test_the_rows_of_the_what_if_table_are_in_line(site: Site, width: int) -> None:
     def forecasts(topics: Topics) -> None:
@@ -200,6 +201,7 @@ def test_policies_are_sorted_by_sojourn_time_and_settings_of_one_policy_by_delay
     assert site.runner.run(main()) == [*policies, (elastic, 32), (elastic, 48)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [360, 390, 720, 1280])
 def test_the_what_if_table_and_the_bar_fit_with_long_durations_and_a_patience(
     site: Site, width: int

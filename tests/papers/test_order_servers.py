@@ -63,6 +63,7 @@ def rank_at(ranks, job, age):
     return level, value, -job if level == ranks.last_come else job
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("servers", [1, 3])
 @pytest.mark.parametrize("name", ORDERS)
 def test_a_path_is_that_of_serving_who_goes_first_in_small_steps(name, servers):

@@ -73,6 +73,7 @@ def first_come(count):
 # the path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keep", [False, True])
 @pytest.mark.parametrize("memory", [80, 150, UNBOUNDED])
 @pytest.mark.parametrize("handling", HANDLINGS)

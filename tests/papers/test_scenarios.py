@@ -80,6 +80,7 @@ LAYOUTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("gpus", LAYOUTS, ids=lambda gpus: f"{gpus.layout}-{gpus.servers}")
 @pytest.mark.parametrize("order", phases.ORDERS)
@@ -203,6 +204,7 @@ def drawn_models(seed, count=80, models=3, rate=0.8):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("most", [1, 2, 2**62])
 @pytest.mark.parametrize("order", several_models.ORDERS)
@@ -320,6 +322,7 @@ def test_jobs_have_the_law_and_the_bits_that_were_asked():
         assert work.seconds[work.long == bit].mean() == pytest.approx(means[bit], rel=0.03)
 
 
+@pytest.mark.slow
 def test_one_choice_is_a_queue_of_two_classes():
     """Exponential sizes, the bit by a threshold: M/G/1 with preemptive priority."""
     exact = solve_order(

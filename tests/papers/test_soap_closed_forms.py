@@ -95,12 +95,14 @@ def test_external_costs_are_the_expected_predictions():
 # two choices
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("load", [0.5, 0.9, 0.95])
 def test_one_class_is_the_supermarket_model(load):
     known = sum(load ** (2**i - 2) for i in range(1, 14))
     assert two_choices(ONE_CLASS, load).sojourn == pytest.approx(known, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_one_choice_is_one_queue_with_priorities():
     """M/M/1 with preemptive priority, two means."""
     classes, load = TwoClasses(0.5, 2.0, 1 / 3), 0.6
@@ -113,6 +115,7 @@ def test_one_choice_is_one_queue_with_priorities():
     assert two_choices(classes, load, choices=1).sojourn == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_wrong_bit_lies_between_an_exact_one_and_none():
     def sojourn(*wrong):
         return two_choices(TwoClasses(0.5, 2.0, 1 / 3, *wrong), 0.9).sojourn
@@ -124,6 +127,7 @@ def test_a_wrong_bit_lies_between_an_exact_one_and_none():
         two_choices(ONE_CLASS, 1.0)
 
 
+@pytest.mark.slow
 def test_queues_that_are_cut_too_short_are_refused():
     assert two_choices(ONE_CLASS, 0.9, most=8).sojourn == pytest.approx(
         two_choices(ONE_CLASS, 0.9).sojourn, rel=1e-6

@@ -54,6 +54,7 @@ def test_a_batch_is_the_head_of_the_queue(policy: Policy, state: QueueState, now
     assert len(set(decision.request_ids)) == size
 
 
+@pytest.mark.slow
 @given(st.one_of(*work_conserving.values()), states(), seconds)
 def test_a_work_conserving_policy_leaves_no_server_empty(
     policy: Policy, state: QueueState, now: float
@@ -63,12 +64,14 @@ def test_a_work_conserving_policy_leaves_no_server_empty(
     assert isinstance(policy.decide(state, now), Dispatch)
 
 
+@pytest.mark.slow
 @given(policies, states(), seconds)
 def test_at_the_end_nobody_waits_for_company(policy: Policy, state: QueueState, now: float) -> None:
     assume(state.waiting and state.empty_server() is not None)
     assert isinstance(policy.decide(dataclasses.replace(state, closing=True), now), Dispatch)
 
 
+@pytest.mark.slow
 @given(policies, states(), seconds, st.data())
 def test_fcfs_looks_at_no_prediction_priority_patience_or_flow(
     policy: Policy, state: QueueState, now: float, data: st.DataObject

@@ -125,6 +125,7 @@ def test_every_policy_keeps_its_contracts_in_every_order(text: str) -> None:
     assert all(each.note is None for each in checked)
 
 
+@pytest.mark.slow
 @given(st.sampled_from(every_policy()).map(parse_policy), states(), seconds)
 def test_and_in_states_that_are_looked_for(policy: Policy, state: QueueState, now: float) -> None:
     assert checked(policy, state, now) == KEPT

@@ -168,6 +168,7 @@ def test_without_known_prefixes_both_routes_decide_the_same(
     assert by_route[0] == by_route[1]
 
 
+@pytest.mark.slow
 @given(policies, states(), seconds)
 def test_the_route_lets_no_request_wait_and_changes_no_order(
     policy: Policy, state: QueueState, now: float

@@ -69,6 +69,7 @@ def test_an_engine_that_pads_serves_every_policy_as_it_is(policy: Policy) -> Non
         assert served_as(policy, pads=False) is policy
 
 
+@pytest.mark.slow
 @given(policies, states(), seconds)
 def test_the_decisions_are_the_same(policy: Policy, state: QueueState, now: float) -> None:
     served = served_as(policy, pads=False)

@@ -52,6 +52,7 @@ def breaks(advice: Advice, slo: str, estimates: Estimates) -> bool:
     return found > objective.slo.seconds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [1.0, 0.93, 1.07])
 @pytest.mark.parametrize("metric", ["p99_sojourn_time", "p90_queueing_delay"])
 @pytest.mark.parametrize("target", TARGETS)

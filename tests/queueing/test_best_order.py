@@ -43,6 +43,7 @@ def point(optimum: Optimum, order: str, predictor: str | None = None) -> Point:
     return one
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["single", "continuous:max_batch_size=4"])
 def test_every_point_is_the_prediction_of_its_order_and_predictor(policy: str) -> None:
     told = ["exact", "lognormal:sigma=1"]
@@ -148,6 +149,7 @@ def test_it_tells_which_order_comes_next() -> None:
     assert told == ["1 of 3: fcfs", "2 of 3: spjf", "3 of 3: sprpt"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "about", "load", "searched"),
     [
@@ -260,6 +262,7 @@ def test_a_predictor_of_the_environment_does_not_disturb_other_targets(
     assert cli.run_command("optimize", arguments) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [80, 130])
 def test_the_table_is_as_kept(width: int) -> None:
     optimum = found("continuous:max_batch_size=4", candidates=["spjf", "ljf", "sprpt", "fb"])

@@ -9,6 +9,7 @@ from tests.queueing.check_coverage import CAUSES, KINDS, found_of, named, tenths
 COVERED, NAMED = 0.92, 0.9
 
 
+@pytest.mark.slow
 def test_where_the_law_is_right_zero_is_covered_and_nobody_is_accused() -> None:
     every = list(windows(15, seed=3))
     assert {each.kind for each in every} == set(KINDS)

@@ -128,6 +128,7 @@ def test_the_formula_is_near_simulation_where_it_has_no_doubt(
         assert found.time_to_first_token == pytest.approx(first, rel=0.05)
 
 
+@pytest.mark.slow
 def test_where_prompts_wait_for_each_other_the_formula_is_in_doubt_and_simulation_answers() -> None:
     queue = model(
         128,
@@ -245,6 +246,7 @@ def test_candidates_have_no_more_slots_than_a_step_has_tokens() -> None:
     assert "single" in {each["policy"] for each in json.loads(found.stdout)["curve"]}
 
 
+@pytest.mark.slow
 def test_a_plan_leaves_out_slots_that_a_step_cannot_serve_and_says_so() -> None:
     command = ["--arrival-rate", "2", "--slo", "mean_sojourn_time<=5s", "--json", *GIVEN]
     command += ["--max-clipped-fraction", "0.99"]

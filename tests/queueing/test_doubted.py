@@ -37,6 +37,7 @@ def at(policy: str, lengths: str, load: float, limits: dict[str, Any]) -> tuple[
     return model, load * model.largest_stable_rate
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "lengths", "load", "limits", "reason"), DOUBTED)
 def test_auto_simulates_what_is_in_doubt(
     policy: str, lengths: str, load: float, limits: dict[str, Any], reason: str

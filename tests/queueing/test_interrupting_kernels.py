@@ -92,6 +92,7 @@ def test_a_replay_is_the_sample_path_throughout(
         assert_same(*both(queue, load * queue.largest_stable_rate, 1000))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["sprpt", "trail,c=0.5", "pspjf", "mlfq,quantum=2", "fb"])
 @settings(deadline=None, max_examples=60)
 @given(
@@ -186,6 +187,7 @@ def test_the_mean_is_that_of_the_analysis_where_going_on_costs_nothing(order: st
     assert abs(np.mean(means) - exact.sojourn) < 4 * error + 0.01 * exact.sojourn
 
 
+@pytest.mark.slow
 def test_a_prediction_of_answers_of_hundreds_of_tokens_has_a_small_error() -> None:
     queue = Queue.read("single:order=mlfq", "geometric:mean=500", "k1=0,k2=0,k3=0,k4=0.002")
     found = predict_model(queue, 0.8).queueing_delay

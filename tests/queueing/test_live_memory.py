@@ -60,6 +60,7 @@ def assessed(
     return assess(seen, LAW, limits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("load", "reserved"), [(0.5, None), (0.8, None), (0.8, 60)])
 def test_it_is_predicted_where_the_memory_binds(load: float, reserved: int | None) -> None:
     seen = window(queue(reserved=reserved), load)
@@ -75,6 +76,7 @@ def test_it_is_predicted_where_the_memory_binds(load: float, reserved: int | Non
     assert names["enough_memory"] is False
 
 
+@pytest.mark.slow
 def test_answers_that_never_reach_the_limit_hold_it_all_the_same() -> None:
     """Lengths that end at 60 under a limit of 128."""
     model = queue().but(
@@ -106,6 +108,7 @@ def test_memory_that_cannot_bind_changes_nothing() -> None:
     assert roomy.prediction == plain.prediction
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
@@ -126,6 +129,7 @@ def test_where_it_is_not_known_what_requests_hold_there_is_no_memory_in_the_mode
     assert found.model.engine.bounds.max_context_tokens is None, reason
 
 
+@pytest.mark.slow
 def test_what_is_held_is_kept_with_the_estimates() -> None:
     seen = window(queue(memory=None), 0.5)
     rows = seen.rows.copy()
@@ -142,6 +146,7 @@ def test_what_is_held_is_kept_with_the_estimates() -> None:
     assert json_object(unknown.saved())["held_tokens"] is None
 
 
+@pytest.mark.slow
 def test_advice_and_what_ifs_say_that_memory_cuts_batches() -> None:
     """No model has such batches: among the policies they are left out, and a what-if says so."""
     seen = window(queue(), 0.6)

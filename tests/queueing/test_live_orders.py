@@ -63,6 +63,7 @@ def predicted_and_observed(
     return mean, float(np.mean(delays)), doubt
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sigma", [0.0, 0.6])
 @pytest.mark.parametrize(
     ("policy", "rate"),
@@ -81,6 +82,7 @@ def test_it_predicts_the_delay_with_the_predictor_it_saw(
     assert predicted == pytest.approx(observed, rel=0.1)
 
 
+@pytest.mark.slow
 def test_interruptions_that_are_more_than_the_engine_can_do_are_told_as_load() -> None:
     """The requests alone load it by about two thirds, and each token costs an admission too."""
     policy, rate = "continuous:max_batch_size=2,order=fb", 5.0

@@ -102,6 +102,7 @@ def test_thinned_lengths_keep_their_mean_their_ends_and_nearly_their_variance() 
     assert thinned(whole, whole.longest) is whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("lengths", "limit"), LONGEST[:2])
 def test_thinning_does_not_move_the_prediction(lengths: str, limit: int) -> None:
     """Four times fewer counts than are kept apart: the mean delay near saturation moves by 1e-5."""
@@ -113,6 +114,7 @@ def test_thinning_does_not_move_the_prediction(lengths: str, limit: int) -> None
     assert means[1] == pytest.approx(means[0], rel=3e-5)
 
 
+@pytest.mark.slow
 @settings(max_examples=2)
 @given(
     st.sampled_from(LONGEST),
@@ -178,6 +180,7 @@ def compare(
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("lengths", "limit"), [LONGEST[0], LONGEST[2]])
 def test_half_a_million_requests_agree(lengths: str, limit: int) -> None:
     for predicted, mean, _ in compare(queue(lengths, limit), 0.5, 50_000, 10, seed=7):

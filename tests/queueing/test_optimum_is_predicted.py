@@ -30,6 +30,7 @@ def drawn(seed: int, count: int) -> list[Case]:
     return list(cases(seed, count))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(QUICK))
 def test_the_best_setting_is_predicted_as_it_was_found(number: int) -> None:
     assert not misses(drawn(SEED, QUICK)[number])

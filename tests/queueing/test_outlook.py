@@ -67,6 +67,7 @@ def ahead_of(before: Snapshot, speed_error: float) -> Matrix:
     return means
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "arrivals"),
     [

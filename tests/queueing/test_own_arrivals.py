@@ -24,6 +24,7 @@ ARRIVALS: dict[str, Callable[[int], Vector]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ARRIVALS)
 def test_the_windows_own_arrivals_give_the_observed_mean_where_poisson_ones_do_not(
     name: str,

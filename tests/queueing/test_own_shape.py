@@ -80,6 +80,7 @@ def observed(run: SimulatedRun) -> tuple[float, float]:
     return float(times.mean()), float(np.quantile(times, 0.95))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("load", [0.4, 0.6, 0.8])
 @pytest.mark.parametrize("prompts", [0.8, 1.0, 2.0])
 @pytest.mark.parametrize("before", [0.5, 3.0])

@@ -44,6 +44,7 @@ def option(
     }
 
 
+@pytest.mark.slow
 def test_each_option_has_the_fewest_servers_that_keep_every_slo() -> None:
     """Beside a scan: one server fewer breaks one of the SLOs, or is not stable."""
     found = json.loads(run(*LENGTHS, "--max-num-seqs", "4,8", "--json").stdout)
@@ -71,6 +72,7 @@ def test_each_option_has_the_fewest_servers_that_keep_every_slo() -> None:
     assert not GOAL.kept(predict_model(above, 1.05 * found["largest_rate"]))
 
 
+@pytest.mark.slow
 def test_any_quantile_may_be_an_objective() -> None:
     """p99.99 takes more servers than the median, and is what `predict` says there."""
     needed = {}
@@ -104,6 +106,7 @@ def test_the_frontier_is_what_no_other_option_beats() -> None:
     assert [each["frontier"] for each in marked] == [True, True, False, True, True, False]
 
 
+@pytest.mark.slow
 def test_cost_decides_between_kinds() -> None:
     """A server twice as fast at four times the price is the best only where it is cheap."""
     fast = "k1=0,k2=0.01,k3=0.001,k4=0.01"
@@ -115,6 +118,7 @@ def test_cost_decides_between_kinds() -> None:
             assert each["cost"] == each["servers"] * own
 
 
+@pytest.mark.slow
 def test_a_limit_that_cuts_too_many_answers_is_no_option() -> None:
     arguments = (*LENGTHS, "--max-num-seqs", "8", "--max-output-tokens", "10,80,none")
     found = json.loads(run(*arguments, "--json").stdout)
@@ -190,6 +194,7 @@ def test_costs_default_to_one_each() -> None:
     assert check_costs(["a", "b"], []) == [1.0, 1.0]
 
 
+@pytest.mark.slow
 def test_memory_that_binds_takes_more_servers() -> None:
     """1,000 tokens hold ten requests of at most 100; 160 hold one."""
     arguments = (*LENGTHS, "--max-num-seqs", "8", "--max-output-tokens", "100", "--json")
@@ -203,6 +208,7 @@ def test_memory_that_binds_takes_more_servers() -> None:
     assert "max_context_tokens" in str(refused.exception).replace("-", "_")
 
 
+@pytest.mark.slow
 def test_queues_of_their_own_behind_a_load_balancer_take_more_servers_than_one_queue() -> None:
     arguments = ["--target", "servers", "--policy", "single", "--arrival-rate", "6", *LENGTHS]
     arguments += ["--latency", LAW, "--slo", "mean_queueing_delay<=200ms", "--json"]
@@ -226,12 +232,14 @@ def test_arrivals_that_end_are_refused_at_once() -> None:
     assert "which end; expected gamma, deterministic or mmpp" in str(found.exception)
 
 
+@pytest.mark.slow
 def test_a_choice_that_is_given_twice_is_one_option() -> None:
     twice = ("--max-num-seqs", "8,8", "--max-output-tokens", "none,none", "--json")
     found = run(*LENGTHS, *twice)
     assert len(json.loads(found.stdout)["options"]) == 1
 
 
+@pytest.mark.slow
 def test_every_prediction_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     monkeypatch.setattr(plan_cli, "working", lambda _: nullcontext(told.append))

@@ -109,6 +109,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", OTHERS)
 @pytest.mark.parametrize("command", ["predict", "simulate"])
 def test_other_arrivals_and_traces_print_the_object_of_the_contract(

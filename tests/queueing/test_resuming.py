@@ -276,6 +276,7 @@ def test_a_doubt_of_resuming_says_by_how_much_services_are_longer(
     assert (said or "") in (found or "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("order", "kr"), [("fb", 0.0), ("mlfq", 0.1)])
 def test_interruptions_that_are_more_than_a_server_can_do_are_no_steady_state(
     order: str, kr: float
@@ -291,6 +292,7 @@ def test_interruptions_that_are_more_than_a_server_can_do_are_no_steady_state(
     assert (calm.queueing_delay.mean or math.inf) < 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "kr"),
     [
@@ -326,6 +328,7 @@ def interrupted(policy: Single | Continuous, kr: float) -> tuple[Queue, float]:
     return queued, 0.7 * queued.largest_stable_rate
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", [Single(order="sprpt"), Continuous(max_batch_size=4)])
 @pytest.mark.parametrize("seed", range(5))
 def test_a_high_load_that_can_be_done_is_no_endless_queue(

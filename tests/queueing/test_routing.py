@@ -50,6 +50,7 @@ def in_turn() -> Router:
     return lambda _: next(turn)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize(
     ("routing", "router"), [("random", by_chance), ("round_robin", in_turn)], ids=ROUTINGS[1:3]
@@ -87,6 +88,7 @@ def test_a_request_sent_by_chance_waits_as_at_one_server_with_its_share(policy: 
     )
 
 
+@pytest.mark.slow
 def test_what_a_load_balancer_costs_falls_with_what_it_knows() -> None:
     """On the same requests: by chance, in turn, to the fewest, one queue."""
     model = routed("single", "least_requests")

@@ -68,6 +68,7 @@ def test_the_largest_rate_of_two_is_the_lesser_of_their_own(order: int) -> None:
     assert together == pytest.approx(min(alone), rel=2e-3)
 
 
+@pytest.mark.slow
 def test_the_rate_that_keeps_both_token_times_is_held_and_five_percent_more_is_not() -> None:
     """By a simulation of its own, with another seed; the quantile of the token latency is that of
     the means of answers, each counted once for every gap.

@@ -571,6 +571,7 @@ def test_a_tandem_that_is_exact_meets_a_simulation(
         assert delays[1].max() < 1e-6  # rounding of instants up to 1e7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("first", "second", "error", "sojourn_error"), APPROXIMATE_TANDEMS)
 @pytest.mark.parametrize("load", [0.3, 0.6, 0.9])
 def test_a_tandem_that_is_approximate_has_its_documented_error(

@@ -50,6 +50,7 @@ def recursion(
 HEAVY = "lognormal:mu=3.839,sigma=0.8"  # of mean 64 too
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("lengths", "load", "start", "batches", "known"),
     [
@@ -85,6 +86,7 @@ def test_unbounded_batches_at_a_high_load_are_not_too_small(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "lengths", "load"),
     [("elastic", "geometric:mean=64", 0.5), ("dynamic", "uniform:low=1,high=32", 0.5)],

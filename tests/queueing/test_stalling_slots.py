@@ -34,6 +34,7 @@ def run(engine: StallingSlots, load: float) -> tuple[list[Record], Assessment]:
     return records, assess(seen(records, POLICY, engine.servers), LAW, limits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("servers", "share", "others", "pace"),
     [

@@ -52,6 +52,7 @@ def test_an_epoch_begins_without_the_arrivals_of_the_one_before() -> None:
     assert (after["count"], after["n"]) == (1, 1)
 
 
+@pytest.mark.slow
 def test_the_verdict_is_about_what_arrives() -> None:
     """Poisson and constant arrivals on virtual time, 1 per second as one asks."""
 

@@ -72,6 +72,7 @@ async def loaded(gateway: Gateway, rate: float, seconds: float) -> None:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("by_hand", "kind"), [(True, "capped"), (False, "elastic")])
 def test_it_keeps_the_kind_of_policy_that_an_operator_switched_to(
     *, by_hand: bool, kind: str
@@ -110,6 +111,7 @@ def saved(state: State) -> msgspec.Raw:
     return msgspec.Raw(msgspec.json.encode(state))
 
 
+@pytest.mark.slow
 def test_its_own_changes_leave_the_bounds(tmp_path: Path) -> None:
     """From dynamic it may turn to capped, and back; the state file has the policy that an
     operator chose, for the next start.

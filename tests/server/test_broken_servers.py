@@ -72,6 +72,7 @@ def held_by(broken: Broken, calls: int, place: int) -> None:
     play(test, stubs=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.name)
 def test_calls_that_a_good_server_could_serve_are_served(
     broken: Broken, caplog: pytest.LogCaptureFixture
@@ -81,6 +82,7 @@ def test_calls_that_a_good_server_could_serve_are_served(
     assert not [each for each in caplog.records if each.exc_info]
 
 
+@pytest.mark.slow
 @given(
     broken=st.sampled_from(BROKEN),
     others=st.integers(1, 3),

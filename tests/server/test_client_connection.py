@@ -145,6 +145,7 @@ def test_a_call_over_such_a_connection_has_no_second_task() -> None:
     run_virtual(main())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_answered_call_leaves_nothing_to_the_collector(stream: bool) -> None:
     """Call, choices and sequences know one another; they let go when the answer has left."""

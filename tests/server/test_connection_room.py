@@ -202,6 +202,7 @@ def crowded(stack: ExitStack, port: int, count: int, sent: bytes = b"") -> list[
     return statuses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", LOOPS, ids=["asyncio", "uvloop"])
 def test_silent_connections_take_the_room_of_nobody(
     make: Callable[[], asyncio.AbstractEventLoop],
@@ -250,6 +251,7 @@ UNFINISHED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unfinished", UNFINISHED.values(), ids=UNFINISHED.keys())
 @pytest.mark.parametrize("make", LOOPS, ids=["asyncio", "uvloop"])
 def test_unfinished_requests_take_the_room_of_nobody(

@@ -61,6 +61,7 @@ class Watcher:
             await draining
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "policy",
     [

@@ -237,6 +237,7 @@ PROMPTS = (
 IN_FORCE = 100
 
 
+@pytest.mark.slow
 @pytest.mark.engine
 @pytest.mark.parametrize("endpoint", [CHAT, COMPLETIONS, RESPONSES, MESSAGES], ids=lambda e: e.path)
 def test_vllm_reads_of_a_call_what_was_read_here(endpoint: ProxiedEndpoint) -> None:

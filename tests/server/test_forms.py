@@ -263,6 +263,7 @@ def test_a_form_that_was_compiled_is_known_and_the_oldest_are_forgotten(
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_the_seconds_that_a_callers_forms_take_are_budgeted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -81,6 +81,7 @@ def drain_lines(folder: Path) -> list[str]:
     return [line for line in path.read_text().splitlines() if "drain" in line]
 
 
+@pytest.mark.slow
 def test_sigterm_lets_what_has_arrived_be_answered_and_takes_nothing_new(tmp_path: Path) -> None:
     async def scene(running: GatewayProcess) -> None:
         calls = [await SocketCall(running.url, body(100)).send() for _ in range(3)]
@@ -221,6 +222,7 @@ def test_a_client_that_does_not_read_is_cut_off_and_holds_nothing(tmp_path: Path
     assert sum(outcomes.values()) == 33
 
 
+@pytest.mark.slow
 def test_calls_whose_bodies_do_not_come_are_cancelled_at_the_end_of_a_drain(tmp_path: Path) -> None:
     """They end like calls whose clients have left, without an error and without a record. The call
     in service gets its answer and has a record.

@@ -690,6 +690,7 @@ def test_an_order_that_interrupts_is_refused_and_the_one_in_force_goes_on() -> N
     play(test)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["whole", "streamed", "refused"])
 def test_an_answered_call_leaves_nothing_to_the_collector(kind: str) -> None:
     """A thousand calls a second would stop the event loop for milliseconds each second."""

@@ -153,6 +153,7 @@ def test_within_the_shutdown_delay_it_is_not_ready_and_serves(tmp_path: Path) ->
     )
 
 
+@pytest.mark.slow
 def test_after_the_shutdown_delay_it_ends_by_itself(tmp_path: Path) -> None:
     async def main() -> None:
         arguments = ["tiny", "--engine", "emulated", "--latency", FAST, "--shutdown-delay", "500ms"]
@@ -165,6 +166,7 @@ def test_after_the_shutdown_delay_it_ends_by_itself(tmp_path: Path) -> None:
     assert "requests are accepted for 0.5 s more" in (tmp_path / "gateway.log").read_text()
 
 
+@pytest.mark.slow
 def test_an_answer_under_way_and_the_next_call_on_its_connection_are_both_answered(
     tmp_path: Path,
 ) -> None:
@@ -223,6 +225,7 @@ def test_new_connections_are_passed_over_and_those_that_are_there_are_kept() -> 
                 listening.accept()
 
 
+@pytest.mark.slow
 def test_a_predicting_process_that_is_stopped_does_not_hold_the_exit_up(tmp_path: Path) -> None:
     async def main() -> None:
         arguments = [
@@ -247,6 +250,7 @@ def test_a_predicting_process_that_is_stopped_does_not_hold_the_exit_up(tmp_path
     asyncio.run(main())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_signal_to_every_process_of_a_gateway_is_no_error_of_its_prediction(
     number: signal.Signals, tmp_path: Path
@@ -361,6 +365,7 @@ def test_sigkill_loses_the_records_of_one_second_at_most(tmp_path: Path) -> None
     assert due <= there
 
 
+@pytest.mark.slow
 def test_neither_a_log_that_nobody_reads_nor_a_full_disk_stops_a_gateway_or_its_end(
     tmp_path: Path,
 ) -> None:

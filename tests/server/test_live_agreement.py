@@ -126,6 +126,7 @@ def test_the_live_prediction_of_every_cell(policy: str, load: float) -> None:
     assert_agrees(long_enough(policy, load, seed=2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "servers", "load"),
     [
@@ -148,6 +149,7 @@ def test_several_servers_are_predicted_in_every_cell(
     assert_servers_agree(policy, servers, load, seed=6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "policy", ["single", "capped:max_batch_size=8", "continuous:max_batch_size=4"]
 )
@@ -184,6 +186,7 @@ def assert_these_agree(model: Queue, load: float, seed: int) -> Assessment:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "load", "sequences"),
     [
@@ -262,6 +265,7 @@ def prompted_window(policy: str, load: float, seed: int) -> Snapshot:
         assert count <= MOST
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "load"),
     [("single", 0.3), ("capped:max_batch_size=8", 0.5), ("elastic:max_batch_size=8", 0.5)],

@@ -88,6 +88,7 @@ def assert_predicted(policy: str, load: float, share: float, sequences: str = FO
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "load", "share"),
     [
@@ -116,6 +117,7 @@ def test_calls_of_any_number_too(policy: str) -> None:
     assert_predicted(policy, 0.5, EQUAL, "uniform:low=1,high=8")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [EQUAL, INDEPENDENT])
 def test_the_assumption_says_what_independent_lengths_would_cost(share: float) -> None:
     """Equal lengths make the delay of capped batches a third shorter."""

@@ -69,6 +69,7 @@ def test_it_is_in_the_prediction_and_on_the_page_with_the_what_ifs() -> None:
     serving(2, work)
 
 
+@pytest.mark.slow
 def test_what_ifs_at_another_rate_are_steady_states_of_that_rate() -> None:
     async def work(app: FastAPI, gateway: Gateway) -> None:
         now = await asked(app, "/admin/prediction", b"what_if=true")
@@ -91,6 +92,7 @@ def test_what_ifs_at_another_rate_are_steady_states_of_that_rate() -> None:
     serving(2, work)
 
 
+@pytest.mark.slow
 def test_an_advice_has_it_for_the_routing_that_is_asked_for() -> None:
     async def work(app: FastAPI, gateway: Gateway) -> None:
         target = b"target=batch-size"

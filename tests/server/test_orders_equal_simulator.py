@@ -141,6 +141,7 @@ def test_the_same_decisions_at_the_same_instants(policy: str, rate: float) -> No
         assert overtaken > COUNT / 50, "nobody was overtaken: the trace tests nothing"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["sprpt", "trail,c=0.5", "mlfq,quantum=4,levels=3"])
 @pytest.mark.parametrize(
     ("policy", "rate"), [("single:", 25.0), ("continuous:max_batch_size=3,", 70.0)]

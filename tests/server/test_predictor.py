@@ -76,6 +76,7 @@ def test_the_predicting_process_ends_with_a_gateway_that_is_killed(tmp_path: Pat
         raise AssertionError("it is left behind") from None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_to_the_gateways_group_does_not_end_the_predicting_process(
     number: signal.Signals,
@@ -133,6 +134,7 @@ def test_a_process_is_told_in_each_of_its_lives_what_it_has_to_know_before_anyth
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_an_answer_that_takes_too_long_ends_the_process_and_the_next_question_has_another() -> None:
     async def main() -> None:
         predictor = PredictorClient(longest=60)
@@ -274,6 +276,7 @@ async def begun(predictor: PredictorClient, argument: object) -> None:
     await asyncio.sleep(0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how", [idle, stopped, stopped_before_a_large_question, stopped_within_a_large_answer, busy]
 )
@@ -300,6 +303,7 @@ def test_closed_it_leaves_no_process_and_no_thread_whatever_it_does(
         runner.run(main())
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_fails_its_question_and_the_next_one_has_another() -> None:
     async def main() -> None:
         predictor = PredictorClient()
@@ -316,6 +320,7 @@ def test_a_process_that_dies_fails_its_question_and_the_next_one_has_another() -
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_a_caller_who_leaves_does_not_leave_its_answer_to_the_next() -> None:
     async def main() -> None:
         predictor = PredictorClient()

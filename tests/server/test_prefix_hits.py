@@ -137,6 +137,7 @@ def assessed(policy: str, records: list[Record], arrivals: list[float]) -> Asses
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "rate"), [("capped:max_batch_size=8", 90.0), ("continuous:max_batch_size=4", 60.0)]
 )

@@ -25,6 +25,7 @@ def predictor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(predicting, "_memory", predicting._Memory())
 
 
+@pytest.mark.slow
 def test_an_advice_at_another_rate_is_of_that_rate_and_says_what_the_setting_can_serve() -> None:
     async def work(app: FastAPI, gateway: Gateway) -> None:
         slo = b"target=batch-size&slo=p99_queueing_delay%3D500ms"

@@ -226,6 +226,7 @@ def test_vllms_own_metrics_stand_beside_the_gateways_without_a_clash(served: Ser
     assert scrape()["kendall_in_service"] == 0
 
 
+@pytest.mark.slow
 def test_prometheus_gets_finite_data_for_every_query_of_the_dashboards_about_vllm(
     served: Served, tmp_path: Path
 ) -> None:

@@ -305,6 +305,7 @@ def test_a_gateway_that_has_stopped_has_let_its_run_file_go(tmp_path: Path) -> N
     asyncio.run(main())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("file", "status"), [("/dev/full", 1), ("run.jsonl", 0)])
 def test_a_gateway_that_lost_records_says_so_and_exits_with_status_1(
     file: str, status: int, tmp_path: Path

@@ -396,6 +396,7 @@ def test_a_gateway_takes_up_keys_and_certificate_and_survives_what_is_wrong(tmp_
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_a_hangup_at_any_time_ends_nothing(tmp_path: Path) -> None:
     """From the first line of the log on, also while nothing serves yet; the gateway's own
     processes do not end by it either.

@@ -51,6 +51,7 @@ def overtakers(records: dict[str, Record]) -> list[float]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("order", "aging"), [("spjf", 0.0), ("spjf", 2.0), ("sprpt", 0.5), ("ljf", 0.5)]
 )

@@ -124,6 +124,7 @@ def test_one_that_cannot_be_renamed_is_said(
     assert "cannot rename it: [Errno 13] Permission denied" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_gateway_that_ends_has_saved_its_law_and_the_next_one_begins_with_it(
     tmp_path: Path,
 ) -> None:

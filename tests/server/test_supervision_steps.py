@@ -85,6 +85,7 @@ async def takes(seconds: float, *, then: Any = "done", deaf: float = 0.0, late: 
     return then
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("call", "ends_at", "found"),
     [

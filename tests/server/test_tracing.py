@@ -306,6 +306,7 @@ def test_the_last_spans_have_been_sent_when_the_gateway_has_ended(receiver: Rece
     assert sorted(span.name for span in receiver.spans)[:3] == ["batch", "queue", "service"]
 
 
+@pytest.mark.slow
 def test_a_receiver_that_is_not_there_harms_no_call(caplog: pytest.LogCaptureFixture) -> None:
     async def serve() -> int | None:
         async with running(otlp_traces_endpoint="http://127.0.0.1:9/v1/traces") as (app, _):

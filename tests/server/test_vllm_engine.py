@@ -625,6 +625,7 @@ def test_death_fails_every_stream_and_a_new_start_serves_again(house: House) -> 
     assert house.serve(engine_request(5, prompt=3, forced=5))[0].ends == ["length"]
 
 
+@pytest.mark.slow
 def test_an_idle_engines_death_is_noticed_and_named_and_stop_leaves_no_process(
     house: House,
 ) -> None:

@@ -346,6 +346,7 @@ def test_a_rate_limit_refuses_exactly_what_is_too_fast() -> None:
     run_virtual(main())
 
 
+@pytest.mark.slow
 def test_tokens_are_limited_by_what_was_made() -> None:
     async def main() -> None:
         async with running(

@@ -452,6 +452,7 @@ def test_a_calibration_is_no_gap_between_departures() -> None:
     run_virtual(main())
 
 
+@pytest.mark.slow
 def test_the_state_says_where_waits_come_from() -> None:
     async def main() -> None:
         async with pausing() as (_, gateway, _):

@@ -109,6 +109,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", CASES)
 def test_a_large_call_is_rendered_in_a_thread_and_answered_as_a_small_one(

@@ -65,6 +65,7 @@ class Chaos:
                 assert (await self.pool.resize(int(self.rng.integers(1, 5)))).status == 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("poison", [0.0, 0.02])
 @pytest.mark.parametrize(
     "policy",

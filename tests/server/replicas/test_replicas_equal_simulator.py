@@ -106,6 +106,7 @@ def test_same_batches_at_the_same_instants(policy: str, servers: int) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("law", "sizes"),
     [
