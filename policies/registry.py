@@ -240,7 +240,7 @@ def _value_fault(cls: Any) -> str | None:
         if not isinstance(getattr(cls, switch, None), bool):
             return (
                 f" without {switch} = True or False; expected it, or a subclass of "
-                "policies.Policy, which has a default"
+                "kendall.policies.Policy, which has a default"
             )
     release = getattr(cls, "release", None)
     if release not in _RELEASES:
