@@ -192,6 +192,8 @@ def test_an_order_that_interrupts_is_predicted(scratch: Path) -> None:
     found = asked(scratch, "single:order=credit,credit=0.5")
     assert (found["served"], found["method"]) == (["3"], "approximation")
     assert found["delay"] == pytest.approx(found["simulated"], rel=0.07)
+    whole, known = asked(scratch, "single:order=credit,credit=1"), "single:order=trail,c=0.9"
+    assert whole["delay"] == asked(ROOT, known)["delay"] != found["delay"]
 
 
 @pytest.mark.parametrize("penalty", ["", ",penalty=0.3"])

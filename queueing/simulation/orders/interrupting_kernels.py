@@ -194,6 +194,8 @@ def _made_by(s, now, requests, state, stints):  # type: ignore[no-untyped-def]
 def _level(made, order):  # type: ignore[no-untyped-def]
     """From 0."""
     level, last = 0, len(order.starts) - 1
+    if last == 0 and order.every > 0:
+        return made // order.every
     while level < last and order.starts[level + 1] <= made:
         level += 1
     if level == last and order.every > 0:
