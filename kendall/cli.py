@@ -308,6 +308,7 @@ def command_of(name: str):  # type: ignore[no-untyped-def]
 
     import typer.main
 
+    from kendall.examples import EXAMPLES
     from kendall.help import show_as_written
     from kendall.queueing.errors import CommandError
     from kendall.server.operations.configuration.file import key_of
@@ -329,7 +330,7 @@ def command_of(name: str):  # type: ignore[no-untyped-def]
                 rule if rule in variables else variables[0],
             )
             parameter.show_envvar = rule not in variables  # the help ends with the rule
-    show_as_written(command)
+    show_as_written(command, examples=EXAMPLES[name])
     return command
 
 

@@ -4,6 +4,7 @@ variable sets an option.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -25,12 +26,15 @@ DURATIONS = (
 )
 
 
-def show_as_written(command: Any, shared_variables: bool = True) -> None:
+def show_as_written(
+    command: Any, shared_variables: bool = True, examples: Sequence[str] = ()
+) -> None:
     """Make typer show a command's texts literally: it takes `[engine-args]` for markup and drops
     it.
     """
     durations = any(_takes_duration(parameter) for parameter in command.params)
     notes = [
+        *(f"Example: {example}" for example in examples),
         *((DURATIONS,) if durations else ()),
         *((VARIABLES,) if shared_variables else ()),
         STATUSES,

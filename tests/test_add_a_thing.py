@@ -234,7 +234,8 @@ async def main():
     async with running() as (app, gateway):
         metrics = await call(app, "GET", "/metrics")
         tea = await call(app, "GET", "/tea")
-        (gauge,) = [line for line in metrics.body.decode().splitlines() if line.startswith("kendall_spare")]
+        lines = metrics.body.decode().splitlines()
+        (gauge,) = [line for line in lines if line.startswith("kendall_spare")]
         return {"gauge": gauge, "tea": tea.json()}
 
 print(json.dumps(run_virtual(main())))

@@ -59,6 +59,7 @@ def compare_command(
             "--request-rate",
             "Arrival rate in requests per second, for predictions. Default: the header's, "
             "else the run's.",
+            also=["--arrival-rate"],
         ),
     ] = None,
     max_num_seqs: Annotated[
@@ -107,6 +108,7 @@ def compare_command(
         option(
             "--picture",
             "Write a plot of observed and predicted delays to this file: .png, .svg or .pdf.",
+            also=["--plot"],
             parser=FileToWrite("report.png"),
         ),
     ] = None,

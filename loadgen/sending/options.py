@@ -51,7 +51,10 @@ class LoadOptions:
         default=False,
     )
     request_rate: float | None = option(
-        WHEN, "Requests per second; inf sends all requests at once."
+        WHEN,
+        "Requests per second; inf sends all requests at once.",
+        "--request-rate",
+        "--arrival-rate",
     )
     burstiness: float = option(
         WHEN,

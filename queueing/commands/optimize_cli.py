@@ -111,6 +111,7 @@ def optimize(
         float | None,
         typer.Option(
             "--arrival-rate",
+            "--request-rate",
             help="Requests per second; --target arrival-rate and --objective throughput need none.",
             rich_help_panel=ARRIVALS,
         ),

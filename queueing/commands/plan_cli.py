@@ -91,7 +91,9 @@ def plan(
     largest: Annotated[int, typer.Option(help="Largest number of servers to try.")] = 64,
     plot: Annotated[
         Path | None,
-        typer.Option(help="File for a picture of the options: .png, .svg or .pdf."),
+        typer.Option(
+            "--plot", "--picture", help="File for a picture of the options: .png, .svg or .pdf."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -27,6 +27,8 @@ class TrafficOptions:
     arrival_rate: float | None = option(
         ARRIVALS,
         "Requests per second; arrivals are a Poisson process unless --arrival-scv is given.",
+        "--arrival-rate",
+        "--request-rate",
     )
     arrivals: str | None = option(
         ARRIVALS,
