@@ -11,7 +11,7 @@ from typing import Any, Literal
 from kendall.options import option, secret
 from kendall.policies.durations import Duration
 from kendall.queueing.measurement.paths import FileToWrite
-from kendall.server.admission.limits import OverloadSettings
+from kendall.server.admission.settings import OverloadSettings
 from kendall.server.runtime.logs import LogSettings
 from kendall.server.runtime.option_panels import Panel
 from kendall.server.security.settings import SecuritySettings

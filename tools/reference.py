@@ -135,7 +135,7 @@ def metrics_page() -> str:
 async def _metrics() -> list[tuple[str, str, str, str]]:
     """Name, type, labels and help of each metric, by name."""
     from kendall.queueing.latency.law import parse_law
-    from kendall.server.admission.limits import OverloadSettings
+    from kendall.server.admission.settings import OverloadSettings
     from kendall.server.engines.emulated import EmulatedEngine
     from kendall.server.gateway import Gateway
     from kendall.server.http.app import create_app

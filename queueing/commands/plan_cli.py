@@ -42,7 +42,6 @@ from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.latency.profile import profile_of
 from kendall.queueing.measurement.paths import check_writable
 from kendall.queueing.prediction.asked import Asked
-from kendall.queueing.queue import Limits
 from kendall.queueing.simulation.recorded import recorded_model
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -171,18 +170,15 @@ def _demand(given: dict[str, Any], goal: Objective, choices: Choices) -> Demand:
     policies = {slots: f"continuous:max_batch_size={slots}" for slots in choices.slots}
     some, law, limit = policies[choices.slots[0]], choices.kinds[0].law, choices.limits[-1]
     first = Asked.read(some, law, max_output_tokens=limit, **given)
+    of_the_trace = {"arrival_rate", "arrivals", "trace", "output_tokens", "prompt_tokens"}
+    of_the_system = {name: value for name, value in given.items() if name not in of_the_trace}
 
     def asked(slots: int, law: LatencyModel, limit: int | None) -> Asked:
         if first.trace is None:
             return Asked.read(policies[slots], law, max_output_tokens=limit, **given)
-        limits: Limits = {
-            "max_output_tokens": limit,
-            "max_context_tokens": given["max_context_tokens"],
-            "reserved_tokens": given["reserved_tokens"],
-            "step_tokens": given["step_tokens"],
-            "routing": given["routing"],
-        }
-        model = recorded_model(first.trace, policies[slots], law, **limits)
+        model = recorded_model(
+            first.trace, policies[slots], law, max_output_tokens=limit, **of_the_system
+        )
         return dataclasses.replace(first, model=model)
 
     lengths = _lengths(first, given["output_tokens"])

@@ -22,7 +22,6 @@ from kendall.queueing.simulation.waiting import WaitingQueue
 from kendall.server.admission.buckets import RateLimits
 from kendall.server.admission.concurrency import AdaptiveLimit
 from kendall.server.admission.host import AdmissionHost
-from kendall.server.admission.limits import DelayTarget, OverloadSettings, delay_targets
 from kendall.server.admission.objectives import AT_ONCE, AdmissionObjective
 from kendall.server.admission.rejections import Rejections
 from kendall.server.admission.request_deadlines import (
@@ -30,6 +29,7 @@ from kendall.server.admission.request_deadlines import (
     RequestDeadlines,
     request_deadlines_of,
 )
+from kendall.server.admission.settings import DelayTarget, OverloadSettings, delay_targets
 from kendall.server.admission.waits import Places, Waits
 from kendall.server.engines.base import EngineRequest
 from kendall.server.queue.observers import Observer

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from kendall.queueing.control.wait_ahead import BatchService, SlotService
-from kendall.server.admission.limits import OverloadSettings
 from kendall.server.admission.limits_in_force import LimitsInForce
+from kendall.server.admission.settings import OverloadSettings
 from kendall.server.queue.batcher import Batcher
 from kendall.server.runtime.ids import CallIds
 from kendall.server.supervision.lifecycle import Lifecycle

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 from kendall.queueing.choosing.quantity import WORDS
 from kendall.queueing.control.wait_ahead import Followed, Wait, WaitLaw
-from kendall.server.admission.limits import DelayTarget
 from kendall.server.admission.request_deadlines import TTFT
+from kendall.server.admission.settings import DelayTarget
 
 AT_ONCE = Wait(0.0)
 QUEUED = ("queueing_delay", "time_to_first_token", "sojourn_time")  # which begin with the wait

@@ -11,7 +11,7 @@ from prometheus_client import Counter
 
 from kendall.queueing.measurement.record import Record
 from kendall.server.admission.host import AdmissionHost
-from kendall.server.admission.limits import OverloadSettings
+from kendall.server.admission.settings import OverloadSettings
 from kendall.server.admission.waits import Waits
 from kendall.server.engines.base import EngineRequest
 from kendall.server.queue import poison

@@ -8,7 +8,7 @@ import asyncio
 
 import pytest
 
-from kendall.server.admission.limits import OverloadSettings
+from kendall.server.admission.settings import OverloadSettings
 from kendall.server.page.minute import MINUTE_COLUMNS, NOTHING, LastMinute, quantile
 from tests.server.asgi import Call, call, completion, running
 from tests.virtual_time import run_virtual

@@ -109,8 +109,8 @@ def test_every_grammar_that_holds_a_duration_reads_the_same_one() -> None:
     from kendall.loadgen.sweep.slo import parse_slo as sweep_slo
     from kendall.policies.text import format_policy, parse_policy
     from kendall.queueing.choosing.objective import parse_slo
-    from kendall.server.admission.limits import delay_target
     from kendall.server.admission.request_deadlines import request_deadlines_of
+    from kendall.server.admission.settings import delay_target
 
     for text, seconds in (
         ("500us", 0.0005),

@@ -280,7 +280,7 @@ def test_what_the_kernels_do_not_cover_goes_to_the_generic_simulator() -> None:
     engine with any number of slots.
     """
     backwards = LatencyModel(k1=0.0, k2=-2.0, k3=0.0, k4=1.0)
-    own = Queue.read(Own(max_batch_size=4), LENGTHS, PLAIN)
+    own = model("capped:max_batch_size=4", PLAIN).but(policy=Own(max_batch_size=4))
     assert not is_compiled(own)
     assert not is_compiled(model("elastic", backwards))
     assert not is_compiled(Queue.read("continuous", LENGTHS, PLAIN))

@@ -15,7 +15,7 @@ from kendall.queueing.choosing.objective import parse_slo as of_predictions
 from kendall.queueing.commands.optimize_cli import objective_of
 from kendall.queueing.measurement.record import Record
 from kendall.queueing.measurement.slo import RECORDED, SloText, full_name, read_slo, split_slos
-from kendall.server.admission.limits import OverloadSettings, delay_target, delay_targets
+from kendall.server.admission.settings import OverloadSettings, delay_target, delay_targets
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from kendall.queueing.latency.law import parse_law
-from kendall.server.admission.limits import OverloadSettings
+from kendall.server.admission.settings import OverloadSettings
 from kendall.server.engines.base import Capabilities, EngineRequest, FailureCode, TokenStream
 from kendall.server.engines.emulated import EmulatedEngine
 from kendall.server.gateway import Gateway

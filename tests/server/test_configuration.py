@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import kendall.cli
-from kendall.server.admission.limits import MAX_QUEUED, OverloadSettings
+from kendall.server.admission.settings import MAX_QUEUED, OverloadSettings
 from kendall.server.operations import cli, serving
 from kendall.server.operations.configuration.file import key_of
 from kendall.server.runtime import logs

@@ -12,7 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kendall.queueing.latency.law import parse_law
-from kendall.server.admission.limits import OverloadSettings
+from kendall.server.admission.settings import OverloadSettings
 from kendall.server.supervision import restarts
 from tests.server.asgi import LAW, call, completion
 from tests.server.counts import tell

@@ -23,7 +23,7 @@ from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.measurement.record import Record
 from kendall.queueing.simulation.orders import waiting_by_rank
 from kendall.queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
-from kendall.server.admission.limits import OverloadSettings
+from kendall.server.admission.settings import OverloadSettings
 from kendall.server.http.api.checked_call import flow_of
 from kendall.server.security.keys import read_keys
 from kendall.server.security.settings import SecuritySettings

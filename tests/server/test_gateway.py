@@ -16,8 +16,8 @@ import pytest
 from pydantic import ValidationError
 
 from kendall.queueing.latency.law import parse_law
-from kendall.server.admission.limits import OverloadSettings
 from kendall.server.admission.limits_in_force import PolicyChange
+from kendall.server.admission.settings import OverloadSettings
 from kendall.server.engines.emulated import EmulatedEngine
 from kendall.server.gateway import Gateway
 from kendall.server.runtime.errors import ApiError

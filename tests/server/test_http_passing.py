@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kendall.server.admission.limits import OverloadSettings
+from kendall.server.admission.settings import OverloadSettings
 from kendall.server.engines.http.exchange import UpstreamExchange
 from kendall.server.http.proxied.answer import ProxiedAnswer, ProxiedPart
 from kendall.server.queue.sequence import SequenceState

@@ -38,7 +38,7 @@ from kendall.queueing.measurement.check import SAID
 from kendall.queueing.prediction import predict_model
 from kendall.queueing.queue import Queue
 from kendall.queueing.result import LEVELS
-from kendall.server.admission.limits import OverloadSettings
+from kendall.server.admission.settings import OverloadSettings
 from kendall.server.live import predicting
 from kendall.server.live.answers import Answer, AssessmentSummary
 from kendall.server.live.gauges import LiveGauges

@@ -18,7 +18,7 @@ import pytest
 
 import kendall.cli
 from kendall.policies import SpecError
-from kendall.server.admission.limits import OverloadSettings
+from kendall.server.admission.settings import OverloadSettings
 from kendall.server.operations import cli, serving
 from kendall.server.operations.reloading import Reloader, differences
 from kendall.server.security.keys import read_keys

@@ -13,7 +13,7 @@ import pytest
 
 import kendall.cli
 from kendall.policies import SpecError
-from kendall.server.admission.limits import OverloadSettings
+from kendall.server.admission.settings import OverloadSettings
 from kendall.server.engines.http.engine import HttpEngine
 from kendall.server.engines.proxied import server_url, server_urls
 from kendall.server.operations.reloading import differences

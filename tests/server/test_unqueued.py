@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kendall.server.admission.limits import OverloadSettings
+from kendall.server.admission.settings import OverloadSettings
 from kendall.server.engines.base import Engine
 from kendall.server.security.guard import Guard
 from kendall.server.security.keys import read_keys

@@ -24,8 +24,8 @@ from starlette.types import Receive, Scope
 
 from kendall.policies import Request
 from kendall.policies.text import counted
-from kendall.server.admission.limits import OverloadSettings
 from kendall.server.admission.rejections import EARLY
+from kendall.server.admission.settings import OverloadSettings
 from kendall.server.engines import base
 from kendall.server.engines.base import (
     BusyError,

@@ -21,8 +21,8 @@ export function updateVerdict(state, actions) {
   document.title = found.title ? `${found.title} · Kendall` : "Kendall";
 }
 
-// Of its conditions, not of the model's.
-const OF_THE_FORECAST = new Set(["all_admitted", "no_retries", "open_loop", "settled", "constant_rate", "poisson_arrivals"]);
+// All others are conditions of the forecast.
+const OF_THE_MODEL = new Set(["stable_queue", "independent_lengths", "equal_servers", "no_stalls", "constant_speed", "law_shape", "enough_memory"]);
 
 const text = (parts) => parts.map((part) => part.textContent ?? part).join("");
 
@@ -110,7 +110,7 @@ function ahead(next, unit) {
 
 function steadyState({ comparison }, unit) {
   const { value, low, high } = comparison.predicted;
-  const failing = Object.keys(comparison.assumptions).filter((name) => OF_THE_FORECAST.has(name) && comparison.assumptions[name].holds === false);
+  const failing = Object.keys(comparison.assumptions).filter((name) => !OF_THE_MODEL.has(name) && comparison.assumptions[name].holds === false);
   const steady = value === null ? "" : `, ${duration(value, unit)} (${interval(low, high, unit)}) in the long run,`;
   if (failing.length) return `The forecast${steady} does not hold: ${cause(failing, comparison.assumptions)}. ${sentences(failing.map((name) => comparison.assumptions[name].says))}`;
   return value === null ? "There is no forecast of the long run yet." : `In the long run: ${duration(value, unit)} (${interval(low, high, unit)}).`;

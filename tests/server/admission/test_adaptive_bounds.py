@@ -26,7 +26,6 @@ from kendall.queueing.control.wait_ahead import (
 from kendall.queueing.measurement.record import Record
 from kendall.server.admission.concurrency import AdaptiveLimit
 from kendall.server.admission.control import Overload, adaptive_floor, first_token_level
-from kendall.server.admission.limits import DelayTarget, OverloadSettings
 from kendall.server.admission.objectives import AdmissionObjective
 from kendall.server.admission.rejections import Rejections
 from kendall.server.admission.service_seen import (
@@ -36,6 +35,7 @@ from kendall.server.admission.service_seen import (
     RecentMoments,
     ServiceSeen,
 )
+from kendall.server.admission.settings import DelayTarget, OverloadSettings
 from kendall.server.admission.waits import Places
 from kendall.server.http import descriptors
 from kendall.server.http.api.checked_call import check_sequences

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kendall.queueing.measurement.record import read_run
-from kendall.server.admission.limits import OverloadSettings
+from kendall.server.admission.settings import OverloadSettings
 from tests.server.asgi import Call, call, completion, running
 from tests.virtual_time import run_virtual
 

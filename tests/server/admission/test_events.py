@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kendall.server.admission.limits import OverloadSettings
+from kendall.server.admission.settings import OverloadSettings
 from kendall.server.admission.waits import EVERY
 from kendall.server.http.queue_stream import KEEP_ALIVE
 from tests.server.asgi import Call, call, completion, running

@@ -17,10 +17,10 @@ import pytest
 from kendall.queueing.control.wait_ahead import Pace, SlotService, Wait
 from kendall.queueing.latency.law import parse_law
 from kendall.queueing.measurement.record import Record
-from kendall.server.admission.limits import DelayTarget, OverloadSettings
 from kendall.server.admission.limits_in_force import PolicyChange
 from kendall.server.admission.objectives import AdmissionObjective
 from kendall.server.admission.service_seen import HALF_LIFE, Pauses, RecentMoments, ServiceSeen
+from kendall.server.admission.settings import DelayTarget, OverloadSettings
 from kendall.server.engines.emulated import EmulatedEngine
 from kendall.server.gateway import Gateway
 from kendall.server.http.app import create_app

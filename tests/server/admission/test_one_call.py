@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kendall.server.admission.limits import MAX_QUEUED, MAX_SEQUENCES, OverloadSettings
+from kendall.server.admission.settings import MAX_QUEUED, MAX_SEQUENCES, OverloadSettings
 from kendall.server.http.api import unserved
 from kendall.server.http.api.checked_call import Arrival
 from kendall.server.queue.batcher import Batcher

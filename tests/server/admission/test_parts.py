@@ -15,10 +15,10 @@ from kendall.policies import SpecError
 from kendall.queueing.measurement.record import Record
 from kendall.server.admission.buckets import MAX_KEYS, RateLimits, TokenBucket
 from kendall.server.admission.concurrency import AdaptiveLimit
-from kendall.server.admission.limits import DelayTarget, OverloadSettings, delay_target
 from kendall.server.admission.rejections import Rejections
 from kendall.server.admission.request_deadlines import NO_DEADLINES, request_deadlines_of
 from kendall.server.admission.service_seen import RecentMoments, ServiceSeen
+from kendall.server.admission.settings import DelayTarget, OverloadSettings, delay_target
 from kendall.server.admission.waits import Waits
 from kendall.server.runtime.errors import ApiError
 

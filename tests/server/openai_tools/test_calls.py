@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kendall.queueing.measurement.record import Record
-from kendall.server.admission.limits import OverloadSettings
+from kendall.server.admission.settings import OverloadSettings
 from kendall.server.gateway import Gateway
 from kendall.server.openai_tools.sampling import KINDS, OPTIONS
 from kendall.server.security.routes import access_of

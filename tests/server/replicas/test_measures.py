@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kendall.queueing.latency.law import parse_law
-from kendall.server.admission.limits import OverloadSettings
+from kendall.server.admission.settings import OverloadSettings
 from tests.server.asgi import LAW, call
 from tests.server.replicas.pooled import Pooled, pooled
 from tests.virtual_time import run_virtual
