@@ -300,6 +300,7 @@ def test_a_graph_reads_whole_buckets_and_at_most_what_there_is() -> None:
     assert lengths == [128, 128, 256, 256, 300, 300]
 
 
+@pytest.mark.slow
 def test_steps_by_graphs_make_the_tokens_of_steps_without(monkeypatch: pytest.MonkeyPatch) -> None:
     """On the processor there are no graphs: a replay runs the step again, on the same tensors."""
     need("torch")

@@ -54,6 +54,7 @@ def test_without_a_law_there_are_observation_and_measured_service(tmp_path: Path
     assert "a priori" not in result.stdout
 
 
+@pytest.mark.slow
 def test_a_law_fills_every_column(tmp_path: Path) -> None:
     files = [
         run_file(tmp_path, "dynamic", 40.0),
@@ -92,6 +93,7 @@ def test_a_law_fills_every_column(tmp_path: Path) -> None:
     assert comparisons[1]["queueing_delay"]["paper"] is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pads", [False, True])
 def test_padded_batches_of_an_engine_that_cannot_pad_are_elastic(
     pads: bool, tmp_path: Path
@@ -206,6 +208,7 @@ def test_a_load_run_beside_it_tells_the_senders_part(tmp_path: Path) -> None:
     assert isinstance(invoke(files[1]).exception, SpecError)
 
 
+@pytest.mark.slow
 def test_files_are_written(tmp_path: Path) -> None:
     file = run_file(tmp_path, "dynamic", 40.0, request_rate=40.0, output_tokens=LENGTHS, load=0.5)
     written = {

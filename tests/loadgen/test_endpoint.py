@@ -183,6 +183,7 @@ def test_a_stopped_run_within_the_allowed_failures_is_incomplete() -> None:
     assert said["valid"] is False
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_through_failures_where_that_was_asked() -> None:
     with failing_server("--status", "400") as port:
         assert (
@@ -200,6 +201,7 @@ def test_refusals_are_answers_and_stop_nothing() -> None:
         ] == {"rejected": 50}
 
 
+@pytest.mark.slow
 def test_a_certificate_that_is_not_trusted_is_named_as_such(certificate: tuple[str, str]) -> None:
     with failing_server("--tls", *certificate) as port:
         url = local(port, "https")

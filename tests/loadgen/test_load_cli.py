@@ -361,6 +361,7 @@ def test_vllms_flags_write_vllms_file(server_url: str, tmp_path: Path) -> None:
     assert "valid" in found["kendall"]
 
 
+@pytest.mark.slow
 def test_asking_for_gaps_between_tokens_records_their_instants(server_url: str) -> None:
     assert json.loads(load(server_url, "--json").stdout)["itl"] is None
     assert (
@@ -383,6 +384,7 @@ def test_a_broken_condition_is_exit_3_and_zero_successes_never_0(server_url: str
     assert load("http://127.0.0.1:9", *nobody, "--assert", "completed == 0").exit_code == 1
 
 
+@pytest.mark.slow
 def test_a_run_beyond_the_budget_is_invalid_and_says_so(server_url: str) -> None:
     """Exit 3 where the budget was asked for; a wide one is kept."""
     late = load(server_url, "--lateness-budget", "mean=0.0001ms")

@@ -107,6 +107,7 @@ def run(
     return asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_any_number_of_processes_sends_the_same_requests_at_the_same_instants() -> None:
     found = {}
     for processes in (1, 3):
@@ -244,6 +245,7 @@ def test_the_parents_death_ends_the_senders_and_leaves_their_files(tmp_path: Pat
     assert len(records) >= 10
 
 
+@pytest.mark.slow
 def test_a_tally_and_limits_are_split_and_added() -> None:
     result, _ = run(2, timetable(20, 0.0), max_concurrency=2)
     assert len(result.records) == 20

@@ -187,6 +187,7 @@ def test_what_has_made_its_share_is_not_interrupted(share, ends):
     assert path.ended_at == pytest.approx(ends)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("handling", ["preserve", "discard", "swap"])
 def test_the_waste_of_a_call_is_the_formula(handling):
     """One request alone: 10 + 3 tokens of context, then a call of 4 s."""

@@ -196,6 +196,7 @@ def test_an_order_that_interrupts_is_predicted(scratch: Path) -> None:
     assert whole["delay"] == asked(ROOT, known)["delay"] != found["delay"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("penalty", ["", ",penalty=0.3"])
 def test_ranks_that_fall_behind_with_every_token_are_simulated(scratch: Path, penalty: str) -> None:
     assert asked(scratch, f"single:order=first-steps{penalty}", 0.3)["method"] == "simulation"

@@ -80,6 +80,7 @@ def test_the_largest_rate_with_a_far_quantile_is_below_that_with_a_nearer_one() 
     assert sorted(values.values()) == list(values.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["capped:max_batch_size=8", "elastic:max_batch_size=8"])
 def test_a_search_for_a_rate_by_a_far_quantile_of_the_sojourn_follows_a_smooth_curve(
     policy: str,

@@ -90,6 +90,7 @@ def simulated(name: str, *, generic: bool) -> Any:
     return [found, affordable_requests(model, rate, 10**9)]
 
 
+@pytest.mark.slow
 def test_simulations_are_as_kept() -> None:
     cases = {
         f"{name}{', generic' * generic}": lambda name=name, generic=generic: said(
@@ -101,6 +102,7 @@ def test_simulations_are_as_kept() -> None:
     assert moved("simulations.json", cases) == []
 
 
+@pytest.mark.slow
 def test_advised_lengths_are_as_kept() -> None:
     def advised(name: str, share: float, **about: Any) -> Any:
         policy, law, limits = MODELS[name]

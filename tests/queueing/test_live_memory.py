@@ -100,6 +100,7 @@ def test_without_the_memory_it_is_not() -> None:
     assert "enough_memory" in found.compared.reasons
 
 
+@pytest.mark.slow
 def test_memory_that_cannot_bind_changes_nothing() -> None:
     seen = window(queue(memory=None), 0.6)
     plain, roomy = assessed(seen, None), assessed(seen, SLOTS * (500 + LIMIT))

@@ -229,6 +229,7 @@ def test_the_fewest_servers_keep_the_slo_and_one_fewer_breaks_it() -> None:
     assert fewer.load(150.0) >= 1 or not slo.kept(predict_model(fewer, 150.0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "policy",
     ["single", "capped:max_batch_size=8", "elastic:max_batch_size=8", "fixed:batch_size=4"],

@@ -342,6 +342,7 @@ def test_the_simulator_that_drives_a_preemptive_policy_agrees(order):
     assert abs(found.mean - exact) < 4 * found.standard_error + 0.05 * exact
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["spjf", "sprpt"])
 def test_a_simulated_order_is_busy_for_its_load(order):
     law = LatencyModel(k4=1e-3)

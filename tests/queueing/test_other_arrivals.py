@@ -156,6 +156,7 @@ def lindley(instants: NDArray[np.float64], service: float) -> NDArray[np.float64
     return gone + service * np.arange(len(instants)) - instants
 
 
+@pytest.mark.slow
 def test_steps_wait_as_thinned_arrivals_do_from_an_empty_queue() -> None:
     """Another sampler, another queue: thinning, and the recursion of Lindley in closed form."""
     rates, durations, service = (2.0, 40.0, 2.0), (20.0, 5.0, 20.0), 0.04

@@ -49,7 +49,7 @@ def test_the_memory_and_what_is_kept_free_of_it_are_told(
         async with running("continuous:max_batch_size=4", reserved_tokens=reserved) as (_, gateway):
             asked = LiveWindow(gateway).question(gateway.live.pilot.bounds, saving=False)
             assert asked is not None
-            assert asked.max_context_tokens == gateway.batcher.capabilities.kv_cache_tokens
-            assert asked.reserved_tokens == told
+            assert asked.engine.max_context_tokens == gateway.batcher.capabilities.kv_cache_tokens
+            assert asked.engine.reserved_tokens == told
 
     run_virtual(main())

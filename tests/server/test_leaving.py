@@ -120,6 +120,7 @@ def no_reset(folder: Path, clients: int, think: float = 0.0) -> None:
     }
 
 
+@pytest.mark.slow
 def test_no_call_of_50_keep_alive_clients_is_reset_by_sigterm(tmp_path: Path) -> None:
     no_reset(tmp_path, 50)
 

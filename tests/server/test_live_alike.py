@@ -170,6 +170,7 @@ def test_calls_of_four_equal_answers_are_predicted_on_the_real_engine(tmp_path: 
     assert predicted["value"] < 1.6 * observed, compared
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["capped:max_batch_size=8", "elastic:max_batch_size=8"])
 def test_lengths_that_are_alike_but_not_equal_are_predicted_too(policy: str) -> None:
     """Each call has an effect of its own (a Gaussian copula), as answers to one prompt have."""

@@ -296,6 +296,7 @@ def many_files() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+@pytest.mark.slow
 def test_callers_that_left_keep_no_objects() -> None:
     """Nor do what is kept of the last minute's arrivals and of busy times: objects between
     theirs would hold whole arenas of memory.

@@ -118,7 +118,13 @@ def assert_equal_runs(
     return live
 
 
-@pytest.mark.parametrize(("policy", "rate"), POLICIES)
+@pytest.mark.parametrize(
+    ("policy", "rate"),
+    [
+        pytest.param(*each, id=each[0], marks=pytest.mark.slow if number % 3 else ())
+        for number, each in enumerate(POLICIES)
+    ],
+)
 def test_the_same_decisions_at_the_same_instants(policy: str, rate: float) -> None:
     live = assert_equal_runs(policy, rate)
     first_come = [record.request_id for record in live if record.outcome == "completed"]

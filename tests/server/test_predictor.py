@@ -112,6 +112,7 @@ def test_the_fit_of_idle_probes_is_ended_by_the_gateway_alone() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_a_process_is_told_in_each_of_its_lives_what_it_has_to_know_before_anything_else() -> None:
     told: list[tuple[int, object]] = []
 

@@ -126,9 +126,7 @@ def test_what_is_weak_is_said(
     )
 
 
-def flags(
-    host: str = "127.0.0.1", *, allowed_origins: str | None = None, **about: Any
-) -> SecuritySettings:
+def flags(host: str = "127.0.0.1", **about: Any) -> SecuritySettings:
     keys = {field.name for field in dataclasses.fields(KeyFlags)}
     plain: dict[str, Any] = {
         "max_body_bytes": 9,
@@ -140,7 +138,6 @@ def flags(
         host,
         SecuritySettings(**plain | {name: about[name] for name in about.keys() - keys}),
         KeyFlags(**{name: about[name] for name in about.keys() & keys}),
-        allowed_origins,
     )
 
 

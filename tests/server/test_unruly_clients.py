@@ -209,6 +209,7 @@ def check(found: dict[str, Any]) -> None:
     assert (found["connections"], found["tasks"], found["descriptors"]) == (0, 0, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "make"),
     [("continuous:max_batch_size=8", uvloop.new_event_loop), ("dynamic", asyncio.new_event_loop)],

@@ -95,6 +95,7 @@ def test_a_boot_that_is_given_up_kills_what_it_waits_for_and_all_below_it() -> N
     played(scene)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("forked", [True, False])
 def test_a_thread_that_never_ends_is_left_alone_forks_no_more_and_ends_what_it_brings_up(
     forked: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -342,6 +343,7 @@ class Vanishing:
         self.closed += 1
 
 
+@pytest.mark.slow
 @pytest.mark.engine
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what vLLM imports
 @pytest.mark.filterwarnings("ignore::FutureWarning")

@@ -441,6 +441,7 @@ def test_serving_objects_are_built_once_for_one_client_even_if_two_ask() -> None
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_what_was_built_on_an_engine_goes_with_it() -> None:
     """It holds parts of the engine: with the lost one, and with the last one at the end."""
     built: list[weakref.ref[FakeServing]] = []
