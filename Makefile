@@ -1,6 +1,6 @@
 # Every target makes the environment first (tools/setup_env.py, silent when up to date).
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev setup-system setup-clients setup-ray demo test test-all fuzz mutants ci check audit bench conformance screenshots dashboards reference notebooks manifests clean
+.PHONY: help setup setup-dev setup-system setup-clients setup-ray demo test test-papers test-all fuzz mutants ci check audit bench conformance screenshots dashboards reference notebooks manifests clean
 
 PYTHON ?= python3
 ifndef SEED
@@ -8,7 +8,8 @@ SEED := $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
 endif
 BIN := .venv/bin
 CACHES := .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
-PURE := tests/policies tests/queueing tests/papers
+PURE := tests/policies tests/queueing
+PAPERS := tests/papers
 BESIDE := tests/loadgen tests/bench tests/grafana tests/kendall tests/server
 QUICK = $(BIN)/pytest -q -m "not slow" --timeout 300 --randomly-seed=$(SEED) -n
 BENCHES := gateway live_cost load_generators page_cost predictions simulators
@@ -38,11 +39,14 @@ demo: setup ## the gateway under load, observed and predicted delays; ARGS="..."
 	@$(BIN)/kendall demo $(ARGS)
 
 test: setup-dev ## the quick tests in random order, the same examples every time, in two or three processes; SEED=N repeats an order, ARGS="..."
-	@echo "test: some 25 minutes on two cores, in three parts; SEED=$(SEED) repeats this order"
+	@echo "test: some eight minutes on two quiet cores, in three parts; SEED=$(SEED) repeats this order"
 	@{ echo "part 1 of 3: $(PURE)" && $(QUICK) 2 $(PURE) $(ARGS) \
 		&& echo "part 2 of 3: $(BESIDE)" && $(QUICK) 3 --dist loadfile $(BESIDE) $(ARGS) \
-		&& echo "part 3 of 3: the others" && $(QUICK) 3 --dist loadfile --no-loadscope-reorder $(addprefix --ignore=,$(PURE) $(BESIDE)) $(ARGS); \
+		&& echo "part 3 of 3: the others" && $(QUICK) 3 --dist loadfile --no-loadscope-reorder $(addprefix --ignore=,$(PURE) $(PAPERS) $(BESIDE)) $(ARGS); \
 		} || { echo "test: it was SEED=$(SEED)"; exit 1; }
+
+test-papers: setup-dev ## the quick tests of papers/, which nothing else needs
+	@$(QUICK) 2 $(PAPERS) $(ARGS)
 
 test-all: setup-dev ## every test, in random order; SEED=N repeats it
 	@echo "test-all: SEED=$(SEED) repeats this order"

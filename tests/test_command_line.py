@@ -1218,6 +1218,7 @@ def test_a_full_disk_behind_stdout_is_one_line_and_status_1(
     assert found == (1, "kendall: cannot write to stdout: No space left on device\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [PREDICT, (*PREDICT, "--json"), ("--version",)])
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_reader_that_has_closed_the_pipe_gets_no_message(
@@ -1265,6 +1266,7 @@ def test_a_file_that_cannot_be_written_is_not_taken_for_stdout(tmp_path: Path) -
         assert found == (1, f"kendall: cannot write {path}: No space left on device\n")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
 @pytest.mark.parametrize("name", ["yang-fig3.json", "yang-fig3.png"])
 def test_a_file_in_a_folder_that_cannot_be_written_is_named(name: str, tmp_path: Path) -> None:

@@ -109,6 +109,7 @@ def test_what_is_imported_at_run_time_is_asked_for() -> None:
     assert modules == asked
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["openai", "jsonschema"])
 def test_what_only_tests_import_is_a_package_of_development(name: str) -> None:
     assert name in imported_by(ONLY_FOR_TESTS)

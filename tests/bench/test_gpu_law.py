@@ -291,6 +291,7 @@ def test_the_decoder_is_transformers_llama_and_its_cache_remembers_no_earlier_ba
                 assert (logits - expected[:, position]).abs().max() < 1e-4
 
 
+@pytest.mark.slow
 def test_a_graph_reads_whole_buckets_and_at_most_what_there_is() -> None:
     need("torch")
     from bench.gpu.measure import BUCKET, bucket

@@ -120,6 +120,7 @@ def test_think_times_run_on_the_senders_clock(monkeypatch: pytest.MonkeyPatch) -
     assert asked == [record.intended_at for record in result.records]
 
 
+@pytest.mark.slow
 def test_every_row_is_sent_though_another_user_finds_none_left() -> None:
     """The last row's user still thinks when the other two have nothing more to do."""
     result, _, _ = run(
@@ -178,6 +179,7 @@ def test_users_send_until_the_duration_is_over() -> None:
     assert in_flight.intended == pytest.approx(np.repeat(np.arange(31) * SERVICE, 2))
 
 
+@pytest.mark.slow
 def test_nobody_sends_after_the_duration() -> None:
     result, _, server = run(1000, closed_loop=ClosedLoopUsers(users=2, duration=1.5))
     instants = [record.intended_at for record in result.records if record.intended_at is not None]

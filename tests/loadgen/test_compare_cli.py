@@ -160,6 +160,7 @@ def test_a_profile_that_fits_poorly_is_named_on_stderr(tmp_path: Path) -> None:
     assert result.stderr.startswith("kendall: warning: profile mine: the law fits poorly: R2 0.50")
 
 
+@pytest.mark.slow
 def test_the_table_says_why_and_where(tmp_path: Path) -> None:
     file = run_file(tmp_path, "dynamic", 40.0, request_rate=40.0, output_tokens=LENGTHS)
     result = invoke(file, "--latency", str(LAW.at_speed(0.7)))
@@ -169,6 +170,7 @@ def test_the_table_says_why_and_where(tmp_path: Path) -> None:
     assert "…" not in result.stdout
 
 
+@pytest.mark.slow
 def test_the_header_says_what_was_asked(tmp_path: Path) -> None:
     file = run_file(tmp_path, "dynamic", 40.0, request_rate=38.5, output_tokens=LENGTHS)
     (comparison,) = json.loads(invoke(file, "--latency", str(LAW), "--json").stdout)["comparisons"]

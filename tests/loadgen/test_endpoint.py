@@ -78,6 +78,7 @@ def test_nobody_listens_and_nothing_is_written(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_server_that_is_not_ready_is_waited_for_where_that_was_asked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -100,6 +101,7 @@ def test_a_server_that_never_becomes_ready_ends_the_wait(monkeypatch: pytest.Mon
     )
 
 
+@pytest.mark.slow
 def test_a_server_that_starts_later_is_loaded(tmp_path: Path) -> None:
     port = free_port(0)
     command = [
@@ -369,6 +371,7 @@ def test_without_a_check_and_without_a_model_the_model_is_asked_for() -> None:
     assert "within the 0 s" not in said
 
 
+@pytest.mark.slow
 def test_a_page_or_a_redirect_in_the_place_of_models_is_named() -> None:
     with failing_server("--html") as port:
         said = one_line(load(local(port)))

@@ -70,6 +70,7 @@ def status(*arguments: str) -> int:
     return int(stop.value.code or 0)
 
 
+@pytest.mark.slow
 def test_load_sends_its_key_and_writes_it_nowhere(
     served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -121,6 +121,7 @@ def test_nobody_there_is_one_line() -> None:
     assert "\n" not in str(error)
 
 
+@pytest.mark.slow
 def test_no_success_is_exit_3_and_1_where_failures_are_allowed() -> None:
     nobody = ("--model", "m", "--ready-check-timeout", "0", "--json")
     result = load("http://127.0.0.1:9", *nobody)
@@ -289,6 +290,7 @@ def test_a_duration_ends_any_kind_of_arrivals(tmp_path: Path) -> None:
         plan_load(LoadOptions(base_url="http://x", timetable=tmp_path / "t", duration=1e-9))
 
 
+@pytest.mark.slow
 def test_a_saved_timetable_sends_the_same_requests_again(server_url: str, tmp_path: Path) -> None:
     """The same file byte for byte; the records have the same instants, lengths, predictions."""
     first = load(
@@ -373,6 +375,7 @@ def test_asking_for_gaps_between_tokens_records_their_instants(server_url: str) 
     assert load(server_url, "--assert", "p50_itl < 20s").exit_code == 0
 
 
+@pytest.mark.slow
 def test_a_broken_condition_is_exit_3_and_zero_successes_never_0(server_url: str) -> None:
     assert (
         load(server_url, "--assert", "p99_ttft < 20s", "--assert", "completed == 30").exit_code == 0

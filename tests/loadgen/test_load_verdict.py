@@ -188,6 +188,7 @@ def test_a_slow_server_leaves_answers_out_beyond_the_drain_limit() -> None:
     assert found(result)["failures"]["first_error"] == "the run ended before the answer did"
 
 
+@pytest.mark.slow
 def test_requests_held_back_by_the_asked_limit_are_no_lateness() -> None:
     """Two places of 50 ms each take 40 requests a second; 4,000 are asked for."""
     with failing_server("--delay", "0.05") as port:
@@ -211,6 +212,7 @@ def test_requests_held_back_by_the_asked_limit_are_no_lateness() -> None:
     assert said["arrival_audit"]["lateness"]["max"] == pytest.approx(max(late), abs=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", [(), ("--max-concurrency", "4"), ("--processes", "2")])
 def test_a_burst_is_judged_by_order_and_number(flags: tuple[str, ...]) -> None:
     with failing_server("--delay", "0.02") as port:
@@ -232,6 +234,7 @@ def test_a_burst_is_judged_by_order_and_number(flags: tuple[str, ...]) -> None:
     )
 
 
+@pytest.mark.slow
 def test_sigterm_ends_the_run_prints_the_table_and_keeps_the_file(tmp_path: Path) -> None:
     with failing_server() as port:
         flags = [

@@ -473,6 +473,7 @@ def test_a_sender_that_stalls_shows_as_sender_where_its_timetable_is_known() -> 
     assert verdict(comparison).text == "sender late"
 
 
+@pytest.mark.slow
 def test_without_the_timetable_the_senders_part_is_nothing_and_says_so() -> None:
     table = drawn("dynamic")
     comparison = only(
@@ -530,6 +531,7 @@ def test_bursty_and_regular_arrivals_show_as_arrivals(policy: str, shape: float)
     assert (arrivals.seconds > 0) == (shape < 1)
 
 
+@pytest.mark.slow
 def test_chance_in_the_arrivals_is_called_chance() -> None:
     """Over many short runs as asked, the arrivals' part is beyond its half width about once in
     twenty.
@@ -550,6 +552,7 @@ def test_chance_in_the_arrivals_is_called_chance() -> None:
     assert beyond <= 6  # binomial(40, 0.05): more in 1 of 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [0.6, 1.7])
 def test_a_formula_that_is_off_shows_as_theory(factor: float) -> None:
     theory = asked("dynamic")

@@ -123,6 +123,7 @@ def test_any_number_of_processes_sends_the_same_requests_at_the_same_instants() 
     assert found[1] == found[3]
 
 
+@pytest.mark.slow
 def test_a_senders_death_loses_only_what_it_had_not_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,6 +169,7 @@ def test_a_senders_death_loses_only_what_it_had_not_written(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run.jsonl"]
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_all_senders_and_keeps_the_records() -> None:
     async def main() -> LoadResult:
         async with serving() as server:

@@ -79,6 +79,7 @@ def test_a_saved_run_is_reported_as_it_was_at_its_end(
     assert again == live
 
 
+@pytest.mark.slow
 def test_the_table_and_the_exit_status_are_those_of_the_run(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -81,6 +81,7 @@ def notes(said: str, url: str) -> list[str]:
     return [line for line in lines if not re.search(passing, line)]
 
 
+@pytest.mark.slow
 def test_what_a_whole_cell_leaves_in_the_gateway_may_take_its_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,6 +100,7 @@ def test_what_a_whole_cell_leaves_in_the_gateway_may_take_its_time(
     assert [each for each in ended if each] == ["complete"]
 
 
+@pytest.mark.slow
 def test_a_sweep_measures_each_cell_between_two_speeds_and_a_disturbed_one_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,6 +233,7 @@ def test_a_sweep_that_is_done_is_not_measured_again(
     assert profile["note"] == "given by --latency, not measured here"
 
 
+@pytest.mark.slow
 def test_a_cell_whose_sweep_was_killed_is_kept_as_partial_and_measured_again(
     tmp_path: Path,
 ) -> None:

@@ -462,6 +462,7 @@ def test_the_values_of_a_list_may_follow_one_another(
     assert in_a_row(arguments, SweepCommand.lists, SweepCommand.repeatable) == meant
 
 
+@pytest.mark.slow
 def test_blanks_separate_loads_as_commas_do() -> None:
     def loads(*arguments: str) -> list[float]:
         result = CliRunner().invoke(

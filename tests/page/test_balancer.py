@@ -34,6 +34,7 @@ def balanced(compared: str = "queueing_delay") -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [360, 1280])
 @pytest.mark.parametrize(
     ("compared", "says"),

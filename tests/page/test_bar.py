@@ -19,6 +19,7 @@ ON_TOP = """(e => {
 })(document.querySelector("%s"))"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [390, 720, 1280])
 def test_the_controls_are_one_press_away_from_every_part_of_the_page(
     site: Site, width: int

@@ -275,6 +275,7 @@ def test_what_is_in_service_is_shown_up_to_a_bound() -> None:
     run_virtual(main())
 
 
+@pytest.mark.slow
 def test_a_switch_of_the_policy_leaves_no_mark_on_the_arrival_rate_and_the_utilisation() -> None:
     async def main() -> list[tuple[float, float]]:
         shown = []

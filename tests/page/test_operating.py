@@ -88,6 +88,7 @@ def test_the_patience_is_shown_and_the_same_setting_again_begins_no_epoch(operat
     operated.run(look)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [1280, 720])
 def test_the_unit_of_a_field_is_inside_its_box(operated: Site, width: int) -> None:
     async def look(page: Page) -> None:
@@ -115,6 +116,7 @@ def test_what_the_gateway_refuses_is_said_and_changes_nothing(operated: Site) ->
     operated.run(look)
 
 
+@pytest.mark.slow
 def test_a_batch_size_that_the_engine_cannot_hold_is_refused_by_the_page(operated: Site) -> None:
     async def look(page: Page) -> None:
         await page.until("!document.querySelector('#apply').disabled")
@@ -144,6 +146,7 @@ def test_a_batch_size_that_the_engine_cannot_hold_is_refused_by_the_page(operate
     operated.run(look)
 
 
+@pytest.mark.slow
 def test_a_policy_in_force_that_asks_for_more_than_the_engine_holds_does_not_block_the_form(
     operated: Site,
 ) -> None:
@@ -257,6 +260,7 @@ def test_the_operators_calls_need_the_admin_key_which_the_page_asks_for_and_keep
     runner.run(main())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("key", "says"),
     [
@@ -355,6 +359,7 @@ def without_its_gateway(
     site.run(look)
 
 
+@pytest.mark.slow
 def test_that_the_gateway_does_not_answer_is_said_until_it_answers_again(operated: Site) -> None:
     async def before(page: Page) -> None:
         await page.click("#apply")
@@ -369,6 +374,7 @@ def test_that_the_gateway_does_not_answer_is_said_until_it_answers_again(operate
     without_its_gateway(operated, before, after)
 
 
+@pytest.mark.slow
 def test_another_note_outlasts_a_reconnection(operated: Site) -> None:
     async def before(page: Page) -> None:
         await page.type("#patience", "0")

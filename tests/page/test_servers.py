@@ -53,6 +53,7 @@ def test_a_gateway_with_one_engine_has_no_section_of_servers(site: Site) -> None
     site.run(look)
 
 
+@pytest.mark.slow
 def test_each_server_has_a_row_with_its_state_its_load_and_its_speed(site: Site) -> None:
     def three(topics: Topics) -> None:
         behind(topics, "serving", "lost", "serving")
@@ -73,6 +74,7 @@ def test_each_server_has_a_row_with_its_state_its_load_and_its_speed(site: Site)
     site.runner.run(main())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("states", "headline"),
     [
@@ -158,6 +160,7 @@ def advice(
     }
 
 
+@pytest.mark.slow
 def test_what_is_advised_can_be_put_into_the_form_where_it_is_something_else(site: Site) -> None:
     asked = {
         "admin/advice": {
@@ -197,6 +200,7 @@ def test_what_is_advised_can_be_put_into_the_form_where_it_is_something_else(sit
     site.runner.run(main())
 
 
+@pytest.mark.slow
 def test_an_advice_is_asked_for_at_another_rate_and_for_an_slo(site: Site) -> None:
     rate = {"says": ["12 requests/s, 1.5 times 8 requests/s observed", "the setting in force ends"]}
     query = "admin/advice?rate_factor=1.5&slo=p99_queueing_delay%3D2s"
@@ -262,6 +266,7 @@ def test_what_ifs_have_an_age_and_are_not_to_be_used_once_the_rate_has_changed(
     site.runner.run(main())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("load", "headline"),
     [

@@ -29,6 +29,7 @@ def drawn(name, count, load, seed=1):
     return arrived_at, ORDERS[name].draw(rng, sizes, SOURCES["exponential"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RANKED)
 def test_several_servers_that_are_one_give_the_path_of_one_to_the_last_bit(name):
     arrived_at, jobs = drawn(name, 5000, 0.9)

@@ -96,6 +96,7 @@ def _times(found: Quantiles, factor: float) -> Quantiles:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [1.0, 0.93, 1.07])
 def test_the_limit_and_the_servers_are_the_same_however_the_search_errs(
     error: float, monkeypatch: pytest.MonkeyPatch

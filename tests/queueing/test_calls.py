@@ -260,6 +260,7 @@ def test_the_command_takes_a_law_of_sequences():
     )
 
 
+@pytest.mark.slow
 def test_quantiles_are_simulated_with_no_more_than_the_simulator_can_in_seconds():
     """A law that the compiled simulator does not cover: 300,000 sequences would take a minute."""
     model = Queue.read(
@@ -470,6 +471,7 @@ def test_a_batch_from_a_line_of_calls_has_that_longest_and_that_total(
     assert covariance == pytest.approx(calls.total_with_longest(batch), rel=0.05, abs=0.3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("correlation", [HALF, EQUAL])
 @pytest.mark.parametrize("sequences", ["deterministic:value=4", "uniform:low=1,high=8"])
 def test_full_batches_that_split_calls_are_busy_for_the_load(sequences, correlation):

@@ -123,6 +123,7 @@ def test_what_ifs_rank_policies_as_the_stalling_machine_does(in_force: str) -> N
     in_order(reported(in_force))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_force", IN_FORCE)
 def test_the_autopilot_weighs_settings_as_the_stalling_machine_does(in_force: str) -> None:
     of = operating_point(in_force)

@@ -62,6 +62,7 @@ def test_auto_simulates_what_is_in_doubt(
     assert rough.queueing_delay.mean == pytest.approx(found.queueing_delay.mean, rel=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "lengths", "load", "limits"),
     [

@@ -55,6 +55,7 @@ def test_of_constant_batches_fall_by_the_root_of_their_equation(load: float) -> 
         assert delay["p99.99"] == pytest.approx(mean * math.log(1e4), rel=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("load", [0.5, 0.99, 0.999])
 def test_durations_that_are_simulated_follow_the_delay_whose_law_is_known(load: float) -> None:
     """The sojourn is the delay and a constant; a simulation of 300,000 requests alone is at load

@@ -52,6 +52,7 @@ def asked(policy: str, *routings: str) -> dict[str, Any]:
     return plain
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_numbers_are_those_of_predict_with_this_routing(policy: str) -> None:
     """At the rate, law and lengths of the window: the same where there is a formula, within the

@@ -97,6 +97,7 @@ def test_four_asks_about_the_batch_size_give_one_gain() -> None:
     assert advice.gain.covers(chosen)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [policy for policy in USUAL if policy not in (POLICY, "single")])
 def test_only_of_continuous_a_window_knows_more_than_optimize(after: str) -> None:
     """By design `kendall optimize` asks about the queue alone, given by a law and lengths: the

@@ -96,6 +96,7 @@ def test_an_infinite_mean_is_infinite_at_each_of_several_servers() -> None:
     assert found.queueing_delay.mean is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slo", ["mean_queueing_delay=800ms", "p90_time_to_first_token=2s"])
 def test_a_rate_at_which_the_mean_is_infinite_keeps_no_slo_on_a_mean(slo: str) -> None:
     """From load 1 / sqrt(1 + cv^2) on, to which the search looks."""

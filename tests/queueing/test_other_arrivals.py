@@ -101,6 +101,7 @@ def gim1(rate: float, scv: float) -> float:
     return float(sigma / (mu * (1 - sigma)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("scv", "load"), [(0, 0.8), (0.25, 0.7), (4, 0.7), (10, 0.5)])
 def test_gamma_gaps_and_exponential_services_wait_as_gi_m_1(scv: float, load: float) -> None:
     rate = load / MEAN
@@ -131,6 +132,7 @@ def mmpp_m1(process: Mmpp) -> float:
     return number / process.mean_rate - MEAN
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text", ["mmpp:rates=5/30,durations=2/1", "mmpp:rates=0/12/24,durations=1/0.5/0.7"]
 )

@@ -166,6 +166,7 @@ class Dozing(Policy):
         return WaitUntil(now + 0.001)
 
 
+@pytest.mark.slow
 def test_a_policy_that_only_wakes_up_ends_the_simulation() -> None:
     with pytest.raises(PredictionError, match=r"asked 10,000 times to be woken, until [\d.]+ s"):
         kendall.simulate(Dozing(), 5.0, LENGTHS, LAW, num_requests=2000)

@@ -334,6 +334,7 @@ def test_a_table_of_padded_batches_with_prompts_takes_little_more_than_itself() 
     assert peak.value < 1.5 * table.nbytes
 
 
+@pytest.mark.slow
 def test_policies_with_thousands_of_slots_answer() -> None:
     for policy in (
         "continuous:max_batch_size=4096",
@@ -497,6 +498,7 @@ def test_the_fuzz_sees_a_number_that_cannot_be_right(printed: str, fault: str | 
     )
 
 
+@pytest.mark.slow
 def test_six_random_command_lines_answer_or_refuse() -> None:
     _expect_no_fault(6, seed=5)
 

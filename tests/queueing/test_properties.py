@@ -127,6 +127,7 @@ def test_elastic_waits_no_longer_than_padded(
     assert shorter.sojourn_time <= longer.sojourn_time * (1 + 1e-9)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=15)
 @given(st.floats(0.01, 2.0), st.floats(0.0, 20.0), st.floats(0.02, 0.7))
 def test_inoues_bound_is_above_the_exact_delay_for_deterministic_batches(

@@ -170,6 +170,7 @@ def test_a_request_whose_answer_has_left_counts_no_more() -> None:
     assert_same(run, driven_run(queue, jobs, np.random.default_rng(0).spawn(2)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("servers", "load"), [(4, 0.9), (8, 0.9)])
 def test_a_prediction_of_join_the_shortest_queue_has_a_small_error(
     servers: int, load: float

@@ -60,6 +60,7 @@ def test_the_mean_sojourn_behind_stalls_is_told_from_the_records(
     assert pace[0] <= found.estimates.stalls.others <= pace[1]
 
 
+@pytest.mark.slow
 def test_what_the_others_do_meanwhile_decides_what_a_stall_costs() -> None:
     """Without it the mean is 10 % and more off, in both directions."""
     for others, sign in ((1.5, 1), (0.0, -1)):

@@ -629,6 +629,7 @@ def test_tokenize_takes_vllms_fields_and_refuses_by_name_what_would_change_the_t
     on_gateway(main)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("endpoint", PATHS)
 def test_unknown_fields_are_refused_or_ignored_as_the_operator_says_and_others_extras_are_taken(
     endpoint: str,

@@ -55,6 +55,7 @@ def test_the_speed_is_measured_against_the_law_in_force_wherever_it_came_from() 
     run_virtual(main())
 
 
+@pytest.mark.slow
 def test_a_calibration_keeps_the_seconds_of_a_resume() -> None:
     async def main() -> None:
         async with running() as (app, gateway):

@@ -310,6 +310,7 @@ def test_a_client_that_goes_is_noticed_behind_tls(tmp_path: Path) -> None:
         assert noticed.wait(PATIENCE)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="epoll is Linux's")
 @pytest.mark.parametrize(
     "sent", [post("/wait"), post("/wait") + post("/after")], ids=["one request", "pipelined"]

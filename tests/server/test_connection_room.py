@@ -104,6 +104,7 @@ def close_ended(clients: list[socket.socket]) -> None:
         clients.remove(client)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", LOOPS, ids=["asyncio", "uvloop"])
 def test_probes_are_answered_when_descriptors_run_out(
     make: Callable[[], asyncio.AbstractEventLoop],
@@ -219,6 +220,7 @@ def test_silent_connections_take_the_room_of_nobody(
         assert refused(registry, "descriptors") == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", LOOPS, ids=["asyncio", "uvloop"])
 def test_a_connection_that_has_asked_is_not_closed_for_a_new_one(
     make: Callable[[], asyncio.AbstractEventLoop],
@@ -269,6 +271,7 @@ def test_unfinished_requests_take_the_room_of_nobody(
         assert refused(registry, "descriptors") == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", LOOPS, ids=["asyncio", "uvloop"])
 def test_a_body_that_goes_on_and_a_call_in_service_are_kept(
     make: Callable[[], asyncio.AbstractEventLoop],

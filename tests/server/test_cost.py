@@ -9,6 +9,7 @@ import re
 import weakref
 
 import prometheus_client
+import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from kendall.queueing.measurement.record import Record
@@ -127,6 +128,7 @@ class Node:
         self.itself = self
 
 
+@pytest.mark.slow
 def test_what_was_set_aside_is_collected_once_the_engine_is_let_go() -> None:
     thresholds = gc.get_threshold()
     node = Node()

@@ -260,6 +260,7 @@ def test_an_engine_that_stops_or_begins_anew_has_dropped_what_it_served(end: str
     run_virtual(main())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["stop", "start"])
 def test_who_listened_to_an_engine_that_stopped_is_held_no_longer(end: str) -> None:
     async def main() -> None:

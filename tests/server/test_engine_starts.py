@@ -123,6 +123,7 @@ def test_failed_starts_are_counted_however_long_they_take() -> None:
     run_virtual(main())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("first_takes", "start_takes", "starts"), [(400.0, 350.0, 1), (0.0, 500.0, 2), (0.0, 1100.0, 3)]
 )

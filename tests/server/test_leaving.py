@@ -131,6 +131,7 @@ def test_no_call_of_200_keep_alive_clients_is_reset_by_sigterm(tmp_path: Path, n
     no_reset(tmp_path, 200, think=0.0 if number % 2 else 0.05)
 
 
+@pytest.mark.slow
 def test_within_the_shutdown_delay_it_is_not_ready_and_serves(tmp_path: Path) -> None:
     async def main() -> None:
         arguments = ["tiny", "--engine", "emulated", "--latency", FAST, "--shutdown-delay", "150s"]

@@ -341,6 +341,7 @@ def gateway_window(
     return window.snapshot(policy, now)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sequences", [None, "uniform:low=1,high=8"])
 @pytest.mark.parametrize("policy", ["fixed:batch_size=4", "continuous:max_batch_size=4"])
 def test_the_gateways_own_window_says_what_the_simulators_says(

@@ -161,6 +161,7 @@ def test_calls_of_several_sequences_under_stalls_in_every_cell(
     assert_agrees(policy, lengths, 0.6, 3, sequences)
 
 
+@pytest.mark.slow
 def test_stalls_of_a_continuous_engine_are_a_part_of_the_prediction() -> None:
     stalling = live(window("continuous:max_batch_size=4", "geometric", 0.75, 1), "geometric")
     says = next(each for each in stalling.compared.assumptions if each.name == "no_stalls")

@@ -50,6 +50,7 @@ async def asked(app: FastAPI, path: str, query: bytes = b"") -> Any:
     return made.json()
 
 
+@pytest.mark.slow
 def test_it_is_in_the_prediction_and_on_the_page_with_the_what_ifs() -> None:
     async def work(app: FastAPI, gateway: Gateway) -> None:
         found = await asked(app, "/admin/prediction", b"what_if=true")
@@ -113,6 +114,7 @@ def test_an_advice_has_it_for_the_routing_that_is_asked_for() -> None:
     serving(2, work)
 
 
+@pytest.mark.slow
 def test_with_one_server_it_is_left_out() -> None:
     async def work(app: FastAPI, gateway: Gateway) -> None:
         found = await asked(app, "/admin/prediction", b"what_if=true")

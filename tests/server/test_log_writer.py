@@ -199,6 +199,7 @@ sys.stderr.flush()
 """
 
 
+@pytest.mark.slow
 def test_a_process_whose_log_nobody_reads_ends() -> None:
     with subprocess.Popen([sys.executable, "-c", NOBODY_READS], stderr=subprocess.PIPE) as process:
         assert process.wait(60) == 0

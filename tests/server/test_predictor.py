@@ -59,6 +59,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_the_predicting_process_ends_with_a_gateway_that_is_killed(tmp_path: Path) -> None:
     script = tmp_path / "asks.py"
     script.write_text(ASKS)
@@ -341,6 +342,7 @@ def test_a_caller_who_leaves_does_not_leave_its_answer_to_the_next() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_what_it_raises_is_raised_here_with_its_traceback() -> None:
     async def main() -> None:
         predictor = PredictorClient()

@@ -98,6 +98,7 @@ def refused(answer: bytes, status: int, code: str) -> bool:
     )
 
 
+@pytest.mark.slow
 def test_whole_requests_on_one_connection_meet_no_limit(port: int) -> None:
     """Longer than both limits together, with pauses shorter than the keep-alive."""
     with connect(port) as client:
@@ -198,6 +199,7 @@ def test_what_is_no_http_is_one_400_in_openais_form(port: int, raw: bytes) -> No
         assert refused(rest(client), 400, "invalid_http")
 
 
+@pytest.mark.slow
 def test_a_request_in_service_does_not_end_with_the_slow_one_behind_it(port: int) -> None:
     """Pipelined: the first is answered whole, though the second's limit ran out meanwhile."""
     with connect(port) as client:

@@ -90,6 +90,7 @@ def test_calls_without_the_queue_take_turns(monkeypatch: pytest.MonkeyPatch) -> 
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_a_revoked_key_ends_its_stream_of_events() -> None:
     key = "a-key-of-these-tests"
     keys = read_keys("--api-key", [key], None)

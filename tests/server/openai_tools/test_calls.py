@@ -98,6 +98,7 @@ def test_a_stream_writes_each_token_as_it_comes_and_its_headers_at_its_dispatch(
     run_virtual(main())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 def test_every_sequence_of_a_call_is_queued_at_once_and_counted(stream: bool) -> None:
     """vLLM asks for two prompts one after the other; each has three sequences."""

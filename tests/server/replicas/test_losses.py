@@ -266,6 +266,7 @@ def test_losses_by_requests_that_kill_do_not_count_against_any_server() -> None:
     play(test, policy="single", engine=Poisoned, supervision=supervision)
 
 
+@pytest.mark.slow
 def test_an_answer_gives_back_the_losses_of_a_request_that_kills_where_a_proof_has_failed() -> None:
     """One restart is allowed of each."""
 
