@@ -121,7 +121,11 @@ def _unknown_option(flag: str, command: Any) -> str:
         if argument in argument_names():
             return f"got {flag}, an engine argument of vLLM; expected --engine-arg {argument}=VALUE"
     known = [opt for parameter in command.params for opt in parameter.opts if opt.startswith("--")]
-    tails = [opt for opt in known if opt.endswith(f"-{flag.lstrip('-')}")]
+    ends = [
+        [opt for opt in parameter.opts if opt.endswith(f"-{flag.lstrip('-')}")]
+        for parameter in command.params
+    ]
+    tails = [opts[0] for opts in ends if opts]  # of an option with two names the first
     near = (
         f"; did you mean {tails[0]}?"
         if len(tails) == 1
