@@ -176,7 +176,8 @@ def child(checkout: Path | None = None) -> str:
     """The module by which this checkout, or another of any time, runs a gateway that ends with its
     parent. Raises LookupError.
     """
-    for name in ("kendall.loadgen.gateway.gateway_child", "loadgen.gateway_child"):
+    names = ("kendall.loadgen.gateway", "loadgen.gateway", "loadgen")  # now, and in earlier ones
+    for name in (f"{folder}.gateway_child" for folder in names):
         if ((checkout or ROOT) / f"{name.replace('.', '/')}.py").is_file():
             return name
     raise LookupError(f"got {checkout}; expected the folder of a checkout of Kendall")
