@@ -301,16 +301,26 @@ def test_each_takes_as_few_files_as_the_map_says(name: str) -> None:
 
 
 def test_a_policy_and_an_order(scratch: Path) -> None:
+    own = ("--policy-module", "two_at_a_time.py", "--json")
+    listed = said(scratch, "-m", "kendall", "policies", *own)["policies"]
+    assert "two-at-a-time" in [each["name"] for each in listed]
+    (dynamic,) = (each for each in listed if each["name"] == "dynamic")
+    assert "twice-priority" in [each["name"] for each in dynamic["orders"]]
+
+
+@pytest.mark.slow
+def test_they_are_simulated(scratch: Path) -> None:
     own = predicted(scratch, "two-at-a-time", "--policy-module", "two_at_a_time.py")
     assert (own["method"], own["stable"]) == ("simulation", True)
     assert predicted(scratch, "dynamic:order=twice-priority", command="simulate")["stable"]
+    knob = ("--spare-slots", "7")
+    run = predicted(scratch, "capped:max_batch_size=8", *knob, command="simulate")
+    assert run["batch_size"]["mean"] == 1.0
 
 
 def test_a_knob_and_a_model(scratch: Path) -> None:
     found = predicted(scratch, "continuous:max_batch_size=8", "--spare-slots", "3")
     assert found["effective_max_batch_size"] == 5
-    run = predicted(scratch, "capped:max_batch_size=8", "--spare-slots", "7", command="simulate")
-    assert run["batch_size"]["mean"] == 1.0
     three = predicted(scratch, "single", "--servers", "3")
     assert (three["method"], three["queueing_delay"]["mean"]) == ("exact", 0.125)
 

@@ -69,6 +69,7 @@ def test_mean_p95_and_p99_are_drawn_beside_each_other_observed_and_predicted(
     assert values[1:] == [["111 ms", "222 ms"], ["333 ms", "444 ms"], ["555 ms", "666 ms"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "beside"), [(1280, True), (720, False), (390, False)])
 def test_the_window_is_beside_its_requests_where_there_is_room_and_below_them_elsewhere(
     site: Site, width: int, *, beside: bool

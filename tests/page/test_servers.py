@@ -228,6 +228,7 @@ def test_an_advice_is_asked_for_at_another_rate_and_for_an_slo(site: Site) -> No
     site.runner.run(main())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("outdated", "left", "uses", "says"),
     [

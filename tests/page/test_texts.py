@@ -249,6 +249,7 @@ BEFORE_THE_FIRST = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reason", "switched", "says"),
     [

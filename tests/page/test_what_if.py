@@ -236,6 +236,7 @@ async def _move(page: Page, times: str) -> None:
     await page.ask(REST)
 
 
+@pytest.mark.slow
 def test_what_if_more_requests_came(site: Site) -> None:
     """The slider asks the gateway, and goes back to what the page follows."""
 

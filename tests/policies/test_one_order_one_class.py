@@ -188,6 +188,7 @@ def test_an_order_that_interrupts_nobody_is_predicted(scratch: Path) -> None:
     assert found["delay"] == pytest.approx(found["simulated"], rel=0.03)
 
 
+@pytest.mark.slow
 def test_an_order_that_interrupts_is_predicted(scratch: Path) -> None:
     found = asked(scratch, "single:order=credit,credit=0.5")
     assert (found["served"], found["method"]) == (["3"], "approximation")

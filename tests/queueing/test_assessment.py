@@ -239,6 +239,7 @@ def test_a_speed_measured_elsewhere_lacks_the_part_of_those_who_came_into_a_stal
     assert stall_backlog(STALLS, hasty, 0.6, utilisation=0.9) == 0.001
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("servers", [1, 2, 4])
 @pytest.mark.parametrize("load", [0.5, 0.8])
 def test_behind_the_stall_of_one_of_several_servers_the_others_go_on(

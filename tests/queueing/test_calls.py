@@ -394,6 +394,7 @@ def test_formula_and_simulation_agree_on_calls_everywhere(policy, sequences, cor
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("correlation", [0.0, HALF, EQUAL])
 @pytest.mark.parametrize("policy", ["capped:max_batch_size=8", "elastic:max_batch_size=8"])
 def test_quantiles_of_whole_calls_are_those_of_a_simulation(policy, correlation):

@@ -280,6 +280,7 @@ def test_a_second_moment_beyond_the_table_gives_a_power_law_a_tail_however_littl
 MANY = "k1=1e-3,k2=1e-2,k3=2e-5,k4=1e-2"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "law", "limits"),
     [

@@ -200,6 +200,7 @@ def test_stalls_are_in_the_formula_and_not_in_the_simulation():
         simulate_order(SERVICE.order(asked("spjf")), sizes, RATE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("name", SOLVED)
 def test_the_solved_queue_agrees_with_simulation(name, text):

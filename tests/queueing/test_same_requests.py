@@ -61,6 +61,7 @@ def same_requests(seen: Snapshot, policy: str) -> SameRequests:
     return SameRequests(seen, point, Setting(policy=policy, max_output_tokens=LONGEST))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("before", "after", "limit", "quantity"), CHANGES)
 def test_the_gain_on_the_same_requests_covers_the_one_in_the_long_run(
     before: str, after: str, limit: int | None, quantity: Quantity

@@ -180,6 +180,7 @@ def test_a_killed_gateway_leaves_no_process(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_a_client_that_does_not_read_is_cut_off_and_holds_nothing(tmp_path: Path) -> None:
     """32 answers of 2,000 tokens (13 MB) into a socket of 4 KiB; a reader beside it gets all of
     its own.

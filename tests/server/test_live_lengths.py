@@ -118,6 +118,7 @@ def assert_agrees(
     assert abs(compared.error) <= WITHIN, compared
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "lengths", "load", "sequences"),
     [

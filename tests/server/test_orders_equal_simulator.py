@@ -194,6 +194,7 @@ def test_the_same_with_cancellations_and_switches_between_orders(servers: int, s
     assert sum(record.preemptions for record in live) > 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("servers", "seed", "law"), [(1, 23, LAW), (2, 29, LAW), (3, 31, LAW), (2, 37, RESUMING)]
 )
