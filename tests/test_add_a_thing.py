@@ -319,7 +319,7 @@ def test_they_are_simulated(scratch: Path) -> None:
 
 
 def test_a_knob_and_a_model(scratch: Path) -> None:
-    found = predicted(scratch, "continuous:max_batch_size=8", "--spare-slots", "3")
+    found = predicted(scratch, "capped:max_batch_size=8", "--spare-slots", "3")
     assert found["effective_max_batch_size"] == 5
     three = predicted(scratch, "single", "--servers", "3")
     assert (three["method"], three["queueing_delay"]["mean"]) == ("exact", 0.125)
