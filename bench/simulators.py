@@ -41,7 +41,7 @@ from kendall.queueing.distributions.token_distribution import Vector, parse_dist
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.measurement.machine import hardware, versions
 from kendall.queueing.models.soap.orders import SHORTEST_FIRST, SHORTEST_REMAINING, Order
-from kendall.queueing.models.soap.predictors import ExactPrediction
+from kendall.queueing.predictors.laws import ExactPrediction
 from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.experiment import simulate_run
 from kendall.queueing.simulation.fast import sample_tokens

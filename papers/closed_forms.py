@@ -30,8 +30,8 @@ from scipy.optimize import minimize_scalar
 from scipy.special import kv
 
 from kendall.queueing.errors import UnstableQueueError
-from kendall.queueing.models.soap.predictors import ExactPrediction, Predictor
-from kendall.queueing.models.soap.sizes import SizeGrid, SizeLaw
+from kendall.queueing.predictors.laws import ExactPrediction, Predictor
+from kendall.queueing.predictors.sizes import SizeGrid, SizeLaw
 
 _CELLS = 400
 

@@ -19,9 +19,9 @@ import numpy as np
 from kendall.queueing.distributions.token_distribution import Vector
 from kendall.queueing.models.soap import ranks
 from kendall.queueing.models.soap.orders import DrawnJobs, Jobs
-from kendall.queueing.models.soap.predictors import OneBit, PredictedSizes, Predictor
 from kendall.queueing.models.soap.ranks import Ranks
-from kendall.queueing.models.soap.sizes import Atoms, SizeGrid
+from kendall.queueing.predictors.laws import OneBit, PredictedSizes, Predictor
+from kendall.queueing.predictors.sizes import Atoms, SizeGrid
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,10 +12,10 @@ import numpy as np
 from kendall.policies.text import SpecError
 from kendall.queueing.distributions.token_distribution import Vector
 from kendall.queueing.models.soap.orders import DrawnJobs, LeastAttainedRanks, Order
-from kendall.queueing.models.soap.predictors import Predictor
 from kendall.queueing.models.soap.queue import EXACT
 from kendall.queueing.models.soap.ranks import Ranks
-from kendall.queueing.models.soap.sizes import NO_RESIDUAL, Atoms, Residual, SizeLaw
+from kendall.queueing.predictors.laws import Predictor
+from kendall.queueing.predictors.sizes import NO_RESIDUAL, Atoms, Residual, SizeLaw
 from kendall.queueing.simulation.orders.kernels import mean_work_ahead, run_ranks
 from papers.server_kernels import run_least_attained, run_ranks_on_servers
 

@@ -58,12 +58,12 @@ from kendall.queueing.measurement.slo import level_of
 from kendall.queueing.models.batches.binned import binned_rate
 from kendall.queueing.models.gg1 import LARGEST_SCV
 from kendall.queueing.models.slots.continuous import SlotTime
-from kendall.queueing.models.soap.predictor_text import (
+from kendall.queueing.models.tandem import phase_means, phases
+from kendall.queueing.predictors.predictor_text import (
     NO_PREDICTION,
     PredictorText,
     parse_predictor,
 )
-from kendall.queueing.models.tandem import phase_means, phases
 from kendall.queueing.result import LEVELS, Levels, LoadBound
 
 SMALLEST_RATE, LARGEST_RATE = 1e-12, 1e12  # requests/s: beyond, sums of instants lose all digits

@@ -162,7 +162,7 @@ def _data(run_files: list[Path], folder: Path | None, given: tuple[Any, ...]) ->
     from kendall.loadgen.report.html import of_files, of_folder  # noqa: PLC0415
     from kendall.queueing.commands.cli import law_of  # noqa: PLC0415
     from kendall.queueing.distributions.token_distribution import SHORTER, parse_distribution  # noqa: PLC0415
-    from kendall.queueing.models.soap.predictor_text import parse_predictor  # noqa: PLC0415
+    from kendall.queueing.predictors.predictor_text import parse_predictor  # noqa: PLC0415
 
     if bool(run_files) == (folder is not None):
         raise SpecError("got neither run files nor --sweep, or both; expected one of them")

@@ -38,7 +38,7 @@ from kendall.queueing.measurement.arrival_audit import Audit, audit_arrivals
 from kendall.queueing.measurement.record import Header, Record, call_of, read_cut_run
 from kendall.queueing.measurement.recursion import served
 from kendall.queueing.measurement.statistics import Summary, summarise
-from kendall.queueing.models.soap.predictor_text import PredictorText, parse_predictor
+from kendall.queueing.predictors.predictor_text import PredictorText, parse_predictor
 from kendall.queueing.queue import Queue
 from kendall.queueing.result import LEVELS
 

@@ -21,8 +21,8 @@ from kendall.queueing.latency.speed import Speed
 from kendall.queueing.measurement.check import Check
 from kendall.queueing.measurement.recursion import Served
 from kendall.queueing.measurement.statistics import Interval
-from kendall.queueing.models.soap.predictor_text import PredictorText
 from kendall.queueing.prediction.by_length import ByLength
+from kendall.queueing.predictors.predictor_text import PredictorText
 from kendall.queueing.queue import Queue
 
 NORMAL = 1.96

@@ -22,7 +22,7 @@ from kendall.queueing.measurement.delay_variance import AsymptoticVariance, sing
 from kendall.queueing.measurement.record import Record
 from kendall.queueing.measurement.recursion import Served, batches
 from kendall.queueing.measurement.statistics import FloatArray
-from kendall.queueing.models.soap.predictor_text import (
+from kendall.queueing.predictors.predictor_text import (
     NO_PREDICTION,
     PredictorText,
     parse_predictor,

@@ -16,8 +16,8 @@ from kendall.loadgen.compare.epoch_sample import EpochSample
 from kendall.policies.ordered import order_of
 from kendall.queueing.measurement.batch_means import student
 from kendall.queueing.measurement.statistics import FloatArray
-from kendall.queueing.models.soap.predictor_text import NO_PREDICTION
 from kendall.queueing.models.soap.token_orders import predicted_tokens
+from kendall.queueing.predictors.predictor_text import NO_PREDICTION
 
 JOINED = 0.95  # share of the requests that the load run's file must know
 DRAWS = 5  # of the predictions that were asked for

@@ -36,9 +36,9 @@ from kendall.queueing.estimation.window.snapshot import Snapshot
 from kendall.queueing.estimation.window_queue import heeded_batch_tokens
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.measurement.recursion import Served, prompts_cut
-from kendall.queueing.models.soap.predictor_text import PredictorText
 from kendall.queueing.prediction import predict_model
 from kendall.queueing.prediction.by_length import ByLength, durations_by_length
+from kendall.queueing.predictors.predictor_text import PredictorText
 from kendall.queueing.queue import Engine, Queue, Requests
 from kendall.queueing.result import LEVELS
 

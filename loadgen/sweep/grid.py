@@ -32,7 +32,7 @@ from kendall.queueing.distributions.token_distribution import (
 )
 from kendall.queueing.engine_bounds import EngineBounds
 from kendall.queueing.latency.law import LatencyModel
-from kendall.queueing.models.soap.predictor_text import PredictorText, parse_predictor
+from kendall.queueing.predictors.predictor_text import PredictorText, parse_predictor
 from kendall.queueing.queue import Engine, Queue, Requests
 from kendall.queueing.simulation.run_length import advise_model
 

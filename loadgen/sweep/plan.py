@@ -23,7 +23,7 @@ from kendall.queueing.arrivals.length_prediction import parse_length_prediction
 from kendall.queueing.distributions.token_distribution import SHORTER, parse_distribution
 from kendall.queueing.measurement.batch_means import TOO_WIDE
 from kendall.queueing.measurement.paths import writing
-from kendall.queueing.models.soap.predictor_text import NO_PREDICTION, without_predictor
+from kendall.queueing.predictors.predictor_text import NO_PREDICTION, without_predictor
 
 POLICIES = (
     "single",

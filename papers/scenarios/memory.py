@@ -39,8 +39,8 @@ import numpy as np
 from kendall.policies.text import SpecError
 from kendall.queueing.distributions.token_distribution import TokenDistribution, Vector
 from kendall.queueing.latency.law import LatencyModel
-from kendall.queueing.models.soap.predictor_text import PredictorText
 from kendall.queueing.models.soap.token_orders import predicted_tokens
+from kendall.queueing.predictors.predictor_text import PredictorText
 from kendall.queueing.simulation.kernels import Ints
 from papers.scenarios.memory_kernels import run_memory
 from papers.scenarios.memory_state import (

@@ -27,8 +27,8 @@ import numpy as np
 
 from kendall.policies.text import SpecError
 from kendall.queueing.distributions.token_distribution import TokenDistribution, Vector
-from kendall.queueing.models.soap.predictor_text import PredictorText
 from kendall.queueing.models.soap.token_orders import predicted_tokens
+from kendall.queueing.predictors.predictor_text import PredictorText
 from kendall.queueing.simulation.kernels import Floats, Ints, compiled, inner
 from kendall.queueing.simulation.orders.kernels import pop, push
 from papers.scenarios.runs import Measured, Replications, measured, unit_exponential

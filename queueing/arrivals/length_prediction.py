@@ -1,5 +1,5 @@
 """Predicted output lengths that are sent along with the requests, with a named error: the texts and
-the laws of `kendall predict --predictor` (queueing.models.soap.predictor_text).
+the laws of `kendall predict --predictor` (queueing.predictors.predictor_text).
 
 A bit is sent as a number: half the threshold for "not above", twice the threshold for "above",
 whatever the lengths; the numbers carry the bit and nothing more. The exponential model is the
@@ -17,7 +17,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from kendall.queueing.models.soap.predictor_text import (
+from kendall.queueing.predictors.predictor_text import (
     NO_PREDICTION,
     PredictorText,
     parse_predictor,

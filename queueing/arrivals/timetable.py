@@ -26,7 +26,7 @@ from kendall.queueing.arrivals.length_prediction import IntArray, predict_length
 from kendall.queueing.arrivals.processes import ArrivalStream, FloatArray, Poisson, delivered_rate
 from kendall.queueing.distributions.flows import Flows, check_name
 from kendall.queueing.measurement.record import shown, unmarked
-from kendall.queueing.models.soap.predictor_text import PredictorText
+from kendall.queueing.predictors.predictor_text import PredictorText
 
 __all__ = [
     "FloatArray",

@@ -30,14 +30,14 @@ from kendall.queueing.choosing.answer import by_formula
 from kendall.queueing.choosing.objective import Objective
 from kendall.queueing.choosing.search import Optimum, Point, choose
 from kendall.queueing.errors import NotConvergedError, UnstableQueueError
-from kendall.queueing.models.soap.predictor_text import (
+from kendall.queueing.models.soap.token_orders import is_solved
+from kendall.queueing.prediction import methods
+from kendall.queueing.prediction.by_length import LONGEST, durations_by_length
+from kendall.queueing.predictors.predictor_text import (
     NO_PREDICTION,
     PredictorText,
     parse_predictor,
 )
-from kendall.queueing.models.soap.token_orders import is_solved
-from kendall.queueing.prediction import methods
-from kendall.queueing.prediction.by_length import LONGEST, durations_by_length
 from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.experiment import begin_of, check_kept_up, steady_run
 

@@ -42,7 +42,7 @@ from kendall.queueing.measurement.batch_means import BATCHES, batch_means_interv
 from kendall.queueing.measurement.check import Check
 from kendall.queueing.measurement.recursion import batch_starts, by_batch
 from kendall.queueing.measurement.warm_up import warm_up
-from kendall.queueing.models.soap.predictor_text import NO_PREDICTION
+from kendall.queueing.predictors.predictor_text import NO_PREDICTION
 from kendall.queueing.queue import Queue
 from kendall.queueing.simulation import fast
 

@@ -13,7 +13,7 @@ from kendall.queueing.engine_bounds import EngineBounds
 from kendall.queueing.estimation.estimates import Estimates
 from kendall.queueing.estimation.lengths.within_calls import significant
 from kendall.queueing.latency.law import LatencyModel
-from kendall.queueing.models.soap.predictor_text import parse_predictor
+from kendall.queueing.predictors.predictor_text import parse_predictor
 from kendall.queueing.queue import Engine, Queue, Requests
 
 RARELY_CUT = 0.01  # of the batches, by their prompts: a forecast does not heed it

@@ -30,8 +30,8 @@ from kendall.queueing.latency.slots.token_gaps import GapCounts, Gaps, found, no
 from kendall.queueing.latency.stalls import SPARE_GAPS
 from kendall.queueing.models.batches.calls import draw_calls
 from kendall.queueing.models.gg1 import unit_gaps
-from kendall.queueing.models.soap.predictor_text import NO_PREDICTION
 from kendall.queueing.models.soap.token_orders import predicted_tokens
+from kendall.queueing.predictors.predictor_text import NO_PREDICTION
 from kendall.queueing.queue import Queue
 from kendall.queueing.simulation import kernels, slot_kernels
 from kendall.queueing.simulation.orders.batch_kernels import (

@@ -24,7 +24,7 @@ from kendall.queueing.arrivals.timetable import Timetable
 from kendall.queueing.distributions.laws import LONGEST
 from kendall.queueing.distributions.token_distribution import TokenDistribution, Vector
 from kendall.queueing.latency.law import LatencyModel
-from kendall.queueing.models.soap.predictor_text import NO_PREDICTION
+from kendall.queueing.predictors.predictor_text import NO_PREDICTION
 from kendall.queueing.queue import ONE_FLOW, Limits, Queue
 from kendall.queueing.result import Prediction
 from kendall.queueing.simulation.experiment import (

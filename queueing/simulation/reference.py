@@ -33,6 +33,7 @@ from kendall.policies.core import Dispatch, Policy, Preempt, QueueState, Request
 from kendall.policies.decision import DecisionError, check_once, decide
 from kendall.policies.ordered import counts, order_of, wants_steps
 from kendall.policies.text import counted, format_policy
+from kendall.policies.waiting_queues import moved, queue_for
 from kendall.queueing.errors import PredictionError
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.latency.service import ServiceProcess
@@ -49,7 +50,6 @@ from kendall.queueing.simulation.ledger import (
     lost,
     stopped,
 )
-from kendall.queueing.simulation.orders.waiting_by_rank import moved, queue_for
 
 MOST_WAKE_UPS = 10_000  # of a policy between two other events
 

@@ -16,9 +16,8 @@ from kendall.policies import Policy, Request
 from kendall.policies.ordered import order_of
 from kendall.policies.orders.order import MOST_PRIORITY
 from kendall.policies.text import counted
+from kendall.policies.waiting_queues import WaitingQueue, queue_for
 from kendall.queueing.measurement.record import Record
-from kendall.queueing.simulation.orders.waiting_by_rank import queue_for
-from kendall.queueing.simulation.waiting import WaitingQueue
 from kendall.server.admission.buckets import RateLimits
 from kendall.server.admission.concurrency import AdaptiveLimit
 from kendall.server.admission.host import AdmissionHost

@@ -33,9 +33,8 @@ from kendall.policies.decision import check_once
 from kendall.policies.flow_counters import FlowCounters
 from kendall.policies.ordered import counts, order_of, wants_steps
 from kendall.policies.registry import is_built_in, may_preempt
+from kendall.policies.waiting_queues import WaitingQueue, moved, queue_for
 from kendall.queueing.measurement.record import Outcome, Record
-from kendall.queueing.simulation.orders.waiting_by_rank import moved, queue_for
-from kendall.queueing.simulation.waiting import WaitingQueue
 from kendall.server.engines.base import Capabilities, Engine, EngineRequest
 from kendall.server.queue.decision_loop import DecisionLoop, decided
 from kendall.server.queue.ledger import Ledger

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from kendall.policies import Policy, Request, Running, Waiting
-from kendall.queueing.simulation.waiting import WaitingQueue
+from kendall.policies.waiting_queues import WaitingQueue
 from kendall.server.engines.base import Capabilities
 from kendall.server.queue.ledger import Ledger
 from kendall.server.queue.recovery import Recovery

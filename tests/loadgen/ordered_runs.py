@@ -20,8 +20,8 @@ from kendall.policies import Request, parse_policy
 from kendall.queueing.distributions.token_distribution import parse_distribution
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.measurement.record import Record
-from kendall.queueing.models.soap.predictor_text import parse_predictor
 from kendall.queueing.models.soap.token_orders import predicted_tokens
+from kendall.queueing.predictors.predictor_text import parse_predictor
 from kendall.queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
 
 LAW = LatencyModel(k2=0.01, k4=0.002)

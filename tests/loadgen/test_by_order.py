@@ -34,8 +34,8 @@ from kendall.queueing.engine_bounds import EngineBounds
 from kendall.queueing.measurement.record import Record
 from kendall.queueing.measurement.recursion import Served, served
 from kendall.queueing.measurement.statistics import batch_means_interval
-from kendall.queueing.models.soap.predictor_text import parse_predictor
 from kendall.queueing.prediction.by_length import ByLength
+from kendall.queueing.predictors.predictor_text import parse_predictor
 from tests.golden_files import is_as_kept
 from tests.loadgen.ordered_runs import AGING, FIRST_COME, LAW, LENGTHS, SHORTEST, jobs, records
 

@@ -15,7 +15,7 @@ from kendall.loadgen.report.html.orders import COLOURS, PALE, order_table, order
 from kendall.loadgen.report.html.page import page
 from kendall.policies import parse_policy
 from kendall.queueing.measurement.record import Header, Record, write_run
-from kendall.queueing.models.soap.predictor_text import parse_predictor
+from kendall.queueing.predictors.predictor_text import parse_predictor
 from tests.kept_values import moved
 from tests.loadgen.driver import drive
 from tests.loadgen.ordered_runs import AGING, FIRST_COME, LAW, SHORTEST, jobs, records

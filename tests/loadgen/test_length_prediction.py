@@ -13,7 +13,7 @@ from kendall.queueing.arrivals.length_prediction import parse_length_prediction,
 from kendall.queueing.arrivals.processes import Poisson
 from kendall.queueing.arrivals.timetable import draw_timetable, with_predictions
 from kendall.queueing.distributions.token_distribution import parse_distribution
-from kendall.queueing.models.soap.predictor_text import EXAMPLES
+from kendall.queueing.predictors.predictor_text import EXAMPLES
 
 LENGTHS = parse_distribution("uniform:low=1,high=2000")
 TRUE = LENGTHS.sample(np.random.default_rng(7), 20_000)

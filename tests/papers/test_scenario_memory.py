@@ -10,10 +10,10 @@ from kendall.policies.text import SpecError
 from kendall.queueing.distributions.token_distribution import parse_distribution
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.models.soap.orders import SHORTEST_FIRST
-from kendall.queueing.models.soap.predictor_text import PredictorText
-from kendall.queueing.models.soap.predictors import ExactPrediction
 from kendall.queueing.models.soap.queue import solve_order
-from kendall.queueing.models.soap.sizes import token_sizes
+from kendall.queueing.predictors.laws import ExactPrediction
+from kendall.queueing.predictors.predictor_text import PredictorText
+from kendall.queueing.predictors.sizes import token_sizes
 from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.fast import Trace, replay
 from papers.scenarios.memory import (

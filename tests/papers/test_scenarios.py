@@ -8,8 +8,8 @@ from kendall.queueing.distributions.token_distribution import parse_distribution
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.models.soap.orders import ThresholdRanks
 from kendall.queueing.models.soap.queue import solve_order
-from kendall.queueing.models.soap.sizes import exponential_sizes
 from kendall.queueing.models.tandem import tandem_path
+from kendall.queueing.predictors.sizes import exponential_sizes
 from papers.scenarios import many_queues, phases, several_models
 from papers.scenarios.many_queues import ChoiceWork, drawn_choices, run_choices
 from papers.scenarios.phases import Gpus, Phases, PhaseWork, phase_ranks, run_phases

@@ -11,14 +11,14 @@ from kendall.queueing.models.soap.orders import (
     FifoRanks,
     ThresholdRanks,
 )
-from kendall.queueing.models.soap.predictors import (
+from kendall.queueing.models.soap.queue import solve_order
+from kendall.queueing.models.soap.several_servers import order_doubt, solve_on_servers
+from kendall.queueing.predictors.laws import (
     ExactPrediction,
     ExponentialPrediction,
     WholeTokens,
 )
-from kendall.queueing.models.soap.queue import solve_order
-from kendall.queueing.models.soap.several_servers import order_doubt, solve_on_servers
-from kendall.queueing.models.soap.sizes import Atoms, SizeGrid, WeibullSizes, exponential_sizes
+from kendall.queueing.predictors.sizes import Atoms, SizeGrid, WeibullSizes, exponential_sizes
 from papers.closed_forms import (
     best_threshold,
     bit,

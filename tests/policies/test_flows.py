@@ -21,7 +21,7 @@ from kendall.policies.ordered import counts, order_of, wants_steps
 from kendall.policies.orders import ORDERS
 from kendall.policies.orders.fair import VirtualTokens
 from kendall.policies.orders.order import Order
-from kendall.queueing.simulation.orders.waiting_by_rank import CountedQueue, queue_for
+from kendall.policies.waiting_queues import CountedQueue, queue_for
 
 
 def asked(name: str, flow: str, at: float = 0.0, prompt: int = 10, so_far: int = 0) -> Waiting:

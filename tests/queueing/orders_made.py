@@ -15,14 +15,14 @@ from kendall.queueing.models.soap.orders import (
     PredictedRanks,
     ThresholdRanks,
 )
-from kendall.queueing.models.soap.predictors import (
+from kendall.queueing.predictors.laws import (
     ExactPrediction,
     ExponentialPrediction,
     LognormalPrediction,
     Predictor,
     WholeTokens,
 )
-from kendall.queueing.models.soap.sizes import SizeLaw, WeibullSizes, exponential_sizes, token_sizes
+from kendall.queueing.predictors.sizes import SizeLaw, WeibullSizes, exponential_sizes, token_sizes
 from papers.prediction_costs import DelayPredict, SkipPredict
 
 LATENCY = LatencyModel(k2=0.1, k4=0.0406)  # mean service time about 1 s

@@ -16,9 +16,9 @@ from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.models.batches.batch_chain import solve_batch_chain
 from kendall.queueing.models.batches.bin_chain import BinnedQueue, solve_bin_chain
 from kendall.queueing.models.batches.binned import bins_of
-from kendall.queueing.models.soap.predictor_text import parse_predictor
 from kendall.queueing.prediction import methods, predict_model
 from kendall.queueing.prediction.by_length import durations_by_length
+from kendall.queueing.predictors.predictor_text import parse_predictor
 from kendall.queueing.queue import Queue
 from kendall.queueing.result import FALLBACK, Quantiles
 from kendall.queueing.simulation.experiment import simulate_model

@@ -11,9 +11,9 @@ from kendall.queueing.errors import UnstableQueueError
 from kendall.queueing.latency.batch_time import BatchTime
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.models.batches.binned import bins_of
-from kendall.queueing.models.soap.predictor_text import parse_predictor
 from kendall.queueing.models.soap.token_orders import predicted_tokens
 from kendall.queueing.prediction import predict
+from kendall.queueing.predictors.predictor_text import parse_predictor
 from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.experiment import simulate_run
 from tests.queueing.made import made_queue

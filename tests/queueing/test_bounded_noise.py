@@ -13,9 +13,9 @@ from kendall.queueing.models.soap.orders import (
     SHORTEST_REMAINING,
     BounceRanks,
 )
-from kendall.queueing.models.soap.predictors import ExponentialPrediction, UniformPrediction
 from kendall.queueing.models.soap.queue import price_of_misprediction, solve_order
-from kendall.queueing.models.soap.sizes import SizeGrid, exponential_sizes
+from kendall.queueing.predictors.laws import ExponentialPrediction, UniformPrediction
+from kendall.queueing.predictors.sizes import SizeGrid, exponential_sizes
 from papers.sample_paths import Replications, simulate_order
 
 EXPONENTIAL = exponential_sizes()

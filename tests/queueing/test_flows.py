@@ -13,6 +13,7 @@ from kendall.policies.core import Request, Waiting
 from kendall.policies.flow_counters import FlowCounters, TokenWeights
 from kendall.policies.immediate import Continuous, Single
 from kendall.policies.text import SpecError
+from kendall.policies.waiting_queues import queue_for
 from kendall.queueing.commands import cli
 from kendall.queueing.distributions.flows import Flows, parse_flows
 from kendall.queueing.distributions.token_distribution import parse_distribution
@@ -23,7 +24,6 @@ from kendall.queueing.prediction.solutions import methods
 from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.experiment import draw_jobs, simulate_model
 from kendall.queueing.simulation.ledger import ServedBatch, Started
-from kendall.queueing.simulation.orders.waiting_by_rank import queue_for
 
 TOKENS = parse_distribution("geometric:mean=20", 150)
 LAW = LatencyModel(k1=1e-4, k2=4e-3, k3=1e-5, k4=2e-3)

@@ -14,9 +14,9 @@ from kendall.policies import parse_policy
 from kendall.policies.core import Request
 from kendall.queueing.distributions.token_distribution import parse_distribution
 from kendall.queueing.latency.law import LatencyModel
-from kendall.queueing.models.soap.predictor_text import parse_predictor
 from kendall.queueing.models.soap.token_orders import TokenService, solve_in_tokens
 from kendall.queueing.prediction import predict_model
+from kendall.queueing.predictors.predictor_text import parse_predictor
 from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.experiment import driven_run, simulate_run
 from kendall.queueing.simulation.fast import Trace, is_compiled, replay

@@ -28,10 +28,7 @@ from kendall.queueing.models.soap.orders import (
     PredictedRanks,
     ThresholdRanks,
 )
-from kendall.queueing.models.soap.predictor_text import PredictorText, parse_predictor
-from kendall.queueing.models.soap.predictors import OneBit
 from kendall.queueing.models.soap.queue import solve_order
-from kendall.queueing.models.soap.sizes import Atoms, Residual
 from kendall.queueing.models.soap.token_orders import (
     TokenService,
     delay_ratio,
@@ -41,6 +38,9 @@ from kendall.queueing.models.soap.token_orders import (
 )
 from kendall.queueing.prediction import predict_model
 from kendall.queueing.prediction.solutions import methods
+from kendall.queueing.predictors.laws import OneBit
+from kendall.queueing.predictors.predictor_text import PredictorText, parse_predictor
+from kendall.queueing.predictors.sizes import Atoms, Residual
 from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.experiment import simulate_model
 from papers.sample_paths import Replications, simulate_order

@@ -14,10 +14,10 @@ from kendall.policies.orders.by_length import ShortestFirst as ByLength
 from kendall.queueing.distributions.token_distribution import parse_distribution
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.models.soap.orders import SHORTEST_FIRST
-from kendall.queueing.models.soap.predictor_text import parse_predictor
-from kendall.queueing.models.soap.predictors import ExactPrediction
 from kendall.queueing.models.soap.queue import solve_order
-from kendall.queueing.models.soap.sizes import token_sizes
+from kendall.queueing.predictors.laws import ExactPrediction
+from kendall.queueing.predictors.predictor_text import parse_predictor
+from kendall.queueing.predictors.sizes import token_sizes
 from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.experiment import draw_jobs, simulate_run
 from kendall.queueing.simulation.fast import draw_trace, is_compiled, replay

@@ -20,7 +20,6 @@ from kendall.queueing.commands import cli
 from kendall.queueing.distributions.token_distribution import Vector, parse_distribution
 from kendall.queueing.errors import UnstableQueueError
 from kendall.queueing.latency.law import LatencyModel
-from kendall.queueing.models.soap.predictor_text import parse_predictor
 from kendall.queueing.models.soap.queue import solve_order
 from kendall.queueing.models.soap.resuming import (
     ResumeCost,
@@ -33,6 +32,7 @@ from kendall.queueing.models.soap.token_orders import TokenService, solve_in_tok
 from kendall.queueing.prediction import predict_model, steady_state
 from kendall.queueing.prediction.by_length import durations_by_length
 from kendall.queueing.prediction.solutions import methods
+from kendall.queueing.predictors.predictor_text import parse_predictor
 from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.experiment import simulate_model
 from papers.sample_paths import Replications, simulate_order

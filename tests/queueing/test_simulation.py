@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from kendall.policies import Request, Waiting, parse_policy
 from kendall.policies.text import SpecError
+from kendall.policies.waiting_queues import WaitingQueue
 from kendall.queueing.distributions.token_distribution import parse_distribution
 from kendall.queueing.errors import PredictionError
 from kendall.queueing.latency.law import LatencyModel
@@ -22,7 +23,6 @@ from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.experiment import check_draws, draw_jobs, simulate_model
 from kendall.queueing.simulation.fast import Trace, replay
 from kendall.queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
-from kendall.queueing.simulation.waiting import WaitingQueue
 
 LAW = LatencyModel(k1=0.3e-3, k2=1.4e-3, k3=25e-6, k4=0.92e-3, cv=0.12, turnaround=1.55e-3)
 SECOND = LatencyModel(k4=1.0)  # one second per step, whatever is in it

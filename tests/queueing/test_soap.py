@@ -20,16 +20,16 @@ from kendall.queueing.models.soap.orders import (
     PredictedRanks,
     ThresholdRanks,
 )
-from kendall.queueing.models.soap.predictors import (
+from kendall.queueing.models.soap.queue import price_of_misprediction, solve_order
+from kendall.queueing.models.soap.several_servers import solve_on_servers
+from kendall.queueing.predictors.laws import (
     ExactPrediction,
     ExponentialPrediction,
     LognormalPrediction,
     OneBit,
     UniformPrediction,
 )
-from kendall.queueing.models.soap.queue import price_of_misprediction, solve_order
-from kendall.queueing.models.soap.several_servers import solve_on_servers
-from kendall.queueing.models.soap.sizes import (
+from kendall.queueing.predictors.sizes import (
     Atoms,
     LognormalSizes,
     SizeGrid,

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from kendall.policies import Request, Waiting, parse_policy
 from kendall.policies.orders.by_urgency import ByPriority
 from kendall.policies.orders.order import MOST_PRIORITY
-from kendall.queueing.simulation.orders.waiting_by_rank import RankedQueue, moved, queue_for
-from kendall.queueing.simulation.waiting import WaitingQueue
+from kendall.policies.waiting_queues import RankedQueue, WaitingQueue, moved, queue_for
 
 
 def one(name: str, at: float, priority: int = 0, prompt: int = 3) -> Waiting:

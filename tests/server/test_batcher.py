@@ -25,9 +25,9 @@ from kendall.policies import (
     WaitUntil,
     parse_policy,
 )
+from kendall.policies.waiting_queues import queue_for
 from kendall.queueing.latency.law import parse_law
 from kendall.queueing.measurement.record import Record
-from kendall.queueing.simulation.orders.waiting_by_rank import queue_for
 from kendall.server.engines.base import EngineRequest, TokenStream
 from kendall.server.engines.emulated import EmulatedEngine
 from kendall.server.queue.batcher import Batcher

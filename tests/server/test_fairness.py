@@ -16,12 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kendall.policies import Policy, Request, Waiting, parse_policy
+from kendall.policies import Policy, Request, Waiting, parse_policy, waiting_queues
 from kendall.policies.flow_counters import FlowCounters
 from kendall.policies.orders.fair import VirtualTokens
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.measurement.record import Record
-from kendall.queueing.simulation.orders import waiting_by_rank
 from kendall.queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
 from kendall.server.admission.settings import OverloadSettings
 from kendall.server.http.api.checked_call import flow_of
@@ -71,7 +70,7 @@ def watched() -> Iterator[list[tuple[str, str, float]]]:
     log: list[tuple[str, str, float]] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Watched, "log", log, raising=False)
-        patch.setattr(waiting_by_rank, "FlowCounters", Watched)
+        patch.setattr(waiting_queues, "FlowCounters", Watched)
         yield log
 
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kendall.queueing.models.soap.orders import Order
-from kendall.queueing.models.soap.predictors import ExponentialPrediction, Predictor
 from kendall.queueing.models.soap.queue import EXACT, solve_order
-from kendall.queueing.models.soap.sizes import SizeLaw, WeibullSizes, exponential_sizes
+from kendall.queueing.predictors.laws import ExponentialPrediction, Predictor
+from kendall.queueing.predictors.sizes import SizeLaw, WeibullSizes, exponential_sizes
 from papers.reproduction.artefact import FAILED, Say, Statement
 from papers.reproduction.simulate import SEED
 

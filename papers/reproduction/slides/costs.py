@@ -10,7 +10,7 @@ from collections.abc import Callable
 from kendall.queueing.errors import UnstableQueueError
 from kendall.queueing.models.soap.orders import SHORTEST_REMAINING, ThresholdRanks
 from kendall.queueing.models.soap.queue import solve_order
-from kendall.queueing.models.soap.sizes import SizeGrid
+from kendall.queueing.predictors.sizes import SizeGrid
 from papers.closed_forms import best_threshold
 from papers.prediction_costs import DelayPredict, SkipPredict
 from papers.reproduction.artefact import Artefact, Panel, Say, Statement, curve

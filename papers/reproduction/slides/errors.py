@@ -14,9 +14,9 @@ from kendall.queueing.models.soap.orders import (
     BounceRanks,
     Order,
 )
-from kendall.queueing.models.soap.predictors import LognormalPrediction, UniformPrediction
 from kendall.queueing.models.soap.queue import EXACT, solve_order
-from kendall.queueing.models.soap.sizes import SizeLaw
+from kendall.queueing.predictors.laws import LognormalPrediction, UniformPrediction
+from kendall.queueing.predictors.sizes import SizeLaw
 from papers.reproduction.artefact import Artefact, Curve, Panel, Say, Statement, curve
 from papers.reproduction.simulate import SEED, Simulated, points
 from papers.reproduction.slides.cells import EXPONENTIAL, PREDICTED, WEIBULL

@@ -8,7 +8,7 @@ import dataclasses
 
 from kendall.queueing.distributions.token_distribution import parse_distribution
 from kendall.queueing.latency.law import LatencyModel
-from kendall.queueing.models.soap.predictor_text import PredictorText
+from kendall.queueing.predictors.predictor_text import PredictorText
 from papers.reproduction.artefact import Artefact, Panel, Say, Statement
 from papers.reproduction.simulate import SEED
 from papers.reproduction.slides.serving import clear, line, shown

@@ -12,7 +12,7 @@ import numpy as np
 
 from kendall.queueing.distributions.token_distribution import parse_distribution
 from kendall.queueing.latency.law import LatencyModel
-from kendall.queueing.models.soap.predictor_text import PredictorText
+from kendall.queueing.predictors.predictor_text import PredictorText
 from papers.reproduction.artefact import Artefact, Curve, Panel, Say, Statement
 from papers.reproduction.simulate import SEED, Simulated, points
 from papers.scenarios.memory import (

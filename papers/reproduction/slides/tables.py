@@ -12,8 +12,8 @@ from kendall.queueing.models.soap.orders import (
     FifoRanks,
     Order,
 )
-from kendall.queueing.models.soap.predictors import Predictor
 from kendall.queueing.models.soap.queue import EXACT
+from kendall.queueing.predictors.laws import Predictor
 from papers.reproduction.artefact import Artefact, Curve, Panel, Say, Statement, curve
 from papers.reproduction.slides.cells import PREDICTED, SHORT_RUNS, Cell
 

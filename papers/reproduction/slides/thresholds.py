@@ -19,9 +19,9 @@ from kendall.queueing.models.soap.orders import (
     Order,
     ThresholdRanks,
 )
-from kendall.queueing.models.soap.predictors import Predictor
 from kendall.queueing.models.soap.queue import EXACT
-from kendall.queueing.models.soap.sizes import SizeLaw
+from kendall.queueing.predictors.laws import Predictor
+from kendall.queueing.predictors.sizes import SizeLaw
 from papers.closed_forms import (
     Bit,
     best_threshold,

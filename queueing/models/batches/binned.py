@@ -33,9 +33,9 @@ import numpy as np
 
 from kendall.queueing.distributions.token_distribution import TokenDistribution, Vector
 from kendall.queueing.latency.batch_time import BatchTime
-from kendall.queueing.models.soap.predictor_text import PredictorText
-from kendall.queueing.models.soap.sizes import Atoms
 from kendall.queueing.models.soap.token_orders import TokenService
+from kendall.queueing.predictors.predictor_text import PredictorText
+from kendall.queueing.predictors.sizes import Atoms
 
 
 def binned_rate(

@@ -29,7 +29,7 @@ from kendall.queueing.distributions.lattice import blocks
 from kendall.queueing.distributions.token_distribution import Vector
 from kendall.queueing.errors import UnstableQueueError
 from kendall.queueing.models.soap.orders import Jobs
-from kendall.queueing.models.soap.sizes import NO_RESIDUAL, Residual
+from kendall.queueing.predictors.sizes import NO_RESIDUAL, Residual
 
 _PAIRS = 1_000_000  # of a rank and a kind, at once
 

@@ -33,9 +33,9 @@ import numpy as np
 from kendall.policies.text import SpecError
 from kendall.queueing.distributions.token_distribution import Vector
 from kendall.queueing.models.soap import ranks
-from kendall.queueing.models.soap.predictors import OneBit, Predictor
 from kendall.queueing.models.soap.ranks import Ranks
-from kendall.queueing.models.soap.sizes import Atoms, SizeGrid
+from kendall.queueing.predictors.laws import OneBit, Predictor
+from kendall.queueing.predictors.sizes import Atoms, SizeGrid
 
 
 @dataclass(frozen=True, eq=False)

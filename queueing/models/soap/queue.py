@@ -9,9 +9,9 @@ import numpy as np
 from kendall.queueing.distributions.token_distribution import Vector
 from kendall.queueing.models.soap.analysis import mean_sojourns
 from kendall.queueing.models.soap.orders import Jobs, Order
-from kendall.queueing.models.soap.predictors import ExactPrediction, Predictor
 from kendall.queueing.models.soap.resuming import Resuming, ResumingAnalysis
-from kendall.queueing.models.soap.sizes import Atoms, Residual, SizeGrid, SizeLaw
+from kendall.queueing.predictors.laws import ExactPrediction, Predictor
+from kendall.queueing.predictors.sizes import Atoms, Residual, SizeGrid, SizeLaw
 
 _FULL = 0.9999  # load for which the cells are cut at most
 CELLS = 150  # of a continuous law, and of its predictions, on the coarser of the two grids

@@ -33,8 +33,8 @@ from kendall.queueing.distributions.token_distribution import Vector
 from kendall.queueing.errors import UnstableQueueError
 from kendall.queueing.models.soap.analysis import Analysis
 from kendall.queueing.models.soap.orders import DrawnJobs, Jobs, Order
-from kendall.queueing.models.soap.predictors import Predictor
-from kendall.queueing.models.soap.sizes import Atoms, SizeGrid
+from kendall.queueing.predictors.laws import Predictor
+from kendall.queueing.predictors.sizes import Atoms, SizeGrid
 
 _SMALL = 1e-4  # interruptions in the seconds looked at, below which a series is more accurate
 _NEVER = 1e-12

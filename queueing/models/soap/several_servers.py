@@ -23,10 +23,10 @@ from kendall.policies.text import SpecError
 from kendall.queueing.latency.service_time import ServiceTime
 from kendall.queueing.models.mgc import solve_servers
 from kendall.queueing.models.soap.orders import Order
-from kendall.queueing.models.soap.predictors import Predictor
 from kendall.queueing.models.soap.queue import EXACT, OrderedQueue, solve_order
 from kendall.queueing.models.soap.resuming import resume_doubt
-from kendall.queueing.models.soap.sizes import SizeGrid, SizeLaw
+from kendall.queueing.predictors.laws import Predictor
+from kendall.queueing.predictors.sizes import SizeGrid, SizeLaw
 
 _CELLS = 400
 # log2(c) |ln(W(1) / W_fcfs(1))| up to which W(c) was within 5 %, below a load of 0.9 and above

@@ -39,8 +39,14 @@ from kendall.queueing.models.soap.orders import (
     PredictedRanks,
     ThresholdRanks,
 )
-from kendall.queueing.models.soap.predictor_text import NO_PREDICTION, PredictorText
-from kendall.queueing.models.soap.predictors import (
+from kendall.queueing.models.soap.queue import solve_order
+from kendall.queueing.models.soap.resuming import ResumeCost, Resuming
+from kendall.queueing.models.soap.several_servers import (
+    SeveralOrdered,
+    ratio_to_first_come,
+    solve_on_servers,
+)
+from kendall.queueing.predictors.laws import (
     ConstantPrediction,
     ExactPrediction,
     ExponentialPrediction,
@@ -49,14 +55,8 @@ from kendall.queueing.models.soap.predictors import (
     Predictor,
     WholeTokens,
 )
-from kendall.queueing.models.soap.queue import solve_order
-from kendall.queueing.models.soap.resuming import ResumeCost, Resuming
-from kendall.queueing.models.soap.several_servers import (
-    SeveralOrdered,
-    ratio_to_first_come,
-    solve_on_servers,
-)
-from kendall.queueing.models.soap.sizes import Atoms, token_sizes
+from kendall.queueing.predictors.predictor_text import NO_PREDICTION, PredictorText
+from kendall.queueing.predictors.sizes import Atoms, token_sizes
 
 
 @dataclass(frozen=True, eq=False)

@@ -34,7 +34,6 @@ from kendall.queueing.models.batches.batch_delay import batch_quantiles
 from kendall.queueing.models.batches.bin_chain import solve_bin_chain
 from kendall.queueing.models.batches.binned import bins_of
 from kendall.queueing.models.slots.continuous import doubt, solve_continuous
-from kendall.queueing.models.soap.predictor_text import NO_PREDICTION
 from kendall.queueing.models.soap.several_servers import order_doubt
 from kendall.queueing.models.soap.token_orders import (
     TokenService,
@@ -43,6 +42,7 @@ from kendall.queueing.models.soap.token_orders import (
     solve_in_tokens,
 )
 from kendall.queueing.prediction.solver import IN_DOUBT, Solver, answered, of_batches, token_times
+from kendall.queueing.predictors.predictor_text import NO_PREDICTION
 from kendall.queueing.queue import Queue
 from kendall.queueing.result import Quantiles
 

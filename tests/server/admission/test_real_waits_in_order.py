@@ -20,7 +20,7 @@ from kendall.queueing.arrivals.timetable import Timetable, draw, with_prediction
 from kendall.queueing.distributions.token_distribution import parse_distribution
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.measurement.record import Record
-from kendall.queueing.models.soap.predictor_text import parse_predictor
+from kendall.queueing.predictors.predictor_text import parse_predictor
 from kendall.queueing.queue import Queue
 from kendall.server.live.activity import SHOWN
 from tests.eventually import eventually

@@ -25,7 +25,7 @@ from scipy.special import ndtr
 
 from kendall.policies.text import SpecError
 from kendall.queueing.distributions.token_distribution import Vector
-from kendall.queueing.models.soap.sizes import Atoms, SizeGrid, shares
+from kendall.queueing.predictors.sizes import Atoms, SizeGrid, shares
 
 _FINE = 3000  # predictions at which the shares are tabled
 _COARSE = 300  # sizes with which they are
