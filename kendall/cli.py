@@ -10,7 +10,10 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 import sys
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 COMMANDS = {
@@ -229,20 +232,35 @@ def run_command(name: str, arguments: list[str]) -> int:
     from typer.exceptions import Exit
 
     try:
-        command = command_of(name)
-        _check_environment(name, command, arguments)
-        _check_one_key(name, command, arguments)
-        again = tuple(arguments)  # a gateway reads its options again on SIGHUP
-        return int(
-            command.main(arguments, prog_name=f"kendall {name}", standalone_mode=False, obj=again)
-            or 0
-        )
+        with _hangups_ignored(name):
+            command = command_of(name)
+            _check_environment(name, command, arguments)
+            _check_one_key(name, command, arguments)
+            again = tuple(arguments)  # a gateway reads its options again on SIGHUP
+            called = f"kendall {name}"
+            return int(
+                command.main(arguments, prog_name=called, standalone_mode=False, obj=again) or 0
+            )
     except Exit as stop:
         return stop.exit_code
     except KeyboardInterrupt:
         return 130
     except Exception as error:  # noqa: BLE001 - `_failed` raises it again under KENDALL_DEBUG
         return _failed(error, name, arguments)
+
+
+@contextlib.contextmanager
+def _hangups_ignored(name: str) -> Iterator[None]:
+    """Within `kendall serve`: SIGHUP reloads what serves, and ends nothing that is starting."""
+    ours = threading.current_thread() is threading.main_thread()
+    if name != "serve" or not ours or not hasattr(signal, "SIGHUP"):
+        yield
+        return
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def _failed(error: Exception, name: str, arguments: list[str]) -> int:

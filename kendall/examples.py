@@ -37,7 +37,7 @@ EXAMPLES = {
         f"kendall simulate --policy fixed:batch_size=8 {QUEUE} --replications 4 --json",
     ),
     "check-policy": (
-        "kendall check-policy shortest --policy-module shortest.py",
+        "kendall check-policy dynamic:order=spjf",
         "kendall check-policy capped:max_batch_size=8",
     ),
     "policies": ("kendall policies", "kendall policies --json"),

@@ -90,11 +90,13 @@ class Duration:
     """
 
     least: float = 0.0  # seconds
+    endless: bool = True  # inf may be given
 
     def __call__(self, value: str | float) -> float:
         """Seconds. Raises SpecError."""
         seconds = parse_duration(value) if isinstance(value, str) else float(value)
-        if math.isnan(seconds) or seconds < self.least:
+        endless = math.isinf(seconds) and not self.endless
+        if math.isnan(seconds) or seconds < self.least or endless:
             at_least = f" of at least {self.least:g} s" if self.least else ""
             raise SpecError(f"got {value!r}; expected a duration{at_least}: {EXAMPLES}")
         return seconds

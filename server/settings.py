@@ -214,13 +214,13 @@ class Settings:
         Panel.FAILURES,
         "Time after SIGTERM during which requests are still accepted while /ready answers 503.",
         default=0.0,
-        parser=Duration(),
+        parser=Duration(endless=False),
     )
     shutdown_timeout: float = option(
         Panel.FAILURES,
         "Time that requests in service have to finish after SIGTERM.",
         default=30.0,
-        parser=Duration(),
+        parser=Duration(endless=False),
     )
     security: SecuritySettings = field(default_factory=SecuritySettings)
     logs: LogSettings = field(default_factory=LogSettings)

@@ -283,6 +283,11 @@ def check_base_url(url: str) -> None:
             f"got --base-url {url}; expected "
             f"http://HOST:PORT{f', for example http://{url}' if '://' not in url else ''}"
         )
+    if not parts.netloc.isascii():
+        raise SpecError(
+            f"got --base-url {url}; expected a host of ASCII letters: other names are written with "
+            "xn--"
+        )
     if parts.query or parts.fragment:
         raise SpecError(
             f"got --base-url {url}; expected http://HOST:PORT without a query or fragment"

@@ -89,7 +89,7 @@ class Reloader:
         security = now.security
         certificate = "" if self._tls() is None else ", the certificate"
         log.warning(
-            "SIGHUP: reloaded %s and %s%s, the queue limits, the patience, log level %s",
+            "SIGHUP: reloaded %s and %s%s, the limits on queue and rates, log level %s",
             counted(len(security.api_keys), "API key"),
             counted(len(security.admin_keys), "admin key"),
             certificate,
@@ -127,6 +127,9 @@ def differences(before: Any, after: Any) -> list[str]:
         old, new = getattr(before, field.name), getattr(after, field.name)
         if dataclasses.is_dataclass(old):
             found += differences(old, new)
+        elif old != new and field.name == "engine_args":
+            changed = {name for name in {*old, *new} if old.get(name) != new.get(name)}
+            found += [f"the engine argument {name}" for name in sorted(changed)]
         elif old != new and not field.metadata.get("derived"):
             found.append(flag_of(field))
     return found

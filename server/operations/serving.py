@@ -49,6 +49,7 @@ from kendall.server.settings import Settings
 from kendall.server.supervision.replicas.pool import Replicas, ServingReplicas
 from kendall.server.supervision.supervisor import EngineLostError
 
+ENGINE_SEED = 0x6B656E64616C6C << 32  # "kendall"
 log = logging.getLogger("kendall")
 LAST_WORDS = 2.0  # seconds that answers which were given up have to leave, when the gateway stops
 ENGINE_STOP = 60.0  # seconds that the engine and everything else may take to stop, then
@@ -102,13 +103,20 @@ def _engine_name(settings: Settings) -> str:
     return name
 
 
+def engine_seed(server_id: int) -> int:
+    """Of an emulated engine: far from the seeds that clients choose, whose streams of random
+    numbers would be its own.
+    """
+    return ENGINE_SEED + server_id
+
+
 def _emulated(settings: Settings, law: LatencyModel) -> Engine:
     from kendall.server.engines.emulated import EmulatedEngine  # noqa: PLC0415
 
     bounds = {key: _whole(key, value) for key, value in settings.engine_args.items()}
 
     def make(server_id: int) -> Engine:
-        return EmulatedEngine(law, seed=server_id, **bounds)
+        return EmulatedEngine(law, seed=engine_seed(server_id), **bounds)
 
     first = make(0)  # a wrong argument is an error now
     if settings.replicas == 1:

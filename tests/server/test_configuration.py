@@ -940,3 +940,23 @@ def test_levels_and_formats_are_checked(capsys: pytest.CaptureFixture[str]) -> N
             kendall.cli.main(["serve", flag, value])
         assert stop.value.code == 2
         assert capsys.readouterr().err == f"kendall: got {flag} {value!r}; expected {expected}\n"
+
+
+@pytest.mark.parametrize("option", ["--shutdown-timeout", "--shutdown-delay"])
+def test_a_shutdown_has_an_end(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        kendall.cli.main(["serve", option, "inf", "--show-config"])
+    assert stop.value.code == 2
+    assert f"got {option} inf; expected a duration" in capsys.readouterr().err
+
+
+def test_an_endless_duration_is_shown_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        kendall.cli.main(["serve", "--patience", "inf", "--show-config", "--json"])
+    assert stop.value.code == 0
+
+    def refused(constant: str) -> float:
+        raise AssertionError(constant)
+
+    shown = json.loads(capsys.readouterr().out, parse_constant=refused)
+    assert shown["patience"]["value"] == "inf"

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 from kendall.policies import Request, SpecError
+from kendall.queueing.arrivals.timetable import streams
 from kendall.queueing.latency.law import LatencyModel
 from kendall.server.engines import emulated
 from kendall.server.engines.base import (
@@ -39,6 +40,7 @@ from kendall.server.engines.emulated import (
     EmulatedEngine,
     token_ids_of,
 )
+from kendall.server.operations.serving import engine_seed
 from tests.eventually import eventually
 from tests.server.harness import engine_request_of
 from tests.virtual_time import run_virtual
@@ -553,3 +555,16 @@ def test_a_long_prompt_takes_several_steps_where_the_engine_computes_it_in_parts
         assert loop.time() == pytest.approx(first_token_at, abs=0.0002)
 
     run_virtual(main())
+
+
+def test_a_served_engine_draws_no_numbers_of_a_load_generator() -> None:
+    """With one seed the lengths of answers were the gaps between arrivals."""
+
+    def first(generator: np.random.Generator) -> float:
+        return float(generator.random())
+
+    engines = [np.random.SeedSequence(engine_seed(server)).spawn(4) for server in range(8)]
+    ours = {first(np.random.default_rng(child)) for children in engines for child in children}
+    theirs = {first(generator) for seed in range(200) for generator in streams(seed)}
+    assert len(ours) == 32
+    assert not ours & theirs

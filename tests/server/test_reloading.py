@@ -63,8 +63,8 @@ def test_keys_are_revoked_and_added_at_once(caplog: pytest.LogCaptureFixture) ->
     with caplog.at_level(logging.INFO):
         asyncio.run(main())
     assert (
-        "SIGHUP: reloaded 2 API keys and 0 admin keys, the queue limits, the patience, log "
-        "level info"
+        "SIGHUP: reloaded 2 API keys and 0 admin keys, the limits on queue and rates, log level "
+        "info"
     ) in caplog.text
 
 
@@ -428,3 +428,26 @@ def test_a_hangup_at_any_time_ends_nothing(tmp_path: Path) -> None:
             await ended(running)
 
     asyncio.run(main())
+
+
+def test_an_engine_argument_that_changed_is_named() -> None:
+    before = Settings(engine_args={"max_num_seqs": 4, "dtype": "auto"})
+    after = Settings(engine_args={"max_num_seqs": 8, "dtype": "auto"})
+    assert differences(before, after) == ["the engine argument max_num_seqs"]
+
+
+def test_a_hangup_while_a_gateway_is_starting_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The handler is there before a module of the gateway is."""
+    found = []
+
+    def command_of(_: str) -> None:
+        found.append(signal.getsignal(signal.SIGHUP))
+        raise SpecError("got enough; expected no more")
+
+    before = signal.getsignal(signal.SIGHUP)
+    monkeypatch.setattr(kendall.cli, "command_of", command_of)
+    monkeypatch.setattr(kendall.cli, "_failed", lambda *_: 2)
+    for name in ("serve", "load"):
+        assert kendall.cli.run_command(name, []) == 2
+    assert found == [signal.SIG_IGN, before]
+    assert signal.getsignal(signal.SIGHUP) == before

@@ -5,6 +5,7 @@ be fed back, or as JSON.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,7 +96,10 @@ def as_json(shown: Sequence[Shown]) -> str:
 
 
 def _entry(each: Shown) -> dict[str, Any]:
-    return {"value": HIDDEN if each.secret else each.value, "source": each.source}
+    value = HIDDEN if each.secret else each.value
+    if isinstance(value, float) and not math.isfinite(value):
+        value = str(value)  # which JSON has no number for
+    return {"value": value, "source": each.source}
 
 
 def _line(each: Shown) -> str:
