@@ -251,7 +251,9 @@ def run_command(name: str, arguments: list[str]) -> int:
 
 @contextlib.contextmanager
 def _hangups_ignored(name: str) -> Iterator[None]:
-    """Within `kendall serve`: SIGHUP reloads what serves, and ends nothing that is starting."""
+    """Within `kendall serve`: SIGHUP reloads what serves, and ends neither a gateway that is
+    starting nor the processes that it starts, which inherit this.
+    """
     ours = threading.current_thread() is threading.main_thread()
     if name != "serve" or not ours or not hasattr(signal, "SIGHUP"):
         yield

@@ -43,21 +43,24 @@ def option(
     required: bool = False,
     reloaded: bool = False,
     none: Any = None,
+    secret: bool = False,
     **rules: Any,
 ) -> Any:
     """A field of a dataclass that an option sets. Its type is what the settings have: a Literal is
-    checked, several values become a tuple.
+    checked, several values become a tuple. `secret`: no representation of the settings shows it.
     """
-    metadata = {"option": Option(panel, about, flags, none, rules), "reloaded": reloaded}
-    if required:
-        return dataclasses.field(metadata=metadata)
-    return dataclasses.field(default=default, metadata=metadata)
+    return dataclasses.field(
+        default=dataclasses.MISSING if required else default,
+        repr=not secret,
+        metadata={"option": Option(panel, about, flags, none, rules), "reloaded": reloaded},
+    )
 
 
-def secret(panel: str, about: str, **rules: Any) -> Any:
-    """The same for a value that no representation of the settings shows."""
-    shown = option(panel, about, **rules)
-    return dataclasses.field(default=shown.default, metadata=shown.metadata, repr=False)
+def flag_option(panel: str, about: str, *flags: str, **rules: Any) -> Any:
+    """An option of one command, for its parameter; no flags: as the parameter is named."""
+    import typer
+
+    return typer.Option(*flags, help=about, rich_help_panel=panel or None, **rules)
 
 
 def option_of(field: dataclasses.Field[Any]) -> Option | None:
@@ -104,19 +107,14 @@ def with_options(panels: Sequence[str] = ()) -> Callable[[_Command], _Command]:
 
 
 def _parameters(kind: Any) -> Iterator[inspect.Parameter]:
-    import typer
-
     for field in dataclasses.fields(kind):
         hint = _hints(kind)[field.name]
         if dataclasses.is_dataclass(hint):
             yield from _parameters(hint)
         elif (described := option_of(field)) is not None:
             several = get_origin(hint) is tuple
-            info = typer.Option(
-                *described.flags,
-                help=described.about,
-                rich_help_panel=described.panel,
-                **described.rules,
+            info = flag_option(
+                described.panel, described.about, *described.flags, **described.rules
             )
             yield inspect.Parameter(
                 _name(field),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from kendall.options import option, secret
+from kendall.options import option
 from kendall.policies.durations import Duration
 from kendall.queueing.measurement.paths import FileToWrite
 from kendall.server.admission.settings import OverloadSettings
@@ -63,9 +63,10 @@ class Settings:
         ),
         default=(),
     )
-    engine_api_key: str | None = secret(
+    engine_api_key: str | None = option(
         Panel.BEHIND,
         "Key sent to the servers of --engine-url as a bearer token, and to no other origin.",
+        secret=True,
     )
     tokenizer: Path | None = option(
         Panel.BEHIND,

@@ -5,18 +5,14 @@ and what a user sees of it is asked for. The numbers are those of docs/architect
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("policies", "queueing", "server", "loadgen")
+from tests.scratch_product import run_in, scratch_product
+
 LAW = "k1=0.001,k2=0.004,k3=0,k4=0.002"
 NEW = None  # in place of a text to be replaced: the file is new
 
@@ -251,15 +247,7 @@ print(json.dumps(sorted(look_of("single").comparison.assumptions)))
 def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The product with one more of each."""
     root = tmp_path_factory.mktemp("scratch")
-    (product := root / "kendall").mkdir()
-    for path in (ROOT / "kendall").iterdir():
-        if path.name not in FOLDERS:
-            (product / path.name).symlink_to(path.resolve())
-    for name in FOLDERS:
-        ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(ROOT / name, root / name, ignore=ignored)
-        (product / name).symlink_to(root / name)
-    (root / "tests").symlink_to(ROOT / "tests")
+    scratch_product(root)
     for thing in THINGS.values():
         for name, edits in thing.edits.items():
             path = root / name
@@ -276,15 +264,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def said(root: Path, *arguments: str, **variables: str) -> Any:
     """What a program of the scratch copy prints, as JSON."""
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        env=os.environ | {"PYTHONPATH": str(root)} | variables,
-        cwd=root,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,
-    )
+    done = run_in(root, *arguments, **variables)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from kendall.loadgen.commands.flags import option
+from kendall.options import flag_option
 from kendall.policies.text import CommaList, SpecError, short_number, suggest
 
 if TYPE_CHECKING:
@@ -32,40 +32,48 @@ def audit_command(
     *,
     asked_rate: Annotated[
         float | None,
-        option(
-            "--asked-rate",
+        flag_option(
+            "",
             "Requested arrival rate in requests per second. Default: the header's.",
+            "--asked-rate",
         ),
     ] = None,
     process: Annotated[
         str | None,
-        option(
-            "--process",
+        flag_option(
+            "",
             "Requested arrival process; only poisson is tested. Default: the header's.",
+            "--process",
         ),
     ] = None,
     significance: Annotated[
         float,
-        option(
-            "--significance", "Significance level: the fraction of true Poisson streams that fail."
+        flag_option(
+            "",
+            "Significance level: the fraction of true Poisson streams that fail.",
+            "--significance",
         ),
     ] = 0.01,
     lateness_budget: Annotated[
         str | None,
-        option(
-            "--lateness-budget",
+        flag_option(
+            "",
             "Largest allowed lateness against the timetable. Default: mean=1ms,p99=5ms.",
+            "--lateness-budget",
             parser=CommaList(),
         ),
     ] = None,
     require: Annotated[
         list[str] | None,
-        option(
-            "--require",
+        flag_option(
+            "",
             "poisson | timetable: exit status 3 if the run fails this test. Repeatable.",
+            "--require",
         ),
     ] = None,
-    json: Annotated[bool, option("--json", "Print one JSON object and nothing else.")] = False,
+    json: Annotated[
+        bool, flag_option("", "Print one JSON object and nothing else.", "--json")
+    ] = False,
 ) -> None:
     """Test whether the arrivals of a run are a Poisson process and kept to their timetable, and
     name each deviation.

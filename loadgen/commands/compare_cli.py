@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from kendall.loadgen.commands.flags import option
+from kendall.options import flag_option
 from kendall.policies.registry import use_modules
 from kendall.policies.text import SpecError
 from kendall.queueing.commands.policy_option import PolicyModules
@@ -35,80 +35,99 @@ def compare_command(
     *,
     sweep: Annotated[
         Path | None,
-        option("--sweep", "Folder of a sweep or demo to compare, instead of run files."),
+        flag_option("", "Folder of a sweep or demo to compare, instead of run files.", "--sweep"),
     ] = None,
     latency: Annotated[
         str | None,
-        option(
+        flag_option(
+            "",
+            (
+                "Latency law or profile for predictions. Default: observed delays and measured "
+                "service only."
+            ),
             "--latency",
-            "Latency law or profile for predictions. Default: observed delays and measured "
-            "service only.",
         ),
     ] = None,
     output_tokens: Annotated[
         str | None,
-        option(
+        flag_option(
+            "",
+            (
+                "Distribution of output lengths, for predictions. Default: the header's, else the "
+                "run's."
+            ),
             "--output-tokens",
-            "Distribution of output lengths, for predictions. Default: the header's, else the "
-            "run's.",
         ),
     ] = None,
     request_rate: Annotated[
         float | None,
-        option(
+        flag_option(
+            "",
+            (
+                "Arrival rate in requests per second, for predictions. Default: the header's, "
+                "else the run's."
+            ),
             "--request-rate",
-            "Arrival rate in requests per second, for predictions. Default: the header's, "
-            "else the run's.",
-            also=["--arrival-rate"],
+            "--arrival-rate",
         ),
     ] = None,
     max_num_seqs: Annotated[
         int | None,
-        option(
+        flag_option(
+            "",
+            (
+                "Largest number of sequences in the engine at once, for predictions. Default: no "
+                "limit."
+            ),
             "--max-num-seqs",
-            "Largest number of sequences in the engine at once, for predictions. Default: no "
-            "limit.",
         ),
     ] = None,
     predictor: Annotated[
         str | None,
-        option(
+        flag_option(
+            "",
+            (
+                "Predictor of output lengths that was asked for, for predictions of orders that "
+                "read predicted lengths. Default: the header's, else as good as the run's "
+                "predictions were."
+            ),
             "--predictor",
-            "Predictor of output lengths that was asked for, for predictions of orders that "
-            "read predicted lengths. Default: the header's, else as good as the run's "
-            "predictions were.",
         ),
     ] = None,
     output: Annotated[
         list[Path] | None,
-        option(
-            "--output",
+        flag_option(
+            "",
             "File to write; its suffix sets the format: .html, .csv, .png, .svg, .pdf. Repeatable.",
+            "--output",
             parser=FileToWrite("report.html"),
         ),
     ] = None,
     html: Annotated[
         Path | None,
-        option(
-            "--html",
+        flag_option(
+            "",
             "Write a self-contained HTML report to this file.",
+            "--html",
             parser=FileToWrite("report.html"),
         ),
     ] = None,
     csv: Annotated[
         Path | None,
-        option(
-            "--csv",
+        flag_option(
+            "",
             "Write the table to this file, in milliseconds.",
+            "--csv",
             parser=FileToWrite("report.csv"),
         ),
     ] = None,
     picture: Annotated[
         Path | None,
-        option(
-            "--picture",
+        flag_option(
+            "",
             "Write a plot of observed and predicted delays to this file: .png, .svg or .pdf.",
-            also=["--plot"],
+            "--picture",
+            "--plot",
             parser=FileToWrite("report.png"),
         ),
     ] = None,
@@ -121,7 +140,9 @@ def compare_command(
         ),
     ] = None,
     policy_module: PolicyModules = None,
-    json: Annotated[bool, option("--json", "Print one JSON object and nothing else.")] = False,
+    json: Annotated[
+        bool, flag_option("", "Print one JSON object and nothing else.", "--json")
+    ] = False,
 ) -> None:
     """Compare the observed delay of each policy and epoch with predictions, and name the
     assumption that fails where they differ.

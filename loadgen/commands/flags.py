@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import typer
@@ -25,14 +25,6 @@ OTHER_NAMES = {  # of the same: vLLM's, and one that was
     "--length-prediction": "--predictor",
 }
 SEVERAL = frozenset({"--goodput", "--metadata"})
-
-
-def option(
-    flag: str, about: str, panel: str | None = None, also: Sequence[str] = (), **settings: Any
-) -> Any:
-    """An option with its environment variable; `also`: its other names."""
-    variable = "KENDALL_" + flag.removeprefix("--").replace("-", "_").upper()
-    return typer.Option(flag, *also, help=about, envvar=variable, rich_help_panel=panel, **settings)
 
 
 def spelled_out(arguments: list[str]) -> list[str]:

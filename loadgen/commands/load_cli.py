@@ -12,7 +12,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from kendall.loadgen.commands.flags import LoadCommand, option
+from kendall.loadgen.commands.flags import LoadCommand
 from kendall.loadgen.commands.progress import for_stderr
 from kendall.loadgen.report.files.result_files import (
     ResultFiles,
@@ -27,7 +27,7 @@ from kendall.loadgen.sending.operating_system import cancelled_by
 from kendall.loadgen.sending.options import PANELS, RESULTS, WHERE, LoadOptions
 from kendall.loadgen.sending.plan import LoadPlan, plan_load
 from kendall.loadgen.sending.run import LoadResult
-from kendall.options import with_options
+from kendall.options import flag_option, with_options
 from kendall.queueing.commands.environment_variables import flags_first, from_environment
 from kendall.queueing.commands.terminal import console
 from kendall.queueing.measurement.paths import (
@@ -55,15 +55,17 @@ def load(
     results: ResultOptions,
     *,
     base_url: Annotated[
-        str | None, option("--base-url", "URL of the server. Default: http://HOST:PORT.", WHERE)
+        str | None,
+        flag_option(WHERE, "URL of the server. Default: http://HOST:PORT.", "--base-url"),
     ] = None,
-    host: Annotated[str, option("--host", "Host of the server.", WHERE)] = "127.0.0.1",
-    port: Annotated[int, option("--port", "Port of the server.", WHERE)] = 8080,
+    host: Annotated[str, flag_option(WHERE, "Host of the server.", "--host")] = "127.0.0.1",
+    port: Annotated[int, flag_option(WHERE, "Port of the server.", "--port")] = 8080,
     metadata: Annotated[
-        list[str] | None, option("--metadata", "KEY=VALUE pairs to store in vLLM's JSON.", RESULTS)
+        list[str] | None,
+        flag_option(RESULTS, "KEY=VALUE pairs to store in vLLM's JSON.", "--metadata"),
     ] = None,
     json: Annotated[
-        bool, option("--json", "Print one JSON object and nothing else.", RESULTS)
+        bool, flag_option(RESULTS, "Print one JSON object and nothing else.", "--json")
     ] = False,
 ) -> None:
     """Send requests at instants drawn in advance and report delays measured from those instants.

@@ -8,10 +8,10 @@ from typing import Annotated
 import msgspec
 import typer
 
-from kendall.loadgen.commands.flags import SummaryCommand, option
+from kendall.loadgen.commands.flags import SummaryCommand
 from kendall.loadgen.report.options import ReportOptions
 from kendall.loadgen.sending.options import PANELS
-from kendall.options import with_options
+from kendall.options import flag_option, with_options
 from kendall.queueing.commands.terminal import console
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -29,7 +29,9 @@ def summary_command(
     ],
     report: ReportOptions,
     *,
-    json: Annotated[bool, option("--json", "Print one JSON object and nothing else.")] = False,
+    json: Annotated[
+        bool, flag_option("", "Print one JSON object and nothing else.", "--json")
+    ] = False,
 ) -> None:
     """Print the report of saved load runs as `kendall load` prints it; the report of a killed run
     covers what was recorded.

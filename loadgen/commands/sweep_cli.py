@@ -11,6 +11,7 @@ import typer
 
 from kendall.loadgen.commands.flags import SweepCommand
 from kendall.loadgen.sending.client.target import Keys
+from kendall.options import flag_option
 from kendall.policies.durations import Duration
 from kendall.policies.text import CommaList, SpecError, split_orders
 from kendall.queueing.arrivals.spec_text import listed
@@ -32,10 +33,6 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-def _option(panel: str, about: str, *flags: str, **settings: Any) -> Any:
-    return typer.Option(*flags, help=about, rich_help_panel=panel, **settings)
-
-
 @app.command("sweep", cls=SweepCommand)
 def sweep_command(
     more: Annotated[
@@ -44,14 +41,16 @@ def sweep_command(
     ] = None,
     policies: Annotated[
         list[str] | None,
-        _option(GRID, "Policies to measure; several after one flag, or repeated.", "--policies"),
+        flag_option(
+            GRID, "Policies to measure; several after one flag, or repeated.", "--policies"
+        ),
     ] = None,
     policy_module: Annotated[
-        list[str] | None, _option(GRID, ABOUT_MODULE, "--policy-module")
+        list[str] | None, flag_option(GRID, ABOUT_MODULE, "--policy-module")
     ] = None,
     orders: Annotated[
         str | None,
-        _option(
+        flag_option(
             GRID,
             "Orders of service, under each of which every policy is measured, for example "
             "fcfs,spjf:aging=0.02,trail:c=0.8. Default: those that the policies name.",
@@ -60,7 +59,7 @@ def sweep_command(
     ] = None,
     loads: Annotated[
         str | None,
-        _option(
+        flag_option(
             GRID,
             "Loads as fractions of each policy's largest stable rate, for example 0.3,0.5.",
             parser=CommaList(),
@@ -68,7 +67,7 @@ def sweep_command(
     ] = None,
     request_rates: Annotated[
         str | None,
-        _option(
+        flag_option(
             GRID,
             "Arrival rates in requests per second, the same for every policy, for example 2,4.",
             parser=CommaList(),
@@ -76,63 +75,65 @@ def sweep_command(
     ] = None,
     max_output_tokens: Annotated[
         str | None,
-        _option(GRID, "Token limits of the gateway, for example 16,32,none.", parser=CommaList()),
+        flag_option(
+            GRID, "Token limits of the gateway, for example 16,32,none.", parser=CommaList()
+        ),
     ] = None,
     preset: Annotated[
         str,
-        _option(
+        flag_option(
             GRID,
             ("Defaults for the options not given: policies (six policies at four loads) | quick."),
         ),
     ] = "policies",
     cell_order: Annotated[  # not `order`: errors of policies name a key so
         str | None,
-        _option(
+        flag_option(
             GRID,
             "Order in which cells are measured: listed | random (drawn from the seed).",
             "--order",
         ),
     ] = None,
     allow_unstable: Annotated[
-        bool, _option(GRID, "Measure cells with load >= 1 too.", "--allow-unstable")
+        bool, flag_option(GRID, "Measure cells with load >= 1 too.", "--allow-unstable")
     ] = False,
     output_tokens: Annotated[
         str | None,
-        _option(REQUESTS, "Distribution of output lengths in tokens, before the token limit."),
+        flag_option(REQUESTS, "Distribution of output lengths in tokens, before the token limit."),
     ] = None,
     prompt_tokens: Annotated[
-        str | None, _option(REQUESTS, "Distribution of prompt lengths in tokens.")
+        str | None, flag_option(REQUESTS, "Distribution of prompt lengths in tokens.")
     ] = None,
     predictor: Annotated[
         str | None,
-        _option(
+        flag_option(
             REQUESTS,
             "Send a predicted length with each request: none | exact | exponential | "
             "lognormal:sigma=0.5 | onebit:threshold=200 (tokens).",
         ),
     ] = None,
-    num_prompts: Annotated[int | None, _option(REQUESTS, "Requests per cell.", min=1)] = None,
+    num_prompts: Annotated[int | None, flag_option(REQUESTS, "Requests per cell.", min=1)] = None,
     duration: Annotated[
         float | None,
-        _option(REQUESTS, "Time during which requests are sent, per cell.", parser=Duration()),
+        flag_option(REQUESTS, "Time during which requests are sent, per cell.", parser=Duration()),
     ] = None,
     precision: Annotated[
         float | None,
-        _option(
+        flag_option(
             REQUESTS,
             "Choose the run length of a cell for this relative half width of the mean delay, "
             "for example 0.1.",
         ),
     ] = None,
     cell_limit: Annotated[
-        float | None, _option(REQUESTS, "Longest time for one cell.", parser=Duration())
+        float | None, flag_option(REQUESTS, "Longest time for one cell.", parser=Duration())
     ] = None,
     processes: Annotated[
-        int | None, _option(REQUESTS, "Sender processes, which share one timetable.", min=1)
+        int | None, flag_option(REQUESTS, "Sender processes, which share one timetable.", min=1)
     ] = None,
     seed: Annotated[
         int | None,
-        _option(
+        flag_option(
             REQUESTS,
             "Seed for arrivals, lengths, predicted lengths and prompts, which are the same under "
             "every policy and order.",
@@ -140,33 +141,39 @@ def sweep_command(
         ),
     ] = None,
     find_saturation: Annotated[
-        bool, _option(SEARCH, "Search for the largest stable arrival rate.", "--find-saturation")
+        bool,
+        flag_option(SEARCH, "Search for the largest stable arrival rate.", "--find-saturation"),
     ] = False,
     slo: Annotated[
         list[str] | None,
-        _option(
+        flag_option(
             SEARCH,
             "Search for the largest arrival rate that meets an objective, for example "
             "p99_queueing_delay=2s.",
         ),
     ] = None,
     tolerance: Annotated[
-        float | None, _option(SEARCH, "Stop a search when high / low - 1 falls below this number.")
+        float | None,
+        flag_option(SEARCH, "Stop a search when high / low - 1 falls below this number."),
     ] = None,
     model: Annotated[
-        str | None, _option(GATEWAY, "Model of the gateway that the sweep starts.")
+        str | None, flag_option(GATEWAY, "Model of the gateway that the sweep starts.")
     ] = None,
     engine: Annotated[
         str | None,
-        _option(GATEWAY, "Engine of the gateway that the sweep starts: auto | vllm | emulated."),
+        flag_option(
+            GATEWAY, "Engine of the gateway that the sweep starts: auto | vllm | emulated."
+        ),
     ] = None,
     max_num_seqs: Annotated[
         int | None,
-        _option(GATEWAY, "Largest number of sequences in the engine that the sweep starts.", min=1),
+        flag_option(
+            GATEWAY, "Largest number of sequences in the engine that the sweep starts.", min=1
+        ),
     ] = None,
     latency: Annotated[
         str | None,
-        _option(
+        flag_option(
             GATEWAY,
             "Latency law or profile to use instead of a calibration; the emulated engine "
             "follows it.",
@@ -174,7 +181,7 @@ def sweep_command(
     ] = None,
     port: Annotated[
         int,
-        _option(
+        flag_option(
             GATEWAY,
             "Port of the gateway that the sweep starts; another one if it is in use.",
             min=1,
@@ -182,20 +189,23 @@ def sweep_command(
         ),
     ] = 8080,
     base_url: Annotated[
-        str | None, _option(GATEWAY, "URL of a running gateway to measure instead of starting one.")
+        str | None,
+        flag_option(GATEWAY, "URL of a running gateway to measure instead of starting one."),
     ] = None,
     api_key: Annotated[
         str | None,
-        _option(GATEWAY, "With --base-url: key sent as a bearer token; never written to a file."),
+        flag_option(
+            GATEWAY, "With --base-url: key sent as a bearer token; never written to a file."
+        ),
     ] = None,
     admin_key: Annotated[
-        str | None, _option(GATEWAY, "With --base-url: key for a gateway with --admin-key.")
+        str | None, flag_option(GATEWAY, "With --base-url: key for a gateway with --admin-key.")
     ] = None,
-    cacert: Annotated[Path | None, _option(GATEWAY, CACERT)] = None,
-    insecure: Annotated[bool, _option(GATEWAY, INSECURE, "--insecure")] = False,
+    cacert: Annotated[Path | None, flag_option(GATEWAY, CACERT)] = None,
+    insecure: Annotated[bool, flag_option(GATEWAY, INSECURE, "--insecure")] = False,
     bracket: Annotated[
         float | None,
-        _option(
+        flag_option(
             GATEWAY,
             "Duration of a speed calibration before and after each cell (0: none).",
             parser=Duration(),
@@ -203,7 +213,7 @@ def sweep_command(
     ] = None,
     repeat_noisy: Annotated[
         int | None,
-        _option(
+        flag_option(
             GATEWAY,
             "Repeat a cell at most this many times if the speed changed by more than 15 % "
             "around it.",
@@ -211,7 +221,7 @@ def sweep_command(
     ] = None,
     result_dir: Annotated[
         Path,
-        _option(
+        flag_option(
             RESULT,
             "Folder for all results; an interrupted sweep in it is continued.",
             "--output",
@@ -220,11 +230,12 @@ def sweep_command(
         ),
     ] = Path("runs/sweep"),
     resume: Annotated[
-        Path | None, _option(RESULT, "Continue the sweep in this folder with its saved options.")
+        Path | None,
+        flag_option(RESULT, "Continue the sweep in this folder with its saved options."),
     ] = None,
     dry_run: Annotated[
         bool,
-        _option(
+        flag_option(
             RESULT,
             "Print the cells, the searches and their expected duration; measure nothing.",
             "--dry-run",
@@ -232,14 +243,14 @@ def sweep_command(
     ] = False,
     assertions: Annotated[
         list[str] | None,
-        _option(
+        flag_option(
             RESULT,
             "Condition on every cell; exit status 3 if it does not hold. Repeatable.",
             "--assert",
         ),
     ] = None,
     json: Annotated[
-        bool, _option(RESULT, "Print one JSON object on stdout and nothing else.", "--json")
+        bool, flag_option(RESULT, "Print one JSON object on stdout and nothing else.", "--json")
     ] = False,
 ) -> None:
     """Measure policies x orders x loads x token limits on the same requests and compare observed

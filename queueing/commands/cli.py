@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from kendall.options import with_options
+from kendall.options import flag_option, with_options
 from kendall.policies.text import short_number
 from kendall.queueing.choosing.objective import Objective, Slo, levels_of, parse_slos
 from kendall.queueing.commands.environment_variables import fitting, flags_first
@@ -30,13 +30,9 @@ app = typer.Typer(no_args_is_help=True, add_completion=False)
 DASH = "-"  # in place of a number
 
 
-def _option(flag: str, about: str, **settings: Any) -> Any:
-    return typer.Option(flag, help=about, **settings)
-
-
 Json = Annotated[
     bool,
-    _option("--json", "Print one JSON object and nothing else.", rich_help_panel=ANSWER),
+    flag_option(ANSWER, "Print one JSON object and nothing else.", "--json"),
 ]
 
 
@@ -48,13 +44,13 @@ def predict(
     *,
     method: Annotated[
         str,
-        _option(
-            "--method",
+        flag_option(
+            ANSWER,
             (
                 "Method: auto (the best available) | exact | approximation | bound | paper | "
                 "simulation."
             ),
-            rich_help_panel=ANSWER,
+            "--method",
         ),
     ] = "auto",
     policy_module: PolicyModules = None,
@@ -67,7 +63,7 @@ def predict(
             answer = asked.predict(method, [each.field for each in slos if each.level is not None])
     except UnstableQueueError as error:
         answer = unstable(asked.model, error.load, method)
-    _show(answer, slos, queue.latency, as_json)
+    _show(answer, slos, queue.law.latency, as_json)
 
 
 @app.command()
@@ -78,22 +74,22 @@ def simulate(
     *,
     num_requests: Annotated[
         int | None,
-        _option(
-            "--num-requests",
+        flag_option(
+            ANSWER,
             (
                 "Requests per replication; the first tenth is discarded as warm-up, and where the "
                 f"queue remembers longer more. Default: {NUM_REQUESTS}; of a trace all."
             ),
-            rich_help_panel=ANSWER,
+            "--num-requests",
         ),
     ] = None,
     seed: Annotated[
         int,
-        _option("--seed", "Seed for arrivals, lengths and service times.", rich_help_panel=ANSWER),
+        flag_option(ANSWER, "Seed for arrivals, lengths and service times.", "--seed"),
     ] = 0,
     replications: Annotated[
         int,
-        _option("--replications", "Number of independent replications.", rich_help_panel=ANSWER),
+        flag_option(ANSWER, "Number of independent replications.", "--replications"),
     ] = 1,
     policy_module: PolicyModules = None,
     as_json: Json = False,
@@ -107,7 +103,7 @@ def simulate(
             answer = asked.simulate(num_requests, seed=seed, replications=replications)
     except UnstableQueueError as error:
         answer = unstable(asked.model, error.load, "simulation")
-    _show(answer, slos, queue.latency, as_json)
+    _show(answer, slos, queue.law.latency, as_json)
 
 
 def _asked(
@@ -119,23 +115,24 @@ def _asked(
     given = {
         **queue.limits(),
         "quantiles": tuple(levels_of(slos)),
-        **coming(ctx, queue.traffic, queue.system.prompt_tokens),
+        **coming(ctx, queue.traffic),
     }
-    return read(queue.policy, law_of(queue.latency), **given), slos
+    return read(queue.policy, law_of(queue.law.latency), **given), slos
 
 
-def coming(
-    ctx: typer.Context, traffic: TrafficOptions, prompt_tokens: str | None
-) -> dict[str, Any]:
+def coming(ctx: typer.Context, traffic: TrafficOptions) -> dict[str, Any]:
     """What comes, by the names of `Asked.read`. A flag overrides a variable of the environment
     that says otherwise; beside a trace variables say no other lengths.
     """
     sources = {
         "arrival_rate": traffic.arrival_rate,
-        "arrivals": traffic.arrivals,
+        "arrivals": traffic.process.arrivals,
         "trace": traffic.trace,
     }
-    lengths = {"output_tokens": traffic.output_tokens, "prompt_tokens": prompt_tokens}
+    lengths = {
+        "output_tokens": traffic.output_tokens,
+        "prompt_tokens": traffic.process.prompt_tokens,
+    }
     chosen = flags_first(ctx, sources, tuple(sources))
     fits = () if chosen["trace"] is not None else tuple(lengths)
     return chosen | dict.fromkeys(lengths) | fitting(ctx, lengths, fits)

@@ -50,9 +50,10 @@ from kendall.queueing.commands.environment_variables import (
 from kendall.queueing.commands.policy_option import PolicyModules, use_policies
 from kendall.queueing.commands.queue_options import (
     ARRIVALS,
-    ENGINE,
     PANELS,
     REQUESTS,
+    LawOptions,
+    ProcessOptions,
     SettingOptions,
     SystemOptions,
 )
@@ -93,6 +94,8 @@ WEIGHS = {"theta": ("v1", "v2"), "loss_cost": ("v2",), "max_clipped_fraction": (
 @with_options(PANELS)
 def optimize(
     ctx: typer.Context,
+    process: ProcessOptions,
+    law: LawOptions,
     setting: SettingOptions,
     system: SystemOptions,
     *,
@@ -116,30 +119,12 @@ def optimize(
             rich_help_panel=ARRIVALS,
         ),
     ] = None,
-    arrivals: Annotated[
-        str | None,
-        typer.Option(
-            "--arrivals",
-            help="Arrival process instead of --arrival-rate, as in kendall load, for example "
-            "mmpp:rates=1/5,durations=9/1. All but poisson are simulated.",
-            rich_help_panel=ARRIVALS,
-        ),
-    ] = None,
     output_tokens: Annotated[
         str,
         typer.Option(
             "--output-tokens",
             help="Distribution of output lengths in tokens, for example lognormal:mu=5,sigma=0.7.",
             rich_help_panel=REQUESTS,
-        ),
-    ],
-    latency: Annotated[
-        str,
-        typer.Option(
-            "--latency",
-            help="Latency law, k1=..,k2=..,k3=..,k4=.. or a=..,c=.. in seconds, or the name or "
-            "file of a profile.",
-            rich_help_panel=ENGINE,
         ),
     ],
     policy: Annotated[
@@ -218,7 +203,9 @@ def optimize(
         _check_target(target, candidates, largest, told)
         _check_binding(target, goal)
         coming = flags_first(
-            ctx, {"arrival_rate": arrival_rate, "arrivals": arrivals}, ("arrival_rate", "arrivals")
+            ctx,
+            {"arrival_rate": arrival_rate, "arrivals": process.arrivals},
+            ("arrival_rate", "arrivals"),
         )
         arrivals, arrival_rate = coming["arrivals"], _rate(target, **coming)
         if max_output_tokens is not None:
@@ -238,8 +225,9 @@ def optimize(
         model = Queue.read(
             policy,
             lengths,
-            law_of(latency),
+            law_of(law.latency),
             arrivals=arrivals,
+            prompt_tokens=process.prompt_tokens,
             **dataclasses.asdict(system),
             **dataclasses.asdict(dataclasses.replace(setting, max_output_tokens=None)),
         )
@@ -265,7 +253,7 @@ def optimize(
         "servers": setting.servers,
         "max-output-tokens": max_output_tokens,
     }.get(target)
-    show(found.to_dict(), lambda to: print_optimum(found, to, given), latency, as_json)
+    show(found.to_dict(), lambda to: print_optimum(found, to, given), law.latency, as_json)
 
 
 def objective_of(name: str, given: dict[str, Any]) -> Objective:

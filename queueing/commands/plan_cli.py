@@ -108,8 +108,8 @@ def plan(
         largest=whole_number("largest", largest),
     )
     goal = Objective(name="slo", max_clipped_fraction=max_clipped_fraction, **parse_slos(slo))
-    given = dataclasses.asdict(system) | coming(ctx, traffic, system.prompt_tokens)
-    demand = _demand(given, goal, choices)
+    given, limits = coming(ctx, traffic), dataclasses.asdict(system)
+    demand = _demand(given, limits, goal, choices)
     with working("planning") as tell:
         found = make_plan(demand, choices, tell)
     if plot is not None:
@@ -157,7 +157,9 @@ def _kinds(latencies: list[str], costs: list[float]) -> list[Kind]:
     return kinds
 
 
-def _demand(given: dict[str, Any], goal: Objective, choices: Choices) -> Demand:
+def _demand(
+    given: dict[str, Any], limits: dict[str, Any], goal: Objective, choices: Choices
+) -> Demand:
     if given["trace"] is None and given["output_tokens"] is None:
         raise SpecError(
             "got no lengths; expected --output-tokens, for example lognormal:mu=5,sigma=0.7"
@@ -169,16 +171,12 @@ def _demand(given: dict[str, Any], goal: Objective, choices: Choices) -> Demand:
 
     policies = {slots: f"continuous:max_batch_size={slots}" for slots in choices.slots}
     some, law, limit = policies[choices.slots[0]], choices.kinds[0].law, choices.limits[-1]
-    first = Asked.read(some, law, max_output_tokens=limit, **given)
-    of_the_trace = {"arrival_rate", "arrivals", "trace", "output_tokens", "prompt_tokens"}
-    of_the_system = {name: value for name, value in given.items() if name not in of_the_trace}
+    first = Asked.read(some, law, max_output_tokens=limit, **limits, **given)
 
     def asked(slots: int, law: LatencyModel, limit: int | None) -> Asked:
         if first.trace is None:
-            return Asked.read(policies[slots], law, max_output_tokens=limit, **given)
-        model = recorded_model(
-            first.trace, policies[slots], law, max_output_tokens=limit, **of_the_system
-        )
+            return Asked.read(policies[slots], law, max_output_tokens=limit, **limits, **given)
+        model = recorded_model(first.trace, policies[slots], law, max_output_tokens=limit, **limits)
         return dataclasses.replace(first, model=model)
 
     lengths = _lengths(first, given["output_tokens"])

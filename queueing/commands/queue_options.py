@@ -21,15 +21,23 @@ ARRIVALS, REQUESTS, ENGINE, ANSWER = PANELS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrafficOptions:
-    """Where requests come from: a rate, a process or a trace; and how long they are."""
+class LawOptions:
+    """How long service takes."""
 
-    arrival_rate: float | None = option(
-        ARRIVALS,
-        "Requests per second; arrivals are a Poisson process unless --arrival-scv is given.",
-        "--arrival-rate",
-        "--request-rate",
+    latency: str = option(
+        ENGINE,
+        (
+            "Latency law, k1=..,k2=..,k3=..,k4=.. or a=..,c=.. in seconds, or the name or file of "
+            "a profile."
+        ),
+        required=True,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessOptions:
+    """What comes, by its laws."""
+
     arrivals: str | None = option(
         ARRIVALS,
         (
@@ -37,6 +45,26 @@ class TrafficOptions:
             "mmpp:rates=1/5,durations=9/1, also gamma, deterministic, piecewise, ramp, poisson. "
             "All but poisson are simulated."
         ),
+    )
+    prompt_tokens: str | None = option(
+        REQUESTS,
+        (
+            "Distribution of prompt lengths in tokens; needs kp in the latency law. Default: "
+            "prompts cost no time."
+        ),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrafficOptions:
+    """Where requests come from: a rate, a process or a trace; and how long they are."""
+
+    process: ProcessOptions = field(default_factory=ProcessOptions)
+    arrival_rate: float | None = option(
+        ARRIVALS,
+        "Requests per second; arrivals are a Poisson process unless --arrival-scv is given.",
+        "--arrival-rate",
+        "--request-rate",
     )
     trace: Path | None = option(
         ARRIVALS,
@@ -58,13 +86,6 @@ class TrafficOptions:
 class SystemOptions:
     """What is given, whichever setting is chosen."""
 
-    prompt_tokens: str | None = option(
-        REQUESTS,
-        (
-            "Distribution of prompt lengths in tokens; needs kp in the latency law. Default: "
-            "prompts cost no time."
-        ),
-    )
     routing: str = option(
         ENGINE,
         (
@@ -138,14 +159,7 @@ class QueueOptions:
         ),
         required=True,
     )
-    latency: str = option(
-        ENGINE,
-        (
-            "Latency law, k1=..,k2=..,k3=..,k4=.. or a=..,c=.. in seconds, or the name or file of "
-            "a profile."
-        ),
-        required=True,
-    )
+    law: LawOptions
     traffic: TrafficOptions = field(default_factory=TrafficOptions)
     setting: SettingOptions = field(default_factory=SettingOptions)
     system: SystemOptions = field(default_factory=SystemOptions)

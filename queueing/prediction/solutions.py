@@ -85,10 +85,11 @@ def _solvers(model: Queue) -> tuple[Solver, ...]:
     of_process = model.arrivals.process is not None and not is_renewal(model)
     if simulated or of_process:
         return ()
+    ordered, policy = is_ordered(model), type(model.policy)
     return tuple(
         solver
         for solver in found_solvers()
-        if solver.ordered == is_ordered(model) and type(model.policy) in solver.policies
+        if solver.ordered == ordered and policy in solver.policies
     )
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kendall.options import with_options
+from kendall.options import flag_option, with_options
 from kendall.policies import SpecError, format_policy, parse_policy
 from kendall.policies.registry import use_modules
 from kendall.queueing.commands.environment_variables import by_flag, is_given
@@ -26,10 +26,6 @@ from kendall.server.settings import Settings
 
 app = typer.Typer(add_completion=False)
 MEASUREMENT, ACCESS, RESULT = "Measurement", "Access", "Result"
-
-
-def _option(panel: str, about: str, *flags: str, **settings: Any) -> Any:
-    return typer.Option(*flags, help=about, rich_help_panel=panel, **settings)
 
 
 def parse_engine_args(pairs: list[str], table: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -63,7 +59,7 @@ def serve_command(
     ] = "tiny",
     served_model_name: Annotated[
         list[str] | None,
-        _option(
+        flag_option(
             Panel.LISTENING,
             (
                 "Model name in the API; repeatable, responses carry the first. Default: the last "
@@ -71,10 +67,10 @@ def serve_command(
             ),
         ),
     ] = None,
-    policy_module: Annotated[list[str] | None, _option(Panel.QUEUE, ABOUT_MODULE)] = None,
+    policy_module: Annotated[list[str] | None, flag_option(Panel.QUEUE, ABOUT_MODULE)] = None,
     max_num_seqs: Annotated[
         int | None,
-        _option(
+        flag_option(
             Panel.ENGINE,
             (
                 "Largest number of sequences in the engine at once (vLLM's name). Default: vLLM's; "
@@ -85,17 +81,17 @@ def serve_command(
     ] = None,
     max_model_len: Annotated[
         int | None,
-        _option(
+        flag_option(
             Panel.ENGINE, "Context length in tokens (vLLM's name). Default: the model's.", min=1
         ),
     ] = None,
     engine_arg: Annotated[
         list[str] | None,
-        _option(Panel.ENGINE, "Any other vLLM engine argument as KEY=VALUE; repeatable."),
+        flag_option(Panel.ENGINE, "Any other vLLM engine argument as KEY=VALUE; repeatable."),
     ] = None,
     config: Annotated[  # noqa: ARG001 - taken by its callback
         Path | None,
-        _option(
+        flag_option(
             Panel.CONFIGURATION,
             (
                 "TOML file with these option names as keys, and a table [engine-args] for vLLM. "
@@ -107,13 +103,13 @@ def serve_command(
     ] = None,
     show_config: Annotated[
         bool,
-        _option(
+        flag_option(
             Panel.CONFIGURATION, "Print every setting and its source, then exit.", "--show-config"
         ),
     ] = False,
     json_output: Annotated[
         bool,
-        _option(
+        flag_option(
             Panel.CONFIGURATION,
             "With --show-config: print one JSON object instead of TOML.",
             "--json",
@@ -187,14 +183,14 @@ def calibrate_command(
     ] = "tiny",
     speed_only: Annotated[
         bool,
-        _option(
+        flag_option(
             MEASUREMENT,
             ("Measure only the speed factor relative to the law in force; takes about 5 seconds."),
         ),
     ] = False,
     resume_cost: Annotated[
         bool,
-        _option(
+        flag_option(
             MEASUREMENT,
             (
                 "Also measure kr, the seconds that resuming a preempted request takes. Default: "
@@ -205,40 +201,43 @@ def calibrate_command(
     ] = False,
     max_batch_size: Annotated[
         int | None,
-        _option(MEASUREMENT, "Largest batch size to measure. Default: the engine's limit.", min=1),
+        flag_option(
+            MEASUREMENT, "Largest batch size to measure. Default: the engine's limit.", min=1
+        ),
     ] = None,
     max_output_tokens: Annotated[
         int | None,
-        _option(
+        flag_option(
             MEASUREMENT,
             "Longest answer to measure, in tokens. Default: the gateway's limit, or 64.",
             min=2,
         ),
     ] = None,
     prompt_tokens: Annotated[
-        int | None, _option(MEASUREMENT, "Length of every prompt, in tokens. Default: 32.", min=1)
+        int | None,
+        flag_option(MEASUREMENT, "Length of every prompt, in tokens. Default: 32.", min=1),
     ] = None,
     repeats: Annotated[
         int,
-        _option(
+        flag_option(
             MEASUREMENT, "Number of measurements of each batch size and length.", min=2, max=100
         ),
     ] = 5,
-    seed: Annotated[int, _option(MEASUREMENT, "Seed for the order of the measurements.")] = 0,
+    seed: Annotated[int, flag_option(MEASUREMENT, "Seed for the order of the measurements.")] = 0,
     api_key: Annotated[
-        str | None, _option(ACCESS, "Key sent to a running gateway as a bearer token.")
+        str | None, flag_option(ACCESS, "Key sent to a running gateway as a bearer token.")
     ] = None,
     admin_key: Annotated[
-        str | None, _option(ACCESS, "Key for a gateway with --admin-key; overrides --api-key.")
+        str | None, flag_option(ACCESS, "Key for a gateway with --admin-key; overrides --api-key.")
     ] = None,
-    cacert: Annotated[Path | None, _option(ACCESS, CACERT)] = None,
-    insecure: Annotated[bool, _option(ACCESS, INSECURE, "--insecure")] = False,
+    cacert: Annotated[Path | None, flag_option(ACCESS, CACERT)] = None,
+    insecure: Annotated[bool, flag_option(ACCESS, INSECURE, "--insecure")] = False,
     name: Annotated[
-        str | None, _option(RESULT, "Name of the profile. Default: the model's name.")
+        str | None, flag_option(RESULT, "Name of the profile. Default: the model's name.")
     ] = None,
     output: Annotated[
         Path | None,
-        _option(
+        flag_option(
             RESULT,
             (
                 "File to write. Default: a file in the user's cache; none for an emulated engine "
@@ -248,7 +247,8 @@ def calibrate_command(
         ),
     ] = None,
     json_output: Annotated[
-        bool, _option(RESULT, "Print the profile as one JSON object and nothing else.", "--json")
+        bool,
+        flag_option(RESULT, "Print the profile as one JSON object and nothing else.", "--json"),
     ] = False,
 ) -> None:
     """Measure the latency law of an engine through the gateway's dispatch path and save it as a

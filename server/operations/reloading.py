@@ -135,16 +135,10 @@ def differences(before: Any, after: Any) -> list[str]:
     return found
 
 
-def ignore_hangups() -> None:
-    """From here on SIGHUP ends neither this process nor those that it starts: they inherit it."""
-    if _has_signals():
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-
-
 @contextmanager
 def hangups(ask: Callable[[], None]) -> Iterator[None]:
     """Within, SIGHUP calls `ask` on the running event loop."""
-    if not _has_signals():
+    if not hasattr(signal, "SIGHUP") or threading.current_thread() is not threading.main_thread():
         yield
         return
     loop = asyncio.get_running_loop()
@@ -153,10 +147,6 @@ def hangups(ask: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGHUP, before)
-
-
-def _has_signals() -> bool:
-    return hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread()
 
 
 def _first_line(error: Exception) -> str:

@@ -39,7 +39,7 @@ from kendall.server.http.bounds import LimitedProtocol
 from kendall.server.http.descriptors import Room, raise_descriptor_limit
 from kendall.server.live.state_file import before_its_place, check_state_file
 from kendall.server.operations.leaving import DrainLog, ExitBound, break_off, say_close, wind_down
-from kendall.server.operations.reloading import Reloader, hangups, ignore_hangups
+from kendall.server.operations.reloading import Reloader, hangups
 from kendall.server.operations.servers_behind import http_engine
 from kendall.server.runtime.background import going_on
 from kendall.server.runtime.garbage import give_back, settle
@@ -356,8 +356,6 @@ def serve(
         _check_two_files(settings.record_file, settings.state_file)
         check_writable(settings.state_file, "--state-file", before_its_place(settings.state_file))
         check_state_file(settings.state_file)
-    if read_again is not None:
-        ignore_hangups()  # until there is something to reload
     return _run(settings, _Hooks(on_ready, on_signal, read_again))
 
 

@@ -7,18 +7,14 @@ from __future__ import annotations
 
 import filecmp
 import json
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
 
 from kendall.policies.orders import ORDERS, PARAMETERS
+from tests.scratch_product import ROOT, run_in, scratch_product
 
-ROOT = Path(__file__).resolve().parents[2]
 HEAD = """
 from __future__ import annotations
 
@@ -116,38 +112,19 @@ print(json.dumps({
 def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The product with three more files."""
     root = tmp_path_factory.mktemp("scratch")
-    product = root / "kendall"
-    product.mkdir()
-    for path in (ROOT / "kendall").iterdir():
-        if path.name != "policies":
-            (product / path.name).symlink_to(path.resolve())
-    shutil.copytree(ROOT / "policies", product / "policies")
-    (root / "tests").symlink_to(ROOT / "tests")
-    orders = product / "policies" / "orders"
+    scratch_product(root, ["policies"])
+    orders = root / "policies" / "orders"
     for name, source in (("steps", STEPS), ("credit", CREDIT), ("first_steps", FIRST_STEPS)):
         (orders / f"{name}.py").write_text(HEAD + source, encoding="utf-8")
-    found = filecmp.dircmp(product / "policies", ROOT / "policies", ignore=["__pycache__"])
+    found = filecmp.dircmp(root / "policies", ROOT / "policies", ignore=["__pycache__"])
     inside = found.subdirs["orders"]
     assert (found.left_only, found.diff_files, inside.diff_files) == ([], [], [])
     assert inside.left_only == ["credit.py", "first_steps.py", "steps.py"]
     return root
 
 
-def run(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PYTHONPATH": str(root)}
-    return subprocess.run(
-        [sys.executable, *arguments],
-        env=environment,
-        cwd=root,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,  # a replay of ranks that never change has no end
-    )
-
-
 def asked(root: Path, policy: str, load: float = 0.6) -> dict[str, Any]:
-    found = run(root, "-c", ASK, policy, str(load))
+    found = run_in(root, "-c", ASK, policy, str(load))
     assert found.returncode == 0, found.stderr
     answer: dict[str, Any] = json.loads(found.stdout)
     assert answer["faults"] == []
@@ -156,11 +133,11 @@ def asked(root: Path, policy: str, load: float = 0.6) -> dict[str, Any]:
 
 
 def test_it_has_a_text_and_its_parameters_a_range(scratch: Path) -> None:
-    listed = json.loads(run(scratch, "-m", "kendall", "policies", "--json").stdout)
+    listed = json.loads(run_in(scratch, "-m", "kendall", "policies", "--json").stdout)
     (dynamic,) = (each for each in listed["policies"] if each["name"] == "dynamic")
     (steps,) = (each for each in dynamic["orders"] if each["name"] == "steps")
     assert [each["name"] for each in steps["parameters"]] == ["aging", "gain"]
-    shown = " ".join(run(scratch, "-m", "kendall", "policies").stdout.split())
+    shown = " ".join(run_in(scratch, "-m", "kendall", "policies").stdout.split())
     assert "steps[,aging=,gain=]" in shown
     assert "credit,credit=[,max_preemptions=]" in shown
     wrong = {
@@ -170,7 +147,7 @@ def test_it_has_a_text_and_its_parameters_a_range(scratch: Path) -> None:
     }
     for text, said in wrong.items():
         code = f"from kendall.policies import parse_policy; parse_policy({text!r})"
-        assert said in run(scratch, "-c", code).stderr
+        assert said in run_in(scratch, "-c", code).stderr
 
 
 def test_batches_are_served_simulated_and_its_assumption_is_named(scratch: Path) -> None:
