@@ -54,9 +54,26 @@ def test_a_sample_is_that_of_its_seed_with_as_many_of_each_group(tool: ModuleTyp
     assert Counter(mutant.group for mutant in chosen) == dict.fromkeys(groups, 6)
     assert chosen == tool.sample(groups, 1, 12)
     assert chosen != tool.sample(groups, 2, 12)
-    assert not any(map(tool.is_known, chosen))
     for mutant in chosen:
         before = (ROOT / mutant.file).read_text(encoding="utf-8")
         assert mutant.text != before
         assert mutant.was != mutant.now
         compile(mutant.text, mutant.file, "exec")
+
+
+@pytest.mark.parametrize(
+    ("killed", "survived", "known", "enough"),
+    [
+        (90, 10, 0, True),
+        (90, 10, 6, False),
+        (89, 11, 0, False),
+        (90, 0, 10, True),
+        (80, 0, 20, False),
+        (0, 0, 0, True),
+    ],
+)
+def test_known_faults_count_as_survivors_in_the_second_figure(
+    tool: ModuleType, killed: int, survived: int, known: int, enough: bool
+) -> None:
+    fates = ["killed"] * killed + ["SURVIVED"] * survived + ["known"] * known
+    assert tool.is_enough(fates, of_all=True) == enough

@@ -2,8 +2,9 @@
 the files that import the mutated one.
 
 A fault is killed where a test fails or hangs, and the same file of tests passes without the fault.
-Ends with 1 where less than 90 % of all, or 80 % of a group, are killed, and with 2 where tests fail
-without a fault. Those that may survive are in mutants.toml with a reason, and are not drawn.
+Those that may survive are in mutants.toml with a reason; no test is held against them, and a second
+figure counts them as survivors. Ends with 1 where less than 90 % of all, or 80 % of a group, are
+killed (85 % and 75 % in the second figure), and with 2 where tests fail without a fault.
 """
 
 from __future__ import annotations
@@ -62,15 +63,10 @@ def files_of(group: str) -> list[Path]:
 
 
 def sample(groups: list[str], seed: int, count: int) -> list[Mutant]:
-    """As many of each group, none of them known."""
+    """As many of each group."""
     chance, chosen = random.Random(seed), []
     for group in groups:
-        every = [
-            mutant
-            for path in files_of(group)
-            for mutant in mutants(group, path, ROOT)
-            if not is_known(mutant)
-        ]
+        every = [mutant for path in files_of(group) for mutant in mutants(group, path, ROOT)]
         chosen += chance.sample(every, min(len(every), count // len(groups)))
     return chance.sample(chosen, len(chosen))
 
@@ -178,19 +174,25 @@ def main() -> int:
     options = parser.parse_args()
     groups = [options.group] if options.group else list(SETTINGS["groups"])
     chosen, places = sample(groups, options.seed, options.count), SimpleQueue[Path]()
-    results: dict[str, list[bool]] = {group: [] for group in groups}
+    results: dict[str, list[str]] = {group: [] for group in groups}
     # files of tests that killed a fault, by their marks: whether they pass without one
     sound: dict[tuple[str, str], bool] = {}
 
     def judge(mutant: Mutant) -> None:
+        if is_known(mutant):
+            report(mutant, "known")
+            return
         place = places.get()
         test = killer(mutant, place, options.limit)
         marks = marks_of(mutant.file)
         if test is not None and (test, marks) not in sound:
             sound[test, marks] = failing([test], place, 10 * options.limit, marks) is None
-        results[mutant.group].append(dead := test is not None and sound[test, marks])
         places.put(place)
-        done, fate = sum(map(len, results.values())), "killed" if dead else "SURVIVED"
+        report(mutant, "killed" if test is not None and sound[test, marks] else "SURVIVED")
+
+    def report(mutant: Mutant, fate: str) -> None:
+        results[mutant.group].append(fate)
+        done = sum(map(len, results.values()))
         print(
             f"{done:3d}/{len(chosen)} {fate:8s} {mutant.file}:{mutant.line}  {mutant.was}  ->  "
             f"{mutant.now}",
@@ -210,20 +212,30 @@ def main() -> int:
                 )
             )
         list(pool.map(judge, chosen))
-    results["all"] = [dead for each in results.values() for dead in each]
-    for group, dead in results.items():
-        print(f"{group:30s} {sum(dead)} of {len(dead)} killed, {100 * sum(dead) / len(dead):.0f} %")
+    results["all"] = [fate for each in results.values() for fate in each]
+    for group, fates in results.items():
+        judged, drawn = shares(fates)
+        killed, known = fates.count("killed"), fates.count("known")
+        print(
+            f"{group:30s} {killed} of {len(fates) - known} killed, {judged:.0%}; "
+            f"{drawn:.0%} with {known} known as survivors"
+        )
     if broken := sorted({test for (test, _), good in sound.items() if not good}):
         print("fail without a fault:", *broken)
         return 2
-    return (
-        0
-        if all(
-            sum(dead) >= (0.9 if group == "all" else 0.8) * len(dead)
-            for group, dead in results.items()
-        )
-        else 1
-    )
+    return 0 if all(is_enough(fates, group == "all") for group, fates in results.items()) else 1
+
+
+def shares(fates: Sequence[str]) -> tuple[float, float]:
+    """Killed of those that tests were held against, and of all that were drawn."""
+    killed, judged = fates.count("killed"), len(fates) - fates.count("known")
+    return killed / judged if judged else 1.0, killed / len(fates) if fates else 1.0
+
+
+def is_enough(fates: Sequence[str], of_all: bool) -> bool:
+    """Whether both shares are as high as the module says."""
+    judged, drawn = shares(fates)
+    return judged >= (0.9 if of_all else 0.8) and drawn >= (0.85 if of_all else 0.75)
 
 
 if __name__ == "__main__":
