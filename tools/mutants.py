@@ -212,6 +212,13 @@ def main() -> int:
                 )
             )
         list(pool.map(judge, chosen))
+    return conclusion(results, sorted({test for (test, _), good in sound.items() if not good}))
+
+
+def conclusion(results: dict[str, list[str]], broken: list[str]) -> int:
+    """Prints the shares of each group and of all, and the tests that fail without a fault; what
+    the command ends with.
+    """
     results["all"] = [fate for each in results.values() for fate in each]
     for group, fates in results.items():
         judged, drawn = shares(fates)
@@ -220,7 +227,7 @@ def main() -> int:
             f"{group:30s} {killed} of {len(fates) - known} killed, {judged:.0%}; "
             f"{drawn:.0%} with {known} known as survivors"
         )
-    if broken := sorted({test for (test, _), good in sound.items() if not good}):
+    if broken:
         print("fail without a fault:", *broken)
         return 2
     return 0 if all(is_enough(fates, group == "all") for group, fates in results.items()) else 1
