@@ -53,6 +53,7 @@ class Form:
     """The rank of a request with so many tokens made, lower first:
 
         value = weight x quantity + per_token x made + level
+        value = min(|value|, weight x quantity) where it `bounces`
         rank = value, or with `aging` S: arrival + S x value
 
     `above`: 1 where weight x quantity is above it, else 0, in its place. With aging a request is
@@ -64,6 +65,7 @@ class Form:
     weight: float = 1.0
     above: float | None = None
     per_token: float = 0.0
+    bounces: bool = False  # what falls to 0 with its tokens rises again, up to where it began
     starts: tuple[int, ...] = ()  # tokens made with which each level begins: 0, ..
     every: int = 0  # tokens of each level from the last of these on; 0: it has no end
     aging: float | None = None  # seconds for each unit of the value
@@ -77,7 +79,10 @@ class Form:
         if self.above is not None:
             value = float(value > self.above)
         if self.per_token:
+            begun = value
             value += self.per_token * made
+            if self.bounces:
+                value = min(abs(value), begun)
         return value + self.level(made) if self.starts else value
 
     def level(self, made: int) -> int:
@@ -143,7 +148,8 @@ class Order:
     @property
     def wants_steps(self) -> bool:
         """Whether a request in service may lose its rank with every token."""
-        return self.preemptive and (bool(self.form.starts) or self.form.per_token > 0)
+        form = self.form
+        return self.preemptive and (bool(form.starts) or form.per_token > 0 or form.bounces)
 
     @property
     def rises(self) -> bool:

@@ -30,6 +30,21 @@ class ShortestRemaining(Aging):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Bouncing(Aging):
+    """SRPT-B: as sprpt, but what outlives its prediction loses rank with every token again, until
+    it stands where it began (Scully, Grosof and Mitzenmacher 2022).
+    """
+
+    name: ClassVar[str] = "srpt-b"
+    predicts: ClassVar[bool] = True
+    preemptive: ClassVar[bool] = True
+
+    @cached_property
+    def form(self) -> Form:
+        return Form(quantity="prediction", per_token=-1.0, bounces=True, aging=self.aging)
+
+
+@dataclass(frozen=True, kw_only=True)
 class PreemptiveShortest(ShortestFirst):
     """PSPJF; PSJF where predictions are exact."""
 

@@ -8,6 +8,7 @@
     one bit, threshold   whether the prediction of another predictor is above T; or whether X is,
       T                  wrong with probability p where X <= T (a false "long"), q where X > T
     constant             the same for every job: no prediction
+    pairs                as seen: actual sizes with what was predicted for them
 
 A joint law is a matrix: predictions [m] increasing, probabilities [m, n] of each prediction with
 each size. Continuous predictions are cut into m cells that hold equal shares of P(Y <= y), E[X; Y
@@ -224,6 +225,52 @@ class ConstantPrediction:
     def sample(self, rng: np.random.Generator, sizes: Vector) -> Vector:  # noqa: ARG002 - the protocol's
         """See `Predictor`."""
         return np.full(sizes.size, self.value)
+
+
+@dataclass(frozen=True, eq=False)
+class PairedPrediction:
+    """Of pairs (actual, predicted), those whose actual size is the nearest to X: Y = X predicted /
+    actual of one of them. `actual` [n] and `ratio` [n] = predicted / actual, sorted by both.
+    """
+
+    few_values = False
+    actual: Vector
+    ratio: Vector
+
+    @classmethod
+    def of(cls, actual: Vector, predicted: Vector) -> PairedPrediction:
+        """Pairs in any order, all > 0."""
+        ratio = predicted / actual
+        by_both = np.lexsort((ratio, actual))
+        return cls(actual[by_both], ratio[by_both])
+
+    def _nearest(self, x: Vector) -> tuple[np.ndarray, np.ndarray]:
+        """Where the pairs of each size begin and end."""
+        at = np.clip(np.searchsorted(self.actual, x), 1, len(self.actual) - 1)
+        below, above = self.actual[at - 1], self.actual[at]
+        nearest = np.where(x - below <= above - x, below, above)
+        ends = np.searchsorted(self.actual, nearest, side="right")
+        return np.searchsorted(self.actual, nearest), ends
+
+    def at_most(self, y: Vector, x: Vector) -> Vector:
+        """See `Predictor`."""
+        ratios, sizes = np.broadcast_arrays(y / x, x)
+        found = np.empty(ratios.shape)
+        for size in np.unique(sizes):
+            begin, end = self._nearest(np.array(size))
+            told = np.searchsorted(self.ratio[begin:end], ratios[sizes == size], side="right")
+            found[sizes == size] = told / (end - begin)
+        return found
+
+    def joint(self, sizes: Atoms, grid: SizeGrid) -> PredictedSizes:
+        """See `Predictor`."""
+        return _dense(self, sizes, grid)
+
+    def sample(self, rng: np.random.Generator, sizes: Vector) -> Vector:
+        """See `Predictor`."""
+        begin, end = self._nearest(sizes)
+        chosen = begin + (rng.random(sizes.size) * (end - begin)).astype(np.int64)
+        return np.asarray(sizes * self.ratio[chosen])
 
 
 @dataclass(frozen=True)

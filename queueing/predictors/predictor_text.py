@@ -4,8 +4,12 @@
     exact                       the true length
     exponential                 exponential with the true length as its mean
     lognormal:sigma=0.5         true length times exp(sigma Z)
+    uniform:low=0.5,high=1.5    true length times a number uniform between the two: bounded noise
     onebit:threshold=200        above the threshold or not; right with probability `accuracy`
-                                (default 1), told as half or twice the threshold
+                                (default 1), told as half or twice the threshold; or the two errors
+                                apart: `miss_short` of a short length, `miss_long` of a long one
+    joint:path=pairs.csv        as in the pairs of a file (`predictors.pairs`): the prediction of
+                                one whose true length is the nearest, times true over its true
 
 Lengths in tokens, after clipping; a prediction is a whole number of tokens >= 1. Laws:
 `predictors`.
@@ -14,8 +18,9 @@ Lengths in tokens, after clipping; a prediction is a whole number of tokens >= 1
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from kendall.policies.core import Policy
 from kendall.policies.ordered import order_of
@@ -28,26 +33,45 @@ from kendall.policies.text import (
     split_spec,
     suggest,
 )
+from kendall.queueing.predictors.pairs import read_pairs
 
 EXAMPLES = {
     "none": "none",
     "exact": "exact",
     "exponential": "exponential",
     "lognormal": "lognormal:sigma=0.5",
+    "uniform": "uniform:low=0.5,high=1.5",
     "onebit": "onebit:threshold=200,accuracy=0.9",
+    "joint": "joint:path=pairs.csv",
 }
-OPTIONAL = ("accuracy",)
-EXPECTED = "none, exact, exponential, lognormal:sigma=0.5 or onebit:threshold=200"
+_MISSES = ("miss_short", "miss_long")
+_OPTIONAL = ("accuracy", *_MISSES)
+EXPECTED = (
+    "none, exact, exponential, lognormal:sigma=0.5, uniform:low=0.5,high=1.5, "
+    "onebit:threshold=200 or joint:path=FILE"
+)
+_RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
+    "sigma": (lambda value: 0 <= value < math.inf, "a number >= 0"),
+    "threshold": (lambda value: value >= 1, "tokens >= 1"),
+    "low": (lambda value: 0 <= value < math.inf, "a number >= 0"),
+    "high": (lambda value: 0 < value < math.inf, "a number > 0"),
+    **dict.fromkeys(_OPTIONAL, (lambda value: 0 <= value <= 1, "a probability")),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class PredictorText:
-    """A predictor, taken apart; `threshold` in tokens."""
+    """A predictor, taken apart; `threshold` in tokens. Raises SpecError."""
 
     name: str = "none"
     sigma: float = 0.0
     threshold: int = 1
     accuracy: float = 1.0
+    miss_short: float | None = None  # None: 1 - accuracy, as `miss_long`
+    miss_long: float | None = None
+    low: float = 0.0
+    high: float = 1.0
+    path: str = ""
 
     def __post_init__(self) -> None:
         if self.name not in EXAMPLES:
@@ -55,22 +79,40 @@ class PredictorText:
                 f"got predictor {self.name!r}; expected one of "
                 f"{', '.join(EXAMPLES)}{suggest(self.name, EXAMPLES)}"
             )
-        if not 0 <= self.sigma < math.inf:
-            raise SpecError(f"got sigma={format_number(self.sigma)}; expected a number >= 0")
-        if self.threshold < 1:
-            raise SpecError(f"got threshold={self.threshold}; expected tokens >= 1")
-        if not 0 <= self.accuracy <= 1:
-            raise SpecError(f"got accuracy={format_number(self.accuracy)}; expected a probability")
+        for key, (within, expected) in _RANGES.items():
+            value = getattr(self, key)
+            if value is not None and not within(value):
+                raise SpecError(f"got {key}={format_number(value)}; expected {expected}")
+        if self.low >= self.high:
+            raise SpecError(
+                f"got low={format_number(self.low)} and high={format_number(self.high)}; "
+                "expected low below high"
+            )
+
+    @property
+    def misses(self) -> tuple[float, float]:
+        """Of one bit: probability that a short length is told as long, and a long one as short."""
+        wrong = 1 - self.accuracy
+        short, long = self.miss_short, self.miss_long
+        return wrong if short is None else short, wrong if long is None else long
 
     def __str__(self) -> str:
-        match self.name:
-            case "lognormal":
-                return f"lognormal:sigma={format_number(self.sigma)}"
-            case "onebit":
-                right = "" if self.accuracy == 1 else f",accuracy={format_number(self.accuracy)}"
-                return f"onebit:threshold={self.threshold}{right}"
-            case _:
-                return self.name
+        keys: dict[str, object] = {}
+        if self.name == "lognormal":
+            keys = {"sigma": self.sigma}
+        elif self.name == "uniform":
+            keys = {"low": self.low, "high": self.high}
+        elif self.name == "joint":
+            keys = {"path": self.path}
+        elif self.name == "onebit":
+            right = {} if self.accuracy == 1 else {"accuracy": self.accuracy}
+            missed = {key: getattr(self, key) for key in _MISSES if getattr(self, key) is not None}
+            keys = {"threshold": self.threshold, **right, **missed}
+        told = ",".join(
+            f"{key}={format_number(value) if isinstance(value, float) else value}"
+            for key, value in keys.items()
+        )
+        return f"{self.name}:{told}" if told else self.name
 
 
 NO_PREDICTION = PredictorText()
@@ -95,7 +137,7 @@ def parse_predictor(text: str) -> PredictorText:
         raise SpecError(f"got an empty predictor; expected {EXPECTED}")
     name, pairs = split_spec(text, EXAMPLES)
     PredictorText(name)  # is known
-    keys = tuple(split_spec(EXAMPLES[name])[1])
+    keys = (*split_spec(EXAMPLES[name])[1], *(_MISSES if name == "onebit" else ()))
     for key in pairs:
         if key not in keys:
             raise SpecError(
@@ -103,17 +145,25 @@ def parse_predictor(text: str) -> PredictorText:
                 f"{suggest(key, keys)}"
             )
     for key in keys:
-        if key not in pairs and key not in OPTIONAL:
+        if key not in pairs and key not in _OPTIONAL:
             raise SpecError(f"got {text!r}; expected {key} too, for example {EXAMPLES[name]}")
-    numbers = {key: parse_number(key, value, text) for key, value in pairs.items()}
+    if name == "joint":
+        read_pairs(pairs["path"])
+        return PredictorText(name, path=pairs["path"])
+    return PredictorText(name, **_numbers(pairs, text))
+
+
+def _numbers(pairs: dict[str, str], text: str) -> dict[str, Any]:
+    numbers: dict[str, Any] = {key: parse_number(key, value, text) for key, value in pairs.items()}
+    if "accuracy" in pairs and any(key in pairs for key in _MISSES):
+        raise SpecError(
+            f"got {text!r}; expected accuracy, or miss_short and miss_long, which are its two parts"
+        )
     if not numbers.get("threshold", 1.0).is_integer():
         raise SpecError(
             f"got threshold={pairs['threshold']} in {text!r}; expected a whole number of tokens "
             ">= 1"
         )
-    return PredictorText(
-        name,
-        numbers.get("sigma", 0.0),
-        int(numbers.get("threshold", 1)),
-        numbers.get("accuracy", 1.0),
-    )
+    if "threshold" in numbers:
+        numbers["threshold"] = int(numbers["threshold"])
+    return numbers

@@ -42,6 +42,7 @@ TEXTS = {
     "hrrn": "order=hrrn",
     "vtc": "order=vtc,output_weight=3",
     "sprpt": "order=sprpt",
+    "srpt-b": "order=srpt-b",
     "pspjf": "order=pspjf,aging=0.5",
     "threshold-preemptive": "order=threshold-preemptive,threshold=40",
     "trail": "order=trail,c=0.5",
@@ -144,7 +145,7 @@ def test_the_text_reads_back_and_only_fcfs_is_known_to_the_formulas(text: str) -
     assert parse_policy(format_policy(policy)) == policy
     assert is_first_come(policy) is ("fcfs" in text)
     assert order_of(policy).name in text
-    assert wants_steps(policy) is (order_of(policy).name in ("mlfq", "fb"))
+    assert wants_steps(policy) is (order_of(policy).name in ("mlfq", "fb", "srpt-b"))
 
 
 def test_keys_of_the_order_stand_last() -> None:
@@ -163,6 +164,7 @@ def test_keys_of_the_order_stand_last() -> None:
         ("threshold,threshold=12", "old"),
         ("threshold,threshold=8", "short"),
         ("sprpt", "begun"),
+        ("srpt-b", "begun"),
         ("pspjf", "short"),
         ("trail,c=0.5", "begun"),
         ("mlfq", "old"),
@@ -286,8 +288,15 @@ def test_each_request_is_preempted_so_many_times_at_most() -> None:
 def test_these_orders_read_predicted_lengths() -> None:
     assert {name for name, order in ORDERS.items() if order.predicts} == {
         *("spjf", "ljf", "threshold", "binned", "hrrn"),
-        *("pspjf", "sprpt", "trail", "threshold-preemptive"),
+        *("pspjf", "sprpt", "srpt-b", "trail", "threshold-preemptive"),
     }
+
+
+def test_what_outlives_its_prediction_loses_rank_until_it_stands_where_it_began() -> None:
+    order = order_of(parse_policy("single:order=srpt-b"))
+    request = one("a", 0.0, 10.0).request
+    made = {0: 10, 1: 9, 9: 1, 10: 0, 11: 1, 19: 9, 20: 10, 21: 10, 1000: 10}
+    assert {so_far: order.rank(request, so_far) for so_far in made} == made
 
 
 def test_levels_double_their_quantum() -> None:
@@ -397,7 +406,7 @@ def test_batches_have_members_of_one_bin() -> None:
         ("single:order=sprpt,max_preemptions=0", "got max_preemptions=0; expected a whole number"),
         (
             "single:order=spjf,max_preemptions=1",
-            "order spjf, which takes nothing out of service; expected order sprpt, pspjf, thr",
+            "order spjf, which takes nothing out of service; expected order sprpt, srpt-b, pspjf",
         ),
         ("dynamic:max_preemptions=1", "takes nothing out of service; expected no such key for dyn"),
     ],

@@ -30,6 +30,9 @@ ORDERS = (
     "sprpt",
     "sprpt,aging=0.02",
     "sprpt,max_preemptions=1",
+    "srpt-b",
+    "srpt-b,aging=0.02",
+    "srpt-b,max_preemptions=2",
     "pspjf",
     "threshold-preemptive,threshold=12",
     "threshold-preemptive,aging=0.1,threshold=12",
@@ -93,7 +96,9 @@ def test_a_replay_is_the_sample_path_throughout(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("order", ["sprpt", "trail,c=0.5", "pspjf", "mlfq,quantum=2", "fb"])
+@pytest.mark.parametrize(
+    "order", ["sprpt", "srpt-b", "trail,c=0.5", "pspjf", "mlfq,quantum=2", "fb"]
+)
 @settings(deadline=None, max_examples=60)
 @given(
     steps=st.lists(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,8 @@ KEYS: dict[str, dict[str, Any]] = {
 }
 SOLVED = tuple(name for name in ORDERS if name not in ("edf", "priority", "hrrn", "binned", "vtc"))
 TEXTS = ("none", "exact", "exponential", "lognormal:sigma=0.5", "onebit:threshold=30,accuracy=0.9")
+BOUNDED = "uniform:low=0.5,high=1.5"
+MISSES = "onebit:threshold=30,miss_short=0.05,miss_long=0.4"
 
 
 def asked(name, **given):
@@ -70,7 +73,7 @@ def asked(name, **given):
 
 @pytest.mark.parametrize(
     "text",
-    ["none", "exact", "exponential", "lognormal:sigma=0.5", "onebit:threshold=200", TEXTS[-1]],
+    [*TEXTS, "onebit:threshold=200", BOUNDED, MISSES, "onebit:threshold=3,miss_long=0"],
 )
 def test_a_predictor_is_read_and_written_canonically(text):
     assert str(parse_predictor(f" {text} ")) == text
@@ -92,6 +95,14 @@ def test_a_predictor_is_read_and_written_canonically(text):
         ("onebit:threshold=2.5", "got threshold=2.5 in .*; expected a whole number"),
         ("onebit:threshold=9,accuracy=1.5", "got accuracy=1.5; expected a probability"),
         ("onebit:treshold=9", "did you mean 'threshold'"),
+        ("onebit:threshold=9,miss_short=2", "got miss_short=2; expected a probability"),
+        ("onebit:threshold=9,miss_long=nan", "got miss_long="),
+        ("onebit:threshold=9,accuracy=1,miss_long=0", "expected accuracy, or miss_short and miss_"),
+        ("uniform:low=1", "got 'uniform:low=1'; expected high too"),
+        ("uniform:low=2,high=1", "got low=2 and high=1; expected low below high"),
+        ("uniform:low=-1,high=1", "got low=-1; expected a number >= 0"),
+        ("joint", "expected path too"),
+        ("joint:path=no-such-file", "got path=no-such-file: No such file.*CSV or JSON lines"),
     ],
 )
 def test_what_is_no_predictor_is_refused_in_one_line(text, message):
@@ -388,3 +399,81 @@ def test_a_law_that_puts_the_first_token_before_its_dispatch_says_nothing_of_it(
     found = predict_model(queued, 1.0, "exact")
     assert found.time_to_first_token.mean is None
     assert found.inter_token_latency.mean == pytest.approx(0.01)
+
+
+# predictors by noise that is bounded, by two errors, by pairs
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory) -> str:
+    rng = np.random.default_rng(5)
+    lengths = TOKENS.sample(rng, 20_000)
+    told = predicted_tokens(parse_predictor(TEXTS[3]), rng, lengths, 10_000)
+    path = tmp_path_factory.mktemp("pairs") / "pairs.csv"
+    rows = [f"{true},{predicted}" for true, predicted in zip(lengths, told, strict=True)]
+    path.write_text("\n".join(["output_tokens,predicted_output_tokens", *rows, "3,", "", ",4"]))
+    return f"joint:path={path}"
+
+
+@pytest.fixture(params=[BOUNDED, MISSES, "joint"])
+def newer(request, pairs) -> str:
+    return pairs if request.param == "joint" else request.param
+
+
+def test_a_newer_predictor_is_predicted_as_it_is_simulated(newer):
+    queued = Queue.read(Single(order="spjf"), TOKENS, STEADY, predictor=newer)
+    exact = predict_model(queued, RATE, "exact").queueing_delay.mean
+    runs = [
+        simulate_model(queued, RATE, num_requests=40_000, seed=seed).queueing_delay.mean
+        for seed in range(8)
+    ]
+    error = float(np.std(runs, ddof=1)) / math.sqrt(len(runs))
+    assert error < 0.02 * exact
+    assert abs(float(np.mean(runs)) - exact) < 4 * error
+
+
+def test_pairs_of_a_law_predict_as_that_law(pairs):
+    means = [
+        solve_in_tokens(asked("spjf"), SERVICE, RATE, 1, parse_predictor(text)).delay
+        for text in (pairs, TEXTS[3])
+    ]
+    assert means[0] == pytest.approx(means[1], rel=0.01)
+
+
+def test_the_nearest_true_length_tells_the_factor(tmp_path):
+    path = tmp_path / "pairs.jsonl"
+    rows = ["{}", '{"output_tokens": 10, "predicted_output_tokens": 20}']
+    rows += ['{"output_tokens": 100, "predicted_output_tokens": 50}', "[]"]
+    path.write_text("\n".join(rows))
+    told = parse_predictor(f"joint:path={path}")
+    assert str(told) == f"joint:path={path}"
+    lengths = np.array([1.0, 10, 55, 56, 1000])
+    drawn = predicted_tokens(told, np.random.default_rng(0), lengths, 10_000)
+    assert drawn.tolist() == [2, 20, 110, 28, 500]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("output_tokens,predicted_output_tokens\n3,4\n", "with 1 pair; expected at least 2"),
+        ("a,b\n3,4\n5,6\n", "with 0 pairs; expected at least 2 rows that have output_tokens and"),
+        ("{not json\n", "expected CSV or JSON lines"),
+        ("", "with 0 pairs"),
+    ],
+)
+def test_a_file_without_pairs_is_refused(tmp_path, content, message):
+    path = tmp_path / "pairs"
+    path.write_text(content)
+    with pytest.raises(SpecError, match=message):
+        parse_predictor(f"joint:path={path}")
+
+
+def test_a_false_long_and_a_false_short_differ():
+    """The same share of requests told wrong; more of them are short."""
+    short, long = (
+        solve_in_tokens(asked("spjf"), SERVICE, RATE, 1, parse_predictor(text)).delay
+        for text in ("onebit:threshold=30,miss_short=0.2", "onebit:threshold=30,miss_long=0.2")
+    )
+    right = solve_in_tokens(asked("spjf"), SERVICE, RATE, 1, parse_predictor("onebit:threshold=30"))
+    assert right.delay < min(short, long)
+    assert short != pytest.approx(long, rel=0.01)

@@ -181,10 +181,12 @@ SHORTEST_REMAINING = PredictedRanks(slope=-1.0)
 
 @dataclass(frozen=True)
 class BounceRanks(_ByPrediction):
-    """SRPT-B."""
+    """SRPT-B. The first `setup` seconds of a service do not count as served."""
+
+    setup: float = 0.0
 
     def ranks(self, predicted: Vector) -> Ranks:
-        return ranks.bouncing(predicted)
+        return ranks.bouncing(predicted, self.setup)
 
 
 @dataclass(frozen=True)

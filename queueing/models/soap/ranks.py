@@ -77,16 +77,14 @@ def moving(
     return Ranks.of(len(value), pieces)
 
 
-def bouncing(predicted: Vector) -> Ranks:
-    """min(|prediction - age|, prediction): down to 0, up again, then constant (SRPT-B)."""
-    return Ranks.of(
-        len(predicted),
-        [
-            (0.0, 0, predicted, -1.0),
-            (predicted, 0, 0.0, 1.0),
-            (2 * predicted, 0, predicted, 0.0),
-        ],
-    )
+def bouncing(predicted: Vector, setup: float = 0.0) -> Ranks:
+    """min(|prediction - age|, prediction): down to 0, up again, then constant (SRPT-B). The first
+    `setup` seconds of an age and of a prediction do not count.
+    """
+    value = predicted - setup
+    pieces: list[Piece] = [(0.0, 0, value, 0.0)] if setup else []
+    pieces += [(setup, 0, value, -1.0), (predicted, 0, 0.0, 1.0)]
+    return Ranks.of(len(predicted), [*pieces, (predicted + value, 0, value, 0.0)])
 
 
 def age(kinds: int) -> Ranks:

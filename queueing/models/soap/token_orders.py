@@ -9,6 +9,7 @@ length of n tokens is S(n) seconds, and the age at n tokens too. Of an order's f
     nothing but the arrival  FifoRanks
     above                    ThresholdRanks, in order of arrival among short requests
     a prediction             PredictedRanks; with each token made they change by step x per_token
+    a prediction, bouncing   BounceRanks
 
 Predictions are at most the token limit, without one the longest length. Aging, deadlines,
 priorities, ratios, bins, levels beside predictions, ranks that rise with each token, and what an
@@ -32,6 +33,7 @@ from kendall.queueing.distributions.token_distribution import TokenDistribution,
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.latency.slots.slot_time import SlotTime
 from kendall.queueing.models.soap.orders import (
+    BounceRanks,
     FifoRanks,
     LeastAttainedRanks,
     LevelsRanks,
@@ -52,9 +54,12 @@ from kendall.queueing.predictors.laws import (
     ExponentialPrediction,
     LognormalPrediction,
     OneBit,
+    PairedPrediction,
     Predictor,
+    UniformPrediction,
     WholeTokens,
 )
+from kendall.queueing.predictors.pairs import read_pairs
 from kendall.queueing.predictors.predictor_text import NO_PREDICTION, PredictorText
 from kendall.queueing.predictors.sizes import Atoms, token_sizes
 
@@ -121,6 +126,8 @@ class TokenService:
         if form.above is not None:
             at = self.seconds(math.floor(form.above) + 0.5)
             return ThresholdRanks(at, asked.preemptive, last_come=False)
+        if form.bounces:
+            return BounceRanks(max(self.setup, 0.0))
         return PredictedRanks(
             weight=form.weight,
             interrupts=asked.preemptive,
@@ -141,23 +148,32 @@ class TokenService:
 
     def predictor(self, text: PredictorText) -> Predictor:
         """Its law of predicted seconds."""
-        match text.name:
-            case "none":
-                return ConstantPrediction(self.seconds(self.most))
-            case "onebit":
-                n, wrong = text.threshold, 1 - text.accuracy
-                told = (min(float(each), self.most) for each in (max(n // 2, 1), 2 * n))
-                low, high = map(self.seconds, told)
-                return OneBit(self.seconds(n + 0.5), None, wrong, wrong, (low, high))
-            case "exponential":
-                return self._in_tokens(ExponentialPrediction())
-            case "lognormal" if text.sigma > 0:
-                return self._in_tokens(LognormalPrediction(text.sigma))
-            case _:
-                return ExactPrediction()
-
-    def _in_tokens(self, source: Predictor) -> Predictor:
+        if text.name == "none":
+            return ConstantPrediction(self.seconds(self.most))
+        if text.name == "onebit":
+            n = text.threshold
+            told = (min(float(each), self.most) for each in (max(n // 2, 1), 2 * n))
+            low, high = map(self.seconds, told)
+            return OneBit(self.seconds(n + 0.5), None, *text.misses, (low, high))
+        source = _with_errors(text)
+        if source is None:
+            return ExactPrediction()
         return WholeTokens(source, self.setup, self.step, self.most)
+
+
+def _with_errors(text: PredictorText) -> Predictor | None:
+    """The law of predicted tokens; None where they are the true ones."""
+    match text.name:
+        case "exponential":
+            return ExponentialPrediction()
+        case "lognormal" if text.sigma > 0:
+            return LognormalPrediction(text.sigma)
+        case "uniform":
+            return UniformPrediction(text.low, text.high)
+        case "joint":
+            return PairedPrediction.of(*read_pairs(text.path))
+        case _:
+            return None
 
 
 _MOST_LEVELS = 64
@@ -170,6 +186,8 @@ def is_solved(order: PolicyOrder, *, resuming: bool = False) -> bool:
         return False
     if order.preemptive and form.starts:  # interrupted without an arrival
         return form.quantity == "arrival" and plain and not resuming
+    if form.bounces:  # so too
+        return form.quantity == "prediction" and form.per_token == -1 and not resuming
     if form.quantity == "prediction":
         return form.per_token <= 0 if form.above is None else plain and form.weight == 1
     return form.quantity == "arrival" and form.per_token <= 0

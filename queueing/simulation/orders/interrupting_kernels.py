@@ -39,9 +39,9 @@ NEVER = 2**62
 class Interrupting(NamedTuple):
     """An order (`policies.orders.order.Form`): of each request its `value` before its first token
     and its predicted tokens; the share of these from which on it is not interrupted, and seconds
-    for each unit where the value ages, else not-a-number; what a token made adds; where levels
-    begin, and how many tokens each from the last of these on has (0: it has no end); how often one
-    request is interrupted at most.
+    for each unit where the value ages, else not-a-number; what a token made adds, and whether the
+    value `bounces`; where levels begin, and how many tokens each from the last of these on has (0:
+    it has no end); how often one request is interrupted at most.
     """
 
     value: Floats
@@ -49,6 +49,7 @@ class Interrupting(NamedTuple):
     settled: float
     aging: float
     per_token: float
+    bounces: bool
     starts: Ints
     every: int
     most: int
@@ -218,6 +219,8 @@ def _rank(job, made, requests, order):  # type: ignore[no-untyped-def]
     value = order.value[job]
     if order.per_token != 0.0:
         value += order.per_token * made
+    if order.bounces:
+        value = min(abs(value), order.value[job])
     if len(order.starts) > 0:
         value += _level(made, order)
     return value if np.isnan(order.aging) else requests.arrived_at[job] + order.aging * value
@@ -230,6 +233,8 @@ def _next_target(job, done, length, order, stints):  # type: ignore[no-untyped-d
     end, following = length - made, NEVER
     if order.per_token > 0.0:
         following = done + 1
+    elif order.bounces:  # it rises from the token behind the last predicted one on
+        following = max(done, int(-order.value[job] / order.per_token) - made) + 1
     elif len(order.starts) > 0:
         following = _next_level_at(made + done, order) - made
     return min(end, following)

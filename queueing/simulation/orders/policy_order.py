@@ -48,6 +48,7 @@ def interrupting_of(policy: Single, predicted: Vector, limit: float) -> Interrup
         math.nan if form.settled is None else form.settled,
         math.nan if form.aging is None else form.aging,
         form.per_token,
+        form.bounces,
         np.array([min(start, NEVER) for start in form.starts], dtype=np.int64),
         form.every,
         NEVER if policy.max_preemptions is None else policy.max_preemptions,
