@@ -131,13 +131,20 @@ def vllm_serve(
 
 
 def small_vllm(
-    folder: Path, slots: int, name: str = "vllm", *, context: int = 2048
+    folder: Path,
+    slots: int,
+    name: str = "vllm",
+    *,
+    context: int = 2048,
+    arguments: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
 ) -> AbstractContextManager[Server]:
     """The same in one process with one thread and little memory: several fit a machine."""
     flags = ["--max-num-seqs", str(slots), "--max-model-len", str(context), "--enforce-eager"]
     flags += ["--dtype", "bfloat16", "--load-format", "dummy", "--block-size", "32"]
     flags += ["--distributed-executor-backend", "uni"]
-    return vllm_serve(name, flags, folder, ONE_PROCESS | {"VLLM_CPU_KVCACHE_SPACE": "1"})
+    given = ONE_PROCESS | {"VLLM_CPU_KVCACHE_SPACE": "1"} | dict(environment or {})
+    return vllm_serve(name, [*flags, *arguments], folder, given)
 
 
 @contextmanager
