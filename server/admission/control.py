@@ -88,7 +88,7 @@ class Overload(Observer):
                     "Largest number of sequences, waiting and in service, that "
                     "--adaptive-concurrency admits"
                 ),
-                lambda: adaptive.bound,
+                lambda: adaptive.limit,
             )
         return [self]  # a rate may be limited later
 
@@ -221,7 +221,7 @@ class Overload(Observer):
     def state(self) -> dict[str, Any]:
         """For `/admin/state`: what is asked for, what holds now, where waits come from."""
         batcher, live = self._gateway.batcher, self._gateway.live
-        limit = None if self._adaptive is None else self._adaptive.bound
+        limit = None if self._adaptive is None else self._adaptive.limit
         source = "live model" if live is not None and live.ahead is not None else "services seen"
         return dataclasses.asdict(self.settings) | {
             "queued_tokens": batcher.waiting_tokens,
@@ -276,9 +276,9 @@ class Overload(Observer):
     def _full(self, sequences: int, batcher: Batcher) -> ApiError | None:
         settings = self.settings
         if self._adaptive is not None:
-            over = batcher.unanswered + sequences - self._adaptive.bound
+            over = batcher.unanswered + sequences - self._adaptive.limit
             if over > 0 and batcher.unanswered:  # an idle gateway admits a call of any size
-                self._adaptive.refused()
+                self._adaptive.on_rejection()
                 return self.rejections.queue_full(
                     "adaptive_concurrency",
                     sequences,
