@@ -71,5 +71,5 @@ class AdaptiveLimit:
 
     def _begin_window(self, now: float) -> None:
         self._began_at = now
-        self._least_delay = math.inf  # seconds
+        self._least_delay: float = math.inf  # seconds
         self._reached = False

@@ -34,7 +34,12 @@ from kendall.server.calibration.designed import (
     usual_length,
 )
 from kendall.server.calibration.host import CalibrationHost
-from kendall.server.calibration.probe_schedule import LOOP, ProbeLimits, ProbeSchedule
+from kendall.server.calibration.probe_schedule import (
+    ProbedCell,
+    ProbedLoop,
+    ProbeLimits,
+    ProbeSchedule,
+)
 from kendall.server.calibration.turnaround import ClosedLoop
 from kendall.server.runtime.errors import ApiError
 from kendall.server.runtime.pools import end_at_once, serve_the_gateway
@@ -130,9 +135,9 @@ class IdleProbes:
 
     async def _turn(self) -> None:
         """One cell, a rest, and at the end of a round a look at the law."""
-        index = self.schedule.next(self._rng)
+        probe = self.schedule.next(self._rng)
         began = self._gateway.now()
-        if index is None:
+        if probe is None:
             log.info(
                 "no idle probe: the smallest batch takes more than %.0f ms; the next attempt "
                 "follows later",
@@ -141,19 +146,20 @@ class IdleProbes:
             self.schedule.forget_smallest()
             self._rested_at = began + self._limits.retry
             return
-        await self._probe(index)
+        await self._run(probe)
         took = self._gateway.now() - began
         self.seconds += took
         self._rested_at = self._gateway.now() + self.schedule.rest(took)
-        if self.schedule.due_for_fit():
+        if self.schedule.is_due_for_fit:
+            self.schedule.mark_fitted()
             await self._refit()
 
-    async def _probe(self, index: int) -> None:
+    async def _run(self, probe: ProbedCell | ProbedLoop) -> None:
         gateway = self._gateway
         self._batches.serve_on_one_of(self._batcher.servers_in_use)
         self._batcher.lease.acquire(self._batches.interrupt)
         try:
-            found = await self._measure(index)
+            await self._measure(probe)
         except InterruptedCellError:
             self.interrupted += 1
         except ApiError as error:
@@ -161,25 +167,23 @@ class IdleProbes:
             if error.code == TOO_LONG:
                 gateway.supervisor.lost(str(error))
         else:
-            self.schedule.add(index, found)
             self.measured += 1
         finally:
             self._batcher.lease.revoke()
 
-    async def _measure(self, index: int) -> Any:
-        """The engine warmed by a short batch of the same size, then the cell."""
-        cell = (
-            Cell(self.schedule.loop.lengths, PROMPT_TOKENS)
-            if index == LOOP
-            else self.schedule.grid[index]
-        )
-        size = self.schedule.loop.slots if index == LOOP else len(cell.lengths)
-        await self._batches.measure(
-            Cell((min(WARM, *cell.lengths),) * size, cell.prompt_tokens), self._rng
-        )
-        if index == LOOP:
-            return await self._batches.slot_time(self.schedule.loop, self._rng)
-        return await self._batches.measure(cell, self._rng)
+    async def _measure(self, probe: ProbedCell | ProbedLoop) -> None:
+        """Warm the engine by a short batch of the same size, then measure."""
+        if isinstance(probe, ProbedCell):
+            await self._warm(probe.batch_size, probe.cell.lengths, probe.cell.prompt_tokens)
+            probe.add(await self._batches.measure(probe.cell, self._rng))
+        else:
+            loop = probe.loop
+            await self._warm(loop.slots, loop.lengths, loop.prompt_tokens)
+            probe.add(await self._batches.slot_time(loop, self._rng))
+
+    async def _warm(self, size: int, lengths: tuple[int, ...], prompt_tokens: int) -> None:
+        warm = Cell((min(WARM, *lengths),) * size, prompt_tokens)
+        await self._batches.measure(warm, self._rng)
 
     async def _refit(self) -> None:
         gateway, schedule = self._gateway, self.schedule
