@@ -36,7 +36,9 @@ class AdaptiveLimit:
         self._floor = floor
         self._learned = 0  # the floor holds until the first increase
         self.service_time: float | None = None  # mean, seconds
-        self._begin_window(now)
+        self._window_began_at = now
+        self._least_delay = math.inf  # in the window, seconds
+        self._reached = False  # in the window
 
     @property
     def limit(self) -> int:
@@ -60,16 +62,11 @@ class AdaptiveLimit:
         now = batch.dispatched_at
         youngest = max(sequence.engine_request.request.arrived_at for sequence in batch.sequences)
         self._least_delay = min(self._least_delay, now - youngest)
-        service_time = self.service_time
-        if service_time is None or now - self._began_at < max(SHORTEST_WINDOW, 2 * service_time):
+        service_time, elapsed = self.service_time, now - self._window_began_at
+        if service_time is None or elapsed < max(SHORTEST_WINDOW, 2 * service_time):
             return
         if self._least_delay > service_time:
             self._learned = max(self._floor(), int(DECREASE * self.limit))
         elif self._reached:
             self._learned = self.limit + 1
-        self._begin_window(now)
-
-    def _begin_window(self, now: float) -> None:
-        self._began_at = now
-        self._least_delay: float = math.inf  # seconds
-        self._reached = False
+        self._window_began_at, self._least_delay, self._reached = now, math.inf, False
