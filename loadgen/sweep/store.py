@@ -46,7 +46,7 @@ class Store:
         """
         if (folder / "plan.json").exists():
             if different := load_plan(folder / "plan.json").differences(plan):
-                if _has_begun(read_journal(folder / "journal.jsonl")[0]):
+                if _has_begun(read_journal(folder / "journal.jsonl")):
                     raise SpecError(
                         f"got {folder}, which holds another sweep ({'; '.join(different)}); "
                         "expected the same plan: give another folder with --output, or delete "
