@@ -64,8 +64,8 @@ def best_token_limit(
     """The best of the limits 1 .. `largest`, by default up to the longest answer; `model` has the
     lengths before any limit.
 
-    `predict` scores limits where they are predicted one by one. With `full`, a slower and more exact
-    one, the best limit is the best by its values. Raises SpecError, NoStableChoiceError.
+    Limits that are predicted one by one are scored by `predict`; the best of them is the best by
+    `full`, slower and more exact, where it is given. Raises SpecError, NoStableChoiceError.
     """
     if largest is not None and largest < 1:
         raise SpecError(f"got largest={largest}; expected at least 1")

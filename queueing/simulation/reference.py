@@ -39,7 +39,7 @@ from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.latency.service import ServiceProcess
 from kendall.queueing.latency.slots.token_gaps import GapCounter
 from kendall.queueing.measurement.record import Outcome, Record, call_of
-from kendall.queueing.simulation.driven_engine import DrivenEngine, member_behind
+from kendall.queueing.simulation.driven_engine import DrivenEngine, remaining_member
 from kendall.queueing.simulation.ledger import (
     NO_STINTS,
     ServedBatch,
@@ -293,7 +293,7 @@ class Driver:
             made = waiting.output_tokens_so_far
             before = self.stints.pop(request.id, NO_STINTS)
             length, last = self.lengths[request.id], before.last_token_at
-            member = member_behind(request, made, length, last)
+            member = remaining_member(request, made, length, last)
             started = Started(
                 request,
                 now,
@@ -350,7 +350,7 @@ class Driver:
 
     def _settle(self, engine: DrivenEngine, now: float) -> None:
         """Close the batch when the engine is empty; in any case learn when it changes next."""
-        if engine.over:
+        if engine.finished:
             engine.changes_at = math.inf
             for started in tuple(engine.in_service):
                 together = started.batch.policy.release == "batch" or started.ended_at is None
@@ -418,7 +418,7 @@ class Driver:
         self.down = True
         self._count_tokens(now)
         for engine in self.engines:
-            for started in engine.lose():
+            for started in engine.die():
                 if started.request.id in self.fragile and started.output_tokens_so_far:
                     self._leave(engine, started, None, None, "failed")
             self._settle(engine, now)
