@@ -127,14 +127,14 @@ class SweepProgress:
         progress = cls()
         for event in events:
             if "cell" in event:
-                progress.take(event)
+                progress.apply(event)
         return progress
 
     def of(self, name: str) -> CellProgress:
         """The state of a cell; of one without events, the state before its first attempt."""
         return self.cells.setdefault(name, CellProgress())
 
-    def take(self, event: Event) -> None:
+    def apply(self, event: Event) -> None:
         """Apply one more event, of a cell."""
         kind, cell = event["event"], self.of(event["cell"])
         if kind not in {"started", "done", "noisy", "cut", "failed", "refused", "damaged"}:

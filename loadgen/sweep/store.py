@@ -72,7 +72,7 @@ class Store:
         """Into the journal, and into what is known."""
         written = self.journal.append(event, **fields)
         if "cell" in written:
-            self.progress.take(written)
+            self.progress.apply(written)
         return written
 
     def growing(self, name: str, attempt: int) -> Path:

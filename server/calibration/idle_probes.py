@@ -174,7 +174,7 @@ class IdleProbes:
     async def _measure(self, probe: ProbedCell | ProbedLoop) -> None:
         """Warm the engine by a short batch of the same size, then measure."""
         if isinstance(probe, ProbedCell):
-            await self._warm(probe.batch_size, probe.cell.lengths, probe.cell.prompt_tokens)
+            await self._warm(probe.batch_size, probe.cell.lengths, probe.prompt_tokens)
             probe.add(await self._batches.measure(probe.cell, self._rng))
         else:
             loop = probe.loop

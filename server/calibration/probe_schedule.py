@@ -26,7 +26,7 @@ from kendall.server.calibration.turnaround import ClosedLoop
 
 @dataclass(frozen=True, slots=True)
 class ProbeLimits:
-    """How long, how often and how many times idle probes measure."""
+    """Bounds on idle probes."""
 
     quiet: float = 2.0  # seconds without arrival or outcome before a probe
     longest: float = 0.25  # seconds that a probe may be expected to take
@@ -56,6 +56,7 @@ class ProbedCell:
         self.cell = cell
         self.batch_size = len(cell.lengths)
         self.length = max(cell.lengths)
+        self.prompt_tokens = cell.prompt_tokens
         self.measured: deque[Measured] = deque(maxlen=kept)
         self.count = 0  # measurements so far, with those no longer kept
 
@@ -75,20 +76,19 @@ class ProbedCell:
         """Seconds that another cell takes at most, by the measurements of this one; infinite
         without measurements, or where the other is smaller in any respect.
         """
-        prompt_tokens, others = self.cell.prompt_tokens, other.cell.prompt_tokens
         service_time = self.service_time
         if (
             service_time is None
             or other.batch_size < self.batch_size
             or other.length < self.length
-            or others < prompt_tokens
+            or other.prompt_tokens < self.prompt_tokens
         ):
             return math.inf
         return (
             service_time
             * (other.batch_size / self.batch_size)
             * (other.length / self.length)
-            * (others / prompt_tokens)
+            * (other.prompt_tokens / self.prompt_tokens)
         )
 
 
@@ -120,10 +120,10 @@ class ProbeSchedule:
         kept = self._limits.kept
         self._cells = [ProbedCell(cell, kept) for cell in self.grid]
         self._smallest = min(
-            self._cells, key=lambda each: (each.batch_size, each.length, each.cell.prompt_tokens)
+            self._cells, key=lambda cell: (cell.batch_size, cell.length, cell.prompt_tokens)
         )
         self._loop = ProbedLoop(self.loop, kept)
-        self._fitted_rounds = self._limits.fewest - 1  # at the last fit
+        self._fitted_rounds = self._limits.fewest - 1  # rounds at the last fit; none so far
 
     def next(self, rng: np.random.Generator) -> ProbedCell | ProbedLoop | None:
         """One of the probes run least often, at random; None where not even the smallest cell is
@@ -147,8 +147,8 @@ class ProbeSchedule:
         return admitted
 
     def _expected(self, cell: ProbedCell) -> float:
-        """Seconds: what was measured of the cell, else the least bound by smaller ones. The
-        smallest cell has none, and 0 admits it.
+        """Seconds by the cell's own measurements, else the least bound by those of smaller cells.
+        The smallest cell has no bound: 0 admits it.
         """
         service_time = cell.service_time
         if service_time is not None:
@@ -158,8 +158,9 @@ class ProbeSchedule:
         return min(smaller.bound_on(cell) for smaller in self._cells)
 
     def _loop_expected(self) -> float:
-        """Seconds: all requests of the loop one after the other, each as long as its bound by the
-        cells with a batch of one.
+        """Seconds that the loop's requests would take one after the other, each at its bound by the
+        cells with a batch of one: a request that is longer than the cell's takes at most so many
+        times as long, a shorter one no longer.
         """
         alone = [
             (cell.length, cell.service_time)

@@ -83,7 +83,7 @@ def test_progress_says_what_became_of_every_cell(tmp_path: Path) -> None:
     )
     assert SweepProgress.fold(events[:-1]).of("b").reason == "killed"
     assert progress.of("c").attempts == 0
-    progress.take({"event": "damaged", "cell": "a", "reason": "gone"})
+    progress.apply({"event": "damaged", "cell": "a", "reason": "gone"})
     assert (progress.of("a").done, progress.of("a").reason) == (None, "gone")
 
 

@@ -31,12 +31,12 @@ from kendall.loadgen.report.numbers import MS, label, load_text, ms, percent
 MOST_PANELS = 6  # side by side
 GAP = 0.025  # between two panels, a share of the width
 ROW_HEIGHT, HEAD = 46, 120  # pixels
-PANEL_WIDTH, NAMES_WIDTH = 150, 260  # pixels, least
+PANEL_WIDTH, NAMES_WIDTH = 150, 260  # pixels, the least of a panel and of the policies' names
 
 
 def versus_figure(cells: Sequence[ReportCell]) -> Figure | None:
-    """None without cells, and where the loads are too many for panels (the figure over load shows
-    them).
+    """The figure; None without cells, and where there are more loads than panels (the figure over
+    load shows them).
     """
     by_load = _cells_by_load(cells)
     if not 1 <= len(by_load) <= MOST_PANELS:
@@ -82,8 +82,8 @@ def _cells_by_load(cells: Sequence[ReportCell]) -> dict[float | None, list[Repor
 
 
 def _axis_values(cells: Sequence[ReportCell]) -> list[float]:
-    """Milliseconds that the time axis spans: all means, and the ends of the observed intervals as
-    far as they leave the means apart.
+    """Milliseconds that the time axis spans: all means, and the observed intervals, cut at 0.3 and
+    at 3 times their mean so that a wide one does not press the means together.
     """
     values = []
     for cell in cells:

@@ -45,12 +45,12 @@ class WhatIfs:
         }
         pending = [forecast for forecast in self._forecasts.values() if forecast.pending]
         pending.sort(key=lambda forecast: (forecast.setting != current, forecast.load))
-        self._queue = deque(forecast.setting for forecast in pending)
+        self._unforecast = deque(forecast.setting for forecast in pending)
 
     def advance(self, is_over: Callable[[], bool]) -> None:
         """Forecast at least one more setting, and further ones until `is_over`."""
-        while self._queue:
-            setting = self._queue.popleft()
+        while self._unforecast:
+            setting = self._unforecast.popleft()
             self._forecasts[setting] = self._operating_point.forecast(setting)
             if is_over():
                 return
