@@ -35,7 +35,7 @@ DROPPED = ("stable", "score")  # of a point of a search, which a plan says other
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """A kind of server."""
+    """A kind of server, as it can be bought."""
 
     name: str
     law: LatencyModel
@@ -44,7 +44,7 @@ class Kind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choices:
-    """What is combined."""
+    """The kinds, slots and token limits whose combinations are the options of a plan."""
 
     kinds: Sequence[Kind]
     slots: Sequence[int]  # max_num_seqs of one server
@@ -123,7 +123,7 @@ class CapacityPlan:
     largest_rate: float | None = None  # of the best: the SLOs are kept up to there
 
     def to_dict(self) -> Point:
-        """As JSON."""
+        """Plain values for JSON."""
         return {
             "slo": self.goal.constraint,
             "best": self.best,

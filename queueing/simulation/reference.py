@@ -65,7 +65,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedEngine:
-    """What each server obeys, and the largest batch that it takes.
+    """The law that each server obeys, and the bounds on its batches.
 
     step_tokens that a continuous one computes in one step, at most
     speeds     of each server, how many times as long as the law's its times are (all 1)
@@ -113,8 +113,8 @@ def simulate_trace(
     cancellations: Mapping[str, float] | None = None,
     switches: Sequence[tuple[float, Policy]] = (),
 ) -> list[Record]:
-    """What happens to the jobs (in order of arrival) on one server for each of `rngs`: one record
-    each, in the order in which they end.
+    """Simulate the jobs (in order of arrival) on one server for each of `rngs`: a record per job,
+    in the order in which they end.
     """
     engines = [engine.driven(i, rng) for i, rng in enumerate(rngs)]
     first = next((servers for at, servers in engine.in_use if at <= 0), None)

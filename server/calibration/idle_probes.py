@@ -6,8 +6,8 @@ cancelled before the request is dispatched. What is left is the engine step in f
 the request's service time, not in its delay), never more than one cell (`longest`, 250 ms). A probe
 runs in a batcher without observers: it is in no metric, record, window or count.
 
-A law in force is replaced only by two looks in a row, the second on measurements of its own: slow
-moments of a machine last longer than a round, and one look at them is convinced too easily.
+A law in force is replaced only if two fits in a row say so, the second on measurements of its own:
+a machine's slow moments last longer than a round of probes, and one fit would follow them.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ NOTE = "measured in idle moments"
 
 
 class IdleProbes:
-    """One loop. `on_candidate` gets every refit and whether it was taken; by then a law that was
-    taken is in force, and an epoch under it has begun.
+    """Runs the probes of one gateway. `on_candidate` gets the law of every fit and whether it was
+    taken; by then a law that was taken is in force, and an epoch under it has begun.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class IdleProbes:
         self.measured = self.interrupted = 0
 
     async def run(self) -> None:
-        """Probe whenever it may be done, until cancelled."""
+        """Probe whenever the gateway has been idle for long enough, until cancelled."""
         while True:
             wait = (
                 max(self._batcher.moved_at + self._limits.quiet, self._rested_at)
@@ -105,7 +105,7 @@ class IdleProbes:
                 await self._turn()
 
     def state(self) -> dict[str, Any]:
-        """For `/admin/state`."""
+        """For `/admin/state`: counts of probes, and the last candidate for a law."""
         candidate = self.candidate
         return {
             "measured": self.measured,
@@ -134,7 +134,7 @@ class IdleProbes:
         )
 
     async def _turn(self) -> None:
-        """One cell, a rest, and at the end of a round a look at the law."""
+        """Run one probe, plan the rest behind it, and fit the law at the end of a round."""
         probe = self.schedule.next(self._rng)
         began = self._gateway.now()
         if probe is None:
