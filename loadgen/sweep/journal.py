@@ -135,7 +135,7 @@ class SweepProgress:
         return self.cells.setdefault(name, CellProgress())
 
     def apply(self, event: Event) -> None:
-        """Apply one more event, of a cell."""
+        """Apply one more event of a cell; kinds that are not its states change nothing."""
         kind, cell = event["event"], self.of(event["cell"])
         if kind not in {"started", "done", "noisy", "cut", "failed", "refused", "damaged"}:
             return

@@ -113,21 +113,19 @@ def _is_mg1(model: Queue) -> bool:
 def _mg1_curve(
     model: Queue, arrival_rate: float, objective: Objective, longest: int
 ) -> list[Point]:
-    """The points of the limits 1 .. `longest`, at once."""
-    law, lengths, prompts = (
-        model.engine.law,
-        model.requests.output_tokens,
-        model.requests.prompt_tokens,
-    )
+    """The points of the limits 1 .. `longest`, by the equations above."""
+    law = model.engine.law
+    lengths, prompts = model.requests.output_tokens, model.requests.prompt_tokens
     limits = np.arange(1, longest + 1)
     above = lengths.survival[:longest]  # P(N > k), k = 0 .. longest - 1
-    tokens, squared_tokens = np.cumsum(above), np.cumsum((2 * limits - 1) * above)
+    tokens = np.cumsum(above)  # E[N']
+    squared_tokens = np.cumsum((2 * limits - 1) * above)  # E[N'^2]
     setup = law.setup(1, 0.0 if prompts is None else prompts.mean)
     setup_variance = 0.0 if prompts is None else (law.speed * law.kp) ** 2 * prompts.variance
     step = law.step(1)
-    service = setup + step * tokens  # E[H], seconds
-    stalls = law.stall_share * law.stall * service
-    squared_service = (1 + law.cv**2) * (
+    service = setup + step * tokens  # E[H]
+    stalls = law.stall_share * law.stall * service  # q s E[H]
+    squared_service = (1 + law.cv**2) * (  # E[H^2]
         setup**2 + setup_variance + 2 * setup * step * tokens + step**2 * squared_tokens + stalls
     )
     load = arrival_rate * service
