@@ -1,8 +1,8 @@
 """The functions behind `import kendall`: what `kendall predict` and `kendall simulate` compute.
 
 Times are seconds, rates are requests per second, lengths are tokens. Every function takes and
-returns single values, no arrays, and changes nothing. Three arguments are texts in the grammar of
-the command line, or what the parser of that text returns:
+returns single values, no arrays, and does not modify its arguments. Three arguments are texts in
+the grammar of the command line, or what the parser of that text returns:
 
 policy          when waiting requests start, and how many together: "capped:max_batch_size=8"
                 (`parse_policy`)
@@ -30,7 +30,7 @@ from kendall.queueing.distributions.token_distribution import TokenDistribution,
 from kendall.queueing.errors import NotConvergedError, PredictionError, UnstableQueueError
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.latency.profile import load_law
-from kendall.queueing.prediction.asked import Asked
+from kendall.queueing.prediction.query import PredictionQuery
 from kendall.queueing.queue import Limits, Queue
 from kendall.queueing.result import Mean, Prediction, Quantiles
 
@@ -56,17 +56,9 @@ __all__ = [
 
 
 class PredictionOptions(Limits, total=False):
-    """The limits of the queue, and a recorded trace that comes to it instead of drawn requests."""
+    """The limits of the queue, and a recorded trace that is replayed in place of drawn requests."""
 
     trace: Path | str | None
-
-
-class SimulationOptions(PredictionOptions, total=False):
-    """Options of a simulation, beside the limits of the queue."""
-
-    num_requests: int
-    seed: int
-    replications: int
 
 
 def predict(
@@ -78,15 +70,17 @@ def predict(
     method: str = "auto",
     **options: Unpack[PredictionOptions],
 ) -> Prediction:
-    """Steady state of a policy, under Poisson arrivals unless `arrival_scv` or `arrivals` says
-    otherwise, as `kendall predict --json` prints it.
+    """The steady state of a queue under a policy: the object that `kendall predict --json` prints.
 
-    `arrivals` (a text of `kendall load --arrivals`) has its own mean rate: no `arrival_rate` then.
-    `trace`, a recorded trace of requests (its path), has its own lengths too, and is replayed.
-    `options`: trace; the limits max_output_tokens, patience, servers, max_num_seqs,
-    prompt_tokens, arrivals, ... (see `Limits`).
-    `method`: "auto" is the most accurate one that this queue has; else "exact", "approximation",
-    "bound", "paper" or "simulation". What the method cannot give is None.
+    Requests come in one of three ways: by a Poisson process at `arrival_rate` (with gaps of another
+    variation where the option `arrival_scv` says so); by the option `arrivals`, a text of `kendall
+    load --arrivals`, which has its own mean rate; or from the option `trace`, the path of a
+    recorded trace, which has its own output lengths too and is replayed.
+
+    options  `trace`, and the limits max_output_tokens, patience, servers, max_num_seqs,
+             prompt_tokens, arrivals, ... (see `Limits`)
+    method   "exact", "approximation", "bound", "paper" or "simulation"; "auto" is the most accurate
+             one that this queue has. Values that the method cannot give are None
 
     Raises SpecError, also where `method` has no answer for this queue; UnstableQueueError;
     NotConvergedError, not under "auto".
@@ -99,9 +93,10 @@ def predict(
     >>> f"load {answer.load:.3f}: mean {delay.mean:.4f} s, p99 {delay.p99:.4f} s"
     'load 0.186: mean 0.0139 s, p99 0.0516 s'
     """
-    return Asked.read(
+    query = PredictionQuery.read(
         policy, latency, arrival_rate=arrival_rate, output_tokens=output_tokens, **options
-    ).predict(method)
+    )
+    return query.predict(method)
 
 
 def simulate(
@@ -109,17 +104,20 @@ def simulate(
     arrival_rate: float | None = None,
     output_tokens: TokenDistribution | str | None = None,
     latency: LatencyModel | str | None = None,
-    **options: Unpack[SimulationOptions],
+    *,
+    num_requests: int | None = None,
+    seed: int = 0,
+    replications: int = 1,
+    **options: Unpack[PredictionOptions],
 ) -> Prediction:
-    """Event-driven simulation of a policy under Poisson arrivals, others (`arrivals`), or those
-    of a recorded `trace`, as `kendall simulate --json` prints it. Each mean has a
-    `standard_error`, but where a trace is replayed once.
+    """An event-driven simulation of a queue under a policy: the object that `kendall simulate
+    --json` prints. Arguments and options are those of `predict`. Each mean has a `standard_error`,
+    but where a trace is replayed once.
 
-    `options`: those of `predict`, and
-
-    num_requests  of each replication, at least 40; the first tenth is warm-up (100,000)
-    seed          one seed gives the same arrivals and lengths under every policy (0)
-    replications  independent runs (1)
+    num_requests  of each replication, at least 40; the first tenth is warm-up (100,000). A trace is
+                  replayed whole
+    seed          one seed gives the same arrivals and lengths under every policy
+    replications  independent runs
 
     Raises SpecError, UnstableQueueError.
 
@@ -128,13 +126,10 @@ def simulate(
     >>> abs(delay.mean - 0.5) < 4 * delay.standard_error
     True
     """
-    num_requests = options.pop("num_requests", None)
-    seed, replications = options.pop("seed", 0), options.pop("replications", 1)
-    queue: PredictionOptions = options
-    asked = Asked.read(
-        policy, latency, arrival_rate=arrival_rate, output_tokens=output_tokens, **queue
+    query = PredictionQuery.read(
+        policy, latency, arrival_rate=arrival_rate, output_tokens=output_tokens, **options
     )
-    return asked.simulate(num_requests, seed=seed, replications=replications)
+    return query.simulate(num_requests, seed=seed, replications=replications)
 
 
 def largest_stable_rate(
@@ -143,8 +138,8 @@ def largest_stable_rate(
     latency: LatencyModel | str,
     **limits: Unpack[Limits],
 ) -> float:
-    """Arrival rate, requests per second, at which the load of a policy is 1: its queue is stable
-    below.
+    """The arrival rate, requests per second, below which the queue of a policy is stable: its load
+    there is 1.
 
     `limits` as for `predict`. Raises SpecError.
 

@@ -1,5 +1,5 @@
-"""What typer finds wrong with the arguments, in this project's words: got, expected, what to do,
-in one line.
+"""Errors that typer finds in the arguments, in this project's words: got, expected, what to do, in
+one line.
 """
 
 from __future__ import annotations

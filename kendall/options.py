@@ -131,13 +131,13 @@ def _default(field: dataclasses.Field[Any], *, several: bool) -> Any:
 
 
 def _name(field: dataclasses.Field[Any]) -> str:
-    """Of the parameter of a command: the flag's, as far as it can be one."""
+    """The name of a command's parameter: that of the flag, unless this is a keyword of Python."""
     name = flag_of(field).removeprefix("--").replace("-", "_")
     return field.name if keyword.iskeyword(name) else name
 
 
 def _typed(hint: Any) -> Any:
-    """As the command line has it: texts for a Literal, a list for a tuple."""
+    """The type of a command's parameter: str for a Literal, a list for a tuple."""
     if get_origin(hint) is Literal:
         return str
     if get_origin(hint) is tuple:

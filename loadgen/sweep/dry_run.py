@@ -1,5 +1,5 @@
-"""What a sweep would do: its cells, their lengths by the advice, its searches, the whole time; with
-orders of service what theory expects of each cell. Nothing is started.
+"""The plan of a sweep in words: its cells, their lengths by the advice, its searches, the whole
+time; with orders of service what theory expects of each cell. Nothing is started.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a sweep measures, as data, and how two plans differ.
+"""The plan of a sweep, as data, and how two plans differ.
 
 A plan holds everything that the measurement depends on and nothing else (no ports, no folders): it
 is saved with the results, and a folder can only be gone on with under the very same plan.
@@ -210,7 +210,7 @@ def save_plan(path: Path, plan: SweepPlan) -> None:
 
 
 def load_plan(path: Path) -> SweepPlan:
-    """Raises SpecError."""
+    """Read a plan from its file. Raises SpecError."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=SweepPlan)
     except (OSError, msgspec.MsgspecError) as error:

@@ -1,5 +1,5 @@
-"""What a sweep measures with: the gateway, brought back when it is lost; the law; the speed of the
-engine just now.
+"""The instruments of a sweep: the gateway, brought back when it is lost; the law; the present speed
+of the engine.
 
 The law is calibrated once, at the first start, and kept: rates and timetables follow from it and
 must not change after an interruption. How fast the engine is now, against that law, is measured

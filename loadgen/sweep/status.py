@@ -1,4 +1,4 @@
-"""What a sweep is doing and how long it still takes: one line on stderr.
+"""The state of a sweep and the time that is left: one line on stderr.
 
 On a terminal the line is rewritten in place, never older than a second; elsewhere a new one is
 written every `LINE_PERIOD` seconds. A line costs microseconds: the sender shares this loop.

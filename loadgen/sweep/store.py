@@ -46,7 +46,7 @@ class Store:
         """
         if (folder / "plan.json").exists():
             if different := load_plan(folder / "plan.json").differences(plan):
-                if _has_begun(read_journal(folder / "journal.jsonl")[0]):
+                if _has_begun(read_journal(folder / "journal.jsonl")):
                     raise SpecError(
                         f"got {folder}, which holds another sweep ({'; '.join(different)}); "
                         "expected the same plan: give another folder with --output, or delete "
@@ -69,10 +69,10 @@ class Store:
         return not _has_begun(self.journal.events)
 
     def append(self, event: str, **fields: Any) -> Event:
-        """Into the journal, and into what is known."""
+        """Append an event to the journal, and apply it to `progress`."""
         written = self.journal.append(event, **fields)
         if "cell" in written:
-            self.progress.take(written)
+            self.progress.apply(written)
         return written
 
     def growing(self, name: str, attempt: int) -> Path:
@@ -80,8 +80,8 @@ class Store:
         return self.folder / f"cells/{name}.partial-{attempt}.load.jsonl"
 
     def write(self, run: CellRun, attempt: int) -> dict[str, str]:
-        """Both sides' records of a cell; their names and digests. One that was cut keeps its
-        attempt in its name.
+        """Write the records of both sides of a cell; names and digests of the files. The files of a
+        cell that was cut have the attempt in their names.
         """
         whole = run.ended in ("complete", "unstable")
         stem = f"cells/{run.cell.name}" + ("" if whole else f".partial-{attempt}")
@@ -96,7 +96,7 @@ class Store:
         return files | {name: digest(self.folder / name)}
 
     def set_aside(self, done: Event, attempt: int) -> dict[str, str]:
-        """The files of a cell that is to be measured again, under names that say so."""
+        """Rename the files of a cell that is to be measured again; their new names and digests."""
         files = {}
         for name, known in done["files"].items():
             head, side, ending = name.rsplit(".", 2)
@@ -129,7 +129,7 @@ class Store:
         return str(path.relative_to(self.folder)) if path.is_relative_to(self.folder) else str(path)
 
     def write_json(self, name: str, value: Any) -> Path:
-        """A result for other programs; an infinite number is null."""
+        """Write a result for other programs; an infinite number becomes null."""
         with _replacing(self.folder / name) as path:
             path.write_bytes(
                 msgspec.json.format(msgspec.json.encode(value, enc_hook=float), indent=1) + b"\n"
@@ -143,7 +143,7 @@ class Store:
         return poor_fit_of(str(path)) if path.is_file() else None
 
     def write_profile(self, profile: Profile) -> None:
-        """The law that the sweep goes by."""
+        """Write the law that the sweep was planned by."""
         with _replacing(self.folder / "profile.json") as path:
             profile.save(path)
 
@@ -158,7 +158,9 @@ def _has_begun(events: Sequence[Event]) -> bool:
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
-    """A file beside it, which takes its place once it is on the disk. Raises CommandError."""
+    """A context in which a new file is written beside `path`, which replaces it once it is on the
+    disk. Raises CommandError.
+    """
     beside = path.with_name(path.name + ".new")
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)

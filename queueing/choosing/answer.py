@@ -152,7 +152,7 @@ class Prices:
         return with_quantiles_of(simulated, found, names)
 
     def full(self, model: Queue, arrival_rate: float) -> Prediction:
-        """As `kendall predict --slo` says it. Raises UnstableQueueError."""
+        """The prediction that `kendall predict --slo` prints. Raises UnstableQueueError."""
         wanted = tuple(dict.fromkeys(slo.field for slo in self._bounded))
         if not wanted:
             return predict_model(model, arrival_rate, of=_FULL)
@@ -160,7 +160,7 @@ class Prices:
 
     @property
     def _bounded(self) -> Sequence[Slo]:
-        """Those of a quantile: a mean that a formula lacks is not finite."""
+        """The SLOs on quantiles. A mean that a formula lacks is not finite, nor when simulated."""
         return [slo for slo in self.slos if slo.level is not None]
 
     def _simulated(
@@ -237,7 +237,7 @@ def _of(values: Vector, slos: Sequence[Slo], field: Quantity) -> Quantiles:
 
 
 def _quantiles(mean: float, known: Mapping[str, float]) -> Quantiles:
-    """Those of `known` alone."""
+    """A mean with the quantiles of `known`; the others are not known."""
     values = {name: float(value) for name, value in known.items()}
     levels = {**LEVELS, **dict.fromkeys(values, 0.0)}
     return Quantiles.of(levels, mean, map(values.get, levels))

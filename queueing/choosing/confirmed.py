@@ -21,7 +21,7 @@ SAFE = 0.002  # of a bound, below which the next attempt stays after one that br
 
 @dataclass
 class Moved:
-    """The bounds of an objective's SLOs, times `factors`."""
+    """The bounds of an objective's SLOs for quick values, each times its factor in `factors`."""
 
     objective: Objective
     factors: dict[str, float] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class Moved:
         )
 
     def learn(self, quick: Point, full: Point) -> bool:
-        """From both values of one choice; whether there was something to learn."""
+        """Move the bounds by the ratio of both values of one choice; whether they changed."""
         safe = 1.0 if full["score"] is not None else 1 - SAFE
         before = dict(self.factors)
         for slo in self.objective.slos:
@@ -63,8 +63,9 @@ def confirmed_choice(
     by_sojourn: bool = False,
     learns: bool = True,
 ) -> Optimum:
-    """As `choose`, its best point by its `full` values; None: by those it has. `learns`: where the
-    two values differ, the other points are judged by the moved bounds. Raises NoStableChoiceError.
+    """The choice of `choose`, whose best point keeps the objective by its `full` values too;
+    without `full`, by those it has. With `learns`, a point that fails moves the bounds by which the
+    other points are judged. Raises NoStableChoiceError.
     """
     moved, points = Moved(objective), list(curve)
     while True:

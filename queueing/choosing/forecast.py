@@ -1,5 +1,5 @@
-"""What one setting would do at the estimates of a window: the common currency of what-ifs, advice
-and autopilot.
+"""Forecasts of single settings at the estimates of a window: the common currency of what-ifs,
+advice and autopilot.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from kendall.queueing.result import Prediction, Quantiles, Quantity
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What the gateway can change while it serves; `servers` only an operator can."""
+    """A policy and a token limit, which the gateway can change while it serves, and a number of
+    servers, which only an operator can change.
+    """
 
     policy: str  # canonical policy text
     max_output_tokens: int | None = None
@@ -56,7 +58,7 @@ class Forecast:
         return self.sojourn if quantity == "sojourn_time" else self.mean
 
     def summary(self) -> ForecastSummary:
-        """What is shown of it."""
+        """The forecast as the page and `/admin/prediction` show it."""
         found = self.prediction
         return ForecastSummary(
             policy=self.setting.policy,
@@ -77,7 +79,7 @@ class Forecast:
         )
 
     def as_dict(self) -> dict[str, object]:
-        """As JSON."""
+        """Plain values for JSON."""
         return fields_of(self.summary())
 
 
@@ -129,7 +131,7 @@ class WhatIf:
     at: float | None
 
     def as_dict(self) -> dict[str, object]:
-        """As JSON."""
+        """Plain values for JSON."""
         about = {"compared": self.compared, "at": self.at}
         return fields_of(self.forecast) | fields_of(self.gains) | about
 
@@ -177,7 +179,7 @@ class RateBounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CentralQueue:
-    """Durations behind one queue."""
+    """Durations of a setting whose servers share one queue."""
 
     method: str | None = None
     queueing_delay: Quantiles | None = None

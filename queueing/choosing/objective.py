@@ -1,5 +1,5 @@
-"""What is to be achieved, and how one choice scores. Every score is smaller-is-better; a choice
-that may not be made has none.
+"""Objectives of a choice, and the score of one choice under each. Every score is smaller-is-better;
+a choice that may not be made has none.
 
     delay        mean queueing delay; across families mean sojourn time
                  (queueing.choosing.quantity)
@@ -44,17 +44,19 @@ class Slo:
     level: float | None = None
 
     def value(self, prediction: Prediction) -> float | None:
-        """What is predicted for it, seconds."""
+        """The predicted value that the SLO bounds, seconds."""
         found: float | None = getattr(prediction, self.field).value(self.metric)
         return None if found is None else float(found)
 
     @property
     def name(self) -> str:
-        """Of the predicted value, as a point of a search has it."""
+        """The name of the bounded value in the points of a search, such as `p99_queueing_delay`."""
         return self.field if self.metric == "mean" else f"{self.metric}_{self.field}"
 
     def kept(self, prediction: Prediction) -> bool:
-        """Whether it holds. Raises SpecError where the method has no such quantile."""
+        """Whether the prediction keeps the SLO. Raises SpecError where its method has no such
+        value.
+        """
         found, mean = self.value(prediction), getattr(prediction, self.field).mean
         if (
             found is None
@@ -129,23 +131,23 @@ class Objective:
 
     @property
     def at_a_limit(self) -> Objective:
-        """What it means where the token limit is given: v1, v2 and clipped weigh limits, and mean
-        delay then.
+        """The objective where the token limit is given: v1, v2 and clipped weigh limits, and become
+        delay.
         """
         plain = self.name in ("delay", "throughput", "slo")
         return self if plain else Objective(name="delay")
 
     def kept(self, prediction: Prediction) -> bool:
-        """Whether every SLO is. Raises SpecError where the method has no such quantile."""
+        """Whether every SLO is kept. Raises SpecError where the method has no such quantile."""
         return all(slo.kept(prediction) for slo in self.slos)
 
     def bounded(self, prediction: Prediction) -> dict[str, float | None]:
-        """What the SLOs bound, seconds, by name."""
+        """The predicted values that the SLOs bound, seconds, by name."""
         return {slo.name: slo.value(prediction) for slo in self.slos}
 
     @property
     def constraint(self) -> str:
-        """What a stable choice may break, with its value."""
+        """The constraint that a stable choice may break, with its bound."""
         if self.slos:
             return ", ".join(map(str, self.slos))
         return (
@@ -155,7 +157,7 @@ class Objective:
         )
 
     def utility_score(self, utility: float, delay: float, loss: float) -> float:
-        """V1 or V2, negated."""
+        """The score of v1 or v2: its utility, negated; `delay` in seconds, `loss` a fraction."""
         signed = self.sign if self.name == "v2" else -1
         cost = self.loss_cost * loss if self.name == "v2" else 0.0
         return -(self.theta * utility + signed * (1 - self.theta) * delay - cost)
@@ -169,13 +171,13 @@ class Slos(TypedDict, total=False):
 
 
 def parse_slos(text: str) -> Slos:
-    """Of a text with one or several. Raises SpecError."""
+    """Read the SLOs of a text, separated by commas. Raises SpecError."""
     first, *others = map(parse_slo, split_slos(text))
     return {"slo": first, "also": tuple(others)}
 
 
 def parse_slo(text: str) -> Slo:
-    """Of predictions: `p99_queueing_delay=2s`. Raises SpecError."""
+    """Read an SLO on a predicted duration, such as `p99_queueing_delay=2s`. Raises SpecError."""
     read = read_slo(text, "slo=")
     for quantity in PREDICTED:
         if quantity == read.quantity:

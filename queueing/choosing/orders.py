@@ -51,7 +51,7 @@ Beats = Literal["always", "up to largest_sigma", "never"]
 
 @dataclass(frozen=True, slots=True)
 class OrderDurations:
-    """Means, seconds."""
+    """Mean durations under one order, seconds, and the method that gave them."""
 
     delay: float
     sojourn: float
@@ -212,7 +212,7 @@ def _solved(model: Queue, rate: float) -> OrderDurations | None:
 
 
 def _simulated(model: Queue, rate: float) -> OrderDurations:
-    """Of the same requests under every order."""
+    """The durations by simulation, with the same requests under every order."""
     model.stable_load(rate)
     run = steady_run(model, rate, begin_of(model, rate, SIMULATED), np.random.SeedSequence(0))
     check_kept_up(model, [run])

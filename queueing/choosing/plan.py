@@ -24,7 +24,7 @@ from kendall.queueing.choosing.search import Point, Predict
 from kendall.queueing.choosing.servers import fewest_servers
 from kendall.queueing.errors import NoStableChoiceError, UnattainableError
 from kendall.queueing.latency.law import LatencyModel
-from kendall.queueing.prediction.asked import Asked
+from kendall.queueing.prediction.query import PredictionQuery
 from kendall.queueing.queue import Queue
 from kendall.queueing.result import Prediction
 
@@ -35,7 +35,7 @@ DROPPED = ("stable", "score")  # of a point of a search, which a plan says other
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """A kind of server."""
+    """A kind of server, as it can be bought."""
 
     name: str
     law: LatencyModel
@@ -44,7 +44,7 @@ class Kind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choices:
-    """What is combined."""
+    """The kinds, slots and token limits whose combinations are the options of a plan."""
 
     kinds: Sequence[Kind]
     slots: Sequence[int]  # max_num_seqs of one server
@@ -60,9 +60,10 @@ class Choices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What comes, and what is promised."""
+    """The requests that come, and the objective to be kept."""
 
-    asked: Callable[[int, LatencyModel, int | None], Asked]  # by slots, law and token limit
+    # by slots, law and token limit
+    query: Callable[[int, LatencyModel, int | None], PredictionQuery]
     clipped: Callable[[int | None], float]  # fraction of the answers that a limit cuts
     goal: Objective
 
@@ -86,11 +87,11 @@ class Demand:
         }
         if cut > most:
             return option | {"why": f"{CUTS} {cut:.3g} of the answers, more than {most:g}"}
-        asked = self.asked(slots, kind.law, limit)
+        query = self.query(slots, kind.law, limit)
         try:
-            quick, full = predictors(asked, self.goal, tell)
+            quick, full = predictors(query, self.goal, tell)
             found = fewest_servers(
-                asked.model, asked.arrival_rate, self.goal, largest, quick, full=full
+                query.model, query.arrival_rate, self.goal, largest, quick, full=full
             )
         except UnattainableError as error:
             return option | {"why": str(error).partition(f"; {error.remedy}")[0]}
@@ -101,13 +102,13 @@ class Demand:
 
     def headroom(self, law: LatencyModel, best: Point) -> float | None:
         """The largest rate at which an option keeps the SLOs; None of a recorded trace."""
-        asked = self.asked(best["max_num_seqs"], law, best["max_output_tokens"])
-        if asked.trace is not None:
+        query = self.query(best["max_num_seqs"], law, best["max_output_tokens"])
+        if query.trace is not None:
             return None
-        model = asked.model.but(servers=int(best["servers"]))
-        quick, full = predictors(asked, self.goal)
+        model = query.model.but(servers=int(best["servers"]))
+        quick, full = predictors(query, self.goal)
         found = largest_rate(model, self.goal, PRECISION, quick, full=full)
-        return max(float(found.best["arrival_rate"]), asked.arrival_rate)
+        return max(float(found.best["arrival_rate"]), query.arrival_rate)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +123,7 @@ class CapacityPlan:
     largest_rate: float | None = None  # of the best: the SLOs are kept up to there
 
     def to_dict(self) -> Point:
-        """As JSON."""
+        """Plain values for JSON."""
         return {
             "slo": self.goal.constraint,
             "best": self.best,
@@ -159,7 +160,7 @@ def make_plan(
 
 
 def predictors(
-    asked: Asked, goal: Objective, tell: Callable[[Queue], None] = lambda _: None
+    query: PredictionQuery, goal: Objective, tell: Callable[[Queue], None] = lambda _: None
 ) -> tuple[Predict, Predict | None]:
     """The quick and the full predictions of a search; a trace is replayed, and has no full ones.
     `tell` hears of every prediction.
@@ -173,8 +174,8 @@ def predictors(
 
         return predicted
 
-    if asked.trace is not None:
-        return told(lambda model, _: dataclasses.replace(asked, model=model).predict()), None
+    if query.trace is not None:
+        return told(lambda model, _: dataclasses.replace(query, model=model).predict()), None
     return told(prices.quick), told(prices.full)
 
 

@@ -42,9 +42,9 @@ def check_reach(model: Queue, objective: Objective) -> None:
 
 
 def least_seconds(model: Queue, slo: Slo) -> float:
-    """What an SLO bounds is at least that; 0 where nothing is known: of the queueing delay, of a
-    law with a negative coefficient, under which more requests may take less, and of quantiles where
-    a residual, or patience under an order of its own, may favour short ones.
+    """The least value that the SLO's duration can have, seconds. 0 where nothing is known: for the
+    queueing delay; under a law with a negative coefficient, where more requests may take less; and
+    for quantiles where a residual, or patience under an order of its own, may favour short ones.
     """
     law = model.engine.law
     chance = (law.cv > 0 or law.stall_share > 0) and not model.policy.joins_running

@@ -1,12 +1,19 @@
 """The token limit: the longest answer that the queue can afford.
 
-Single requests without patience: every limit is scored at once from cumulative sums (exact search):
+A limit n cuts the N tokens of an answer to N' = min(N, n) (Yang et al. Eq. 2-3):
 
     E[N'] = sum_{k<n} P(N > k),  E[N'^2] = sum_{k<n} (2k + 1) P(N > k)
-    N' = min(N, n)                                                        (Yang et al. Eq. 2-3)
 
-Everything else: a geometric grid of limits, refined about the best down to one token (right for a
-score with one valley).
+Single requests that arrive by a Poisson process at one server without patience are M/G/1: all
+limits are scored from these sums. The service time at the law's setup C (random by the prompts) and
+time per token d, with residual X and stalls (queueing.latency.stalls), and the delay
+(Pollaczek-Khinchine) are
+
+    E[H] = E[C] + d E[N'],  E[H^2] = (1 + cv^2) (E[(C + d N')^2] + q s E[H])
+    E[Wq] = lambda E[H^2] / (2 (1 - lambda E[H]))
+
+Any other queue is predicted limit by limit: on a geometric grid, refined about the best down to one
+token (right for a score with one valley).
 """
 
 from __future__ import annotations
@@ -36,6 +43,7 @@ from kendall.queueing.choosing.search import (
 from kendall.queueing.distributions.token_distribution import Vector
 from kendall.queueing.prediction import predict_model
 from kendall.queueing.queue import Queue
+from kendall.queueing.result import Prediction
 
 TARGET = "max-output-tokens"
 REFINED = (
@@ -53,9 +61,11 @@ def best_token_limit(
     *,
     full: Predict | None = None,
 ) -> Optimum:
-    """Over the limits 1 .. `largest` (the longest answer); `model` has the lengths before clipping.
+    """The best of the limits 1 .. `largest`, by default up to the longest answer; `model` has the
+    lengths before any limit.
 
-    The best one by its values of `full`, where it is given. Raises SpecError, NoStableChoiceError.
+    Limits that are predicted one by one are scored by `predict`; the best of them is the best by
+    `full`, slower and more exact, where it is given. Raises SpecError, NoStableChoiceError.
     """
     if largest is not None and largest < 1:
         raise SpecError(f"got largest={largest}; expected at least 1")
@@ -64,46 +74,105 @@ def best_token_limit(
             "got objective=v2 without a patience; expected one (v2 weighs lost requests), or the "
             "objective v1"
         )
-    whole = model.requests.output_tokens.longest
-    longest = whole if largest is None else min(largest, whole)
+    longest = model.requests.output_tokens.longest
+    if largest is not None:
+        longest = min(largest, longest)
+    if objective.name != "slo" and _is_mg1(model):
+        found = choose(TARGET, objective, _mg1_curve(model, arrival_rate, objective, longest))
+    else:
+        check_reach(model.clipped_at(1), objective)
+        search = LimitSearch(
+            model=model.with_quantiles(levels_of(objective.slos)),
+            arrival_rate=arrival_rate,
+            objective=objective,
+            predict=predict,
+            utility=utilities(model.requests.output_tokens),
+        )
+        found = search.best(longest, full)
     compared = compared_by([model.policy]) if objective.name in ("delay", "clipped") else None
-    if objective.name in ("delay", "v1", "clipped", "throughput") and (
+    return dataclasses.replace(found, compared=compared)
+
+
+def _is_mg1(model: Queue) -> bool:
+    """Whether requests come by a Poisson process, are served one by one in the order of arrival by
+    one server, and wait without patience.
+    """
+    arrivals, requests, engine = model.arrivals, model.requests, model.engine
+    return (
         isinstance(model.policy, Single)
         and in_arrival_order(model.policy)
-        and (model.engine.servers, model.arrivals.scv, model.arrivals.process) == (1, 1.0, None)
-        and model.requests.patience is None
-        and model.requests.sequences is None
-        and not model.engine.disaggregated
-    ):
-        found = choose(TARGET, objective, _every_limit(model, arrival_rate, objective, longest))
-        return dataclasses.replace(found, compared=compared)
-    check_reach(model.clipped_at(1), objective)
-    model = model.with_quantiles(levels_of(objective.slos))
-    search = LimitSearch(
-        model=model,
-        arrival_rate=arrival_rate,
-        objective=objective,
-        predict=predict,
-        useful=utilities(model.requests.output_tokens),
+        and arrivals.scv == 1
+        and arrivals.process is None
+        and requests.patience is None
+        and requests.sequences is None
+        and engine.servers == 1
+        and not engine.disaggregated
     )
-    return dataclasses.replace(search.best(longest, full), compared=compared)
+
+
+def _mg1_curve(
+    model: Queue, arrival_rate: float, objective: Objective, longest: int
+) -> list[Point]:
+    """The points of the limits 1 .. `longest`, by the equations above."""
+    law = model.engine.law
+    lengths, prompts = model.requests.output_tokens, model.requests.prompt_tokens
+    limits = np.arange(1, longest + 1)
+    above = lengths.survival[:longest]  # P(N > k), k = 0 .. longest - 1
+    tokens = np.cumsum(above)  # E[N']
+    squared_tokens = np.cumsum((2 * limits - 1) * above)  # E[N'^2]
+    setup = law.setup(1, 0.0 if prompts is None else prompts.mean)
+    setup_variance = 0.0 if prompts is None else (law.speed * law.kp) ** 2 * prompts.variance
+    step = law.step(1)
+    service = setup + step * tokens  # E[H]
+    stalls = law.stall_share * law.stall * service  # q s E[H]
+    squared_service = (1 + law.cv**2) * (  # E[H^2]
+        setup**2 + setup_variance + 2 * setup * step * tokens + step**2 * squared_tokens + stalls
+    )
+    load = arrival_rate * service
+    stable = load < 1
+    with np.errstate(divide="ignore"):
+        delay = np.where(stable, arrival_rate * squared_service / (2 * (1 - load)), np.inf)
+    clipped = lengths.survival[1 : longest + 1]
+    utility = utilities(lengths)[1 : longest + 1]
+    allowed = stable
+    if objective.name == "v1":
+        score = -(objective.theta * utility - (1 - objective.theta) * delay)
+    elif objective.name == "throughput":
+        score = -1 / service
+    else:
+        score = delay
+    if objective.name == "clipped":
+        allowed = stable & (clipped <= objective.max_clipped_fraction)
+    return [
+        {
+            "max_output_tokens": i + 1,
+            "clipped_fraction": float(clipped[i]),
+            "utility": float(utility[i]),
+            "load": float(load[i]),
+            "stable": bool(stable[i]),
+            "queueing_delay": float(delay[i]) if stable[i] else None,
+            "sojourn_time": float(delay[i] + service[i]) if stable[i] else None,
+            "score": float(score[i]) if allowed[i] else None,
+        }
+        for i in range(longest)
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
 class LimitSearch:
-    """The best limit of those predicted one by one; `useful`: the utility of each; `points`: those
-    that were predicted quickly.
+    """A search among limits that are predicted one by one; `points` keeps the limits that `predict`
+    has answered.
     """
 
     model: Queue
     arrival_rate: float
     objective: Objective
     predict: Predict
-    useful: Vector
+    utility: Vector  # of each limit, from 0
     points: dict[float, Point] = field(default_factory=dict)
 
     def best(self, longest: int, full: Predict | None) -> Optimum:
-        """By the quick values, and then by those of `full` where it is given."""
+        """The best limit by `predict`, and by `full` where it is given."""
         tried = refined(1, longest, lambda limit: score_of(self.quick(limit)))
         curve = [self.points[limit] for limit in tried]
         note = None if len(curve) == longest else REFINED
@@ -114,98 +183,57 @@ class LimitSearch:
                 TARGET,
                 self.objective,
                 curve,
-                lambda point: self.predicted(point["max_output_tokens"], full),
+                lambda point: self.point(point["max_output_tokens"], full),
                 note,
             )
-        first = choose(TARGET, self.objective, curve).best["max_output_tokens"]
         rising = Rising(
-            self.objective,
-            self.points,
-            self.quick,
-            lambda limit: self.predicted(limit, full),
-            whole_between,
-            longest + 1,
+            objective=self.objective,
+            points=self.points,
+            quick=self.quick,
+            full=lambda limit: self.point(limit, full),
+            between=whole_between,
+            ceiling=longest + 1,
         )
-        return choose(TARGET, self.objective, rising.curve(rising.confirmed(first)), note)
+        start = choose(TARGET, self.objective, curve).best["max_output_tokens"]
+        return choose(TARGET, self.objective, rising.curve(rising.confirmed(start)), note)
 
     def quick(self, limit: float) -> Point:
-        """The point at a limit, each once."""
+        """The point of a limit by `predict`, which is asked once for each limit."""
         if limit not in self.points:
-            self.points[limit] = self.predicted(limit, self.predict)
+            self.points[limit] = self.point(limit, self.predict)
         return self.points[limit]
 
-    def predicted(self, limit: float, by: Predict) -> Point:
-        """The point at a limit."""
-        objective, limit = self.objective, int(limit)
-        utility, clipped = (
-            float(self.useful[limit]),
-            float(self.model.requests.output_tokens.survival[limit]),
-        )
+    def point(self, limit: float, predict: Predict) -> Point:
+        """The point of a limit, a whole number, by these predictions."""
+        limit = int(limit)
         limited = self.model.clipped_at(limit)
-        choice = {"max_output_tokens": limit, "clipped_fraction": clipped, "utility": utility}
-        point, prediction = point_of(choice, limited, self.arrival_rate, by)
+        choice = {
+            "max_output_tokens": limit,
+            "clipped_fraction": float(self.model.requests.output_tokens.survival[limit]),
+            "utility": float(self.utility[limit]),
+        }
+        point, prediction = point_of(choice, limited, self.arrival_rate, predict)
         if prediction is None:
             return point
-        allowed = True
-        if objective.name in ("v1", "v2"):
-            waits = (
-                prediction.served_queueing_delay
-                if objective.name == "v2"
-                else prediction.queueing_delay
-            )
-            value = objective.utility_score(
-                utility, float(waits.mean or 0.0), prediction.loss_fraction or 0.0
-            )
-        elif objective.name == "throughput":
-            value = -limited.largest_stable_rate
-        elif objective.name == "slo":
-            # the longest answers that keep it
-            allowed, value = objective.kept(prediction), -float(limit)
-        else:
-            allowed = objective.name == "delay" or clipped <= objective.max_clipped_fraction
-            value = float(mean_of(prediction, compared_by([self.model.policy])) or 0.0)
-        return point | objective.bounded(prediction) | {"score": value if allowed else None}
+        score = self._score(choice, limited, prediction)
+        return point | self.objective.bounded(prediction) | {"score": score}
 
-
-def _every_limit(
-    model: Queue, arrival_rate: float, objective: Objective, longest: int
-) -> list[Point]:
-    """M/G/1 at the limits 1 .. `longest`, at once."""
-    limits = np.arange(1, longest + 1)
-    above = model.requests.output_tokens.survival[:longest]  # P(N > k), k = 0 ..
-    first, second = np.cumsum(above), np.cumsum((2 * limits - 1) * above)
-    law, prompts = model.engine.law, model.requests.prompt_tokens
-    setup = law.setup(1, 0.0 if prompts is None else prompts.mean)
-    extra = 0.0 if prompts is None else (law.speed * law.kp) ** 2 * prompts.variance
-    step = law.step(1)
-    mean = setup + step * first  # E[H] of a single request, seconds
-    stalls = law.stall_share * law.stall * mean
-    squares = (1 + law.cv**2) * (
-        setup**2 + extra + 2 * setup * step * first + step**2 * second + stalls
-    )
-    load = arrival_rate * mean
-    stable = load < 1
-    with np.errstate(divide="ignore"):
-        delay = np.where(stable, arrival_rate * squares / (2 * (1 - load)), np.inf)
-    clipped = model.requests.output_tokens.survival[1 : longest + 1]
-    useful = utilities(model.requests.output_tokens)[1 : longest + 1]
-    if objective.name == "v1":
-        score = -(objective.theta * useful - (1 - objective.theta) * delay)
-    else:
-        score = -1 / mean if objective.name == "throughput" else delay
-    allowed = stable & (
-        (clipped <= objective.max_clipped_fraction) if objective.name == "clipped" else True
-    )
-    return [
-        {
-            "max_output_tokens": i + 1,
-            "clipped_fraction": float(clipped[i]),
-            "utility": float(useful[i]),
-            "load": float(load[i]),
-            "stable": bool(stable[i]),
-            "queueing_delay": float(delay[i]) if stable[i] else None,
-            "sojourn_time": float(delay[i] + mean[i]) if stable[i] else None,
-            "score": float(score[i]) if allowed[i] else None,
-        }
-        for i in range(longest)
-    ]
+    def _score(self, choice: Point, limited: Queue, prediction: Prediction) -> float | None:
+        """The score of a stable choice, smaller is better; None where it may not be chosen."""
+        objective, loss = self.objective, prediction.loss_fraction or 0.0
+        match objective.name:
+            case "v1":
+                delay = prediction.queueing_delay.mean or 0.0
+                return objective.utility_score(choice["utility"], float(delay), loss)
+            case "v2":
+                delay = prediction.served_queueing_delay.mean or 0.0
+                return objective.utility_score(choice["utility"], float(delay), loss)
+            case "throughput":
+                return -limited.largest_stable_rate
+            case "slo":  # the longest limit that keeps the SLOs
+                return -float(choice["max_output_tokens"]) if objective.kept(prediction) else None
+            case _:  # delay and clipped
+                cut = choice["clipped_fraction"]
+                if objective.name == "clipped" and cut > objective.max_clipped_fraction:
+                    return None
+                return float(mean_of(prediction, compared_by([self.model.policy])) or 0.0)

@@ -1,4 +1,4 @@
-"""What an optimisation found, in a sentence, and what the columns of its table mean."""
+"""The result of an optimisation in a sentence, and the meaning of its table's columns."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def is_duration(name: str) -> bool:
 
 
 def order_lines(found: Optimum) -> list[str]:
-    """What the best order for each predictor gains, and at what price."""
+    """A line per predictor: what the best order with it gains, and at what price."""
     lines = []
     for predictor in dict.fromkeys(point["predictor"] for point in found.curve):
         own = [point for point in found.curve if point["predictor"] in (None, predictor)]
@@ -78,7 +78,7 @@ def order_lines(found: Optimum) -> list[str]:
 
 
 def percent_of(share: float, places: int = 0) -> str:
-    """`12 %`."""
+    """A share as a percentage, such as `12 %`."""
     return f"{share:.{places}%}".replace("%", " %")
 
 

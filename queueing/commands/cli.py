@@ -22,7 +22,7 @@ from kendall.queueing.errors import UnstableQueueError
 from kendall.queueing.latency.law import LatencyModel, slow_law
 from kendall.queueing.latency.profile import ProfileFile, load_law, poor_fit_of, profile_of
 from kendall.queueing.prediction import unstable
-from kendall.queueing.prediction.asked import Asked
+from kendall.queueing.prediction.query import PredictionQuery
 from kendall.queueing.result import Prediction, Quantiles
 from kendall.queueing.simulation.experiment import NUM_REQUESTS
 
@@ -57,12 +57,12 @@ def predict(
     as_json: Json = False,
 ) -> None:
     """Predict the steady-state queueing delay of a policy."""
-    asked, slos = _asked(ctx, queue, policy_module)
+    query, slos = _query(ctx, queue, policy_module)
     try:
         with working("predicting"):
-            answer = asked.predict(method, [each.field for each in slos if each.level is not None])
+            answer = query.predict(method, [each.field for each in slos if each.level is not None])
     except UnstableQueueError as error:
-        answer = unstable(asked.model, error.load, method)
+        answer = unstable(query.model, error.load, method)
     _show(answer, slos, queue.law.latency, as_json)
 
 
@@ -97,19 +97,19 @@ def simulate(
     """Simulate a policy on Poisson or other arrivals, event by event, and report means with
     standard errors.
     """
-    asked, slos = _asked(ctx, queue, policy_module)
+    query, slos = _query(ctx, queue, policy_module)
     try:
         with working("simulating"):
-            answer = asked.simulate(num_requests, seed=seed, replications=replications)
+            answer = query.simulate(num_requests, seed=seed, replications=replications)
     except UnstableQueueError as error:
-        answer = unstable(asked.model, error.load, "simulation")
+        answer = unstable(query.model, error.load, "simulation")
     _show(answer, slos, queue.law.latency, as_json)
 
 
-def _asked(
+def _query(
     ctx: typer.Context, queue: QueueOptions, policy_module: list[str] | None
-) -> tuple[Asked, tuple[Slo, ...]]:
-    """What a command is asked, and the objectives that its answer is judged by."""
+) -> tuple[PredictionQuery, tuple[Slo, ...]]:
+    """The query of a command, and the objectives that its answer is judged by."""
     use_policies(policy_module, queue.policy)
     slos = Objective(name="slo", **parse_slos(queue.slo)).slos if queue.slo is not None else ()
     given = {
@@ -121,8 +121,8 @@ def _asked(
 
 
 def coming(ctx: typer.Context, traffic: TrafficOptions) -> dict[str, Any]:
-    """What comes, by the names of `Asked.read`. A flag overrides a variable of the environment
-    that says otherwise; beside a trace variables say no other lengths.
+    """What comes, by the names of `PredictionQuery.read`. A flag overrides a variable of the
+    environment that says otherwise; beside a trace variables say no other lengths.
     """
     sources = {
         "arrival_rate": traffic.arrival_rate,
@@ -138,12 +138,12 @@ def coming(ctx: typer.Context, traffic: TrafficOptions) -> dict[str, Any]:
     return chosen | dict.fromkeys(lengths) | fitting(ctx, lengths, fits)
 
 
-def read(policy: str, law: LatencyModel, **given: Any) -> Asked:
-    """What is asked, with a warning on stderr where an order misses its predictions."""
-    asked = Asked.read(policy, law, **given)
-    if (warning := asked.warning) is not None:
+def read(policy: str, law: LatencyModel, **given: Any) -> PredictionQuery:
+    """The query, with a warning on stderr where an order misses its predictions."""
+    query = PredictionQuery.read(policy, law, **given)
+    if (warning := query.warning) is not None:
         typer.echo(f"kendall: warning: {warning}", err=True)
-    return asked
+    return query
 
 
 def law_of(text: str) -> LatencyModel:

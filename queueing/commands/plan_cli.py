@@ -41,7 +41,7 @@ from kendall.queueing.distributions.token_distribution import (
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.latency.profile import profile_of
 from kendall.queueing.measurement.paths import check_writable
-from kendall.queueing.prediction.asked import Asked
+from kendall.queueing.prediction.query import PredictionQuery
 from kendall.queueing.simulation.recorded import recorded_model
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -171,11 +171,13 @@ def _demand(
 
     policies = {slots: f"continuous:max_batch_size={slots}" for slots in choices.slots}
     some, law, limit = policies[choices.slots[0]], choices.kinds[0].law, choices.limits[-1]
-    first = Asked.read(some, law, max_output_tokens=limit, **limits, **given)
+    first = PredictionQuery.read(some, law, max_output_tokens=limit, **limits, **given)
 
-    def asked(slots: int, law: LatencyModel, limit: int | None) -> Asked:
+    def query(slots: int, law: LatencyModel, limit: int | None) -> PredictionQuery:
         if first.trace is None:
-            return Asked.read(policies[slots], law, max_output_tokens=limit, **limits, **given)
+            return PredictionQuery.read(
+                policies[slots], law, max_output_tokens=limit, **limits, **given
+            )
         model = recorded_model(first.trace, policies[slots], law, max_output_tokens=limit, **limits)
         return dataclasses.replace(first, model=model)
 
@@ -185,13 +187,13 @@ def _demand(
         longest = lengths.longest
         return 0.0 if limit is None or limit >= longest else float(lengths.survival[limit])
 
-    return Demand(asked=asked, clipped=clipped, goal=goal)
+    return Demand(query=query, clipped=clipped, goal=goal)
 
 
-def _lengths(asked: Asked, text: str | None) -> TokenDistribution:
-    """Before any limit."""
-    if asked.trace is not None:
-        return TokenDistribution.from_counts(asked.trace.output_tokens)
+def _lengths(query: PredictionQuery, text: str | None) -> TokenDistribution:
+    """The output lengths before any limit."""
+    if query.trace is not None:
+        return TokenDistribution.from_counts(query.trace.output_tokens)
     assert text is not None
     return parse_distribution(text, SUPPORT_LIMIT)
 

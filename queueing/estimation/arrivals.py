@@ -1,4 +1,4 @@
-"""What arrives per second, from the arrivals of a window whose older part counts less.
+"""The arrival rate, from the arrivals of a window whose older part counts less.
 
     w(t) = 2^-((now - t) / half_life),    rate = sum_i w(t_i) / int w
     m = (sum w)^2 / sum w^2               arrivals that tell as much

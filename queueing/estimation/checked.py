@@ -63,7 +63,7 @@ class Pairs:
     check: Check
 
     def by_second(self, until: float = math.inf) -> SecondMeans:
-        """Of the seconds that were over `until` then."""
+        """Means over the requests of each second that was over by `until`."""
         over = np.floor(self.ended_at) + 1 <= until
         seconds, place, counts = np.unique(
             np.floor(self.ended_at[over]), return_inverse=True, return_counts=True
@@ -128,8 +128,8 @@ class WindowRequests:
         )
 
     def batch_factors(self, model: Queue) -> BatchFactors | None:
-        """Of the batches that a policy forms; None where it interrupts them, as no record says what
-        an interruption wastes.
+        """The factors of the batches that a policy forms; None where it interrupts them, because no
+        record has the time that an interruption wastes.
         """
         if order_of(model.policy).preemptive:
             return None
@@ -262,7 +262,7 @@ def at_their_speeds(model: Queue, factors: Mapping[int, float]) -> Queue:
 def _pairs(
     seen: Snapshot, requests: WindowRequests, model: Queue, found: Replayed, *, sojourn: bool
 ) -> Pairs:
-    """Of the judged ones."""
+    """The judged requests, as they were and as each draw of the model has them."""
     ends = requests.released if sojourn else requests.dispatched
     draws = found.released if sojourn else found.dispatched
     judged = requests.judged & np.isfinite(ends) & np.isfinite(draws).all(axis=0)
@@ -294,7 +294,9 @@ def _pairs(
 
 
 def plain(model: Queue) -> Queue:
-    """Of sequences that came one by one; whoever left or was kept out is no part of them."""
+    """The model of a replay, whose requests are sequences that came one by one: without calls,
+    patience, arrival process, predictor and stalls.
+    """
     return model.but(
         sequences=None,
         intraclass_correlation=0.0,
@@ -313,7 +315,7 @@ def cut_at(model: Queue, batch_tokens: int | None) -> Queue:
 
 
 def requests_of(seen: Snapshot, model: Queue) -> WindowRequests:
-    """Those of this epoch that were dispatched, with what ran when it began."""
+    """The dispatched requests of this epoch, with those that were in service when it began."""
     joins = model.policy.joins_running
     dispatched, freed = seen.column("dispatched_at"), seen.column("server_free_at")
     known = np.isfinite(dispatched) & np.isfinite(freed)

@@ -51,7 +51,7 @@ Form = TypeVar("Form", bound=WindowEstimates[Any])
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SavedEstimates(WindowEstimates[SavedLengths]):
-    """As the state file has them."""
+    """The estimates as the state file keeps them."""
 
     schema_version: int
     sequences: SavedLengths = field(default_factory=SavedLengths)
@@ -60,7 +60,7 @@ class SavedEstimates(WindowEstimates[SavedLengths]):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Estimates(WindowEstimates[Lengths]):
-    """With its samples."""
+    """The estimates of a window, with its samples."""
 
     sequences: Lengths = field(default_factory=lambda: lengths([]))
     wander: Wander
@@ -128,7 +128,7 @@ class Estimates(WindowEstimates[Lengths]):
 
     @classmethod
     def from_json(cls, plain: object) -> Estimates:
-        """What was saved. Raises ValueError, also for another schema."""
+        """Read saved estimates. Raises ValueError, also for another schema."""
         saved = from_json(plain, SavedEstimates)
         if saved.schema_version != SCHEMA_VERSION:
             raise ValueError(
@@ -207,8 +207,8 @@ def held_tokens(mine: Snapshot, reserved: int | None) -> float:
 
 
 def output_lengths(seen: Snapshot, half_life: float = math.inf) -> Lengths:
-    """Of every request dispatched in the window: ended, clipped, left, or still in service with
-    some tokens.
+    """Output lengths of all requests dispatched in the window: ended, clipped, left, or still in
+    service with some tokens.
 
     One in service that has n tokens says N >= n + 1; an answer that ends with its n-th token is not
     cut.
@@ -225,7 +225,7 @@ def output_lengths(seen: Snapshot, half_life: float = math.inf) -> Lengths:
 
 
 def prompt_lengths(seen: Snapshot, half_life: float = math.inf) -> Lengths:
-    """Of every request dispatched in the window."""
+    """Prompt lengths of all requests dispatched in the window."""
     return prompts(seen, seen.column("dispatched_at") >= seen.carried_from, half_life)
 
 

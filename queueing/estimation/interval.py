@@ -70,5 +70,5 @@ def without_interval(value: float) -> Estimate:
 
 
 def symmetric(value: float, half_width: float, effective_n: float) -> Estimate:
-    """value +- half_width."""
+    """The estimate whose interval is value - half_width to value + half_width."""
     return Estimate(value, value - half_width, value + half_width, effective_n)

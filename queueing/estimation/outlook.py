@@ -72,8 +72,8 @@ class RecentArrivals:
     _until: float = -math.inf
 
     def add(self, seen: Snapshot) -> None:
-        """What is new in a window; windows may overlap. Silence before the first calls and after
-        the last is not of their traffic.
+        """Add the new arrivals of a window; windows may overlap. Silence before the first calls and
+        after the last is not of their traffic.
         """
         seen = while_requests_came(seen)
         since = max(seen.start, self._until)
@@ -94,7 +94,7 @@ class RecentArrivals:
 
     @property
     def seconds(self) -> float:
-        """Of what is known."""
+        """Length of the stretch that is known, seconds."""
         return min(self.clock, HOUR)
 
     def drift(self, seconds: float) -> float:

@@ -1,4 +1,4 @@
-"""What the stalls of a continuous engine cost those who come after.
+"""The cost of a continuous engine's stalls for the requests behind them.
 
 Its law does not hold them, in theory and in simulation alike; what they cost the sequences in
 service, its speed does. Stalls of s seconds hold the share q of the busy time. Who comes in one,
@@ -70,8 +70,8 @@ def stall_backlog(
 
 
 def work_left(model: Queue, load: float, others: float = 1.0) -> float:
-    """Of a stall of one server, behind which the others go on at `others` times their pace: the
-    mean number of stalls like it that the work which they leave lasts. `load` < 1.
+    """How long the work that is left behind a stall of one server lasts on average, as a multiple
+    of the stall; the other servers continue at `others` times their pace. `load` < 1.
     """
     if model.engine.servers == 1:
         return load / (1 - load)

@@ -1,4 +1,6 @@
-"""What is shown and saved of a window: light to import, for the gateway that does it."""
+"""The values of a window that are shown and saved, by the gateway, which imports this module and
+not the estimation.
+"""
 
 from __future__ import annotations
 
@@ -111,7 +113,7 @@ class WindowEstimates(Generic[Sample]):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class EstimatesSummary(WindowEstimates[LengthsSummary]):
-    """As `/admin/state` shows them; `restored`: of an earlier life of the gateway."""
+    """The estimates that `/admin/state` shows; `restored`: from an earlier run of the gateway."""
 
     restored: bool | UnsetType = UNSET
 
@@ -124,7 +126,7 @@ class ObservedDelay:
     quantiles: Mapping[str, Estimate]
 
     def as_dict(self) -> dict[str, object]:
-        """As JSON: in one object."""
+        """Plain values for JSON, in one object."""
         return fields_of(self.mean) | dict(self.quantiles)
 
 

@@ -21,7 +21,7 @@ RARELY_CUT = 0.01  # of the batches, by their prompts: a forecast does not heed 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueLimits:
-    """What the operator and the engine bound."""
+    """The bounds that the operator and the engine set."""
 
     max_output_tokens: int | None = None
     patience: float | None = None

@@ -1,5 +1,5 @@
-"""What every predicted number must be: finite, and not below zero. Anything else is no answer,
-but a method that failed.
+"""The check of every predicted number: it is finite, and not below zero. Anything else is no
+answer, but a method that failed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ROUNDING = 1e-9  # of the sojourn: a number below zero by no more is zero
 
 
 def checked_answer(solve: Callable[[], Prediction]) -> Prediction:
-    """What `solve` returns, its numbers checked. Raises NotConvergedError: an overflow on the
+    """The result of `solve`, its numbers checked. Raises NotConvergedError: an overflow on the
     way, or a number that cannot be right.
     """
     try:

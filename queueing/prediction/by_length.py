@@ -75,7 +75,9 @@ def durations_by_length(model: Queue, arrival_rate: float) -> ByLength | None:
 
 
 def _resuming(model: Queue, arrival_rate: float) -> ByLength:
-    """What interruptions add to a service counts as service."""
+    """The delays by length where requests are interrupted: the time that this adds to a service
+    counts as service.
+    """
     service, order = _service(model), order_of(model.policy)
     told = service.predictor(model.requests.predictor)
     queue = solve_order(service.order(order), service.sizes, arrival_rate, told)

@@ -382,7 +382,7 @@ def without_means(prediction: Prediction) -> Prediction:
 
 
 def unstable(model: Queue, load: float, method: str) -> Prediction:
-    """What an unstable queue answers: no delays."""
+    """The answer for an unstable queue: its load, and no delays."""
     # a load that holds them is not that of the requests alone
     notes = (cost_of_resuming(model),) if resumes_cost(model) else ()
     return Prediction(

@@ -1,4 +1,4 @@
-"""From what the simulator knows of a request to its record."""
+"""The state of a request in the simulator, and the record that is made of it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ServedBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stints:
-    """What a request had of service before it was preempted, or its engine died."""
+    """The service that a request had before it was preempted, or before its engine died."""
 
     first_dispatched_at: float | None = None
     dispatched_at: float | None = None  # the last time

@@ -39,7 +39,7 @@ from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.latency.service import ServiceProcess
 from kendall.queueing.latency.slots.token_gaps import GapCounter
 from kendall.queueing.measurement.record import Outcome, Record, call_of
-from kendall.queueing.simulation.driven_engine import DrivenEngine, member_behind
+from kendall.queueing.simulation.driven_engine import DrivenEngine, remaining_member
 from kendall.queueing.simulation.ledger import (
     NO_STINTS,
     ServedBatch,
@@ -65,7 +65,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedEngine:
-    """What each server obeys, and the largest batch that it takes.
+    """The law that each server obeys, and the bounds on its batches.
 
     step_tokens that a continuous one computes in one step, at most
     speeds     of each server, how many times as long as the law's its times are (all 1)
@@ -113,8 +113,8 @@ def simulate_trace(
     cancellations: Mapping[str, float] | None = None,
     switches: Sequence[tuple[float, Policy]] = (),
 ) -> list[Record]:
-    """What happens to the jobs (in order of arrival) on one server for each of `rngs`: one record
-    each, in the order in which they end.
+    """Simulate the jobs (in order of arrival) on one server for each of `rngs`: a record per job,
+    in the order in which they end.
     """
     engines = [engine.driven(i, rng) for i, rng in enumerate(rngs)]
     first = next((servers for at, servers in engine.in_use if at <= 0), None)
@@ -293,7 +293,7 @@ class Driver:
             made = waiting.output_tokens_so_far
             before = self.stints.pop(request.id, NO_STINTS)
             length, last = self.lengths[request.id], before.last_token_at
-            member = member_behind(request, made, length, last)
+            member = remaining_member(request, made, length, last)
             started = Started(
                 request,
                 now,
@@ -350,7 +350,7 @@ class Driver:
 
     def _settle(self, engine: DrivenEngine, now: float) -> None:
         """Close the batch when the engine is empty; in any case learn when it changes next."""
-        if engine.over:
+        if engine.finished:
             engine.changes_at = math.inf
             for started in tuple(engine.in_service):
                 together = started.batch.policy.release == "batch" or started.ended_at is None
@@ -418,7 +418,7 @@ class Driver:
         self.down = True
         self._count_tokens(now)
         for engine in self.engines:
-            for started in engine.lose():
+            for started in engine.die():
                 if started.request.id in self.fragile and started.output_tokens_so_far:
                     self._leave(engine, started, None, None, "failed")
             self._settle(engine, now)

@@ -1,3 +1,3 @@
-"""What the gateway does when more comes in than it can serve: bounds, early rejections, honest
+"""Admission where more requests come than the gateway can serve: bounds, early rejections, honest
 waits, priorities, rate limits.
 """

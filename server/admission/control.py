@@ -88,38 +88,38 @@ class Overload(Observer):
                     "Largest number of sequences, waiting and in service, that "
                     "--adaptive-concurrency admits"
                 ),
-                lambda: adaptive.bound,
+                lambda: adaptive.limit,
             )
         return [self]  # a rate may be limited later
 
     def on_arrival(self, sequence: SequenceState) -> None:
-        """Estimate its wait."""
+        """Count the sequence among those that wait, and estimate its wait."""
         if self.waits is not None:
             self.waits.joined(sequence.engine_request.request)
             if self.settings.wait_estimates:
                 self.waits.on_arrival(sequence)
 
     def on_dispatch(self, batch: Batch) -> None:
-        """Delays."""
+        """Pass the delays of a batch to the wait estimates and to the adaptive limit."""
         if self.waits is not None:
             self.waits.on_dispatch(batch)
         if self._adaptive is not None:
             self._adaptive.on_dispatch(batch)
 
     def on_idle(self, server_id: int, at: float) -> None:
-        """A batch is over."""
+        """Tell the wait estimates that a server is free."""
         if self.waits is not None:
             self.waits.on_idle(server_id, at)
 
     def on_settle(self, sequence: SequenceState) -> None:
-        """What was made for it counts against its key's rate."""
+        """Count the generated tokens against the rate of the sequence's key."""
         if self._rates is not None:
             self._rates.answered(
                 sequence.id, sequence.stop_detector.output_tokens, self._gateway.now()
             )
 
     def on_record(self, record: Record) -> None:
-        """Service times."""
+        """Pass a service time to the wait estimates and to the adaptive limit."""
         if record.outcome == "rejected":
             return
         if self.waits is not None:
@@ -177,7 +177,7 @@ class Overload(Observer):
     def deadlines_of(
         self, headers: Sequence[tuple[bytes, bytes]], patience: float | None, priority: int
     ) -> RequestDeadlines:
-        """What the call asks of its wait. Raises ApiError 400."""
+        """The patience of a call and its limit on the first token. Raises ApiError 400."""
         if abs(priority) > MOST_PRIORITY and self._reads_priorities():
             raise ApiError(
                 400,
@@ -219,9 +219,9 @@ class Overload(Observer):
                 )
 
     def state(self) -> dict[str, Any]:
-        """For `/admin/state`: what is asked for, what holds now, where waits come from."""
+        """For `/admin/state`: the settings, the bounds in force, the source of wait estimates."""
         batcher, live = self._gateway.batcher, self._gateway.live
-        limit = None if self._adaptive is None else self._adaptive.bound
+        limit = None if self._adaptive is None else self._adaptive.limit
         source = "live model" if live is not None and live.ahead is not None else "services seen"
         return dataclasses.asdict(self.settings) | {
             "queued_tokens": batcher.waiting_tokens,
@@ -232,13 +232,13 @@ class Overload(Observer):
     # the bounds
 
     def _promise(self, first_token: float) -> AdmissionObjective:
-        """What a call asks of its own first token."""
+        """The objective that a call sets for its own first token."""
         after = None if self.waits is None else self.waits.after("time_to_first_token")
         target = DelayTarget(first_token, self._level, "time_to_first_token")
         return AdmissionObjective(target, after or AT_ONCE, own=True)
 
     def _objectives(self) -> tuple[AdmissionObjective, ...]:
-        """Of `--slo`, those of which something is known."""
+        """The objectives of `--slo` whose part behind the wait is known by now."""
         if self.waits is None:
             return ()
         known = [(target, self.waits.after(target.quantity)) for target in self._targets]
@@ -276,9 +276,9 @@ class Overload(Observer):
     def _full(self, sequences: int, batcher: Batcher) -> ApiError | None:
         settings = self.settings
         if self._adaptive is not None:
-            over = batcher.unanswered + sequences - self._adaptive.bound
+            over = batcher.unanswered + sequences - self._adaptive.limit
             if over > 0 and batcher.unanswered:  # an idle gateway admits a call of any size
-                self._adaptive.refused()
+                self._adaptive.on_rejection()
                 return self.rejections.queue_full(
                     "adaptive_concurrency",
                     sequences,
@@ -365,6 +365,6 @@ def first_token_level(targets: Sequence[DelayTarget]) -> float:
 
 
 def caller_of(scope: Scope) -> str:
-    """Of whoever calls; without keys all are one client."""
+    """The name of the API key of a call; without keys all callers are one client."""
     name: str = scope.get(CALLER, "")
     return name

@@ -1,4 +1,4 @@
-"""What admission reads of the gateway around it."""
+"""The parts of the gateway that admission reads."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ServiceModel(Protocol):
 
 
 class Arrivals(Protocol):
-    """The audit of arrivals."""
+    """The gateway's audit of arrivals."""
 
     def saw(self, instant: float, epoch: int, *, retry: bool) -> None:
         """A call has arrived."""

@@ -81,7 +81,7 @@ class LimitsInForce:
 
     @property
     def policy(self) -> Policy:
-        """As `policy_text`, as the engine can serve it."""
+        """The policy of `policy_text`, in the form that the engine can serve."""
         return self._first if self._batcher is None else self._batcher.policy
 
     @property

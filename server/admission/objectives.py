@@ -1,5 +1,5 @@
-"""What admission must keep for one call: the operator's `--slo`, and the call's own limit on its
-time to first token.
+"""The objectives that admission keeps for one call: the operator's `--slo`, and the call's own
+limit on its time to first token.
 
     queueing delay         W, the predicted wait
     time to first token    W + time from the dispatch to the first token, its mean of late

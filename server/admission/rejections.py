@@ -30,7 +30,7 @@ REASONS = (*LIMITS, *UNSERVED)
 
 
 class Rejections:
-    """Those of one gateway."""
+    """The rejections of one gateway: their answers, counts and records."""
 
     def __init__(
         self, gateway: AdmissionHost, settings: OverloadSettings, waits: Waits | None

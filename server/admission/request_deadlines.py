@@ -1,4 +1,4 @@
-"""What one call asks of its own wait: how long it has patience, and when it wants its first token.
+"""The deadlines in one call: how long it has patience, and when it wants its first token.
 
 `x-llm-d-inference-ttl` is llm-d's (a Go duration such as `1500ms`; a plain number is seconds),
 `x-llm-d-slo-ttft-ms` too. As there, a call may have less patience than the server's default, not

@@ -204,7 +204,9 @@ class ServiceSeen:
         return Pace(first.mean - token.mean, token.mean) if token.weight > 0 else None
 
     def law(self, quantity: Quantity) -> Wait | None:
-        """Of a duration behind the dispatch, of one request; None before one was seen."""
+        """The mean and variance of a request's duration from its dispatch; None before one was
+        seen.
+        """
         seen = {
             "sojourn_time": self._stay,
             "service_time": self._slot,

@@ -1,4 +1,4 @@
-"""What an operator may say about overload: one frozen object. Two bounds hold by default: on the
+"""The operator's settings for overload: one frozen object. Two bounds hold by default: on the
 queue, and on the size of one call.
 """
 
@@ -175,7 +175,7 @@ class OverloadSettings:
 
 
 def delay_targets(text: str) -> tuple[DelayTarget, ...]:
-    """Of one objective, or of several with commas: all of them are to be kept. Raises SpecError."""
+    """Read one objective, or several with commas, all of which are to be kept. Raises SpecError."""
     return tuple(delay_target(each) for each in split_slos(text))
 
 

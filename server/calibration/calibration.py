@@ -67,7 +67,7 @@ class CalibrationRequest(BaseModel):
 
 
 class Calibrator:
-    """Has the engine to itself while it runs."""
+    """Measures the latency law on an engine that serves nothing else meanwhile."""
 
     def __init__(self, gateway: CalibrationHost, on_progress: Progress | None = None) -> None:
         self._gateway = gateway
@@ -119,8 +119,8 @@ class Calibrator:
             self._measuring.cancel()
 
     async def _watched(self, measuring: Coroutine[Any, Any, Profile]) -> Profile:
-        """What was measured, unless it is stopped. The watch of the queue sees nothing of the
-        batches here: they have one of their own.
+        """Run a measurement, which `stop` can end, beside a watch for stuck batches: the watch of
+        the gateway's queue does not see the batches of a calibration.
         """
         gateway = self._gateway
         self._measuring = asyncio.create_task(measuring, name="calibration")

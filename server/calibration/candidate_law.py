@@ -104,7 +104,7 @@ class LawComparison:
 
 
 def compare(measured: Sequence[Measured], new: LatencyModel, old: LatencyModel) -> LawComparison:
-    """Of two laws on the same measurements; the new one was fitted to them."""
+    """Compare two laws on the same measurements, to which the new one was fitted (an F test)."""
     times = np.array([one.service_time for one in measured])
     fitted, lawful = (np.array([_time(law, one) for one in measured]) for law in (new, old))
     relative, shape = times / fitted, lawful / fitted

@@ -1,5 +1,5 @@
-"""Designed batches: sizes and lengths set by us, served through the gateway's own dispatch path,
-seen by nobody.
+"""Designed batches: batches of chosen sizes and lengths, served through the gateway's own dispatch
+path and counted nowhere.
 
 A private batcher on the same engine runs them under `fixed`, so that what is measured is exactly
 the service time that a queue feels: from the dispatch until the server could be dispatched to
@@ -66,10 +66,10 @@ class Awaited:
         self.answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def on_dispatched(self) -> None:
-        """Nothing to do."""
+        """A dispatch changes nothing here."""
 
     def on_text(self, text: str, tokens: Sequence[Token]) -> None:
-        """Not kept."""
+        """The text of a designed batch is not kept."""
 
     def on_release(self) -> None:
         """Released as soon as the loop runs on."""
@@ -84,9 +84,7 @@ class Awaited:
 
 
 class DesignedBatches:
-    """Serves one designed batch after the other; whoever uses it has seen to it that the engine
-    is free.
-    """
+    """Serves one designed batch after the other. The caller must have the engine to itself."""
 
     def __init__(
         self, engine: Engine, capabilities: Capabilities, longest: float = LONGEST_CELL
@@ -269,7 +267,7 @@ def usual_length(measured: Sequence[Sequence[int]]) -> int:
 
 
 def _longer(short: int, longest: int) -> Iterator[int]:
-    """Prompts longer than `short`."""
+    """Prompt lengths above `short`, each four times the one before, up to `longest`."""
     prompt = short
     while prompt < longest:
         prompt = min(4 * prompt, longest)

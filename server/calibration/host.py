@@ -1,4 +1,4 @@
-"""What calibration and the live model read of the gateway around them, and what they ask of it."""
+"""The parts of the gateway that calibration and the live model read, and what they change."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kendall.server.telemetry.metrics import Metrics
 
 
 class Serving(Protocol):
-    """What both read. `batcher` raises ApiError 503 before the engine is up."""
+    """The parts that both read. `batcher` raises ApiError 503 before the engine is up."""
 
     @property
     def settings(self) -> Settings: ...
@@ -31,7 +31,7 @@ class Serving(Protocol):
 
 
 class LiveHost(Serving, Protocol):
-    """What the live model and the autopilot read. Read only, but for `limits.change`."""
+    """The parts for the live model and the autopilot. Read only, but for `limits.change`."""
 
     @property
     def metrics(self) -> Metrics: ...
@@ -40,7 +40,7 @@ class LiveHost(Serving, Protocol):
 
 
 class CalibrationHost(Serving, Protocol):
-    """What a calibration reads. Read only, but for `limits.begin_epoch`."""
+    """The parts for a calibration. Read only, but for `limits.begin_epoch`."""
 
     @property
     def engine(self) -> Engine: ...

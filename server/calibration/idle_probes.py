@@ -6,8 +6,8 @@ cancelled before the request is dispatched. What is left is the engine step in f
 the request's service time, not in its delay), never more than one cell (`longest`, 250 ms). A probe
 runs in a batcher without observers: it is in no metric, record, window or count.
 
-A law in force is replaced only by two looks in a row, the second on measurements of its own: slow
-moments of a machine last longer than a round, and one look at them is convinced too easily.
+A law in force is replaced only if two fits in a row say so, the second on measurements of its own:
+a machine's slow moments last longer than a round of probes, and one fit would follow them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,12 @@ from kendall.server.calibration.designed import (
     usual_length,
 )
 from kendall.server.calibration.host import CalibrationHost
-from kendall.server.calibration.probe_schedule import LOOP, ProbeLimits, ProbeSchedule
+from kendall.server.calibration.probe_schedule import (
+    ProbedCell,
+    ProbedLoop,
+    ProbeLimits,
+    ProbeSchedule,
+)
 from kendall.server.calibration.turnaround import ClosedLoop
 from kendall.server.runtime.errors import ApiError
 from kendall.server.runtime.pools import end_at_once, serve_the_gateway
@@ -48,8 +53,8 @@ NOTE = "measured in idle moments"
 
 
 class IdleProbes:
-    """One loop. `on_candidate` gets every refit and whether it was taken; by then a law that was
-    taken is in force, and an epoch under it has begun.
+    """Runs the probes of one gateway. `on_candidate` gets the law of every fit and whether it was
+    taken; by then a law that was taken is in force, and an epoch under it has begun.
     """
 
     def __init__(
@@ -86,7 +91,7 @@ class IdleProbes:
         self.measured = self.interrupted = 0
 
     async def run(self) -> None:
-        """Probe whenever it may be done, until cancelled."""
+        """Probe whenever the gateway has been idle for long enough, until cancelled."""
         while True:
             wait = (
                 max(self._batcher.moved_at + self._limits.quiet, self._rested_at)
@@ -100,7 +105,7 @@ class IdleProbes:
                 await self._turn()
 
     def state(self) -> dict[str, Any]:
-        """For `/admin/state`."""
+        """For `/admin/state`: counts of probes, and the last candidate for a law."""
         candidate = self.candidate
         return {
             "measured": self.measured,
@@ -129,10 +134,10 @@ class IdleProbes:
         )
 
     async def _turn(self) -> None:
-        """One cell, a rest, and at the end of a round a look at the law."""
-        index = self.schedule.next(self._rng)
+        """Run one probe, plan the rest behind it, and fit the law at the end of a round."""
+        probe = self.schedule.next(self._rng)
         began = self._gateway.now()
-        if index is None:
+        if probe is None:
             log.info(
                 "no idle probe: the smallest batch takes more than %.0f ms; the next attempt "
                 "follows later",
@@ -141,19 +146,20 @@ class IdleProbes:
             self.schedule.forget_smallest()
             self._rested_at = began + self._limits.retry
             return
-        await self._probe(index)
+        await self._run(probe)
         took = self._gateway.now() - began
         self.seconds += took
         self._rested_at = self._gateway.now() + self.schedule.rest(took)
-        if self.schedule.due_for_fit():
+        if self.schedule.is_due_for_fit:
+            self.schedule.mark_fitted()
             await self._refit()
 
-    async def _probe(self, index: int) -> None:
+    async def _run(self, probe: ProbedCell | ProbedLoop) -> None:
         gateway = self._gateway
         self._batches.serve_on_one_of(self._batcher.servers_in_use)
         self._batcher.lease.acquire(self._batches.interrupt)
         try:
-            found = await self._measure(index)
+            await self._measure(probe)
         except InterruptedCellError:
             self.interrupted += 1
         except ApiError as error:
@@ -161,25 +167,23 @@ class IdleProbes:
             if error.code == TOO_LONG:
                 gateway.supervisor.lost(str(error))
         else:
-            self.schedule.add(index, found)
             self.measured += 1
         finally:
             self._batcher.lease.revoke()
 
-    async def _measure(self, index: int) -> Any:
-        """The engine warmed by a short batch of the same size, then the cell."""
-        cell = (
-            Cell(self.schedule.loop.lengths, PROMPT_TOKENS)
-            if index == LOOP
-            else self.schedule.grid[index]
-        )
-        size = self.schedule.loop.slots if index == LOOP else len(cell.lengths)
-        await self._batches.measure(
-            Cell((min(WARM, *cell.lengths),) * size, cell.prompt_tokens), self._rng
-        )
-        if index == LOOP:
-            return await self._batches.slot_time(self.schedule.loop, self._rng)
-        return await self._batches.measure(cell, self._rng)
+    async def _measure(self, probe: ProbedCell | ProbedLoop) -> None:
+        """Warm the engine by a short batch of the same size, then measure."""
+        if isinstance(probe, ProbedCell):
+            await self._warm(probe.batch_size, probe.cell.lengths, probe.prompt_tokens)
+            probe.add(await self._batches.measure(probe.cell, self._rng))
+        else:
+            loop = probe.loop
+            await self._warm(loop.slots, loop.lengths, loop.prompt_tokens)
+            probe.add(await self._batches.slot_time(loop, self._rng))
+
+    async def _warm(self, size: int, lengths: tuple[int, ...], prompt_tokens: int) -> None:
+        warm = Cell((min(WARM, *lengths),) * size, prompt_tokens)
+        await self._batches.measure(warm, self._rng)
 
     async def _refit(self) -> None:
         gateway, schedule = self._gateway, self.schedule

@@ -12,7 +12,7 @@ from kendall.server.runtime.errors import ApiError
 
 
 class RunningCalibration(Protocol):
-    """A calibration that runs."""
+    """A running calibration, which can be stopped."""
 
     def stop(self, error: ApiError) -> None:
         """End it with this error; the law stays."""
@@ -48,7 +48,7 @@ class LatencyModelInForce:
         self._law, self._profile = profile.law, profile
 
     def restore(self, profile: Mapping[str, Any] | None, law: str | None) -> None:
-        """The law of an earlier run, unless one was given or measured at this start."""
+        """Put the law of an earlier run in force, unless one was given or measured by now."""
         if self._law is not None:
             return
         if profile is not None:
@@ -58,7 +58,7 @@ class LatencyModelInForce:
 
     @contextmanager
     def measured_by(self, calibration: RunningCalibration) -> Iterator[None]:
-        """While it runs."""
+        """Context in which this calibration has the engine to itself."""
         self._calibration = calibration
         try:
             yield

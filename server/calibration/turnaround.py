@@ -1,5 +1,5 @@
-"""The turnaround of a continuous engine: at which the law's own closed loop holds a slot as long
-as was measured.
+"""The turnaround of a continuous engine, seconds that a slot is held outside the steps: the value
+at which the closed loop under the law holds a slot as long as the measured loop did.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kendall.queueing.latency.service import Member, ServiceProcess
 
 @dataclass(frozen=True, slots=True)
 class ClosedLoop:
-    """`slots` that are always taken: whenever one is left, the next of these requests has it."""
+    """Requests on a fixed number of slots: whenever a slot is left, the next request takes it."""
 
     slots: int
     lengths: tuple[int, ...]  # output tokens, in order
@@ -24,9 +24,7 @@ class ClosedLoop:
 
 
 def solve_turnaround(law: LatencyModel, loop: ClosedLoop, measured: float) -> float:
-    """Seconds a slot is held outside the steps: bisection until the law's loop holds one as long
-    as measured.
-    """
+    """The turnaround, by bisection: `slot_time` of the law with it is `measured` (seconds)."""
     low, high = 0.0, max(0.05, measured)
     for _ in range(30):
         middle = (low + high) / 2
@@ -38,7 +36,7 @@ def solve_turnaround(law: LatencyModel, loop: ClosedLoop, measured: float) -> fl
 
 
 def slot_time(law: LatencyModel, loop: ClosedLoop) -> float:
-    """Mean seconds a slot is held under the law."""
+    """Mean seconds that a request holds its slot, by a simulation of the loop under the law."""
     process = ServiceProcess(law, np.random.default_rng(0))
     left = iter(enumerate(loop.lengths))
     started: dict[str, float] = {}

@@ -53,9 +53,7 @@ def finish(process: subprocess.Popen[bytes], expected: int = 0) -> dict[str, Any
 def events(folder: Path, kind: str | None = None) -> list[Event]:
     """What the journal says so far."""
     return [
-        event
-        for event in read_journal(folder / "journal.jsonl")[0]
-        if kind in (None, event["event"])
+        event for event in read_journal(folder / "journal.jsonl") if kind in (None, event["event"])
     ]
 
 

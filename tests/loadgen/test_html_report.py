@@ -33,7 +33,7 @@ from kendall.loadgen.report.html.parts import PALE, parts_figure
 from kendall.loadgen.report.html.style import columns, log_axis, rows
 from kendall.loadgen.report.html.tables import matrix
 from kendall.loadgen.report.html.tails import tails_figure
-from kendall.loadgen.report.html.versus import panels_of, versus_figure
+from kendall.loadgen.report.html.versus import versus_figure
 from kendall.loadgen.report.html.words import (
     accuracy,
     causes,
@@ -834,7 +834,9 @@ def test_a_cell_that_cannot_be_judged_is_counted_under_one_reason() -> None:
 
 
 @pytest.mark.parametrize(("loads", "panels"), [(1, 1), (6, 6), (7, 0)])
-def test_a_row_has_six_panels_at_most(loads: int, panels: int) -> None:
+def test_a_row_has_six_panels_at_most(data: ReportData, loads: int, panels: int) -> None:
     """More loads than that are in the figure over load alone."""
-    cells: Any = [SimpleNamespace(load=0.1 * number) for number in range(loads)]
-    assert len(panels_of([*cells, *cells])) == panels
+    cells = [dataclasses.replace(data.cells[0], load=0.1 * number) for number in range(loads)]
+    figure = versus_figure([*cells, *cells])
+    layout = {} if figure is None else figure["layout"]
+    assert len([key for key in layout if key.startswith("xaxis")]) == panels

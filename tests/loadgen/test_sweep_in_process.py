@@ -66,7 +66,7 @@ def swept(folder: Path, *speeds: float, status: int = 200, **about: Any) -> tupl
 
 def journal(folder: Path) -> list[tuple[Any, ...]]:
     """Its events by name, with what differs from run to run left out."""
-    events = read_journal(folder / "sweep" / "journal.jsonl")[0]
+    events = read_journal(folder / "sweep" / "journal.jsonl")
     kept = ("cell", "attempt", "epoch", "ended", "reason", "outcomes", "speeds", "resumed", "law")
     return [(event["event"], {key: event[key] for key in kept if key in event}) for event in events]
 
@@ -96,7 +96,7 @@ def test_what_a_whole_cell_leaves_in_the_gateway_may_take_its_time(
     monkeypatch.setattr(cell_module, "until_idle", slowly)
     status, _ = swept(tmp_path, 1.0, 1.0, policies=("single",), request_rates=(60.0,))
     assert status == 0
-    ended = [event.get("ended") for event in read_journal(tmp_path / "sweep" / "journal.jsonl")[0]]
+    ended = [event.get("ended") for event in read_journal(tmp_path / "sweep" / "journal.jsonl")]
     assert [each for each in ended if each] == ["complete"]
 
 

@@ -333,17 +333,17 @@ def test_a_cell_is_measured_again_or_doubted_where_the_speed_changed_around_it(
         SimpleNamespace(name="here"),
     )
     sweep = Sweep(plan, SimpleNamespace(progress=progress), None, None)  # type: ignore[arg-type]
-    progress.take({"event": "done", "cell": "here", "speeds": speeds})
+    progress.apply({"event": "done", "cell": "here", "speeds": speeds})
     assert sweep.was_disturbed(cell) == noisy  # type: ignore[arg-type]
     result = SimpleNamespace(cell=cell, done={"speeds": speeds}, disturbed=0)
     said = drift_line(SimpleNamespace(plan=plan, cells=[result], of=lambda _: [result]))  # type: ignore[arg-type]
     assert said is not None
     assert f"changed by {abs(speeds[1] / speeds[0] - 1):.0%} at most" in said
     assert ("do not trust here" in said) == doubted
-    progress.take({"event": "noisy", "cell": "here", "reason": "noise"})
-    progress.take({"event": "done", "cell": "here", "speeds": speeds})
+    progress.apply({"event": "noisy", "cell": "here", "reason": "noise"})
+    progress.apply({"event": "done", "cell": "here", "speeds": speeds})
     assert not sweep.was_disturbed(cell), "once is enough"  # type: ignore[arg-type]
-    progress.take({"event": "done", "cell": "there", "speeds": (1.0, None)})
+    progress.apply({"event": "done", "cell": "there", "speeds": (1.0, None)})
     there = SimpleNamespace(name="there")
     assert not sweep.was_disturbed(there), "the speed after it is not known"  # type: ignore[arg-type]
 

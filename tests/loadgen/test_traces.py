@@ -20,7 +20,7 @@ from kendall.queueing.arrivals.timetable import draw_timetable, save_timetable
 from kendall.queueing.arrivals.trace_formats import nanoseconds
 from kendall.queueing.arrivals.traces import load_trace, read_trace
 from kendall.queueing.distributions.token_distribution import parse_distribution
-from kendall.queueing.prediction.asked import Asked
+from kendall.queueing.prediction.query import PredictionQuery
 
 SAMPLES = Path(__file__).parent / "samples"
 KINDS = {
@@ -95,11 +95,11 @@ def test_rows_out_of_order_are_sorted_and_counted(tmp_path: Path) -> None:
     assert found.out_of_order == 1
     assert found.timetable.intended_at.tolist() == [0, 1, 2, 4]
     assert found.timetable.output_tokens.tolist() == [1, 2, 3, 5]
-    asked = Asked.read("single", "tiny", trace=trace)
-    assert "; 1 row out of order, sorted by their instants" in asked.notes[0]
+    query = PredictionQuery.read("single", "tiny", trace=trace)
+    assert "; 1 row out of order, sorted by their instants" in query.notes[0]
     trace.write_text(AZURE + "".join(sorted(rows)))
     assert load_trace(trace).out_of_order == 0
-    assert "out of order" not in Asked.read("single", "tiny", trace=trace).notes[0]
+    assert "out of order" not in PredictionQuery.read("single", "tiny", trace=trace).notes[0]
 
 
 @pytest.mark.parametrize("name", KINDS)

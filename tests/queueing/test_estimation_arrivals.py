@@ -13,7 +13,7 @@ from scipy import stats
 
 from kendall.queueing.estimation.arrivals import arrival_rate, dispersion, inflation
 from kendall.queueing.estimation.assumptions.assumption import factor
-from kendall.queueing.estimation.change import Change, burstiness, changes, local_scv
+from kendall.queueing.estimation.change import Change, burstiness, changes, local_variation
 from tests.queueing.estimation_runs import gamma, modulated, poisson
 from tests.queueing.estimation_windows import arrival_assumptions
 
@@ -148,7 +148,7 @@ def test_the_variation_of_gaps_is_judged_by_neighbours() -> None:
     """A change of rate in the middle does not raise it, as it does the plain one."""
     rng = np.random.default_rng(1)
     gaps = np.concatenate([rng.exponential(1.0, 20_000), rng.exponential(0.1, 20_000)])
-    assert local_scv(gaps)[0] == pytest.approx(1.0, abs=0.05)
+    assert local_variation(gaps).scv == pytest.approx(1.0, abs=0.05)
     assert gaps.var() / gaps.mean() ** 2 > 2
 
 
@@ -287,16 +287,17 @@ def test_after_a_change_the_sums_begin_anew() -> None:
 
 def test_neighbours_say_how_bursty_gaps_are() -> None:
     """((1 - 3) / 4)^2 = 1/4 of each pair, the fifth alone left out: (1/2) / (3/4)."""
-    scv, distance = local_scv(np.array([1.0, 3.0, 3.0, 1.0, 9.0]))
-    assert (scv, distance) == pytest.approx((2 / 3, (1 / 4 - 1 / 3) / math.sqrt(4 / 45 / 2)))
+    found = local_variation(np.array([1.0, 3.0, 3.0, 1.0, 9.0]))
+    assert found.scv == pytest.approx(2 / 3)
+    assert found.distance == pytest.approx((1 / 4 - 1 / 3) / math.sqrt(4 / 45 / 2))
     assert burstiness(np.array([1.0, 0.0] * 50)) == 100.0
     assert burstiness(np.array([1.0, 0.8] * 50)) == 1.0
-    assert math.isnan(local_scv(np.zeros(4))[0])
+    assert math.isnan(local_variation(np.zeros(4)).scv)
     # three standard errors above the third that Poisson gaps have: 23 of 50 pairs that are as
     # unlike as can be
     for unlike, bursty in ((22, False), (24, True)):
         gaps = np.array([1.0, 0.0] * unlike + [1.0, 1.0] * (50 - unlike))
-        assert (burstiness(gaps) > 1) == bursty == (local_scv(gaps)[1] > 3)
+        assert (burstiness(gaps) > 1) == bursty == (local_variation(gaps).distance > 3)
 
 
 @pytest.mark.parametrize(("count", "judged"), [(99, False), (100, True)])

@@ -20,7 +20,7 @@ from kendall.queueing.arrivals.traces import read_trace
 from kendall.queueing.latency.law import parse_law
 from kendall.queueing.latency.slots.token_gaps import GapCounter, found
 from kendall.queueing.measurement.record import Header, Record, write_run
-from kendall.queueing.prediction.asked import Asked
+from kendall.queueing.prediction.query import PredictionQuery
 from kendall.queueing.simulation.recorded import recorded_model, simulate_recorded
 from kendall.queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
 from kendall.queueing.simulation.simulated_means import TOO_SHORT
@@ -293,11 +293,11 @@ def test_what_a_trace_has_itself_is_refused(options: dict[str, Any], says: str) 
 
 
 def test_a_number_of_requests_is_not_that_of_a_trace() -> None:
-    asked = Asked.read("single", LAW, trace=SAMPLES / "azure_2023.csv")
+    query = PredictionQuery.read("single", LAW, trace=SAMPLES / "azure_2023.csv")
     with pytest.raises(SpecError, match="got num_requests=50 with a trace; expected none"):
-        asked.simulate(50)
+        query.simulate(50)
     with pytest.raises(SpecError, match="got replications=0"):
-        asked.simulate(replications=0)
+        query.simulate(replications=0)
 
 
 HUGE = """TIMESTAMP,ContextTokens,GeneratedTokens

@@ -33,7 +33,12 @@ from kendall.server.calibration.candidate_law import (
 )
 from kendall.server.calibration.designed import Cell, DesignedBatches, InterruptedCellError, design
 from kendall.server.calibration.idle_probes import IdleProbes, niced_executor
-from kendall.server.calibration.probe_schedule import LOOP, ProbeLimits, ProbeSchedule
+from kendall.server.calibration.probe_schedule import (
+    ProbedCell,
+    ProbedLoop,
+    ProbeLimits,
+    ProbeSchedule,
+)
 from kendall.server.calibration.turnaround import ClosedLoop, slot_time
 from kendall.server.engines.emulated import EmulatedEngine
 from kendall.server.gateway import Gateway
@@ -407,6 +412,14 @@ def exact(law: LatencyModel, cell: Cell) -> Measured:
     return Measured(cell.lengths, prompts, law.padded(size, max(cell.lengths), prompts))
 
 
+def measure(law: LatencyModel, probe: ProbedCell | ProbedLoop) -> None:
+    """Under the law, without noise."""
+    if isinstance(probe, ProbedCell):
+        probe.add(exact(law, probe.cell))
+    else:
+        probe.add(slot_time(law, probe.loop))
+
+
 @settings(max_examples=40)
 @given(laws, st.integers(0, 2**32 - 1))
 def test_no_cell_but_the_smallest_ever_takes_longer_than_stated(
@@ -419,15 +432,14 @@ def test_no_cell_but_the_smallest_ever_takes_longer_than_stated(
     )
     seen = []
     for _ in range(60):
-        index = schedule.next(rng)
-        if index is None:
+        probe = schedule.next(rng)
+        if probe is None:
             break
-        found = slot_time(law, LOOP_DESIGN) if index == LOOP else exact(law, GRID[index])
-        if isinstance(found, Measured) and index != 0:
-            assert found.service_time <= 0.25 * (1 + 1e-9)
-        schedule.add(index, found)
-        seen.append(index)
-    counts = [seen.count(index) for index in schedule.admitted()]
+        measure(law, probe)
+        if isinstance(probe, ProbedCell) and probe.cell != GRID[0]:
+            assert probe.measured[-1].service_time <= 0.25 * (1 + 1e-9)
+        seen.append(probe)
+    counts = [seen.count(probe) for probe in schedule.admitted()]
     assert not counts or max(counts) - min(counts) <= 1
 
 
@@ -438,14 +450,13 @@ def test_a_round_is_fitted_once_and_only_with_enough_repeats() -> None:
     )
     fits = []
     while schedule.rounds < 6:
-        index = schedule.next(rng)
-        assert index is not None
-        schedule.add(
-            index, slot_time(LAW, LOOP_DESIGN) if index == LOOP else exact(LAW, GRID[index])
-        )
-        if schedule.due_for_fit():
+        probe = schedule.next(rng)
+        assert probe is not None
+        measure(LAW, probe)
+        if schedule.is_due_for_fit:
+            schedule.mark_fitted()
             fits.append((schedule.rounds, len(schedule.measured())))
-    cells = len([index for index in schedule.admitted() if index != LOOP])
+    cells = len([probe for probe in schedule.admitted() if isinstance(probe, ProbedCell)])
     assert cells == 6, "256 tokens are too long"
     assert fits == [(3, 3 * cells), (4, 4 * cells), (5, 4 * cells), (6, 4 * cells)]
     assert schedule.full

@@ -59,7 +59,7 @@ def of_folder(folder: Path) -> ReportData:
 def of_files(
     files: Sequence[RunFile], asked: TheoryInputs, profile: Profile | None = None
 ) -> ReportData:
-    """Compare single runs."""
+    """The report's data from the files of single runs, each compared with theory."""
     data = of_cells(
         cells_of_files(files, asked),
         [file.header for file in files if file.header.writer != "load"],

@@ -1,5 +1,5 @@
 """The content of the panels: the marks of every theory, the observed means with their intervals,
-what hovering tells.
+the texts that are shown on hovering.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ def one_legend(traces: list[Trace]) -> list[Trace]:
 
 
 def hover(cell: ReportCell) -> str:
-    """Everything about the means of a cell."""
+    """The text of a cell on hovering: its observed mean, every theory's, the verdict."""
     comparison = cell.comparison
     quantity = comparison.quantity
     what = "mean sojourn" if comparison.compared == "sojourn_time" else "mean queueing delay"

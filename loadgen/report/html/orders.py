@@ -46,7 +46,7 @@ def ordered(cells: Sequence[ReportCell]) -> list[Ordered]:
 
 
 def order_table(cells: Sequence[ReportCell]) -> str:
-    """A row per cell."""
+    """The HTML table of delays by order of service, a row per cell."""
     headings = ["policy", "load", *(column.title for column in ORDER_COLUMNS if column.title)]
     table = []
     for cell, order in ordered(cells):

@@ -53,7 +53,7 @@ def legend_at_top(**more: Any) -> dict[str, Any]:
 
 
 def axis_title(text: str) -> dict[str, Any]:
-    """Small, beside its axis."""
+    """The title of an axis, in small print beside it."""
     return {"text": text, "font": {"size": 11, "color": "$muted"}}
 
 

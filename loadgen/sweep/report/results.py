@@ -143,7 +143,7 @@ def results_of(folder: Path, on_cell: Callable[[int, int], None] | None = None) 
     no sweep's.
     """
     plan = load_plan(folder / "plan.json")
-    events, _ = read_journal(folder / "journal.jsonl")
+    events = read_journal(folder / "journal.jsonl")
     progress = SweepProgress.fold(events)
     calibrated = next((event for event in reversed(events) if event["event"] == "calibrated"), None)
     basis = (

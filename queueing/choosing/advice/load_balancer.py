@@ -1,5 +1,5 @@
-"""What a load balancer would cost: the requests of a window at the same servers, with a queue at
-each in place of the one queue.
+"""The cost of a load balancer: the requests of a window at the same servers, with a queue at each
+in place of the one queue.
 
 random, round_robin   one server with its share of the arrivals (Queue.one_of_several): the
                       price of a what-if, together 0.3 s or less
@@ -29,8 +29,8 @@ _DURATIONS: tuple[Quantity, ...] = ("queueing_delay", "sojourn_time")
 
 
 def routings_of(parameters: Mapping[str, str]) -> tuple[str, ...]:
-    """Those that the query of an advice asks about: the usual ones, or the one that it names.
-    Raises SpecError.
+    """The routings in the query of an advice: the one that it names, else the usual ones. Raises
+    SpecError.
     """
     named = parameters.get("routing")
     if named is None:

@@ -20,7 +20,7 @@ PRECISION = 0.01  # of the largest rate that keeps an SLO
 
 
 def rate_factor_of(parameters: Mapping[str, str]) -> float:
-    """What the query of an advice multiplies the rate with; 1 without it. Raises SpecError."""
+    """The factor on the arrival rate in the query of an advice, by default 1. Raises SpecError."""
     text = parameters.get("rate_factor")
     factor = 1.0 if text is None else parse_number("rate_factor", text, f"rate_factor={text}")
     if not 0 < factor <= LARGEST:

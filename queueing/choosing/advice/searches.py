@@ -90,8 +90,8 @@ def measure_of(
     objective: Objective,
     target: str,
 ) -> Criterion:
-    """What two settings are compared by; limits and servers are chosen by the SLO itself. Where
-    they are one, all choices of the target.
+    """The criterion by which two settings are compared. Token limits and servers are chosen by the
+    SLO itself; a policy that stays is compared as all choices of its target are.
     """
     if target in ("max-output-tokens", "servers") and objective.slo is not None:
         return Criterion(objective, objective.slo.field)
@@ -121,7 +121,7 @@ class AdviceSearch:
 
     @property
     def ranking(self) -> Predict:
-        """What puts dozens of settings in order."""
+        """The quick predictions by which dozens of settings are ranked."""
         return self.point.ranking(self.objective.slos)
 
     def batch_size(self) -> SearchResult:

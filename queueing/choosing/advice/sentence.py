@@ -23,8 +23,9 @@ def sentence(
     *,
     in_force: Sequence[float] | None = None,
 ) -> str:
-    """For an advice that has a best choice; `values`: what is measured in force, and then;
-    `in_force`: what each SLO bounds, seconds.
+    """The sentence of an advice that has a best choice. `values`: the measure at the setting in
+    force and at the best one; `in_force`: the value that each SLO bounds at the setting in force,
+    seconds.
     """
     now, gain, target = advice.current, advice.gain, advice.target
     here, there = knob_text(now.setting, target), knob_text(best.setting, target)

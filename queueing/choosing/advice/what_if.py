@@ -1,13 +1,14 @@
-"""What if: the other policies, token limits and batch sizes at the estimates of a window, every
-minute.
+"""What-if forecasts: the setting in force and the usual settings one knob away from it (policies,
+token limits, batch sizes), all at the estimates of one window.
 
-A setting is predicted at the window's rate, lengths, speed and residual, never from a delay.
-Lengths are known up to the largest limit that was in force: a lower limit is answered from the
-window alone, a higher one only under a named family ("extrapolated").
+A setting is predicted from the window's arrival rate, lengths, speed and residual, never from a
+measured delay. Lengths are known up to the largest limit that was in force: a lower limit is
+answered from the window alone, a higher one only under a named family of lengths ("extrapolated").
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 from kendall.queueing.choosing.candidates import (
@@ -19,57 +20,54 @@ from kendall.queueing.choosing.candidates import (
 from kendall.queueing.choosing.forecast import Forecast, Setting
 from kendall.queueing.choosing.gain.operating_point import OperatingPoint
 
-LEVELS = (0.5, 0.75, 0.9)  # of the lengths: the token limits asked about
+LIMIT_LEVELS = (0.5, 0.75, 0.9)  # quantiles of the output lengths that are tried as token limits
 
 
 class WhatIfs:
-    """The setting in force and the usual others at one operating point, answered bit by bit: the
-    load of each at once, by which those without a steady state are known; then forecasts, of the
-    setting in force first, then of those with the lowest load.
+    """Forecasts at one operating point, computed in slices of time.
+
+    The constructor computes every load, which shows which settings have no steady state. `advance`
+    then forecasts the setting in force and after it the others, the lowest load first.
     """
 
     def __init__(self, operating_point: OperatingPoint, current: Setting) -> None:
-        self._point = operating_point
-        bound = operating_point.limits.engine.max_num_seqs
+        self._operating_point = operating_point
+        current = canonical(current)
+        max_num_seqs = operating_point.limits.engine.max_num_seqs
         others = one_knob_away(
             current,
-            policies=usual_policies(current, bound),
+            policies=usual_policies(current, max_num_seqs),
             token_limits=usual_token_limits(operating_point),
-            sizes=usual_sizes(current, bound),
+            sizes=usual_sizes(current, max_num_seqs),
         )
-        self._outlines = {
-            each: operating_point.outline(each) for each in (canonical(current), *others)
+        self._forecasts = {
+            setting: operating_point.outline(setting) for setting in (current, *others)
         }
-        first, *rest = self._outlines.values()
-        waiting = [each for each in rest if each.pending]
-        self._left = [first] if first.pending else []
-        self._left += sorted(waiting, key=lambda each: each.load)
-        self._left.reverse()
+        pending = [forecast for forecast in self._forecasts.values() if forecast.pending]
+        pending.sort(key=lambda forecast: (forecast.setting != current, forecast.load))
+        self._unforecast = deque(forecast.setting for forecast in pending)
 
-    @property
-    def left(self) -> int:
-        """Settings of which only the load is known."""
-        return len(self._left)
-
-    def advance(self, over: Callable[[], bool]) -> None:
-        """Forecast the next ones until `over`, and one at least."""
-        while self._left:
-            setting = self._left.pop().setting
-            self._outlines[setting] = self._point.forecast(setting)
-            if over():
+    def advance(self, is_over: Callable[[], bool]) -> None:
+        """Forecast at least one more setting, and further ones until `is_over`."""
+        while self._unforecast:
+            setting = self._unforecast.popleft()
+            self._forecasts[setting] = self._operating_point.forecast(setting)
+            if is_over():
                 return
 
     def forecasts(self) -> list[Forecast]:
-        """What is known so far: the setting in force, other policies, token limits, batch sizes."""
-        return list(self._outlines.values())
+        """The setting in force, other policies, token limits, batch sizes; those that `advance`
+        has not reached have a load only (`Forecast.pending`).
+        """
+        return list(self._forecasts.values())
 
 
 def usual_token_limits(operating_point: OperatingPoint) -> tuple[int, ...]:
-    """The median, the third quartile and the 90th percentile of the lengths, as far as these are
-    known.
+    """The median, the third quartile and the 90th percentile of the output lengths, without those
+    beyond the longest known length.
     """
     lengths = operating_point.lengths
     if lengths is None:
         return ()
-    limits = (lengths.whole.quantile(level) for level in LEVELS)
+    limits = (lengths.whole.quantile(level) for level in LIMIT_LEVELS)
     return tuple(dict.fromkeys(limit for limit in limits if limit <= lengths.known_to))

@@ -299,9 +299,9 @@ def test_a_window_of_the_adaptive_limit_is_two_services_and_a_tenth_of_a_second_
     service: float, at: float, over: bool
 ) -> None:
     limit = seen(service)
-    limit.refused()
+    limit.on_rejection()
     dispatch(limit, at, 0.0)
-    assert limit.bound == (11 if over else 10)
+    assert limit.limit == (11 if over else 10)
 
 
 def test_the_mean_service_follows_by_a_tenth() -> None:
@@ -313,20 +313,23 @@ def test_the_mean_service_follows_by_a_tenth() -> None:
 
 @pytest.mark.parametrize(("delay", "bound"), [(0.2499, 21), (0.25, 21), (0.2501, 18)])
 def test_the_least_delay_of_a_window_is_held_against_a_service(delay: float, bound: int) -> None:
-    """Of the youngest member of each batch."""
+    """Of the youngest member of each batch, from 5 s on: ten windows raise the limit to 20."""
     limit = seen(0.25)
-    limit.limit = 20.0
-    limit.refused()
-    dispatch(limit, 0.1, 3.0)
-    dispatch(limit, 0.2, delay)
-    mixed = FakeBatch(0.5, 5.0)
-    mixed.sequences += FakeBatch(0.5, 0.3).sequences
+    for window in range(1, 11):
+        limit.on_rejection()
+        dispatch(limit, 0.5 * window, 0.0)
+    assert limit.limit == 20
+    limit.on_rejection()
+    dispatch(limit, 5.125, 3.0)
+    dispatch(limit, 5.25, delay)
+    mixed = FakeBatch(5.5, 5.0)
+    mixed.sequences += FakeBatch(5.5, 0.3).sequences
     limit.on_dispatch(mixed)  # type: ignore[arg-type]
-    assert limit.bound == bound
-    dispatch(limit, 0.9, 0.0)
-    assert limit.bound == bound, "a new window from then on"
-    dispatch(limit, 1.0, 0.0)
-    assert limit.bound == bound, "nobody met the limit in it"
+    assert limit.limit == bound
+    dispatch(limit, 5.9, 0.0)
+    assert limit.limit == bound, "a new window from then on"
+    dispatch(limit, 6.0, 0.0)
+    assert limit.limit == bound, "no call was rejected in it"
 
 
 # services seen

@@ -193,27 +193,27 @@ class FakeBatch:
 def test_the_adaptive_limit_falls_under_a_standing_delay_and_creeps_up_without_one() -> None:
     limit = AdaptiveLimit(lambda: 10, now=0.0)
     limit.on_record(Record(request_id="a", outcome="completed", service_time=0.05))
-    assert limit.bound == 10
+    assert limit.limit == 10
     for window in range(1, 41):
-        limit.refused()
+        limit.on_rejection()
         limit.on_dispatch(FakeBatch(window * 0.2, 0.01))  # type: ignore[arg-type]
-    assert limit.bound == 50
+    assert limit.limit == 50
     for window in range(41, 44):
         limit.on_dispatch(FakeBatch(window * 0.2, 0.3))  # type: ignore[arg-type]
-    assert limit.bound == int(50 * 0.9**3)
+    assert limit.limit == int(50 * 0.9**3)
     for window in range(44, 100):
         limit.on_dispatch(FakeBatch(window * 0.2, 0.3))  # type: ignore[arg-type]
-    assert limit.bound == 10, "never below what policy and engine can use"
+    assert limit.limit == 10, "never below what policy and engine can use"
     for window in range(100, 110):
         limit.on_dispatch(FakeBatch(window * 0.2, 0.01))  # type: ignore[arg-type]
-    assert limit.bound == 10, "a limit that nobody meets does not grow"
+    assert limit.limit == 10, "a limit that nobody meets does not grow"
 
 
 def test_a_limit_that_nobody_has_met_yet_does_not_grow_either() -> None:
     limit = AdaptiveLimit(lambda: 10, now=0.0)
     limit.on_record(Record(request_id="a", outcome="completed", service_time=0.05))
     limit.on_dispatch(FakeBatch(0.2, 0.01))  # type: ignore[arg-type]
-    assert limit.bound == 10
+    assert limit.limit == 10
 
 
 class NotedWaits:

@@ -1,5 +1,6 @@
-"""A queue as `kendall predict` and `kendall simulate` are asked for it, by what comes to it: a rate
-of Poisson arrivals, another arrival process, or a recorded trace with its own lengths.
+"""A query for the steady state of a queue: what `kendall predict`, `kendall simulate` and the
+Python API make of their arguments. Requests come at a rate of Poisson arrivals, by another arrival
+process, or from a recorded trace with its own lengths.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ _SOURCES = "set arrival_rate (requests per second), set arrivals, or set trace"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Asked:
-    """A queue, and what comes to it."""
+class PredictionQuery:
+    """A queue, and the requests that come to it: at `arrival_rate`, or those of `trace`."""
 
     model: Queue
-    arrival_rate: float  # of a trace: not used
+    arrival_rate: float  # requests per second; of a trace, its mean
     trace: Timetable | None = None
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # on the trace, for the reader of the answer
 
     @classmethod
     def read(
@@ -47,9 +48,11 @@ class Asked:
         output_tokens: TokenDistribution | str | None = None,
         trace: Path | str | None = None,
         **limits: Unpack[Limits],
-    ) -> Asked:
-        """Raises SpecError: not exactly one of arrival rate, arrivals and trace; lengths missing,
-        or given twice.
+    ) -> PredictionQuery:
+        """Make a query from arguments of the command line or of the Python API.
+
+        Raises SpecError: not exactly one of arrival rate, arrivals and trace; lengths missing, or
+        given twice.
         """
         arrivals = limits.get("arrivals")
         given = {"arrival_rate": arrival_rate, "arrivals": arrivals, "trace": trace}
@@ -72,18 +75,18 @@ class Asked:
 
     @property
     def warning(self) -> str | None:
-        """Where the order goes by predicted lengths, and neither a predictor nor the trace has
-        any.
+        """A warning where the policy's order goes by predicted lengths, and neither a predictor nor
+        the trace has any.
         """
-        told = self.trace is not None and self.trace.predicted_output_tokens is not None
-        if told or self.model.requests.predictor != NO_PREDICTION:
+        traced = self.trace is not None and self.trace.predicted_output_tokens is not None
+        if traced or self.model.requests.predictor != NO_PREDICTION:
             return None
         return without_predictor([self.model.policy])
 
     def predict(self, method: str = "auto", wanted: Collection[str] = ()) -> Prediction:
-        """`wanted`: durations whose quantiles are simulated where no formula gives them, under
-        "auto". Raises SpecError where `method` has no answer, UnstableQueueError,
-        NotConvergedError.
+        """The answer by a method; under "auto", quantiles of the `wanted` durations are simulated
+        where no formula gives them. Raises SpecError where `method` has no answer,
+        UnstableQueueError, NotConvergedError.
         """
         if self.trace is None and method == "auto":
             return predict_durations(self.model, self.arrival_rate, wanted)
@@ -96,8 +99,8 @@ class Asked:
     def simulate(
         self, num_requests: int | None = None, *, seed: int = 0, replications: int = 1
     ) -> Prediction:
-        """`num_requests` in each replication, not of a trace. Raises SpecError,
-        UnstableQueueError.
+        """The answer by a simulation of `num_requests` in each replication; a trace is replayed
+        whole, and takes no number. Raises SpecError, UnstableQueueError.
         """
         if self.trace is not None:
             if num_requests is not None:
@@ -133,7 +136,7 @@ def _recorded(
     path: Path,
     output_tokens: TokenDistribution | str | None,
     limits: Limits,
-) -> Asked:
+) -> PredictionQuery:
     if output_tokens is not None:
         raise SpecError(
             f"got output_tokens={_short(output_tokens)} and trace={path}; expected one of them: "
@@ -148,4 +151,4 @@ def _recorded(
     if found.out_of_order:
         left_out += f"; {counted(found.out_of_order, 'row')} out of order, sorted by their instants"
     note = f"trace {path} ({found.kind}): {counted(len(table), 'request')} in {seconds} s{left_out}"
-    return Asked(recorded_model(table, policy, latency, **limits), rate, table, (note,))
+    return PredictionQuery(recorded_model(table, policy, latency, **limits), rate, table, (note,))
