@@ -47,7 +47,6 @@ from kendall.queueing.commands.environment_variables import (
     fitting,
     flags_first,
 )
-from kendall.queueing.commands.policy_option import PolicyModules, use_policies
 from kendall.queueing.commands.queue_options import (
     ARRIVALS,
     PANELS,
@@ -57,6 +56,7 @@ from kendall.queueing.commands.queue_options import (
     SettingOptions,
     SystemOptions,
 )
+from kendall.queueing.commands.shared_options import PolicyModules, use_policies
 from kendall.queueing.commands.terminal import Column, Table, say, working
 from kendall.queueing.distributions.token_distribution import SUPPORT_LIMIT, parse_distribution
 from kendall.queueing.errors import NoStableChoiceError

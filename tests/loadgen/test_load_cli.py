@@ -34,6 +34,7 @@ from kendall.policies.text import SpecError
 from kendall.queueing.arrivals.timetable import save_timetable
 from kendall.queueing.measurement.paths import file_or_folder
 from kendall.queueing.measurement.record import read_run
+from kendall.remote import Trust
 from tests.eventually import eventually_here
 from tests.loadgen.fake_server import answer, serving_in_a_thread
 from tests.loadgen.growing import completed_in
@@ -228,7 +229,8 @@ def test_every_option_is_a_flag_with_a_help_text_and_an_environment_variable() -
     options = {
         parameter.name: parameter for parameter in command.params if parameter.name != "help"
     }
-    assert {field.name for field in dataclasses.fields(LoadOptions)} <= set(options)
+    fields = (*dataclasses.fields(LoadOptions), *dataclasses.fields(Trust))
+    assert {field.name for field in fields} - {"trust"} <= set(options)
     for parameter in options.values():
         assert parameter.help
         assert str(parameter.envvar).startswith("KENDALL_")
@@ -243,7 +245,8 @@ def test_who_calls_from_python_gets_the_defaults_of_the_command() -> None:
         return {name: defaults[name] for name in names}
 
     assert ResultOptions() == ResultOptions(**of_command(ResultOptions, "metadata"))
-    others = ("base_url", "drain_limit")
+    assert Trust() == Trust(**of_command(Trust))
+    others = ("base_url", "drain_limit", "trust")
     assert LoadOptions(base_url="x") == LoadOptions(
         base_url="x", **of_command(LoadOptions, *others)
     )
