@@ -41,6 +41,8 @@ class LoadOptions:
             "Longest time to wait for the server to become ready (0: send without a check). "
             "Default: it must be ready at once."
         ),
+        "--ready-check-timeout",
+        "--ready-check-timeout-sec",
         parser=Duration(),
     )
     chat: bool = option(
@@ -157,6 +159,8 @@ class LoadOptions:
             "Send a predicted length with each request: none | exact | exponential | "
             "lognormal:sigma=0.5 | onebit:threshold=200 (tokens). Default: none."
         ),
+        "--predictor",
+        "--length-prediction",
     )
     flows: str | None = option(
         WHAT,

@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 import kendall.cli
 import kendall.loadgen.report.files.result_files
 import kendall.loadgen.sending.plan
-from kendall.loadgen.commands.flags import spelled_out
+from kendall.loadgen.commands.flags import named_results
 from kendall.loadgen.commands.load_cli import app
 from kendall.loadgen.report.files.result_files import ResultOptions
 from kendall.loadgen.sending.client.target import LoadError
@@ -452,21 +452,29 @@ def test_conversations_need_the_chat_endpoint(server_url: str, tmp_path: Path) -
         (["--save-result"], ["--save-result", "."]),
         (["--save-result", "--json"], ["--save-result", ".", "--json"]),
         (["--save-result", "a.jsonl", "--json"], ["--save-result", "a.jsonl", "--json"]),
-        (["--goodput", "a:1", "b:2", "--json"], ["--goodput", "a:1", "--goodput", "b:2", "--json"]),
-        (["--goodput", "a:1", "--goodput", "b:2"], ["--goodput", "a:1", "--goodput", "b:2"]),
-        (
-            ["--seed", "3", "--metadata", "a=1", "b=2"],
-            ["--seed", "3", "--metadata", "a=1", "--metadata", "b=2"],
-        ),
-        (
-            ["--ready-check-timeout-sec=5", "--ready-check-timeout-sec", "5"],
-            ["--ready-check-timeout=5", "--ready-check-timeout", "5"],
-        ),
         (["--save-result=x", "--port", "1"], ["--save-result=x", "--port", "1"]),
+        ([], []),
     ],
 )
-def test_flags_in_vllms_form_are_spelled_out(given: list[str], meant: list[str]) -> None:
-    assert spelled_out(given) == meant
+def test_results_without_a_name_are_saved_in_the_current_folder(
+    given: list[str], meant: list[str]
+) -> None:
+    assert named_results(given) == meant
+
+
+@pytest.mark.parametrize(
+    ("given", "values"),
+    [
+        (["--goodput", "a:1", "b:2", "--json"], {"goodput": ["a:1", "b:2"], "json": True}),
+        (["--goodput", "a:1", "--goodput", "b:2"], {"goodput": ["a:1", "b:2"]}),
+        (["--seed", "3", "--metadata", "a=1", "b=2"], {"seed": 3, "metadata": ["a=1", "b=2"]}),
+        (["--ready-check-timeout-sec=5"], {"ready_check_timeout": 5.0}),
+        (["--length-prediction", "exact"], {"predictor": "exact"}),
+    ],
+)
+def test_flags_may_be_in_vllms_form(given: list[str], values: dict[str, Any]) -> None:
+    found = get_command(app).make_context("load", given).params
+    assert {name: found[name] for name in values} == values
 
 
 @pytest.mark.slow
