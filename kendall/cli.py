@@ -295,11 +295,13 @@ def _as_typed(message: str, name: str, arguments: list[str]) -> str:
     """`got --arrival-rate -1` for `got arrival_rate=-1`, and `set --patience` for `set
     patience`: names in Python; with the variable that set the option, where no flag did.
     """
+    from kendall.policies.ordered import KEYS
+
     parameters = command_of(name).params
     flags = {
         parameter.name: parameter.opts[0]
         for parameter in parameters
-        if parameter.opts[0].startswith("--")
+        if parameter.opts[0].startswith("--") and parameter.name not in KEYS  # of policies
     }
     got, semicolon, expected = message.partition("; ")
     got = re.sub(

@@ -56,6 +56,13 @@ def option(
     )
 
 
+def within(panel: str, kind: Any) -> Any:
+    """A field of a dataclass that is a class of settings itself; the help has its options in this
+    panel.
+    """
+    return dataclasses.field(default_factory=kind, metadata={"panel": panel})
+
+
 def flag_option(panel: str, about: str, *flags: str, **rules: Any) -> Any:
     """An option of one command, for its parameter; no flags: as the parameter is named."""
     import typer
@@ -106,16 +113,16 @@ def with_options(panels: Sequence[str] = ()) -> Callable[[_Command], _Command]:
     return decorated
 
 
-def _parameters(kind: Any) -> Iterator[inspect.Parameter]:
+def _parameters(kind: Any, panel: str | None = None) -> Iterator[inspect.Parameter]:
+    """The parameters of a class; all in one panel of the help, or each in its own."""
     for field in dataclasses.fields(kind):
         hint = _hints(kind)[field.name]
         if dataclasses.is_dataclass(hint):
-            yield from _parameters(hint)
+            yield from _parameters(hint, field.metadata.get("panel", panel))
         elif (described := option_of(field)) is not None:
             several = get_origin(hint) is tuple
-            info = flag_option(
-                described.panel, described.about, *described.flags, **described.rules
-            )
+            place = described.panel if panel is None else panel
+            info = flag_option(place, described.about, *described.flags, **described.rules)
             yield inspect.Parameter(
                 _name(field),
                 inspect.Parameter.KEYWORD_ONLY,

@@ -15,10 +15,11 @@ import socket
 import ssl
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from kendall.options import option
 from kendall.policies.text import SpecError, counted
 
 NO_DESCRIPTOR = "no file descriptor left for another stream: raise `ulimit -n` or use --processes"
@@ -108,23 +109,6 @@ def check_key(key: str | None, option: str) -> None:
         )
 
 
-def tls_context(cacert: str | None = None, *, insecure: bool = False) -> ssl.SSLContext:
-    """A TLS context that trusts the authorities of a file, else those of SSL_CERT_FILE or the
-    system; with `insecure` it accepts any certificate. Raises SpecError for a file without
-    certificates.
-    """
-    try:
-        context = ssl.create_default_context(cafile=cacert)
-    except (OSError, ssl.SSLError) as error:
-        raise SpecError(
-            f"got --cacert {cacert}: {error.strerror or error}; expected a file of PEM certificates"
-        ) from None
-    if insecure:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    return context
-
-
 REFUSED = (401, 403)  # statuses of a server that does not take the key, or wants one
 
 
@@ -143,31 +127,46 @@ def key_refusal(where: str, status: int, message: str, option: str) -> str:
 class Trust:
     """Which certificates a command accepts. Raises SpecError where both fields are given."""
 
-    cacert: Path | None = None
-    insecure: bool = False
+    cacert: Path | None = option(
+        "",
+        (
+            "PEM file of the authorities that may have signed the server's certificate. Default: "
+            "the system's."
+        ),
+    )
+    insecure: bool = option(
+        "", "Accept any TLS certificate of the server.", "--insecure", default=False
+    )
 
     def __post_init__(self) -> None:
         if self.insecure and self.cacert is not None:
             raise SpecError(f"got --insecure with --cacert {self.cacert}; expected one of them")
 
+    def context(self) -> ssl.SSLContext:
+        """A TLS context that trusts the authorities of the file, else those of SSL_CERT_FILE or
+        the system. Raises SpecError for a file without certificates.
+        """
+        try:
+            context = ssl.create_default_context(cafile=self.cacert)
+        except (OSError, ssl.SSLError) as error:
+            raise SpecError(
+                f"got --cacert {self.cacert}: {error.strerror or error}; expected a file of PEM "
+                "certificates"
+            ) from None
+        if self.insecure:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        return context
+
     def verification(self, url: str) -> ssl.SSLContext | bool:
         """The `verify` of httpx: the context of a URL with TLS; without TLS there is nothing to
         verify. Raises SpecError.
         """
-        if not url.lower().startswith("https:"):
-            return False
-        return tls_context(
-            None if self.cacert is None else str(self.cacert), insecure=self.insecure
-        )
+        return self.context() if url.lower().startswith("https:") else False
 
 
 SYSTEM = Trust()
 A_GATEWAY = "expected the URL of a running `kendall serve`, for example http://127.0.0.1:8080"
-CACERT = (
-    "PEM file of the authorities that may have signed the server's certificate. Default: the "
-    "system's."
-)
-INSECURE = "Accept any TLS certificate of the server."
 
 
 def reason(error: BaseException) -> str:
@@ -256,3 +255,17 @@ def key_for_admin(url: str, admin_key: str | None, api_key: str | None = None) -
     check_key(admin_key, "--admin-key")
     check_key(api_key, "--api-key")
     return admin_key or local_admin_key(url) or api_key
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdminAccess:
+    """How a command reaches `/admin` of a running gateway."""
+
+    admin_key: str | None = option(
+        "", "Key for a gateway with --admin-key; overrides --api-key.", secret=True
+    )
+    trust: Trust = field(default_factory=Trust)
+
+    def key(self, url: str, api_key: str | None) -> str | None:
+        """The key for a call to this URL. Raises SpecError for one that cannot be sent."""
+        return key_for_admin(url, self.admin_key, api_key)

@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from kendall.queueing.commands.shared_options import Json
 from kendall.queueing.commands.terminal import console, say
 from kendall.queueing.measurement.paths import folder_to_write, writing
 from papers.reproduction.artefact import Artefact
@@ -97,9 +98,7 @@ def reproduce(
             parser=folder_to_write,
         ),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object and nothing else.")
-    ] = False,
+    as_json: Json = False,
 ) -> None:
     """Compute the tables and figures of the papers and compare them with the published numbers.
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
-from kendall.options import flag_option
+from kendall.options import option, with_options
 from kendall.policies.text import CommaList, SpecError, short_number, suggest
+from kendall.queueing.commands.shared_options import Json
 
 if TYPE_CHECKING:
     from kendall.loadgen.report.audit import Stream
@@ -20,7 +22,55 @@ app = typer.Typer(add_completion=False)
 REQUIREMENTS = ("poisson", "timetable")
 
 
+@dataclass(frozen=True, kw_only=True)
+class AuditOptions:
+    """What the arrivals are tested for."""
+
+    asked_rate: float | None = option(
+        "", "Requested arrival rate in requests per second. Default: the header's."
+    )
+    process: str | None = option(
+        "", "Requested arrival process; only poisson is tested. Default: the header's."
+    )
+    significance: float = option(
+        "",
+        "Significance level: the fraction of true Poisson streams that fail.",
+        default=0.01,
+    )
+    lateness_budget: str | None = option(
+        "",
+        "Largest allowed lateness against the timetable. Default: mean=1ms,p99=5ms.",
+        parser=CommaList(),
+    )
+    require: tuple[str, ...] = option(
+        "",
+        "poisson | timetable: exit status 3 if the run fails this test. Repeatable.",
+        default=(),
+    )
+
+    def check(self) -> None:
+        """Raises SpecError."""
+        from kendall.loadgen.report.audit import PROCESSES  # noqa: PLC0415 - numerics
+
+        process, rate = self.process, self.asked_rate
+        if process is not None and process not in PROCESSES:
+            raise SpecError(
+                f"got --process {process}; expected one of "
+                f"{', '.join(PROCESSES)}{suggest(process, PROCESSES)}"
+            )
+        if rate is not None and not 0 < rate < float("inf"):
+            raise SpecError(f"got --asked-rate {rate}; expected requests per second > 0")
+        if not 0 < self.significance < 1:
+            raise SpecError(
+                f"got --significance {self.significance}; expected a share between 0 and 1"
+            )
+        for wanted in self.require:
+            if wanted not in REQUIREMENTS:
+                raise SpecError(f"got --require {wanted}; expected {' or '.join(REQUIREMENTS)}")
+
+
 @app.command("audit")
+@with_options()
 def audit_command(
     run_files: Annotated[
         list[Path],
@@ -29,51 +79,9 @@ def audit_command(
             "`vllm bench serve`.",
         ),
     ],
+    options: AuditOptions,
     *,
-    asked_rate: Annotated[
-        float | None,
-        flag_option(
-            "",
-            "Requested arrival rate in requests per second. Default: the header's.",
-            "--asked-rate",
-        ),
-    ] = None,
-    process: Annotated[
-        str | None,
-        flag_option(
-            "",
-            "Requested arrival process; only poisson is tested. Default: the header's.",
-            "--process",
-        ),
-    ] = None,
-    significance: Annotated[
-        float,
-        flag_option(
-            "",
-            "Significance level: the fraction of true Poisson streams that fail.",
-            "--significance",
-        ),
-    ] = 0.01,
-    lateness_budget: Annotated[
-        str | None,
-        flag_option(
-            "",
-            "Largest allowed lateness against the timetable. Default: mean=1ms,p99=5ms.",
-            "--lateness-budget",
-            parser=CommaList(),
-        ),
-    ] = None,
-    require: Annotated[
-        list[str] | None,
-        flag_option(
-            "",
-            "poisson | timetable: exit status 3 if the run fails this test. Repeatable.",
-            "--require",
-        ),
-    ] = None,
-    json: Annotated[
-        bool, flag_option("", "Print one JSON object and nothing else.", "--json")
-    ] = False,
+    json: Json = False,
 ) -> None:
     """Test whether the arrivals of a run are a Poisson process and kept to their timetable, and
     name each deviation.
@@ -83,11 +91,11 @@ def audit_command(
     """
     from kendall.loadgen.report.load_verdict import parse_budget  # noqa: PLC0415 - numerics
 
-    required = require or []
-    _check(asked_rate, process, significance, required)
-    streams = _streams(run_files, asked_rate, process)
-    budget = None if lateness_budget is None else parse_budget(lateness_budget)
-    audits = [(stream, stream.audit(significance, budget)) for stream in streams]
+    options.check()
+    streams = _streams(run_files, options)
+    budget = options.lateness_budget
+    limits = None if budget is None else parse_budget(budget)
+    audits = [(stream, stream.audit(options.significance, limits)) for stream in streams]
     exact = _spans(audits)
     if json:
         objects = [
@@ -100,32 +108,13 @@ def audit_command(
     else:
         _print(audits, exact)
     if not (
-        all(audit.poisson is True for _, audit in audits if "poisson" in required)
-        and all(audit.valid is True for _, audit in audits if "timetable" in required)
+        all(audit.poisson is True for _, audit in audits if "poisson" in options.require)
+        and all(audit.valid is True for _, audit in audits if "timetable" in options.require)
     ):
         raise typer.Exit(3)
 
 
-def _check(
-    asked_rate: float | None, process: str | None, significance: float, require: list[str]
-) -> None:
-    from kendall.loadgen.report.audit import PROCESSES  # noqa: PLC0415 - numerics
-
-    if process is not None and process not in PROCESSES:
-        raise SpecError(
-            f"got --process {process}; expected one of "
-            f"{', '.join(PROCESSES)}{suggest(process, PROCESSES)}"
-        )
-    if asked_rate is not None and not 0 < asked_rate < float("inf"):
-        raise SpecError(f"got --asked-rate {asked_rate}; expected requests per second > 0")
-    if not 0 < significance < 1:
-        raise SpecError(f"got --significance {significance}; expected a share between 0 and 1")
-    for wanted in require:
-        if wanted not in REQUIREMENTS:
-            raise SpecError(f"got --require {wanted}; expected {' or '.join(REQUIREMENTS)}")
-
-
-def _streams(paths: list[Path], asked_rate: float | None, process: str | None) -> list[Stream]:
+def _streams(paths: list[Path], asked: AuditOptions) -> list[Stream]:
     from kendall.loadgen.report.audit import streams_of  # noqa: PLC0415 - numerics
     from kendall.loadgen.report.files.bench_read import read_either  # noqa: PLC0415
 
@@ -142,8 +131,8 @@ def _streams(paths: list[Path], asked_rate: float | None, process: str | None) -
     return [
         dataclasses.replace(
             stream,
-            asked_rate=stream.asked_rate if asked_rate is None else asked_rate,
-            process=stream.process if process is None else process,
+            asked_rate=stream.asked_rate if asked.asked_rate is None else asked.asked_rate,
+            process=stream.process if asked.process is None else asked.process,
         )
         for stream in streams
     ]

@@ -4,16 +4,17 @@ report.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
-from kendall.options import flag_option
+from kendall.options import flag_option, option, with_options
 from kendall.policies.registry import use_modules
 from kendall.policies.text import SpecError
-from kendall.queueing.commands.policy_option import PolicyModules
+from kendall.queueing.commands.shared_options import Json, PolicyModules
 from kendall.queueing.measurement.paths import FileToWrite
 
 if TYPE_CHECKING:
@@ -23,7 +24,84 @@ app = typer.Typer(add_completion=False)
 SUFFIXES = {".html": "html", ".csv": "csv", ".png": "picture", ".svg": "picture", ".pdf": "picture"}
 
 
+@dataclass(frozen=True, kw_only=True)
+class TheoryOptions:
+    """The fields of `TheoryInputs`, as texts; None: not given."""
+
+    latency: str | None = option(
+        "",
+        (
+            "Latency law or profile for predictions. Default: observed delays and measured service "
+            "only."
+        ),
+    )
+    output_tokens: str | None = option(
+        "",
+        ("Distribution of output lengths, for predictions. Default: the header's, else the run's."),
+    )
+    request_rate: float | None = option(
+        "",
+        (
+            "Arrival rate in requests per second, for predictions. Default: the header's, else the "
+            "run's."
+        ),
+        "--request-rate",
+        "--arrival-rate",
+    )
+    max_num_seqs: int | None = option(
+        "",
+        ("Largest number of sequences in the engine at once, for predictions. Default: no limit."),
+    )
+    predictor: str | None = option(
+        "",
+        (
+            "Predictor of output lengths that was asked for, for predictions of orders that read "
+            "predicted lengths. Default: the header's, else as good as the run's predictions were."
+        ),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportFiles:
+    """The files that a comparison is written to."""
+
+    output: tuple[Path, ...] = option(
+        "",
+        "File to write; its suffix sets the format: .html, .csv, .png, .svg, .pdf. Repeatable.",
+        default=(),
+        parser=FileToWrite("report.html"),
+    )
+    html: Path | None = option(
+        "",
+        "Write a self-contained HTML report to this file.",
+        parser=FileToWrite("report.html"),
+    )
+    csv: Path | None = option(
+        "", "Write the table to this file, in milliseconds.", parser=FileToWrite("report.csv")
+    )
+    picture: Path | None = option(
+        "",
+        "Write a plot of observed and predicted delays to this file: .png, .svg or .pdf.",
+        "--picture",
+        "--plot",
+        parser=FileToWrite("report.png"),
+    )
+
+    def by_kind(self) -> list[tuple[str, Path]]:
+        """Kind and path of each file; the suffix of --output gives its kind. Raises SpecError."""
+        named = (("html", self.html), ("csv", self.csv), ("picture", self.picture))
+        files = [(kind, path) for kind, path in named if path is not None]
+        for path in self.output:
+            if path.suffix not in SUFFIXES:
+                raise SpecError(
+                    f"got --output {path}; expected a file that ends in {', '.join(SUFFIXES)}"
+                )
+            files.append((SUFFIXES[path.suffix], path))
+        return files
+
+
 @app.command("compare")
+@with_options()
 def compare_command(
     run_files: Annotated[
         list[Path] | None,
@@ -37,112 +115,19 @@ def compare_command(
         Path | None,
         flag_option("", "Folder of a sweep or demo to compare, instead of run files.", "--sweep"),
     ] = None,
-    latency: Annotated[
-        str | None,
-        flag_option(
-            "",
-            (
-                "Latency law or profile for predictions. Default: observed delays and measured "
-                "service only."
-            ),
-            "--latency",
-        ),
-    ] = None,
-    output_tokens: Annotated[
-        str | None,
-        flag_option(
-            "",
-            (
-                "Distribution of output lengths, for predictions. Default: the header's, else the "
-                "run's."
-            ),
-            "--output-tokens",
-        ),
-    ] = None,
-    request_rate: Annotated[
-        float | None,
-        flag_option(
-            "",
-            (
-                "Arrival rate in requests per second, for predictions. Default: the header's, "
-                "else the run's."
-            ),
-            "--request-rate",
-            "--arrival-rate",
-        ),
-    ] = None,
-    max_num_seqs: Annotated[
-        int | None,
-        flag_option(
-            "",
-            (
-                "Largest number of sequences in the engine at once, for predictions. Default: no "
-                "limit."
-            ),
-            "--max-num-seqs",
-        ),
-    ] = None,
-    predictor: Annotated[
-        str | None,
-        flag_option(
-            "",
-            (
-                "Predictor of output lengths that was asked for, for predictions of orders that "
-                "read predicted lengths. Default: the header's, else as good as the run's "
-                "predictions were."
-            ),
-            "--predictor",
-        ),
-    ] = None,
-    output: Annotated[
-        list[Path] | None,
-        flag_option(
-            "",
-            "File to write; its suffix sets the format: .html, .csv, .png, .svg, .pdf. Repeatable.",
-            "--output",
-            parser=FileToWrite("report.html"),
-        ),
-    ] = None,
-    html: Annotated[
-        Path | None,
-        flag_option(
-            "",
-            "Write a self-contained HTML report to this file.",
-            "--html",
-            parser=FileToWrite("report.html"),
-        ),
-    ] = None,
-    csv: Annotated[
-        Path | None,
-        flag_option(
-            "",
-            "Write the table to this file, in milliseconds.",
-            "--csv",
-            parser=FileToWrite("report.csv"),
-        ),
-    ] = None,
-    picture: Annotated[
-        Path | None,
-        flag_option(
-            "",
-            "Write a plot of observed and predicted delays to this file: .png, .svg or .pdf.",
-            "--picture",
-            "--plot",
-            parser=FileToWrite("report.png"),
-        ),
-    ] = None,
+    theory: TheoryOptions,
+    report: ReportFiles,
     assertions: Annotated[
         list[str] | None,
-        typer.Option(
+        flag_option(
+            "",
+            "Condition on every cell, for example 'prediction_error < 0.15'; exit status 3 if it "
+            "does not hold. Repeatable.",
             "--assert",
-            help="Condition on every cell, for example 'prediction_error < 0.15'; exit status 3 "
-            "if it does not hold. Repeatable.",
         ),
     ] = None,
     policy_module: PolicyModules = None,
-    json: Annotated[
-        bool, flag_option("", "Print one JSON object and nothing else.", "--json")
-    ] = False,
+    json: Json = False,
 ) -> None:
     """Compare the observed delay of each policy and epoch with predictions, and name the
     assumption that fails where they differ.
@@ -154,10 +139,9 @@ def compare_command(
     from kendall.loadgen.report.html import write_csv, write_report  # noqa: PLC0415
 
     use_modules(policy_module)
-    given = latency, output_tokens, request_rate, max_num_seqs, predictor
-    files = _files(output or [], html=html, csv=csv, picture=picture)
+    files = report.by_kind()
     checks = parse_assertions(assertions or [])
-    data = _data(run_files or [], sweep, given)
+    data = _data(run_files or [], sweep, theory)
     for kind, path in files:
         match kind:
             case "html":
@@ -178,7 +162,7 @@ def compare_command(
     raise typer.Exit(3 if lines else 0)
 
 
-def _data(run_files: list[Path], folder: Path | None, given: tuple[Any, ...]) -> ReportData:
+def _data(run_files: list[Path], folder: Path | None, given: TheoryOptions) -> ReportData:
     from kendall.loadgen.compare.cells import RunFile, TheoryInputs  # noqa: PLC0415 - compiled mathematics, which `--help` need not wait for
     from kendall.loadgen.report.html import of_files, of_folder  # noqa: PLC0415
     from kendall.queueing.commands.cli import law_of  # noqa: PLC0415
@@ -188,7 +172,7 @@ def _data(run_files: list[Path], folder: Path | None, given: tuple[Any, ...]) ->
     if bool(run_files) == (folder is not None):
         raise SpecError("got neither run files nor --sweep, or both; expected one of them")
     if folder is not None:
-        if any(value is not None for value in given):
+        if given != TheoryOptions():
             raise SpecError(
                 "got a law or what was asked with --sweep; expected neither: its folder says both"
             )
@@ -197,27 +181,15 @@ def _data(run_files: list[Path], folder: Path | None, given: tuple[Any, ...]) ->
 
             return of_sweep(folder)
         return of_folder(folder)
-    latency, output_tokens, rate, bound, predictor = given
+    tokens, predictor = given.output_tokens, given.predictor
     asked = TheoryInputs(
-        None if latency is None else law_of(latency),
-        None if output_tokens is None else parse_distribution(output_tokens, remedy=SHORTER),
-        rate,
-        bound,
-        None if predictor is None else parse_predictor(predictor),
+        law=None if given.latency is None else law_of(given.latency),
+        output_tokens=None if tokens is None else parse_distribution(tokens, remedy=SHORTER),
+        rate=given.request_rate,
+        max_num_seqs=given.max_num_seqs,
+        predictor=None if predictor is None else parse_predictor(predictor),
     )
     return of_files([RunFile.read(path) for path in run_files], asked)
-
-
-def _files(output: list[Path], **by_kind: Path | None) -> list[tuple[str, Path]]:
-    """Kind and path of each file to write; the suffix of --output gives its kind."""
-    files = [(kind, path) for kind, path in by_kind.items() if path is not None]
-    for path in output:
-        if path.suffix not in SUFFIXES:
-            raise SpecError(
-                f"got --output {path}; expected a file that ends in {', '.join(SUFFIXES)}"
-            )
-        files.append((SUFFIXES[path.suffix], path))
-    return files
 
 
 def _print(data: ReportData, *, json: bool) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import typer
@@ -19,33 +20,18 @@ from kendall.policies.durations import seconds_or_nan
 
 Accepts = Callable[[str], object]  # true: the argument is a further value
 
-ALONE = {"--save-result": "."}  # what the flag means without a value
-OTHER_NAMES = {  # of the same: vLLM's, and one that was
-    "--ready-check-timeout-sec": "--ready-check-timeout",
-    "--length-prediction": "--predictor",
-}
-SEVERAL = frozenset({"--goodput", "--metadata"})
 
+def named_results(arguments: list[str]) -> list[str]:
+    """The same arguments, where `--save-result` without a file names the current folder.
 
-def spelled_out(arguments: list[str]) -> list[str]:
-    """The same arguments with one value behind every flag that takes values.
-
-    >>> spelled_out(["--save-result", "--goodput", "ttft:9", "e2el:50"])
-    ['--save-result', '.', '--goodput', 'ttft:9', '--goodput', 'e2el:50']
+    >>> named_results(["--save-result", "--json"])
+    ['--save-result', '.', '--json']
     """
     found: list[str] = []
-    several: str | None = None
-    for index, written in enumerate(arguments):
-        name, equals, value = written.partition("=")
-        argument = OTHER_NAMES.get(name, name) + equals + value
-        value_follows = index + 1 < len(arguments) and not arguments[index + 1].startswith("-")
-        if argument.startswith("-"):
-            several = argument if argument in SEVERAL else None
-        elif several and found[-1] != several:
-            found.append(several)
+    for argument, following in pairwise([*arguments, "-"]):
         found.append(argument)
-        if argument in ALONE and not value_follows:
-            found.append(ALONE[argument])
+        if argument == "--save-result" and following.startswith("-"):
+            found.append(".")
     return found
 
 
@@ -113,11 +99,13 @@ class _Command(typer.core.TyperCommand):
 
 
 class LoadCommand(_Command):
-    """Arguments may be in vLLM's form."""
+    """Any further argument is a value of these, as there are no arguments but options."""
+
+    repeatable = {"--goodput": bool, "--metadata": bool}
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """In the form that typer reads."""
-        return super().parse_args(ctx, spelled_out(args))
+        return super().parse_args(ctx, named_results(args))
 
 
 class SummaryCommand(_Command):

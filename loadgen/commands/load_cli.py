@@ -29,6 +29,7 @@ from kendall.loadgen.sending.plan import LoadPlan, plan_load
 from kendall.loadgen.sending.run import LoadResult
 from kendall.options import flag_option, with_options
 from kendall.queueing.commands.environment_variables import flags_first, from_environment
+from kendall.queueing.commands.shared_options import ABOUT_JSON
 from kendall.queueing.commands.terminal import console
 from kendall.queueing.measurement.paths import (
     cannot_write,
@@ -64,9 +65,7 @@ def load(
         list[str] | None,
         flag_option(RESULTS, "KEY=VALUE pairs to store in vLLM's JSON.", "--metadata"),
     ] = None,
-    json: Annotated[
-        bool, flag_option(RESULTS, "Print one JSON object and nothing else.", "--json")
-    ] = False,
+    json: Annotated[bool, flag_option(RESULTS, ABOUT_JSON, "--json")] = False,
 ) -> None:
     """Send requests at instants drawn in advance and report delays measured from those instants.
 

@@ -11,7 +11,8 @@ import typer
 from kendall.loadgen.commands.flags import SummaryCommand
 from kendall.loadgen.report.options import ReportOptions
 from kendall.loadgen.sending.options import PANELS
-from kendall.options import flag_option, with_options
+from kendall.options import with_options
+from kendall.queueing.commands.shared_options import Json
 from kendall.queueing.commands.terminal import console
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -29,9 +30,7 @@ def summary_command(
     ],
     report: ReportOptions,
     *,
-    json: Annotated[
-        bool, flag_option("", "Print one JSON object and nothing else.", "--json")
-    ] = False,
+    json: Json = False,
 ) -> None:
     """Print the report of saved load runs as `kendall load` prints it; the report of a killed run
     covers what was recorded.

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from kendall.options import option
+from kendall.options import option, within
 from kendall.policies.durations import Duration
 from kendall.policies.text import SpecError, suggest
-from kendall.remote import CACERT, INSECURE, Trust, check_key, check_no_credentials
+from kendall.remote import Trust, check_key, check_no_credentials
 
 # panels of the help, in its order
 WHERE, WHEN, WHAT, HOW, RESULTS = PANELS = ("Server", "Arrivals", "Requests", "Sending", "Results")
@@ -34,14 +34,15 @@ class LoadOptions:
         WHERE, "Name of the model. Default: the first that the server lists."
     )
     api_key: str | None = option(WHERE, "Key sent as a bearer token; never written to a file.")
-    insecure: bool = option(WHERE, INSECURE, "--insecure", default=False)
-    cacert: Path | None = option(WHERE, CACERT)
+    trust: Trust = within(WHERE, Trust)
     ready_check_timeout: float | None = option(
         WHERE,
         (
             "Longest time to wait for the server to become ready (0: send without a check). "
             "Default: it must be ready at once."
         ),
+        "--ready-check-timeout",
+        "--ready-check-timeout-sec",
         parser=Duration(),
     )
     chat: bool = option(
@@ -158,6 +159,8 @@ class LoadOptions:
             "Send a predicted length with each request: none | exact | exponential | "
             "lognormal:sigma=0.5 | onebit:threshold=200 (tokens). Default: none."
         ),
+        "--predictor",
+        "--length-prediction",
     )
     flows: str | None = option(
         WHAT,
@@ -221,7 +224,6 @@ class LoadOptions:
     def _check_choices(self) -> None:
         if self.ignore_eos and self.natural_lengths:
             raise SpecError("got --ignore-eos with --natural-lengths; expected one of them")
-        Trust(self.cacert, self.insecure)
         if self.dataset_name not in (None, *DATASETS):
             raise SpecError(
                 f"got --dataset-name {self.dataset_name!r}; expected "

@@ -31,7 +31,6 @@ from kendall.queueing.arrivals.length_prediction import parse_length_prediction
 from kendall.queueing.arrivals.text import format_arrivals
 from kendall.queueing.arrivals.timetable import Timetable, streams, with_flows, with_predictions
 from kendall.queueing.distributions.flows import parse_flows
-from kendall.remote import tls_context
 
 LONG = 600.0  # seconds of a timetable from which its length is announced
 
@@ -132,8 +131,7 @@ def plan_load(options: LoadOptions) -> LoadPlan:
         ignore_eos=options.ignore_eos,
         natural_lengths=options.natural_lengths or natural,
         api_key=options.api_key,
-        insecure=options.insecure,
-        cacert=None if options.cacert is None else str(options.cacert),
+        trust=options.trust,
     )
     rate, description = None, "timetable" if options.timetable else None
     closed_loop: ClosedLoopUsers | None = None
@@ -173,7 +171,7 @@ def plan_load(options: LoadOptions) -> LoadPlan:
         "predictor": recorded if predictor is None else str(parse_length_prediction(predictor)),
     }
     address_of(target)  # all raise for what cannot be sent
-    tls_context(target.cacert)
+    target.trust.context()
     target.body(prompts[0], 1, 1, seed)
     return LoadPlan(
         target=target,

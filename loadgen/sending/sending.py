@@ -22,7 +22,6 @@ from kendall.loadgen.sending.in_flight import InFlightRequests, Keep
 from kendall.loadgen.sending.job import Counters, SendingJob
 from kendall.loadgen.sending.operating_system import real_time_scheduling, undisturbed
 from kendall.loadgen.sending.pacing import pace, quiet_garbage_collector
-from kendall.remote import tls_context
 
 
 async def send_job(job: SendingJob, start_at: float, counters: Counters, keep: Keep) -> bool:
@@ -34,7 +33,7 @@ async def send_job(job: SendingJob, start_at: float, counters: Counters, keep: K
     returns.
     """
     address, target = address_of(job.target), job.target
-    tls = tls_context(target.cacert, insecure=target.insecure) if address.tls else None
+    tls = target.trust.context() if address.tls else None
     pool = ConnectionPool(address, reserve_for(job), tls)
     in_flight = InFlightRequests(job, pool, counters, keep)
     interrupted, stack = False, AsyncExitStack()

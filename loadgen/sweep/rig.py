@@ -141,14 +141,8 @@ class Rig:
     async def start(self) -> None:
         """Start the gateway, or wait for it, and look at its endpoint. Raises GatewayError."""
         await self.gateway.start()
-        trust = self.keys.trust
-        target = Target(
-            base_url=self.gateway.client.url,
-            model="",
-            api_key=self.keys.api_key,
-            insecure=trust.insecure,
-            cacert=None if trust.cacert is None else str(trust.cacert),
-        )
+        url, keys = self.gateway.client.url, self.keys
+        target = Target(base_url=url, model="", api_key=keys.api_key, trust=keys.trust)
         try:
             endpoint = await look_at(target)
             self.target, note = with_lengths(

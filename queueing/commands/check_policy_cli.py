@@ -21,7 +21,7 @@ from kendall.policies.parameters import parameters_of
 from kendall.policies.registry import Listed, every_policy
 from kendall.policies.routes import ROUTES
 from kendall.policies.text import counted, format_policy, parse_policy
-from kendall.queueing.commands.policy_option import PolicyModules, use_policies
+from kendall.queueing.commands.shared_options import Json, PolicyModules, use_policies
 from kendall.queueing.commands.terminal import console, say
 
 if TYPE_CHECKING:
@@ -51,9 +51,7 @@ def check_policy_command(
         int, typer.Option("--states", help="Number of random queue states.", min=1)
     ] = STATES,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the states.", min=0)] = 0,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object and nothing else.")
-    ] = False,
+    as_json: Json = False,
 ) -> None:
     """Check that a policy keeps the contracts of every policy, in random queue states and in a
     simulated run. Without POLICY, list all policies.

@@ -15,8 +15,8 @@ from kendall.options import flag_option, with_options
 from kendall.policies.text import short_number
 from kendall.queueing.choosing.objective import Objective, Slo, levels_of, parse_slos
 from kendall.queueing.commands.environment_variables import fitting, flags_first
-from kendall.queueing.commands.policy_option import PolicyModules, use_policies
 from kendall.queueing.commands.queue_options import ANSWER, PANELS, QueueOptions, TrafficOptions
+from kendall.queueing.commands.shared_options import ABOUT_JSON, PolicyModules, use_policies
 from kendall.queueing.commands.terminal import Column, Table, console, say, working
 from kendall.queueing.errors import UnstableQueueError
 from kendall.queueing.latency.law import LatencyModel, slow_law
@@ -30,10 +30,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False)
 DASH = "-"  # in place of a number
 
 
-Json = Annotated[
-    bool,
-    flag_option(ANSWER, "Print one JSON object and nothing else.", "--json"),
-]
+Json = Annotated[bool, flag_option(ANSWER, ABOUT_JSON, "--json")]
 
 
 @app.command()

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Annotated, Any
+from dataclasses import dataclass, field
+from typing import Any
 
 import typer
 from rich.console import Console
 
-from kendall.options import with_options
+from kendall.options import option, with_options
 from kendall.policies.arguments import whole_number
 from kendall.policies.text import (
     SpecError,
@@ -46,8 +47,8 @@ from kendall.queueing.commands.environment_variables import (
     defaults_named,
     fitting,
     flags_first,
+    from_environment,
 )
-from kendall.queueing.commands.policy_option import PolicyModules, use_policies
 from kendall.queueing.commands.queue_options import (
     ARRIVALS,
     PANELS,
@@ -56,7 +57,9 @@ from kendall.queueing.commands.queue_options import (
     ProcessOptions,
     SettingOptions,
     SystemOptions,
+    WeightOptions,
 )
+from kendall.queueing.commands.shared_options import PolicyModules, use_policies
 from kendall.queueing.commands.terminal import Column, Table, say, working
 from kendall.queueing.distributions.token_distribution import SUPPORT_LIMIT, parse_distribution
 from kendall.queueing.errors import NoStableChoiceError
@@ -90,123 +93,96 @@ NEVER = 1e-6  # limits that cut fewer requests than this are not listed
 WEIGHS = {"theta": ("v1", "v2"), "loss_cost": ("v2",), "max_clipped_fraction": ("clipped",)}
 
 
+@dataclass(frozen=True, kw_only=True)
+class ChoiceOptions:
+    """What is chosen, by which objective, among which candidates."""
+
+    target: str = option("", f"What to choose: {' | '.join(TARGETS)}.", required=True)
+    objective: str | None = option(
+        "",
+        (
+            "What to optimise: delay | throughput | v1 | v2 | clipped | slo. Default: delay, with "
+            "--slo slo. Policies are compared by sojourn time."
+        ),
+    )
+    arrival_rate: float | None = option(
+        ARRIVALS,
+        "Requests per second; --target arrival-rate and --objective throughput need none.",
+        "--arrival-rate",
+        "--request-rate",
+    )
+    output_tokens: str = option(
+        REQUESTS,
+        "Distribution of output lengths in tokens, for example lognormal:mu=5,sigma=0.7.",
+        required=True,
+    )
+    policy: str = option("", "Policy whose limit is chosen.", default="single")
+    candidates: tuple[str, ...] = option(
+        "",
+        (
+            "With --target policy: a policy to choose from. With --target order: an order, for "
+            "example trail:c=0.8. Repeatable."
+        ),
+        default=(),
+    )
+    predictor: tuple[str, ...] = option(
+        "",
+        (
+            "With --target order: predictor of output lengths, for example lognormal:sigma=0.5. "
+            "Repeatable. Default: exact and lognormal:sigma=0.5."
+        ),
+        default=(),
+    )
+    largest: int | None = option("", "Largest limit, batch size or number of servers to try.")
+    weights: WeightOptions = field(default_factory=WeightOptions)
+    max_clipped_fraction: float | None = option(
+        "", "Largest allowed fraction of clipped answers. Default: 0.05."
+    )
+    slo: str | None = option(
+        "",
+        (
+            "Service level objective of --objective slo, for example p99_queueing_delay=2s. "
+            "Several with commas are all kept, and settings are compared by the first: "
+            "p99_ttft<=500ms,p99_itl<=50ms."
+        ),
+    )
+
+
 @app.command()
 @with_options(PANELS)
 def optimize(
     ctx: typer.Context,
+    asked: ChoiceOptions,
     process: ProcessOptions,
     law: LawOptions,
     setting: SettingOptions,
     system: SystemOptions,
     *,
-    target: Annotated[
-        str, typer.Option("--target", help=f"What to choose: {' | '.join(TARGETS)}.")
-    ],
-    objective: Annotated[
-        str | None,
-        typer.Option(
-            "--objective",
-            help="What to optimise: delay | throughput | v1 | v2 | clipped | slo. Default: delay, "
-            "with --slo slo. Policies are compared by sojourn time.",
-        ),
-    ] = None,
-    arrival_rate: Annotated[
-        float | None,
-        typer.Option(
-            "--arrival-rate",
-            "--request-rate",
-            help="Requests per second; --target arrival-rate and --objective throughput need none.",
-            rich_help_panel=ARRIVALS,
-        ),
-    ] = None,
-    output_tokens: Annotated[
-        str,
-        typer.Option(
-            "--output-tokens",
-            help="Distribution of output lengths in tokens, for example lognormal:mu=5,sigma=0.7.",
-            rich_help_panel=REQUESTS,
-        ),
-    ],
-    policy: Annotated[
-        str, typer.Option("--policy", help="Policy whose limit is chosen.")
-    ] = "single",
-    candidates: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--candidates",
-            help="With --target policy: a policy to choose from. With --target order: an order, "
-            "for example trail:c=0.8. Repeatable.",
-        ),
-    ] = None,
-    predictor: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--predictor",
-            help="With --target order: predictor of output lengths, for example "
-            "lognormal:sigma=0.5. Repeatable. Default: exact and lognormal:sigma=0.5.",
-        ),
-    ] = None,
-    largest: Annotated[
-        int | None,
-        typer.Option("--largest", help="Largest limit, batch size or number of servers to try."),
-    ] = None,
-    theta: Annotated[
-        float | None,
-        typer.Option(
-            "--theta",
-            help="Weight of the answer's utility relative to the delay in v1 and v2. Default: 0.5.",
-        ),
-    ] = None,
-    loss_cost: Annotated[
-        float | None, typer.Option("--loss-cost", help="Cost of a lost request in v2. Default: 1.")
-    ] = None,
-    max_clipped_fraction: Annotated[
-        float | None,
-        typer.Option(
-            "--max-clipped-fraction",
-            help="Largest allowed fraction of clipped answers. Default: 0.05.",
-        ),
-    ] = None,
-    slo: Annotated[
-        str | None,
-        typer.Option(
-            "--slo",
-            help=(
-                "Service level objective of --objective slo, for example p99_queueing_delay=2s. "
-                "Several with commas are all kept, and settings are compared by the first: "
-                "p99_ttft<=500ms,p99_itl<=50ms."
-            ),
-        ),
-    ] = None,
     policy_module: PolicyModules = None,
     as_json: Json = False,
 ) -> None:
     """Choose a token limit, batch size, policy, order of service, number of servers or arrival
     rate by its predicted effect.
     """
-    use_policies(policy_module, policy)
-    max_output_tokens = setting.max_output_tokens
-    objective = objective or ("slo" if by_flag(ctx, "slo") else "delay")
-    with defaults_named(ctx, objective=objective, policy=policy):
+    use_policies(policy_module, asked.policy)
+    target, max_output_tokens = asked.target, setting.max_output_tokens
+    objective = asked.objective or ("slo" if by_flag(ctx, "slo") else "delay")
+    with defaults_named(ctx, objective=objective, policy=asked.policy):
         read = {flag for flag, names in WEIGHS.items() if objective in names} | (
             {"slo"} if objective == "slo" else set()
         )
         weights = {
-            "theta": theta,
-            "loss_cost": loss_cost,
-            "max_clipped_fraction": max_clipped_fraction,
-            "slo": slo,
+            **dataclasses.asdict(asked.weights),
+            "max_clipped_fraction": asked.max_clipped_fraction,
+            "slo": asked.slo,
         }
         goal = objective_of(objective, fitting(ctx, weights, read))
-        of_orders = {"predictor"} if target == "order" else set()
-        told = fitting(ctx, {"predictor": predictor}, of_orders).get("predictor")
-        _check_target(target, candidates, largest, told)
+        if target != "order" and from_environment(ctx, "predictor"):
+            asked = dataclasses.replace(asked, predictor=())
+        _check_target(asked)
         _check_binding(target, goal)
-        coming = flags_first(
-            ctx,
-            {"arrival_rate": arrival_rate, "arrivals": process.arrivals},
-            ("arrival_rate", "arrivals"),
-        )
+        rates = {"arrival_rate": asked.arrival_rate, "arrivals": process.arrivals}
+        coming = flags_first(ctx, rates, tuple(rates))
         arrivals, arrival_rate = coming["arrivals"], _rate(target, **coming)
         if max_output_tokens is not None:
             whole_number("max_output_tokens", max_output_tokens)
@@ -215,15 +191,15 @@ def optimize(
             # then --max-output-tokens bounds the search: lengths cut there would count as whole
             # answers
         )
-        lengths = parse_distribution(output_tokens, SUPPORT_LIMIT if sought else max_output_tokens)
+        lengths = parse_distribution(
+            asked.output_tokens, SUPPORT_LIMIT if sought else max_output_tokens
+        )
         if sought:
-            largest = min(
-                limit
-                for limit in (largest, max_output_tokens, lengths.quantile(1 - NEVER))
-                if limit is not None
-            )
+            limits = (asked.largest, max_output_tokens, lengths.quantile(1 - NEVER))
+            largest = min(limit for limit in limits if limit is not None)
+            asked = dataclasses.replace(asked, largest=largest)
         model = Queue.read(
-            policy,
+            asked.policy,
             lengths,
             law_of(law.latency),
             arrivals=arrivals,
@@ -235,15 +211,14 @@ def optimize(
             with working(searching := f"predicting choices of {target}") as say_more:
                 found = (
                     _order(
+                        asked,
                         model,
                         arrival_rate,
                         goal,
-                        candidates,
-                        told,
                         lambda step: say_more(f"{searching}, {step}"),
                     )
                     if target == "order"
-                    else _search(target, model, arrival_rate, goal, candidates, largest)
+                    else _search(asked, model, arrival_rate, goal)
                 )
         except NoStableChoiceError as error:
             typer.echo(f"kendall: {error}", err=True)
@@ -271,19 +246,18 @@ def objective_of(name: str, given: dict[str, Any]) -> Objective:
     return goal
 
 
-def _check_target(
-    target: str, candidates: list[str] | None, largest: int | None, predictors: list[str] | None
-) -> None:
+def _check_target(asked: ChoiceOptions) -> None:
+    target, largest = asked.target, asked.largest
     if target not in TARGETS:
         raise SpecError(
             f"got --target {target!r}; expected one of "
             f"{', '.join(TARGETS)}{suggest(target, TARGETS)}"
         )
-    if candidates and target not in ("policy", "order"):
+    if asked.candidates and target not in ("policy", "order"):
         raise SpecError(
             f"got --candidates with --target {target}; expected --target policy or order"
         )
-    if predictors and target != "order":
+    if asked.predictor and target != "order":
         raise SpecError(f"got --predictor with --target {target}; expected --target order")
     if largest is not None and target in ("policy", "order", "arrival-rate"):
         raise SpecError(
@@ -330,14 +304,8 @@ def _check_binding(target: str, goal: Objective) -> None:
     )
 
 
-def _search(
-    target: str,
-    model: Queue,
-    rate: float | None,
-    goal: Objective,
-    candidates: list[str] | None,
-    largest: int | None,
-) -> Optimum:
+def _search(asked: ChoiceOptions, model: Queue, rate: float | None, goal: Objective) -> Optimum:
+    target, largest = asked.target, asked.largest
     prices = Prices(goal.slos, many=target in MANY)
     by: dict[str, Any] = {"predict": prices.quick, "full": prices.full}
     if target == "arrival-rate":
@@ -352,17 +320,16 @@ def _search(
         return best_batch_size(model, rate, goal, **limit)
     if target == "policy":
         in_force = Setting(policy=format_policy(model.policy))
-        among = candidates or usual_policies(in_force, model.engine.bounds.max_num_seqs)
+        among = asked.candidates or usual_policies(in_force, model.engine.bounds.max_num_seqs)
         return best_policy(model, among, rate, goal, **by)
     return fewest_servers(model, _needed(rate), goal, **limit)
 
 
 def _order(
+    asked: ChoiceOptions,
     model: Queue,
     rate: float | None,
     goal: Objective,
-    candidates: list[str] | None,
-    predictors: list[str] | None,
     progress: Callable[[str], None],
 ) -> Optimum:
     from kendall.queueing.choosing.orders import best_order  # noqa: PLC0415 - scipy.optimize, which other targets need not wait for
@@ -371,7 +338,8 @@ def _order(
         raise SpecError("got an SLO for order; expected none: leave --slo out")
     if goal.name != "delay":
         raise SpecError(f"got --objective {goal.name} for order; expected delay")
-    return best_order(model, _needed(rate), candidates, predictors, progress)
+    candidates = asked.candidates or None
+    return best_order(model, _needed(rate), candidates, asked.predictor, progress)
 
 
 def _needed(rate: float | None) -> float:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
 from kendall.policies.registry import every_policy
 from kendall.queueing.commands.check_policy_cli import show_policies
-from kendall.queueing.commands.policy_option import PolicyModules, use_policies
+from kendall.queueing.commands.shared_options import Json, PolicyModules, use_policies
 
 app = typer.Typer(add_completion=False)
 
@@ -17,9 +15,7 @@ app = typer.Typer(add_completion=False)
 def policies_command(
     *,
     policy_module: PolicyModules = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object and nothing else.")
-    ] = False,
+    as_json: Json = False,
 ) -> None:
     """List the policies that a text can name, each with its parameters, then the routes and orders
     that are values of `route` and `order`.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
 
 import typer
 
 from kendall.policies.text import SpecError
+from kendall.queueing.commands.shared_options import Json
 from kendall.queueing.commands.terminal import console, say
 from kendall.queueing.latency.profile import find_profile, profile_names
 
@@ -17,9 +17,7 @@ app = typer.Typer(add_completion=False)
 @app.command("profiles")
 def profiles_command(
     *,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object and nothing else.")
-    ] = False,
+    as_json: Json = False,
 ) -> None:
     """List the latency profiles that `--latency NAME` can name: those that `kendall calibrate` has
     measured on this machine, which come first where two have one name, and those shipped. Seconds.

@@ -148,6 +148,16 @@ class SettingOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WeightOptions:
+    """What the objectives v1 and v2 weigh against the delay."""
+
+    theta: float | None = option(
+        "", "Weight of the answer's utility relative to the delay in v1 and v2. Default: 0.5."
+    )
+    loss_cost: float | None = option("", "Cost of a lost request in v2. Default: 1.")
+
+
+@dataclass(frozen=True, kw_only=True)
 class QueueOptions:
     """A whole queue, and the objectives that its answer is judged by."""
 

@@ -7,28 +7,30 @@ a stable choice; 1 where nobody listens, or the gateway cannot advise now.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from collections.abc import Mapping
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import httpx
 import typer
 
+from kendall.options import flag_option, option, with_options
 from kendall.policies.text import SpecError
 from kendall.queueing.commands.environment_variables import fitting
+from kendall.queueing.commands.queue_options import WeightOptions
+from kendall.queueing.commands.shared_options import Json
 from kendall.queueing.commands.terminal import console, say, working
 from kendall.queueing.errors import CommandError
 from kendall.remote import (
     A_GATEWAY,
-    CACERT,
-    INSECURE,
     REFUSED,
     SYSTEM,
+    AdminAccess,
     Trust,
     check_no_credentials,
-    key_for_admin,
     key_refusal,
     server_root,
     unanswered,
@@ -41,117 +43,93 @@ app = typer.Typer(no_args_is_help=True, add_completion=False)
 TIMEOUT = 1500.0
 
 
+@dataclass(frozen=True, kw_only=True)
+class AdviceOptions:
+    """Parameters of `GET /admin/advice`; None: not given."""
+
+    objective: str | None = option(
+        "",
+        (
+            "What to optimise: delay | throughput | v1 | v2 | clipped | slo. Default: delay, or "
+            "slo with --slo. Policies are compared by their mean sojourn time."
+        ),
+    )
+    slo: str | None = option(
+        "",
+        (
+            "Service level objective, for example p99_queueing_delay=2s; implies --objective slo. "
+            "Several with commas are all kept, and settings are compared by the first: "
+            "p99_ttft<=500ms,p99_itl<=50ms."
+        ),
+    )
+    weights: WeightOptions = field(default_factory=WeightOptions)
+    max_clipped_fraction: float | None = option(
+        "",
+        (
+            "Largest fraction of answers that a token limit may clip, also with --slo. Default: "
+            "0.05."
+        ),
+    )
+    family: str | None = option(
+        "",
+        (
+            "Distribution family for output lengths beyond the token limits in force, for example "
+            "lognormal."
+        ),
+    )
+    target: str | None = option(
+        "", "What to choose: batch-size | max-output-tokens | policy | servers. Default: all."
+    )
+    routing: str | None = option(
+        "",
+        (
+            "With several servers: how the load balancer sends the requests that the one queue is "
+            "compared with, random | round_robin | least_requests (simulated). Default: random and "
+            "round_robin."
+        ),
+    )
+    rate_factor: float | None = option(
+        "", "Factor on the arrival rate that the advice is for: 1.5 is half more. Default: 1."
+    )
+
+    def parameters(self, ctx: typer.Context) -> dict[str, str]:
+        """The parameters that are given, by name, without those from the environment that the
+        objective does not read.
+        """
+        values = dataclasses.asdict(self)
+        values |= values.pop("weights")
+        given = fitting(ctx, values, values.keys() - _unread(self.objective, self.slo))
+        return {name: str(value) for name, value in given.items() if value is not None}
+
+
 @app.command()
+@with_options()
 def advise(
     ctx: typer.Context,
     url: Annotated[
         str, typer.Argument(help="URL of a running gateway, for example http://127.0.0.1:8080.")
     ],
+    asked: AdviceOptions,
     *,
-    objective: Annotated[
-        str | None,
-        typer.Option(
-            help="What to optimise: delay | throughput | v1 | v2 | clipped | slo. Default: delay, "
-            "or slo with --slo. Policies are compared by their mean sojourn time."
-        ),
-    ] = None,
-    slo: Annotated[
-        str | None,
-        typer.Option(
-            help=(
-                "Service level objective, for example p99_queueing_delay=2s; implies --objective "
-                "slo. Several with commas are all kept, and settings are compared by the first: "
-                "p99_ttft<=500ms,p99_itl<=50ms."
-            )
-        ),
-    ] = None,
-    theta: Annotated[
-        float | None,
-        typer.Option(
-            help="Weight of the answer's utility relative to the delay in v1 and v2. Default: 0.5."
-        ),
-    ] = None,
-    loss_cost: Annotated[
-        float | None, typer.Option(help="Cost of a lost request in v2. Default: 1.")
-    ] = None,
-    max_clipped_fraction: Annotated[
-        float | None,
-        typer.Option(
-            help=(
-                "Largest fraction of answers that a token limit may clip, also with --slo. "
-                "Default: 0.05."
-            )
-        ),
-    ] = None,
-    family: Annotated[
-        str | None,
-        typer.Option(
-            help=(
-                "Distribution family for output lengths beyond the token limits in force, for "
-                "example lognormal."
-            )
-        ),
-    ] = None,
-    target: Annotated[
-        str | None,
-        typer.Option(
-            help="What to choose: batch-size | max-output-tokens | policy | servers. Default: all."
-        ),
-    ] = None,
-    routing: Annotated[
-        str | None,
-        typer.Option(
-            help=(
-                "With several servers: how the load balancer sends the requests that the one queue "
-                "is compared with, random | round_robin | least_requests (simulated). "
-                "Default: random and round_robin."
-            )
-        ),
-    ] = None,
-    rate_factor: Annotated[
-        float | None,
-        typer.Option(
-            help="Factor on the arrival rate that the advice is for: 1.5 is half more. Default: 1."
-        ),
-    ] = None,
-    api_key: Annotated[str | None, typer.Option(help="Key sent as a bearer token.")] = None,
-    admin_key: Annotated[
-        str | None, typer.Option(help="Key for a gateway with --admin-key; overrides --api-key.")
-    ] = None,
-    cacert: Annotated[Path | None, typer.Option(help=CACERT)] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help=INSECURE)] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object and nothing else.")
-    ] = False,
+    api_key: Annotated[str | None, flag_option("", "Key sent as a bearer token.")] = None,
+    access: AdminAccess,
+    as_json: Json = False,
 ) -> None:
     """Ask a running gateway which batch size, token limit, policy and number of servers its
     model recommends, with the expected gain.
     """
-    given = {
-        "objective": objective,
-        "slo": slo,
-        "theta": theta,
-        "loss_cost": loss_cost,
-        "max_clipped_fraction": max_clipped_fraction,
-    }
-    given = fitting(ctx, given, _read_by(objective, slo))
-    params = {
-        name: str(value)
-        for name, value in (
-            given
-            | {"family": family, "target": target, "routing": routing, "rate_factor": rate_factor}
-        ).items()
-        if value is not None
-    }
+    params = asked.parameters(ctx)
     _check(params)
     check_no_credentials(url, "a URL")
-    found = ask(url, params, key_for_admin(url, admin_key, api_key), Trust(cacert, insecure))
+    found = ask(url, params, access.key(url, api_key), access.trust)
     if as_json:
         sys.stdout.write(json.dumps(found) + "\n")
     elif found["advice"]:
         show(found["advice"], console(), found["load_balancer"], found["rate"])
-        if routing is not None and found["load_balancer"] is None:
-            say(console(), f"{routing}: not compared: there is one server, or no steady state")
+        if asked.routing is not None and found["load_balancer"] is None:
+            say(
+                console(), f"{asked.routing}: not compared: there is one server, or no steady state"
+            )
     if not found["advice"]:
         why = found["reason"] or "the gateway gave no reason"
         raise CommandError(f"no advice: {why}{'; ask again then' if 'ended' in why else ''}")
@@ -159,18 +137,13 @@ def advise(
         raise typer.Exit(3)
 
 
-def _read_by(objective: str | None, slo: str | None) -> set[str]:
-    """The options that an objective reads: others are passed over where the environment set
-    them.
-    """
+def _unread(objective: str | None, slo: str | None) -> set[str]:
+    """The options that belong to other objectives than this one."""
     from kendall.queueing.choosing.gain.criterion import WEIGHS  # noqa: PLC0415 - heavy
 
     name = objective or ("delay" if slo is None else "slo")
-    return {
-        "objective",
-        *(key for key, names in WEIGHS.items() if name in names),
-        *(("slo",) if name == "slo" else ()),
-    }
+    others = {key for key, names in WEIGHS.items() if name not in names}
+    return others if name == "slo" else {*others, "slo"}
 
 
 def _check(params: Mapping[str, str]) -> None:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from kendall.options import flag_option, with_options
+from kendall.options import flag_option, option, with_options, within
 from kendall.policies import SpecError, format_policy, parse_policy
 from kendall.policies.registry import use_modules
 from kendall.queueing.commands.environment_variables import by_flag, is_given
-from kendall.queueing.commands.policy_option import ABOUT_MODULE
+from kendall.queueing.commands.shared_options import ABOUT_MODULE
 from kendall.queueing.measurement.paths import FileToWrite
-from kendall.remote import CACERT, INSECURE, Trust, checked_host, key_for_admin
+from kendall.remote import AdminAccess, checked_host
 from kendall.server.operations.configuration.again import is_read_again, reader_of
 from kendall.server.operations.configuration.file import ENGINE_TABLE, take_file
 from kendall.server.operations.servers_behind import check_http
@@ -176,95 +177,86 @@ def _show(
     typer.echo(as_json(shown) if json_output else as_toml(shown), nl=False)
 
 
+@dataclass(frozen=True, kw_only=True)
+class MeasurementOptions:
+    """The fields of a `CalibrationRequest`, by the same names."""
+
+    speed_only: bool = option(
+        MEASUREMENT,
+        "Measure only the speed factor relative to the law in force; takes about 5 seconds.",
+        default=False,
+    )
+    resume_cost: bool = option(
+        MEASUREMENT,
+        (
+            "Also measure kr, the seconds that resuming a preempted request takes. Default: only "
+            "if the policy in force preempts requests."
+        ),
+        "--resume-cost",
+        default=False,
+    )
+    max_batch_size: int | None = option(
+        MEASUREMENT, "Largest batch size to measure. Default: the engine's limit.", min=1
+    )
+    max_output_tokens: int | None = option(
+        MEASUREMENT,
+        "Longest answer to measure, in tokens. Default: the gateway's limit, or 64.",
+        min=2,
+    )
+    prompt_tokens: int | None = option(
+        MEASUREMENT, "Length of every prompt, in tokens. Default: 32.", min=1
+    )
+    repeats: int = option(
+        MEASUREMENT,
+        "Number of measurements of each batch size and length.",
+        default=5,
+        min=2,
+        max=100,
+    )
+    seed: int = option(MEASUREMENT, "Seed for the order of the measurements.", default=0)
+    name: str | None = option(RESULT, "Name of the profile. Default: the model's name.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrateOptions:
+    """What is measured, through which gateway, and where the law goes."""
+
+    measurement: MeasurementOptions = field(default_factory=MeasurementOptions)
+    api_key: str | None = option(
+        ACCESS, "Key sent to a running gateway as a bearer token.", secret=True
+    )
+    access: AdminAccess = within(ACCESS, AdminAccess)
+    output: Path | None = option(
+        RESULT,
+        (
+            "File to write. Default: a file in the user's cache; none for an emulated engine or "
+            "--speed-only."
+        ),
+        parser=FileToWrite("law.json"),
+    )
+    json: bool = option(
+        RESULT, "Print the profile as one JSON object and nothing else.", "--json", default=False
+    )
+
+
 @app.command("calibrate")
+@with_options((MEASUREMENT, ACCESS, RESULT))
 def calibrate_command(
+    options: CalibrateOptions,
     target: Annotated[
         str, typer.Argument(help="URL of a running gateway, or a model to start an engine for.")
     ] = "tiny",
-    speed_only: Annotated[
-        bool,
-        flag_option(
-            MEASUREMENT,
-            ("Measure only the speed factor relative to the law in force; takes about 5 seconds."),
-        ),
-    ] = False,
-    resume_cost: Annotated[
-        bool,
-        flag_option(
-            MEASUREMENT,
-            (
-                "Also measure kr, the seconds that resuming a preempted request takes. Default: "
-                "only if the policy in force preempts requests."
-            ),
-            "--resume-cost",
-        ),
-    ] = False,
-    max_batch_size: Annotated[
-        int | None,
-        flag_option(
-            MEASUREMENT, "Largest batch size to measure. Default: the engine's limit.", min=1
-        ),
-    ] = None,
-    max_output_tokens: Annotated[
-        int | None,
-        flag_option(
-            MEASUREMENT,
-            "Longest answer to measure, in tokens. Default: the gateway's limit, or 64.",
-            min=2,
-        ),
-    ] = None,
-    prompt_tokens: Annotated[
-        int | None,
-        flag_option(MEASUREMENT, "Length of every prompt, in tokens. Default: 32.", min=1),
-    ] = None,
-    repeats: Annotated[
-        int,
-        flag_option(
-            MEASUREMENT, "Number of measurements of each batch size and length.", min=2, max=100
-        ),
-    ] = 5,
-    seed: Annotated[int, flag_option(MEASUREMENT, "Seed for the order of the measurements.")] = 0,
-    api_key: Annotated[
-        str | None, flag_option(ACCESS, "Key sent to a running gateway as a bearer token.")
-    ] = None,
-    admin_key: Annotated[
-        str | None, flag_option(ACCESS, "Key for a gateway with --admin-key; overrides --api-key.")
-    ] = None,
-    cacert: Annotated[Path | None, flag_option(ACCESS, CACERT)] = None,
-    insecure: Annotated[bool, flag_option(ACCESS, INSECURE, "--insecure")] = False,
-    name: Annotated[
-        str | None, flag_option(RESULT, "Name of the profile. Default: the model's name.")
-    ] = None,
-    output: Annotated[
-        Path | None,
-        flag_option(
-            RESULT,
-            (
-                "File to write. Default: a file in the user's cache; none for an emulated engine "
-                "or --speed-only."
-            ),
-            parser=FileToWrite("law.json"),
-        ),
-    ] = None,
-    json_output: Annotated[
-        bool,
-        flag_option(RESULT, "Print the profile as one JSON object and nothing else.", "--json"),
-    ] = False,
 ) -> None:
     """Measure the latency law of an engine through the gateway's dispatch path and save it as a
     profile.
     """
     from kendall.server.operations.calibrate import calibrate  # noqa: PLC0415 - heavy
 
-    plan = {
-        "speed_only": speed_only,
-        "resume_cost": resume_cost,
-        "max_batch_size": max_batch_size,
-        "max_output_tokens": max_output_tokens,
-        "prompt_tokens": prompt_tokens,
-        "repeats": repeats,
-        "seed": seed,
-        "name": name,
-    }
-    key = key_for_admin(target, admin_key, api_key)
-    calibrate(target, plan, output, key=key, trust=Trust(cacert, insecure), json_output=json_output)
+    calibrate(
+        target,
+        dataclasses.asdict(options.measurement),
+        options.output,
+        key=options.access.key(target, options.api_key),
+        trust=options.access.trust,
+        json_output=options.json,
+    )

@@ -9,7 +9,7 @@ import pytest
 import typer
 import typer.testing
 
-from kendall.options import flag_of, option, option_of, with_options
+from kendall.options import flag_of, option, option_of, with_options, within
 from kendall.policies.durations import Duration
 from kendall.policies.text import SpecError
 
@@ -19,6 +19,11 @@ RUNNER = typer.testing.CliRunner()
 @dataclass(frozen=True, kw_only=True)
 class Inner:
     limit: int | None = option("Second", "Limit (0: none).", "--inner-limit", default=3, none=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outer:
+    placed: Inner = within("Third", Inner)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +63,20 @@ def test_a_flag_sets_its_field() -> None:
 
 def test_the_value_that_stands_for_none() -> None:
     assert run("--inner-limit", "0")[0].inner.limit is None
+
+
+def test_the_options_of_a_class_within_another_are_in_the_panel_of_its_place() -> None:
+    app = typer.Typer()
+
+    @app.command()
+    @with_options()
+    def command(outer: Outer) -> None:
+        assert outer == Outer(placed=Inner(limit=4))
+
+    assert RUNNER.invoke(app, ["--inner-limit", "4"]).exit_code == 0
+    parameters = typer.main.get_command(app).params
+    panels = {each.opts[0]: getattr(each, "rich_help_panel", None) for each in parameters}
+    assert panels["--inner-limit"] == "Third"
 
 
 def test_a_value_that_is_none_of_the_literals() -> None:

@@ -22,7 +22,8 @@ import pytest
 from rich.console import Console
 
 from kendall import cli
-from kendall.loadgen.commands.demo import Demo, DemoPlan, DemoProgress
+from kendall.loadgen.commands.demo import Demo, DemoProgress
+from kendall.loadgen.commands.demo_plan import DemoPlan
 from kendall.loadgen.commands.demo_report import DemoCell, conclusion, print_report
 from kendall.loadgen.compare.comparison import Comparison, Quantity, TheoryEstimate
 from kendall.loadgen.gateway.gateway_process import GatewayProcess, free_port

@@ -14,7 +14,8 @@ import pytest
 from rich.console import Console
 
 import kendall.loadgen.commands.demo as demo_module
-from kendall.loadgen.commands.demo import DemoPlan, run_demo
+from kendall.loadgen.commands.demo import run_demo
+from kendall.loadgen.commands.demo_plan import DemoPlan
 from kendall.loadgen.gateway.gateway_process import GatewayClient, GatewayError
 from kendall.queueing.measurement.record import Header, read_run, to_line
 from tests.kept_values import moved

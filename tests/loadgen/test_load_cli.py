@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 import kendall.cli
 import kendall.loadgen.report.files.result_files
 import kendall.loadgen.sending.plan
-from kendall.loadgen.commands.flags import spelled_out
+from kendall.loadgen.commands.flags import named_results
 from kendall.loadgen.commands.load_cli import app
 from kendall.loadgen.report.files.result_files import ResultOptions
 from kendall.loadgen.sending.client.target import LoadError
@@ -34,6 +34,7 @@ from kendall.policies.text import SpecError
 from kendall.queueing.arrivals.timetable import save_timetable
 from kendall.queueing.measurement.paths import file_or_folder
 from kendall.queueing.measurement.record import read_run
+from kendall.remote import Trust
 from tests.eventually import eventually_here
 from tests.loadgen.fake_server import answer, serving_in_a_thread
 from tests.loadgen.growing import completed_in
@@ -228,7 +229,8 @@ def test_every_option_is_a_flag_with_a_help_text_and_an_environment_variable() -
     options = {
         parameter.name: parameter for parameter in command.params if parameter.name != "help"
     }
-    assert {field.name for field in dataclasses.fields(LoadOptions)} <= set(options)
+    fields = (*dataclasses.fields(LoadOptions), *dataclasses.fields(Trust))
+    assert {field.name for field in fields} - {"trust"} <= set(options)
     for parameter in options.values():
         assert parameter.help
         assert str(parameter.envvar).startswith("KENDALL_")
@@ -243,7 +245,8 @@ def test_who_calls_from_python_gets_the_defaults_of_the_command() -> None:
         return {name: defaults[name] for name in names}
 
     assert ResultOptions() == ResultOptions(**of_command(ResultOptions, "metadata"))
-    others = ("base_url", "drain_limit")
+    assert Trust() == Trust(**of_command(Trust))
+    others = ("base_url", "drain_limit", "trust")
     assert LoadOptions(base_url="x") == LoadOptions(
         base_url="x", **of_command(LoadOptions, *others)
     )
@@ -449,21 +452,29 @@ def test_conversations_need_the_chat_endpoint(server_url: str, tmp_path: Path) -
         (["--save-result"], ["--save-result", "."]),
         (["--save-result", "--json"], ["--save-result", ".", "--json"]),
         (["--save-result", "a.jsonl", "--json"], ["--save-result", "a.jsonl", "--json"]),
-        (["--goodput", "a:1", "b:2", "--json"], ["--goodput", "a:1", "--goodput", "b:2", "--json"]),
-        (["--goodput", "a:1", "--goodput", "b:2"], ["--goodput", "a:1", "--goodput", "b:2"]),
-        (
-            ["--seed", "3", "--metadata", "a=1", "b=2"],
-            ["--seed", "3", "--metadata", "a=1", "--metadata", "b=2"],
-        ),
-        (
-            ["--ready-check-timeout-sec=5", "--ready-check-timeout-sec", "5"],
-            ["--ready-check-timeout=5", "--ready-check-timeout", "5"],
-        ),
         (["--save-result=x", "--port", "1"], ["--save-result=x", "--port", "1"]),
+        ([], []),
     ],
 )
-def test_flags_in_vllms_form_are_spelled_out(given: list[str], meant: list[str]) -> None:
-    assert spelled_out(given) == meant
+def test_results_without_a_name_are_saved_in_the_current_folder(
+    given: list[str], meant: list[str]
+) -> None:
+    assert named_results(given) == meant
+
+
+@pytest.mark.parametrize(
+    ("given", "values"),
+    [
+        (["--goodput", "a:1", "b:2", "--json"], {"goodput": ["a:1", "b:2"], "json": True}),
+        (["--goodput", "a:1", "--goodput", "b:2"], {"goodput": ["a:1", "b:2"]}),
+        (["--seed", "3", "--metadata", "a=1", "b=2"], {"seed": 3, "metadata": ["a=1", "b=2"]}),
+        (["--ready-check-timeout-sec=5"], {"ready_check_timeout": 5.0}),
+        (["--length-prediction", "exact"], {"predictor": "exact"}),
+    ],
+)
+def test_flags_may_be_in_vllms_form(given: list[str], values: dict[str, Any]) -> None:
+    found = get_command(app).make_context("load", given).params
+    assert {name: found[name] for name in values} == values
 
 
 @pytest.mark.slow

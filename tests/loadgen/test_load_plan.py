@@ -15,7 +15,7 @@ from kendall.loadgen.sending.options import LoadOptions
 from kendall.loadgen.sending.plan import LoadPlan, plan_load
 from kendall.policies.text import SpecError
 from kendall.queueing.arrivals.timetable import save_timetable
-from kendall.remote import host_url
+from kendall.remote import Trust, host_url
 from tests.kept_values import moved
 
 URL = "http://h:1"
@@ -285,8 +285,9 @@ def test_a_long_run_is_announced(rate: float, number: int, said: str | None) -> 
 
 def test_certificates_are_read_before_anything_is_sent() -> None:
     """Also where no server is asked first."""
+    trust = Trust(Path("nowhere.pem"))
     with pytest.raises(SpecError, match=r"got --cacert nowhere\.pem: No such file"):
-        plan_load(LoadOptions(base_url=URL, model="m", request_rate=5.0, cacert="nowhere.pem"))
+        plan_load(LoadOptions(base_url=URL, model="m", request_rate=5.0, trust=trust))
 
 
 def test_the_address_of_a_host() -> None:

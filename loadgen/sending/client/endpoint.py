@@ -25,7 +25,6 @@ from kendall.remote import (
     REFUSED,
     key_refusal,
     server_root,
-    tls_context,
     unanswered,
 )
 
@@ -76,10 +75,7 @@ async def look_at(target: Target, timeout: float | None = None) -> LoadEndpoint:
     deadline = loop.time() + (timeout or 0.0)
     url = server_root(target.base_url)
     limit = ANSWER_LIMIT
-    # plain HTTP: nothing to verify
-    verify = (
-        tls_context(target.cacert, insecure=target.insecure) if url.startswith("https:") else False
-    )
+    verify = target.trust.verification(url)
     headers = {"authorization": f"Bearer {target.api_key}"} if target.api_key else {}
     waiting = False
     async with httpx.AsyncClient(

@@ -10,7 +10,7 @@ import ssl
 from typing import Any
 
 from kendall.loadgen.sending.client.wire import Address, SenderConnection
-from kendall.remote import tls_context
+from kendall.remote import SYSTEM
 
 # seconds; servers close idle connections after 5 s (uvicorn's default) or more: a request sent into
 # a closing one is lost
@@ -32,7 +32,7 @@ class ConnectionPool:
         self._idle: dict[SenderConnection, None] = {}  # in the order in which they became idle
         self._open: set[SenderConnection] = set()
         self._refilling: asyncio.Task[None] | None = None
-        self._tls = (tls or tls_context()) if address.tls else None
+        self._tls = (tls or SYSTEM.context()) if address.tls else None
         self._resolved: tuple[str, int] | None = None
 
     async def __aenter__(self) -> ConnectionPool:

@@ -4,18 +4,20 @@ body.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from kendall.loadgen.datasets import Prompt
+from kendall.options import option, within
 from kendall.policies.text import SpecError
 from kendall.queueing.arrivals.timetable import IntArray
 from kendall.queueing.errors import CommandError
 from kendall.remote import SYSTEM, Trust, check_key, server_root
 
+GATEWAY = "Gateway"  # panel of the help of `kendall sweep`
 FORCED_FIELD = "kendall_forced_output_tokens"  # read by the engine alone
 LETTERS = np.array(list("abcdefghijklmnopqrstuvwxyz"))
 
@@ -32,9 +34,15 @@ class Keys:
     Raises SpecError for a key that cannot be sent.
     """
 
-    api_key: str | None = field(default=None, repr=False)
-    admin_key: str | None = field(default=None, repr=False)
-    trust: Trust = SYSTEM
+    api_key: str | None = option(
+        GATEWAY,
+        "With --base-url: key sent as a bearer token; never written to a file.",
+        secret=True,
+    )
+    admin_key: str | None = option(
+        GATEWAY, "With --base-url: key for a gateway with --admin-key.", secret=True
+    )
+    trust: Trust = within(GATEWAY, Trust)
 
     def __post_init__(self) -> None:
         check_key(self.api_key, "--api-key")
@@ -63,9 +71,8 @@ class Target:
     # answers end where the model ends them, at max_tokens at the latest
     natural_lengths: bool = False
     api_key: str | None = None
-    insecure: bool = False  # any certificate will do
+    trust: Trust = SYSTEM
     n: int = 1  # sequences that each request asks for
-    cacert: str | None = None  # file of the authorities that may have signed the certificate
 
     @property
     def url(self) -> str:

@@ -1,4 +1,4 @@
-"""The option --policy-module of all commands that read a policy."""
+"""The options --policy-module and --json, which many commands have."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from typing import Annotated
 
 import typer
 
+from kendall.options import flag_option
 from kendall.policies.registry import not_used, use_modules
 
 ABOUT_MODULE = (
     "Module with policies of your own: its name, or the path of a .py file; repeatable. Packages "
     "with the entry point kendall.policies need no option."
 )
-PolicyModules = Annotated[list[str] | None, typer.Option("--policy-module", help=ABOUT_MODULE)]
+PolicyModules = Annotated[list[str] | None, flag_option("", ABOUT_MODULE, "--policy-module")]
+ABOUT_JSON = "Print one JSON object and nothing else."
+Json = Annotated[bool, flag_option("", ABOUT_JSON, "--json")]
 
 
 def use_policies(modules: Sequence[str] | None, *texts: str | None) -> None:
