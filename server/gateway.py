@@ -313,7 +313,7 @@ class Gateway:
         if self._batcher is not None and self.proxying is not None and serving != before:
             if before - serving:
                 _end_what_used_it(self, "other servers serve now")
-            self._batcher.serve_within(self.proxying.capabilities())
+            self._batcher.capabilities = self.proxying.capabilities()
             self._batcher.use_only(serving, ask=False)
             self.limits.begin_epoch()
 

@@ -65,8 +65,10 @@ class LimitsInForce:
         """The engine is up, and this is its queue."""
         self._batcher = batcher
         batcher.limit_tokens(self.max_output_tokens)
-        batcher.decisions.on_faulty = self.replace_faulty
-        batcher.decisions.on_failure = lambda: self._metrics.policy_failed(batcher.policy_text)
+        batcher.policy_failures.on_faulty = self.replace_faulty
+        batcher.policy_failures.on_failure = lambda: self._metrics.policy_failed(
+            batcher.policy_text
+        )
         self._metrics.switched(
             batcher.policy_text, self.max_output_tokens, batcher.epoch, changed_policy=False
         )

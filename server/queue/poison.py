@@ -37,6 +37,9 @@ LOOK = 0.05  # seconds between two looks at the suspect on trial
 REFUSED_FOR = 600.0  # seconds
 MOST_REFUSED = 1024  # prompts; the oldest are forgotten
 CODE = "engine_killed"
+# losses of one server are numbered from a multiple of this on: a sequence may have seen those of
+# several
+LOSSES = 10**9
 FAILED = (
     "the engine died each time this request was in service, the last time with no other suspect; "
     "do not send it again"
@@ -212,6 +215,18 @@ class Trials:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+class ServerTrials(Trials):
+    """The trials on one of several servers, while the others go on."""
+
+    on_forgiven: Callable[[int, int], None]
+
+    def _give_back(self, deaths: Collection[int]) -> None:
+        """Each to the server that died."""
+        for server_id in {death // LOSSES - 1 for death in deaths}:
+            losses = sum(death // LOSSES - 1 == server_id for death in deaths)
+            self.on_forgiven(server_id, losses)
 
 
 class RejectedPrompts:

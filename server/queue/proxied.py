@@ -171,7 +171,7 @@ class ProxiedSequence(SequenceState):
         if self.interruptions < MOST_RETURNS:
             self.interruptions += 1
             self._note_server(cause)
-            self._owner.put_back(self)
+            self._owner.put_back([self])
         elif answer is not None:
             self.on_refused(answer)
         else:

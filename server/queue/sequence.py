@@ -83,8 +83,8 @@ class Owner(Protocol):
     def cancel(self, sequence: SequenceState) -> None:
         """Its client is gone."""
 
-    def put_back(self, sequence: SequenceState) -> None:
-        """The engine did not begin it: it waits again, first of all."""
+    def put_back(self, sequences: Sequence[SequenceState]) -> None:
+        """The engine did not begin them: they wait again, first of all."""
 
 
 class SequenceState:

@@ -21,7 +21,7 @@ from kendall.policies import Request, Running
 from kendall.policies.text import counted
 from kendall.server.queue.batcher import Batcher
 from kendall.server.queue.continuing import detach
-from kendall.server.queue.decision_loop import DecisionLoop
+from kendall.server.queue.policy_failures import PolicyFailures
 from kendall.server.queue.sequence import SequenceState
 from kendall.server.runtime.clock import clock_of
 
@@ -95,10 +95,10 @@ class SilenceLimits:
 
 
 class Watched(Protocol):
-    """What a `StuckWatch` reads of a queue: see `QueueView`."""
+    """What a `StuckWatch` reads of a queue: see `Batcher`."""
 
     @property
-    def decisions(self) -> DecisionLoop: ...
+    def policy_failures(self) -> PolicyFailures: ...
     @property
     def resting(self) -> bool: ...
     @property
@@ -147,17 +147,18 @@ class StuckWatch:
     def look(self, now: float) -> None:
         """One look."""
         batcher = self._batcher
-        if batcher.decisions.failing is not None:
+        if batcher.policy_failures.error is not None:
             batcher.ask()
         busy = not batcher.resting and (
-            batcher.in_service > 0 or batcher.decisions.failing is not None
+            batcher.in_service > 0 or batcher.policy_failures.error is not None
         )
         still = self._stillness.look(now, self._progress(), busy=busy)
         limit = self.limit() + (FORM_TIMES * self._form_time if self._waits_for_a_form() else 0.0)
         if still > limit:
             self._stillness = Stillness()
             why = (
-                batcher.decisions.failing or f"{counted(batcher.in_service, 'sequence')} in service"
+                batcher.policy_failures.error
+                or f"{counted(batcher.in_service, 'sequence')} in service"
             )
             self._on_stuck(
                 f"nothing moved for {still:.0f} s ({why}, {batcher.queue_length} waiting)"

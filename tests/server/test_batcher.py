@@ -214,14 +214,14 @@ def test_what_cannot_go_on_exactly_is_not_preempted(sampling: dict[str, object])
         await asyncio.sleep(0.02)
         assert [each.preemptible for each in batcher.running()[0]] == [False]
         submitted(batcher, [engine_request_of(request("young", 0.02), 10)])
-        assert batcher.decisions.failing is not None
-        assert "got a decision to preempt old" in batcher.decisions.failing
+        assert batcher.policy_failures.error is not None
+        assert "got a decision to preempt old" in batcher.policy_failures.error
         await batcher.answered()
         assert [(record.request_id, record.outcome) for record in collector.records] == [
             ("old", "completed"),
             ("young", "completed"),
         ]
-        assert batcher.decisions.failing is None
+        assert batcher.policy_failures.error is None
 
     run_virtual(main())
 
@@ -273,7 +273,7 @@ def test_the_queue_is_read_as_a_sequence() -> None:
         for index in range(5):
             batcher.submit([engine_request_of(request(str(index), 0.0), 3)], [Immediate()])
         assert batcher.unrecorded == batcher.unanswered == 5
-        view = batcher._state().waiting
+        view = batcher.waiting
         assert len(view) == 5
         assert [waiting.request.id for waiting in view] == list("01234")
         assert [waiting.request.id for waiting in view[:2]] == ["0", "1"]
@@ -1147,12 +1147,12 @@ def test_a_policy_that_dispatches_and_preempts_without_end_is_stopped_at_the_sec
         engine = EmulatedEngine(LAW)
         batcher = Batcher(engine, await engine.start(), Turning())
         submitted(batcher, [engine_request_of(request(name, 0.0), 5) for name in ("one", "other")])
-        assert batcher.decisions.failing == (
+        assert batcher.policy_failures.error == (
             "policy turning: got a second dispatch of 'one' at one instant; expected a WaitUntil"
         )
         assert [waiting.request.id for waiting in batcher.waiting] == ["one", "other"]
         batcher.switch(Single())
         await batcher.answered()
-        assert batcher.decisions.failing is None
+        assert batcher.policy_failures.error is None
 
     run_virtual(main())

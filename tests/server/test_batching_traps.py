@@ -17,7 +17,6 @@ from kendall.queueing.latency.law import LatencyModel, parse_law
 from kendall.queueing.measurement.record import Record
 from kendall.server.engines.emulated import EmulatedEngine
 from kendall.server.queue.batcher import Batcher
-from kendall.server.queue.decision_loop import DecisionLoop
 from kendall.server.queue.observers import Observer
 from kendall.server.queue.sequence import SequenceState
 from tests.server.asgi import LAW, Call, completion, running
@@ -140,30 +139,6 @@ def test_a_full_batch_leaves_at_once_and_a_partial_one_when_its_oldest_has_waite
     assert (at["a"], at["b"]) == (10.5, 10.5)
     assert (at["c"], at["d"], at["e"]) == (20.15, 20.15, 20.15)
     assert at["f"] == pytest.approx(30.0, abs=1e-6), "the end of the trace waits for nobody"
-
-
-@pytest.mark.parametrize(("later", "asked_at"), [(8.0, [0.0, 1.0, 8.0]), (math.inf, [0.0, 1.0])])
-def test_a_policy_is_not_asked_at_a_deadline_that_it_has_put_off(
-    later: float, asked_at: list[float]
-) -> None:
-    """First it waits until 5 s, and after an event at 1 s until `later`."""
-
-    async def main() -> list[float]:
-        loop, asked = asyncio.get_running_loop(), list[float]()
-        began = loop.time()
-
-        def step() -> float:
-            asked.append(loop.time() - began)
-            return began + (5.0, later, math.inf)[len(asked) - 1]
-
-        decisions = DecisionLoop(step, lambda: "mine")
-        decisions.ask()
-        await asyncio.sleep(1.0)
-        decisions.ask()
-        await asyncio.sleep(20.0)
-        return asked
-
-    assert run_virtual(main()) == pytest.approx(asked_at)
 
 
 @pytest.mark.parametrize(

@@ -434,16 +434,15 @@ def test_a_policy_that_raises_leaves_the_queue_as_it_is_and_is_asked_again() -> 
                     raise ZeroDivisionError
 
             sound = gateway.batcher.policy
-            gateway.batcher._govern(Broken())
+            gateway.batcher.switch(Broken())
             calls = [ask(app, 5) for _ in range(3)]
             await asyncio.sleep(0.01)
             assert gateway.batcher.queue_length == 3
-            assert gateway.batcher.decisions.failing
-            gateway.batcher._govern(sound)
-            gateway.batcher.ask()
+            assert gateway.batcher.policy_failures.error
+            gateway.batcher.switch(sound)
             await asyncio.gather(*(made.task for made in calls))
             assert [text_of(made) for made in calls] == [words(5)] * 3
-            assert gateway.batcher.decisions.failing is None
+            assert gateway.batcher.policy_failures.error is None
 
     run_virtual(main())
 

@@ -15,7 +15,7 @@ import pytest
 from kendall.policies import SpecError
 from kendall.policies.registry import use_modules
 from kendall.server.page.state import topics
-from kendall.server.queue.decision_loop import FAULTY
+from kendall.server.queue.policy_failures import FAULTY
 from tests.policies.outside import SHORTEST, installed, module, nothing_known
 from tests.server.asgi import Call, call, completion, running
 from tests.server.test_http import counted
@@ -115,7 +115,7 @@ def test_a_policy_that_fails_is_replaced_and_every_request_is_answered_once(
             assert len(made.json()["choices"]) == 3
             assert FAULTY <= loop.time() - began < 2 * FAULTY + 1
             assert outcomes(gateway) == {"completed": 3}
-            assert gateway.batcher.decisions.failing is None
+            assert gateway.batcher.policy_failures.error is None
             told = (await call(app, "GET", "/admin/policy")).json()
             assert told["policy"] == "continuous"
             assert told["fault"].startswith("continuous replaced shortest:max_batch_size=2: ")

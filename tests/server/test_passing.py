@@ -55,8 +55,8 @@ def test_the_gaps_of_one_answer_are_observed(sequences: int, gaps: list[float]) 
         desk, found = Desk("continuous"), list[float]()
         desk.submit("a", sequences=sequences)
         answer = desk.engine.answer("a")
-        (batch,) = desk.batcher._service.batches()
-        batch.sequences[0].on_gap = found.append
+        ((sequence,),) = desk.batcher.in_service_sequences()
+        sequence.on_gap = found.append
         answer.on_head(HEAD, streamed=True)
         for seconds, tokens in ((1, 1), (1, 0), (1, 2), (1, 1)):
             await asyncio.sleep(seconds)

@@ -31,8 +31,8 @@ class FakeBatcher:
     asked: int = 0
 
     @property
-    def decisions(self) -> Any:
-        return SimpleNamespace(failing=self.failing)
+    def policy_failures(self) -> Any:
+        return SimpleNamespace(error=self.failing)
 
     @property
     def resting(self) -> bool:

@@ -266,7 +266,7 @@ class _Serving:
     """A batcher with one sequence in service that makes no token."""
 
     in_service, queue_length = 1, 0
-    decisions = SimpleNamespace(failing=None)
+    policy_failures = SimpleNamespace(error=None)
     resting = False
 
     def __init__(self, structured: Structured | None) -> None:

@@ -18,9 +18,16 @@ from kendall.policies import Request
 from kendall.server.engines.base import EngineRequest, Sampling, Token
 from kendall.server.queue import poison, proof
 from kendall.server.queue.continuing import DIFFERS, Replay, listener, prepare
-from kendall.server.queue.poison import LOOK, MOST_REFUSED, TRIAL_TOKENS, RejectedPrompts, Trials
+from kendall.server.queue.poison import (
+    LOOK,
+    LOSSES,
+    MOST_REFUSED,
+    TRIAL_TOKENS,
+    RejectedPrompts,
+    ServerTrials,
+    Trials,
+)
 from kendall.server.queue.proof import Proof
-from kendall.server.queue.recovery import LOSSES, ServerTrials
 from kendall.server.runtime.errors import ApiError
 from kendall.server.supervision import progress, restarts, supervisor
 from kendall.server.supervision.bounded import OverdueError, UnendingError, within

@@ -181,7 +181,7 @@ class Servers:
     def _count_anew(self) -> None:
         """With another number of servers statistics begin anew."""
         assert self._batcher is not None
-        self._batcher.serve_within(self._pool.capabilities())
+        self._batcher.capabilities = self._pool.capabilities()
         self._begin_epoch()
 
     def _has_slot(self, server_id: int) -> bool:

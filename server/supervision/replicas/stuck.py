@@ -23,7 +23,7 @@ class OneServer:
 
     def __init__(self, batcher: Batcher, server_id: int) -> None:
         self._batcher, self._server_id = batcher, server_id
-        self.decisions, self.ask = batcher.decisions, batcher.ask
+        self.policy_failures, self.ask = batcher.policy_failures, batcher.ask
 
     @property
     def resting(self) -> bool:
@@ -42,11 +42,11 @@ class OneServer:
         return sum(sequence.stream is not None for sequence in self._sequences())
 
     def running(self) -> list[list[Running]]:
-        """See `QueueView`."""
+        """See `Batcher`."""
         return self._batcher.running()[self._server_id : self._server_id + 1]
 
     def in_service_sequences(self) -> list[list[SequenceState]]:
-        """See `QueueView`."""
+        """See `Batcher`."""
         return [self._sequences()]
 
     def _sequences(self) -> list[SequenceState]:

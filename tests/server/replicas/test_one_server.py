@@ -27,5 +27,5 @@ def test_a_server_rests_while_all_are_down_or_it_proves_itself(
     others = {0: SimpleNamespace(proving=True)}
     own = {} if proving is None else {1: SimpleNamespace(proving=proving)}
     recovery = SimpleNamespace(down=down, servers=others | own)
-    batcher: Any = SimpleNamespace(recovery=recovery, decisions=None, ask=None)
+    batcher: Any = SimpleNamespace(recovery=recovery, policy_failures=None, ask=None)
     assert OneServer(batcher, 1).resting is resting
