@@ -11,8 +11,8 @@ process's):
     share = (on_arrival + on_record) x rate + (take, pickle, unpickle, assess_window) / 5 s
     total = share + ask_what_ifs, until none is pending, with their gains / 60 s
 
-What is asked is the predicting process's own functions (server.live.predicting), which keep what
-they keep: the long run and the simulation of the next minutes are within the looks with their true
+What is asked is the predicting process's own functions (server.live.prediction_worker), which
+keep what they keep: the long run and the simulation of the next minutes are within the looks with their true
 frequency, as the looks cover five minutes. Compilation of the simulator is over before (it is kept
 on disk). Pauses of the event loop: feeding by request, in wall seconds; take and pickle by look, in
 CPU seconds and in wall seconds, which on a busy machine hold what others did meanwhile. OpenBLAS
@@ -54,9 +54,9 @@ from kendall.queueing.measurement.record import Record
 from kendall.queueing.prediction import predict_model
 from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.experiment import simulate_run
-from kendall.server.live import predicting
+from kendall.server.live import prediction_worker
 from kendall.server.live.answers import Answer
-from kendall.server.live.question import Question
+from kendall.server.live.assessment_request import AssessmentRequest
 
 RATE = 500.0  # requests/s
 LOAD = 0.6
@@ -194,7 +194,7 @@ def look(
     costs.taking.append(time.process_time() - began)
     delta: WindowDelta = pickle.loads(message)
     costs.handing.append(time.process_time() - began)
-    question = Question(
+    question = AssessmentRequest(
         delta=delta,
         at=now,
         window=SECONDS,
@@ -205,19 +205,19 @@ def look(
         decides=False,
     )
     began = time.process_time()
-    answer = predicting.assess_window(question)
+    answer = prediction_worker.assess_window(question)
     costs.assessing.append(time.process_time() - began)
     if len(costs.assessing) % (WHAT_IF_EVERY / EVERY) == 1:
-        began, what_ifs = time.process_time(), predicting.ask_what_ifs()
+        began, what_ifs = time.process_time(), prediction_worker.ask_what_ifs()
         while any(what_if.forecast.pending for what_if in what_ifs):
-            what_ifs = predicting.ask_what_ifs(anew=False)
+            what_ifs = prediction_worker.ask_what_ifs(anew=False)
         costs.what_ifs.append(time.process_time() - began)
     return message, answer
 
 
 def measure(policy: str) -> dict[str, Any]:
     """One policy: milliseconds, microseconds, shares of one core, and the last verdict."""
-    importlib.reload(predicting)  # as a process that has just begun
+    importlib.reload(prediction_worker)  # as a process that has just begun
     model = scaled(policy)
     filling = int(np.ceil(MOST / RATE / EVERY)) + 1
     producer, replica, costs = WindowProducer(epoch_at=0.0), WindowReplica(), Costs()

@@ -10,10 +10,10 @@ from scipy.optimize import brentq
 from kendall.queueing.distributions.token_distribution import parse_distribution
 from kendall.queueing.latency.batch_time import BatchTime
 from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.models.as_published import kingman_delay, md1_delay
 from kendall.queueing.models.batches.mgb1 import solve_fixed_batches
 from kendall.queueing.models.gg1 import kingman
 from kendall.queueing.models.mm1 import md1, mm1
-from kendall.queueing.models.printed import kingman_delay, md1_delay
 from kendall.queueing.result import Quantiles
 from papers.reproduction.artefact import Artefact, Panel, Say, Statement, curve
 

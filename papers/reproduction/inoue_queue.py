@@ -9,8 +9,8 @@ import numpy as np
 from kendall.queueing.distributions.token_distribution import parse_distribution
 from kendall.queueing.latency.batch_time import BatchTime
 from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.models.as_published import phi, phi0, phi1
 from kendall.queueing.models.batches.batch_chain import BatchQueue, solve_batch_chain
-from kendall.queueing.models.printed import phi, phi0, phi1
 from papers.reproduction.artefact import (
     Artefact,
     Curve,

@@ -166,7 +166,7 @@ class Prices:
     def _simulated(
         self, model: Queue, arrival_rate: float, delay: Quantiles | None = None
     ) -> Prediction:
-        from kendall.queueing.simulation.budget import affordable_requests, enough_slots  # noqa: PLC0415 - loads numba
+        from kendall.queueing.simulation.run_limits import affordable_requests, enough_slots  # noqa: PLC0415 - loads numba
 
         of = _MANY if self.many else _FEW
         count = affordable_requests(model, arrival_rate, SIMULATED, of=of, fewest=1)

@@ -2,9 +2,9 @@
 to first token and gaps between tokens. The formula gives their means only.
 
 They come from a simulation at the window's estimates in which each request, beside what the law
-says, takes what one of the window's requests took (`Scatter`): the steps of a real engine vary,
-those of the law do not, and a p95 of the time to the first token was 4 to 13 % too short without
-(measured: docs/why/production-validation.md). A simulation costs some 0.1 s of a processor.
+says, takes what one of the window's requests took (`ResidualVariance`): the steps of a real engine
+vary, those of the law do not, and a p95 of the time to the first token was 4 to 13 % too short
+without (measured: docs/why/production-validation.md). A simulation costs some 0.1 s of a processor.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import dataclasses
 import numpy as np
 
 from kendall.queueing.errors import OutOfReachError
-from kendall.queueing.estimation.speed.own_shape import Scatter
+from kendall.queueing.estimation.speed.fitted_law import ResidualVariance
 from kendall.queueing.prediction.steady_state import with_quantiles_of
 from kendall.queueing.queue import Queue
 from kendall.queueing.result import APPROXIMATE_MEANS, Prediction
-from kendall.queueing.simulation.budget import affordable_requests, enough_slots
 from kendall.queueing.simulation.experiment import begin_of, steady_run, summary
 from kendall.queueing.simulation.fast import COLUMNS, SimulatedRun, is_compiled
+from kendall.queueing.simulation.run_limits import affordable_requests, enough_slots
 
 DRAWN = 300_000  # requests: a p95 to 1 or 3 %
 NAMES = (
@@ -33,7 +33,11 @@ NAMES = (
 
 
 def with_answer_quantiles(
-    prediction: Prediction, model: Queue, rate: float, scatter: Scatter | None, least: float
+    prediction: Prediction,
+    model: Queue,
+    rate: float,
+    scatter: ResidualVariance | None,
+    least: float,
 ) -> Prediction:
     """The prediction with those, and its own means; as it is where a simulation costs too much.
     `least`: seconds that the gateway itself needs from an arrival to its dispatch.
@@ -55,7 +59,7 @@ def with_answer_quantiles(
     return with_quantiles_of(simulated.with_turnaround(least), noted, NAMES)
 
 
-def scattered(run: SimulatedRun, scatter: Scatter | None) -> SimulatedRun:
+def scattered(run: SimulatedRun, scatter: ResidualVariance | None) -> SimulatedRun:
     """Every request takes longer, or shorter, by what one of the window's requests did."""
     if scatter is None:
         return run

@@ -26,13 +26,13 @@ from kendall.queueing.estimation.assumptions.assumption import (
     ForecastEvidence,
     judged,
 )
+from kendall.queueing.estimation.assumptions.compared_window import Compared, compare
 from kendall.queueing.estimation.assumptions.engine_assumptions import ENGINE_TESTS
 from kendall.queueing.estimation.assumptions.forecast_assumptions import FORECAST_TESTS
-from kendall.queueing.estimation.assumptions.verdict import Compared, compare
 from kendall.queueing.estimation.checked import Pairs, check_window, cut_at
 from kendall.queueing.estimation.estimates import Estimates, estimate, held_tokens
 from kendall.queueing.estimation.interval import UNKNOWN, Estimate
-from kendall.queueing.estimation.speed.own_shape import own_shape
+from kendall.queueing.estimation.speed.fitted_law import fitted_law
 from kendall.queueing.estimation.speed.speed_history import SpeedHistory
 from kendall.queueing.estimation.speed.speeds import Speeds
 from kendall.queueing.estimation.window.snapshot import Snapshot
@@ -80,7 +80,7 @@ def assess(
     """
     policy = served_as(parse_policy(seen.policy), pads=limits.pads)
     seen = while_requests_came(seen)
-    shape_of = own_shape if history is None else history.own_shape
+    shape_of = fitted_law if history is None else history.fitted_law
     own = shape_of(policy, seen, shape, limits.engine.step_tokens)
     speeds = Speeds.of(policy, seen, own.law, limits.engine.step_tokens)
     slow = None if history is None else history.add(speeds, seen.epoch)

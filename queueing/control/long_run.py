@@ -21,7 +21,7 @@ from kendall.queueing.errors import PredictionError, UnstableQueueError
 from kendall.queueing.estimation.assumptions.assumption import StalledDelay
 from kendall.queueing.estimation.estimates import Estimates
 from kendall.queueing.estimation.interval import NORMAL, UNKNOWN, Estimate, without_interval
-from kendall.queueing.estimation.speed.own_shape import Scatter
+from kendall.queueing.estimation.speed.fitted_law import ResidualVariance
 from kendall.queueing.prediction import predict_model
 from kendall.queueing.queue import Queue
 from kendall.queueing.result import Prediction, Quantity
@@ -41,7 +41,7 @@ class LongRun:
     model: Queue
     load: Estimate
     prediction: Prediction | None  # None where there is no steady state or no answer
-    scatter: Scatter | None  # of a continuous engine about its law, where it is known
+    scatter: ResidualVariance | None  # of a continuous engine about its law, where it is known
 
     @property
     def estimates(self) -> Estimates:
@@ -179,7 +179,7 @@ def long_run(
     model: Queue,
     load: Estimate,
     *,
-    scatter: Scatter | None = None,
+    scatter: ResidualVariance | None = None,
     before: LongRun | None = None,
 ) -> LongRun:
     """That of `before` while it stands. `model`: the setting's at the point; `load`: without

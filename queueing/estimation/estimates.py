@@ -36,7 +36,7 @@ from kendall.queueing.estimation.summaries import (
     EstimatesSummary,
     LengthsSummary,
     SlowSpeed,
-    Wander,
+    SpeedDrift,
     WindowEstimates,
 )
 from kendall.queueing.estimation.window.snapshot import Snapshot
@@ -55,7 +55,7 @@ class SavedEstimates(WindowEstimates[SavedLengths]):
 
     schema_version: int
     sequences: SavedLengths = field(default_factory=SavedLengths)
-    wander: Wander
+    wander: SpeedDrift
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -63,7 +63,7 @@ class Estimates(WindowEstimates[Lengths]):
     """The estimates of a window, with its samples."""
 
     sequences: Lengths = field(default_factory=lambda: lengths([]))
-    wander: Wander
+    wander: SpeedDrift
     predictor: str | None = None  # of the lengths that requests were sent with; None: not known
 
     @cached_property
@@ -152,7 +152,7 @@ def estimate(
     *,
     half_life: float = math.inf,
     speeds: Speeds | None = None,
-    slow: Wander | None = None,
+    slow: SpeedDrift | None = None,
 ) -> Estimates:
     """From a snapshot; `shape` is the calibrated law, `half_life` (s) lets older arrivals and
     lengths count less.
@@ -229,7 +229,7 @@ def prompt_lengths(seen: Snapshot, half_life: float = math.inf) -> Lengths:
     return prompts(seen, seen.column("dispatched_at") >= seen.carried_from, half_life)
 
 
-def window_speed(times: BatchTimes, slow: Wander, *, continuous: bool) -> Estimate:
+def window_speed(times: BatchTimes, slow: SpeedDrift, *, continuous: bool) -> Estimate:
     """The speed. Its interval is widened by the wander, whose mean over the window is not 0, and
     for slots by the error of their accounting.
     """

@@ -38,13 +38,13 @@ class SlowSpeed:
 
 
 @dataclass(frozen=True, slots=True)
-class Wander(SlowSpeed):
+class SpeedDrift(SlowSpeed):
     """`fast_cv`: what is not slow."""
 
     fast_cv: float = math.nan
 
 
-NO_WANDER = Wander(UNKNOWN, significant=False)
+NO_WANDER = SpeedDrift(UNKNOWN, significant=False)
 
 
 @dataclass(frozen=True, slots=True)

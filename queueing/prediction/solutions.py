@@ -28,7 +28,7 @@ calls of several sequences         exact          batch_chain of whole calls for
                                                   are independent, and for single; else simulation
 
 Two more methods where they exist: `bound` is a value that the mean delay does not exceed, `paper`
-the formula that the papers print (queueing.models.printed).
+the formula that the papers print (queueing.models.as_published).
 """
 
 from __future__ import annotations

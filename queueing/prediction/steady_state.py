@@ -159,7 +159,7 @@ def _instead(
     found: Prediction, model: Queue, arrival_rate: float, doubt: str, *, quantiles: bool, of: int
 ) -> Prediction:
     """A simulation in place of an approximation in doubt, which stays where none is affordable."""
-    from kendall.queueing.simulation.budget import affordable_requests  # noqa: PLC0415 - loads numba
+    from kendall.queueing.simulation.run_limits import affordable_requests  # noqa: PLC0415 - loads numba
 
     most = SIMULATED_REQUESTS if quantiles else DOUBTED_REQUESTS
     try:
@@ -186,7 +186,7 @@ def _with_quantiles(
     missing = [name for name in _DURATIONS if _lacks_quantiles(getattr(found, name), model.levels)]
     if found.method != "exact" or not missing:
         return found
-    from kendall.queueing.simulation.budget import affordable_requests  # noqa: PLC0415 - loads numba
+    from kendall.queueing.simulation.run_limits import affordable_requests  # noqa: PLC0415 - loads numba
 
     try:
         count = (
@@ -225,8 +225,8 @@ def _with_simulated_quantiles(
     found: Prediction, model: Queue, arrival_rate: float, of: int
 ) -> Prediction:
     """All quantiles, where the means are an approximation."""
-    from kendall.queueing.simulation.budget import affordable_requests, enough_slots  # noqa: PLC0415 - loads numba
     from kendall.queueing.simulation.fast import is_compiled  # noqa: PLC0415
+    from kendall.queueing.simulation.run_limits import affordable_requests, enough_slots  # noqa: PLC0415 - loads numba
 
     try:
         affordable = affordable_requests(model, arrival_rate, _SHARE * SIMULATED_REQUESTS, of=of)
@@ -310,7 +310,7 @@ def _without(model: Queue, missing: list[str], simulated: int) -> str:
 def _simulated(
     model: Queue, arrival_rate: float, count: int, *notes: str, delay: Quantiles | None = None
 ) -> Prediction:
-    from kendall.queueing.simulation.budget import enough_slots  # noqa: PLC0415 - loads numba
+    from kendall.queueing.simulation.run_limits import enough_slots  # noqa: PLC0415 - loads numba
 
     simulated = checked_answer(
         lambda: simulate_steady_state(enough_slots(model, arrival_rate), arrival_rate, count, delay)
@@ -331,7 +331,7 @@ def _simulated(
 
 
 def _first_answer(count: int) -> tuple[str, ...]:
-    from kendall.queueing.simulation.budget import FEWEST  # noqa: PLC0415 - loads numba
+    from kendall.queueing.simulation.run_limits import FEWEST  # noqa: PLC0415 - loads numba
 
     if count >= FEWEST:
         return ()
@@ -340,7 +340,7 @@ def _first_answer(count: int) -> tuple[str, ...]:
 
 def _count(model: Queue, arrival_rate: float, of: int) -> int:
     """Requests; where too few for a mean are affordable, as many as give a first one."""
-    from kendall.queueing.simulation import budget  # noqa: PLC0415 - loads numba
+    from kendall.queueing.simulation import run_limits as budget  # noqa: PLC0415 - loads numba
 
     try:
         return budget.affordable_requests(model, arrival_rate, SIMULATED_REQUESTS, of=of)

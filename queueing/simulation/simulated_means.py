@@ -132,7 +132,7 @@ def _shared_work(model: Queue) -> tuple[float, float]:
 
 def controlled(
     values: Vector,
-    companion: Vector | Beside,
+    companion: Vector | Paired,
     exact: Quantiles,
     levels: Levels = LEVELS,
     *,
@@ -141,7 +141,7 @@ def controlled(
     """Of one value a request, beside the companion's delay of each; `by_mean`: every statistic by
     the companion's mean. A duration of 0 stays 0.
     """
-    beside = companion if isinstance(companion, Beside) else Beside.of(companion, levels)
+    beside = companion if isinstance(companion, Paired) else Paired.of(companion, levels)
     statistics, names = _statistics(levels), ("mean", *levels)
     mine, parts = statistics(values), _of_parts(statistics, values)
     found, every = _corrected(mine, parts, beside, exact, names, by_mean=by_mean)
@@ -157,21 +157,21 @@ def controlled_mean(
     values: Vector, companion: Vector, exact: Quantiles, counts: Vector
 ) -> Quantiles:
     """The mean alone, where each value counts so many times."""
-    beside = Beside(_mean(companion), _of_parts(_mean, companion))
+    beside = Paired(_mean(companion), _of_parts(_mean, companion))
     mine, parts = _weighted(values, counts), _of_parts(_weighted, values, counts)
     found, errors = _corrected(mine, parts, beside, exact, ("mean",))
     return Quantiles(float(found[0]), standard_error=float(errors[0]))
 
 
 @dataclass(frozen=True, eq=False)
-class Beside:
+class Paired:
     """Mean and quantiles of the companion's delays, and those of each batch, a row each."""
 
     whole: Vector
     parts: Vector
 
     @classmethod
-    def of(cls, delays: Vector, levels: Levels = LEVELS) -> Beside:
+    def of(cls, delays: Vector, levels: Levels = LEVELS) -> Paired:
         """Of one a request."""
         statistics = _statistics(levels)
         return cls(statistics(delays), _of_parts(statistics, delays))
@@ -180,7 +180,7 @@ class Beside:
 def _corrected(
     mine: Vector,
     parts: Vector,
-    beside: Beside,
+    beside: Paired,
     exact: Quantiles,
     names: Sequence[str],
     *,
@@ -332,7 +332,7 @@ class Controlled:
         (values,), (own,) = series, kept
         if len(values) <= BATCH_MEANS:
             return Sampled("steady", self.levels)(series, kept)
-        beside = self._of_all if own.all() else Beside.of(self.beside[own], self.levels)
+        beside = self._of_all if own.all() else Paired.of(self.beside[own], self.levels)
         return controlled(values, beside, self.exact, self.levels, by_mean=self.by_mean)
 
     def mean(
@@ -345,8 +345,8 @@ class Controlled:
         return controlled_mean(values, self.beside[own], self.exact, counts[0])
 
     @cached_property
-    def _of_all(self) -> Beside:
-        return Beside.of(self.beside, self.levels)
+    def _of_all(self) -> Paired:
+        return Paired.of(self.beside, self.levels)
 
 
 def mean_of_runs(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from kendall.server.live.numbers import Numbers
+from kendall.server.live.number_queue import NumberQueue
 
 SHOWN = 60.0  # seconds over which rates and utilisation average
 _FEW = 1024
@@ -20,7 +20,7 @@ class ArrivalActivity:
 
     def __init__(self, started_at: float, seconds: float) -> None:
         self._started_at, self._seconds = started_at, seconds
-        self._calls, self._sequences = Numbers(), Numbers()  # instants
+        self._calls, self._sequences = NumberQueue(), NumberQueue()  # instants
         self._most = _FEW  # sequences that are kept without a look at their age
 
     def saw(self, at: float, *, begins_call: bool) -> None:
@@ -104,7 +104,7 @@ class _ServerActivity:
     __slots__ = ("_before", "_begins", "_ends", "_since", "_total")
 
     def __init__(self) -> None:
-        self._begins, self._ends, self._before = Numbers(), Numbers(), Numbers()
+        self._begins, self._ends, self._before = NumberQueue(), NumberQueue(), NumberQueue()
         self._total = 0.0  # seconds of the closed ones
         self._since: float | None = None  # of the open one
 

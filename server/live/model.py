@@ -20,11 +20,11 @@ from kendall.server.calibration.host import LiveHost
 from kendall.server.engines.base import Capabilities
 from kendall.server.live.activity import Activity
 from kendall.server.live.answers import AdviceAnswer, Answer, AssessmentSummary, DelayCharts
+from kendall.server.live.assessment_request import ENOUGH, AssessmentRequest, LiveWindow
 from kendall.server.live.failures import Failures
 from kendall.server.live.gauges import LiveGauges
 from kendall.server.live.pilot import Pilot
-from kendall.server.live.predictor import Ask, PredictorClient, PredictorLostError
-from kendall.server.live.question import ENOUGH, LiveWindow, Question
+from kendall.server.live.prediction_client import Ask, PredictorClient, PredictorLostError
 from kendall.server.live.questions import Questions
 from kendall.server.live.self_checks import SelfChecks
 from kendall.server.live.state_file import StateKeeper
@@ -403,7 +403,7 @@ class LiveModel(Observer):
         found: list[WhatIf] = await self._predictor.ask("ask_what_ifs_at", dict(parameters))
         return found
 
-    async def _asked(self) -> Question | None:
+    async def _asked(self) -> AssessmentRequest | None:
         """The question of an assessment, to a process that is up: one that comes up begins the
         window anew.
         """

@@ -25,7 +25,7 @@ from kendall.server.runtime.errors import ApiError
 from kendall.server.settings import AutopilotMode
 
 if TYPE_CHECKING:
-    from kendall.server.live.predictor import Ask, PredictorClient
+    from kendall.server.live.prediction_client import Ask, PredictorClient
 
 log = logging.getLogger("kendall.autopilot")
 KEPT = 100  # decisions

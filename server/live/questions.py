@@ -14,7 +14,7 @@ from typing import Any
 
 from starlette.requests import ClientDisconnect
 
-from kendall.server.live.predictor import PredictorLostError
+from kendall.server.live.prediction_client import PredictorLostError
 from kendall.server.runtime.errors import ApiError
 
 Watch = Callable[[Callable[[], None]], Callable[[], object]]

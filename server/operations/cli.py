@@ -17,8 +17,8 @@ from kendall.queueing.commands.environment_variables import by_flag, is_given
 from kendall.queueing.commands.shared_options import ABOUT_MODULE
 from kendall.queueing.measurement.paths import FileToWrite
 from kendall.remote import AdminAccess, checked_host
-from kendall.server.operations.configuration.again import is_read_again, reader_of
 from kendall.server.operations.configuration.file import ENGINE_TABLE, take_file
+from kendall.server.operations.configuration.reread import is_read_again, reader_of
 from kendall.server.operations.servers_behind import check_http
 from kendall.server.runtime.logs import configure_logs, end_logs
 from kendall.server.runtime.option_panels import Panel

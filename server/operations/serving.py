@@ -38,9 +38,9 @@ from kendall.server.http.arrival_timestamps import protocol_with, stamps_arrival
 from kendall.server.http.bounds import LimitedProtocol
 from kendall.server.http.descriptors import Room, raise_descriptor_limit
 from kendall.server.live.state_file import before_its_place, check_state_file
-from kendall.server.operations.leaving import DrainLog, ExitBound, break_off, say_close, wind_down
 from kendall.server.operations.reloading import Reloader, hangups
 from kendall.server.operations.servers_behind import http_engine
+from kendall.server.operations.shutdown import DrainLog, ExitBound, break_off, say_close, wind_down
 from kendall.server.runtime.background import going_on
 from kendall.server.runtime.garbage import give_back, settle
 from kendall.server.security.admin_key import with_admin_key

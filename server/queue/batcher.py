@@ -43,11 +43,11 @@ from kendall.policies.waiting_queues import WaitingQueue, moved, queue_for
 from kendall.queueing.measurement.record import Outcome, Record
 from kendall.server.engines.base import Capabilities, Engine, EngineRequest
 from kendall.server.queue.continuing import interrupted, listen, prepare, resumable
+from kendall.server.queue.kill_trial import Proof
 from kendall.server.queue.observers import Observer, Observers
 from kendall.server.queue.poison import CODE, FAILED, LOSSES, ServerTrials, Trials
 from kendall.server.queue.policy_failures import PolicyFailures, decided
 from kendall.server.queue.prefixes import PrefixMatches, matches_for
-from kendall.server.queue.proof import Proof
 from kendall.server.queue.proxied import ReturnedCalls, sequence_of
 from kendall.server.queue.sequence import Batch, Consumer, SequenceState, forming_until
 from kendall.server.queue.slots import Lease, Slot

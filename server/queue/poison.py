@@ -26,7 +26,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 
 from kendall.server.engines.base import EngineRequest
-from kendall.server.queue.proof import Proof
+from kendall.server.queue.kill_trial import Proof
 from kendall.server.queue.sequence import SequenceState
 from kendall.server.runtime.clock import clock_of
 from kendall.server.runtime.errors import ApiError

@@ -20,7 +20,7 @@ from kendall.loadgen.sending.run import run_load
 from kendall.queueing.arrivals.processes import Poisson
 from kendall.queueing.arrivals.timetable import draw_timetable
 from kendall.queueing.distributions.token_distribution import parse_distribution
-from kendall.server.live.question import ENOUGH
+from kendall.server.live.assessment_request import ENOUGH
 from kendall.server.page.minute import MINUTE
 from tests.page.browser import PATIENCE, Browser, Page
 

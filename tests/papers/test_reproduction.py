@@ -19,7 +19,7 @@ from kendall.queueing.distributions.token_distribution import parse_distribution
 from kendall.queueing.errors import UnstableQueueError
 from kendall.queueing.latency.batch_time import BatchTime
 from kendall.queueing.latency.law import LatencyModel
-from kendall.queueing.models import printed
+from kendall.queueing.models import as_published
 from kendall.queueing.models.batches.batch_chain import solve_batch_chain
 from kendall.queueing.models.batches.mgb1 import solve_fixed_batches
 from kendall.queueing.models.mm1 import md1
@@ -302,9 +302,9 @@ def test_inoues_bounds_and_yangs_are_one_family(load, alpha, tau0):
     """phi_i = alpha + tau0 + (1 + 2 lam alpha) psi_i: a sojourn and a queueing delay."""
     lam = load / alpha
     for phi, psi in (
-        (printed.phi0, printed.psi0),
-        (printed.phi1, printed.psi1),
-        (printed.phi, printed.psi),
+        (as_published.phi0, as_published.psi0),
+        (as_published.phi1, as_published.psi1),
+        (as_published.phi, as_published.psi),
     ):
         assert phi(lam, alpha, tau0) == pytest.approx(
             alpha + tau0 + (1 + 2 * load) * psi(lam, alpha, tau0), rel=1e-9
@@ -317,7 +317,7 @@ def test_inoues_bound_holds_for_constant_batch_times(load):
         LatencyModel(k2=2.0, k3=0.5), parse_distribution("deterministic:value=1"), None, padded=True
     )
     exact = solve_batch_chain(time, load / 0.5, None).sojourn_time
-    assert exact <= printed.phi(load / 0.5, 0.5, 2.0) < 1.2 * exact
+    assert exact <= as_published.phi(load / 0.5, 0.5, 2.0) < 1.2 * exact
 
 
 def poisson_chain(load: float, alpha: float, tau0: float) -> tuple[float, float]:
@@ -354,7 +354,7 @@ def test_the_worst_of_inoues_closed_forms_is_where_their_branches_cross(
     for load in (crossing, *np.linspace(0.02, 0.6, 60)):
         sojourn, size = poisson_chain(load, alpha, tau0)
         lam = load / alpha
-        phi_ratios.append(printed.phi(lam, alpha, tau0) / sojourn)
+        phi_ratios.append(as_published.phi(lam, alpha, tau0) / sojourn)
         eta_ratios.append((beta + c0 / max(1.0, lam * tau0 / (1 - load))) / (beta + c0 / size))
     assert phi_ratios[0] == pytest.approx(max(phi_ratios), rel=1e-9)
     assert eta_ratios[0] == pytest.approx(max(eta_ratios), rel=1e-9)
@@ -386,29 +386,33 @@ def test_eq_25_is_the_formed_wait_plus_the_service(b, load):
     )
     lam = load * b / 2.0
     exact = solve_fixed_batches(time, lam, b, quantiles=False).delay.mean
-    value = printed.fixed_batch_delay(lam, 2.0, b, 4000)
+    value = as_published.fixed_batch_delay(lam, 2.0, b, 4000)
     assert value - 2.0 + (b - 1) / (2 * lam) == pytest.approx(exact, rel=1e-7)
-    assert printed.fixed_batch_delay(lam, 2.0, b) == pytest.approx(value, rel=1.1e-3)
+    assert as_published.fixed_batch_delay(lam, 2.0, b) == pytest.approx(value, rel=1.1e-3)
 
 
 @given(RATES)
 def test_the_printed_md1_delay_lacks_a_factor_rho(load):
-    assert printed.md1_delay(load, 1.0) == pytest.approx(load * md1(load, 1.0).mean_delay)
+    assert as_published.md1_delay(load, 1.0) == pytest.approx(load * md1(load, 1.0).mean_delay)
 
 
 def test_the_sign_of_eq_11_rewards_waiting():
-    assert printed.objective_impatient(0.95, 1.0, 10.0, 0.1, 4.0) > printed.objective_impatient(
-        0.95, 1.0, 5.0, 0.1, 4.0
+    assert as_published.objective_impatient(
+        0.95, 1.0, 10.0, 0.1, 4.0
+    ) > as_published.objective_impatient(0.95, 1.0, 5.0, 0.1, 4.0)
+    assert as_published.objective_patient(0.95, 1.0, 10.0) < as_published.objective_patient(
+        0.95, 1.0, 5.0
     )
-    assert printed.objective_patient(0.95, 1.0, 10.0) < printed.objective_patient(0.95, 1.0, 5.0)
 
 
 def test_eq_7_is_the_second_factorial_moment():
     lam, service = 3.0, 2.0  # A is Poisson(6)
-    assert printed.second_moment_of_arrivals(lam, service**2) == pytest.approx(6 + 36 - 6)
+    assert as_published.second_moment_of_arrivals(lam, service**2) == pytest.approx(6 + 36 - 6)
 
 
-@pytest.mark.parametrize("formula", [printed.phi0, printed.phi1, printed.psi0, printed.psi1])
+@pytest.mark.parametrize(
+    "formula", [as_published.phi0, as_published.phi1, as_published.psi0, as_published.psi1]
+)
 def test_printed_bounds_end_at_load_one(formula):
     with pytest.raises(UnstableQueueError):
         formula(2.0, 0.5, 1.0)

@@ -9,7 +9,7 @@ import numpy as np
 from kendall.queueing.estimation.speed.batch_times import BatchTimes
 from kendall.queueing.estimation.speed.speed_history import SpeedHistory
 from kendall.queueing.estimation.speed.speeds import Speeds
-from kendall.queueing.estimation.summaries import Wander
+from kendall.queueing.estimation.summaries import SpeedDrift
 
 SIGMA, TAU, PACE = 0.08, 12.0, 0.1  # s of a batch
 
@@ -30,7 +30,9 @@ def batches(
     )
 
 
-def cells(number: int, seconds: float, sigma: float, seed: int = 1) -> tuple[SpeedHistory, Wander]:
+def cells(
+    number: int, seconds: float, sigma: float, seed: int = 1
+) -> tuple[SpeedHistory, SpeedDrift]:
     """Epochs of that length, each with a mean speed of its own."""
     history, found = SpeedHistory(), None
     for epoch in range(number):

@@ -23,8 +23,8 @@ from kendall.queueing.choosing.candidates import usual_policies
 from kendall.queueing.choosing.choices import best_batch_size
 from kendall.queueing.choosing.forecast import Advice, Forecast, Setting
 from kendall.queueing.choosing.gain.criterion import Criterion
+from kendall.queueing.choosing.gain.estimation_error import Response
 from kendall.queueing.choosing.gain.known_lengths import known_lengths
-from kendall.queueing.choosing.gain.response import Response
 from kendall.queueing.choosing.objective import Objective, parse_slo
 from kendall.queueing.choosing.phrases import HALF_A_PERCENT
 from kendall.queueing.choosing.token_limit import best_token_limit

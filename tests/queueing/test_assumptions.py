@@ -32,11 +32,11 @@ from kendall.queueing.estimation.interval import UNKNOWN, Estimate
 from kendall.queueing.estimation.lengths.lengths import lengths
 from kendall.queueing.estimation.lengths.same_lengths import differ
 from kendall.queueing.estimation.speed.batch_times import BatchTimes
+from kendall.queueing.estimation.speed.drift import SIGMAS, most_likely
 from kendall.queueing.estimation.speed.speed_change import speed_change
 from kendall.queueing.estimation.speed.speed_process import stalled
 from kendall.queueing.estimation.speed.speeds import Speeds
-from kendall.queueing.estimation.speed.wander import SIGMAS, most_likely
-from kendall.queueing.estimation.summaries import Stalls, Wander
+from kendall.queueing.estimation.summaries import SpeedDrift, Stalls
 from kendall.queueing.estimation.window.snapshot import COLUMN, Snapshot
 from kendall.queueing.estimation.window.window import snapshot_of
 from kendall.queueing.measurement.statistics import Interval
@@ -562,7 +562,9 @@ def test_a_closed_loop_is_one_from_four_and_a_half_errors_on() -> None:
 
 def steps_of(speeds: Speeds, sigma: float, *, significant: bool) -> Speeds:
     """With that wander in place of its own."""
-    slow = Wander(Estimate(sigma, 0.5 * sigma, 2 * sigma, 50.0), 20.0, 0.1, significant=significant)
+    slow = SpeedDrift(
+        Estimate(sigma, 0.5 * sigma, 2 * sigma, 50.0), 20.0, 0.1, significant=significant
+    )
     vars(speeds)["slow"], vars(speeds)["step"] = slow, None
     return speeds
 

@@ -39,7 +39,7 @@ from kendall.queueing.choosing.forecast import Setting
 from kendall.queueing.choosing.gain.operating_point import OperatingPoint
 from kendall.queueing.engine_bounds import EngineBounds
 from kendall.queueing.estimation.assumptions.assumption import Assumption
-from kendall.queueing.estimation.assumptions.verdict import observed_mean
+from kendall.queueing.estimation.assumptions.compared_window import observed_mean
 from kendall.queueing.estimation.interval import UNKNOWN, Estimate, symmetric
 from kendall.queueing.estimation.lengths.lengths import lengths
 from kendall.queueing.estimation.stall_backlog import stall_backlog, utilisation_of

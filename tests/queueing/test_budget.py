@@ -10,8 +10,8 @@ from kendall.queueing.distributions.token_distribution import parse_distribution
 from kendall.queueing.errors import OutOfReachError
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.queue import Queue
-from kendall.queueing.simulation.budget import affordable_requests, enough_slots
 from kendall.queueing.simulation.fast import MOST_SLOTS, is_compiled
+from kendall.queueing.simulation.run_limits import affordable_requests, enough_slots
 
 LENGTHS = parse_distribution("deterministic:value=100")
 LAW = LatencyModel(k1=0.001, k3=0.0, k4=0.01)

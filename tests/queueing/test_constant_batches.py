@@ -11,8 +11,8 @@ import pytest
 from kendall.policies.text import SpecError
 from kendall.queueing.distributions.token_distribution import parse_distribution
 from kendall.queueing.latency.law import LatencyModel, parse_law
+from kendall.queueing.models.as_published import fixed_batch_delay
 from kendall.queueing.models.mm1 import md1
-from kendall.queueing.models.printed import fixed_batch_delay
 from kendall.queueing.prediction import predict_model
 from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.experiment import simulate_model, simulate_run

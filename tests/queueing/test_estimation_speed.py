@@ -18,6 +18,7 @@ from kendall.queueing.estimation.assumptions.engine_assumptions import (
 from kendall.queueing.estimation.estimates import estimate, window_speed
 from kendall.queueing.estimation.interval import NORMAL, Estimate
 from kendall.queueing.estimation.speed.batch_times import BatchTimes, batch_times
+from kendall.queueing.estimation.speed.drift import wander
 from kendall.queueing.estimation.speed.slot_stalls import slot_stalls
 from kendall.queueing.estimation.speed.speed_change import speed_change
 from kendall.queueing.estimation.speed.speed_process import (
@@ -29,8 +30,7 @@ from kendall.queueing.estimation.speed.speed_process import (
     without_outliers,
 )
 from kendall.queueing.estimation.speed.speeds import Speeds
-from kendall.queueing.estimation.speed.wander import wander
-from kendall.queueing.estimation.summaries import NO_WANDER, Wander
+from kendall.queueing.estimation.summaries import NO_WANDER, SpeedDrift
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.measurement.statistics import batch_means_interval
 from kendall.queueing.queue import Queue
@@ -352,7 +352,7 @@ def test_speed_and_stalls_are_those_since_the_speed_changed() -> None:
     assert Speeds(before, (before.part(before.at < 100),)).stalls.count == 0
 
 
-SLOW = Wander(Estimate(0.05, 0.03, 0.08, 50.0), 20.0, 0.1, significant=True)
+SLOW = SpeedDrift(Estimate(0.05, 0.03, 0.08, 50.0), 20.0, 0.1, significant=True)
 
 
 def test_a_speed_that_wanders_is_known_less_well_and_one_of_slots_by_their_accounting_too() -> None:

@@ -18,8 +18,8 @@ from kendall.queueing.control.long_run import relaxation_time
 from kendall.queueing.distributions.token_distribution import TokenDistribution
 from kendall.queueing.engine_bounds import EngineBounds
 from kendall.queueing.estimation.assumptions.assumption import Assumption
+from kendall.queueing.estimation.assumptions.compared_window import ENGINE, compare
 from kendall.queueing.estimation.assumptions.forecast_assumptions import open_loop
-from kendall.queueing.estimation.assumptions.verdict import ENGINE, compare
 from kendall.queueing.estimation.estimates import estimate
 from kendall.queueing.estimation.interval import UNKNOWN, Estimate, symmetric
 from kendall.queueing.estimation.window.snapshot import WIDTH

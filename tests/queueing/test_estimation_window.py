@@ -17,8 +17,8 @@ from kendall.queueing.control.assess import assess
 from kendall.queueing.distributions.token_distribution import parse_distribution
 from kendall.queueing.estimation.arrivals import while_requests_came
 from kendall.queueing.estimation.assumptions.checks import conservation, little_law, utilisation_law
+from kendall.queueing.estimation.assumptions.compared_window import observed_mean
 from kendall.queueing.estimation.assumptions.forecast_assumptions import settled, stable_queue
-from kendall.queueing.estimation.assumptions.verdict import observed_mean
 from kendall.queueing.estimation.estimates import Estimates, estimate, output_lengths
 from kendall.queueing.estimation.interval import UNKNOWN, Estimate
 from kendall.queueing.estimation.lengths.lengths import lengths as lengths_of

@@ -44,9 +44,9 @@ from kendall.queueing.measurement.statistics import summarise
 from kendall.queueing.measurement.warm_up import find_warm_up, warm_up
 from kendall.queueing.queue import Queue
 from kendall.queueing.simulation import experiment
-from kendall.queueing.simulation.budget import affordable_requests
 from kendall.queueing.simulation.experiment import simulate_model, simulate_run
 from kendall.queueing.simulation.run_length import advise_model, describe
+from kendall.queueing.simulation.run_limits import affordable_requests
 from tests.kept_values import moved
 
 LAW = "k1=1e-3,k2=10e-3,k3=0.1e-3,k4=3e-3,cv=0.2"

@@ -17,7 +17,7 @@ from kendall.queueing.latency.batch_time import BatchTime
 from kendall.queueing.latency.law import LatencyModel, parse_law
 from kendall.queueing.latency.service_time import ServiceTime
 from kendall.queueing.latency.slots.slot_time import SlotTime
-from kendall.queueing.models import gg1, mg1, mg1d, mgc, mm1, mm1d, printed, tandem
+from kendall.queueing.models import as_published, gg1, mg1, mg1d, mgc, mm1, mm1d, tandem
 from kendall.queueing.models.batches import calls as groups
 from kendall.queueing.models.batches.batch_chain import (
     full_arrivals,
@@ -87,25 +87,25 @@ SINGLE_SERVER: Calculations = {
     "mg1 tail": lambda: mg1.delay_tail(ServiceTime.of(NOISY, SHORT), 20.0, X / 20),
     "printed": lambda: [
         [
-            printed.phi0(lam, 0.1, 0.5),
-            printed.phi1(lam, 0.1, 0.5),
-            printed.phi(lam, 0.1, 0.5),
-            printed.second_moment_of_arrivals(lam, 0.3),
-            printed.psi0(lam, 0.1, 0.5),
-            printed.psi1(lam, 0.1, 0.5),
-            printed.psi(lam, 0.1, 0.5),
-            printed.fixed_batch_delay(lam, 0.4, 4),
-            printed.fixed_batch_delay(lam, 0.4, 4, terms=7),
-            printed.md1_delay(lam, 0.1),
-            printed.kingman_delay(lam, 0.1, 0.5, 2.0),
+            as_published.phi0(lam, 0.1, 0.5),
+            as_published.phi1(lam, 0.1, 0.5),
+            as_published.phi(lam, 0.1, 0.5),
+            as_published.second_moment_of_arrivals(lam, 0.3),
+            as_published.psi0(lam, 0.1, 0.5),
+            as_published.psi1(lam, 0.1, 0.5),
+            as_published.psi(lam, 0.1, 0.5),
+            as_published.fixed_batch_delay(lam, 0.4, 4),
+            as_published.fixed_batch_delay(lam, 0.4, 4, terms=7),
+            as_published.md1_delay(lam, 0.1),
+            as_published.kingman_delay(lam, 0.1, 0.5, 2.0),
         ]
         for lam in (0.5, 3.0, 8.0)
     ],
     "printed lines": lambda: [
-        printed.padded_line(1.0, 2.0, 3.0, 4.0, 5.0),
-        printed.elastic_line(1.0, 2.0, 3.0, 4.0, mean=2.5, longest=5.0),
-        printed.objective_patient(0.3, 2.0, 5.0),
-        printed.objective_impatient(0.3, 2.0, 5.0, 0.1, 7.0),
+        as_published.padded_line(1.0, 2.0, 3.0, 4.0, 5.0),
+        as_published.elastic_line(1.0, 2.0, 3.0, 4.0, mean=2.5, longest=5.0),
+        as_published.objective_patient(0.3, 2.0, 5.0),
+        as_published.objective_impatient(0.3, 2.0, 5.0, 0.1, 7.0),
     ],
 }
 

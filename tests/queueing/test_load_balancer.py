@@ -98,7 +98,7 @@ def test_the_fewest_requests_are_simulated_where_they_are_asked_for() -> None:
 
 
 def test_a_routing_that_cannot_be_simulated_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kendall.queueing.simulation.budget._LOOKS", 100_000)
+    monkeypatch.setattr("kendall.queueing.simulation.run_limits._LOOKS", 100_000)
     (found,) = asked("single", "least_requests")["routings"]
     assert "a simulation of servers=2" in found["reason"]
     assert found["queueing_delay"] is found["sojourn_time"] is found["more"] is None

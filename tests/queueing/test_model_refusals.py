@@ -22,7 +22,7 @@ from kendall.queueing.latency.batch_time import BatchTime
 from kendall.queueing.latency.law import LatencyModel, parse_law
 from kendall.queueing.latency.service_time import ServiceTime
 from kendall.queueing.latency.slots.slot_time import SlotTime
-from kendall.queueing.models import gg1, mg1, mg1d, mgc, mm1, mm1d, printed, tandem
+from kendall.queueing.models import as_published, gg1, mg1, mg1d, mgc, mm1, mm1d, tandem
 from kendall.queueing.models.batches import batch_chain
 from kendall.queueing.models.batches import calls as groups
 from kendall.queueing.models.batches.call_chain import solve_call_chain
@@ -69,10 +69,10 @@ REFUSED: dict[str, Callable[[], Any]] = {
             ("misprinted", mm1.misprinted_md1_delay),
             ("mmc", lambda rate, service: mgc.mmc(rate, service, 1)),
             ("kingman", lambda rate, service: gg1.kingman(rate, service, 1.0, 1.0)),
-            ("md1 as printed", printed.md1_delay),
+            ("md1 as printed", as_published.md1_delay),
             (
                 "kingman as printed",
-                lambda rate, service: printed.kingman_delay(rate, service, 1, 1),
+                lambda rate, service: as_published.kingman_delay(rate, service, 1, 1),
             ),
         )
         for rate, service in ((2.0, 0.5), (4.0, 0.5))
@@ -114,7 +114,7 @@ REFUSED: dict[str, Callable[[], Any]] = {
         f"printed {name}": lambda name=name: getattr(printed, name)(2.0, 0.5, 0.5)  # type: ignore[misc]
         for name in ("phi0", "phi1", "phi", "psi0", "psi1", "psi")
     },
-    "printed batch": lambda: printed.fixed_batch_delay(2.0, 1.0, 2),
+    "printed batch": lambda: as_published.fixed_batch_delay(2.0, 1.0, 2),
     "series": lambda: ErlangSeries(1.0, 1.0, 50_001.0),
     "one sign": lambda: bisected(lambda x: x + 2, 0.0, 1.0),
     "one sign below": lambda: bisected(lambda x: -x - 2, 0.0, 1.0),

@@ -16,8 +16,8 @@ from kendall.queueing.choosing.autopilot.decision import Decision
 from kendall.queueing.choosing.choices import best_batch_size, best_policy
 from kendall.queueing.choosing.forecast import Setting
 from kendall.queueing.choosing.gain.criterion import Criterion
+from kendall.queueing.choosing.gain.estimation_error import NIL
 from kendall.queueing.choosing.gain.operating_point import OperatingPoint
-from kendall.queueing.choosing.gain.response import NIL
 from kendall.queueing.choosing.quantity import compared_by
 from kendall.queueing.estimation.estimates import Estimates
 from kendall.queueing.estimation.summaries import Stalls

@@ -20,8 +20,8 @@ from kendall.queueing.arrivals.rates import Piecewise
 from kendall.queueing.arrivals.text import parse_arrivals
 from kendall.queueing.prediction import methods, predict_model
 from kendall.queueing.queue import Queue
-from kendall.queueing.simulation.budget import enough_slots
 from kendall.queueing.simulation.experiment import number_of_spans, simulate_model, simulate_run
+from kendall.queueing.simulation.run_limits import enough_slots
 from kendall.queueing.simulation.simulated_means import TOO_SHORT, brevity, mean_of_runs
 
 LAW = "k1=3e-4,k2=1.4e-3,k3=25e-6,k4=9.2e-4,cv=0.12"

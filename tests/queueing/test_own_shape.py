@@ -16,7 +16,7 @@ from kendall.queueing.control.assess import Assessment, assess
 from kendall.queueing.distributions.token_distribution import parse_distribution
 from kendall.queueing.engine_bounds import EngineBounds
 from kendall.queueing.estimation.estimates import Estimates
-from kendall.queueing.estimation.speed.own_shape import own_shape
+from kendall.queueing.estimation.speed.fitted_law import fitted_law
 from kendall.queueing.estimation.speed.speed_history import SHAPE_KEPT, SpeedHistory
 from kendall.queueing.estimation.window.snapshot import COLUMN, Snapshot
 from kendall.queueing.estimation.window_queue import QueueLimits
@@ -151,13 +151,13 @@ def test_where_nothing_can_be_told_the_shape_stays(changed: dict[str, float], re
     rows = seen.rows.copy()
     for name, value in changed.items():
         rows[:, COLUMN[name]] = value
-    assert own_shape(POLICY, seen.having(rows), LAW).law == LAW, reason
+    assert fitted_law(POLICY, seen.having(rows), LAW).law == LAW, reason
 
 
 def test_where_there_is_nothing_to_tell_the_shape_stays() -> None:
     seen = window(queue(slower()))[0]
-    assert own_shape(parse_policy("capped:max_batch_size=8"), seen, LAW).law == LAW
-    assert own_shape(POLICY, seen.having(seen.rows[:150]), LAW).law == LAW
+    assert fitted_law(parse_policy("capped:max_batch_size=8"), seen, LAW).law == LAW
+    assert fitted_law(POLICY, seen.having(seen.rows[:150]), LAW).law == LAW
 
 
 def test_steps_that_scatter_are_in_the_quantiles() -> None:
@@ -200,11 +200,11 @@ def test_first_tokens_are_those_of_the_served_where_patience_runs_out() -> None:
 
 def test_it_is_kept_for_a_while_unless_much_more_is_known() -> None:
     seen, history = window(queue(slower()))[0], SpeedHistory()
-    first = history.own_shape(POLICY, seen, LAW)
+    first = history.fitted_law(POLICY, seen, LAW)
 
     def kept(**about: Any) -> bool:
         history._shape = (seen.epoch, seen.now, len(seen.rows), first)
-        return history.own_shape(POLICY, dataclasses.replace(seen, **about), LAW) is first
+        return history.fitted_law(POLICY, dataclasses.replace(seen, **about), LAW) is first
 
     assert kept()
     assert kept(now=seen.now + SHAPE_KEPT - 1)

@@ -18,7 +18,7 @@ from kendall.queueing.distributions.token_distribution import TokenDistribution,
 from kendall.queueing.latency.batch_time import BatchTime
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.latency.service import Member, ServiceProcess
-from kendall.queueing.models.printed import psi
+from kendall.queueing.models.as_published import psi
 from kendall.queueing.prediction import predict_model
 from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.experiment import simulate_model, simulate_run

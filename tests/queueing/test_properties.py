@@ -15,10 +15,10 @@ from kendall.queueing.distributions.token_distribution import TokenDistribution,
 from kendall.queueing.errors import UnstableQueueError
 from kendall.queueing.latency.batch_time import BatchTime
 from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.models.as_published import elastic_line, padded_line, psi
 from kendall.queueing.models.batches.batch_chain import solve_batch_chain
 from kendall.queueing.models.batches.mgb1 import solve_fixed_batches
 from kendall.queueing.models.mg1 import solve_mg1
-from kendall.queueing.models.printed import elastic_line, padded_line, psi
 from kendall.queueing.prediction import largest_stable_rate, predict, predict_model
 from kendall.queueing.queue import Queue
 

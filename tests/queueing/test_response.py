@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kendall.queueing.choosing.advice.sentence import percent
-from kendall.queueing.choosing.gain.response import Evaluation, Response
+from kendall.queueing.choosing.gain.estimation_error import Evaluation, Response
 from kendall.queueing.choosing.phrases import HALF_A_PERCENT, bounded, seconds, share, small_share
 from kendall.queueing.estimation.interval import UNKNOWN, Estimate, symmetric
 from kendall.queueing.json_form import from_json, json_object

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from kendall.queueing.estimation.speed.batch_times import BatchTimes
+from kendall.queueing.estimation.speed.drift import SIGMAS, block_speeds, most_likely, wander
 from kendall.queueing.estimation.speed.speed_change import speed_change
 from kendall.queueing.estimation.speed.speed_history import STRETCH, SpeedHistory
 from kendall.queueing.estimation.speed.speeds import Speeds
-from kendall.queueing.estimation.speed.wander import SIGMAS, block_speeds, most_likely, wander
 from tests.queueing.speed_hours import PACE, SIGMA, TAU, batches, cells
 
 

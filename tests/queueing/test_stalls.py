@@ -22,7 +22,6 @@ from kendall.queueing.measurement.record import Record
 from kendall.queueing.models.mg1 import solve_mg1
 from kendall.queueing.prediction import predict_model
 from kendall.queueing.queue import Queue
-from kendall.queueing.simulation.budget import affordable_requests
 from kendall.queueing.simulation.experiment import (
     check_draws,
     draw_jobs,
@@ -31,6 +30,7 @@ from kendall.queueing.simulation.experiment import (
 )
 from kendall.queueing.simulation.fast import Trace, is_compiled, stall_gaps
 from kendall.queueing.simulation.reference import SimulatedEngine, simulate_trace
+from kendall.queueing.simulation.run_limits import affordable_requests
 from tests.memory import peak_memory
 
 LENGTHS = parse_distribution("geometric:mean=12", 64)

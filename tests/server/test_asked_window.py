@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from kendall.server.live.question import LiveWindow
+from kendall.server.live.assessment_request import LiveWindow
 from tests.server.asgi import Call, completion, running
 from tests.virtual_time import run_virtual
 

@@ -20,7 +20,7 @@ from kendall.queueing.choosing.autopilot.state import FailedSetting, State
 from kendall.queueing.choosing.forecast import Setting
 from kendall.server.admission.limits_in_force import PolicyChange
 from kendall.server.gateway import Gateway
-from kendall.server.live import model, predicting
+from kendall.server.live import model, prediction_worker
 from tests.server.asgi import call, completion, running
 from tests.server.harness import Immediate, engine_request_of
 from tests.virtual_time import run_virtual
@@ -44,7 +44,7 @@ class InThisProcess:
 
     async def ask(self, function: str, *arguments: Any) -> Any:
         await self.start()
-        return getattr(predicting, function)(*arguments)
+        return getattr(prediction_worker, function)(*arguments)
 
     async def close(self) -> None: ...
 
@@ -52,7 +52,7 @@ class InThisProcess:
 @pytest.fixture(autouse=True)
 def predictor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model, "PredictorClient", InThisProcess)
-    monkeypatch.setattr(predicting, "_memory", predicting._Memory())
+    monkeypatch.setattr(prediction_worker, "_memory", prediction_worker._Memory())
 
 
 async def loaded(gateway: Gateway, rate: float, seconds: float) -> None:

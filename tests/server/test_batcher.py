@@ -32,9 +32,9 @@ from kendall.server.engines.base import EngineRequest, TokenStream
 from kendall.server.engines.emulated import EmulatedEngine
 from kendall.server.queue.batcher import Batcher
 from kendall.server.queue.continuing import detach
+from kendall.server.queue.kill_trial import LIMIT
 from kendall.server.queue.observers import Observer
 from kendall.server.queue.poison import LOOK
-from kendall.server.queue.proof import LIMIT
 from kendall.server.queue.sequence import Batch, SequenceState
 from kendall.server.telemetry.metrics import Metrics
 from tests.server.harness import FRAGILE, Collector, Immediate, engine_request_of, replay, submitted

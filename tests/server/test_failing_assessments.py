@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kendall.server.live.answers import Answer
-from kendall.server.live.predictor import PredictorClient, PredictorLostError
+from kendall.server.live.prediction_client import PredictorClient, PredictorLostError
 from tests.server.asgi import call, completion, running
 from tests.virtual_time import run_virtual
 

@@ -22,7 +22,7 @@ import pytest
 from kendall.loadgen.gateway.gateway_process import GatewayProcess
 from kendall.queueing.measurement.record import read_run
 from kendall.server.engines.vllm.process import descendants
-from kendall.server.operations.leaving import drop_new_connections, unaccepted
+from kendall.server.operations.shutdown import drop_new_connections, unaccepted
 from kendall.server.runtime.log_writer import LINES_OF_A_KIND, WINDOW
 from tests.eventually import eventually, eventually_here
 from tests.server.processes import SocketCall, command, gateway, gone
@@ -440,7 +440,7 @@ async def answer_to(running: GatewayProcess, sent: bytes) -> int:
 
 HANGS = """
 import threading
-from kendall.server.operations.leaving import ExitBound
+from kendall.server.operations.shutdown import ExitBound
 from kendall.server.runtime.logs import LogSettings, configure_logs
 
 configure_logs(LogSettings())

@@ -39,11 +39,11 @@ from kendall.queueing.prediction import predict_model
 from kendall.queueing.queue import Queue
 from kendall.queueing.result import LEVELS
 from kendall.server.admission.settings import OverloadSettings
-from kendall.server.live import predicting
+from kendall.server.live import prediction_worker
 from kendall.server.live.answers import Answer, AssessmentSummary
+from kendall.server.live.assessment_request import AssessmentRequest
 from kendall.server.live.gauges import LiveGauges
-from kendall.server.live.predicting import described
-from kendall.server.live.question import Question
+from kendall.server.live.prediction_worker import described
 from kendall.server.telemetry.metrics import Metrics
 from tests.queueing.estimation_runs import LAW, LENGTHS
 from tests.queueing.estimation_windows import window_of
@@ -63,11 +63,11 @@ SHORT, PROMPTS = (
 each_policy = pytest.mark.parametrize("policy", [*BATCHES, JOINING])
 
 
-def question_at(now: float, policy: str) -> Question:
+def question_at(now: float, policy: str) -> AssessmentRequest:
     """Of an empty window."""
     producer = WindowProducer()
     producer.begin_epoch(0, 0.0)
-    return Question(
+    return AssessmentRequest(
         delta=producer.take(),
         at=now,
         window=1e9,
@@ -84,8 +84,8 @@ def look_of(policy: str) -> AssessmentSummary:
     model = Queue.read(policy, LENGTHS, LAW, max_num_seqs=16)
     seen = window_of(model, 0.6, 6000, 1)
     question = question_at(seen.now, policy)
-    predicting._memory = predicting._Memory()
-    predicting._memory.recent.add(seen)
+    prediction_worker._memory = prediction_worker._Memory()
+    prediction_worker._memory.recent.add(seen)
     return described(
         question, seen, assess(seen, LAW, QueueLimits(engine=EngineBounds(max_num_seqs=16)))
     )
@@ -106,15 +106,15 @@ def test_the_next_minutes_are_looked_at_anew_sooner_where_the_load_has_moved(
     policy = "capped:max_batch_size=8"
     model = Queue.read(policy, LENGTHS, LAW, max_num_seqs=16)
     seen = window_of(model, 0.6, 6000, 1)
-    predicting._memory = predicting._Memory()
-    predicting._memory.recent.add(seen)
+    prediction_worker._memory = prediction_worker._Memory()
+    prediction_worker._memory.recent.add(seen)
     found = assess(seen, LAW, QueueLimits(engine=EngineBounds(max_num_seqs=16)))
     question = question_at(seen.now, policy)
-    first = predicting._next(question, seen, found, joins=False)
+    first = prediction_worker._next(question, seen, found, joins=False)
     assert first is not None
     later = dataclasses.replace(seen, now=seen.now + seconds)
     moved = dataclasses.replace(found, load=found.load.scaled(load))
-    again = predicting._next(question, later, moved, joins=False)
+    again = prediction_worker._next(question, later, moved, joins=False)
     assert again is not None
     assert (again.at == later.now) == anew
     assert anew or again is first
@@ -276,12 +276,12 @@ def test_a_look_without_a_decision_leaves_the_autopilot_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[bool] = []
-    monkeypatch.setattr(predicting, "_memory", predicting._Memory())
-    monkeypatch.setattr(predicting.Autopilot, "decide", lambda *_: asked.append(True))
+    monkeypatch.setattr(prediction_worker, "_memory", prediction_worker._Memory())
+    monkeypatch.setattr(prediction_worker.Autopilot, "decide", lambda *_: asked.append(True))
     producer = WindowProducer()
     producer.begin_epoch(0, 0.0)
     for decides in (False, True):
-        question = Question(
+        question = AssessmentRequest(
             delta=producer.take(),
             at=1.0,
             window=1e9,
@@ -291,7 +291,7 @@ def test_a_look_without_a_decision_leaves_the_autopilot_alone(
             longest=64,
             decides=decides,
         )
-        predicting.assess_window(question)
+        prediction_worker.assess_window(question)
         assert asked == ([True] if decides else [])
 
 
@@ -358,42 +358,46 @@ def test_as_many_servers_as_the_slo_needs(monkeypatch: pytest.MonkeyPatch) -> No
     model = Queue.read("single", LENGTHS, LAW, max_num_seqs=16)
     seen = window_of(model, 0.9, 6000, 1)
     question = question_at(seen.now, "single")
-    monkeypatch.setattr(predicting, "_memory", predicting._Memory(question=question))
-    assert predicting.ask_servers("mean_queueing_delay<=1s") is None
+    monkeypatch.setattr(prediction_worker, "_memory", prediction_worker._Memory(question=question))
+    assert prediction_worker.ask_servers("mean_queueing_delay<=1s") is None
     found = assess(seen, LAW, QueueLimits(engine=EngineBounds(max_num_seqs=16))).estimates
-    predicting._memory.estimates = found
+    prediction_worker._memory.estimates = found
     two, three = (predict_model(model.but(servers=c), found.arrival_rate.value) for c in (2, 3))
     assert two.queueing_delay.mean is not None
     assert three.queueing_delay.mean is not None
     between = math.sqrt(two.queueing_delay.mean * three.queueing_delay.mean)
-    assert predicting.ask_servers(f"mean_queueing_delay<={between:.9f}s") == 3
-    assert predicting.ask_servers("mean_queueing_delay<=1h") == 1
-    assert predicting.ask_servers("mean_sojourn_time<=1us") is None
+    assert prediction_worker.ask_servers(f"mean_queueing_delay<={between:.9f}s") == 3
+    assert prediction_worker.ask_servers("mean_queueing_delay<=1h") == 1
+    assert prediction_worker.ask_servers("mean_sojourn_time<=1us") is None
     slow = two.queueing_delay.p99
     assert slow is not None
-    assert predicting.ask_servers(f"p99.9_queueing_delay<={slow:.9f}s") == 3, "two keep p99 within"
+    assert prediction_worker.ask_servers(f"p99.9_queueing_delay<={slow:.9f}s") == 3, (
+        "two keep p99 within"
+    )
 
 
 def test_what_ifs_end_in_time_with_those_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """Longer than the limit of the process, it would be killed with all that it knows."""
     model = Queue.read("single", LENGTHS, LAW, max_num_seqs=16)
     seen = window_of(model, 0.6, 2000, 1)
-    memory = predicting._Memory(question=question_at(seen.now, "single"))
+    memory = prediction_worker._Memory(question=question_at(seen.now, "single"))
     memory.estimates = assess(
         seen, LAW, QueueLimits(engine=EngineBounds(max_num_seqs=16))
     ).estimates
-    monkeypatch.setattr(predicting, "_memory", memory)
-    every = predicting.ask_what_ifs()
-    monkeypatch.setattr(predicting, "WHAT_IF_SECONDS", 0.0)
+    monkeypatch.setattr(prediction_worker, "_memory", memory)
+    every = prediction_worker.ask_what_ifs()
+    monkeypatch.setattr(prediction_worker, "WHAT_IF_SECONDS", 0.0)
     assert len(every) > 5
-    assert to_json(predicting.ask_what_ifs()) == to_json(every[:1])
+    assert to_json(prediction_worker.ask_what_ifs()) == to_json(every[:1])
 
 
-def known_estimates(load: float, policy: str = "capped:max_batch_size=4") -> predicting._Memory:
+def known_estimates(
+    load: float, policy: str = "capped:max_batch_size=4"
+) -> prediction_worker._Memory:
     """What the process keeps of a window under that load."""
     model = Queue.read(policy, LENGTHS, LAW, max_num_seqs=16)
     seen = window_of(model, load, 2000, 1)
-    memory = predicting._Memory(question=question_at(seen.now, policy))
+    memory = prediction_worker._Memory(question=question_at(seen.now, policy))
     memory.estimates = assess(
         seen, LAW, QueueLimits(engine=EngineBounds(max_num_seqs=16))
     ).estimates
@@ -411,11 +415,11 @@ def test_what_ifs_come_bit_by_bit_the_most_telling_first(monkeypatch: pytest.Mon
     that of the setting in force, and those with the lowest load.
     """
     memory = known_estimates(0.9)
-    monkeypatch.setattr(predicting, "_memory", memory)
-    monkeypatch.setattr(predicting, "WHAT_IF_SLICE", 1e9)
-    whole = rows(predicting.ask_what_ifs())
-    monkeypatch.setattr(predicting, "WHAT_IF_SLICE", 0.0)
-    found, came = rows(predicting.ask_what_ifs()), list[dict[str, Any]]()
+    monkeypatch.setattr(prediction_worker, "_memory", memory)
+    monkeypatch.setattr(prediction_worker, "WHAT_IF_SLICE", 1e9)
+    whole = rows(prediction_worker.ask_what_ifs())
+    monkeypatch.setattr(prediction_worker, "WHAT_IF_SLICE", 0.0)
+    found, came = rows(prediction_worker.ask_what_ifs()), list[dict[str, Any]]()
     assert [each["policy"] for each in found] == [each["policy"] for each in whole]
     assert [each["load"] for each in found] == [each["load"] for each in whole]
     assert {each["at"] for each in found} == {memory.question.at}  # type: ignore[union-attr]
@@ -428,7 +432,7 @@ def test_what_ifs_come_bit_by_bit_the_most_telling_first(monkeypatch: pytest.Mon
     assert all(each["stable"] is None and each["queueing_delay"] is None for each in pending)
     while any(each.get("pending") for each in found):
         before = {json.dumps(each) for each in found}
-        found = rows(predicting.ask_what_ifs(False))
+        found = rows(prediction_worker.ask_what_ifs(False))
         came += [each for each in found if json.dumps(each) not in before]
     loads = [each["load"] for each in came]
     assert loads == sorted(loads)

@@ -13,7 +13,7 @@ import pytest
 from fastapi import FastAPI
 
 from kendall.server.gateway import Gateway
-from kendall.server.live import model, predicting
+from kendall.server.live import model, prediction_worker
 from kendall.server.page.state import topics
 from tests.server.asgi import Call, call, running
 from tests.server.test_autopilot_manual import InThisProcess, loaded
@@ -26,7 +26,7 @@ RATE = 60.0  # requests/s of 32 tokens: a load of about 0.7 at two servers
 @pytest.fixture(autouse=True)
 def predictor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model, "PredictorClient", InThisProcess)
-    monkeypatch.setattr(predicting, "_memory", predicting._Memory())
+    monkeypatch.setattr(prediction_worker, "_memory", prediction_worker._Memory())
 
 
 def serving(

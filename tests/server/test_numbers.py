@@ -7,12 +7,12 @@ from collections import deque
 import numpy as np
 import pytest
 
-from kendall.server.live.numbers import Numbers
+from kendall.server.live.number_queue import NumberQueue
 
 
 def test_it_is_a_deque_whatever_is_appended_and_taken() -> None:
     rng = np.random.default_rng(1)
-    numbers, expected = Numbers(), deque[float]()
+    numbers, expected = NumberQueue(), deque[float]()
     for _ in range(20_000):
         if expected and rng.random() < 0.45:
             assert numbers[0] == expected.popleft()
@@ -25,7 +25,7 @@ def test_it_is_a_deque_whatever_is_appended_and_taken() -> None:
 
 
 def test_what_was_taken_is_not_kept() -> None:
-    numbers = Numbers()
+    numbers = NumberQueue()
     for value in range(100_000):
         numbers.append(float(value))
         if len(numbers) > 10:
@@ -34,7 +34,7 @@ def test_what_was_taken_is_not_kept() -> None:
 
 
 def test_ascending_ones_are_found_and_dropped_by_their_size() -> None:
-    numbers = Numbers()
+    numbers = NumberQueue()
     for value in (1.0, 2.0, 2.0, 3.0):
         numbers.append(value)
     numbers.drop(1)

@@ -13,8 +13,8 @@ import pytest
 
 from kendall.queueing.latency.law import parse_law
 from kendall.server.engines.base import EngineRequest, TokenStream
+from kendall.server.queue.kill_trial import LIMIT
 from kendall.server.queue.poison import LOOK, REFUSED_FOR, TRIAL_TOKENS
-from kendall.server.queue.proof import LIMIT
 from kendall.server.supervision.restarts import RestartBudget
 from kendall.server.supervision.settings import SupervisionSettings
 from tests.server.asgi import LAW, Call, call, completion

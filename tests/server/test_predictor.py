@@ -27,17 +27,17 @@ from kendall.queueing.errors import UnstableQueueError
 from kendall.queueing.estimation.estimates import estimate
 from kendall.queueing.estimation.window.producer import WindowProducer
 from kendall.server.calibration.idle_probes import niced_executor
-from kendall.server.live import predicting
-from kendall.server.live import predictor as predictor_module
-from kendall.server.live.predictor import (
+from kendall.server.live import prediction_client as predictor_module
+from kendall.server.live import prediction_worker
+from kendall.server.live.assessment_request import AssessmentRequest
+from kendall.server.live.prediction_client import (
     SIZE_BYTES,
     Ask,
     PredictorClient,
     PredictorLostError,
     waited_for_processor,
 )
-from kendall.server.live.predictor_process import framed_failure
-from kendall.server.live.question import Question
+from kendall.server.live.prediction_process import framed_failure
 from kendall.server.runtime.pools import end_at_once
 from tests.eventually import eventually, eventually_here
 from tests.queueing.estimation_runs import LAW, Engine, poisson, seen, serve
@@ -46,7 +46,7 @@ from tests.virtual_time import run_virtual
 
 ASKS = """
 import asyncio
-from kendall.server.live.predictor import PredictorClient
+from kendall.server.live.prediction_client import PredictorClient
 
 async def main():
     predictor = PredictorClient()
@@ -71,9 +71,9 @@ def test_the_predicting_process_ends_with_a_gateway_that_is_killed(tmp_path: Pat
         predicting = int(gateway.stdout.readline())
         os.kill(gateway.pid, signal.SIGKILL)
     try:
-        eventually_here(lambda: not runs(predicting))
+        eventually_here(lambda: not runs(prediction_worker))
     except AssertionError:
-        os.kill(predicting, signal.SIGKILL)
+        os.kill(prediction_worker, signal.SIGKILL)
         raise AssertionError("it is left behind") from None
 
 
@@ -413,11 +413,11 @@ def test_after_few_requests_the_reason_counts_them(
     policy = "capped:max_batch_size=8"
     snapshot = seen(serve(poisson(1.0, ended + 1, 1), Engine(most=8), 1), policy)
     assert len(snapshot.mine.rows) == ended, "the last has arrived, but not ended"
-    monkeypatch.setattr(predicting, "_seen", lambda _: snapshot)
+    monkeypatch.setattr(prediction_worker, "_seen", lambda _: snapshot)
     setting = Setting(policy=policy)
     producer = WindowProducer()
     producer.begin_epoch(0, 0.0)
-    question = Question(
+    question = AssessmentRequest(
         delta=producer.take(),
         at=10.0,
         window=300.0,
@@ -426,10 +426,10 @@ def test_after_few_requests_the_reason_counts_them(
         engine=EngineBounds(max_num_seqs=8),
         longest=64,
     )
-    answer = predicting.assess_window(question)
+    answer = prediction_worker.assess_window(question)
     number, ends = counted(ended, "request"), "has ended" if ended == 1 else "have ended"
     assert answer.reason == f"{number} of this epoch {ends} in the last 300 s; 50 are needed"
-    anew = predicting.assess_window(dataclasses.replace(question, anew=True))
+    anew = prediction_worker.assess_window(dataclasses.replace(question, anew=True))
     assert anew.reason == (
         f"{number} {ends} since the predicting process was restarted; 50 are needed"
     )
@@ -443,11 +443,11 @@ def test_fifty_requests_of_an_epoch_are_predicted_from_and_fewer_are_not(
     policy = "capped:max_batch_size=8"
     snapshot = seen(serve(poisson(1.0, ended + 1, 1), Engine(most=8), 1), policy)
     assert len(snapshot.mine.rows) == ended, "the last has arrived, but not ended"
-    monkeypatch.setattr(predicting, "_seen", lambda _: snapshot)
-    monkeypatch.setattr(predicting, "_memory", predicting._Memory())
+    monkeypatch.setattr(prediction_worker, "_seen", lambda _: snapshot)
+    monkeypatch.setattr(prediction_worker, "_memory", prediction_worker._Memory())
     producer = WindowProducer()
     producer.begin_epoch(0, 0.0)
-    question = Question(
+    question = AssessmentRequest(
         delta=producer.take(),
         at=60.0,
         window=300.0,
@@ -456,7 +456,7 @@ def test_fifty_requests_of_an_epoch_are_predicted_from_and_fewer_are_not(
         engine=EngineBounds(max_num_seqs=8),
         longest=64,
     )
-    answer = predicting.assess_window(question)
+    answer = prediction_worker.assess_window(question)
     assert (answer.prediction is None) == (answer.reason is not None) == (ended < 50)
     assert (answer.ahead is None) == (ended < 50)
 
@@ -472,11 +472,13 @@ def test_the_wander_is_that_of_the_hour_and_not_of_the_window(
     policy = "capped:max_batch_size=8"
     snapshot = seen(serve(poisson(10.0, 200, 1), Engine(most=8), 1), policy)
     assert not estimate(snapshot, parse_policy(policy), LAW).wander.significant
-    monkeypatch.setattr(predicting, "_seen", lambda _: snapshot)
-    monkeypatch.setattr(predicting, "_memory", predicting._Memory(history=history, last_shape=LAW))
+    monkeypatch.setattr(prediction_worker, "_seen", lambda _: snapshot)
+    monkeypatch.setattr(
+        prediction_worker, "_memory", prediction_worker._Memory(history=history, last_shape=LAW)
+    )
     producer = WindowProducer()
     producer.begin_epoch(0, 0.0)
-    question = Question(
+    question = AssessmentRequest(
         delta=producer.take(),
         at=20.0,
         window=300.0,
@@ -485,7 +487,7 @@ def test_the_wander_is_that_of_the_hour_and_not_of_the_window(
         engine=EngineBounds(max_num_seqs=8),
         longest=64,
     )
-    summary = predicting.assess_window(question).estimates
+    summary = prediction_worker.assess_window(question).estimates
     assert summary is not None
     slow = summary.wander
     assert slow.significant

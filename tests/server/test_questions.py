@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect
 
 from kendall.policies import SpecError
 from kendall.server.live.answers import AdviceAnswer
-from kendall.server.live.predictor import PredictorLostError
+from kendall.server.live.prediction_client import PredictorLostError
 from kendall.server.live.questions import Questions
 from kendall.server.runtime.errors import ApiError
 from tests.server.asgi import Call, call, running

@@ -13,7 +13,7 @@ from kendall.queueing.choosing.forecast import RateBounds
 from kendall.queueing.estimation.assumptions.assumption import Assumption
 from kendall.queueing.estimation.interval import Estimate
 from kendall.server.gateway import Gateway
-from kendall.server.live import model, predicting
+from kendall.server.live import model, prediction_worker
 from tests.server.asgi import Call
 from tests.server.test_autopilot_manual import InThisProcess
 from tests.server.test_load_balancer import asked, serving
@@ -22,7 +22,7 @@ from tests.server.test_load_balancer import asked, serving
 @pytest.fixture(autouse=True)
 def predictor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model, "PredictorClient", InThisProcess)
-    monkeypatch.setattr(predicting, "_memory", predicting._Memory())
+    monkeypatch.setattr(prediction_worker, "_memory", prediction_worker._Memory())
 
 
 @pytest.mark.slow
@@ -69,14 +69,14 @@ def test_an_advice_says_that_the_gateway_refuses_calls() -> None:
     async def work(app: FastAPI, gateway: Gateway) -> None:
         found = await asked(app, "/admin/advice", b"target=batch-size")
         assert found["rate"]["refused"] is None
-        last = predicting._memory.last
+        last = prediction_worker._memory.last
         assert last is not None
         says = "41.2% of the calls were refused by limits of the gateway (slo 41.2%): and so on"
         compared = dataclasses.replace(
             last.compared, assumptions=(Assumption("all_admitted", False, 0.412, says),)
         )
-        predicting._memory.last = dataclasses.replace(last, compared=compared)
-        rate = predicting.ask_rates({})
+        prediction_worker._memory.last = dataclasses.replace(last, compared=compared)
+        rate = prediction_worker.ask_rates({})
         assert rate is not None
         assert rate.refused == says.partition(":")[0]
         assert f"only admitted calls are counted: {rate.refused}" in rate.says

@@ -16,8 +16,9 @@ import pytest
 
 from kendall.policies import Request
 from kendall.server.engines.base import EngineRequest, Sampling, Token
-from kendall.server.queue import poison, proof
+from kendall.server.queue import kill_trial, poison
 from kendall.server.queue.continuing import DIFFERS, Replay, listener, prepare
+from kendall.server.queue.kill_trial import Proof
 from kendall.server.queue.poison import (
     LOOK,
     LOSSES,
@@ -27,7 +28,6 @@ from kendall.server.queue.poison import (
     ServerTrials,
     Trials,
 )
-from kendall.server.queue.proof import Proof
 from kendall.server.runtime.errors import ApiError
 from kendall.server.supervision import progress, restarts, supervisor
 from kendall.server.supervision.bounded import OverdueError, UnendingError, within
@@ -65,7 +65,7 @@ def test_what_an_operator_gets_who_says_nothing() -> None:
         restarts.MOST_OVERDUE,
     ) == (10.0, 0.5, 30.0, 3)
     assert (supervisor.SOON, supervisor.LET_GO) == (2, 20.0)
-    assert (proof.TOKENS, proof.LIMIT) == (16, 10.0)
+    assert (kill_trial.TOKENS, kill_trial.LIMIT) == (16, 10.0)
     assert (poison.TRIAL_TOKENS, poison.LOOK, poison.REFUSED_FOR, poison.MOST_REFUSED) == (
         16,
         0.05,
@@ -592,7 +592,7 @@ def test_the_oldest_of_many_refused_prompts_is_forgotten() -> None:
 
 
 class Proven:
-    """An engine that is asked for a proof."""
+    """An engine that is asked for a kill_trial."""
 
     def __init__(self, *, rejects: bool = False) -> None:
         self.rejects = rejects
@@ -628,12 +628,12 @@ def test_a_proof_is_a_short_greedy_answer_of_the_first_server() -> None:
             asked.sampling.temperature,
             asked.sampling.ignore_eos,
         ) == (16, 0.0, True)
-        of.proof.on_tokens(tokens(*range(15)))
+        of.kill_trial.on_tokens(tokens(*range(15)))
         assert of.over == []
-        of.proof.on_tokens(tokens(1))
+        of.kill_trial.on_tokens(tokens(1))
         assert of.over == [(True, 0.0)]
         assert (of.cancelled, of.stream.listener) == ([[asked.request.id]], None)
-        of.proof.on_end("stop")
+        of.kill_trial.on_end("stop")
         await asyncio.sleep(20.0)
         assert of.over == [(True, 0.0)], "once"
 
@@ -649,8 +649,8 @@ def test_an_end_before_all_tokens_is_a_proof_where_there_are_some(
 ) -> None:
     async def main() -> None:
         of = Proven()
-        of.proof.on_tokens(tokens(*range(made)))
-        of.proof.on_end(end)
+        of.kill_trial.on_tokens(tokens(*range(made)))
+        of.kill_trial.on_end(end)
         assert of.over == [(sound, 0.0)]
 
     runs(main)
@@ -661,9 +661,9 @@ def test_silence_a_failure_and_a_rejection_are_no_proof_and_a_stopped_one_says_n
 ) -> None:
     async def main() -> None:
         silent, failing, rejecting, stopped = Proven(), Proven(), Proven(rejects=True), Proven()
-        failing.proof.on_failure("no")
-        stopped.proof.stop()
-        stopped.proof.on_tokens(tokens(*range(16)))
+        failing.kill_trial.on_failure("no")
+        stopped.kill_trial.stop()
+        stopped.kill_trial.on_tokens(tokens(*range(16)))
         await asyncio.sleep(9.9)
         assert (failing.over, rejecting.over, silent.over) == ([(False, 0.0)], [(False, 0.0)], [])
         await asyncio.sleep(0.2)

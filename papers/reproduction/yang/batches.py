@@ -19,8 +19,8 @@ import numpy as np
 from kendall.queueing.distributions.token_distribution import TokenDistribution, parse_distribution
 from kendall.queueing.latency.batch_time import BatchTime
 from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.models.as_published import elastic_line, padded_line, psi
 from kendall.queueing.models.batches.batch_chain import solve_batch_chain
-from kendall.queueing.models.printed import elastic_line, padded_line, psi
 from papers.reproduction.artefact import (
     Artefact,
     Curve,

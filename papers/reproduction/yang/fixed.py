@@ -13,7 +13,7 @@ import numpy as np
 from scipy.optimize import brentq
 
 from kendall.queueing.errors import UnstableQueueError
-from kendall.queueing.models.printed import fixed_batch_delay, psi
+from kendall.queueing.models.as_published import fixed_batch_delay, psi
 from papers.reproduction.artefact import Panel, Say, Statement, curve
 from papers.reproduction.heavy_tails import HeavyTailedTime, fixed_batches
 from papers.reproduction.simulate import BatchRun, Constants, points, simulate_batches

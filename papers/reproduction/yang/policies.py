@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kendall.queueing.models.printed import fixed_batch_delay, psi
+from kendall.queueing.models.as_published import fixed_batch_delay, psi
 from papers.reproduction.artefact import Artefact, Curve, Panel, Say, Statement, curve
 from papers.reproduction.heavy_tails import (
     HeavyTailedTime,

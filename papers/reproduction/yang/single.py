@@ -16,8 +16,8 @@ import numpy as np
 from scipy.interpolate import CubicSpline
 from scipy.optimize import brentq
 
+from kendall.queueing.models.as_published import objective_impatient, objective_patient
 from kendall.queueing.models.mg1d import de_kok_tijms, solve_impatient
-from kendall.queueing.models.printed import objective_impatient, objective_patient
 from papers.limited_moments import kept_of_lognormal, lognormal_limited_moment
 from papers.measured_laws import YANG, yang_times
 from papers.measurements import load_measurement

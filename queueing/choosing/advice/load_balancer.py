@@ -19,8 +19,8 @@ from kendall.queueing.choosing.gain.window_model import WindowModel
 from kendall.queueing.errors import PredictionError
 from kendall.queueing.queue import ROUTINGS, Queue
 from kendall.queueing.result import Prediction, Quantity
-from kendall.queueing.simulation.budget import affordable_requests
 from kendall.queueing.simulation.experiment import simulate_model
+from kendall.queueing.simulation.run_limits import affordable_requests
 
 ASKED = ROUTINGS[1:]
 USUAL = ("random", "round_robin")  # as cheap as a what-if

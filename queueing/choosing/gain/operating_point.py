@@ -6,7 +6,7 @@ what one setting gains over another, the same number for advice, what-ifs and th
 M is what the objective measures (queueing.choosing.gain.criterion), smaller is better; of
 settings of different families it is their sojourn times (queueing.choosing.quantity). Both
 settings stand at the same estimates, so most of what is uncertain in either cancels in the gain
-(queueing.choosing.gain.response).
+(queueing.choosing.gain.estimation_error).
 
 Searches simulate dozens of choices; what is reported of the chosen one may be exact and differ by a
 few percent. An SLO is kept by the value that is reported.

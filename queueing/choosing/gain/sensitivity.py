@@ -16,7 +16,7 @@ from kendall.policies import parse_policy
 from kendall.queueing.choosing.answer import ROUGH, own_error, rough
 from kendall.queueing.choosing.forecast import Setting
 from kendall.queueing.choosing.gain.criterion import Criterion
-from kendall.queueing.choosing.gain.response import Evaluation, Response
+from kendall.queueing.choosing.gain.estimation_error import Evaluation, Response
 from kendall.queueing.choosing.gain.window_model import WindowModel
 from kendall.queueing.distributions.token_distribution import TokenDistribution, Vector
 from kendall.queueing.estimation.interval import NORMAL, Estimate

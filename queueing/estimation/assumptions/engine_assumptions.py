@@ -9,7 +9,7 @@ no_stalls        fails where stalls (queueing.estimation.speed.speed_process) le
                  machine without them, which the caller computed. Without a prediction: where they
                  hold at least `STALL_SHARE` of the busy time.
 constant_speed   fails where the speed made a step (queueing.estimation.speed.speed_change), or
-                 wanders significantly (queueing.estimation.speed.wander) and so much that the mean
+                 wanders significantly (queueing.estimation.speed.drift) and so much that the mean
                  delay moves by `MATERIAL`: by the band that the caller computed, else by 3 sigma.
 law_shape        log r_i, minus the average of `BEFORE` batches before it, the last excepted,
                  regressed on two things that the law says of batch i. On the share of decoding, as

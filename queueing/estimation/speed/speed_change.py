@@ -18,7 +18,7 @@ import numpy as np
 from scipy.special import chdtrc
 
 from kendall.queueing.estimation.speed.batch_times import BatchTimes
-from kendall.queueing.estimation.speed.wander import BlockSpeeds, block_speeds
+from kendall.queueing.estimation.speed.drift import BlockSpeeds, block_speeds
 
 BLOCKS = 24
 LEVEL = 1e-4

@@ -1,4 +1,4 @@
-"""The wander of the engine's speed (queueing.estimation.speed.wander) from an hour of batches
+"""The wander of the engine's speed (queueing.estimation.speed.drift) from an hour of batches
 instead of one window's.
 
 The hour is cut into stretches of at most `STRETCH` seconds, and at every epoch: each has a mean
@@ -19,15 +19,15 @@ import numpy as np
 from kendall.policies import Policy
 from kendall.queueing.estimation.change import Vector
 from kendall.queueing.estimation.speed.batch_times import BatchTimes
-from kendall.queueing.estimation.speed.own_shape import OwnShape, own_shape
-from kendall.queueing.estimation.speed.speeds import Speeds
-from kendall.queueing.estimation.speed.wander import (
+from kendall.queueing.estimation.speed.drift import (
     FEWEST_BLOCKS,
     TauLikelihoods,
     block_speeds,
     most_likely,
 )
-from kendall.queueing.estimation.summaries import Wander
+from kendall.queueing.estimation.speed.fitted_law import FittedLaw, fitted_law
+from kendall.queueing.estimation.speed.speeds import Speeds
+from kendall.queueing.estimation.summaries import SpeedDrift
 from kendall.queueing.estimation.window.snapshot import Snapshot
 from kendall.queueing.latency.law import LatencyModel
 
@@ -80,11 +80,11 @@ class SpeedHistory:
     _until: float = -math.inf  # dispatch of the last batch, or slot, that was taken in
     _now: SpeedStretch | None = None
     # with its epoch, instant and number of requests
-    _shape: tuple[int, float, int, OwnShape] | None = None
+    _shape: tuple[int, float, int, FittedLaw] | None = None
 
-    def own_shape(
+    def fitted_law(
         self, policy: Policy, seen: Snapshot, shape: LatencyModel, step_tokens: int | None = None
-    ) -> OwnShape:
+    ) -> FittedLaw:
         """The engine's: that of some seconds ago, unless much more is known now."""
         count = len(seen.rows)
         if self._shape is not None:
@@ -92,11 +92,11 @@ class SpeedHistory:
             near = 0 <= seen.now - at < SHAPE_KEPT and count < GROWN * known
             if epoch == seen.epoch and near:
                 return found
-        found = own_shape(policy, seen, shape, step_tokens)
+        found = fitted_law(policy, seen, shape, step_tokens)
         self._shape = seen.epoch, seen.now, count, found
         return found
 
-    def add(self, speeds: Speeds, epoch: int) -> Wander | None:
+    def add(self, speeds: Speeds, epoch: int) -> SpeedDrift | None:
         """Take in the batches that are new; the wander of the hour, None where there is too
         little of it.
         """

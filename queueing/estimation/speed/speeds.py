@@ -21,12 +21,12 @@ from kendall.queueing.estimation.speed.batch_times import (
     slot_times,
     times_by_server,
 )
+from kendall.queueing.estimation.speed.drift import wander
 from kendall.queueing.estimation.speed.server_speeds import LEAST, ServerSpeed, factors, speeds_of
 from kendall.queueing.estimation.speed.slot_stalls import slot_stalls
 from kendall.queueing.estimation.speed.speed_change import SpeedChange, speed_change
 from kendall.queueing.estimation.speed.speed_process import stalled, stalls, without_outliers
-from kendall.queueing.estimation.speed.wander import wander
-from kendall.queueing.estimation.summaries import Stalls, Wander
+from kendall.queueing.estimation.summaries import SpeedDrift, Stalls
 from kendall.queueing.estimation.window.snapshot import Snapshot
 from kendall.queueing.latency.law import LatencyModel
 
@@ -107,7 +107,7 @@ class Speeds:
         return self.recent.part(~stalled(self.recent))
 
     @cached_property
-    def slow(self) -> Wander:
+    def slow(self) -> SpeedDrift:
         """The slow part of the speed since then."""
         return wander(
             self.steady if self.step is None else self.steady.part(self.steady.at >= self.step.at)

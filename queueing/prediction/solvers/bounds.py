@@ -24,9 +24,9 @@ from typing import Any
 from kendall.policies.fixed import Fixed
 from kendall.policies.immediate import Continuous, Dynamic, Elastic, Single
 from kendall.queueing.latency.service_time import ServiceTime
+from kendall.queueing.models.as_published import fixed_batch_delay, kingman_delay, psi
 from kendall.queueing.models.gg1 import TwoMomentDelay, kingman
 from kendall.queueing.models.mg1d import de_kok_tijms
-from kendall.queueing.models.printed import fixed_batch_delay, kingman_delay, psi
 from kendall.queueing.prediction.solver import Solver
 from kendall.queueing.queue import Queue
 from kendall.queueing.result import Quantiles

@@ -27,7 +27,7 @@ import numpy.typing as npt
 from kendall.queueing.estimation.change import Vector
 from kendall.queueing.estimation.interval import Estimate
 from kendall.queueing.estimation.speed.batch_times import BatchTimes
-from kendall.queueing.estimation.summaries import NO_WANDER, Wander
+from kendall.queueing.estimation.summaries import NO_WANDER, SpeedDrift
 
 BLOCKS = 60
 FEWEST_PER_BLOCK = 4  # batches
@@ -99,7 +99,7 @@ def block_speeds(times: BatchTimes, blocks: int = BLOCKS) -> BlockSpeeds | None:
     )
 
 
-def wander(times: BatchTimes) -> Wander:
+def wander(times: BatchTimes) -> SpeedDrift:
     """The slow part of the speed."""
     blocks = block_speeds(times)
     if blocks is None or blocks.fast_cv == 0:
@@ -109,7 +109,9 @@ def wander(times: BatchTimes) -> Wander:
     return most_likely(blocks.likelihoods(taus), taus, span=span, fast_cv=blocks.fast_cv)
 
 
-def most_likely(likelihood: TauLikelihoods, taus: Vector, *, span: float, fast_cv: float) -> Wander:
+def most_likely(
+    likelihood: TauLikelihoods, taus: Vector, *, span: float, fast_cv: float
+) -> SpeedDrift:
     """The process at the maximum of the log likelihood; `span`: seconds that it rests on."""
     best = likelihood.max()
     profile = likelihood.max(axis=0)
@@ -119,7 +121,7 @@ def most_likely(likelihood: TauLikelihoods, taus: Vector, *, span: float, fast_c
     steps = max(2.0, span / float(2 * taus[row]))
     high = float(SIGMAS[min(inside[-1] + 1, SIGMAS.size - 1)])
     sigma = Estimate(float(SIGMAS[column]), float(SIGMAS[max(0, inside[0] - 1)]), high, steps)
-    return Wander(
+    return SpeedDrift(
         sigma,
         float(taus[row]),
         fast_cv,

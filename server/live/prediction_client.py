@@ -41,8 +41,8 @@ class PredictorLostError(RuntimeError):
 
 
 class PredictorClient:
-    """Calls functions of `server.live.predicting` by name in the other process, which keeps what it
-    saw last.
+    """Calls functions of `server.live.prediction_worker` by name in the other process, which keeps
+    what it saw last.
 
     `begin(ask, life)` is awaited in each life of the process, the first being 1, before anything
     else is asked in it.
@@ -239,7 +239,13 @@ def _popen(connection: socket.socket) -> subprocess.Popen[bytes]:
         "OPENBLAS_NUM_THREADS", "1"
     )  # more threads on small matrices spin, at four times the CPU
     descriptor = connection.fileno()
-    command = [sys.executable, "-P", "-m", "kendall.server.live.predictor_process", str(descriptor)]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "kendall.server.live.prediction_process",
+        str(descriptor),
+    ]
     return subprocess.Popen(
         command,
         pass_fds=[descriptor],

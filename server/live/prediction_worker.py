@@ -44,7 +44,7 @@ from kendall.queueing.control.wait_ahead import BatchService, SlotService
 from kendall.queueing.distributions.token_distribution import Vector
 from kendall.queueing.errors import PredictionError
 from kendall.queueing.estimation.arrivals import while_requests_came
-from kendall.queueing.estimation.assumptions.verdict import (
+from kendall.queueing.estimation.assumptions.compared_window import (
     ENGINE,
     Compared,
     observed_mean,
@@ -83,7 +83,7 @@ from kendall.server.live.answers import (
     Stretch,
     Unpredicted,
 )
-from kendall.server.live.question import ENOUGH, Question
+from kendall.server.live.assessment_request import ENOUGH, AssessmentRequest
 
 WHAT_IF_SECONDS = 45.0  # of a processor, for all what-ifs: what is left then is left out
 WHAT_IF_SLICE = 0.5  # of a processor, after which what there is of them is answered
@@ -108,7 +108,7 @@ class _Memory:
     """What the process keeps between questions."""
 
     replica: WindowReplica = field(default_factory=WindowReplica)
-    question: Question | None = None
+    question: AssessmentRequest | None = None
     estimates: Estimates | None = None  # of the last assessment with enough data, or restored
     estimated_at: float | None = None  # the end of their window; None: of an earlier life
     pilot: Autopilot = field(default_factory=Autopilot)  # off until it is told otherwise
@@ -152,7 +152,7 @@ def steer_pilot(mode: Mode) -> None:
     _memory.pilot = Autopilot(mode=mode, state=state)
 
 
-def assess_window(question: Question) -> Answer:
+def assess_window(question: AssessmentRequest) -> Answer:
     """The estimates, the prediction for the policy in force beside the observation, and the
     verdict; or the `reason` why not.
     """
@@ -176,7 +176,7 @@ def assess_window(question: Question) -> Answer:
 
 
 def _decided(
-    question: Question, seen: Snapshot, found: Assessment | None
+    question: AssessmentRequest, seen: Snapshot, found: Assessment | None
 ) -> tuple[Decision | None, str | None]:
     """The autopilot's decision, or how it failed: the assessment itself stands."""
     if question.bounds is not None:
@@ -196,7 +196,7 @@ def _decided(
         return None, traceback.format_exc()
 
 
-def _assessed(question: Question, seen: Snapshot) -> Assessment:
+def _assessed(question: AssessmentRequest, seen: Snapshot) -> Assessment:
     same = question.shape == _memory.last_shape
     _memory.recent.add(seen)
     if not same:
@@ -220,7 +220,7 @@ def _assessed(question: Question, seen: Snapshot) -> Assessment:
 
 
 def _next(
-    question: Question, seen: Snapshot, found: Assessment, *, joins: bool
+    question: AssessmentRequest, seen: Snapshot, found: Assessment, *, joins: bool
 ) -> NextMinutes | None:
     """What was said of them stands for a while."""
     last = _memory.ahead
@@ -258,7 +258,7 @@ def _check_before(seen: Snapshot) -> Check | None:
     return last.compared.check if last is not None and same else None
 
 
-def _answer(question: Question, seen: Snapshot, found: Assessment) -> Answer:
+def _answer(question: AssessmentRequest, seen: Snapshot, found: Assessment) -> Answer:
     enough = found.estimates.count >= ENOUGH
     if enough:
         _memory.estimates, _memory.estimated_at = found.estimates, seen.now
@@ -277,7 +277,7 @@ def _saved(value: SavedEstimates | State) -> msgspec.Raw:
     return msgspec.Raw(msgspec.json.encode(value))
 
 
-def _too_few(question: Question, ended: int) -> str:
+def _too_few(question: AssessmentRequest, ended: int) -> str:
     of, when = " of this epoch", f"in the last {question.window:g} s"
     if question.anew:
         of, when = "", "since the predicting process was restarted"
@@ -297,7 +297,7 @@ def _ahead(found: Assessment) -> BatchService | SlotService | None:
         return None
 
 
-def described(question: Question, seen: Snapshot, found: Assessment) -> AssessmentSummary:
+def described(question: AssessmentRequest, seen: Snapshot, found: Assessment) -> AssessmentSummary:
     """An unstable queue has no delays."""
     law, compared = found.estimates.law(question.shape), _compared(found)
     joins = parse_policy(seen.policy).joins_running
@@ -335,7 +335,7 @@ def described(question: Question, seen: Snapshot, found: Assessment) -> Assessme
 
 
 def _forecast(
-    question: Question,
+    question: AssessmentRequest,
     seen: Snapshot,
     found: Assessment,
     predicted: Prediction | Unpredicted,
@@ -417,7 +417,7 @@ def ask_what_ifs(anew: bool = True) -> list[WhatIf]:
     return _rows(found, round_.at, round_.same)
 
 
-def _same_requests(question: Question, point: OperatingPoint) -> SameRequests | None:
+def _same_requests(question: AssessmentRequest, point: OperatingPoint) -> SameRequests | None:
     """The window that the estimates are of, if that is still known."""
     seen = _memory.last_seen
     if seen is None or seen.now != _memory.estimated_at:
@@ -589,7 +589,7 @@ def ask_servers(slo: str) -> int | None:
 
 
 def _asked_about(
-    question: Question, estimates: Estimates, parameters: Mapping[str, str]
+    question: AssessmentRequest, estimates: Estimates, parameters: Mapping[str, str]
 ) -> OperatingPoint:
     """At the rate and the family of lengths that the query of an advice names."""
     at_rate = estimates.at_rate(rate_factor_of(parameters))
@@ -597,7 +597,7 @@ def _asked_about(
 
 
 def _operating_point(
-    question: Question, estimates: Estimates, family: str | None = None
+    question: AssessmentRequest, estimates: Estimates, family: str | None = None
 ) -> OperatingPoint:
     """That of the long run, with what was found out there, while it stands for these estimates."""
     last = _memory.last
@@ -615,7 +615,7 @@ def _instant_of(point: OperatingPoint) -> float | None:
     return None if _memory.estimated_at is None else point.estimates.now
 
 
-def _seen(question: Question) -> Snapshot:
+def _seen(question: AssessmentRequest) -> Snapshot:
     """The window with what is new."""
     _memory.replica.seconds = question.window
     _memory.replica.add(question.delta)
@@ -630,7 +630,7 @@ def _seen(question: Question) -> Snapshot:
     )
 
 
-def _limits(question: Question) -> QueueLimits:
+def _limits(question: AssessmentRequest) -> QueueLimits:
     setting = question.setting
     return QueueLimits(
         max_output_tokens=setting.max_output_tokens,
@@ -641,7 +641,7 @@ def _limits(question: Question) -> QueueLimits:
     )
 
 
-def _doubts(question: Question, seen: Snapshot) -> tuple[str, ...]:
+def _doubts(question: AssessmentRequest, seen: Snapshot) -> tuple[str, ...]:
     """What was served beyond what the law was measured on."""
     if question.reach is None:
         return ()

@@ -8,7 +8,7 @@ from bisect import bisect_left
 _COMPACT = 1024
 
 
-class Numbers:
+class NumberQueue:
     """Appended at the end, taken at the front.
 
     A deque of Python floats would hold objects that were made between those of requests: after a

@@ -47,7 +47,7 @@ TOGETHER = 1e-6  # seconds: a request that is dispatched in the instant in which
 
 
 @dataclass(frozen=True, eq=False)
-class Scatter:
+class ResidualVariance:
     """What requests took beside what the law says, a value each, about 0; seconds."""
 
     first: Vector  # from dispatch to first token
@@ -55,11 +55,11 @@ class Scatter:
 
 
 @dataclass(frozen=True, eq=False)
-class OwnShape:
+class FittedLaw:
     """The law, and without a value where too little is known of them the scatter about it."""
 
     law: LatencyModel
-    scatter: Scatter | None = None
+    scatter: ResidualVariance | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,29 +173,29 @@ class _Comparable:
         slope, error = self.slope(late)
         return not abs(slope) > SURE * error and abs(late.mean()) <= SAME * self.first.mean()
 
-    def scatter(self, first: Vector, rest: Vector) -> Scatter:
+    def scatter(self, first: Vector, rest: Vector) -> ResidualVariance:
         """About what was replayed."""
         early, late = self.first - first, self.first + self.rest - first - rest
-        return Scatter(early - early.mean(), late - late.mean())
+        return ResidualVariance(early - early.mean(), late - late.mean())
 
 
-def own_shape(
+def fitted_law(
     policy: Policy, seen: Snapshot, shape: LatencyModel, step_tokens: int | None = None
-) -> OwnShape:
+) -> FittedLaw:
     """With the window's kp and turnaround at the speed of its steps; the shape as it is where they
     say nothing else, or too little, and where calls hold several sequences.
     """
     one_by_one = policy.joins_running and not (seen.call_sizes > 1).any()
     told = _Comparable.of(seen.mine, shape, step_tokens) if one_by_one else None
     if told is None:
-        return OwnShape(shape)
+        return FittedLaw(shape)
     own = told.fitted(shape, by_prompt=True) if shape.kp else None
     if own is None or not told.tells_kp(own):
         own = told.fitted(shape, by_prompt=False)
     first, rest = told.replayed(shape.at_speed(own.speed))
     if told.is_as(first):
-        return OwnShape(shape, told.scatter(first, rest))
-    return OwnShape(own.at_speed(shape.speed), told.scatter(*told.replayed(own)))
+        return FittedLaw(shape, told.scatter(first, rest))
+    return FittedLaw(own.at_speed(shape.speed), told.scatter(*told.replayed(own)))
 
 
 def _at(shape: LatencyModel, kp: float, turnaround: float, pace: float) -> LatencyModel:

@@ -17,7 +17,7 @@ ENOUGH = 50  # requests of the epoch that met their end, before anything is pred
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Question:
+class AssessmentRequest:
     """Of one assessment: what was seen, the calibrated law, and what bounds the queue."""
 
     delta: WindowDelta  # since the question before
@@ -66,14 +66,14 @@ class LiveWindow:
         self.producer.begin_epoch(epoch, now, carry_lengths=False)
         self._anew = True
 
-    def question(self, bounds: AutopilotBounds, *, saving: bool) -> Question | None:
+    def question(self, bounds: AutopilotBounds, *, saving: bool) -> AssessmentRequest | None:
         """With what is new, which is in no later question; None without a latency law."""
         gateway = self._gateway
         if gateway.latency.law is None:
             return None
         batcher = gateway.batcher
         capabilities = batcher.capabilities
-        return Question(
+        return AssessmentRequest(
             delta=self.producer.take(),
             at=gateway.now(),
             window=gateway.settings.prediction_window,

@@ -1,4 +1,4 @@
-"""The predicting process itself: `python -m server.live.predictor_process DESCRIPTOR`, until the
+"""The predicting process itself: `python -m server.live.prediction_process DESCRIPTOR`, until the
 gateway is gone.
 
 A thread reads the questions, so that the end of the gateway ends it in the middle of one.
@@ -15,7 +15,7 @@ import threading
 import traceback
 from typing import Any
 
-from kendall.server.live.predictor import SIZE_BYTES, framed
+from kendall.server.live.prediction_client import SIZE_BYTES, framed
 from kendall.server.runtime.pools import serve_the_gateway
 
 Question = tuple[int, str, tuple[Any, ...]]
@@ -39,7 +39,7 @@ def _receive(connection: socket.socket, questions: queue.SimpleQueue[Question]) 
 
 
 def _answer(number: int, function: str, arguments: tuple[Any, ...]) -> bytes:
-    from kendall.server.live import predicting  # noqa: PLC0415 - only here is the mathematics loaded, and with the first question
+    from kendall.server.live import prediction_worker as predicting  # noqa: PLC0415 - only here is the mathematics loaded, and with the first question
 
     try:
         return framed((number, True, getattr(predicting, function)(*arguments)))
