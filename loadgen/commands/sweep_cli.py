@@ -77,7 +77,8 @@ class PlanOptions:
         REQUESTS,
         (
             "Send a predicted length with each request: none | exact | exponential | "
-            "lognormal:sigma=0.5 | onebit:threshold=200 (tokens)."
+            "lognormal:sigma=0.5 | uniform:low=0.5,high=1.5 | onebit:threshold=200 (tokens) | "
+            "joint:path=FILE."
         ),
     )
     num_prompts: int | None = option(REQUESTS, "Requests per cell.", min=1)

@@ -157,7 +157,8 @@ class LoadOptions:
         WHAT,
         (
             "Send a predicted length with each request: none | exact | exponential | "
-            "lognormal:sigma=0.5 | onebit:threshold=200 (tokens). Default: none."
+            "lognormal:sigma=0.5 | uniform:low=0.5,high=1.5 | onebit:threshold=200 (tokens) | "
+            "joint:path=FILE. Default: none."
         ),
         "--predictor",
         "--length-prediction",

@@ -200,7 +200,8 @@ class QueueOptions:
         REQUESTS,
         (
             "Predictor of output lengths, for a policy whose order reads predictions: none | exact "
-            "| exponential | lognormal:sigma=0.5 | onebit:threshold=200 (tokens)."
+            "| exponential | lognormal:sigma=0.5 | uniform:low=0.5,high=1.5 | onebit:threshold=200 "
+            "(tokens) | joint:path=FILE."
         ),
         default="none",
     )

@@ -39,10 +39,10 @@ def _receive(connection: socket.socket, questions: queue.SimpleQueue[Question]) 
 
 
 def _answer(number: int, function: str, arguments: tuple[Any, ...]) -> bytes:
-    from kendall.server.live import prediction_worker as predicting  # noqa: PLC0415 - only here is the mathematics loaded, and with the first question
+    from kendall.server.live import prediction_worker  # noqa: PLC0415 - only here is the mathematics loaded, and with the first question
 
     try:
-        return framed((number, True, getattr(predicting, function)(*arguments)))
+        return framed((number, True, getattr(prediction_worker, function)(*arguments)))
     except Exception as error:  # noqa: BLE001 - raised again in the gateway
         return framed_failure(number, error)
 

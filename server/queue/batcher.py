@@ -43,7 +43,7 @@ from kendall.policies.waiting_queues import WaitingQueue, moved, queue_for
 from kendall.queueing.measurement.record import Outcome, Record
 from kendall.server.engines.base import Capabilities, Engine, EngineRequest
 from kendall.server.queue.continuing import interrupted, listen, prepare, resumable
-from kendall.server.queue.kill_trial import Proof
+from kendall.server.queue.kill_trial import KillTrial
 from kendall.server.queue.observers import Observer, Observers
 from kendall.server.queue.poison import CODE, FAILED, LOSSES, ServerTrials, Trials
 from kendall.server.queue.policy_failures import PolicyFailures, decided
@@ -712,7 +712,10 @@ class Recovery:
         self.down = False  # a lost engine is being started again
         self._handling = False  # what one server had is being put back
         self.trials = Trials(
-            suspect_after, self.restart, self._over, lambda proved: Proof(batcher.engine, proved)
+            suspect_after,
+            self.restart,
+            self._over,
+            lambda proved: KillTrial(batcher.engine, proved),
         )
         self.servers: dict[int, ServerTrials] = {}  # of those that were lost alone
         # so many losses of this server were caused by requests that are refused now
@@ -790,7 +793,7 @@ class Recovery:
                 self._suspect_after,
                 self.restart,
                 partial(self._server_over, server_id),
-                lambda proved: Proof(self._batcher.engine, proved, server_id),
+                lambda proved: KillTrial(self._batcher.engine, proved, server_id),
                 first_death=(server_id + 1) * LOSSES,
             )
             self.servers[server_id].on_forgiven = self._forgiven

@@ -26,7 +26,7 @@ PROMPT = (1, 2, 3, 4, 5, 6, 7, 8)
 _ids = itertools.count()
 
 
-class Proof:
+class KillTrial:
     """Under way from the start on; `over(sound)` is called once, unless `stop` comes before.
 
     In no queue and no record, nor in Kendall's metrics.

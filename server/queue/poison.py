@@ -11,8 +11,8 @@
     the second one, alone            the same without a trial
 
 The restart budget gets the deaths of a convicted request back, but only once an engine has made
-tokens of something else. The gateway asks the next engine for a few itself (`Proof`) before that
-one gets anything else, so that requests that kill engines one after the other do not end the
+tokens of something else. The gateway asks the next engine for a few itself (`KillTrial`) before
+that one gets anything else, so that requests that kill engines one after the other do not end the
 gateway. An engine that dies whatever it is given uses the budget up, and the gateway ends.
 """
 
@@ -26,7 +26,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 
 from kendall.server.engines.base import EngineRequest
-from kendall.server.queue.kill_trial import Proof
+from kendall.server.queue.kill_trial import KillTrial
 from kendall.server.queue.sequence import SequenceState
 from kendall.server.runtime.clock import clock_of
 from kendall.server.runtime.errors import ApiError
@@ -58,13 +58,13 @@ class Trials:
         suspect_after: int,
         restart: Callable[[Sequence[SequenceState]], None],
         over: Callable[[], None],
-        prove: Callable[[Callable[[bool], None]], Proof],
+        prove: Callable[[Callable[[bool], None]], KillTrial],
         *,
         first_death: int = 0,
     ) -> None:
         self._suspect_after = suspect_after
         self._restart, self._over, self._prove = restart, over, prove
-        self._proof: Proof | None = None  # under way
+        self._proof: KillTrial | None = None  # under way
         self._loop = asyncio.get_running_loop()
         self._now = clock_of(self._loop)
         self._suspects: deque[SequenceState] = deque()

@@ -111,7 +111,7 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "shapes": lambda: law_of([1.0, 2.0], [1.0]),
     "nothing": lambda: mg1d.solve_impatient(np.ones((1, 1)), np.ones((1, 1)), 0.5, 1.0),
     **{
-        f"printed {name}": lambda name=name: getattr(printed, name)(2.0, 0.5, 0.5)  # type: ignore[misc]
+        f"printed {name}": lambda name=name: getattr(as_published, name)(2.0, 0.5, 0.5)  # type: ignore[misc]
         for name in ("phi0", "phi1", "phi", "psi0", "psi1", "psi")
     },
     "printed batch": lambda: as_published.fixed_batch_delay(2.0, 1.0, 2),

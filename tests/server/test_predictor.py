@@ -71,9 +71,9 @@ def test_the_predicting_process_ends_with_a_gateway_that_is_killed(tmp_path: Pat
         predicting = int(gateway.stdout.readline())
         os.kill(gateway.pid, signal.SIGKILL)
     try:
-        eventually_here(lambda: not runs(prediction_worker))
+        eventually_here(lambda: not runs(predicting))
     except AssertionError:
-        os.kill(prediction_worker, signal.SIGKILL)
+        os.kill(predicting, signal.SIGKILL)
         raise AssertionError("it is left behind") from None
 
 

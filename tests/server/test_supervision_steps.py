@@ -18,7 +18,7 @@ from kendall.policies import Request
 from kendall.server.engines.base import EngineRequest, Sampling, Token
 from kendall.server.queue import kill_trial, poison
 from kendall.server.queue.continuing import DIFFERS, Replay, listener, prepare
-from kendall.server.queue.kill_trial import Proof
+from kendall.server.queue.kill_trial import KillTrial
 from kendall.server.queue.poison import (
     LOOK,
     LOSSES,
@@ -592,7 +592,7 @@ def test_the_oldest_of_many_refused_prompts_is_forgotten() -> None:
 
 
 class Proven:
-    """An engine that is asked for a kill_trial."""
+    """An engine that is asked for a proof."""
 
     def __init__(self, *, rejects: bool = False) -> None:
         self.rejects = rejects
@@ -601,7 +601,7 @@ class Proven:
         self.stream = SimpleNamespace(listener=None)
         self.over: list[tuple[bool, float]] = []
         given: Any = self
-        self.proof = Proof(given, lambda sound: self.over.append((sound, now())))
+        self.proof = KillTrial(given, lambda sound: self.over.append((sound, now())))
 
     def dispatch(self, server_id: int, requests: Any, *, padded: bool, joining: bool) -> list[Any]:
         self.given.append((server_id, requests, padded, joining))
@@ -628,12 +628,12 @@ def test_a_proof_is_a_short_greedy_answer_of_the_first_server() -> None:
             asked.sampling.temperature,
             asked.sampling.ignore_eos,
         ) == (16, 0.0, True)
-        of.kill_trial.on_tokens(tokens(*range(15)))
+        of.proof.on_tokens(tokens(*range(15)))
         assert of.over == []
-        of.kill_trial.on_tokens(tokens(1))
+        of.proof.on_tokens(tokens(1))
         assert of.over == [(True, 0.0)]
         assert (of.cancelled, of.stream.listener) == ([[asked.request.id]], None)
-        of.kill_trial.on_end("stop")
+        of.proof.on_end("stop")
         await asyncio.sleep(20.0)
         assert of.over == [(True, 0.0)], "once"
 
@@ -649,8 +649,8 @@ def test_an_end_before_all_tokens_is_a_proof_where_there_are_some(
 ) -> None:
     async def main() -> None:
         of = Proven()
-        of.kill_trial.on_tokens(tokens(*range(made)))
-        of.kill_trial.on_end(end)
+        of.proof.on_tokens(tokens(*range(made)))
+        of.proof.on_end(end)
         assert of.over == [(sound, 0.0)]
 
     runs(main)
@@ -661,9 +661,9 @@ def test_silence_a_failure_and_a_rejection_are_no_proof_and_a_stopped_one_says_n
 ) -> None:
     async def main() -> None:
         silent, failing, rejecting, stopped = Proven(), Proven(), Proven(rejects=True), Proven()
-        failing.kill_trial.on_failure("no")
-        stopped.kill_trial.stop()
-        stopped.kill_trial.on_tokens(tokens(*range(16)))
+        failing.proof.on_failure("no")
+        stopped.proof.stop()
+        stopped.proof.on_tokens(tokens(*range(16)))
         await asyncio.sleep(9.9)
         assert (failing.over, rejecting.over, silent.over) == ([(False, 0.0)], [(False, 0.0)], [])
         await asyncio.sleep(0.2)
