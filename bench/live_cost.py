@@ -16,8 +16,9 @@ keep what they keep: the long run and the simulation of the next minutes are wit
 their true frequency, as the looks cover five minutes. Compilation of the simulator is over before
 (it is kept on disk). Pauses of the event loop: feeding by request, in wall seconds; take and pickle
 by look, in CPU seconds and in wall seconds, which on a busy machine hold what others did meanwhile.
-OpenBLAS has one thread, as in the predicting process. Not in here are the autopilot (off by default), what
-the interpreter and the pool's pipe do besides, and starting the process (seconds, once).
+OpenBLAS has one thread, as in the predicting process. Not in here are the autopilot (off by
+default), what the interpreter and the pool's pipe do besides, and starting the process (seconds,
+once).
 
     .venv/bin/python bench/live_cost.py [--json FILE] [--policy TEXT ...]
 """
