@@ -124,7 +124,7 @@ class DemoPlan:
         "",
         (
             "Load to measure, as a fraction of the policy's largest stable rate; repeatable. "
-            "Default: 0.3 and 0.5, of smollm2 0.5."
+            "Default: 0.3 and 0.5, of smollm2 0.4."
         ),
         "--load",
         default=(),

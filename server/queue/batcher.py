@@ -125,10 +125,12 @@ class Batcher:
             sequence_of(self, engine_request, eos, consumer)
             for engine_request, consumer in zip(requests, consumers, strict=True)
         ]
+        arriving: dict[str, SequenceState] = {}
         for sequence in sequences:
-            if sequence.id in self._unsettled:
+            if sequence.id in self._unsettled or sequence.id in arriving:
                 raise ValueError(f"request id {sequence.id!r} is in use")
-            self._unsettled[sequence.id] = sequence
+            arriving[sequence.id] = sequence
+        self._unsettled.update(arriving)
         self.moved_at = self.now()
         for sequence in sequences:
             sequence.limit_tokens()

@@ -281,8 +281,21 @@ def test_the_queue_is_read_as_a_sequence() -> None:
         assert (batcher.place_of(request("5", 0.0)), batcher.waiting_tokens) == (5, 5 * 4)
         with pytest.raises(IndexError):
             view[5]
-        with pytest.raises(ValueError, match="in use"):
-            batcher.submit([engine_request_of(request("0", 0.0), 3)], [Immediate()])
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("names", [("0",), ("new", "0"), ("new", "new")])
+def test_of_a_call_with_an_id_in_use_nothing_is_taken(names: tuple[str, ...]) -> None:
+    async def main() -> None:
+        engine = EmulatedEngine(LAW)
+        batcher = Batcher(engine, await engine.start(), Single())
+        batcher.pause_dispatch(True)
+        batcher.submit([engine_request_of(request("0", 0.0), 3)], [Immediate()])
+        requests = [engine_request_of(request(name, 0.0), 3) for name in names]
+        with pytest.raises(ValueError, match=f"request id '{names[-1]}' is in use"):
+            batcher.submit(requests, [Immediate() for _ in names])
+        assert batcher.unrecorded == batcher.unanswered == batcher.queue_length == 1
 
     run_virtual(main())
 
