@@ -6,6 +6,7 @@ import json
 from contextlib import nullcontext
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -163,6 +164,7 @@ def test_a_trace_brings_its_own_lengths_and_a_picture_is_drawn(tmp_path: Path) -
     assert found.exit_code == 0, found.output
     assert json.loads(found.stdout)["largest_rate"] is None
     assert picture.read_text().count("<svg") == 1
+    assert plt.get_fignums() == [], "a figure is left open"
 
 
 @pytest.mark.parametrize(

@@ -766,6 +766,15 @@ def test_show_config_names_each_setting_with_its_source(
     assert "# max-output-tokens is not set" in text
 
 
+def test_show_config_writes_a_table_within_a_setting(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, table = tmp_path / "kendall.toml", {"a b": 1, "c": {"d": [True, "x"]}}
+    file.write_text('[engine-args]\nhf_overrides = { "a b" = 1, c = { d = [true, "x"] } }\n')
+    again = tomllib.loads(shown(capsys, "--config", str(file)))
+    assert again["engine-args"] == {"hf_overrides": table}
+
+
 def test_show_config_can_be_fed_back(
     serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
