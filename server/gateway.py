@@ -44,6 +44,7 @@ from kendall.server.telemetry.recorder import Recorder
 if TYPE_CHECKING:
     from kendall.server.calibration.idle_probes import IdleProbes
     from kendall.server.engines.base import EngineRequest
+    from kendall.server.predictors.lengths import LengthPredictor
     from kendall.server.queue.sequence import SequenceState
     from kendall.server.telemetry.tracing import Tracing
 
@@ -79,6 +80,7 @@ class Gateway:
         self.tracing: Tracing | None = None  # where calls are traced
         self.probes: IdleProbes | None = None
         self.arrivals = ArrivalsSeen()
+        self.length_predictor: LengthPredictor | None = None
         self.call_ids = CallIds()
         self.overload = Overload(self)
         self.limits.on_epoch.append(self.overload.begin_epoch)
@@ -153,6 +155,8 @@ class Gateway:
         self.limits.on_manual_switch = self.live.pilot.follow
         observers.append(self.live)
         observers += self.overload.observers()
+        if settings.length_predictor != "none":
+            observers.append(self._predicting_lengths(self.live))
         if settings.otlp_traces_endpoint is not None:
             from kendall.server.telemetry.tracing import Tracing, exporting_provider  # noqa: PLC0415 - few trace
 
@@ -178,6 +182,16 @@ class Gateway:
         _add_gauges(self, self._batcher)
         self.metrics.serves(capabilities.engine, self.settings.served_model_name)
         self.limits.govern(self._batcher)
+
+    def _predicting_lengths(self, live: LiveModel) -> LengthPredictor:
+        from kendall.server.predictors.lengths import LengthPredictor, add_gauges  # noqa: PLC0415 - few predict
+
+        predictor = LengthPredictor(self.settings.length_predictor, live.ask)
+        self.length_predictor = predictor
+        add_gauges(predictor, self.metrics)
+        if self.settings.length_predictor == "learned":
+            self._keep_up("the length predictor", predictor.run)
+        return predictor
 
     def _watch_progress(self) -> None:
         """Replace an engine that makes no token, and continue a sequence that gets none. A call at
@@ -361,6 +375,11 @@ class Gateway:
         if self.live is None:
             raise not_started()
         return self.live
+
+    def with_lengths(self, requests: list[EngineRequest]) -> list[EngineRequest]:
+        """The requests, with predicted output lengths where they had none and there are any."""
+        predictor = self.length_predictor
+        return requests if predictor is None else predictor.predict(requests)
 
     def admit(self) -> Batcher:
         """The queue, if it takes requests now."""

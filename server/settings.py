@@ -17,6 +17,7 @@ from kendall.server.runtime.option_panels import Panel
 from kendall.server.security.settings import SecuritySettings
 from kendall.server.supervision.settings import MOST_REPLICAS, SupervisionSettings
 
+LengthPrediction = Literal["none", "history", "learned"]
 AutopilotMode = Literal["off", "advise", "act"]
 EngineName = Literal["auto", "vllm", "emulated", "http", "ray"]
 UnknownFields = Literal["refuse", "ignore"]
@@ -184,6 +185,14 @@ class Settings:
         Panel.MODEL,
         "File that keeps the latency law and the estimates across restarts. Default: none.",
         parser=FileToWrite("state.json", tried=False),
+    )
+    length_predictor: LengthPrediction = option(
+        Panel.QUEUE,
+        (
+            "Predict the output lengths of requests that bring no prediction: none | history (of "
+            "like prompts) | learned (from the words of the prompt)."
+        ),
+        default="none",
     )
     autopilot: AutopilotMode = option(
         Panel.AUTOPILOT,

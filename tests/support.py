@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
@@ -23,6 +25,15 @@ def require_vllm() -> None:
     """Go on only where the real engine can be imported."""
     if importlib.util.find_spec("vllm") is None:
         missing("vllm", "`make setup` installs it where it exists for the platform")
+
+
+def measured_data(name: str) -> Path:
+    """A file of others' measurements, which the repository does not hold."""
+    beside = Path(__file__).resolve().parents[2] / "shared" / "data"
+    path = Path(os.environ.get("KENDALL_TEST_DATA", beside)) / name
+    if not path.is_file():
+        missing(str(path), "KENDALL_TEST_DATA names the folder that has it")
+    return path
 
 
 def assert_flags_exist(command: str, arguments: list[str]) -> None:

@@ -149,6 +149,7 @@ async def _metrics() -> list[tuple[str, str, str, str]]:
             prediction_interval=0,
             record_file=Path(folder, "records.jsonl"),
             overload=OverloadSettings(adaptive_concurrency=True),
+            length_predictor="history",
         )
         gateway = Gateway(settings, EmulatedEngine(parse_law("k1=1e-3,k2=1e-3,k3=0,k4=1e-3")))
         app = create_app(gateway)

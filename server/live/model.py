@@ -71,6 +71,7 @@ class LiveModel(Observer):
         self._metered = MeteredBatches(self.meter)
         self._gauges = LiveGauges(gateway.metrics)
         self._predictor = PredictorClient(begin=self._begin_life)
+        self.ask = self._predictor.ask
         self.questions = Questions()
         self.pilot = Pilot(gateway, self._predictor)
         self.saved = StateKeeper(gateway, self.pilot)

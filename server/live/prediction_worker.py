@@ -72,6 +72,7 @@ from kendall.queueing.estimation.window_queue import QueueLimits
 from kendall.queueing.latency.identifiability import beyond
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.measurement.check import Check
+from kendall.queueing.predictors.learned import learn
 from kendall.queueing.result import Prediction, Quantity
 from kendall.server.live.answers import (
     Answer,
@@ -88,6 +89,7 @@ from kendall.server.live.assessment_request import ENOUGH, AssessmentRequest
 WHAT_IF_SECONDS = 45.0  # of a processor, for all what-ifs: what is left then is left out
 WHAT_IF_SLICE = 0.5  # of a processor, after which what there is of them is answered
 AHEAD_KEPT, AHEAD_SOON, AHEAD_MOVED = 60.0, 15.0, 0.1  # seconds; of the load, relative
+learn_lengths = learn  # asked by server.predictors
 ADVICE_SECONDS = 45.0  # of a processor, after which no search for another target begins
 
 

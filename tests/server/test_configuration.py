@@ -153,6 +153,7 @@ OPTIONS: dict[
     "served_model_name": (("--served-model-name", "big"), "served_model_name", "big"),
     "unknown_fields": (("--unknown-fields", "ignore"), "unknown_fields", "ignore"),
     "policy": (("--policy", "single"), "policy", "single"),
+    "length_predictor": (("--length-predictor", "history"), "length_predictor", "history"),
     "replicas": (("--replicas", "3"), "replicas", 3),
     "max_output_tokens": (("--max-output-tokens", "77"), "max_output_tokens", 77),
     "patience": (("--patience", "7"), "patience", 7.0),

@@ -1,0 +1,1 @@
+"""Predicts the lengths of answers for requests that bring no prediction along."""

@@ -1,0 +1,177 @@
+"""The gateway predicts the lengths of answers whose requests bring no prediction."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kendall.queueing.predictors.learned import learn
+from kendall.server.predictors import lengths
+from kendall.server.predictors.lengths import LengthPredictor
+from tests.server.asgi import call, running
+from tests.virtual_time import run_virtual
+
+LONG, SHORT = "write a long essay about tea", "say yes"
+
+
+async def answered(app: Any, prompt: str, tokens: int, **fields: Any) -> None:
+    """An answer that ends by itself after so many tokens."""
+    body = {"model": "tiny", "prompt": prompt, "max_tokens": 500}
+    body |= {"kendall_forced_output_tokens": tokens}
+    found = await call(app, "POST", "/v1/completions", body | fields)
+    assert found.status == 200, found.body
+
+
+def predicted(gateway: Any) -> list[float | None]:
+    """Of those that wait."""
+    return [each.request.predicted_output_tokens for each in gateway.batcher.waiting]
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On virtual time there is no other process."""
+
+    async def ask(self: object, function: str, *arguments: Any) -> Any:
+        assert function == "learn_lengths"
+        return learn(*arguments)
+
+    monkeypatch.setattr("kendall.server.live.prediction_client.PredictorClient.ask", ask)
+    monkeypatch.setattr(lengths, "ENOUGH", 60)
+
+
+@pytest.mark.parametrize("kind", ["none", "history", "learned"])
+def test_what_waits_is_predicted_from_the_answers_to_its_like(kind: str) -> None:
+    async def main() -> None:
+        async with running("single:order=spjf", length_predictor=kind) as (app, gateway):
+            await answered(app, LONG, 300)
+            for _ in range(40):
+                await answered(app, LONG, 300)
+                await answered(app, SHORT, 3)
+            await asyncio.sleep(60)
+            gateway.batcher.pause_dispatch(True)
+            waiting = [
+                asyncio.create_task(answered(app, prompt, tokens))
+                for prompt, tokens in ((LONG, 300), (SHORT, 3), (f"please {LONG}", 290))
+            ]
+            await asyncio.sleep(0.1)
+            told = predicted(gateway)
+            gateway.batcher.pause_dispatch(False)
+            await asyncio.gather(*waiting)
+            if kind == "none":
+                assert told == [None] * 3
+                assert gateway.length_predictor is None
+                return
+            assert told == sorted(told), "the shortest first"
+            assert told[0] == pytest.approx(3, rel=0.35)
+            assert told[-1] == pytest.approx(300, rel=0.35)
+            assert gateway.length_predictor.version == (kind == "learned")
+            metrics = (await call(app, "GET", "/metrics")).body.decode()
+            assert f"kendall_predictor_version {float(kind == 'learned')}" in metrics
+            assert gateway.length_predictor.rank_correlation > 0.7
+            assert 0.5 < gateway.length_predictor.bias_ratio < 2
+
+    run_virtual(main())
+
+
+def test_a_clients_own_prediction_stays_and_nothing_is_told_above_the_limit() -> None:
+    async def main() -> None:
+        async with running("single:order=spjf", length_predictor="history") as (app, gateway):
+            await answered(app, LONG, 300)
+            gateway.batcher.pause_dispatch(True)
+            waiting = [
+                asyncio.create_task(answered(app, LONG, 9, predicted_output_tokens=77)),
+                asyncio.create_task(answered(app, LONG, 9, max_tokens=20)),
+            ]
+            await asyncio.sleep(0.1)
+            assert predicted(gateway) == [20, 77]
+            gateway.batcher.pause_dispatch(False)
+            await asyncio.gather(*waiting)
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("kind", ["history", "learned"])
+def test_answers_that_a_limit_cut_are_not_taken_for_whole_ones(kind: str) -> None:
+    async def main() -> None:
+        async with running(length_predictor=kind) as (app, gateway):
+            for _ in range(70):
+                await answered(app, LONG, 300, max_tokens=20)
+            await asyncio.sleep(60)
+            gateway.batcher.pause_dispatch(True)
+            waiting = asyncio.create_task(answered(app, LONG, 9))
+            await asyncio.sleep(0.1)
+            assert predicted(gateway) == [None]
+            gateway.batcher.pause_dispatch(False)
+            await waiting
+            assert math.isnan(gateway.length_predictor.rank_correlation)
+
+    run_virtual(main())
+
+
+def test_a_process_that_is_lost_is_asked_again_and_service_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[int] = []
+
+    async def ask(self: object, function: str, *arguments: Sequence[Any]) -> Any:
+        asked.append(len(arguments[0]))
+        if len(asked) == 1:
+            raise RuntimeError("it is gone")
+        return learn(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("kendall.server.live.prediction_client.PredictorClient.ask", ask)
+
+    async def main() -> None:
+        async with running(length_predictor="learned") as (app, gateway):
+            for number in range(65):
+                await answered(app, LONG if number % 2 else SHORT, 300 if number % 2 else 3)
+            await asyncio.sleep(60)
+            assert asked == [65]
+            for number in range(65):
+                await answered(app, LONG if number % 2 else SHORT, 300 if number % 2 else 3)
+            await asyncio.sleep(60)
+            assert asked == [65, 130]
+            assert gateway.length_predictor.version == 1
+
+    run_virtual(main())
+
+
+def test_a_fault_of_the_predictor_costs_no_request(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: Any) -> Any:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(lengths, "words_of", broken)
+
+    async def main() -> None:
+        async with running(length_predictor="learned") as (app, _):
+            for _ in range(3):
+                await answered(app, LONG, 30)
+
+    run_virtual(main())
+    assert caplog.text.count("no length is predicted") == 1
+
+
+def test_a_model_that_does_not_help_leaves_the_one_before_in_force() -> None:
+    class Useless:
+        helps = False
+
+    answers: list[Any] = [None, Useless()]
+
+    async def ask(*_: Any) -> Any:
+        return answers.pop()
+
+    async def main() -> None:
+        predictor = LengthPredictor("learned", ask)
+        predictor._answers.append((np.zeros(1, np.uint32), 3, False))
+        await predictor.learn()
+        await predictor.learn()
+        assert (predictor.version, answers) == (0, [])
+
+    asyncio.run(main())
