@@ -220,7 +220,8 @@ def likely_sum(outputs: CallLengths, count: int) -> float:
     never.
     """
     lengths, largest = outputs.lengths, outputs.lengths.longest
-    if not outputs.independent and outputs.sequences is not None:
+    if not outputs.independent:
+        assert outputs.sequences is not None  # those of one call are alike
         largest *= outputs.sequences.longest
     deviation = math.sqrt(70 * outputs.total_variance(count)) + 24 * largest
     return min(count * lengths.longest, count * lengths.mean + deviation)

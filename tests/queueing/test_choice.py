@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from kendall.policies import parse_policy
 from kendall.policies.text import SpecError
@@ -44,6 +46,7 @@ from kendall.queueing.choosing.search import (
 from kendall.queueing.choosing.servers import fewest_servers
 from kendall.queueing.choosing.token_limit import REFINED, best_token_limit
 from kendall.queueing.choosing.words import judged_by_slo, legend, result_line
+from kendall.queueing.commands.optimize_cli import print_optimum
 from kendall.queueing.distributions.token_distribution import parse_distribution
 from kendall.queueing.engine_bounds import EngineBounds
 from kendall.queueing.errors import NoStableChoiceError, UnstableQueueError
@@ -790,6 +793,14 @@ SCORE = "> marks the best choice; score: the mean queueing delay in seconds (les
 )
 def test_the_legend_says_what_each_mark_means(found: Optimum, text: str) -> None:
     assert legend(found) == text
+
+
+def test_the_table_says_which_choices_keep_the_slo() -> None:
+    points = point(2, 1.0, servers=2), point(1, None, servers=1)
+    found, to = optimum("servers", "slo", *points), io.StringIO()
+    print_optimum(found, Console(file=to, width=80))
+    kept = [line.split()[-1] for line in to.getvalue().splitlines() if line.endswith(("yes", "no"))]
+    assert kept == ["yes", "no"]
 
 
 def test_what_an_slo_judges_is_limits_servers_and_rates() -> None:

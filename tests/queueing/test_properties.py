@@ -323,3 +323,18 @@ def test_an_unstable_queue_is_an_error_with_its_load(policy: str) -> None:
     with pytest.raises(UnstableQueueError) as caught:
         predict(parse_policy(policy), 1.0001 * rate, tokens(LENGTHS[0]), law)
     assert caught.value.load == pytest.approx(1.0001, rel=1e-6)
+
+
+def test_what_the_documents_print_is_a_bound_for_batches_and_khinchine_for_one() -> None:
+    lengths, law = (
+        parse_distribution("uniform:low=1,high=60"),
+        LatencyModel(k1=0.01, k2=0.03, k4=0.02),
+    )
+    for policy in ("dynamic", "single"):
+        queue = Queue.read(policy, lengths, law)
+        rate = 0.5 * queue.largest_stable_rate
+        printed = predict_model(queue, rate, "paper").queueing_delay.mean
+        if policy == "single":
+            assert printed == pytest.approx(predict_model(queue, rate).queueing_delay.mean)
+        else:
+            assert printed == predict_model(queue, rate, "bound").queueing_delay.mean

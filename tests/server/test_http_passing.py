@@ -148,6 +148,25 @@ def test_a_stream_that_breaks_off_ends_with_an_error_in_it(path: str, tail: byte
     play(test)
 
 
+def test_an_internal_error_ends_the_call_with_an_answer(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def broken(self: UpstreamExchange) -> None:
+        raise ZeroDivisionError(self.call.path)
+
+    monkeypatch.setattr(UpstreamExchange, "_run", broken)
+
+    async def test(stub: Stub) -> None:
+        async with before(stub) as kendall:
+            answer = await kendall.answer(PROMPT)
+            assert (answer.status, stub.calls) == (503, [])
+            (record,) = kendall.records
+            assert record.outcome == "failed"
+
+    play(test)
+    assert "internal error while a call was passed on" in caplog.text
+
+
 def test_a_whole_answer_that_breaks_off_is_an_error() -> None:
     async def behave(asked: Asked) -> None:
         asked.head(200, content_type="application/json", content_length="100")
