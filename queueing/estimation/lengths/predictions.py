@@ -4,17 +4,19 @@ predict --predictor` takes it.
 The error of a prediction Y of a length X is ln(Y/X). A spread below `SMALLEST` is none: `exact`;
 else predictions are taken for lognormal with that spread, whatever their common bias, which changes
 no order by length. Two values, of which one is four times the other, are a bit: half and twice its
-threshold; one value for lengths that differ predicts nothing. Lengths that were cut are left out:
-how wrong their predictions were is not known.
+threshold, with the two errors apart; one value for lengths that differ predicts nothing. Lengths
+that were cut are left out: how wrong their predictions were is not known.
 """
 
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from kendall.queueing.estimation.change import Vector
 from kendall.queueing.estimation.window.snapshot import ENDED, Snapshot
 
+Mask = npt.NDArray[np.bool_]
 FEWEST = 30  # predictions
 NEARLY_ALL = 0.95  # share of the requests that must have one
 SMALLEST = 0.01
@@ -44,6 +46,16 @@ def predictor_of_lengths(actual: Vector, predicted: Vector) -> str | None:
         return "none"
     threshold = int(values[-1] // 2)
     if len(values) == 2 and values.tolist() == [max(threshold // 2, 1), 2 * threshold]:
-        right = float(((actual > threshold) == (predicted > threshold)).mean())
-        return f"onebit:threshold={threshold},accuracy={right:.3g}"
+        return f"onebit:threshold={threshold},{_errors(actual > threshold, predicted > threshold)}"
     return f"lognormal:sigma={spread:.3g}"
+
+
+def _errors(long: Mask, told_long: Mask) -> str:
+    """How often a bit is wrong about short lengths and about long ones, where both came."""
+    short = ~long
+    if not (long.any() and short.any()):
+        return f"accuracy={float((long == told_long).mean()):.3g}"
+    missed = float(told_long[short].mean()), float((~told_long)[long].mean())
+    if not any(missed):
+        return "accuracy=1"
+    return f"miss_short={missed[0]:.3g},miss_long={missed[1]:.3g}"
