@@ -87,9 +87,11 @@ def test_two_values_four_times_apart_are_a_bit_that_errs_as_often_as_it_does() -
     told = np.where(lengths > 20, 40.0, 10.0)
     assert predictor_of_lengths(lengths, told) == "onebit:threshold=20,accuracy=1"
     told[:10] = 40.0
-    assert predictor_of_lengths(lengths, told) == ("onebit:threshold=20,miss_short=0.2,miss_long=0")
+    assert predictor_of_lengths(lengths, told) == "onebit:threshold=20,miss_short=0.2,miss_long=0"
     odd = np.where(lengths > 20, 42.0, 10.0)
-    assert predictor_of_lengths(lengths, odd) == ("onebit:threshold=21,miss_short=0.333,miss_long=0")
+    assert predictor_of_lengths(lengths, odd) == (
+        "onebit:threshold=21,miss_short=0.333,miss_long=0"
+    )
     assert predictor_of_lengths(np.full(40, 30.0), np.repeat([10.0, 40.0], (4, 36))) == (
         "onebit:threshold=20,accuracy=0.9"
     )
