@@ -1,11 +1,10 @@
-"""An order of service inside an unmodified vLLM (0.28 to 0.33):
+"""An order of service inside an unmodified vLLM (tested with 0.32):
 
     KENDALL_POLICY=continuous:order=sprpt vllm serve MODEL --scheduler-cls kendall.inside.Scheduler
 
-vLLM's own queue of priorities is kept by the order's rank, and its own method preempts; an answer
-goes on behind its tokens. A client sends the predicted length of its answer along, in tokens, as
-"vllm_xargs": {"predicted_output_tokens": 120}; without it `max_tokens` counts. Under `order=fcfs`,
-the default, nothing of vLLM is changed.
+vLLM's own queue of priorities is kept by the order's rank, and its own method preempts. A client
+sends the predicted length of its answer along, in tokens, as "vllm_xargs":
+{"predicted_output_tokens": 120}; without it `max_tokens` counts. `order=fcfs` changes nothing.
 """
 
 from __future__ import annotations
@@ -15,8 +14,10 @@ import os
 import time
 from itertools import islice
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler as SyncScheduler
 from vllm.v1.request import Request as EngineRequest
 from vllm.v1.request import RequestStatus
 
@@ -25,8 +26,7 @@ from kendall.policies.immediate import Continuous
 from kendall.policies.ordered import preempted
 from kendall.policies.text import parse_policy
 
-VARIABLE = "KENDALL_POLICY"
-READY = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
+VARIABLE, READY = "KENDALL_POLICY", (RequestStatus.WAITING, RequestStatus.PREEMPTED)
 
 
 def policy_of(text: str) -> Continuous:
@@ -46,13 +46,13 @@ def policy_of(text: str) -> Continuous:
     return policy
 
 
-class Scheduler(AsyncScheduler):  # type: ignore[misc]
-    """vLLM's, with the order of `KENDALL_POLICY`."""
+class Ordered(SyncScheduler):  # type: ignore[misc]
+    """vLLM's scheduler with the order of `KENDALL_POLICY`."""
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         self._policy = policy_of(os.environ.get(VARIABLE) or "continuous")
         self._order = self._policy.ranking
-        self._asked: dict[str, Request] = {}  # by id, those without an end
+        self._asked = WeakKeyDictionary[EngineRequest, Request]()
         if self._order.ranked:
             vllm_config.scheduler_config.policy = "priority"
         super().__init__(vllm_config, *args, **kwargs)
@@ -63,28 +63,27 @@ class Scheduler(AsyncScheduler):  # type: ignore[misc]
     def add_request(self, request: EngineRequest) -> None:
         """Into the queue at its rank."""
         if self._order.ranked:
-            self._asked[request.request_id] = _asked(request)
+            self._asked[request] = _asked(request)
             self._rank(request)
         super().add_request(request)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """One step of the engine, after those in service that are outranked were preempted."""
-        if self._order.preemptive and self.waiting:
-            for request in self.running:  # of these vLLM preempts the last where memory is short
+        if self._order.preemptive:
+            for request in self.running:  # the rank at which one that is preempted waits
                 self._rank(request)
-            if len(self.running) >= self.max_num_running_reqs:
+            if self.waiting and len(self.running) >= self.max_num_running_reqs:
                 self._preempt_outranked()
         return super().schedule(*args, **kwargs)
 
     def _preempt_outranked(self) -> None:
         """For each of those that wait, in their order, until one of them outranks nobody."""
-        known = self._asked
         in_service = [
-            Running(known[each.request_id], 0, each.num_output_tokens, True, each.num_preemptions)
+            Running(self._asked[each], 0, each.num_output_tokens, True, each.num_preemptions)
             for each in self.running
         ]
         for request in islice(self.waiting, len(in_service)):
-            first = Waiting(known[request.request_id], request.num_output_tokens)
+            first = Waiting(self._asked[request], request.num_output_tokens)
             server = Server(0, in_service, max_batch_size=self.max_num_running_reqs)
             decision = preempted(self._policy, QueueState([first], [server]), None)
             if request.status not in READY or not isinstance(decision, Preempt):
@@ -96,19 +95,20 @@ class Scheduler(AsyncScheduler):  # type: ignore[misc]
             stay = [each for each in in_service if each.request.id not in decision.request_ids]
             in_service = [*stay, Running(first.request, 0, preemptible=False)]
 
-    def _preempt_request(self, request: EngineRequest, *args: Any, **kwargs: Any) -> None:
-        if self._order.ranked:
-            self._rank(request)
-        super()._preempt_request(request, *args, **kwargs)
-
     def _rank(self, request: EngineRequest) -> None:
         """vLLM's queue compares priorities, and of equal ones instants of arrival."""
-        asked = self._asked[request.request_id]
+        asked = self._asked[request]
         request.priority = self._order.rank(asked, request.num_output_tokens)
 
-    def _free_request(self, request: EngineRequest, *args: Any, **kwargs: Any) -> Any:
-        self._asked.pop(request.request_id, None)
-        return super()._free_request(request, *args, **kwargs)
+
+class AsyncOrdered(Ordered, AsyncScheduler):  # type: ignore[misc]
+    """The same, for steps that are scheduled before the one before is over."""
+
+
+def Scheduler(vllm_config: Any, *args: Any, **kwargs: Any) -> Ordered:  # noqa: N802 - vLLM asks for a class
+    """What `--scheduler-cls` names."""
+    kind = AsyncOrdered if vllm_config.scheduler_config.async_scheduling else Ordered
+    return kind(vllm_config, *args, **kwargs)
 
 
 def _asked(request: EngineRequest) -> Request:
