@@ -39,13 +39,22 @@ def test_every_pattern_and_every_listed_file_is_there(tool: ModuleType) -> None:
     patterns = [pattern for group in settings["groups"].values() for pattern in group]
     assert [pattern for pattern in patterns if not list(ROOT.glob(pattern))] == []
     tests = [test for near in settings["nearest"].values() for test in near]
+    assert [place for place in settings["nearest"] if not (ROOT / place).exists()] == []
     files = [
         *settings["on_vllm"],
-        *settings["nearest"],
         *tests,
         *(row["file"] for row in settings["known"]),
     ]
     assert sorted({file for file in files if not (ROOT / file).is_file()}) == []
+
+
+def test_the_nearest_tests_are_those_of_the_file_or_of_its_innermost_folder(
+    tool: ModuleType,
+) -> None:
+    near = tool.SETTINGS["nearest"]
+    assert tool.nearest_of("server/queue/batcher.py") == near["server/queue/batcher.py"]
+    assert tool.nearest_of("queueing/arrivals/modulated.py") == near["queueing/arrivals"]
+    assert tool.nearest_of("policies/core.py") == []
 
 
 def test_a_sample_is_that_of_its_seed_with_as_many_of_each_group(tool: ModuleType) -> None:

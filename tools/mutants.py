@@ -95,6 +95,13 @@ def marks_of(file: str) -> str:
     return "not slow" if file in SETTINGS["on_vllm"] else "not slow and not engine"
 
 
+def nearest_of(file: str) -> list[str]:
+    """Those of the file itself, else of the innermost folder that mutants.toml has tests for."""
+    near: dict[str, list[str]] = SETTINGS["nearest"]
+    places = (file, *map(str, Path(file).parents))
+    return next((near[place] for place in places if place in near), [])
+
+
 def failing(
     tests: Sequence[str], place: Path, seconds: float, marks: str, compiled: str = ".numba"
 ) -> str | None:
@@ -133,7 +140,7 @@ def killer(mutant: Mutant, place: Path, limit: float) -> str | None:
     target, ends_at = place / mutant.file, time.monotonic() + limit
     before = target.read_text(encoding="utf-8")
     target.write_text(mutant.text, encoding="utf-8")
-    nearest: list[str] = SETTINGS["nearest"].get(mutant.file, [])
+    nearest = nearest_of(mutant.file)
     marks = marks_of(mutant.file)
     others = [each for each in tests_of(mutant.file, mutant.within) if each not in nearest]
     # kernels of other files are not compiled again for a part of theirs that has changed

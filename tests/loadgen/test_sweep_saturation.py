@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from kendall.loadgen.gateway.gateway_process import free_port
+from kendall.loadgen.sweep import search as search_module
 from kendall.loadgen.sweep.plan import SweepPlan
 from kendall.loadgen.sweep.saturation import RateBracket, bisect, predicted_rate, probe_requests
 from kendall.loadgen.sweep.search import Search
@@ -211,3 +212,27 @@ def test_an_slo_search_keeps_the_objective_at_its_lower_end(tmp_path: Path) -> N
     assert search["predicted"] == pytest.approx(
         predicted_rate(model("single"), parse_slo("p90_queueing_delay=60ms"))
     )
+
+
+def test_a_search_that_is_in_the_journal_is_not_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[tuple[object, ...]] = []
+
+    class Noted:
+        def __init__(self, _: object, *asked: object) -> None:
+            self.asked = asked
+
+        async def run(self) -> None:
+            ran.append(self.asked)
+
+    monkeypatch.setattr(search_module, "Search", Noted)
+    done = {"event": "search", "policy": "single", "max_output_tokens": None, "goal": "saturation"}
+    sweep = SimpleNamespace(
+        store=SimpleNamespace(journal=SimpleNamespace(events=[{"event": "done"}, done])),
+        status=SimpleNamespace(left_after=1.0),
+        plan=SimpleNamespace(
+            searches=[("single", None, "saturation"), ("dynamic", 8, "saturation")]
+        ),
+    )
+    asyncio.run(search_module.search_all(sweep))  # type: ignore[arg-type]
+    assert ran == [("dynamic", 8, "saturation")]
+    assert sweep.status.left_after == 0.0

@@ -20,7 +20,7 @@ from kendall.queueing.simulation.experiment import (
     simulate_steady_state,
     steady_run,
 )
-from kendall.queueing.simulation.spin_up import memory, unsettled
+from kendall.queueing.simulation.spin_up import memory, spin_up, unsettled
 
 LAW = "k1=1e-3,k2=4e-3,k3=1e-4,k4=2e-3"
 LONG = "k1=0.008,k2=0.03,k3=4e-4,k4=0.0225"  # at load 0.95 some 7,700 requests in a batch
@@ -184,6 +184,13 @@ def test_the_memory_is_that_of_reflected_brownian_motion(
 ) -> None:
     model, rate = at(0.9, policy, "deterministic:value=1", "k1=0,k2=0,k3=0,k4=1,cv=1", **limits)
     assert memory(model, rate) == pytest.approx(expected, rel=0.25)
+
+
+def test_of_a_run_that_cannot_be_longer_at_most_a_half_is_left_out() -> None:
+    model, rate = at(0.97, "single")
+    begin = spin_up(model, rate, 2000, most=2000)
+    assert (begin.requests, begin.warm_up) == (2000, 1000)
+    assert memory(model, rate) > 2000
 
 
 def test_what_a_run_cannot_forget_it_says() -> None:

@@ -27,7 +27,13 @@ from kendall.queueing.latency.law import parse_law
 from kendall.queueing.latency.profile import Profile, profile_path
 from kendall.server.calibration import calibration
 from kendall.server.calibration.calibration import CalibrationRequest
-from kendall.server.calibration.designed import Cell, DesignedBatches, design, usual_length
+from kendall.server.calibration.designed import (
+    OVERRUN,
+    Cell,
+    DesignedBatches,
+    design,
+    usual_length,
+)
 from kendall.server.calibration.in_force import LatencyModelInForce
 from kendall.server.engines.base import Capabilities
 from kendall.server.engines.emulated import EmulatedEngine
@@ -655,3 +661,10 @@ def test_a_gateway_that_is_told_to_measures_its_law_before_it_serves(told: bool)
             assert profile is None or (profile.engine, profile.model) == ("emulated", "tiny")
 
     run_virtual(main())
+
+
+def test_a_designed_batch_fits_with_its_prompts_and_its_limits() -> None:
+    cell = Cell((5, 9), 4)
+    assert cell.limit(1000) == 9 + OVERRUN
+    assert cell.context_tokens(1000) == 2 * (4 + 9 + OVERRUN)
+    assert (cell.limit(10), cell.context_tokens(10)) == (6, 20), "the model's own context"
