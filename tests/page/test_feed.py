@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from kendall.queueing.estimation.summaries import SecondMeans
 from kendall.queueing.latency.profile import Profile
 from kendall.server.admission.limits_in_force import PolicyChange
+from kendall.server.live.answers import DelayCharts
 from kendall.server.page.assets import load_assets
 from kendall.server.page.feed import MOST_FROM_ONE, MOST_VIEWERS, Feed
 from kendall.server.page.history import COARSE, FINE, History
@@ -381,3 +383,35 @@ def test_the_autopilot_is_refused_where_nothing_is_predicted() -> None:
             assert (await call(app, "PUT", "/admin/autopilot", {"mode": "sometimes"})).status == 400
 
     run_virtual(main())
+
+
+@pytest.mark.parametrize("high", [None, [0.30004, 0.4]])
+def test_the_pairs_of_a_chart_are_rounded_and_one_draw_has_no_interval(
+    high: list[float] | None,
+) -> None:
+    async def main() -> None:
+        async with running() as (_, gateway):
+            low = None if high is None else [0.1, 0.2]
+            pairs = SecondMeans(
+                at=[1.0, 2.0],
+                n=[3, 4],
+                observed=[0.12345678, 1.0],
+                modelled=[0.2, 0.3],
+                low=low,
+                high=high,
+            )
+            drawn = DelayCharts(compared="queueing_delay", epoch=0, assessed_at=0.0, pairs=pairs)
+            live = gateway.live_model()
+
+            async def answer() -> DelayCharts:
+                return drawn
+
+            live.drawn = answer
+            feed = Feed(gateway)
+            feed._epoch = None
+            await feed._drawn()
+            assert feed._pairs is not None
+            shown = feed._pairs["high"], feed._pairs["observed"]
+            assert shown == (high and [0.3, 0.4], [0.1235, 1.0])
+
+    asyncio.run(main())

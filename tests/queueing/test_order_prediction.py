@@ -477,3 +477,11 @@ def test_a_false_long_and_a_false_short_differ():
     right = solve_in_tokens(asked("spjf"), SERVICE, RATE, 1, parse_predictor("onebit:threshold=30"))
     assert right.delay < min(short, long)
     assert short != pytest.approx(long, rel=0.01)
+
+
+def test_errors_without_spread_are_none():
+    exact, none = (
+        solve_in_tokens(asked("spjf"), SERVICE, RATE, 1, parse_predictor(text)).delay
+        for text in ("exact", "lognormal:sigma=0")
+    )
+    assert exact == none

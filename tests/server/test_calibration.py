@@ -668,3 +668,14 @@ def test_a_designed_batch_fits_with_its_prompts_and_its_limits() -> None:
     assert cell.limit(1000) == 9 + OVERRUN
     assert cell.context_tokens(1000) == 2 * (4 + 9 + OVERRUN)
     assert (cell.limit(10), cell.context_tokens(10)) == (6, 20), "the model's own context"
+
+
+def test_designed_batches_are_served_by_the_first_of_several_servers() -> None:
+    async def main() -> None:
+        engine = EmulatedEngine(LAW, servers=3)
+        batches = DesignedBatches(engine, await engine.start(), longest=2.0)
+        for servers, used in (({2, 1}, {1}), ({0, 1, 2}, {0})):
+            batches.serve_on_one_of(servers)
+            assert batches.batcher.servers_in_use == used
+
+    run_virtual(main())
