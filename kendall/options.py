@@ -14,7 +14,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from kendall.policies.text import one_of
 
@@ -145,11 +145,17 @@ def _name(field: dataclasses.Field[Any]) -> str:
 
 def _typed(hint: Any) -> Any:
     """The type of a command's parameter: str for a Literal, a list for a tuple."""
-    if get_origin(hint) is Literal:
-        return str
+    if (choices := _choices(hint)) is not None:
+        return str if choices is hint else str | None
     if get_origin(hint) is tuple:
         return list[get_args(hint)[0]] | types.NoneType  # type: ignore[misc]
     return hint
+
+
+def _choices(hint: Any) -> Any:
+    """The Literal that a hint is, or is beside None."""
+    hints = get_args(hint) if get_origin(hint) in (types.UnionType, Union) else (hint,)
+    return next((each for each in hints if get_origin(each) is Literal), None)
 
 
 def _made(kind: Any, values: dict[str, Any]) -> Any:
@@ -162,8 +168,8 @@ def _made(kind: Any, values: dict[str, Any]) -> Any:
             given[field.name] = _made(hint, values)
         elif described is not None:
             value = values.pop(_name(field))
-            if get_origin(hint) is Literal:
-                value = one_of(flag_of(field), value, hint)
+            if (choices := _choices(hint)) is not None and value is not None:
+                value = one_of(flag_of(field), value, choices)
             elif get_origin(hint) is tuple:
                 value = tuple(value or ())
             given[field.name] = None if value == described.none else value

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 import typer
@@ -63,7 +63,7 @@ class PlanOptions:
     max_output_tokens: str | None = option(
         GRID, "Token limits of the gateway, for example 16,32,none.", parser=CommaList()
     )
-    order: str | None = option(
+    order: Literal["listed", "random"] | None = option(
         GRID, "Order in which cells are measured: listed | random (drawn from the seed)."
     )
     allow_unstable: bool = option(
@@ -242,22 +242,26 @@ def sweep_command(
 def _plan(
     preset: str, given: dict[str, Any], resume: Path | None, folder: Path
 ) -> tuple[SweepPlan, Path]:
-    from kendall.loadgen.sweep.plan import SweepPlan, load_plan  # noqa: PLC0415 - numba and scipy, which --help need not wait for
+    from kendall.loadgen.sweep.plan import load_plan  # noqa: PLC0415 - numba and scipy, which --help need not wait for
 
     if preset not in PRESETS:
         raise SpecError(f"got preset {preset!r}; expected one of {', '.join(PRESETS)}")
     if resume is not None:
         old = load_plan(resume / "plan.json")
-        return (
-            msgspec.convert(msgspec.to_builtins(old) | given, SweepPlan) if given else old
-        ), resume
+        return _made(msgspec.to_builtins(old) | given) if given else old, resume
     defaults = dict(PRESETS[preset])
     if any(key in given for key in ("loads", "request_rates", "find_saturation", "slo")):
         defaults.pop("loads", None)
     if any(key in given for key in ("num_prompts", "duration", "precision")):
         defaults.pop("duration", None)
+    return _made(defaults | given), folder
+
+
+def _made(values: dict[str, Any]) -> SweepPlan:
+    from kendall.loadgen.sweep.plan import SweepPlan  # noqa: PLC0415 - as above
+
     try:
-        return msgspec.convert(defaults | given, SweepPlan), folder
+        return msgspec.convert(values, SweepPlan)
     except msgspec.ValidationError as error:
         raise SpecError(str(error)) from None
 

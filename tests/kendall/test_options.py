@@ -29,6 +29,7 @@ class Outer:
 @dataclass(frozen=True, kw_only=True)
 class Example:
     kind: Literal["plain", "fancy"] = option("Second", "Kind.", default="plain")
+    mood: Literal["calm", "wild"] | None = option("Second", "Mood; none by default.")
     names: tuple[str, ...] = option("First", "Names; repeatable.", default=())
     wait: float = option("First", "Wait.", default=1.0, parser=Duration())
     inner: Inner = field(default_factory=Inner)
@@ -51,6 +52,12 @@ def run(*arguments: str) -> tuple[Example, bool]:
 
 def test_without_arguments_a_command_has_the_defaults_of_the_class() -> None:
     assert run() == (Example(), False)
+
+
+def test_a_choice_that_may_be_left_out_is_checked_where_it_is_given() -> None:
+    assert run("--mood", "wild")[0].mood == "wild"
+    with pytest.raises(SpecError, match="got --mood 'sad'; expected calm or wild"):
+        run("--mood", "sad")
 
 
 def test_a_flag_sets_its_field() -> None:
@@ -91,6 +98,7 @@ def test_flags_are_named_by_their_fields() -> None:
     fields = Example.__dataclass_fields__
     assert {name: flag_of(each) for name, each in fields.items()} == {
         "kind": "--kind",
+        "mood": "--mood",
         "names": "--names",
         "wait": "--wait",
         "inner": "--inner",
