@@ -68,8 +68,8 @@ from kendall.queueing.result import LEVELS, Levels, LoadBound
 
 SMALLEST_RATE, LARGEST_RATE = 1e-12, 1e12  # requests/s: beyond, sums of instants lose all digits
 # how requests come to the servers: from one queue, or each server has one of its own that they join
-# by chance, in turn, or where the fewest requests are
-ROUTINGS = ("central", "random", "round_robin", "least_requests")
+# by chance, in turn, where the fewest requests are, or where fewer are of two by chance
+ROUTINGS = ("central", "random", "round_robin", "least_requests", "power_of_two")
 ONE_FLOW = "one flow: its requests are served first come, first served"
 MOST_QUEUES = 64  # that are simulated side by side
 LARGEST_SERVERS = 1_000_000  # the time of a prediction grows with them: below a second
@@ -86,7 +86,7 @@ class Limits(TypedDict, total=False):
     server_speeds       of each of them, how many times as long as the law's its times are, in place
                         of `servers`: [1, 1.5] or "1,1.5" (equally fast)
     routing             "central", or how requests are sent to servers that have a queue each:
-                        "random", "round_robin", "least_requests" ("central")
+                        "random", "round_robin", "least_requests", "power_of_two" ("central")
     max_num_seqs        largest batch that the engine takes (only the policy bounds the batch)
     prompt_tokens       distribution of the prompt lengths; matters where the law has a coefficient
                         kp (no prompts)
@@ -317,7 +317,7 @@ class Engine:
     @property
     def has_queues(self) -> bool:
         """Whether each server has a queue whose arrivals depend on those of the others."""
-        return self.routing == "least_requests" and self.servers > 1
+        return self.routing in ("least_requests", "power_of_two") and self.servers > 1
 
     @property
     def assumption(self) -> str:
@@ -900,6 +900,7 @@ _JOIN = {
     "random": "join one by chance",
     "round_robin": "join them in turn",
     "least_requests": "join the one with the fewest requests, waiting and in service",
+    "power_of_two": "join the one with fewer requests of two by chance",
 }
 
 

@@ -90,7 +90,8 @@ class SystemOptions:
         ENGINE,
         (
             "How requests come to the engines: central (one queue) | random | round_robin | "
-            "least_requests (each engine has a queue of its own, behind a load balancer)."
+            "least_requests | power_of_two (each engine has a queue of its own, behind a load "
+            "balancer)."
         ),
         default="central",
     )

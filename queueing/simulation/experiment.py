@@ -35,7 +35,12 @@ from kendall.queueing.queue import Queue
 from kendall.queueing.result import LEVELS, Levels, Mean, Prediction, Quantiles
 from kendall.queueing.simulation.drift_control import has_drifts, means_by_drifts
 from kendall.queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
-from kendall.queueing.simulation.scenarios.routed import FewestRequests, simulate_routed
+from kendall.queueing.simulation.scenarios.routed import (
+    FewerOfTwo,
+    FewestRequests,
+    Router,
+    simulate_routed,
+)
 from kendall.queueing.simulation.simulated_means import (
     BATCH_MEANS,
     MORE,
@@ -401,17 +406,32 @@ def run_trace(model: Queue, trace: Trace, since: int = 0, *, generic: bool = Fal
     own_limits = len(trace.limits) and not in_arrival_order(model.policy)  # kernels have one
     if fast.is_compiled(model) and not generic and not own_limits:
         return fast.replay(model, trace, since)
-    return driven_run(model, jobs_of(model, trace), trace.residuals, since)
+    router = FewestRequests() if not len(trace.choices) else FewerOfTwo(_by_call(trace))
+    return driven_run(model, jobs_of(model, trace), trace.residuals, since, router)
+
+
+def _by_call(trace: Trace) -> Sequence[Sequence[int]]:
+    """The two servers of each call: those of its first request."""
+    first = np.append(0, np.unique(trace.call_ends)[:-1]) if len(trace.call_ends) else slice(None)
+    found: list[list[int]] = trace.choices[first].tolist()
+    return found
 
 
 def run_given(model: Queue, given: Trace, stream: np.random.SeedSequence) -> SimulatedRun:
-    """The same, with the residuals that `stream` draws."""
+    """The same, with the residuals and routes that `stream` draws."""
+    from kendall.queueing.simulation import fast
+
     residuals = [np.random.default_rng(child) for child in stream.spawn(model.engine.servers)]
-    return run_trace(model, dataclasses.replace(given, residuals=residuals))
+    choices = fast.draw_choices(model, len(given.arrived_at), stream)
+    return run_trace(model, dataclasses.replace(given, residuals=residuals, choices=choices))
 
 
 def driven_run(
-    model: Queue, jobs: Sequence[Job], residuals: Sequence[np.random.Generator], since: int = 0
+    model: Queue,
+    jobs: Sequence[Job],
+    residuals: Sequence[np.random.Generator],
+    since: int = 0,
+    router: Router | None = None,
 ) -> SimulatedRun:
     """The policy object itself, driven by these jobs; their order is kept."""
     from kendall.queueing.simulation import fast
@@ -430,7 +450,8 @@ def driven_run(
         gaps=gaps,
     )
     if model.engine.has_queues:
-        records = simulate_routed(model.policy, jobs, engine, residuals, FewestRequests())
+        router = router or FewestRequests()
+        records = simulate_routed(model.policy, jobs, engine, residuals, router)
     else:
         records = simulate_trace(model.policy, jobs, engine, residuals)
     place = {job.request.id: index for index, job in enumerate(jobs)}

@@ -75,6 +75,8 @@ class Trace:
     flows: npt.NDArray[np.str_] = field(
         default_factory=lambda: np.empty(0, dtype=np.str_)
     )  # of each; empty: one
+    # of each the two servers that its call may join; empty: any
+    choices: Ints = field(default_factory=lambda: np.empty((0, 2), dtype=np.int64))
     # of each server's batches, in their order, instead of the generators' (then 1); empty: none
     given_residuals: npt.NDArray[np.float64] = field(default_factory=lambda: np.empty((0, 0)))
 
@@ -208,7 +210,22 @@ def draw_trace(
         np.empty(0, dtype=np.int64) if sizes is None else np.repeat(np.cumsum(sizes), sizes),
         draw_predictions(model, outputs, stream),
         flows=flows if sizes is None or not len(flows) else np.repeat(flows, sizes),
+        choices=draw_choices(model, calls if sizes is None else sizes, stream),
     )
+
+
+def draw_choices(model: Queue, calls: int | Ints, stream: np.random.SeedSequence) -> Ints:
+    """Two servers for each call of one request, or for the requests of each of such sizes, by a
+    child of the seed behind all others; none under another routing.
+    """
+    servers = model.engine.servers
+    if model.engine.routing != "power_of_two" or servers == 1:
+        return np.empty((0, 2), dtype=np.int64)
+    rng = np.random.default_rng(stream.spawn(1)[0])
+    sizes = np.ones(calls, dtype=np.int64) if isinstance(calls, int) else calls
+    first = rng.integers(servers, size=len(sizes))
+    other = (first + rng.integers(1, servers, size=len(sizes))) % servers
+    return np.repeat(np.stack([first, other], axis=1), sizes, axis=0)
 
 
 def beginning_with(trace: Trace, waiting: int) -> Trace:
@@ -299,13 +316,14 @@ def _in_order(model: Queue, trace: Trace, bounds: kernels.Bounds, since: int) ->
     if isinstance(model.policy, Continuous):
         slots = _empty_slots(model, requests, bounds, since)
         given = _coefficients(law), law.turnaround, bounds, queue
-        path = run_ordered_slots(requests, *given, slots, _memory(model))
+        path = run_ordered_slots(requests, *given, slots, _memory(model), trace.choices)
         return _run(model, trace, path, slots.gaps)
     if plain and bounds.servers == bounds.batch_size == 1 and queue.kind == RANKED:
         path = run_ordered_single(requests, _of_batches(model), drawn, queue.rank)
         return _run(model, trace, path, None)
     servers = kernels.new_servers(paces_of(model), len(queue.chosen), since)
-    path = run_ordered_batches(requests, _of_batches(model), drawn, bounds, queue, servers)
+    of_batches = _of_batches(model), drawn, bounds, queue, servers
+    path = run_ordered_batches(requests, *of_batches, trace.choices)
     return _run(model, trace, path, servers.gaps)
 
 

@@ -77,6 +77,19 @@ def test_a_replay_is_the_sample_path_of_the_policies_side_by_side(policy: str) -
         assert len(np.unique(fast.server_id[~fast.lost])) == servers
 
 
+@pytest.mark.parametrize(
+    "policy", ["single", "capped:max_batch_size=3", "continuous:max_batch_size=4,order=spjf"]
+)
+def test_two_servers_by_chance_are_the_same_for_both(policy: str) -> None:
+    for sequences in (None, parse_distribution("geometric:mean=3")):
+        limits = {"routing": "power_of_two", "patience": 0.5, "sequences": sequences}
+        queue = routed(policy, servers=5, **limits)
+        assert is_compiled(queue)
+        fast, slow = both(queue, 0.9 * queue.largest_stable_rate, 1000)
+        assert_same(fast, slow)
+        assert len(np.unique(fast.server_id[~fast.lost])) == 5
+
+
 @pytest.mark.parametrize("requests", [1, 2, 3, 7])
 @pytest.mark.parametrize("policy", FIRST_COME)
 def test_a_trace_of_few_requests(policy: str, requests: int) -> None:
@@ -94,7 +107,7 @@ def test_the_sequences_of_a_call_join_one_queue(policy: str) -> None:
 
 
 @pytest.mark.parametrize("order", ["fcfs", "spjf", "hrrn"])
-@pytest.mark.parametrize("routing", ["central", "least_requests"])
+@pytest.mark.parametrize("routing", ["central", "least_requests", "power_of_two"])
 def test_with_memory_that_binds(order: str, routing: str) -> None:
     """The first request in the order waits until it fits; no other overtakes it."""
     policy = f"continuous:max_batch_size=6,order={order}"

@@ -169,7 +169,10 @@ def test_the_command_line_takes_it() -> None:
 @pytest.mark.parametrize(
     ("limits", "message"),
     [
-        ({"routing": "fewest"}, "got routing='fewest'; expected central, random, round_robin or"),
+        (
+            {"routing": "fewest"},
+            "got routing='fewest'; expected central, random, round_robin, least",
+        ),
         (
             {"routing": "random", "arrival_scv": 2.0},
             "got routing=random and arrival_scv=2; expected Poisson arrivals",
@@ -192,3 +195,33 @@ def test_in_turn_each_server_sees_gaps_of_a_share_of_the_variance() -> None:
     assert (one.engine.servers, one.engine.routing, one.arrivals.scv) == (1, "central", 1 / SERVERS)
     assert routed("single", "central").one_of_several is None
     assert routed("single", "random", servers=1).one_of_several is None
+
+
+def test_two_choices_are_nearly_as_good_as_all_and_as_the_limit_of_many_queues_says() -> None:
+    """E[T] = sum_i rho^(2^i - 2) services, for a number of servers without end (Mitzenmacher
+    2001).
+    """
+    law, load = "k1=0,k2=0,k3=0,k4=0.001", 0.7
+    means = {}
+    for routing in ("random", "power_of_two", "least_requests"):
+        model = Queue.read("single", "exponential:mean=1000", law, servers=64, routing=routing)
+        if routing == "random":
+            means[routing] = predict_model(model, load * 64).sojourn_time.mean
+            continue
+        runs = [
+            simulate_model(model, load * 64, num_requests=40_000, seed=seed) for seed in range(4)
+        ]
+        means[routing] = float(np.mean([run.sojourn_time.mean for run in runs]))
+    limit = sum(load ** (2**place - 2) for place in range(1, 20))
+    assert means["power_of_two"] == pytest.approx(limit, rel=0.04)
+    assert means["least_requests"] < means["power_of_two"] < 0.6 * means["random"]
+
+
+def test_two_choices_are_the_same_for_the_same_seed_and_others_for_another() -> None:
+    model = routed("single", "power_of_two")
+    rate = 0.8 * model.largest_stable_rate
+    runs = [simulate_model(model, rate, num_requests=2000, seed=seed) for seed in (1, 1, 2)]
+    means = [run.queueing_delay.mean for run in runs]
+    assert means[0] == means[1] != means[2]
+    assert "join the one with fewer requests of two by chance" in runs[0].assumptions[1]
+    assert not routed("single", "power_of_two", servers=1).engine.has_queues

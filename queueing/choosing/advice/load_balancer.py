@@ -22,7 +22,7 @@ from kendall.queueing.result import Prediction, Quantity
 from kendall.queueing.simulation.experiment import simulate_model
 from kendall.queueing.simulation.run_limits import affordable_requests
 
-ASKED = ROUTINGS[1:]
+ASKED = ROUTINGS[1:4]
 USUAL = ("random", "round_robin")  # as cheap as a what-if
 SIMULATED = 100_000  # requests, where every server is simulated
 _DURATIONS: tuple[Quantity, ...] = ("queueing_delay", "sojourn_time")

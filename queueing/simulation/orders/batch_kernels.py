@@ -40,7 +40,6 @@ from kendall.queueing.simulation.orders.waiting_kernels import (
     take,
 )
 from kendall.queueing.simulation.slot_kernels import (
-    UNLIMITED,
     Memory,
     Slots,
     advance,
@@ -66,13 +65,16 @@ def run_ordered_batches(
     bounds: Bounds,
     queue: RankedQueue,
     servers: Servers,
+    choices: Ints,
 ) -> RequestPath:
-    """Single, dynamic, capped, elastic (`wait_for` = 1) and fixed (`wait_for` = its size)."""
+    """Single, dynamic, capped, elastic (`wait_for` = 1) and fixed (`wait_for` = its size);
+    `choices`: see `Lanes`.
+    """
     path, largest = new_path(len(requests.arrived_at)), len(queue.chosen)
     room = Members(
         np.empty(largest, np.int64), np.empty(largest, np.int64), *np.empty((2, largest))
     )
-    lanes = new_lanes(len(queue.waiting))
+    lanes = new_lanes(len(queue.waiting), choices)
     _run_batches(requests, (law, drawn, servers, room), bounds, (queue, lanes), path)
     return path
 
@@ -96,12 +98,13 @@ def run_ordered_slots(
     bounds: Bounds,
     queue: RankedQueue,
     state: Slots,
-    memory: Memory = UNLIMITED,
+    memory: Memory,
+    choices: Ints,
 ) -> RequestPath:
     """Continuous batching, `bounds.batch_size` in service per server, fewer where the next one does
     not fit into the memory; `state`: of empty ones.
     """
-    path, lanes = new_path(len(requests.arrived_at)), new_lanes(len(queue.waiting))
+    path, lanes = new_path(len(requests.arrived_at)), new_lanes(len(queue.waiting), choices)
     limits = bounds.batch_size, turnaround, memory
     _run_slots(requests, law, limits, (state, queue, lanes), path)
     path.server_free_at[:] = path.released_at

@@ -1,5 +1,5 @@
 """A queue for each server, compiled: every call goes to one of them as it arrives, where the fewest
-requests are, and stays there (`queueing.simulation.scenarios.routed`).
+requests are, of all or of two by chance, and stays there (`queueing.simulation.scenarios.routed`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ class Lanes(NamedTuple):
     member   of these the first, -1 where there is none; the others behind it, by
              `OrderedQueue.following`
     last     the lane that was chosen last
+    choices  of each request the two lanes that its call may join; empty: any
     """
 
     timers: Floats
@@ -28,13 +29,14 @@ class Lanes(NamedTuple):
     serving: Ints
     member: Ints
     last: Ints
+    choices: Ints
 
 
-def new_lanes(count: int) -> Lanes:
+def new_lanes(count: int, choices: Ints) -> Lanes:
     """Empty ones."""
     held, serving = np.zeros((2, count), dtype=np.int64)
     member, last = np.full(count, -1, dtype=np.int64), np.full(1, -1, dtype=np.int64)
-    return Lanes(np.full(count, np.inf), held, serving, member, last)
+    return Lanes(np.full(count, np.inf), held, serving, member, last, choices)
 
 
 @inner
@@ -46,12 +48,25 @@ def route(routed, now, requests, system, path):  # type: ignore[no-untyped-def]
     call_ends, count = requests.call_ends, len(requests.arrived_at)
     while routed < count and requests.arrived_at[routed] == now:
         behind = call_ends[routed] if len(call_ends) > 0 else routed + 1
-        lane = _fewest(now, queue, lanes, path) if len(lanes.held) > 1 else 0
+        lane = _lane_for(routed, now, queue, lanes, path)
         for job in range(routed, behind):
             queue.lane[job] = lane
         lanes.held[lane] += behind - routed
         routed = behind
     return routed
+
+
+@inner
+def _lane_for(job, now, queue, lanes, path):  # type: ignore[no-untyped-def]
+    """Where the call goes that this request is the first of."""
+    if len(lanes.held) == 1:
+        return 0
+    if len(lanes.choices) == 0:
+        return _fewest(now, queue, lanes, path)
+    first, other = lanes.choices[job, 0], lanes.choices[job, 1]
+    _drop_released(first, now, queue, lanes, path)
+    _drop_released(other, now, queue, lanes, path)
+    return other if lanes.held[other] < lanes.held[first] else first
 
 
 @inner

@@ -36,6 +36,17 @@ class FewestRequests:
         return self._last
 
 
+class FewerOfTwo:
+    """Of two servers for each call, in their order, the one with fewer; the first of equal ones."""
+
+    def __init__(self, choices: Sequence[Sequence[int]]) -> None:
+        self._choices = iter(choices)
+
+    def __call__(self, held: Sequence[int]) -> int:
+        """Its place."""
+        return min(next(self._choices), key=held.__getitem__)
+
+
 def simulate_routed(
     policy: Policy,
     jobs: Sequence[Job],
