@@ -54,7 +54,7 @@ def test_the_nearest_tests_are_those_of_the_file_or_of_its_innermost_folder(
     near = tool.SETTINGS["nearest"]
     assert tool.nearest_of("server/queue/batcher.py") == near["server/queue/batcher.py"]
     assert tool.nearest_of("queueing/arrivals/modulated.py") == near["queueing/arrivals"]
-    assert tool.nearest_of("policies/core.py") == []
+    assert tool.nearest_of("kendall/help.py") == []
 
 
 def test_a_sample_is_that_of_its_seed_with_as_many_of_each_group(tool: ModuleType) -> None:
