@@ -151,18 +151,29 @@ class Outlook:
     at: float  # the end of the window that it rests on
     least: float = 0.0  # delay, seconds: the gateway's own
 
-    def means(self, model: Queue, limit: int | None = None) -> npt.NDArray[np.float64] | None:
-        """Mean queueing delay and sojourn of each stretch, in seconds, under a token limit; None
-        of an order that counts the service of flows, which are not known.
+    def means(self, model: Queue) -> npt.NDArray[np.float64] | None:
+        """Mean queueing delay and sojourn of each stretch in which somebody was served, seconds;
+        None of an order that counts the service of flows, which are not known.
+        """
+        found = self.each(model, fewer=not fast.is_compiled(plain(model)))
+        if found is None:
+            return None
+        served = np.isfinite(found).all(axis=0)
+        return found[:, served] if np.count_nonzero(served) > 1 else None
+
+    def each(
+        self, model: Queue, limit: int | None = None, *, fewer: bool
+    ) -> npt.NDArray[np.float64] | None:
+        """The same of all stretches under a token limit, not a number where nobody was served; of
+        `fewer` of them, and of their first requests, where a policy object is driven.
         """
         law, model = model.engine.law, plain(model)
         if counts(model.policy):
             return None
-        compiled = fast.is_compiled(model)
-        most = STRETCHES if compiled else DRIVEN_STRETCHES
+        most = DRIVEN_STRETCHES if fewer else STRETCHES
         found = []
         for number, each in enumerate(self.stretches[:most]):
-            part = each if compiled else each.part(slice(DRIVEN // DRIVEN_STRETCHES))
+            part = each.part(slice(DRIVEN // DRIVEN_STRETCHES)) if fewer else each
             path, own = self.paths[number] if keeps_pace(model) else None, model
             if path is None:  # stalls are in a path
                 own = model.but(law=law.at_speed(self.speeds[number] * law.speed))
@@ -170,9 +181,9 @@ class Outlook:
             run = replayed(own, given, machine=path, draws=1, seed=number)
             ends = np.stack([run.dispatched[0], run.released[0]])
             judged = part.judged & np.isfinite(ends).all(axis=0)
-            if judged.any():
-                found.append(np.maximum(ends - part.arrived, self.least)[:, judged].mean(axis=1))
-        return np.array(found).T if len(found) > 1 else None
+            waited = np.maximum(ends - part.arrived, self.least)[:, judged]
+            found.append(waited.mean(axis=1) if judged.any() else np.full(2, np.nan))
+        return np.array(found).T if found else None
 
 
 def limited(requests: WindowRequests, limit: int | None) -> WindowRequests:

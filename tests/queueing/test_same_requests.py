@@ -14,6 +14,7 @@ from kendall.queueing.choosing.gain.same_requests import SameRequests
 from kendall.queueing.control.assess import assess
 from kendall.queueing.distributions.token_distribution import parse_distribution
 from kendall.queueing.engine_bounds import EngineBounds
+from kendall.queueing.estimation.outlook import RecentArrivals, outlook
 from kendall.queueing.estimation.window.snapshot import COLUMN, Snapshot
 from kendall.queueing.estimation.window_queue import QueueLimits
 from kendall.queueing.json_form import json_object
@@ -115,3 +116,27 @@ def test_a_setting_that_is_much_worse_has_no_gain_above_all() -> None:
     assert gain.low < gain.value < gain.high < 0
     better = same_requests(window_of("single", rate, 1), "single")
     assert better.gain(Setting(policy=policy, max_output_tokens=LONGEST), "queueing_delay").high < 1
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("continuous:max_batch_size=4,order=sprpt", "continuous:max_batch_size=4"),
+        ("continuous:max_batch_size=4", "continuous:max_batch_size=4,order=srpt-b"),
+        ("continuous:max_batch_size=4,order=fb", "continuous:max_batch_size=4,order=spjf"),
+    ],
+)
+def test_settings_of_which_one_is_driven_step_by_step_are_compared_on_the_same_stretches(
+    before: str, after: str
+) -> None:
+    rate = 0.8 * model_of("continuous:max_batch_size=4", None).largest_stable_rate
+    seen = window_of("continuous:max_batch_size=4,order=spjf", rate, 1)
+    recent = RecentArrivals()
+    recent.add(seen)
+    same = same_requests(seen, before)
+    model = same.point.model(same.current)
+    same = dataclasses.replace(same, ahead=outlook(seen, model, recent, 0.02, seconds=30.0))
+    gain = same.next_gain(Setting(policy=after, max_output_tokens=LONGEST), "queueing_delay")
+    assert gain.low < gain.value < gain.high < 1
+    itself = same.next_gain(same.current, "queueing_delay")
+    assert (itself.low, itself.high) == (0.0, 0.0)

@@ -63,7 +63,7 @@ class SameRequests:
         return {}
 
     @cached_property
-    def _next(self) -> dict[Setting, Matrix | None]:
+    def _next(self) -> dict[tuple[Setting, bool], Matrix | None]:
         return {}
 
     @cached_property
@@ -89,10 +89,15 @@ class SameRequests:
 
     def next_gain(self, setting: Setting, quantity: Quantity) -> Estimate:
         """The same over the next minutes: where nine in ten of their like have it."""
-        before, after = (self._ahead(each, quantity) for each in (self.current, setting))
-        if before is None or after is None or not np.all(before > 0):
+        both = self.current, setting
+        fewer = not all(fast.is_compiled(plain(self._model(each))) for each in both)
+        before, after = (self._ahead(each, quantity, fewer=fewer) for each in both)
+        if before is None or after is None:
             return UNKNOWN
-        return band(1 - after / before)
+        served = np.isfinite(before) & np.isfinite(after)  # stretches, the same of both
+        if np.count_nonzero(served) < 2 or not np.all(before[served] > 0):
+            return UNKNOWN
+        return band(1 - after[served] / before[served])
 
     def mean(self, setting: Setting, quantity: Quantity) -> float | None:
         """The model's, seconds."""
@@ -111,14 +116,15 @@ class SameRequests:
             next_gain_high=after.high,
         )
 
-    def _ahead(self, setting: Setting, quantity: Quantity) -> Vector | None:
+    def _ahead(self, setting: Setting, quantity: Quantity, *, fewer: bool) -> Vector | None:
         """The mean of each stretch of the next minutes, seconds."""
         limit = setting.max_output_tokens
         if self.ahead is None or self.point.refusal(limit) is not None or self._unknown(limit):
             return None
-        if setting not in self._next:
-            self._next[setting] = self.ahead.means(self._model(setting), limit)
-        both = self._next[setting]
+        if (setting, fewer) not in self._next:
+            found = self.ahead.each(self._model(setting), limit, fewer=fewer)
+            self._next[setting, fewer] = found
+        both = self._next[setting, fewer]
         return None if both is None else both[0 if quantity == "queueing_delay" else 1]
 
     def _durations(self, setting: Setting, quantity: Quantity) -> Matrix | None:
