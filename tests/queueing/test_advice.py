@@ -17,6 +17,7 @@ import pytest
 from kendall.policies import Request, parse_policy
 from kendall.policies.text import SpecError
 from kendall.queueing.choosing.advice.advise import TARGETS, parse_objective
+from kendall.queueing.choosing.advice.searches import search
 from kendall.queueing.choosing.advice.sentence import sentence
 from kendall.queueing.choosing.answer import own_error, precise
 from kendall.queueing.choosing.candidates import usual_policies
@@ -25,6 +26,7 @@ from kendall.queueing.choosing.forecast import Advice, Forecast, Setting
 from kendall.queueing.choosing.gain.criterion import Criterion
 from kendall.queueing.choosing.gain.estimation_error import Response
 from kendall.queueing.choosing.gain.known_lengths import known_lengths
+from kendall.queueing.choosing.gain.operating_point import OperatingPoint
 from kendall.queueing.choosing.objective import Objective, parse_slo
 from kendall.queueing.choosing.phrases import HALF_A_PERCENT
 from kendall.queueing.choosing.token_limit import best_token_limit
@@ -881,3 +883,15 @@ def test_a_what_if_for_a_smaller_clip_is_met_by_the_gateway_there() -> None:
     assert apart <= math.hypot(
         up.mean.relative * up.mean.value, met[large].relative * met[large].value
     )
+
+
+@pytest.mark.parametrize("target", ["batch-size", "max-output-tokens", "servers"])
+def test_an_order_that_is_driven_step_by_step_is_not_searched_and_says_who_has_the_time(
+    target: str,
+) -> None:
+    point = OperatingPoint(estimates=window(), shape=LAW, limits=LIMITS)
+    current = Setting(policy="continuous:max_batch_size=4,order=sprpt", max_output_tokens=400)
+    result = search(point, current, DELAY, target)
+    assert result.setting is None
+    assert "is simulated step by step, which takes too long here" in result.why
+    assert f"kendall optimize --target {target}" in result.why

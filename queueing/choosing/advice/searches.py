@@ -45,7 +45,10 @@ from kendall.queueing.choosing.search import Optimum, Point, Predict, largest_ke
 from kendall.queueing.choosing.servers import fewest_servers
 from kendall.queueing.choosing.token_limit import best_token_limit
 from kendall.queueing.errors import NoStableChoiceError
+from kendall.queueing.estimation.checked import plain
+from kendall.queueing.prediction.solutions import best_method
 from kendall.queueing.queue import Queue
+from kendall.queueing.simulation.fast import is_compiled
 
 LARGEST_SERVERS = 16
 NEVER = 1e-6  # limits that cut fewer requests than this are not searched
@@ -76,12 +79,23 @@ def search(
     refusal = operating_point.refusal(1 if limits_tokens else current.max_output_tokens)
     if refusal is not None:
         return SearchResult(None, why=refusal)
+    if target != "policy" and _is_slow(operating_point.model(current)):
+        return SearchResult(
+            None,
+            why=f"every choice under {current.policy} is simulated step by step, which takes too "
+            f"long here; `kendall optimize --target {target}` has the time",
+        )
     try:
         return SEARCHES[target](AdviceSearch(operating_point, current, objective))
     except NoStableChoiceError as error:
         lengths = operating_point.lengths
         beyond = lengths.refusal(None) if limits_tokens and lengths else None
         return SearchResult(None, why="; ".join(each for each in (str(error), beyond) if each))
+
+
+def _is_slow(model: Queue) -> bool:
+    """Whether no formula and no compiled simulation has it."""
+    return best_method(model) == "simulation" and not is_compiled(plain(model))
 
 
 def measure_of(
