@@ -79,7 +79,8 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True):
 
 def expectation(basis: Basis) -> Callable[[SweepCell], Expected]:
     """By cell; a simulated order takes some seconds, and is compared with the order of arrival
-    simulated: a formula for that may be further off than the two are apart.
+    simulated: a formula for that may be further off than the two are apart. Its delay is that of
+    the formula times what the pair says.
     """
 
     @cache
@@ -93,11 +94,21 @@ def expectation(basis: Basis) -> Callable[[SweepCell], Expected]:
         like = own.method if own.method == "simulation" else "auto"
         first_come = predicted(plain, *queue, like)
         delay, usual = own.queueing_delay, first_come.queueing_delay
+        if delay is None or not usual:
+            return Expected(
+                method=own.method,
+                queueing_delay=delay,
+                sojourn_time=own.sojourn_time,
+                delay_ratio=None,
+            )
+        shown = predicted(plain, *queue).queueing_delay or usual
+        corrected = delay / usual * shown
+        sojourn = own.sojourn_time
         return Expected(
             method=own.method,
-            queueing_delay=delay,
-            sojourn_time=own.sojourn_time,
-            delay_ratio=None if delay is None or not usual else delay / usual,
+            queueing_delay=corrected,
+            sojourn_time=None if sojourn is None else sojourn - delay + corrected,
+            delay_ratio=delay / usual,
         )
 
     return expected

@@ -132,8 +132,14 @@ class OrderSearch:
         try:
             own = self.durations(policy, predictor)
             usual = self.durations(self.model.policy, NO_PREDICTION, like=own.method)
+            shown = self.durations(self.model.policy, NO_PREDICTION)
         except UnstableQueueError:
             return point | {"stable": False, "score": None}
+        if usual is not shown and usual.delay:  # simulated: by what its pairs say of the formula's
+            delay = own.delay / usual.delay * shown.delay
+            longest = own.longest / usual.longest * shown.longest
+            own = OrderDurations(delay, own.sojourn - own.delay + delay, longest, own.method)
+            usual = shown
         return point | {
             "stable": True,
             "method": own.method,
