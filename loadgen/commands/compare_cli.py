@@ -12,6 +12,7 @@ import msgspec
 import typer
 
 from kendall.options import flag_option, option, with_options
+from kendall.policies.arguments import positive
 from kendall.policies.registry import use_modules
 from kendall.policies.text import SpecError
 from kendall.queueing.commands.shared_options import Json, PolicyModules
@@ -181,11 +182,11 @@ def _data(run_files: list[Path], folder: Path | None, given: TheoryOptions) -> R
 
             return of_sweep(folder)
         return of_folder(folder)
-    tokens, predictor = given.output_tokens, given.predictor
+    tokens, predictor, rate = given.output_tokens, given.predictor, given.request_rate
     asked = TheoryInputs(
         law=None if given.latency is None else law_of(given.latency),
         output_tokens=None if tokens is None else parse_distribution(tokens, remedy=SHORTER),
-        rate=given.request_rate,
+        rate=None if rate is None else positive("--request-rate", rate, "requests per second"),
         max_num_seqs=given.max_num_seqs,
         predictor=None if predictor is None else parse_predictor(predictor),
     )

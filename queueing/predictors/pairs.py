@@ -20,24 +20,24 @@ from kendall.queueing.distributions.token_distribution import Vector
 
 COLUMNS = ("output_tokens", "predicted_output_tokens")
 FEWEST = 2  # pairs
+EXPECTED = f"expected a file of pairs, CSV or JSON lines with {' and '.join(COLUMNS)}"
 
 
 def read_pairs(path: str) -> tuple[Vector, Vector]:
     """True and predicted lengths, tokens >= 1, in the order of the file. Raises SpecError."""
+    if Path(path).exists() and not Path(path).is_file():
+        raise SpecError(f"got path={path}, which is no file; {EXPECTED}")
     try:
         changed = Path(path).stat().st_mtime_ns
         actual, predicted = _read(path, changed)
     except OSError as error:
-        raise SpecError(
-            f"got path={path}: {error.strerror}; expected a file of pairs, CSV or JSON lines with "
-            f"{' and '.join(COLUMNS)}"
-        ) from None
+        raise SpecError(f"got path={path}: {error.strerror}; {EXPECTED}") from None
     except (ValueError, UnicodeDecodeError) as error:
         raise SpecError(f"got path={path}: {error}; expected CSV or JSON lines") from None
     if len(actual) < FEWEST:
         raise SpecError(
             f"got path={path} with {counted(len(actual), 'pair')}; expected at least {FEWEST} "
-            f"rows that have {' and '.join(COLUMNS)}, tokens >= 1"
+            f"rows that have {' and '.join(COLUMNS)}, tokens >= 1 (others are left out)"
         )
     return actual, predicted
 

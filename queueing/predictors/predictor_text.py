@@ -44,6 +44,7 @@ EXAMPLES = {
     "onebit": "onebit:threshold=200,accuracy=0.9",
     "joint": "joint:path=pairs.csv",
 }
+LARGEST = 1_000_000  # times the true length
 _MISSES = ("miss_short", "miss_long")
 _OPTIONAL = ("accuracy", *_MISSES)
 EXPECTED = (
@@ -53,8 +54,8 @@ EXPECTED = (
 _RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
     "sigma": (lambda value: 0 <= value < math.inf, "a number >= 0"),
     "threshold": (lambda value: value >= 1, "tokens >= 1"),
-    "low": (lambda value: 0 <= value < math.inf, "a number >= 0"),
-    "high": (lambda value: 0 < value < math.inf, "a number > 0"),
+    "low": (lambda value: 0 <= value < LARGEST, "a number >= 0"),
+    "high": (lambda value: 0 < value <= LARGEST, f"a number > 0, at most {LARGEST:,}"),
     **dict.fromkeys(_OPTIONAL, (lambda value: 0 <= value <= 1, "a probability")),
 }
 

@@ -85,6 +85,8 @@ class LengthPredictor(Observer):
 
     def _predicted(self, engine_request: EngineRequest) -> EngineRequest:
         request = engine_request.request
+        if engine_request.sampling.ignore_eos and not engine_request.sampling.stop:
+            return told(engine_request, float(request.max_output_tokens))  # known, nothing to learn
         prompt = prompt_of(engine_request)
         caller, start = engine_request.caller, tuple(prompt[:COMPARED])
         whole = hash((len(prompt), start))
@@ -103,7 +105,7 @@ class LengthPredictor(Observer):
         if found is None:
             return engine_request
         tokens = min(max(1.0, math.exp(found)), float(request.max_output_tokens))
-        return replace(engine_request, request=request._replace(predicted_output_tokens=tokens))
+        return told(engine_request, tokens)
 
     def on_record(self, record: Record) -> None:
         """An answer is whole, or there is none."""
@@ -215,6 +217,12 @@ def add_gauges(predictor: LengthPredictor, metrics: Metrics) -> None:
         ),
     ):
         metrics.gauge_of(name, help_text, read)
+
+
+def told(engine_request: EngineRequest, tokens: float) -> EngineRequest:
+    """The same request with this prediction."""
+    request = engine_request.request._replace(predicted_output_tokens=tokens)
+    return replace(engine_request, request=request)
 
 
 def prompt_of(engine_request: EngineRequest) -> str | Sequence[int]:

@@ -295,3 +295,11 @@ def test_a_file_that_was_cut_is_named_below_the_table_in_json_and_in_the_report(
     assert says in " ".join(result.stdout.split())
     assert says in (tmp_path / "report.html").read_text(encoding="utf-8")
     assert json.loads(invoke(str(file), "--json").stdout)["events"] == [says]
+
+
+@pytest.mark.parametrize("rate", ["-3", "0", "nan", "inf"])
+def test_an_arrival_rate_that_is_none_is_refused(tmp_path: Path, rate: str) -> None:
+    from kendall import cli
+
+    arguments = [str(run_file(tmp_path)), "--request-rate", rate, "--latency", "a=0.01,c=0"]
+    assert cli.run_command("compare", arguments) == 2

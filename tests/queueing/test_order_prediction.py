@@ -102,6 +102,9 @@ def test_a_predictor_is_read_and_written_canonically(text):
         ("uniform:low=2,high=1", "got low=2 and high=1; expected low below high"),
         ("uniform:low=-1,high=1", "got low=-1; expected a number >= 0"),
         ("joint", "expected path too"),
+        ("uniform:low=1,high=1e308", "got high=1e.*308; expected a number > 0, at most 1,000,000"),
+        ("joint:path=/dev/null", "got path=/dev/null, which is no file; expected a file of pairs"),
+        ("joint:path=.", "got path=., which is no file"),
         ("joint:path=no-such-file", "got path=no-such-file: No such file.*CSV or JSON lines"),
     ],
 )

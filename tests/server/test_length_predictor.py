@@ -95,6 +95,21 @@ def test_a_clients_own_prediction_stays_and_nothing_is_told_above_the_limit() ->
     run_virtual(main())
 
 
+def test_with_ignore_eos_the_length_is_the_limit() -> None:
+    async def main() -> None:
+        async with running("single:order=spjf", length_predictor="history") as (app, gateway):
+            await answered(app, LONG, 30)
+            gateway.batcher.pause_dispatch(True)
+            body = {"model": "tiny", "prompt": LONG, "max_tokens": 83, "ignore_eos": True}
+            waiting = asyncio.create_task(call(app, "POST", "/v1/completions", body))
+            await asyncio.sleep(0.1)
+            assert predicted(gateway) == [83]
+            gateway.batcher.pause_dispatch(False)
+            assert (await waiting).status == 200
+
+    run_virtual(main())
+
+
 @pytest.mark.parametrize("kind", ["history", "learned"])
 def test_answers_that_a_limit_cut_are_not_taken_for_whole_ones(kind: str) -> None:
     async def main() -> None:
