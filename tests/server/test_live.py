@@ -900,3 +900,13 @@ def test_what_is_known_survives_a_restart(tmp_path: Path) -> None:
     assert known["autopilot"]["mode"] == "advise"
     assert known["estimates"]["output_tokens"]["mean"]["value"] == pytest.approx(12, rel=0.05)
     assert after["advice"][0]["current"]["queueing_delay"]["mean"] > 0
+
+
+def test_before_there_are_estimates_nothing_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = question_at(10.0, "single")
+    monkeypatch.setattr(prediction_worker, "_memory", prediction_worker._Memory(question=asked))
+    assert prediction_worker.ask_what_ifs() == []
+    assert prediction_worker.ask_advice({}) == []
+    assert prediction_worker.ask_load_balancer({}) is None
+    assert prediction_worker.ask_rates({}) is None
+    assert prediction_worker.ask_servers("mean_queueing_delay<=1s") is None
