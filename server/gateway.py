@@ -376,11 +376,6 @@ class Gateway:
             raise not_started()
         return self.live
 
-    def with_lengths(self, requests: list[EngineRequest]) -> list[EngineRequest]:
-        """The requests, with predicted output lengths where they had none and there are any."""
-        predictor = self.length_predictor
-        return requests if predictor is None else predictor.predict(requests)
-
     def admit(self) -> Batcher:
         """The queue, if it takes requests now."""
         if self.lifecycle.lost is not None:

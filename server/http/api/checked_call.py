@@ -275,7 +275,8 @@ async def check_call(
         if timing is not None:
             timing.end("prompt")
         gateway.arrivals.saw(arrival.received_at, batcher.epoch, retry=arrival.retry)
-        requests = gateway.with_lengths(requests)
+        predictor = gateway.length_predictor
+        requests = requests if predictor is None else predictor.predict(requests)
         gateway.overload.admit(requests, scope, deadlines)
     except BaseException as error:
         if by_vllm is not None:
