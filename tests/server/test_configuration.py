@@ -970,3 +970,34 @@ def test_an_endless_duration_is_shown_as_json(capsys: pytest.CaptureFixture[str]
 
     shown = json.loads(capsys.readouterr().out, parse_constant=refused)
     assert shown["patience"]["value"] == "inf"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--max-clipped-fraction", "1"), "max-clipped-fraction"),
+        (("--max-clipped-fraction", "-0.1"), "max-clipped-fraction"),
+        (("--max-connections-per-address", "0"), "max-connections-per-address"),
+        (("--max-sequences-per-call", "0"), "max-sequences-per-call"),
+    ],
+)
+def test_what_is_outside_of_an_options_range_is_refused(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], says: str
+) -> None:
+    assert says in complaint(capsys, "serve", *arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--max-clipped-fraction", "0.999"),
+        ("--max-clipped-fraction", "0"),
+        ("--max-connections-per-address", "1"),
+        ("--max-sequences-per-call", "1"),
+    ],
+)
+def test_the_ends_of_an_options_range_are_taken(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]
+) -> None:
+    name, value = arguments[0].removeprefix("--"), float(arguments[1])
+    assert f"{name} = {value:g}" in shown(capsys, *arguments).replace(".0 ", " ")

@@ -363,3 +363,26 @@ def test_a_burst_of_unfinished_requests_leaves_room_for_probes(
         assert len(taken) > 110, "no more than it takes"
 
     asyncio.run(main())
+
+
+def test_a_connection_whose_request_is_whole_is_closed_for_nobody() -> None:
+    """It is the oldest; only those that have not sent theirs are in the way."""
+
+    async def main() -> None:
+        now = 0.0
+        asyncio.get_running_loop().time = lambda: now  # type: ignore[method-assign]
+        room = Room(CollectorRegistry(), limit=100 + KEPT)
+        closed: list[str] = []
+        whole, silent, *others = (partial(closed.append, name) for name in "abcd")
+        room.enter(10, None, whole)
+        room.enter(12, None, silent)
+        room.whole(whole)
+        room.whole(whole)
+        now = 1.0
+        for close in others:
+            now += 0.01
+            room.enter(80, None, close)
+        del asyncio.get_running_loop().time
+        assert closed == ["b"]
+
+    asyncio.run(main())

@@ -5,11 +5,12 @@ both stand behind the last tokens of the prompt.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, models
-from tokenizers.decoders import ByteLevel
+from tokenizers.decoders import ByteLevel, Metaspace
 
 from kendall.policies import Request
 from kendall.server.engines.base import EngineRequest, Sampling
@@ -59,3 +60,11 @@ def test_of_a_long_prompt_only_its_end_is_decoded() -> None:
     found = detokenizer(tokenizer, request([3] * 500))
     assert found.piece(4) == "e"
     assert max(tokenizer.asked) <= CONTEXT + 1
+
+
+def test_the_first_word_keeps_its_space_behind_a_short_prompt() -> None:
+    """The library's own stream drops it at the begin of a text."""
+    made = Tokenizer(models.WordLevel({"\u2581hello": 0, "\u2581there": 1}, unk_token=""))
+    made.decoder = Metaspace()
+    found = detokenizer(SimpleNamespace(backend_tokenizer=made), request([0]))
+    assert found.piece(1) == " there"

@@ -309,6 +309,23 @@ def test_padded_policies_are_served_unpadded_and_say_so(policy: str) -> None:
     play(test)
 
 
+def test_the_priority_of_a_call_that_is_passed_on_orders_the_queue() -> None:
+    async def test(stub: Stub) -> None:
+        stub.behave = answers(b"{}")
+        async with before(
+            stub, engine={"max_num_seqs": 1}, policy="single:order=priority"
+        ) as kendall:
+            first = kendall.call(PROMPT)
+            await asyncio.sleep(0.1)
+            calls = [kendall.call(PROMPT | {"priority": each}) for each in (5, -5, 0)]
+            await asyncio.sleep(0.1)
+            waiting = [each.request.priority for each in kendall.gateway.batcher.waiting]
+            assert waiting == [-5, 0, 5]
+            await asyncio.gather(first.task, *(each.task for each in calls))
+
+    play(test)
+
+
 def test_what_the_body_says_to_the_gateway_is_heard() -> None:
     async def test(stub: Stub) -> None:
         stub.behave = streams()
