@@ -113,3 +113,16 @@ def test_a_revoked_key_ends_its_stream_of_events() -> None:
             await follows.task
 
     asyncio.run(asyncio.wait_for(main(), 60))
+
+
+@pytest.mark.parametrize("path", [path for path, _ in UNQUEUED if "count_tokens" in path])
+def test_tokens_are_not_counted_once_the_gateway_leaves(path: str) -> None:
+    async def main() -> None:
+        async with fronted() as (app, gateway, *_):
+            body = dict(UNQUEUED)[path]
+            assert (await call(app, "POST", path, body)).status == 200
+            gateway.begin_drain()
+            refused = await call(app, "POST", path, body)
+            assert refused.status == 503, refused.body
+
+    asyncio.run(main())
