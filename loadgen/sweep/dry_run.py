@@ -20,6 +20,7 @@ from kendall.loadgen.sweep.slo import slo_of
 from kendall.loadgen.sweep.status import duration
 from kendall.policies import format_policy, parse_policy
 from kendall.policies.text import counted, first_come_form, short_form, short_number
+from kendall.queueing.choosing.orders import by_pair
 from kendall.queueing.commands.terminal import Column, Table, say
 from kendall.queueing.latency.profile import load_law
 
@@ -93,22 +94,13 @@ def expectation(basis: Basis) -> Callable[[SweepCell], Expected]:
         own = predicted(cell.policy, *queue)
         like = own.method if own.method == "simulation" else "auto"
         first_come = predicted(plain, *queue, like)
-        delay, usual = own.queueing_delay, first_come.queueing_delay
-        if delay is None or not usual:
-            return Expected(
-                method=own.method,
-                queueing_delay=delay,
-                sojourn_time=own.sojourn_time,
-                delay_ratio=None,
-            )
-        shown = predicted(plain, *queue).queueing_delay or usual
-        corrected = delay / usual * shown
-        sojourn = own.sojourn_time
+        delay, sojourn, usual = own.queueing_delay, own.sojourn_time, first_come.queueing_delay
+        ratio = None if delay is None or not usual else delay / usual
+        formula = predicted(plain, *queue).queueing_delay
+        if own.method == "simulation" and delay and sojourn and usual and formula:
+            delay, sojourn = by_pair(delay, sojourn, usual, formula)
         return Expected(
-            method=own.method,
-            queueing_delay=corrected,
-            sojourn_time=None if sojourn is None else sojourn - delay + corrected,
-            delay_ratio=delay / usual,
+            method=own.method, queueing_delay=delay, sojourn_time=sojourn, delay_ratio=ratio
         )
 
     return expected

@@ -87,6 +87,15 @@ def best_order(
     return dataclasses.replace(found, compared="queueing_delay")
 
 
+def by_pair(delay: float, sojourn: float, usual: float, formula: float) -> tuple[float, float]:
+    """Delay and sojourn under an order, where it is simulated and `formula` is the delay in the
+    order of arrival: that times the ratio to `usual`, the delay of the same requests in the order
+    of arrival.
+    """
+    corrected = delay / usual * formula
+    return corrected, sojourn - delay + corrected
+
+
 @dataclass(frozen=True)
 class OrderSearch:
     """Orders of one queue; `known` keeps what was computed."""
@@ -136,10 +145,9 @@ class OrderSearch:
         except UnstableQueueError:
             return point | {"stable": False, "score": None}
         if usual is not shown and usual.delay:  # simulated: by what its pairs say of the formula's
-            delay = own.delay / usual.delay * shown.delay
+            delay, sojourn = by_pair(own.delay, own.sojourn, usual.delay, shown.delay)
             longest = own.longest / usual.longest * shown.longest
-            own = OrderDurations(delay, own.sojourn - own.delay + delay, longest, own.method)
-            usual = shown
+            own, usual = OrderDurations(delay, sojourn, longest, own.method), shown
         return point | {
             "stable": True,
             "method": own.method,

@@ -19,7 +19,7 @@ FADING = 0.98  # weight of the answers before the next one: of all but the last 
 
 
 class LengthHistory:
-    """Groups that were not asked about for longest are forgotten first."""
+    """Groups that have had no answer for longest are forgotten first."""
 
     def __init__(self) -> None:
         self._groups: OrderedDict[Hashable, tuple[float, float]] = OrderedDict()

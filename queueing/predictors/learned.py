@@ -5,8 +5,8 @@
 
 Words are those of a text, or the tokens of a prompt; only their hashes are kept. Answers that a
 limit cut are at least so long: ln N is their expectation given that (Buckley and James 1979). The
-law of e is the product-limit estimate over predictions of prompts that were
-left out (five folds), so that quantiles hold for prompts that were never seen.
+law of e is the product-limit estimate over predictions of prompts that were left out (five folds),
+so that quantiles hold for prompts that were never seen.
 
 Measured on AlpacaEval (docs/how-to/predictors.md): Kendall's tau with the length .29 to .36.
 """
@@ -63,30 +63,47 @@ def _ends(of: Any, head: int, tail: int) -> Any:
 
 
 @dataclass(frozen=True, eq=False)
-class LearnedLengths:
-    """Of each bucket `idf` (0: not seen) and `weights`; `errors`: e at `LEVELS`. Quality on
-    prompts that were left out: `tau`, Kendall's with the length, and the mean `loss` of the
-    quantiles in tokens beside that of one law for all (`plain_loss`).
+class Regression:
+    """ln(tokens) of a prompt: `intercept`, and for every bucket its `idf` (0: in no prompt that was
+    learned from) and `weights`.
     """
 
-    answers: int
     intercept: float
     idf: Vector
     weights: Vector
+
+    def log_length(self, words: Words) -> float:
+        """The expected ln(tokens)."""
+        idf = self.idf[words]
+        square = float(idf @ idf)
+        return self.intercept + (float(idf @ self.weights[words]) / square**0.5 if square else 0.0)
+
+
+@dataclass(frozen=True, eq=False)
+class LearnedLengths:
+    """A regression of so many `answers`, and `errors`: e at `LEVELS`. Quality on prompts that were
+    left out: `tau`, Kendall's with the length, and the mean `loss` of the quantiles in tokens
+    beside that of one law for all (`plain_loss`).
+    """
+
+    answers: int
+    regression: Regression
     errors: Vector
     tau: float
     loss: float
     plain_loss: float
 
     def log_length(self, words: Words) -> float:
-        """The regression's ln(tokens)."""
-        idf = self.idf[words]
-        square = float(idf @ idf)
-        return self.intercept + (float(idf @ self.weights[words]) / square**0.5 if square else 0.0)
+        """The expected ln(tokens)."""
+        return self.regression.log_length(words)
+
+    def errors_at(self, levels: Sequence[float]) -> Vector:
+        """Quantiles of e at each of the levels."""
+        return np.interp(levels, LEVELS, self.errors)
 
     def quantiles(self, words: Words, levels: Sequence[float] = (0.5,)) -> Vector:
         """Tokens, not rounded, at each of the levels."""
-        return np.exp(self.log_length(words) + np.interp(levels, LEVELS, self.errors))
+        return np.exp(self.log_length(words) + self.errors_at(levels))
 
     @property
     def helps(self) -> bool:
@@ -95,8 +112,8 @@ class LearnedLengths:
 
 
 def learn(prompts: Sequence[Words], tokens: Vector, cut: Mask) -> LearnedLengths | None:
-    """From the answers of these prompts; `cut`: those that a limit ended. None where they are too
-    few, or all alike.
+    """A model of the answers to these prompts; `cut`: those that a limit ended. None where they
+    are too few, or all alike.
     """
     ended = ~cut
     if ended.sum() < FEWEST or np.ptp(tokens[ended]) == 0:
@@ -105,20 +122,16 @@ def learn(prompts: Sequence[Words], tokens: Vector, cut: Mask) -> LearnedLengths
     left_out = np.empty(len(tokens))
     for fold in range(FOLDS):
         own = folds == fold
-        model = _Ridge([words for words, out in zip(prompts, own, strict=True) if not out])
-        model.fit(logs[~own], cut[~own])
-        others = [words for words, out in zip(prompts, own, strict=True) if out]
-        left_out[own] = model.predicted(others)
-    errors, plain, whole = _quantiles(logs - left_out, cut), _quantiles(logs, cut), _Ridge(prompts)
-    whole.fit(logs, cut)
+        rest = [words for words, out in zip(prompts, own, strict=True) if not out]
+        fitted = _fitted(rest, logs[~own], cut[~own])
+        left_out[own] = [fitted.log_length(prompts[place]) for place in np.flatnonzero(own)]
+    errors, plain = _quantiles(logs - left_out, cut), _quantiles(logs, cut)
     from scipy.stats import kendalltau  # noqa: PLC0415 - heavy, and only here
 
     tau = kendalltau(left_out[ended], logs[ended]).statistic
     return LearnedLengths(
         int(ended.sum()),
-        whole.intercept,
-        _by_bucket(whole.buckets, whole.idf),
-        _by_bucket(whole.buckets, whole.weights),
+        _fitted(prompts, logs, cut),
         errors,
         tau=0.0 if np.isnan(tau) else float(tau),
         loss=_loss(tokens[ended], left_out[ended, None] + errors),
@@ -126,46 +139,29 @@ def learn(prompts: Sequence[Words], tokens: Vector, cut: Mask) -> LearnedLengths
     )
 
 
-class _Ridge:
-    """Of these prompts."""
+def _fitted(prompts: Sequence[Words], logs: Vector, cut: Mask) -> Regression:
+    """To ln(tokens), of which those that were cut are bounds."""
+    from scipy.sparse import csr_matrix  # noqa: PLC0415 - heavy, and only to learn
+    from scipy.sparse.linalg import lsmr  # noqa: PLC0415 - as above
 
-    def __init__(self, prompts: Sequence[Words]) -> None:
-        from scipy.sparse import csr_matrix  # noqa: PLC0415 - heavy, and only to learn
-
-        counts = [len(words) for words in prompts]
-        self.buckets, columns = np.unique(np.concatenate(prompts), return_inverse=True)
-        known_in = np.bincount(columns, minlength=len(self.buckets))
-        self.idf = np.log((1 + len(prompts)) / (1 + known_in)) + 1
-        ends = np.concatenate([[0], np.cumsum(counts)])
-        values = self.idf[columns]
-        norms = np.sqrt(np.add.reduceat(values**2, ends[:-1]))
-        shape = (len(prompts), len(self.buckets))
-        self._matrix = csr_matrix((values / np.repeat(norms, counts), columns, ends), shape)
-        self.intercept, self.weights = 0.0, np.zeros(len(self.buckets))
-
-    def fit(self, logs: Vector, cut: Mask) -> None:
-        """To ln(tokens), of which those that were cut are bounds."""
-        from scipy.sparse.linalg import lsmr  # noqa: PLC0415 - heavy, and only to learn
-
-        expected = logs.copy()
-        for _ in range(_ROUNDS if cut.any() else 1):
-            self.intercept = float(expected.mean())
-            centred = expected - self.intercept
-            self.weights = lsmr(self._matrix, centred, damp=PENALTY**0.5)[0]
-            fitted = self.intercept + self._matrix @ self.weights
-            expected[cut] = fitted[cut] + _beyond(logs - fitted, cut)
-
-    def predicted(self, prompts: Sequence[Words]) -> list[float]:
-        """ln(tokens) of other prompts."""
-        idf, weights = (_by_bucket(self.buckets, each) for each in (self.idf, self.weights))
-        model = LearnedLengths(0, self.intercept, idf, weights, np.zeros(0), 0.0, 0.0, 0.0)
-        return [model.log_length(words) for words in prompts]
-
-
-def _by_bucket(buckets: Words, values: Vector) -> Vector:
-    found = np.zeros(1 << BUCKET_BITS)
-    found[buckets] = values
-    return found
+    counts = [len(words) for words in prompts]
+    buckets, columns = np.unique(np.concatenate(prompts), return_inverse=True)
+    known_in = np.bincount(columns, minlength=len(buckets))
+    idf = np.log((1 + len(prompts)) / (1 + known_in)) + 1
+    ends = np.concatenate([[0], np.cumsum(counts)])
+    values = idf[columns]
+    norms = np.sqrt(np.add.reduceat(values**2, ends[:-1]))
+    shape = (len(prompts), len(buckets))
+    matrix = csr_matrix((values / np.repeat(norms, counts), columns, ends), shape)
+    expected = logs.copy()
+    for _ in range(_ROUNDS if cut.any() else 1):
+        intercept = float(expected.mean())
+        weights = lsmr(matrix, expected - intercept, damp=PENALTY**0.5)[0]
+        fitted = intercept + matrix @ weights
+        expected[cut] = fitted[cut] + _beyond(logs - fitted, cut)
+    dense = np.zeros((2, 1 << BUCKET_BITS))
+    dense[:, buckets] = idf, weights
+    return Regression(intercept, *dense)
 
 
 def _survival(values: Vector, cut: Mask) -> tuple[Vector, Vector]:

@@ -92,7 +92,9 @@ class PredictorText:
 
     @property
     def misses(self) -> tuple[float, float]:
-        """Of one bit: probability that a short length is told as long, and a long one as short."""
+        """The share of short lengths that one bit predicts long, and of long ones that it predicts
+        short.
+        """
         wrong = 1 - self.accuracy
         short, long = self.miss_short, self.miss_long
         return wrong if short is None else short, wrong if long is None else long

@@ -406,7 +406,7 @@ def run_trace(model: Queue, trace: Trace, since: int = 0, *, generic: bool = Fal
     own_limits = len(trace.limits) and not in_arrival_order(model.policy)  # kernels have one
     if fast.is_compiled(model) and not generic and not own_limits:
         return fast.replay(model, trace, since)
-    router = FewestRequests() if not len(trace.choices) else FewerOfTwo(_by_call(trace))
+    router = FewerOfTwo(_by_call(trace)) if len(trace.choices) else None
     return driven_run(model, jobs_of(model, trace), trace.residuals, since, router)
 
 
@@ -450,8 +450,8 @@ def driven_run(
         gaps=gaps,
     )
     if model.engine.has_queues:
-        router = router or FewestRequests()
-        records = simulate_routed(model.policy, jobs, engine, residuals, router)
+        to = router or FewestRequests()
+        records = simulate_routed(model.policy, jobs, engine, residuals, to)
     else:
         records = simulate_trace(model.policy, jobs, engine, residuals)
     place = {job.request.id: index for index, job in enumerate(jobs)}

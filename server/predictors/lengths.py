@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from kendall.policies.text import counted
 from kendall.queueing.measurement.record import Record
 from kendall.queueing.predictors.history import LengthHistory
-from kendall.queueing.predictors.learned import LEVELS, LearnedLengths, Words, words_of
+from kendall.queueing.predictors.learned import LearnedLengths, Words, words_of
 from kendall.server.engines.base import EngineRequest
 from kendall.server.queue.observers import Observer
 from kendall.server.settings import LengthPrediction
@@ -85,8 +85,9 @@ class LengthPredictor(Observer):
 
     def _predicted(self, engine_request: EngineRequest) -> EngineRequest:
         request = engine_request.request
+        # the length is known, and nothing is learned
         if engine_request.sampling.ignore_eos and not engine_request.sampling.stop:
-            return told(engine_request, float(request.max_output_tokens))  # known, nothing to learn
+            return with_prediction(engine_request, float(request.max_output_tokens))
         prompt = prompt_of(engine_request)
         caller, start = engine_request.caller, tuple(prompt[:COMPARED])
         whole = hash((len(prompt), start))
@@ -105,7 +106,7 @@ class LengthPredictor(Observer):
         if found is None:
             return engine_request
         tokens = min(max(1.0, math.exp(found)), float(request.max_output_tokens))
-        return told(engine_request, tokens)
+        return with_prediction(engine_request, tokens)
 
     def on_record(self, record: Record) -> None:
         """An answer is whole, or there is none."""
@@ -150,7 +151,7 @@ class LengthPredictor(Observer):
             )
             return
         self._model, self.version = model, self.version + 1
-        low, high = np.interp(INTERVAL, LEVELS, model.errors).tolist()
+        low, high = model.errors_at(INTERVAL).tolist()
         self._errors = low, high
         log.info(
             "length predictor: version %d, from %s: rank correlation %.2f, loss %.3g tokens (%.3g "
@@ -219,7 +220,7 @@ def add_gauges(predictor: LengthPredictor, metrics: Metrics) -> None:
         metrics.gauge_of(name, help_text, read)
 
 
-def told(engine_request: EngineRequest, tokens: float) -> EngineRequest:
+def with_prediction(engine_request: EngineRequest, tokens: float) -> EngineRequest:
     """The same request with this prediction."""
     request = engine_request.request._replace(predicted_output_tokens=tokens)
     return replace(engine_request, request=request)

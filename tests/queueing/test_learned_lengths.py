@@ -105,8 +105,8 @@ def test_too_few_answers_or_answers_all_alike_teach_nothing() -> None:
 
 def test_a_prompt_of_unknown_words_has_the_mean_length() -> None:
     model = learned(300)
-    unknown = np.flatnonzero(model.idf == 0)[:5]
-    assert model.log_length(unknown.astype(np.uint32)) == model.intercept
+    unknown = np.flatnonzero(model.regression.idf == 0)[:5]
+    assert model.log_length(unknown.astype(np.uint32)) == model.regression.intercept
 
 
 # real prompts

@@ -310,19 +310,27 @@ def test_a_body_that_goes_on_and_a_call_in_service_are_kept(
         assert [answer(client)[0] for client in in_service] == [200, 200, 200]
 
 
-def test_a_byte_of_a_body_ends_the_silence_of_its_connection() -> None:
-    """However long it has been open: where all others are older, they alone are closed."""
+@pytest.mark.parametrize(("whole", "silence_ended"), [(False, True), (True, False)])
+def test_the_oldest_connection_is_kept_that_sends_its_body_or_has_sent_its_request(
+    whole: bool, silence_ended: bool
+) -> None:
+    """However long it has been open: where all others are older, or have not sent theirs, they
+    alone are closed.
+    """
 
     async def main() -> None:
         now = 0.0
         asyncio.get_running_loop().time = lambda: now  # type: ignore[method-assign]
         room = Room(CollectorRegistry(), limit=100 + KEPT)
         closed: list[str] = []
-        sending, silent, *others = (partial(closed.append, name) for name in "abcd")
-        room.enter(10, None, sending)
+        first, silent, *others = (partial(closed.append, name) for name in "abcd")
+        room.enter(10, None, first)
         room.enter(12, None, silent)
+        for _ in range(2 * whole):
+            room.whole(first)
         now = 1.0
-        room.unfinished(sending, in_body=True)
+        if silence_ended:
+            room.unfinished(first, in_body=True)
         for close in others:
             now += 0.01
             room.enter(80, None, close)
@@ -361,28 +369,5 @@ def test_a_burst_of_unfinished_requests_leaves_room_for_probes(
         assert 0 not in taken, "the oldest is closed first"
         assert 329 in taken
         assert len(taken) > 110, "no more than it takes"
-
-    asyncio.run(main())
-
-
-def test_a_connection_whose_request_is_whole_is_closed_for_nobody() -> None:
-    """It is the oldest; only those that have not sent theirs are in the way."""
-
-    async def main() -> None:
-        now = 0.0
-        asyncio.get_running_loop().time = lambda: now  # type: ignore[method-assign]
-        room = Room(CollectorRegistry(), limit=100 + KEPT)
-        closed: list[str] = []
-        whole, silent, *others = (partial(closed.append, name) for name in "abcd")
-        room.enter(10, None, whole)
-        room.enter(12, None, silent)
-        room.whole(whole)
-        room.whole(whole)
-        now = 1.0
-        for close in others:
-            now += 0.01
-            room.enter(80, None, close)
-        del asyncio.get_running_loop().time
-        assert closed == ["b"]
 
     asyncio.run(main())
