@@ -184,7 +184,11 @@ def test_what_prometheus_computes_is_what_happened(watched: Watched) -> None:
     own records.
     """
     of_policy = [record for record in watched.records if record.policy == POLICIES[0]]
-    delays = [record.queueing_delay for record in of_policy if record.queueing_delay is not None]
+    delays = [
+        record.queueing_delay or 0.0
+        for record in of_policy
+        if record.dispatched_at is not None  # not those that were waiting when the load ended
+    ]
 
     def value(expr: str) -> float:
         (series,) = watched.prometheus.at(expr, watched.end)
