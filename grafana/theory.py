@@ -251,6 +251,18 @@ def _laws() -> Section:
             ],
             width=8,
         ),
+        lines(
+            "Queue length, observed and predicted",
+            "Sequences that wait; predicted is the mean, by Little's law.",
+            COUNT,
+            [
+                Series(gauge("kendall_queue_length"), "observed {{instance}}"),
+                Series(
+                    gauge("kendall_predicted_queue_length", known=">= 0"), "predicted {{instance}}"
+                ),
+            ],
+            width=24,
+        ),
     ]
 
 

@@ -32,13 +32,14 @@ from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.latency.profile import load_law
 from kendall.queueing.prediction.query import PredictionQuery
 from kendall.queueing.queue import Limits, Queue
-from kendall.queueing.result import Mean, Prediction, Quantiles
+from kendall.queueing.result import Mean, Number, Prediction, Quantiles
 
 __all__ = [
     "LatencyModel",
     "Limits",
     "Mean",
     "NotConvergedError",
+    "Number",
     "Policy",
     "Prediction",
     "PredictionError",

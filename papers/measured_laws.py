@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from kendall.queueing.latency.energy import EnergyFit, fit_energy
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.latency.profile import SHIPPED, Profile
 from kendall.queueing.latency.regression import LineFit, fit_line
-from papers.energy import EnergyFit, fit_energy
 from papers.measurements import Measurement, load_measurement
 
 YANG = "yang-llama2-7b-a100"

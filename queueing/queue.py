@@ -51,6 +51,12 @@ from kendall.queueing.engine_bounds import EngineBounds, or_unbounded
 from kendall.queueing.errors import UnstableQueueError
 from kendall.queueing.latency.batch_time import BatchTime
 from kendall.queueing.latency.durations import check_durations
+from kendall.queueing.latency.energy import (
+    EnergyLaw,
+    EnergyOfServers,
+    energy_of_profile,
+    parse_energy,
+)
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.latency.profile import load_law
 from kendall.queueing.latency.service_time import ServiceTime
@@ -115,6 +121,8 @@ class Limits(TypedDict, total=False):
                         each sequence that makes tokens, the rest for prompts, which take several
                         steps where they are longer (chunked prefill) (it never binds)
     quantiles           of every duration besides p50, p90, p95 and p99: "p75,p99.9" (no others)
+    energy              energy law, "beta=0.044,c0=0.155" in joules, or the name of a profile that
+                        was measured with its power (that of the latency's profile)
     """
 
     max_output_tokens: int | None
@@ -136,6 +144,7 @@ class Limits(TypedDict, total=False):
     reserved_tokens: int | None
     step_tokens: int | None
     quantiles: Iterable[str] | str
+    energy: EnergyLaw | str | None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -279,6 +288,7 @@ class Engine:
     bounds: EngineBounds = field(default_factory=EngineBounds)
     pad_prompts: bool = False  # the prompts of a batch are padded to its longest one
     disaggregated: bool = False  # prefill on one server, decode on a second one behind it
+    energy: EnergyLaw | None = None  # joules; None: not asked for
 
     def __post_init__(self) -> None:
         if not 1 <= self.servers <= LARGEST_SERVERS:
@@ -471,6 +481,7 @@ class Queue:
                 ),
                 pad_prompts=limits.get("pad_prompts", False),
                 disaggregated=limits.get("disaggregated", False),
+                energy=_energy(limits.get("energy"), latency, parsed),
             ),
             arrivals=Arrivals(scv=scv, process=process),
             levels=read_levels(limits.get("quantiles", ())),
@@ -771,6 +782,8 @@ class Queue:
                 "time between them"
             )
         common += [engine.assumption, *self._bounds_assumed()]
+        if self.energy is not None:
+            common.append(self.energy.assumption)
         if requests.patience is not None:
             lost = f"a lost one counts as {requests.patience:g} s"
             common.append(
@@ -792,6 +805,22 @@ class Queue:
                 f"{requests.output_tokens.longest} tokens"
             )
         return tuple(common)
+
+    def counted(self, arrival_rate: float) -> dict[str, Any]:
+        """Fields of a `Prediction`: what its numbers of requests and its joules follow from."""
+        energy, lengths = self.energy, self.requests.output_tokens
+        return {
+            "request_rate": arrival_rate * self.requests.call_size,
+            "energy_use": None
+            if energy is None
+            else EnergyOfServers(energy, lengths.mean, self.engine.servers),
+        }
+
+    @property
+    def energy(self) -> EnergyLaw | None:
+        """The energy law; None too where it is of batches, and the policy has none."""
+        law = self.engine.energy
+        return None if law is None or (law.c0 and self.policy.joins_running) else law
 
     @property
     def arrivals_assumed(self) -> tuple[str, ...]:
@@ -936,6 +965,24 @@ def _law(given: LatencyModel | str) -> LatencyModel:
             "a profile's name or path"
         )
     return given
+
+
+def _energy(
+    given: EnergyLaw | str | None, latency: LatencyModel | str, policy: Policy
+) -> EnergyLaw | None:
+    """That of the latency's profile where none is given, for policies that have batches."""
+    if given is None:
+        if policy.joins_running or not isinstance(latency, str):
+            return None
+        return energy_of_profile(latency)
+    law = parse_energy(given) if isinstance(given, str) else given
+    if law.c0 and policy.joins_running:
+        raise SpecError(
+            f"got energy c0={short_number(law.c0)} for policy {format_policy(policy)}, which has "
+            "no batches; expected joules of a request or a token (beta, per_token), or watts "
+            "(busy, idle)"
+        )
+    return law
 
 
 def _order_of_service(policy: Policy, predictor: PredictorText) -> tuple[str, ...]:

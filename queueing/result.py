@@ -8,7 +8,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 FALLBACK = "simulation, not "  # how the assumption begins that says why `auto` simulated
 PARTIAL = "exact means, but "  # and the one that says why quantiles are simulated or missing
@@ -100,6 +100,46 @@ class Mean:
 
 
 @dataclass(frozen=True)
+class Count:
+    """How many requests there are at any instant: the chance of none, and quantiles by their names;
+    None where the method cannot give it.
+    """
+
+    empty: float | None = None
+    quantiles: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Number:
+    """How many requests there are, with its mean by Little's law."""
+
+    mean: float | None = None
+    standard_error: float | None = None
+    count: Count = field(default_factory=Count)
+
+    def value(self, name: str) -> float | None:
+        """The mean, the chance of none ("empty"), or a quantile by its name."""
+        own = {"mean": self.mean, "empty": self.count.empty}
+        return own[name] if name in own else self.count.quantiles.get(name)
+
+    def as_dict(self, levels: Iterable[str] = LEVELS) -> dict[str, float | None]:
+        """As JSON: `standard_error`, that of the mean, only where there is one."""
+        numbers = {name: _finite(self.value(name)) for name in ("mean", "empty", *levels)}
+        error = _finite(self.standard_error)
+        return numbers if error is None else numbers | {"standard_error": error}
+
+
+class EnergyUse(Protocol):
+    """What requests cost on the servers of a queue (queueing.latency.energy)."""
+
+    def joules(
+        self, rate: float, batch_size: float | None, utilisation: float | None
+    ) -> float | None:
+        """Of one of `rate` requests a second; None where what it needs is not known."""
+        ...
+
+
+@dataclass(frozen=True)
 class Station:
     """One of several servers that a request passes in turn."""
 
@@ -151,6 +191,59 @@ class Prediction:
     stations: tuple[Station, ...] = ()  # of a tandem, whose queueing delay is the sum of theirs
     flows: Mapping[str, Quantiles] = field(default_factory=dict)  # the queueing delay of each
     load_bound: LoadBound | None = None  # what load is counted by, where the memory is given
+    # requests (of a call each sequence is one) that arrive per second; None: nothing is counted
+    request_rate: float | None = None
+    # of "queue_length" and "number_in_system", where their laws are known
+    counts: Mapping[str, Count] = field(default_factory=dict)
+    energy_use: EnergyUse | None = None  # where an energy law is given
+
+    @property
+    def queue_length(self) -> Number:
+        """Requests that wait: of all that arrive, rate times mean delay (Little)."""
+        return self._number("queue_length", self.queueing_delay)
+
+    @property
+    def number_in_system(self) -> Number:
+        """Requests that wait or are in service."""
+        sojourn, served = self.sojourn_time, self.served_queueing_delay
+        waiting, served_share = self.queueing_delay.mean, 1 - (self.loss_fraction or 0.0)
+        present = (
+            None
+            if waiting is None or sojourn.mean is None or served.mean is None
+            else waiting + served_share * (sojourn.mean - served.mean)
+        )
+        return self._number(
+            "number_in_system", Quantiles(present, standard_error=sojourn.standard_error)
+        )
+
+    def _number(self, name: str, time: Quantiles) -> Number:
+        rate, mean, error = self.request_rate, time.mean, time.standard_error
+        return Number(
+            None if rate is None or mean is None else rate * mean,
+            None if rate is None or error is None else rate * error,
+            self.counts.get(name, Count()),
+        )
+
+    @property
+    def energy_per_request(self) -> float | None:
+        """Joules of a request that is served; None without an energy law, or where the mean batch
+        or the utilisation that it needs is not known.
+        """
+        rate = self._served_rate
+        if self.energy_use is None or not rate:
+            return None
+        return self.energy_use.joules(rate, self.batch_size.mean, self.utilisation)
+
+    @property
+    def watts(self) -> float | None:
+        """Mean power of all servers."""
+        joules, rate = self.energy_per_request, self._served_rate
+        return None if joules is None or rate is None else joules * rate
+
+    @property
+    def _served_rate(self) -> float | None:
+        rate = self.request_rate
+        return None if rate is None else rate * (1 - (self.loss_fraction or 0.0))
 
     @property
     def fallback(self) -> str | None:
@@ -208,6 +301,8 @@ class Prediction:
                 name: {"queueing_delay": delay.as_dict()} for name, delay in self.flows.items()
             },
             "load_bound": self.load_bound,
+            "energy_use": None,
+            "counts": None,
             "standard_errors": self._errors(),
         }
         for item in dataclasses.fields(self):
@@ -221,6 +316,12 @@ class Prediction:
             elif isinstance(value, Mapping):
                 value = {name: _finite(number) for name, number in value.items()}
             answer[item.name] = _finite(value)
+        levels = list(self.queueing_delay.numbers())[1:]
+        for name in ("queue_length", "number_in_system"):
+            answer[name] = getattr(self, name).as_dict(levels)
+        if self.energy_use is not None:
+            answer["energy_per_request"] = _finite(self.energy_per_request)
+            answer["watts"] = _finite(self.watts)
         answer["standard_errors"] = parts["standard_errors"]
         return {name: value for name, value in answer.items() if value or name not in parts}
 

@@ -420,6 +420,9 @@ def test_every_number_of_a_prediction_stands_whole_in_its_text(
             assert stands(value, tokens, (1.0,), digits=3), value
 
 
+IN_JSON_ALONE = ("queue_length", "number_in_system", "watts")
+
+
 @pytest.mark.parametrize("width", [80, 100, None])
 def test_every_number_of_an_optimum_stands_whole_in_its_text(
     printed: Callable[..., str], width: int | None
@@ -428,7 +431,8 @@ def test_every_number_of_an_optimum_stands_whole_in_its_text(
         answer = json.loads(printed(name, width, "--json"))
         tokens = numbers_in(printed(name, width))
         for point in answer["curve"]:
-            for value in leaves(point):
+            shown = {key: of for key, of in point.items() if key not in IN_JSON_ALONE}
+            for value in leaves(shown):
                 assert abs(value) < 1e-6 or stands(value, tokens, (1.0,), digits=3), value
 
 

@@ -13,9 +13,10 @@ from functools import cache
 
 from kendall.queueing.distributions.token_distribution import parse_distribution
 from kendall.queueing.latency.batch_time import BatchTime
+from kendall.queueing.latency.energy import EnergyLaw
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.models.batches.batch_chain import BatchQueue, solve_batch_chain
-from papers.energy import EnergyLaw
+from papers.energy import efficiency_bound
 from papers.measured_laws import inoue_energy, inoue_times
 from papers.measurements import load_measurement
 from papers.reproduction.artefact import Artefact, Panel, Say, Statement, curve
@@ -55,6 +56,10 @@ class Device:
     def rate(self, load: float) -> float:
         """Jobs/ms at rho = lam alpha."""
         return load / self.alpha
+
+    def efficiency_bound(self, load: float) -> float:
+        """At least so many jobs per joule (Eq. 40)."""
+        return efficiency_bound(self.energy, self.rate(load), self.alpha, self.tau0)
 
     def queue(self, load: float, bound: int | None = None) -> BatchQueue:
         """The exact queue; times in ms."""

@@ -126,9 +126,7 @@ def worst_efficiency(of: Device) -> float:
     """eta over its bound at its largest."""
 
     def ratio(load: float) -> float:
-        return of.energy.efficiency(of.queue(load).batch_size) / of.energy.efficiency_bound(
-            of.rate(load), of.alpha, of.tau0
-        )
+        return of.energy.efficiency(of.queue(load).batch_size) / of.efficiency_bound(load)
 
     return largest_over(ratio, LOADS)
 
@@ -314,5 +312,5 @@ def _events(of: Device, index: int, say: Say) -> Curve:
 
 def _efficiencies(of: Device, say: Say) -> tuple[Vector, Vector]:
     exact = [of.energy.efficiency(_say_queue(of, load, say).batch_size) for load in LOADS]
-    bound = [of.energy.efficiency_bound(of.rate(load), of.alpha, of.tau0) for load in LOADS]
+    bound = [of.efficiency_bound(load) for load in LOADS]
     return np.array(exact), np.array(bound)

@@ -34,13 +34,14 @@ from kendall.queueing.prediction import (
 )
 from kendall.queueing.prediction.steady_state import doubt_of, known_delay, with_quantiles_of
 from kendall.queueing.queue import Queue
-from kendall.queueing.result import LEVELS, Prediction, Quantiles, Quantity
+from kendall.queueing.result import LEVELS, Mean, Prediction, Quantiles, Quantity
 from kendall.queueing.simulation.experiment import (
     mean_gaps,
     quantiles_of_gaps,
     simulate_model,
     simulate_run,
     simulate_steady_state,
+    sizes_per_dispatch,
 )
 
 SIMULATED, ROUGH, SHORTEST = 100_000, 30_000, 5_000  # requests
@@ -107,6 +108,8 @@ def rough(
         inter_token_latency=gaps,
         service_time=_of((run.server_free_at - run.dispatched_at)[served], slos, "service_time"),
         loss_fraction=lost,
+        batch_size=Mean(float(sizes_per_dispatch(run).mean()) if own.size else None),
+        **model.counted(arrival_rate),
     )
 
 

@@ -73,7 +73,14 @@ def point_of(
         "sojourn_time": prediction.sojourn_time.mean,
         "time_to_first_token": prediction.time_to_first_token.mean,
         "loss_fraction": prediction.loss_fraction,
+        "queue_length": prediction.queue_length.mean,
+        "number_in_system": prediction.number_in_system.mean,
     }
+    if prediction.energy_use is not None:
+        values |= {
+            "energy_per_request": prediction.energy_per_request,
+            "watts": prediction.watts,
+        }
     return choice | values, prediction
 
 

@@ -114,7 +114,8 @@ def _query(
         "quantiles": tuple(levels_of(slos)),
         **coming(ctx, queue.traffic),
     }
-    return read(queue.policy, law_of(queue.law.latency), **given), slos
+    law_of(queue.law.latency)  # for its warnings
+    return read(queue.policy, queue.law.latency, **given), slos
 
 
 def coming(ctx: typer.Context, traffic: TrafficOptions) -> dict[str, Any]:
@@ -135,9 +136,9 @@ def coming(ctx: typer.Context, traffic: TrafficOptions) -> dict[str, Any]:
     return chosen | dict.fromkeys(lengths) | fitting(ctx, lengths, fits)
 
 
-def read(policy: str, law: LatencyModel, **given: Any) -> PredictionQuery:
+def read(policy: str, latency: LatencyModel | str, **given: Any) -> PredictionQuery:
     """The query, with a warning on stderr where an order misses its predictions."""
-    query = PredictionQuery.read(policy, law, **given)
+    query = PredictionQuery.read(policy, latency, **given)
     if (warning := query.warning) is not None:
         typer.echo(f"kendall: warning: {warning}", err=True)
     return query
@@ -193,7 +194,9 @@ def _print(answer: Prediction, judged: Sequence[dict[str, Any]], to: Console) ->
     if answer.stable:
         table = _table(answer)
         to.print(table)
-        if any(DASH in row for row in table.rows):
+        numbers = _numbers(answer)
+        to.print(numbers)
+        if any(DASH in row for row in [*table.rows, *numbers.rows]):
             say(to, f"{DASH}: the method does not give this value")
     for each in judged:
         word = {True: "kept", False: "broken", None: "not given by the method"}[each["kept"]]
@@ -223,6 +226,13 @@ def _heads(answer: Prediction) -> Iterator[str]:
         yield f"utilisation   {_number(answer.utilisation)}"
         yield f"batch size    {_number(answer.batch_size.mean)}"
         yield f"loss fraction {_number(answer.loss_fraction)}"
+    if answer.stable and answer.energy_use is not None:
+        joules = answer.energy_per_request
+        eta = None if not joules else 1 / joules
+        yield (
+            f"energy        {_number(joules)} J a request ({_number(eta)} requests a joule), "
+            f"{_number(answer.watts)} W"
+        )
     if "queueing_delay_upper" in answer.bounds:
         yield (
             f"upper bound   {_number(answer.bounds['queueing_delay_upper'])} s for the mean "
@@ -252,6 +262,21 @@ def _table(answer: Prediction) -> Table:
     return Table(
         (Column(heading="seconds", left=True), *(Column(heading=name) for name in names)), rows
     )
+
+
+def _numbers(answer: Prediction) -> Table:
+    """How many requests there are."""
+    names, rows = list(answer.queueing_delay.numbers()), []
+    for label, number in (
+        ("queue length", answer.queue_length),
+        ("number in system", answer.number_in_system),
+    ):
+        values = [number.value(name) for name in names[1:]]
+        missing = "" if set(values) == {None} else DASH
+        cells = [missing if value is None else _number(value) for value in values]
+        rows.append([label, _number(number.mean), *cells, _number(number.value("empty"))])
+    columns = (Column(heading="requests", left=True), *(Column(heading=name) for name in names))
+    return Table((*columns, Column(heading="P(none)")), rows)
 
 
 def _rows(label: str, value: Quantiles, names: Sequence[str], missing: str) -> Iterator[list[str]]:

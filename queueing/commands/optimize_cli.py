@@ -83,6 +83,7 @@ _DURATIONS = {
 HEADINGS = {
     **_DURATIONS,
     "max_output_tokens": "max output\ntokens",
+    "energy_per_request": "energy\n(J)",
     "delay_ratio": "of\nfcfs",
     "longest_sojourn_time": "longest\ntenth (s)",
     "longest_ratio": "of\nfcfs",
@@ -198,10 +199,11 @@ def optimize(
             limits = (asked.largest, max_output_tokens, lengths.quantile(1 - NEVER))
             largest = min(limit for limit in limits if limit is not None)
             asked = dataclasses.replace(asked, largest=largest)
+        law_of(law.latency)  # for its warnings
         model = Queue.read(
             asked.policy,
             lengths,
-            law_of(law.latency),
+            law.latency,
             arrivals=arrivals,
             prompt_tokens=process.prompt_tokens,
             **dataclasses.asdict(system),
@@ -414,7 +416,7 @@ def _heading(name: str) -> str:
 
 def _shown(found: Optimum, rows: list[Point]) -> list[str]:
     """Names of the columns."""
-    hidden = {"stable", "method"}
+    hidden = {"stable", "method", "queue_length", "number_in_system", "watts"}
     if not any(row.get("loss_fraction") for row in rows):
         hidden.add("loss_fraction")
     if found.target == "order":

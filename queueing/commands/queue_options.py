@@ -119,6 +119,14 @@ class SystemOptions:
             "prompts take several steps (chunked prefill). Default: it never binds."
         ),
     )
+    energy: str | None = option(
+        ENGINE,
+        (
+            "Energy law: beta=0.044,c0=0.155 (joules per request and per batch), per_token "
+            "(joules), busy, idle (watts of an engine); or a profile measured with its power. "
+            "Default: that of the profile in --latency, where it has one."
+        ),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

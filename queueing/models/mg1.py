@@ -88,6 +88,16 @@ def mean_delay(service: ServiceTime, arrival_rate: float) -> tuple[float, float]
     return load, arrival_rate * service.second_moment / (2 * (1 - load))
 
 
+def laws(service: ServiceTime, arrival_rate: float) -> tuple[Grid, Vector, Vector] | None:
+    """Lattice laws of delay and sojourn, the first mass of the delay that of no wait; None where
+    services differ too much for one lattice. Raises UnstableQueueError.
+    """
+    load, delay = mean_delay(service, arrival_rate)
+    if service.longest > _FAR * service.mean:
+        return None
+    return _laws(service, load, _grid(service, load, delay))
+
+
 def delay_tail(service: ServiceTime, arrival_rate: float, x: Vector) -> Vector:
     """P(Wq > x), x in seconds, up to 16 mean delays of those who wait. Raises
     UnstableQueueError.

@@ -6,7 +6,7 @@ process, or from a recorded trace with its own lengths.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Unpack
 
@@ -19,6 +19,7 @@ from kendall.queueing.arrivals.timetable import Timetable
 from kendall.queueing.arrivals.traces import load_trace
 from kendall.queueing.distributions.token_distribution import TokenDistribution
 from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.prediction.counts import counts
 from kendall.queueing.prediction.steady_state import predict_durations, predict_model
 from kendall.queueing.predictors.predictor_text import NO_PREDICTION, without_predictor
 from kendall.queueing.queue import Limits, Queue
@@ -88,10 +89,13 @@ class PredictionQuery:
         where no formula gives them. Raises SpecError where `method` has no answer,
         UnstableQueueError, NotConvergedError.
         """
-        if self.trace is None and method == "auto":
-            return predict_durations(self.model, self.arrival_rate, wanted)
         if self.trace is None:
-            return predict_model(self.model, self.arrival_rate, method)
+            found = (
+                predict_durations(self.model, self.arrival_rate, wanted)
+                if method == "auto"
+                else predict_model(self.model, self.arrival_rate, method)
+            )
+            return replace(found, counts=counts(self.model, self.arrival_rate, found))
         if method not in ("auto", "simulation"):
             raise SpecError(f"got method {method!r} for a trace; expected auto or simulation")
         return simulate_recorded(self.model, self.trace, notes=self.notes)

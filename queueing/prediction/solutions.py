@@ -84,6 +84,7 @@ def answer(model: Queue, arrival_rate: float, method: str) -> Prediction:
         load=model.load(arrival_rate),
         load_bound=model.load_bound,
         bounds=bounds,
+        **model.counted(arrival_rate),
         **(defaults | solved),
     )
 

@@ -33,6 +33,7 @@ from kendall.queueing.latency.stalls import SPARE_GAPS
 from kendall.queueing.measurement.record import Record
 from kendall.queueing.queue import Queue
 from kendall.queueing.result import LEVELS, Levels, Mean, Prediction, Quantiles
+from kendall.queueing.simulation.counts import counts_of
 from kendall.queueing.simulation.drift_control import has_drifts, means_by_drifts
 from kendall.queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
 from kendall.queueing.simulation.scenarios.routed import (
@@ -188,9 +189,16 @@ def _check(model: Queue, num_requests: int, replications: int, seed: int) -> Non
 
 
 def of_several(model: Queue, one: Prediction) -> Prediction:
-    """Of all servers, from the answer of `one_of_several`."""
+    """Of all servers, from the answer of `one_of_several`; how many requests there are at all of
+    them, but for the mean, does not follow from how many there are at one.
+    """
+    calls = (one.request_rate or 0.0) / model.requests.call_size * model.engine.servers
     return dataclasses.replace(
-        one, model=model.name, assumptions=(*model.arrivals_assumed, *one.assumptions[1:])
+        one,
+        **(model.counted(calls) if calls else {}),
+        counts={},
+        model=model.name,
+        assumptions=(*model.arrivals_assumed, *one.assumptions[1:]),
     )
 
 
@@ -223,6 +231,9 @@ def summary(
         kind = "bursty"
     served = [run.sojourn_time[~run.lost] for run in runs]
     short = brevity(model, [run.arrived_at for run in runs], served)
+    rate = (
+        load * model.largest_stable_rate
+    )  # of a trace that is one request, or at one instant, none
     return Prediction(
         policy=model.text,
         effective_max_batch_size=model.bound,
@@ -232,8 +243,10 @@ def summary(
         load=load,
         load_bound=model.load_bound,
         utilisation=_utilisation(runs, model),
-        batch_size=Mean(*mean_of_runs([_per_dispatch(run) for run in runs], kind)),
+        batch_size=Mean(*mean_of_runs([sizes_per_dispatch(run) for run in runs], kind)),
         loss_fraction=mean_of_runs([run.lost.astype(float) for run in runs])[0],
+        counts=counts_of(runs, model),
+        **(model.counted(rate) if 0 < rate < math.inf else {}),
         **_durations(model, runs, control or Sampled(kind, model.levels)),
         assumptions=(
             *model.assumptions,
@@ -567,7 +580,7 @@ def _column(records: Sequence[Record], name: str, missing: float = math.nan) -> 
     return np.array([missing if value is None else value for value in values])
 
 
-def _per_dispatch(run: SimulatedRun) -> Vector:
+def sizes_per_dispatch(run: SimulatedRun) -> Vector:
     """The size of each batch, in order of dispatch, which mostly is the order of arrival."""
     kept = ~run.lost
     ids = run.batch_id[kept]

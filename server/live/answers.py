@@ -21,7 +21,7 @@ from kendall.queueing.estimation.summaries import (
 from kendall.queueing.json_form import Json, fields_of
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.measurement.check import Check
-from kendall.queueing.result import Mean, Prediction, Quantiles, Quantity
+from kendall.queueing.result import Mean, Number, Prediction, Quantiles, Quantity
 
 if TYPE_CHECKING:
     from kendall.queueing.control.wait_ahead import BatchService, SlotService
@@ -63,6 +63,7 @@ class Unpredicted:
     time_to_first_token: ClassVar[Quantiles | None] = None
     utilisation: ClassVar[float | None] = None
     batch_size: ClassVar[Mean] = Mean()
+    queue_length: ClassVar[Number] = Number()
 
 
 @dataclass(frozen=True, slots=True)

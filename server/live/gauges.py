@@ -70,6 +70,7 @@ class LiveGauges:
             metrics.load.load,
             metrics.load.predicted_utilisation,
             metrics.load.predicted_batch_size,
+            metrics.load.predicted_queue_length,
         ):
             gauge.set(math.nan)
 
@@ -92,6 +93,7 @@ class LiveGauges:
         metrics.load.load.set(_number(predicted.load))
         metrics.load.predicted_utilisation.set(_number(predicted.utilisation))
         metrics.load.predicted_batch_size.set(_number(predicted.batch_size.mean))
+        metrics.load.predicted_queue_length.set(_number(predicted.queue_length.mean))
         metrics.load.speed.set(_number(assessment.speed))
         for name, assumption in comparison.assumptions.items():
             metrics.verdicts.assumption_holds.labels(name).set(_number(assumption.holds))

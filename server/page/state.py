@@ -44,6 +44,7 @@ COLUMNS = (
         "utilisation",
         "predicted_utilisation",
         "load",
+        "predicted_queue_length",
     ),
     *(
         f"{side}_{what}{end}"
@@ -247,6 +248,7 @@ def row(
         *(
             None if assessment is None or live.outdated else assessment.predicted.utilisation,
             _load(live, pace),
+            None if assessment is None or live.outdated else assessment.predicted.queue_length.mean,
             *delays,
             *_observed(sojourn),
             *_predicted(assessment, "sojourn_time"),

@@ -174,6 +174,9 @@ class LoadGauges:
         self.predicted_batch_size = gauge_of(
             "predicted_batch_size", "Predicted mean number of sequences per dispatch"
         )
+        self.predicted_queue_length = gauge_of(
+            "predicted_queue_length", "Predicted mean number of sequences waiting for dispatch"
+        )
         self.replicas_needed = gauge_of(
             "replicas_needed",
             (

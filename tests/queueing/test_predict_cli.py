@@ -43,6 +43,9 @@ KEYS |= {
     "batch_size",
     "loss_fraction",
     "served_queueing_delay",
+    "request_rate",
+    "queue_length",
+    "number_in_system",
     "bounds",
     "assumptions",
 }

@@ -54,15 +54,42 @@ def batch_quantiles(
 ) -> tuple[Quantiles, Quantiles]:
     """Queueing delay and sojourn; quantiles are None where their law could not be made accurate."""
     atom = queue.empty / queue.batch_size
-    horizon = 16 * queue.queueing_delay / (1 - atom) + 4 * max(
-        time.mean(queue.largest_used), queue.sojourn_time - queue.queueing_delay
-    )
+    horizon = _horizon(time, queue, atom)
     waits = _delay_quantiles(time, arrival_rate, queue, horizon, atom=atom, levels=levels)
     if queue.full > _NEGLIGIBLE and not 0 < len(queue.behind) < _LONGEST_QUEUE:
         return waits, Quantiles(queue.sojourn_time)
     coarse = Grid(fitted_width(horizon, _SOJOURN_POINTS), _SOJOURN_POINTS)
     law = _sojourn_law(time, arrival_rate, queue, coarse)
     return waits, checked(queue.sojourn_time, law, coarse, levels=levels)
+
+
+def delay_law(
+    time: BatchTime, arrival_rate: float, queue: BatchQueue
+) -> tuple[Vector, Vector] | None:
+    """Instants and chances of the delay, the first of which holds that nobody waits; None where one
+    lattice does not hold the law.
+    """
+    atom = queue.empty / queue.batch_size
+    grid, delay = _first_law(time, arrival_rate, queue, _horizon(time, queue, atom))
+    if checked(queue.queueing_delay, delay, grid, atom).p50 is None:
+        return None
+    delay[0] += atom
+    return grid.instants, delay
+
+
+def _horizon(time: BatchTime, queue: BatchQueue, atom: float) -> float:
+    """Seconds that the lattice of a law covers."""
+    return 16 * queue.queueing_delay / (1 - atom) + 4 * max(
+        time.mean(queue.largest_used), queue.sojourn_time - queue.queueing_delay
+    )
+
+
+def _first_law(
+    time: BatchTime, arrival_rate: float, queue: BatchQueue, horizon: float
+) -> tuple[Grid, Vector]:
+    """The delay's, without its atom at 0."""
+    grid = Grid(fitted_width(horizon, _POINTS), _POINTS)
+    return grid, grid.masses(_delay_transform(time, arrival_rate, queue, grid) * grid.hat)
 
 
 def _delay_quantiles(
@@ -77,8 +104,7 @@ def _delay_quantiles(
     """On one lattice, or, where heavy-tailed lengths leave too much beyond it, each level on the
     finest lattice that reaches it.
     """
-    grid = Grid(fitted_width(horizon, _POINTS), _POINTS)
-    delay = grid.masses(_delay_transform(time, arrival_rate, queue, grid) * grid.hat)
+    grid, delay = _first_law(time, arrival_rate, queue, horizon)
     waits = checked(queue.queueing_delay, delay, grid, atom, levels)
     tried: list[tuple[Grid, Vector, float]] = []
     while waits.p50 is None:

@@ -61,6 +61,7 @@ def simulate_tandem(
         served_queueing_delay=total,
         time_to_first_token=summary_of_runs(first_tokens, kind, model.levels),
         assumptions=(*model.assumptions, *notes),
+        **model.counted(arrival_rate),
         stations=stations,
     )
 

@@ -16,7 +16,7 @@ export class Small {
     const first = [observed("first_token_mean", "Mean"), observed("first_token_p95", "p95", { hue: 1 }), observed("first_token_p99", "p99", { hue: 2 })];
     const lost = Object.entries(LOSSES).map(([column, label], index) => observed(column, label, { hue: 1 + (index % 7), dash: [undefined, [4, 3], [1, 3]][Math.floor(index / 7)] }));
     this.charts = [
-      [new TimeChart(byId("queue"), { name: "Queue length", series: [observed("queue_length", "Waiting", { step: true })], format: (value) => whole(Math.round(10 * value) / 10), most: 4 })],
+      [new TimeChart(byId("queue"), { name: "Queue length", series: [observed("queue_length", "Waiting", { step: true }), { column: "predicted_queue_length", label: "Predicted mean", side: "predicted" }], format: (value) => whole(Math.round(10 * value) / 10), most: 4 })],
       [new TimeChart(byId("rate"), { name: "Requests per second", series: served, ...rate })],
       [new TimeChart(byId("tokens"), { name: "Tokens per second", series: [observed("token_rate", "Output tokens")], ...rate })],
       [new TimeChart(byId("first"), { name: "Time to first token", series: first, format: duration, tick: tickDuration }), "No answer in this time"],

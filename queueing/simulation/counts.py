@@ -1,0 +1,68 @@
+"""How many requests wait, and how many there are, at any instant of a simulation: seen at equally
+spaced instants from when those that the warm-up left behind are gone to the last arrival.
+
+Where requests are interrupted nobody knows when each waited, so only those in the system are
+counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kendall.policies.ordered import order_of
+from kendall.queueing.queue import Queue
+from kendall.queueing.result import Count, Levels
+
+if TYPE_CHECKING:
+    from kendall.queueing.simulation.fast import SimulatedRun
+
+_MOST = 1_000_000  # instants of a run
+_LEAST = 100
+_Numbers = npt.NDArray[np.int64]
+_Instants = npt.NDArray[np.floating[Any]]
+
+
+def counts_of(runs: Sequence[SimulatedRun], model: Queue) -> Mapping[str, Count]:
+    """By the names of `Prediction`; none where the runs are too short."""
+    waits = [_waiting_until(run, model) for run in runs]
+    leaves = [
+        np.where(run.lost, until, run.released_at) for run, until in zip(runs, waits, strict=True)
+    ]
+    ends = {"number_in_system": leaves}
+    if not order_of(model.policy).preemptive:
+        ends["queue_length"] = waits
+    found = {
+        name: [_seen(run.arrived_at, until) for run, until in zip(runs, of, strict=True)]
+        for name, of in ends.items()
+    }
+    numbers = {name: np.concatenate(of) for name, of in found.items()}
+    return {name: count(of, model.levels) for name, of in numbers.items() if of.size >= _LEAST}
+
+
+def count(numbers: _Numbers, levels: Levels) -> Count:
+    """Of numbers that are seen equally often."""
+    shares = np.cumsum(np.bincount(numbers)) / numbers.size
+    at = np.searchsorted(shares, [level - 1e-12 for level in levels.values()])
+    return Count(
+        float((numbers == 0).mean()), dict(zip(levels, at.astype(float).tolist(), strict=True))
+    )
+
+
+def _waiting_until(run: SimulatedRun, model: Queue) -> _Instants:
+    patience = model.requests.patience or 0.0
+    return np.where(run.lost, run.arrived_at + patience, run.dispatched_at)
+
+
+def _seen(begins: _Instants, ends: _Instants) -> _Numbers:
+    """How many have begun and not ended."""
+    if begins.size < 2:
+        return np.empty(0, np.int64)
+    first, last = float(begins.min()), float(begins.max())
+    first = min(first + float((ends - begins).max()), first + (last - first) / 10)
+    at = np.linspace(first, last, min(begins.size, _MOST), endpoint=False)
+    begun, ended = (np.searchsorted(np.sort(each), at, side="right") for each in (begins, ends))
+    return np.asarray(begun - ended, np.int64)
