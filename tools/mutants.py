@@ -28,9 +28,12 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from faults import Mutant, mutants
-from related_tests import tests_of
+from related_tests import dotted, tests_of
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+from papers.reproduction.catalogue import CATALOGUE  # noqa: E402 - of the tree beside this file
+
 SETTINGS = tomllib.loads((ROOT / "tools" / "mutants.toml").read_text(encoding="utf-8"))
 LIMIT = 180  # seconds of tests a fault, the nearest first; more on a busy machine (--limit)
 TEST_LIMIT = 90  # seconds of one test: some run what the README prints
@@ -51,6 +54,7 @@ PYTEST = (
     "-ofaulthandler_exit_on_timeout=true",
     f"-ofaulthandler_timeout={TEST_LIMIT + 5}",
 )
+ARTEFACTS = "tests/papers/test_reproduction.py"
 PASSED = (0, 5)  # 5: every test of the file is slow
 
 
@@ -91,7 +95,11 @@ def lines_of(file: str) -> list[str]:
 
 
 def marks_of(file: str) -> str:
-    """Which tests are held against its faults: vLLM itself starts for those of few files."""
+    """Which tests are held against its faults: vLLM itself starts for those of few files, and what
+    only `kendall reproduce` computes is computed by slow tests alone.
+    """
+    if file.startswith("papers/reproduction/"):
+        return "not engine"
     return "not slow" if file in SETTINGS["on_vllm"] else "not slow and not engine"
 
 
@@ -100,6 +108,27 @@ def nearest_of(file: str) -> list[str]:
     near: dict[str, list[str]] = SETTINGS["nearest"]
     places = (file, *map(str, Path(file).parents))
     return next((near[place] for place in places if place in near), [])
+
+
+def artefacts_of(file: str) -> list[str]:
+    """The tests of the tables and figures that are made in a module of papers/reproduction."""
+    module = dotted(ROOT / file).removeprefix("papers.reproduction.")
+    return [test for of, test in artefacts() if of == module]
+
+
+@cache
+def artefacts() -> tuple[tuple[str, str], ...]:
+    """Each with the module that makes it."""
+    said = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "--collect-only", "-m", "", ARTEFACTS],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout
+    found = re.compile(rf"^{ARTEFACTS}::\w+\[([\w-]+)\]$", re.MULTILINE)
+    tests = {each[1]: each[0] for each in found.finditer(said)}
+    return tuple((module, tests[name]) for name, (module, _) in CATALOGUE.items())
 
 
 def failing(
@@ -140,7 +169,7 @@ def killer(mutant: Mutant, place: Path, limit: float) -> str | None:
     target, ends_at = place / mutant.file, time.monotonic() + limit
     before = target.read_text(encoding="utf-8")
     target.write_text(mutant.text, encoding="utf-8")
-    nearest = nearest_of(mutant.file)
+    nearest = artefacts_of(mutant.file) or nearest_of(mutant.file)
     marks = marks_of(mutant.file)
     others = [each for each in tests_of(mutant.file, mutant.within) if each not in nearest]
     # kernels of other files are not compiled again for a part of theirs that has changed

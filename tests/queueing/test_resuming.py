@@ -323,6 +323,20 @@ def test_a_load_just_beyond_what_can_be_done_is_seen_too() -> None:
     assert loads[1] == pytest.approx(loads[0], rel=0.02)
 
 
+def test_work_beyond_several_servers_is_shared_among_them() -> None:
+    """Two servers at twice the rate that is too much for one: as far beyond each."""
+    lengths = parse_distribution("lognormal:mu=3,sigma=1", 200)
+    law, loads = LatencyModel(k1=1e-4, k2=4e-3, k3=1e-5, k4=1e-3, kr=6e-3), []
+    for servers in (1, 2):
+        queued = Queue.read(
+            "single:order=pspjf", lengths, law, predictor="lognormal:sigma=0.5", servers=servers
+        )
+        with pytest.raises(UnstableQueueError) as raised:
+            simulate_model(queued, 27.0 * servers, num_requests=20_000)
+        loads.append(raised.value.load)
+    assert loads[1] == pytest.approx(loads[0], rel=0.1)
+
+
 def interrupted(policy: Single | Continuous, kr: float) -> tuple[Queue, float]:
     queued = model(policy, LatencyModel(k1=1e-4, k2=1e-2, k3=1e-5, k4=5e-3, kr=kr))
     return queued, 0.7 * queued.largest_stable_rate
