@@ -118,13 +118,13 @@ class Number:
     count: Count = field(default_factory=Count)
 
     def value(self, name: str) -> float | None:
-        """The mean, the chance of none ("empty"), or a quantile by its name."""
-        own = {"mean": self.mean, "empty": self.count.empty}
+        """The mean, the chance of none ("p_empty"), or a quantile by its name."""
+        own = {"mean": self.mean, "p_empty": self.count.empty}
         return own[name] if name in own else self.count.quantiles.get(name)
 
     def as_dict(self, levels: Iterable[str] = LEVELS) -> dict[str, float | None]:
         """As JSON: `standard_error`, that of the mean, only where there is one."""
-        numbers = {name: _finite(self.value(name)) for name in ("mean", "empty", *levels)}
+        numbers = {name: _finite(self.value(name)) for name in ("mean", "p_empty", *levels)}
         error = _finite(self.standard_error)
         return numbers if error is None else numbers | {"standard_error": error}
 
@@ -319,9 +319,8 @@ class Prediction:
         levels = list(self.queueing_delay.numbers())[1:]
         for name in ("queue_length", "number_in_system"):
             answer[name] = getattr(self, name).as_dict(levels)
-        if self.energy_use is not None:
-            answer["energy_per_request"] = _finite(self.energy_per_request)
-            answer["watts"] = _finite(self.watts)
+        answer["energy_per_request"] = _finite(self.energy_per_request)
+        answer["watts"] = _finite(self.watts)
         answer["standard_errors"] = parts["standard_errors"]
         return {name: value for name, value in answer.items() if value or name not in parts}
 

@@ -274,7 +274,7 @@ def _numbers(answer: Prediction) -> Table:
         values = [number.value(name) for name in names[1:]]
         missing = "" if set(values) == {None} else DASH
         cells = [missing if value is None else _number(value) for value in values]
-        rows.append([label, _number(number.mean), *cells, _number(number.value("empty"))])
+        rows.append([label, _number(number.mean), *cells, _number(number.value("p_empty"))])
     columns = (Column(heading="requests", left=True), *(Column(heading=name) for name in names))
     return Table((*columns, Column(heading="P(none)")), rows)
 

@@ -131,7 +131,7 @@ def test_nothing_is_counted_where_no_rate_is_known() -> None:
         load=0.5,
         utilisation=0.5,
     )
-    assert bare.queue_length.as_dict() == dict.fromkeys(("mean", "empty", *LEVELS))
+    assert bare.queue_length.as_dict() == dict.fromkeys(("mean", "p_empty", *LEVELS))
     assert (bare.energy_per_request, bare.watts) == (None, None)
 
 

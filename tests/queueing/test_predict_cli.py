@@ -46,6 +46,8 @@ KEYS |= {
     "request_rate",
     "queue_length",
     "number_in_system",
+    "energy_per_request",
+    "watts",
     "bounds",
     "assumptions",
 }
