@@ -50,6 +50,30 @@ class Threshold(Aging):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Boost(Order):
+    """By arrival, less a boost of b(s) seconds for a request of s seconds of service:
+
+        b(s) = ln(1 / (1 - e^{-gamma s})) / gamma,      s = token_time x predicted tokens
+
+    A long request is passed only by short ones that come soon after it. With exact lengths, and
+    gamma the decay rate of the delay's tail under first come, first served, no order has a lighter
+    tail (Yu and Scully 2024).
+    """
+
+    gamma: float = parameter("a finite number per second > 0", lambda rate: 0 < rate < math.inf)
+    token_time: float = parameter(
+        "finite seconds > 0", lambda seconds: 0 < seconds < math.inf, seconds=True
+    )
+    name: ClassVar[str] = "boost"
+    predicts: ClassVar[bool] = True
+
+    @cached_property
+    def form(self) -> Form:
+        scale = 1 / (self.gamma * self.token_time)
+        return Form(quantity="prediction", boosts=scale, aging=1 / self.gamma)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Binned(Order):
     """Batches of requests of like predicted length: of the bin of the oldest request, first come,
     first served among the bins. Bin k of K: predicted in (k - 1, k] / K of the token limit

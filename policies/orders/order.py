@@ -56,14 +56,16 @@ class Form:
         value = min(|value|, weight x quantity) where it `bounces`
         rank = value, or with `aging` S: arrival + S x value
 
-    `above`: 1 where weight x quantity is above it, else 0, in its place. With aging a request is
-    overtaken only by those that arrive within S x (own value - their value) seconds after it; S = 0
-    is first come, first served.
+    `above`: 1 where weight x quantity is above it, else 0, in its place. `boosts`: in its place
+    ln(1 - e^-x), x = weight x quantity / boosts. With aging a request is overtaken only by those
+    that arrive within S x (own value - their value) seconds after it; S = 0 is first come, first
+    served.
     """
 
     quantity: Quantity = "arrival"
     weight: float = 1.0
     above: float | None = None
+    boosts: float | None = None
     per_token: float = 0.0
     bounces: bool = False  # what falls to 0 with its tokens rises again, up to where it began
     starts: tuple[int, ...] = ()  # tokens made with which each level begins: 0, ..
@@ -78,6 +80,8 @@ class Form:
         value = self.weight * _OF_REQUEST[self.quantity](request)
         if self.above is not None:
             value = float(value > self.above)
+        elif self.boosts is not None:
+            value = boosted(value / self.boosts)
         if self.per_token:
             begun = value
             value += self.per_token * made
@@ -90,6 +94,11 @@ class Form:
         beyond = made - self.starts[-1]
         whole = beyond // self.every if self.every and beyond > 0 else 0
         return bisect_right(self.starts, made) - 1 + whole
+
+
+def boosted(share: float) -> float:
+    """ln(1 - e^-share); of the least share for 0."""
+    return math.log(-math.expm1(-max(share, LEAST_TOKENS)))
 
 
 def parameter(

@@ -4,19 +4,22 @@ requests, and how good a predictor it needs.
     delay ratio      W / W_fcfs, mean time outside of service
     longest ratio    mean sojourn of the tenth of the requests with the longest outputs, over that
                      under fcfs
+    p99 ratio        p99 of the delay over that under fcfs, of the same simulated requests
     largest sigma    of predictions X e^{sigma Z} (sigma = 0: exact) the largest spread up to which
                      W < W_fcfs; found by Brent's method between 0 and `WORST`
 
 By the analysis of orders where it has the order (`queueing.prediction.by_length`); else simulated,
 each order on the same requests, and fcfs beside it. Thresholds that are not given are the best ones
-for a right bit among the deciles of the lengths.
+for a right bit among the deciles of the lengths; of `boost`, gamma is read from the tail of the
+delay under fcfs, P(W > t) ~ e^{-gamma t}, and a token takes its share of the largest rate.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -25,7 +28,14 @@ from scipy.optimize import brentq
 from kendall.policies.core import Policy
 from kendall.policies.ordered import Ordered, order_of
 from kendall.policies.orders import FIRST_COME, ORDERS
-from kendall.policies.text import SpecError, format_number, order_text, with_order
+from kendall.policies.orders.by_length import Boost
+from kendall.policies.text import (
+    SpecError,
+    format_number,
+    order_text,
+    short_number,
+    with_order,
+)
 from kendall.queueing.choosing.answer import by_formula
 from kendall.queueing.choosing.objective import Objective
 from kendall.queueing.choosing.search import Optimum, Point, choose
@@ -40,11 +50,13 @@ from kendall.queueing.predictors.predictor_text import (
 )
 from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.experiment import begin_of, check_kept_up, steady_run
+from kendall.queueing.simulation.fast import SimulatedRun, is_compiled
 
 PREDICTORS = ("exact", "lognormal:sigma=0.5")
 WORST = 4.0  # sigma: every twentieth prediction is off by more than a factor of 2,500
 PRECISION = 0.005
 SIMULATED, SIMULATED_PRECISION = 20_000, 0.1  # requests
+TAIL = 100_000  # requests that a p99 is of, where they are replayed by compiled code
 DECILES = tuple(np.arange(0.1, 1.0, 0.1).tolist())
 Beats = Literal["always", "up to largest_sigma", "never"]
 
@@ -74,7 +86,7 @@ def best_order(
             f"got policy {model.text} for --target order; expected it without an order of its own"
         )
     asked = list(dict.fromkeys(map(parse_predictor, predictors or PREDICTORS)))
-    search = OrderSearch(model, arrival_rate, {})
+    search = OrderSearch(model, arrival_rate)
     orders = search.usual() if candidates is None else list(candidates)
     policies = [with_order(model.policy, order) for order in (FIRST_COME.name, *orders)]
     curve: list[Point] = []
@@ -102,7 +114,8 @@ class OrderSearch:
 
     model: Queue
     rate: float
-    known: dict[tuple[str, str], OrderDurations]
+    known: dict[tuple[str, str], OrderDurations] = field(default_factory=dict)
+    tails: dict[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
 
     def usual(self) -> list[str]:
         """Orders of the analysis that this policy serves, with the thresholds that they need."""
@@ -120,7 +133,34 @@ class OrderSearch:
                 continue
             best = f":threshold={format_number(self._best_threshold(name))}" if needed else ""
             found.append(f"{name}{best}")
+        if type(self.model.policy).serves(Boost) and (boost := self._boost()) is not None:
+            found.append(boost)
         return found
+
+    def _boost(self) -> str | None:
+        """For this queue; None where hardly anybody waits, or the queue is unstable."""
+        try:
+            p90, p99 = self.tail(self.model.policy, NO_PREDICTION)
+        except UnstableQueueError:
+            return None
+        if not p99 > p90 > 0:
+            return None
+        tokens = self.model.largest_stable_rate * self.model.requests.output_tokens.mean
+        gamma, token_time = math.log(10) / (p99 - p90), 1 / tokens
+        return f"boost:gamma={short_number(gamma, 3)},token_time={short_number(token_time, 3)}"
+
+    def tail(self, policy: Policy, predictor: PredictorText) -> tuple[float, float]:
+        """p90 and p99 of the delay, the same requests under every order. Raises
+        UnstableQueueError.
+        """
+        model = self.model.but(policy=policy, predictor=predictor)
+        key = (model.text, str(predictor))
+        if key not in self.tails:
+            count = TAIL if is_compiled(model) else SIMULATED
+            run = _run(model, self.rate, count)
+            p90, p99 = np.quantile(run.queueing_delay[~run.lost], (0.9, 0.99)).tolist()
+            self.tails[key] = (p90, p99)
+        return self.tails[key]
 
     def points(self, policy: Policy, predictors: Sequence[PredictorText]) -> list[Point]:
         """A point for each predictor; one for an order that reads none."""
@@ -133,6 +173,7 @@ class OrderSearch:
         self, policy: Policy, predictor: PredictorText, beats: Beats | None, sigma: float | None
     ) -> Point:
         reads = order_of(policy).predicts
+        predictor = predictor if reads else NO_PREDICTION
         point: Point = {
             "order": order_text(policy),
             "predictor": str(predictor) if reads else None,
@@ -142,6 +183,10 @@ class OrderSearch:
             own = self.durations(policy, predictor)
             usual = self.durations(self.model.policy, NO_PREDICTION, like=own.method)
             shown = self.durations(self.model.policy, NO_PREDICTION)
+            tail, usual_tail = (
+                self.tail(each, by)[1]
+                for each, by in ((policy, predictor), (self.model.policy, NO_PREDICTION))
+            )
         except UnstableQueueError:
             return point | {"stable": False, "score": None}
         if usual is not shown and usual.delay:  # simulated: by what its pairs say of the formula's
@@ -153,6 +198,8 @@ class OrderSearch:
             "method": own.method,
             "queueing_delay": own.delay,
             "delay_ratio": own.delay / usual.delay if usual.delay else None,
+            "p99_queueing_delay": tail,
+            "p99_delay_ratio": tail / usual_tail if usual_tail else None,
             "sojourn_time": own.sojourn,
             "longest_sojourn_time": own.longest,
             "longest_ratio": own.longest / usual.longest,
@@ -227,9 +274,7 @@ def _solved(model: Queue, rate: float) -> OrderDurations | None:
 
 def _simulated(model: Queue, rate: float) -> OrderDurations:
     """The durations by simulation, with the same requests under every order."""
-    model.stable_load(rate)
-    run = steady_run(model, rate, begin_of(model, rate, SIMULATED), np.random.SeedSequence(0))
-    check_kept_up(model, [run])
+    run = _run(model, rate, SIMULATED)
     kept = ~run.lost
     sojourn, tokens = run.sojourn_time[kept], run.output_tokens[kept]
     count = max(1, round(LONGEST * tokens.size))
@@ -240,3 +285,11 @@ def _simulated(model: Queue, rate: float) -> OrderDurations:
         float(sojourn[longest].mean()),
         "simulation",
     )
+
+
+def _run(model: Queue, rate: float, count: int) -> SimulatedRun:
+    """The same requests whatever the order. Raises UnstableQueueError."""
+    model.stable_load(rate)
+    run = steady_run(model, rate, begin_of(model, rate, count), np.random.SeedSequence(0))
+    check_kept_up(model, [run])
+    return run

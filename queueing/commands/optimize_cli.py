@@ -85,6 +85,7 @@ HEADINGS = {
     "max_output_tokens": "max output\ntokens",
     "energy_per_request": "energy\n(J)",
     "delay_ratio": "of\nfcfs",
+    "p99_delay_ratio": "of\nfcfs",
     "longest_sojourn_time": "longest\ntenth (s)",
     "longest_ratio": "of\nfcfs",
     "largest_sigma": "largest\nsigma",

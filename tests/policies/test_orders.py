@@ -36,6 +36,7 @@ TEXTS = {
     "spjf": "order=spjf",
     "ljf": "order=ljf",
     "threshold": "order=threshold,threshold=40",
+    "boost": "order=boost,gamma=0.1,token_time=20ms",
     "binned": "order=binned,bins=3",
     "edf": "order=edf",
     "priority": "order=priority,aging=2",
@@ -287,7 +288,7 @@ def test_each_request_is_preempted_so_many_times_at_most() -> None:
 
 def test_these_orders_read_predicted_lengths() -> None:
     assert {name for name, order in ORDERS.items() if order.predicts} == {
-        *("spjf", "ljf", "threshold", "binned", "hrrn"),
+        *("spjf", "ljf", "threshold", "boost", "binned", "hrrn"),
         *("pspjf", "sprpt", "srpt-b", "trail", "threshold-preemptive"),
     }
 
@@ -392,9 +393,9 @@ def test_batches_have_members_of_one_bin() -> None:
         ("single:order=sjf", "did you mean 'spjf'?"),
         (
             "continuous:order=foo",
-            "expected one of fcfs, spjf, ljf, threshold, edf, priority, hrrn, vtc, sp",
+            "expected one of fcfs, spjf, ljf, threshold, boost, edf, priority, hrrn, vtc, sp",
         ),
-        ("elastic:order=foo", "threshold, binned, edf"),
+        ("elastic:order=foo", "threshold, boost, binned, edf"),
         ("elastic:order=trail", "vtc, or the policy single or continuous"),
         ("continuous:order=binned", "fb, or the policy dynamic, fixed, capped or elastic"),
         ("continuous:order=", "expected order=VALUE, for example continuous:order=spjf"),

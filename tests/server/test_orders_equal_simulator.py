@@ -28,6 +28,7 @@ ORDERS = (
     "priority",
     "priority,aging=0.05",
     "threshold,threshold=12",
+    "boost,gamma=20,token_time=1ms",
     "hrrn",
     "vtc",
     "vtc,prompt_weight=0.5,output_weight=4",

@@ -11,7 +11,7 @@ import numpy as np
 from kendall.policies.core import Policy
 from kendall.policies.immediate import Single
 from kendall.policies.ordered import order_of
-from kendall.policies.orders.order import Form
+from kendall.policies.orders.order import Form, boosted
 from kendall.policies.registry import is_built_in
 from kendall.queueing.distributions.token_distribution import Vector
 from kendall.queueing.simulation.orders.interrupting_kernels import NEVER, Interrupting
@@ -87,4 +87,6 @@ def _values(form: Form, tokens: Vector) -> Vector:
     value = tokens if form.quantity == "prediction" else np.zeros(len(tokens))
     if form.weight != 1:
         value = form.weight * value
+    if form.boosts is not None:  # not numpy's: its logarithm differs in the last bit
+        return np.array([boosted(each) for each in (value / form.boosts).tolist()])
     return value if form.above is None else np.where(value > form.above, 1.0, 0.0)
