@@ -5,7 +5,7 @@ where its stability ends.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, TypedDict, Unpack
@@ -94,6 +94,8 @@ class Limits(TypedDict, total=False):
     routing             "central", or how requests are sent to servers that have a queue each:
                         "random", "round_robin", "least_requests", "power_of_two" ("central")
     max_num_seqs        largest batch that the engine takes (only the policy bounds the batch)
+    max_num_queued_reqs largest number of sequences waiting or in service, as for `kendall serve`; a
+                        call with which there would be more is rejected (no limit)
     prompt_tokens       distribution of the prompt lengths; matters where the law has a coefficient
                         kp (no prompts)
     sequences           distribution of the sequences in a call, which arrive together; the arrival
@@ -131,6 +133,7 @@ class Limits(TypedDict, total=False):
     server_speeds: Sequence[float] | str | None
     routing: str
     max_num_seqs: int | None
+    max_num_queued_reqs: int | None
     prompt_tokens: TokenDistribution | str | None
     sequences: TokenDistribution | str | None
     intraclass_correlation: float
@@ -285,6 +288,7 @@ class Engine:
     # of each server, how many times as long as the law's its times are; empty: equally fast
     server_speeds: tuple[float, ...] = ()
     routing: str = "central"  # of ROUTINGS
+    max_num_queued_reqs: int | None = None  # sequences waiting or in service
     bounds: EngineBounds = field(default_factory=EngineBounds)
     pad_prompts: bool = False  # the prompts of a batch are padded to its longest one
     disaggregated: bool = False  # prefill on one server, decode on a second one behind it
@@ -310,19 +314,26 @@ class Engine:
                 f"got routing={self.routing} to {self.servers:,} servers; expected at most "
                 f"{MOST_QUEUES}, which are simulated side by side"
             )
-        if not self.server_speeds:
-            return
-        if len(self.server_speeds) != self.servers:
+        if self.server_speeds and len(self.server_speeds) != self.servers:
             raise SpecError(
                 f"got {counted(len(self.server_speeds), 'server speed')} for "
                 f"{counted(self.servers, 'server')}; expected one for each"
             )
         if self.disaggregated or self.routing != "central":
-            other = "disaggregated" if self.disaggregated else f"routing={self.routing}"
-            raise SpecError(
-                f"got server_speeds and {other}; expected one queue for servers that do the same "
-                "work"
-            )
+            self._check_parted()
+
+    def _check_parted(self) -> None:
+        other = "disaggregated" if self.disaggregated else f"routing={self.routing}"
+        given = {
+            "server_speeds": bool(self.server_speeds),
+            "max_num_queued_reqs": self.max_num_queued_reqs is not None,
+        }
+        for name, is_given in given.items():
+            if is_given:
+                raise SpecError(
+                    f"got {name} and {other}; expected one queue for servers that do the same "
+                    f"work: leave {name} out"
+                )
 
     @property
     def has_queues(self) -> bool:
@@ -363,6 +374,7 @@ class Queue:
                 "arrivals at servers that do the same"
             )
         self._check_end()
+        self._check_room()
         self._check_memory()
         self._check_step()
         if self.engine.disaggregated:
@@ -377,6 +389,27 @@ class Queue:
                 f"got {self.arrivals.text}, which end, and {other}; expected arrivals that go on, "
                 f"or no {other}"
             )
+
+    def _check_room(self) -> None:
+        """Every call, and a batch that waits until it is full, must find room."""
+        most, calls = self.engine.max_num_queued_reqs, self.requests.sequences
+        call = 1 if calls is None else calls.longest
+        if most is None:
+            return
+        if call > most:
+            raise SpecError(
+                f"got max_num_queued_reqs={most} and calls of up to {call} sequences; expected "
+                f"at least {call}: a larger call is never admitted"
+            )
+        policy = self.policy
+        if isinstance(policy, Fixed) and policy.max_wait == math.inf:
+            lists = order_of(policy).form.bins or 1  # a batch is of one of them
+            needed = lists * ((self.bound or policy.batch_size) - 1) + call
+            if most < needed:
+                raise SpecError(
+                    f"got max_num_queued_reqs={most} and policy {self.text}; expected at least "
+                    f"{needed}, or max_wait: a batch that is not full waits for ever"
+                )
 
     def _check_memory(self) -> None:
         memory = self.reservations
@@ -468,6 +501,9 @@ class Queue:
             engine=Engine(
                 **_servers(_law(latency), servers, limits.get("server_speeds")),
                 routing=limits.get("routing", "central"),
+                max_num_queued_reqs=_optional_whole(
+                    "max_num_queued_reqs", limits.get("max_num_queued_reqs")
+                ),
                 bounds=EngineBounds(
                     max_num_seqs=_optional_whole("max_num_seqs", limits.get("max_num_seqs")),
                     step_tokens=step,
@@ -552,6 +588,11 @@ class Queue:
         """
         bounds = (policy_batch_size(self.policy), self.engine.bounds.max_num_seqs)
         return min((bound for bound in bounds if bound is not None), default=None)
+
+    @property
+    def lossless(self) -> bool:
+        """Whether every request is served: none runs out of patience, none is rejected."""
+        return self.requests.patience is None and self.engine.max_num_queued_reqs is None
 
     @property
     def pads_prompts(self) -> bool:
@@ -731,10 +772,10 @@ class Queue:
 
     def stable_load(self, arrival_rate: float) -> float:
         """`load` of a queue that has a steady state. Raises UnstableQueueError: load >= 1 and
-        nobody gives up waiting.
+        every request is served.
         """
         load = self.load(arrival_rate)
-        if load >= 1 and self.requests.patience is None and not has_end(self.arrivals.process):
+        if load >= 1 and self.lossless and not has_end(self.arrivals.process):
             raise UnstableQueueError(load)
         return load
 
@@ -742,7 +783,9 @@ class Queue:
     def name(self) -> str:
         """The queue in Kendall's notation, as near as it comes."""
         size = "inf" if self.bound is None else str(self.bound)
-        patience = "+D" if self.requests.patience is not None else ""
+        most = self.engine.max_num_queued_reqs
+        behind = "" if most is None else f"/{most}"
+        behind += "+D" if self.requests.patience is not None else ""
         gaps, servers = self.arrivals.letters, self.engine.servers
         if self.engine.disaggregated:
             return f"{gaps}/G/1 -> ./G/1"
@@ -750,7 +793,7 @@ class Queue:
         if servers > 1 and self.engine.routing != "central":
             return f"{servers} queues {self.but(servers=1, routing='central').name}"
         if not is_built_in(self.policy):
-            return f"{arrivals}/G/{servers}{patience} under {self.policy.name}"
+            return f"{arrivals}/G/{servers}{behind} under {self.policy.name}"
         if isinstance(self.policy, Single):
             kind = f"{arrivals}/G"
         elif isinstance(self.policy, Fixed):
@@ -761,7 +804,7 @@ class Queue:
                 if isinstance(self.policy, Continuous)
                 else f"{arrivals}/G^[1,{size}]"
             )
-        return f"{kind}/{servers}{patience}"
+        return f"{kind}/{servers}{behind}"
 
     @property
     def assumptions(self) -> tuple[str, ...]:
@@ -784,12 +827,7 @@ class Queue:
         common += [engine.assumption, *self._bounds_assumed()]
         if self.energy is not None:
             common.append(self.energy.assumption)
-        if requests.patience is not None:
-            lost = f"a lost one counts as {requests.patience:g} s"
-            common.append(
-                f"queueing delay: of all requests, {lost}; the other durations: of the requests "
-                "that are served"
-            )
+        common += self._losses_assumed()
         if engine.pad_prompts and not engine.law.kp:
             common.append(
                 "padded prompts change nothing: the latency law has no kp, so prompts take no time"
@@ -805,6 +843,22 @@ class Queue:
                 f"{requests.output_tokens.longest} tokens"
             )
         return tuple(common)
+
+    def _losses_assumed(self) -> Iterator[str]:
+        most, patience = self.engine.max_num_queued_reqs, self.requests.patience
+        if most is not None:
+            calls = "; a call is admitted whole or not at all"
+            yield (
+                f"at most {counted(most, 'request')} waiting or in service: others are rejected as "
+                "they arrive, and count in the loss fraction and in no duration"
+                f"{'' if self.requests.sequences is None else calls}"
+            )
+        if patience is not None:
+            every = "all requests" if most is None else "all admitted requests"
+            yield (
+                f"queueing delay: of {every}, a lost one counts as {patience:g} s; the other "
+                "durations: of the requests that are served"
+            )
 
     def counted(self, arrival_rate: float) -> dict[str, Any]:
         """Fields of a `Prediction`: what its numbers of requests and its joules follow from."""

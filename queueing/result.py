@@ -177,6 +177,7 @@ class Prediction:
     sojourn_time: Quantiles = field(default_factory=Quantiles)
     batch_size: Mean = field(default_factory=Mean)
     loss_fraction: float | None = 0.0
+    rejected_fraction: float = 0.0  # of all requests: the lost ones that never waited
     served_queueing_delay: Quantiles = field(default_factory=Quantiles)
     time_to_first_token: Quantiles = field(
         default_factory=Quantiles
@@ -199,7 +200,7 @@ class Prediction:
 
     @property
     def queue_length(self) -> Number:
-        """Requests that wait: of all that arrive, rate times mean delay (Little)."""
+        """Requests that wait: of all that are admitted, rate times mean delay (Little)."""
         return self._number("queue_length", self.queueing_delay)
 
     @property
@@ -207,10 +208,11 @@ class Prediction:
         """Requests that wait or are in service."""
         sojourn, served = self.sojourn_time, self.served_queueing_delay
         waiting, served_share = self.queueing_delay.mean, 1 - (self.loss_fraction or 0.0)
+        admitted_share = 1 - self.rejected_fraction
         present = (
             None
             if waiting is None or sojourn.mean is None or served.mean is None
-            else waiting + served_share * (sojourn.mean - served.mean)
+            else waiting + served_share / admitted_share * (sojourn.mean - served.mean)
         )
         return self._number(
             "number_in_system", Quantiles(present, standard_error=sojourn.standard_error)
@@ -218,6 +220,7 @@ class Prediction:
 
     def _number(self, name: str, time: Quantiles) -> Number:
         rate, mean, error = self.request_rate, time.mean, time.standard_error
+        rate = None if rate is None else rate * (1 - self.rejected_fraction)
         return Number(
             None if rate is None or mean is None else rate * mean,
             None if rate is None or error is None else rate * error,
@@ -301,6 +304,7 @@ class Prediction:
                 name: {"queueing_delay": delay.as_dict()} for name, delay in self.flows.items()
             },
             "load_bound": self.load_bound,
+            "rejected_fraction": self.rejected_fraction,
             "energy_use": None,
             "counts": None,
             "standard_errors": self._errors(),

@@ -225,7 +225,9 @@ def _heads(answer: Prediction) -> Iterator[str]:
     if answer.stable:
         yield f"utilisation   {_number(answer.utilisation)}"
         yield f"batch size    {_number(answer.batch_size.mean)}"
-        yield f"loss fraction {_number(answer.loss_fraction)}"
+        rejected = answer.rejected_fraction
+        of_them = f"  (rejected {_number(rejected)})" if rejected else ""
+        yield f"loss fraction {_number(answer.loss_fraction)}{of_them}"
     if answer.stable and answer.energy_use is not None:
         joules = answer.energy_per_request
         eta = None if not joules else 1 / joules

@@ -182,6 +182,15 @@ class QueueOptions:
     traffic: TrafficOptions = field(default_factory=TrafficOptions)
     setting: SettingOptions = field(default_factory=SettingOptions)
     system: SystemOptions = field(default_factory=SystemOptions)
+    max_num_queued_reqs: int | None = option(
+        ENGINE,
+        (
+            "Largest number of sequences waiting or in service, as for kendall serve; a call with "
+            "which there would be more is rejected. Default, and 0: no limit."
+        ),
+        none=0,
+        min=0,
+    )
     arrival_scv: float = option(
         ARRIVALS,
         (
@@ -247,9 +256,12 @@ class QueueOptions:
 
     def limits(self) -> dict[str, Any]:
         """The keyword arguments of `Queue.read` that are no traffic."""
-        own = ("arrival_scv", "sequences", "intraclass_correlation", "predictor", "flows")
+        own = (
+            *("arrival_scv", "sequences", "intraclass_correlation", "predictor", "flows"),
+            *("server_speeds", "disaggregated", "max_num_queued_reqs"),
+        )
         return {
             **dataclasses.asdict(self.setting),
             **dataclasses.asdict(self.system),
-            **{name: getattr(self, name) for name in (*own, "server_speeds", "disaggregated")},
+            **{name: getattr(self, name) for name in own},
         }

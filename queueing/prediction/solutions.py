@@ -8,6 +8,8 @@ continuous                         approximation  continuous
 batch policy on several servers    simulation
 batch policy with patience         simulation
 fixed with max_wait                simulation
+single, --max-num-queued-reqs      exact means    mg1k; with patience, several servers, and
+                                                  under other policies simulation
 single, independent gaps that      exact          gig1; on several servers, with patience and
 are not exponential                               under other policies simulation
 prefill and decode on two servers  exact          tandem where Burke's or Friedman's theorem holds;
@@ -103,10 +105,11 @@ def _solvers(model: Queue) -> tuple[Solver, ...]:
     ):
         return ()
     ordered, policy = is_ordered(model), type(model.policy)
+    finite = engine.max_num_queued_reqs is not None
     return tuple(
         solver
         for solver in _all_solvers()
-        if solver.ordered == ordered and policy in solver.policies
+        if (solver.ordered, solver.finite) == (ordered, finite) and policy in solver.policies
     )
 
 

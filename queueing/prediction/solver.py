@@ -32,6 +32,7 @@ class Solver:
     covers: Callable[[Queue], tuple[str, ...]]
     solve: Mapping[str, Callable[[Queue, float], dict[str, Any]]]
     ordered: bool = False  # of orders of service other than first come, first served
+    finite: bool = False  # of queues that reject requests (`max_num_queued_reqs`), and of no others
     policies: tuple[type[Policy], ...] = ANALYSED
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from kendall.policies.core import Policy
 from kendall.policies.registry import is_first_come
-from kendall.policies.text import SpecError
+from kendall.policies.text import SpecError, counted
 from kendall.queueing.arrivals.notation import has_end
 from kendall.queueing.distributions.token_distribution import TokenDistribution
 from kendall.queueing.errors import (
@@ -213,11 +213,7 @@ def _with_quantiles(
 
 def known_delay(found: Prediction, model: Queue) -> Quantiles | None:
     """Its law, where a formula has it and every request is served."""
-    known = (
-        model.requests.patience is None
-        and model.requests.sequences is None
-        and not model.engine.disaggregated
-    )
+    known = model.lossless and model.requests.sequences is None and not model.engine.disaggregated
     return found.queueing_delay if known and found.queueing_delay.p50 is not None else None
 
 
@@ -297,6 +293,8 @@ def _without(model: Queue, missing: list[str], simulated: int) -> str:
         drawn, why = "requests", "no formula covers the law of the delay at two stations"
     elif is_ordered(model):
         drawn, why = "requests", "no formula covers their law under this order"
+    elif model.engine.max_num_queued_reqs is not None:
+        drawn, why = "requests", "no formula covers their law where requests are rejected"
     else:
         drawn, why = "requests", "their law could not be computed accurately"
     what = (
@@ -368,7 +366,7 @@ def infinite_mean(model: Queue, load: float) -> bool:
         and is_first_come(model.policy)
         and not model.policy.joins_running
         and model.engine.servers == 1
-        and model.requests.patience is None
+        and model.lossless
         and not has_end(model.arrivals.process)
     )
     return unbounded and load * math.sqrt(1 + model.engine.law.cv**2) >= 1
@@ -433,6 +431,8 @@ def _described(model: Queue) -> str:
         parts.append(f"KV memory of {model.engine.bounds.max_context_tokens:,} tokens")
     if model.prompt_limited:
         parts.append(f"{model.step_tokens:,} tokens of prompts in a batch")
+    if model.engine.max_num_queued_reqs is not None:
+        parts.append(f"at most {counted(model.engine.max_num_queued_reqs, 'request')} present")
     if resumes_cost(model):
         parts.append(f"{model.engine.law.setup(1, 0.0, 1.0):.3g} s for each resume (k1 + k2 + kr)")
     return ", ".join(

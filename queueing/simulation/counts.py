@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _MOST = 1_000_000  # instants of a run
 _LEAST = 100
 _Numbers = npt.NDArray[np.int64]
-_Instants = npt.NDArray[np.floating[Any]]
+_Floats = npt.NDArray[np.floating[Any]]
 
 
 def counts_of(runs: Sequence[SimulatedRun], model: Queue) -> Mapping[str, Count]:
@@ -45,19 +45,21 @@ def counts_of(runs: Sequence[SimulatedRun], model: Queue) -> Mapping[str, Count]
 
 def count(numbers: _Numbers, levels: Levels) -> Count:
     """Of numbers that are seen equally often."""
-    shares = np.cumsum(np.bincount(numbers)) / numbers.size
-    at = np.searchsorted(shares, [level - 1e-12 for level in levels.values()])
-    return Count(
-        float((numbers == 0).mean()), dict(zip(levels, at.astype(float).tolist(), strict=True))
-    )
+    return count_of(np.cumsum(np.bincount(numbers)) / numbers.size, levels)
 
 
-def _waiting_until(run: SimulatedRun, model: Queue) -> _Instants:
-    patience = model.requests.patience or 0.0
+def count_of(at_most: _Floats, levels: Levels) -> Count:
+    """From the chances of at most 0, 1, ... requests."""
+    at = np.searchsorted(at_most, [level - 1e-12 for level in levels.values()])
+    return Count(float(at_most[0]), dict(zip(levels, at.astype(float).tolist(), strict=True)))
+
+
+def _waiting_until(run: SimulatedRun, model: Queue) -> _Floats:
+    patience = np.where(run.rejected, 0.0, model.requests.patience or 0.0)
     return np.where(run.lost, run.arrived_at + patience, run.dispatched_at)
 
 
-def _seen(begins: _Instants, ends: _Instants) -> _Numbers:
+def _seen(begins: _Floats, ends: _Floats) -> _Numbers:
     """How many have begun and not ended."""
     if begins.size < 2:
         return np.empty(0, np.int64)

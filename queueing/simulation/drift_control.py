@@ -42,7 +42,7 @@ def has_drifts(model: Queue) -> bool:
         and (model.engine.servers, model.arrivals.scv) == (1, 1.0)
         and model.arrivals.process is None
         and model.requests.sequences is None
-        and model.requests.patience is None
+        and model.lossless
         and model.requests.tail_index > 2
     )
 

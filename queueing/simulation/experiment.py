@@ -245,6 +245,7 @@ def summary(
         utilisation=_utilisation(runs, model),
         batch_size=Mean(*mean_of_runs([sizes_per_dispatch(run) for run in runs], kind)),
         loss_fraction=mean_of_runs([run.lost.astype(float) for run in runs])[0],
+        rejected_fraction=mean_of_runs([run.rejected.astype(float) for run in runs])[0] or 0.0,
         counts=counts_of(runs, model),
         **(model.counted(rate) if 0 < rate < math.inf else {}),
         **_durations(model, runs, control or Sampled(kind, model.levels)),
@@ -263,8 +264,9 @@ def _durations(
     model: Queue, runs: Sequence[SimulatedRun], of: Sampled | Controlled
 ) -> dict[str, Any]:
     """`Quantiles` by the names of `Prediction`."""
-    kept = [~run.lost for run in runs]
-    delay = of(_delays(model, runs), [np.full(len(each), True) for each in kept])
+    kept, admitted = [~run.lost for run in runs], [~run.rejected for run in runs]
+    delays = [every[own] for every, own in zip(_delays(model, runs), admitted, strict=True)]
+    delay = of(delays, admitted)
     of_served = delay
     if any(run.lost.any() for run in runs):
         of_served = of([run.queueing_delay[~run.lost] for run in runs], kept)
@@ -283,7 +285,7 @@ def _durations(
 
 
 def _delays(model: Queue, runs: Sequence[SimulatedRun]) -> list[Vector]:
-    """Of each request; of a lost one the patience."""
+    """Of each request; of a lost one the patience, though a rejected one does not wait."""
     patience = math.inf if model.requests.patience is None else model.requests.patience
     return [np.where(run.lost, patience, run.queueing_delay) for run in runs]
 
@@ -316,7 +318,10 @@ def delays_of_flows(
     delays, kind = _delays(model, runs), kind_of_runs(model)
     return {
         name: summary_of_runs(
-            [of[whose == place] for of, whose in zip(delays, drawn, strict=True)],
+            [
+                of[(whose == place) & ~run.rejected]
+                for of, whose, run in zip(delays, drawn, runs, strict=True)
+            ],
             kind,
             model.levels,
         )
@@ -447,7 +452,7 @@ def driven_run(
     router: Router | None = None,
 ) -> SimulatedRun:
     """The policy object itself, driven by these jobs; their order is kept."""
-    from kendall.queueing.simulation import fast
+    from kendall.queueing.simulation import fast, kernels
 
     gaps = None if model.policy.padded else GapCounter({job.request.id for job in jobs[since:]})
     bound = 2**31 if model.engine.bounds.max_num_seqs is None else model.engine.bounds.max_num_seqs
@@ -460,6 +465,7 @@ def driven_run(
         max_prompt_tokens=UNBOUNDED if model.policy.joins_running else tokens,
         pad_prompts=model.pads_prompts,
         speeds=model.engine.server_speeds,
+        max_num_queued_reqs=or_unbounded(model.engine.max_num_queued_reqs),
         gaps=gaps,
     )
     if model.engine.has_queues:
@@ -475,6 +481,8 @@ def driven_run(
             records, "queueing_delay"
         )
     whole = {name: _column(records, name, -1) for name in fast.COLUMNS if name not in instants}
+    rejected = [record.outcome == "rejected" for record in records]
+    whole["batch_id"][rejected] = kernels.REJECTED
     return fast.SimulatedRun(
         _column(records, "arrived_at"),
         _column(records, "output_tokens"),
@@ -603,7 +611,7 @@ def check_kept_up(model: Queue, runs: Sequence[SimulatedRun]) -> None:
     """Raises UnstableQueueError where interruptions make more work than can be done, which the
     load of the requests alone does not tell. Its load is then arrivals over departures.
     """
-    whole = model.requests.patience is None and not has_end(model.arrivals.process)
+    whole = model.lossless and not has_end(model.arrivals.process)
     if not (order_of(model.policy).preemptive and model.bound is not None and whole):
         return
     slots = model.bound * model.engine.servers

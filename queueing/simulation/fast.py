@@ -84,7 +84,7 @@ class Trace:
 @dataclass(frozen=True, eq=False)
 class SimulatedRun:
     """What happened to each request, in order of arrival; instants in seconds, not-a-number and
-    batch -1 where it was lost.
+    batch -1 where it was lost, `kernels.REJECTED` where that was as it arrived.
     """
 
     arrived_at: Vector
@@ -132,8 +132,13 @@ class SimulatedRun:
 
     @property
     def lost(self) -> npt.NDArray[np.bool_]:
-        """Those whose patience ran out."""
+        """Those whose patience ran out, or who were rejected."""
         return self.batch_id < 0
+
+    @property
+    def rejected(self) -> npt.NDArray[np.bool_]:
+        """Those who were lost as they arrived."""
+        return np.asarray(self.batch_id == kernels.REJECTED)
 
     @property
     def queueing_delay(self) -> Vector:
@@ -270,7 +275,8 @@ def replay(model: Queue, trace: Trace, since: int = 0) -> SimulatedRun:
     continuous = isinstance(model.policy, Continuous)
     if order_of(model.policy).preemptive:
         return _interrupting(model, trace, since)
-    if model.engine.has_queues or not in_arrival_order(model.policy):
+    bounded = model.engine.max_num_queued_reqs is not None
+    if model.engine.has_queues or bounded or not in_arrival_order(model.policy):
         return _in_order(model, trace, bounds, since)
     alone = model.engine.servers == 1 and model.requests.patience is None and not continuous
     alike = bound == 1 and not law.stall_share
@@ -309,21 +315,22 @@ def _in_order(model: Queue, trace: Trace, bounds: kernels.Bounds, since: int) ->
     count, limit = len(trace.arrived_at), float(model.requests.token_limit)
     predicted = trace.predicted if len(trace.predicted) else np.full(count, limit)
     lanes = model.engine.servers if model.engine.has_queues else 1
+    most = or_unbounded(model.engine.max_num_queued_reqs)
     queue = queue_of(
         model.policy, trace.arrived_at, predicted, limit, bounds.batch_size, lanes=lanes
     )
-    plain = not (len(trace.call_ends) or len(requests.deadlines) or law.stall_share)
+    plain = model.lossless and not (len(trace.call_ends) or law.stall_share)
     if isinstance(model.policy, Continuous):
         slots = _empty_slots(model, requests, bounds, since)
         given = _coefficients(law), law.turnaround, bounds, queue
-        path = run_ordered_slots(requests, *given, slots, _memory(model), trace.choices)
+        path = run_ordered_slots(requests, *given, slots, _memory(model), trace.choices, most)
         return _run(model, trace, path, slots.gaps)
     if plain and bounds.servers == bounds.batch_size == 1 and queue.kind == RANKED:
         path = run_ordered_single(requests, _of_batches(model), drawn, queue.rank)
         return _run(model, trace, path, None)
     servers = kernels.new_servers(paces_of(model), len(queue.chosen), since)
     of_batches = _of_batches(model), drawn, bounds, queue, servers
-    path = run_ordered_batches(requests, *of_batches, trace.choices)
+    path = run_ordered_batches(requests, *of_batches, trace.choices, most)
     return _run(model, trace, path, servers.gaps)
 
 
@@ -355,14 +362,15 @@ def paces_of(model: Queue) -> Vector:
 def is_compiled(model: Queue) -> bool:
     """Whether the kernels cover it: the built-in policies, in an order that interrupts nobody, no
     continuous engine with thousands of slots; one request at a time in orders that interrupt, from
-    one queue, without calls and stalls.
+    one queue, without calls and stalls, where none is rejected.
 
     No step may take less than no time: a fitted law may have k1 or k2 below zero, and with it a
     batch that ends before it began.
     """
     law = model.engine.law
     several = model.requests.sequences is not None or model.engine.has_queues or law.stall_share > 0
-    if not has_queue(model.policy) and (several or not interrupts(model.policy)):
+    bounded = model.engine.max_num_queued_reqs is not None
+    if not has_queue(model.policy) and (several or bounded or not interrupts(model.policy)):
         return False
     first = law.k1 + law.k3 + min(law.k2, 0) + law.k4
     if law.kp < 0 or law.k1 + law.k3 < 0 or first < 0:

@@ -47,6 +47,9 @@ inner = compiled(_nrt=False, forceinline=True)
 _bin_of = inner(bin_of)
 
 
+REJECTED = -2  # in place of the number of a batch
+
+
 class Requests(NamedTuple):
     """In order of arrival; `call_ends` as above, `deadlines` empty for endless patience."""
 
@@ -93,7 +96,7 @@ class BatchPath(NamedTuple):
 
 
 class RequestPath(NamedTuple):
-    """Of each request: nan, or batch and server -1, where it was lost."""
+    """Of each request: nan, or batch and server -1, where it was lost (rejected: batch -2)."""
 
     dispatched_at: Floats
     released_at: Floats

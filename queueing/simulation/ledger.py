@@ -52,6 +52,11 @@ class Started(Running):
     ended_at: float | None = None  # its own last token
 
     @property
+    def has_left(self) -> bool:
+        """Whether its answer has left, though its batch may run on."""
+        return self.ended_at is not None and self.batch.policy.release == "request"
+
+    @property
     def first_dispatched_at(self) -> float:
         """Instant of its first dispatch."""
         first = self.before.first_dispatched_at

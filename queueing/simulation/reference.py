@@ -17,6 +17,9 @@ fails, once it has made a token. Not modelled: the gateway's search for a reques
 
 Servers that are added take work at once; those that are removed end what they have. Either begins
 an epoch.
+
+A call with which more sequences than `max_num_queued_reqs` would be waiting or in service is
+rejected whole.
 """
 
 from __future__ import annotations
@@ -29,7 +32,16 @@ from functools import partial
 
 import numpy as np
 
-from kendall.policies.core import Dispatch, Policy, Preempt, QueueState, Request, Server, Waiting
+from kendall.policies.core import (
+    UNBOUNDED,
+    Dispatch,
+    Policy,
+    Preempt,
+    QueueState,
+    Request,
+    Server,
+    Waiting,
+)
 from kendall.policies.decision import DecisionError, check_once, decide
 from kendall.policies.ordered import counts, order_of, wants_steps
 from kendall.policies.text import counted, format_policy
@@ -72,6 +84,7 @@ class SimulatedEngine:
     deaths     when all of them die: instants, and seconds until others serve
     in_use     which servers take work from an instant on; at 0 from the beginning, and all of them
                where nothing is said of that
+    max_num_queued_reqs  sequences waiting or in service on all servers together
     gaps       what counts the gaps between tokens
     """
 
@@ -84,6 +97,7 @@ class SimulatedEngine:
     speeds: Sequence[float] = ()
     deaths: Sequence[tuple[float, float]] = ()
     in_use: Sequence[tuple[float, Collection[int]]] = ()
+    max_num_queued_reqs: int = UNBOUNDED
     gaps: GapCounter | None = None
 
     def driven(self, server_id: int, rng: np.random.Generator) -> DrivenEngine:
@@ -118,7 +132,8 @@ def simulate_trace(
     """
     engines = [engine.driven(i, rng) for i, rng in enumerate(rngs)]
     first = next((servers for at, servers in engine.in_use if at <= 0), None)
-    driver = Driver(policy, jobs, engines, in_use=first)
+    most = engine.max_num_queued_reqs
+    driver = Driver(policy, jobs, engines, in_use=first, max_num_queued_reqs=most)
     for at, seconds in engine.deaths:
         driver.plan(at, _DEATH, seconds)
     for at, servers in engine.in_use:
@@ -146,8 +161,10 @@ class Driver:
         *,
         open_ended: bool = False,
         in_use: Collection[int] | None = None,
+        max_num_queued_reqs: int = UNBOUNDED,
     ) -> None:
         self.jobs, self.engines, self.open_ended = list(jobs), engines, open_ended
+        self.max_num_queued_reqs = max_num_queued_reqs
         self.queue = queue_for(policy)
         self._govern(policy)
         self.down = False  # a dead engine is being started again
@@ -220,18 +237,31 @@ class Driver:
     def _arrive(self, now: float) -> None:
         if self.queue.counters is not None:  # a flow that joins is lifted to a counter
             self._count_tokens(now)
-        together = True
-        while together:
-            request = self.jobs[self.arrived].request
-            self.arrived += 1
+        call = self._next_call()
+        self.arrived += len(call)
+        admitted = self._has_room_for(len(call))
+        for request in call:
+            if not admitted:
+                self.records.append(lost(request, "rejected", now, self.text, self.epoch))
+                continue
             self.queue.append(Waiting(request))
             if request.deadline < math.inf:
                 self.plan(request.deadline, _PATIENCE, request.id)
-            together = self.arrived < len(self.jobs) and of_one_call(
-                request, self.jobs[self.arrived].request
-            )
         if self.arrived == len(self.jobs) and not self.open_ended:
             self._show()
+
+    def _next_call(self) -> list[Request]:
+        """The next request to arrive, with those of the same call."""
+        first, behind = self.jobs[self.arrived].request, self.arrived + 1
+        while behind < len(self.jobs) and of_one_call(first, self.jobs[behind].request):
+            behind += 1
+        return [job.request for job in self.jobs[self.arrived : behind]]
+
+    def _has_room_for(self, sequences: int) -> bool:
+        if self.max_num_queued_reqs == UNBOUNDED:
+            return True
+        in_service = sum(not started.has_left for _, started in self.running.values())
+        return len(self.queue) + in_service + sequences <= self.max_num_queued_reqs
 
     def _show(self) -> None:
         """Renew what the policy sees: the views in it are live, only the offer of servers and
@@ -436,8 +466,8 @@ class Driver:
             )
         elif outcome == "cancelled" and request_id in self.running:
             engine, started = self.running[request_id]
-            if started.ended_at is not None and started.batch.policy.release == "request":
-                return  # its answer has left already
+            if started.has_left:
+                return
             engine.process.remove(request_id, now)
             self._leave(engine, started, now, None, outcome)
             self._settle(engine, now)

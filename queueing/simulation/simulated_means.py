@@ -95,7 +95,7 @@ def companion_of(model: Queue, arrival_rate: float) -> Companion | None:
         and model.bound is not None
         and independent
         and model.requests.sequences is None
-        and model.requests.patience is None
+        and model.lossless
         and model.requests.tail_index > 3
         and not (model.engine.disaggregated or model.engine.server_speeds or model.memory_limited)
     )

@@ -7,7 +7,8 @@ the arrivals (1: Poisson), C^2 that of a service of b requests at once:
     bounded      2 rho^2 (I + rho b C^2) / (1 - rho)^2     reflected Brownian motion: M/M/1 4 rho^2
                                                            (1 + rho) / 2 / (1 - rho)^2
     b unbounded  B / (1 - slope)       B = lam H(B), what waits in the mean (fluid); slope = lam H'
-    both         and what all servers hold together, and a cycle of the states of the arrivals
+    K at most    2 K^2 / (pi^2 (I + rho b C^2)), or K rho / (rho - 1) above load 1    where less
+    all          and what all servers hold together, and a cycle of the states of the arrivals
 
 The first tenth is left out, or where that is more `MEMORIES` of these: behind them what an empty
 beginning takes from the mean delay of a bounded queue is 1 % where its standard error is 25 %. What
@@ -103,6 +104,8 @@ def memory(model: Queue, arrival_rate: float) -> float:
     states = 0.0 if process is None or has_end(process) else cycle(process)
     if model.requests.patience is not None:
         of_queue = min(of_queue, arrival_rate * model.requests.call_size * model.requests.patience)
+    if model.engine.max_num_queued_reqs is not None:
+        of_queue = min(of_queue, _of_room(model, load, model.engine.max_num_queued_reqs))
     return of_queue + held + states * arrival_rate
 
 
@@ -123,7 +126,7 @@ def unsettled(series: Sequence[Vector]) -> float:
 def _grows(model: Queue) -> bool:
     """Whether batches are as large as what waits."""
     batches = isinstance(model.policy, Dynamic | Elastic) and model.bound is None
-    return batches and model.requests.sequences is None and model.requests.patience is None
+    return batches and model.requests.sequences is None and model.lossless
 
 
 def _of_queue(model: Queue, arrival_rate: float, load: float) -> float:
@@ -140,6 +143,14 @@ def _of_queue(model: Queue, arrival_rate: float, load: float) -> float:
         calls = model.requests.sequences
         scv *= 1 + model.requests.intraclass_correlation * (calls.moment(2) / calls.mean - 1)
     return 2 * load**2 * (_dispersion(model) + load * size * scv) / (1 - load) ** 2
+
+
+def _of_room(model: Queue, load: float, most: int) -> float:
+    """Until all between an empty system and a full one is mixed, or, above load 1, it is full."""
+    size = 1 if model.policy.joins_running else (model.bound or 1)
+    variance = _dispersion(model) + load * size * _service_scv(model, size)
+    mixed = 2 * most**2 / (math.pi**2 * variance) if variance else math.inf
+    return min(mixed, most * load / (load - 1)) if load > 1 else mixed
 
 
 def _is_open(model: Queue) -> bool:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kendall.queueing.simulation.kernels import (
+    REJECTED,
     Bounds,
     Drawn,
     Floats,
@@ -28,7 +29,14 @@ from kendall.queueing.simulation.kernels import (
     serve_batch,
 )
 from kendall.queueing.simulation.orders.kernels import pop, push
-from kendall.queueing.simulation.orders.lanes import dispatched, ended, lane_of, new_lanes, route
+from kendall.queueing.simulation.orders.lanes import (
+    dispatched,
+    ended,
+    has_room,
+    lane_of,
+    new_lanes,
+    route,
+)
 from kendall.queueing.simulation.orders.waiting_kernels import (
     RankedQueue,
     enter,
@@ -66,15 +74,16 @@ def run_ordered_batches(
     queue: RankedQueue,
     servers: Servers,
     choices: Ints,
+    most: int,
 ) -> RequestPath:
     """Single, dynamic, capped, elastic (`wait_for` = 1) and fixed (`wait_for` = its size);
-    `choices`: see `Lanes`.
+    `choices`, `most`: see `Lanes`.
     """
     path, largest = new_path(len(requests.arrived_at)), len(queue.chosen)
     room = Members(
         np.empty(largest, np.int64), np.empty(largest, np.int64), *np.empty((2, largest))
     )
-    lanes = new_lanes(len(queue.waiting), choices)
+    lanes = new_lanes(len(queue.waiting), bounds.servers, choices, most)
     _run_batches(requests, (law, drawn, servers, room), bounds, (queue, lanes), path)
     return path
 
@@ -100,11 +109,13 @@ def run_ordered_slots(
     state: Slots,
     memory: Memory,
     choices: Ints,
+    most: int,
 ) -> RequestPath:
     """Continuous batching, `bounds.batch_size` in service per server, fewer where the next one does
     not fit into the memory; `state`: of empty ones.
     """
-    path, lanes = new_path(len(requests.arrived_at)), new_lanes(len(queue.waiting), choices)
+    path = new_path(len(requests.arrived_at))
+    lanes = new_lanes(len(queue.waiting), bounds.servers, choices, most)
     limits = bounds.batch_size, turnaround, memory
     _run_slots(requests, law, limits, (state, queue, lanes), path)
     path.server_free_at[:] = path.released_at
@@ -138,11 +149,18 @@ def _run_single(requests, law, drawn, queue, path):  # type: ignore[no-untyped-d
 
 
 @inner
-def _arrive(tail, requests, queue):  # type: ignore[no-untyped-def]
-    """The next request, or all of its call, joins its queue; who comes after that."""
+def _arrive(tail, at, requests, system, path):  # type: ignore[no-untyped-def]
+    """The next request, or all of its call, joins its queue or is rejected; who comes after that.
+    `at`: see `has_room`.
+    """
+    queue, lanes = system
     last = requests.call_ends[tail] if len(requests.call_ends) > 0 else tail + 1
+    admitted = has_room((tail, last), at, queue, lanes, path)
     for job in range(tail, last):
-        enter(job, queue)
+        if admitted:
+            enter(job, queue)
+        else:
+            path.batch_id[job] = REJECTED
     return last
 
 
@@ -186,7 +204,7 @@ def _run_batches(requests, engine, bounds, system, path):  # type: ignore[no-unt
             lane = ended(first, lanes)
         elif arrival == now:
             lane = queue.lane[tail]
-            tail = _arrive(tail, requests, queue)
+            tail = _arrive(tail, (now, routed), requests, (queue, lanes), path)
         elif lost == now:
             lane = _lose(queue, lanes)
         closing = tail == count
@@ -212,7 +230,7 @@ def _ask(at, requests, engine, bounds, system, path):  # type: ignore[no-untyped
         size = take(size, lane, group, now, (requests, bounds), queue)
         place = server, batches, bounds.padded
         _start_batch(now, queue.chosen[:size], place, requests, engine, path)
-        dispatched(lane, queue.chosen[:size], bounds.padded, queue, lanes)
+        dispatched(server, queue.chosen[:size], bounds.padded, queue, lanes)
         batches += 1
 
 
@@ -265,7 +283,7 @@ def _run_slots(requests, law, bounds, system, path):  # type: ignore[no-untyped-
             leaving = advance(engine, state, requests, law, path)
         elif arrival == now:
             lane = queue.lane[tail]
-            tail = _arrive(tail, requests, queue)
+            tail = _arrive(tail, (now, routed), requests, (queue, lanes), path)
         else:
             lane = _lose(queue, lanes)
         while True:  # the policy is asked after each departure, and once more after the event

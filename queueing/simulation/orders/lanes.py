@@ -1,5 +1,6 @@
 """A queue for each server, compiled: every call goes to one of them as it arrives, where the fewest
 requests are, of all or of two by chance, and stays there (`queueing.simulation.scenarios.routed`).
+Or one queue for all, that rejects a call with which more than `most` requests would be there.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kendall.policies.core import UNBOUNDED
 from kendall.queueing.simulation.kernels import Floats, Ints, inner
 
 
@@ -16,12 +18,13 @@ class Lanes(NamedTuple):
 
     timers   when the policy asked to be asked again
     held     requests of each, waiting and in service
-    serving  of these those of the batch in service whose answers have not left, as far as was
-             looked
+    serving  of these, for each server, those of the batch in service whose answers have not left,
+             as far as was looked
     member   of these the first, -1 where there is none; the others behind it, by
              `OrderedQueue.following`
     last     the lane that was chosen last
     choices  of each request the two lanes that its call may join; empty: any
+    most     requests that one lane for all holds; UNBOUNDED: any number
     """
 
     timers: Floats
@@ -30,13 +33,14 @@ class Lanes(NamedTuple):
     member: Ints
     last: Ints
     choices: Ints
+    most: int
 
 
-def new_lanes(count: int, choices: Ints) -> Lanes:
+def new_lanes(count: int, servers: int, choices: Ints, most: int) -> Lanes:
     """Empty ones."""
-    held, serving = np.zeros((2, count), dtype=np.int64)
-    member, last = np.full(count, -1, dtype=np.int64), np.full(1, -1, dtype=np.int64)
-    return Lanes(np.full(count, np.inf), held, serving, member, last, choices)
+    held, serving = np.zeros(count, dtype=np.int64), np.zeros(servers, dtype=np.int64)
+    member, last = np.full(servers, -1, dtype=np.int64), np.full(1, -1, dtype=np.int64)
+    return Lanes(np.full(count, np.inf), held, serving, member, last, choices, most)
 
 
 @inner
@@ -83,38 +87,54 @@ def _fewest(now, queue, lanes, path):  # type: ignore[no-untyped-def]
 
 
 @inner
-def _drop_released(lane, now, queue, lanes, path):  # type: ignore[no-untyped-def]
-    """Members of an unpadded batch leave one by one."""
-    following, job, kept = queue.following, lanes.member[lane], -1
-    lanes.member[lane] = -1
-    while job >= 0:
-        behind = following[job]
-        if path.released_at[job] < now:
-            lanes.held[lane] -= 1
-            lanes.serving[lane] -= 1
-        else:
-            following[job], kept = kept, job
-        job = behind
-    lanes.member[lane] = kept
+def has_room(call, at, queue, lanes, path):  # type: ignore[no-untyped-def]
+    """Whether a call, from its first request to one behind its last, is admitted now, after all
+    that ends now; `at`: now, and how many requests have a lane, also later ones of this instant.
+    """
+    (first, behind), (now, routed) = call, at
+    if lanes.most == UNBOUNDED:
+        return True
+    for server in range(len(lanes.member)):
+        _drop_released(server, np.nextafter(now, np.inf), queue, lanes, path)
+    if lanes.held[0] - (routed - behind) <= lanes.most:
+        return True
+    lanes.held[0] -= behind - first
+    return False
 
 
 @inner
-def dispatched(lane, members, padded, queue, lanes):  # type: ignore[no-untyped-def]
-    """A batch of a lane is in service."""
-    lanes.serving[lane] = len(members)
-    if padded or len(lanes.held) == 1:
+def _drop_released(server, now, queue, lanes, path):  # type: ignore[no-untyped-def]
+    """Members of an unpadded batch leave one by one."""
+    following, job, kept = queue.following, lanes.member[server], -1
+    lanes.member[server] = -1
+    while job >= 0:
+        behind = following[job]
+        if path.released_at[job] < now:
+            lanes.held[lane_of(server, lanes)] -= 1
+            lanes.serving[server] -= 1
+        else:
+            following[job], kept = kept, job
+        job = behind
+    lanes.member[server] = kept
+
+
+@inner
+def dispatched(server, members, padded, queue, lanes):  # type: ignore[no-untyped-def]
+    """A batch of a server is in service."""
+    lanes.serving[server] = len(members)
+    if padded or (len(lanes.held) == 1 and lanes.most == UNBOUNDED):
         return
     for job in members:
-        queue.following[job] = lanes.member[lane]
-        lanes.member[lane] = job
+        queue.following[job] = lanes.member[server]
+        lanes.member[server] = job
 
 
 @inner
 def ended(server, lanes):  # type: ignore[no-untyped-def]
     """The batch of a server is over; its lane."""
     lane = lane_of(server, lanes)
-    lanes.held[lane] -= lanes.serving[lane]
-    lanes.serving[lane], lanes.member[lane] = 0, -1
+    lanes.held[lane] -= lanes.serving[server]
+    lanes.serving[server], lanes.member[server] = 0, -1
     return lane
 
 
