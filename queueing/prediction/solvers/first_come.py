@@ -23,6 +23,7 @@ from kendall.queueing.models.gg1 import best_estimate
 from kendall.queueing.models.gig1 import solve_gig1
 from kendall.queueing.models.mg1 import solve_service
 from kendall.queueing.models.mg1d import solve_lossy_service
+from kendall.queueing.models.mg1k import LARGEST_ROOM, solve_finite
 from kendall.queueing.models.mgc import doubt as doubt_of_servers
 from kendall.queueing.models.mgc import solve_servers
 from kendall.queueing.models.slots.continuous import doubt, solve_continuous
@@ -31,6 +32,7 @@ from kendall.queueing.prediction.solver import IN_DOUBT, Solver, answered, of_ba
 from kendall.queueing.prediction.solvers.bounds import is_renewal, two_moments
 from kendall.queueing.queue import Queue
 from kendall.queueing.result import MEANLESS, Mean, Quantiles, Station
+from kendall.queueing.simulation.counts import count_of
 from kendall.queueing.simulation.simulated_means import no_second_moment
 
 
@@ -97,6 +99,40 @@ def _single(model: Queue, arrival_rate: float) -> dict[str, Any]:
             *model.assumptions,
             f"{MEANLESS}the mean delay is infinite: {no_second_moment(model)}",
         )
+    }
+
+
+def _covers_finite(model: Queue) -> tuple[str, ...]:
+    most = model.engine.max_num_queued_reqs
+    covered = (
+        most is not None
+        and most <= LARGEST_ROOM
+        and isinstance(model.policy, Single)
+        and _is_alone(model)
+        and model.requests.sequences is None
+    )
+    return ("exact",) if covered else ()
+
+
+def _finite(model: Queue, arrival_rate: float) -> dict[str, Any]:
+    most = model.engine.max_num_queued_reqs
+    assert most is not None
+    service = ServiceTime.of(
+        model.engine.law, model.requests.output_tokens, model.requests.prompt_tokens
+    )
+    queue = solve_finite(service, arrival_rate, most)
+    delay, sojourn = Quantiles(queue.queueing_delay), Quantiles(queue.sojourn_time)
+    own = model.batch_time.first_token(1), model.engine.law.step(1)
+    return {
+        **answered(delay, sojourn, 1.0, queue.utilisation),
+        **token_times(delay, *own),
+        "service_time": service.quantiles(model.levels),
+        "loss_fraction": queue.loss_fraction,
+        "rejected_fraction": queue.loss_fraction,
+        "counts": {
+            "number_in_system": count_of(queue.at_most, model.levels),
+            "queue_length": count_of(queue.at_most[1:], model.levels),
+        },
     }
 
 
@@ -256,10 +292,11 @@ def _continuous(model: Queue, arrival_rate: float) -> dict[str, Any]:
 
 
 SINGLE = Solver(_covers_single, {"exact": _single, "approximation": _single})
+FINITE = Solver(_covers_finite, {"exact": _finite}, finite=True)
 RENEWAL = Solver(_covers_renewal, {"exact": _renewal, "approximation": _two_moments})
 TANDEM = Solver(_covers_tandem, {"exact": _tandem, "approximation": _tandem})
 BATCHES = Solver(_covers_batches, {"exact": _batches})
 CALLS = Solver(_covers_calls, {"exact": _calls})
 FIXED = Solver(_covers_fixed, {"exact": _fixed})
 CONTINUOUS = Solver(_covers_continuous, {"approximation": _continuous})
-SOLVERS = (SINGLE, RENEWAL, TANDEM, BATCHES, CALLS, FIXED, CONTINUOUS)
+SOLVERS = (SINGLE, FINITE, RENEWAL, TANDEM, BATCHES, CALLS, FIXED, CONTINUOUS)
