@@ -31,6 +31,7 @@ from kendall.queueing.queue import Queue
 from kendall.queueing.result import LEVELS, Prediction
 from kendall.queueing.simulation.experiment import run_trace
 from kendall.queueing.simulation.fast import SimulatedRun, Trace, is_compiled
+from kendall.queueing.simulation.spin_up import memory
 from tests.queueing.test_kernels import FULL, LENGTHS, POLICIES, PROMPTS, WHOLE, assert_same, both
 
 ONE = np.ones(1)
@@ -417,6 +418,16 @@ def test_no_load_is_unstable(policy: str) -> None:
     assert found.loss_fraction is not None
     assert found.loss_fraction > 0.5
     assert (found.number_in_system.mean or 0.0) <= 10
+
+
+def test_a_bounded_queue_forgets_its_beginning_at_any_load() -> None:
+    """M/M/1/K at load 1: 1 / (2 - 2 cos(pi / (K + 1))) requests; above, until it is full."""
+    exponential = {"latency": "a=0.001", "output_tokens": "geometric:mean=1000"}
+    queue = asked("single", 1.0, 50, **exponential).model
+    relaxation = 1 / (2 - 2 * math.cos(math.pi / 51))
+    assert memory(queue, 1.0) == pytest.approx(relaxation, rel=0.05)
+    assert memory(queue, 2.0) == pytest.approx(100, rel=0.02)
+    assert memory(queue, 0.5) == pytest.approx(memory(queue.but(max_num_queued_reqs=None), 0.5))
 
 
 # as it is asked for

@@ -4,6 +4,7 @@ batches, same instants.
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,8 @@ from kendall.queueing.measurement.record import Record
 from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.fast import Trace
 from kendall.queueing.simulation.fast import replay as replay_compiled
+from kendall.server.admission.settings import OverloadSettings
+from tests.server.asgi import Call, completion, running
 from tests.server.harness import driven_by_both, replay
 from tests.virtual_time import run_virtual
 
@@ -213,3 +216,35 @@ def test_same_where_the_kv_memory_binds_in_the_gateway_and_in_the_compiled_simul
     sizes = [record.batch_size or 0 for record in live]
     assert max(sizes) < 8, "the memory binds before the slots"
     assert sum((record.queueing_delay or 0) > 0.01 for record in live) > COUNT / 10
+
+
+@pytest.mark.parametrize("most", [3, 8])
+@pytest.mark.parametrize("policy", [name for name in POLICIES if name != "fixed:batch_size=4"])
+def test_the_gateway_rejects_those_that_the_simulator_rejects(policy: str, most: int) -> None:
+    """`--max-num-queued-reqs` of `kendall serve` and of `kendall predict`, call by call."""
+    law = "k1=0.25e-3,k2=2e-3,k3=25e-6,k4=0.9e-3"
+    jobs = trace(3 * POLICIES[policy], seed=7)[:300]
+
+    async def live() -> list[bool]:
+        settings = OverloadSettings(max_num_queued_reqs=most)
+        async with running(policy, law=law, overload=settings) as (app, _):
+            began, calls = asyncio.get_running_loop().time(), []
+            for request, tokens in jobs:
+                now = asyncio.get_running_loop().time()
+                await asyncio.sleep(began + request.arrived_at - now)
+                body = completion(max_tokens=tokens)
+                calls.append(Call(app, "POST", "/v1/completions", body))
+            for made in calls:
+                await made.task
+            return [made.status == 429 for made in calls]
+
+    rejected = run_virtual(live())
+    model = Queue.read(policy, "uniform:low=1,high=64", law, max_num_queued_reqs=most)
+    given = Trace(
+        np.array([request.arrived_at for request, _ in jobs]),
+        np.array([tokens for _, tokens in jobs]),
+        np.zeros(len(jobs), dtype=np.int64),
+        np.random.default_rng(0).spawn(1),
+    )
+    assert replay_compiled(model, given).rejected.tolist() == rejected
+    assert 20 < sum(rejected) < 280
