@@ -54,6 +54,7 @@ class Form:
 
         value = weight x quantity + per_token x made + level
         value = min(|value|, weight x quantity) where it `bounces`
+        value = -infinity where weight x quantity <= `first_up_to`, or made < `first_tokens`
         rank = value, or with `aging` S: arrival + S x value
 
     `above`: 1 where weight x quantity is above it, else 0, in its place. `boosts`: in its place
@@ -66,6 +67,8 @@ class Form:
     weight: float = 1.0
     above: float | None = None
     boosts: float | None = None
+    first_up_to: float | None = None  # of a smaller quantity: before all others, by arrival
+    first_tokens: int = 0  # of every request: before all others, by arrival
     per_token: float = 0.0
     bounces: bool = False  # what falls to 0 with its tokens rises again, up to where it began
     starts: tuple[int, ...] = ()  # tokens made with which each level begins: 0, ..
@@ -78,6 +81,9 @@ class Form:
     def value(self, request: Request, made: int) -> float:
         """What it is ranked by."""
         value = self.weight * _OF_REQUEST[self.quantity](request)
+        short = self.first_up_to is not None and value <= self.first_up_to
+        if short or made < self.first_tokens:
+            return -math.inf
         if self.above is not None:
             value = float(value > self.above)
         elif self.boosts is not None:
@@ -158,7 +164,8 @@ class Order:
     def wants_steps(self) -> bool:
         """Whether a request in service may lose its rank with every token."""
         form = self.form
-        return self.preemptive and (bool(form.starts) or form.per_token > 0 or form.bounces)
+        rises = bool(form.starts) or form.per_token > 0 or form.bounces or form.first_tokens > 0
+        return self.preemptive and rises
 
     @property
     def rises(self) -> bool:

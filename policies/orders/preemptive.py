@@ -4,12 +4,13 @@ later behind the tokens that it has.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
 from kendall.policies.orders.by_length import ShortestFirst, Threshold
-from kendall.policies.orders.order import Aging, Form, parameter
+from kendall.policies.orders.order import Aging, Form, Order, parameter
 
 MOST_LEVELS = 30
 
@@ -42,6 +43,40 @@ class Bouncing(Aging):
     @cached_property
     def form(self) -> Form:
         return Form(quantity="prediction", per_token=-1.0, bounces=True, aging=self.aging)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SkipPredict(Order):
+    """SkipPredict (Shahout and Mitzenmacher 2024): requests predicted up to `threshold` tokens, for
+    which a bit is enough, first, by arrival; the others behind all of them as sprpt.
+    """
+
+    threshold: float = parameter(
+        "a finite number of tokens >= 0", lambda tokens: 0 <= tokens < math.inf
+    )
+    name: ClassVar[str] = "skippredict"
+    predicts: ClassVar[bool] = True
+    preemptive: ClassVar[bool] = True
+
+    @cached_property
+    def form(self) -> Form:
+        return Form(quantity="prediction", first_up_to=self.threshold, per_token=-1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DelayPredict(Order):
+    """DelayPredict (Shahout and Mitzenmacher 2024): the first `limit` tokens of every request
+    first, by arrival; those that outlive them, which alone need a prediction, as sprpt behind them.
+    """
+
+    limit: int = parameter("a whole number of tokens >= 0", lambda tokens: tokens >= 0)
+    name: ClassVar[str] = "delaypredict"
+    predicts: ClassVar[bool] = True
+    preemptive: ClassVar[bool] = True
+
+    @cached_property
+    def form(self) -> Form:
+        return Form(quantity="prediction", first_tokens=self.limit, per_token=-1.0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,6 +44,8 @@ TEXTS = {
     "vtc": "order=vtc,output_weight=3",
     "sprpt": "order=sprpt",
     "srpt-b": "order=srpt-b",
+    "skippredict": "order=skippredict,threshold=40",
+    "delaypredict": "order=delaypredict,limit=8",
     "pspjf": "order=pspjf,aging=0.5",
     "threshold-preemptive": "order=threshold-preemptive,threshold=40",
     "trail": "order=trail,c=0.5",
@@ -146,7 +148,9 @@ def test_the_text_reads_back_and_only_fcfs_is_known_to_the_formulas(text: str) -
     assert parse_policy(format_policy(policy)) == policy
     assert is_first_come(policy) is ("fcfs" in text)
     assert order_of(policy).name in text
-    assert wants_steps(policy) is (order_of(policy).name in ("mlfq", "fb", "srpt-b"))
+    assert wants_steps(policy) is (
+        order_of(policy).name in ("mlfq", "fb", "srpt-b", "delaypredict")
+    )
 
 
 def test_keys_of_the_order_stand_last() -> None:
@@ -166,6 +170,11 @@ def test_keys_of_the_order_stand_last() -> None:
         ("threshold,threshold=8", "short"),
         ("sprpt", "begun"),
         ("srpt-b", "begun"),
+        ("skippredict,threshold=12", "old"),
+        ("skippredict,threshold=8", "short"),
+        ("skippredict,threshold=4", "begun"),
+        ("delaypredict,limit=20", "old"),
+        ("delaypredict,limit=0", "begun"),
         ("pspjf", "short"),
         ("trail,c=0.5", "begun"),
         ("mlfq", "old"),
@@ -289,7 +298,8 @@ def test_each_request_is_preempted_so_many_times_at_most() -> None:
 def test_these_orders_read_predicted_lengths() -> None:
     assert {name for name, order in ORDERS.items() if order.predicts} == {
         *("spjf", "ljf", "threshold", "boost", "binned", "hrrn"),
-        *("pspjf", "sprpt", "srpt-b", "trail", "threshold-preemptive"),
+        *("pspjf", "sprpt", "srpt-b", "trail", "threshold-preemptive", "skippredict"),
+        "delaypredict",
     }
 
 
@@ -298,6 +308,32 @@ def test_what_outlives_its_prediction_loses_rank_until_it_stands_where_it_began(
     request = one("a", 0.0, 10.0).request
     made = {0: 10, 1: 9, 9: 1, 10: 0, 11: 1, 19: 9, 20: 10, 21: 10, 1000: 10}
     assert {so_far: order.rank(request, so_far) for so_far in made} == made
+
+
+def test_predicted_short_ones_rank_before_all_others_and_the_others_by_what_is_left() -> None:
+    order = order_of(parse_policy("single:order=skippredict,threshold=20"))
+    short, long = one("a", 0.0, 20.0).request, one("b", 0.0, 21.0).request
+    assert {order.rank(short, made) for made in (0, 5, 90)} == {-math.inf}
+    assert [order.rank(long, made) for made in (0, 20, 90)] == [21, 1, -69]
+    assert order.rank(one("c", 0.0, limit=20).request, 0) == -math.inf, "its limit is its length"
+    policy = "single:order=skippredict,threshold=20"
+    assert preempts(policy, one("new", 5, 20), Server(0, [served(one("a", 0, 21))])) == ("a",)
+    assert preempts(policy, one("new", 5, 5), Server(0, [served(one("a", 0, 20))])) is None
+    outlived = Server(0, [served(one("a", 0, 30, so_far=80))])
+    assert preempts(policy, one("new", 5, 21), outlived) is None
+    assert preempts(policy, one("new", 5, 20), outlived) == ("a",)
+
+
+def test_the_first_tokens_of_everyone_rank_before_all_others() -> None:
+    order = order_of(parse_policy("single:order=delaypredict,limit=8"))
+    request = one("a", 0.0, 30.0).request
+    assert [order.rank(request, made) for made in (0, 7, 8, 29, 40)] == [
+        *(-math.inf, -math.inf, 22, 1, -10)
+    ]
+    policy = "single:order=delaypredict,limit=8"
+    in_service = one("a", 0, 30, so_far=7), one("a", 0, 30, so_far=8)
+    for running, expected in zip(in_service, (None, ("a",)), strict=True):
+        assert preempts(policy, one("new", 5, 90), Server(0, [served(running)])) == expected
 
 
 def test_levels_double_their_quantum() -> None:
@@ -368,6 +404,27 @@ def test_batches_have_members_of_one_bin() -> None:
             "single:order=spjf,aging=x",
             "got aging='x' for policy single; expected a number, or a duration with its unit",
         ),
+        (
+            "single:order=skippredict",
+            "got order skippredict without threshold; expected threshold=",
+        ),
+        (
+            "single:order=skippredict,threshold=-1",
+            "got threshold=-1; expected a finite number of tokens >= 0",
+        ),
+        ("single:order=skippredict,threshold=nan", "got threshold='nan' for policy single; expec"),
+        ("single:order=skippredict,threshold=9,limit=2", "got limit for order skippredict; expec"),
+        ("single:order=skippredict,threshold=9,aging=1", "got aging for order skippredict; expec"),
+        (
+            "single:order=delaypredict",
+            "got order delaypredict without limit; expected limit=NUMBER",
+        ),
+        ("single:order=delaypredict,limit=-1", "got limit=-1; expected a whole number of tokens"),
+        (
+            "single:order=delaypredict,limit=1.5",
+            "got limit=1.5 for policy single; expected a whole number",
+        ),
+        ("capped:max_batch_size=4,order=delaypredict,limit=4", "which interrupts a batch; expect"),
         ("single:order=mlfq,levels=0", "got levels=0; expected a whole number from 1 to 30"),
         ("single:order=mlfq,levels=31", "got levels=31; expected a whole number from 1 to 30"),
         ("single:order=fb,quantum=1000000000000001", "got quantum=1000000000000001"),
@@ -407,7 +464,7 @@ def test_batches_have_members_of_one_bin() -> None:
         ("single:order=sprpt,max_preemptions=0", "got max_preemptions=0; expected a whole number"),
         (
             "single:order=spjf,max_preemptions=1",
-            "order spjf, which takes nothing out of service; expected order sprpt, srpt-b, pspjf",
+            "order spjf, which takes nothing out of service; expected order sprpt, srpt-b, skipp",
         ),
         ("dynamic:max_preemptions=1", "takes nothing out of service; expected no such key for dyn"),
     ],
@@ -426,6 +483,9 @@ def test_a_wrong_order_is_told_what_to_do(text: str, says: str) -> None:
         "single:order=sprpt,max_preemptions=1",
         "single:order=threshold,threshold=1",
         "single:order=threshold,threshold=0.5",
+        "single:order=skippredict,threshold=0",
+        "single:order=delaypredict,limit=0",
+        "single:order=delaypredict,limit=1000000000000000",
         "single:order=fb,quantum=1000000000000000",
         "single:order=spjf,aging=0",
         "single:order=vtc,prompt_weight=0",

@@ -33,6 +33,10 @@ ORDERS = (
     "srpt-b",
     "srpt-b,aging=0.02",
     "srpt-b,max_preemptions=2",
+    "skippredict,threshold=12",
+    "skippredict,max_preemptions=1,threshold=8.5",
+    "delaypredict,limit=8",
+    "delaypredict,limit=8,max_preemptions=2",
     "pspjf",
     "threshold-preemptive,threshold=12",
     "threshold-preemptive,aging=0.1,threshold=12",
@@ -97,7 +101,11 @@ def test_a_replay_is_the_sample_path_throughout(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "order", ["sprpt", "srpt-b", "trail,c=0.5", "pspjf", "mlfq,quantum=2", "fb"]
+    "order",
+    [
+        *("sprpt", "srpt-b", "trail,c=0.5", "pspjf", "mlfq,quantum=2", "fb"),
+        *("skippredict,threshold=4", "delaypredict,limit=2"),
+    ],
 )
 @settings(deadline=None, max_examples=60)
 @given(

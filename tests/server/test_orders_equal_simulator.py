@@ -36,6 +36,8 @@ ORDERS = (
 PREEMPTIVE = (
     "sprpt",
     "sprpt,aging=0.001",
+    "skippredict,threshold=12",
+    "delaypredict,limit=6",
     "pspjf",
     "threshold-preemptive,threshold=12",
     "trail,c=0.5",

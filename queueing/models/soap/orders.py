@@ -12,10 +12,13 @@ that predictions take on the server included), their probabilities, and their ra
     BounceRanks            SRPT-B: as SPRPT, but what outlives its prediction loses rank again
     LeastAttainedRanks     FB (LAS): the least served first; no prediction
     LevelsRanks            multi-level feedback: classes by age, first come first served in each
+    SkipRanks              predicted short first, by arrival; behind them SPRPT (SkipPredict)
+    DelayRanks             everyone first up to an age, by arrival; behind that SPRPT (DelayPredict)
     ThresholdRanks         predicted short before predicted long; `preemptive` as in the slides, or
                       in order of arrival
 
-Orders in which predictions cost something: `prediction_costs`.
+SkipPredict and DelayPredict with independent bits and sizes, and predictions on the server:
+`papers.prediction_costs`.
 
 Sources: Mitzenmacher, Scheduling with predictions and the price of misprediction (2020); Queues
 with small advice (2020); Scully, Grosof and Mitzenmacher, Uniform bounds for scheduling with job
@@ -187,6 +190,35 @@ class BounceRanks(_ByPrediction):
 
     def ranks(self, predicted: Vector) -> Ranks:
         return ranks.bouncing(predicted, self.setup)
+
+
+@dataclass(frozen=True)
+class SkipRanks(_ByPrediction):
+    """Predictions up to `threshold` seconds first. The first `setup` seconds of a service do not
+    count as served.
+    """
+
+    threshold: float
+    setup: float = 0.0
+
+    def ranks(self, predicted: Vector) -> Ranks:
+        long = np.where(predicted > self.threshold, 1.0, 0.0)
+        pieces: list[ranks.Piece] = [(0.0, long, long * predicted, 0.0)]
+        return Ranks.of(len(predicted), [*pieces, (self.setup, long, long * predicted, -long)])
+
+
+@dataclass(frozen=True)
+class DelayRanks(_ByPrediction):
+    """Everyone first up to the age `limit` seconds."""
+
+    limit: float
+
+    def boundaries(self, predictor: Predictor) -> tuple[float, ...]:
+        return (*super().boundaries(predictor), self.limit)
+
+    def ranks(self, predicted: Vector) -> Ranks:
+        later = (self.limit, 1.0, predicted - self.limit, -1.0)
+        return Ranks.of(len(predicted), [(0.0, 0.0, 0.0, 0.0), later])
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,8 @@ length of n tokens is S(n) seconds, and the age at n tokens too. Of an order's f
     above                    ThresholdRanks, in order of arrival among short requests
     a prediction             PredictedRanks; with each token made they change by step x per_token
     a prediction, bouncing   BounceRanks
+    first_up_to              SkipRanks
+    first_tokens             DelayRanks
 
 Predictions are at most the token limit, without one the longest length. Aging, deadlines,
 priorities, ratios, bins, levels beside predictions, ranks that rise with each token, and what an
@@ -34,11 +36,13 @@ from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.latency.slots.slot_time import SlotTime
 from kendall.queueing.models.soap.orders import (
     BounceRanks,
+    DelayRanks,
     FifoRanks,
     LeastAttainedRanks,
     LevelsRanks,
     Order,
     PredictedRanks,
+    SkipRanks,
     ThresholdRanks,
 )
 from kendall.queueing.models.soap.queue import solve_order
@@ -123,6 +127,15 @@ class TokenService:
             return self._levels(form)
         if form.quantity == "arrival":
             return FifoRanks()
+        return self._predicted_ranks(asked)
+
+    def _predicted_ranks(self, asked: PolicyOrder) -> Order:
+        form = asked.form
+        if form.first_up_to is not None:
+            at = self.seconds(math.floor(form.first_up_to) + 0.5)
+            return SkipRanks(at, max(self.setup, 0.0))
+        if form.first_tokens:
+            return DelayRanks(self.seconds(form.first_tokens))
         if form.above is not None:
             at = self.seconds(math.floor(form.above) + 0.5)
             return ThresholdRanks(at, asked.preemptive, last_come=False)
@@ -186,7 +199,7 @@ def is_solved(order: PolicyOrder, *, resuming: bool = False) -> bool:
         return False
     if order.preemptive and form.starts:  # interrupted without an arrival
         return form.quantity == "arrival" and plain and not resuming
-    if form.bounces:  # so too
+    if form.bounces or form.first_tokens:  # so too
         return form.quantity == "prediction" and form.per_token == -1 and not resuming
     if form.quantity == "prediction":
         return form.per_token <= 0 if form.above is None else plain and form.weight == 1

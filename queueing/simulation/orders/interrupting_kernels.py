@@ -40,8 +40,9 @@ class Interrupting(NamedTuple):
     """An order (`policies.orders.order.Form`): of each request its `value` before its first token
     and its predicted tokens; the share of these from which on it is not interrupted, and seconds
     for each unit where the value ages, else not-a-number; what a token made adds, and whether the
-    value `bounces`; where levels begin, and how many tokens each from the last of these on has (0:
-    it has no end); how often one request is interrupted at most.
+    value `bounces`; how many tokens of each request rank first; where levels begin, and how many
+    tokens each from the last of these on has (0: it has no end); how often one request is
+    interrupted at most.
     """
 
     value: Floats
@@ -50,6 +51,7 @@ class Interrupting(NamedTuple):
     aging: float
     per_token: float
     bounces: bool
+    first_tokens: int
     starts: Ints
     every: int
     most: int
@@ -107,7 +109,7 @@ def run_interrupting(
     begun, first_end, rest = np.zeros((3, servers))
     never = np.full(servers, np.inf)
     state = InService(job, paces, used, begun, first_end, rest, target, never)
-    queue.rank[:] = order.value
+    queue.rank[:] = -np.inf if order.first_tokens > 0 else order.value
     if not np.isnan(order.aging):
         queue.rank[:] = requests.arrived_at + order.aging * order.value
     if not _run(requests, (law, residuals), order, (state, stints, queue, gaps), path):
@@ -216,6 +218,8 @@ def _next_level_at(made, order):  # type: ignore[no-untyped-def]
 @inner
 def _rank(job, made, requests, order):  # type: ignore[no-untyped-def]
     """With so many tokens made."""
+    if made < order.first_tokens:
+        return -np.inf
     value = order.value[job]
     if order.per_token != 0.0:
         value += order.per_token * made
@@ -231,7 +235,9 @@ def _next_target(job, done, length, order, stints):  # type: ignore[no-untyped-d
     """The step of this stint, behind `done` ones, with which its rank changes, or it ends."""
     made = stints.made[job]
     end, following = length - made, NEVER
-    if order.per_token > 0.0:
+    if made + done < order.first_tokens:
+        following = order.first_tokens - made
+    elif order.per_token > 0.0:
         following = done + 1
     elif order.bounces:  # it rises from the token behind the last predicted one on
         following = max(done, int(-order.value[job] / order.per_token) - made) + 1

@@ -49,6 +49,7 @@ def interrupting_of(policy: Single, predicted: Vector, limit: float) -> Interrup
         math.nan if form.aging is None else form.aging,
         form.per_token,
         form.bounces,
+        min(form.first_tokens, NEVER),
         np.array([min(start, NEVER) for start in form.starts], dtype=np.int64),
         form.every,
         NEVER if policy.max_preemptions is None else policy.max_preemptions,
@@ -89,4 +90,6 @@ def _values(form: Form, tokens: Vector) -> Vector:
         value = form.weight * value
     if form.boosts is not None:  # not numpy's: its logarithm differs in the last bit
         return np.array([boosted(each) for each in (value / form.boosts).tolist()])
+    if form.first_up_to is not None:
+        return np.where(value <= form.first_up_to, -math.inf, value)
     return value if form.above is None else np.where(value > form.above, 1.0, 0.0)
