@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any, TypedDict, Unpack
 
 import msgspec
+import numpy as np
 
 from kendall.policies.arguments import positive, real_number, short_repr, whole_number
 from kendall.policies.core import Policy
@@ -45,6 +46,7 @@ from kendall.queueing.distributions.token_distribution import (
     SET_LIMIT,
     SHORTER,
     TokenDistribution,
+    Vector,
     parse_distribution,
 )
 from kendall.queueing.engine_bounds import EngineBounds, or_unbounded
@@ -64,7 +66,13 @@ from kendall.queueing.measurement.slo import level_of
 from kendall.queueing.models.batches.binned import binned_rate
 from kendall.queueing.models.gg1 import LARGEST_SCV
 from kendall.queueing.models.slots.continuous import SlotTime
+from kendall.queueing.models.soap.token_orders import predictor_in_tokens
 from kendall.queueing.models.tandem import phase_means, phases
+from kendall.queueing.predictors.prediction_cost import (
+    PaidPredictions,
+    PredictionCost,
+    parse_prediction_cost,
+)
 from kendall.queueing.predictors.predictor_text import (
     NO_PREDICTION,
     PredictorText,
@@ -112,6 +120,9 @@ class Limits(TypedDict, total=False):
                         (False)
     predictor           how output lengths are predicted, for a policy whose order reads predictions
                         ("none": every request counts as the longest)
+    prediction_cost     what a prediction takes: "2ms" before the request joins the queue, or
+                        "server=2ms" of the engine's time; with ",bit=0.5ms" that of one bit
+                        (nothing)
     flows               whose the requests are, with weights, for a policy whose order counts the
                         service of each: "heavy=9,light=1" (all of one client)
     max_context_tokens  KV memory of an engine: prompts and token limits of those in service; policy
@@ -142,6 +153,7 @@ class Limits(TypedDict, total=False):
     arrivals: Process | str | None
     disaggregated: bool
     predictor: PredictorText | str
+    prediction_cost: PredictionCost | str | None
     flows: Flows | str | None
     max_context_tokens: int | None
     reserved_tokens: int | None
@@ -216,6 +228,7 @@ class Requests:
     # of the output lengths in a call (queueing.distributions.call_lengths)
     intraclass_correlation: float = 0.0
     predictor: PredictorText = NO_PREDICTION  # of output lengths
+    prediction_cost: PredictionCost | None = None  # of each of them; None: nothing
     flows: Flows | None = None  # of the requests; None: one
     patience: float | None = None  # seconds a request waits before it is lost
 
@@ -377,6 +390,7 @@ class Queue:
         self._check_room()
         self._check_memory()
         self._check_step()
+        self._check_predictions()
         if self.engine.disaggregated:
             self._check_tandem()
 
@@ -447,6 +461,27 @@ class Queue:
                 "one for each: give more, or fewer slots (max_num_seqs)"
             )
 
+    def _check_predictions(self) -> None:
+        requests, engine = self.requests, self.engine
+        if self.predictions is None:
+            return
+        given = f"got prediction_cost={requests.prediction_cost}"
+        if engine.disaggregated or (requests.patience is not None and not self.predicts_on_server):
+            other = "disaggregated" if engine.disaggregated else f"patience={requests.patience:g}"
+            raise SpecError(f"{given} and {other}; expected one of the two")
+        resumes = self.predicts_on_server and order_of(self.policy).preemptive
+        if resumes and (
+            not isinstance(self.policy, Single)
+            or requests.sequences is not None
+            or engine.has_queues
+            or engine.law.stall_share
+        ):
+            raise SpecError(
+                f"{given} for order {order_of(self.policy).name}, which interrupts requests; "
+                "expected policy single with one queue, one sequence a call and no stalls, or an "
+                "external cost"
+            )
+
     def _check_tandem(self) -> None:
         given = {
             f"servers={self.engine.servers}": self.engine.servers > 1,
@@ -495,6 +530,7 @@ class Queue:
                     "intraclass_correlation", limits.get("intraclass_correlation", 0.0)
                 ),
                 predictor=_predictor(limits.get("predictor", NO_PREDICTION)),
+                prediction_cost=_prediction_cost(limits.get("prediction_cost")),
                 flows=_flows(limits.get("flows")),
                 patience=None if patience is None else positive("patience", patience, "seconds"),
             ),
@@ -666,12 +702,54 @@ class Queue:
         return "slots" if full >= 0.5 else "memory"
 
     @cached_property
+    def predictions(self) -> PaidPredictions | None:
+        """What predictions cost under this policy's order; None where nothing is paid."""
+        cost, order = self.requests.prediction_cost, order_of(self.policy)
+        if cost is None or not order.predicts:
+            return None
+        return cost.under(order.form, self.engine.law.step(1))
+
+    @property
+    def predicts_on_server(self) -> bool:
+        """Whether predictions take the engine's time."""
+        cost = self.requests.prediction_cost
+        return cost is not None and cost.place == "server" and self.predictions is not None
+
+    @cached_property
+    def prediction_seconds(self) -> Vector:
+        """Mean time that the predictions of a request of 1, 2, .. tokens take, s."""
+        counts, requests = np.arange(1.0, self.requests.output_tokens.longest + 1), self.requests
+        if self.predictions is None:
+            return np.zeros(len(counts))
+        told = predictor_in_tokens(requests.predictor, requests.token_limit)
+        return self.predictions.expected(counts, told)
+
+    @property
+    def mean_prediction(self) -> float:
+        """That of a random request, s; those beyond a table of lengths take what the last takes."""
+        chances = self.requests.output_tokens.pmf[1:]
+        return float(chances @ self.prediction_seconds / chances.sum())
+
+    @property
+    def external_prediction(self) -> float:
+        """Mean time that a request waits for predictions outside of the engine, s."""
+        return 0.0 if self.predicts_on_server else self.mean_prediction
+
+    @property
+    def law(self) -> LatencyModel:
+        """The latency law of a request and of its predictions on the engine, as one service."""
+        law = self.engine.law
+        if not self.predicts_on_server:
+            return law
+        return replace(law, k1=law.k1 + self.mean_prediction / law.speed)
+
+    @cached_property
     def batch_time(self) -> BatchTime:
         """The law of a batch's service time; kept, so that predictions at many rates share its
         tables.
         """
         return BatchTime(
-            self.engine.law,
+            self.law,
             self.requests.output_tokens,
             self.requests.prompt_tokens,
             self.policy.padded,
@@ -691,9 +769,7 @@ class Queue:
     def slot_time(self) -> SlotTime:
         """How long a slot of a continuous engine is taken."""
         requests = self.requests
-        return SlotTime(
-            self.engine.law, requests.output_tokens, requests.prompt_tokens, self.step_tokens
-        )
+        return SlotTime(self.law, requests.output_tokens, requests.prompt_tokens, self.step_tokens)
 
     @property
     def draws_in_advance(self) -> bool:
@@ -710,7 +786,7 @@ class Queue:
 
         Raises SpecError: a batch that takes no time.
         """
-        requests, law = self.requests, self.engine.law
+        requests, law = self.requests, self.law
         check_durations(
             law,
             requests.output_tokens,
@@ -815,6 +891,7 @@ class Queue:
             *self.arrivals_assumed,
             *([] if recorded else [requests.assumption]),
             *_order_of_service(self.policy, requests.predictor),
+            *self._predictions_assumed(),
             *_flows_served(self.policy, requests.flows),
         ]
         if requests.sequences is not None:
@@ -886,6 +963,27 @@ class Queue:
             return assumed
         join = _JOIN[engine.routing]
         return (*assumed, f"{engine.servers} servers with a queue each; requests {join}")
+
+    def _predictions_assumed(self) -> tuple[str, ...]:
+        paid = self.predictions
+        if paid is None:
+            unpaid = "the prediction cost is not paid: the order reads no predicted length"
+            return () if self.requests.prediction_cost is None else (unpaid,)
+        if not self.predicts_on_server:
+            return (
+                f"predictions outside of the engine: {paid}, which its delay and its sojourn have "
+                "on top",
+            )
+        capacity = self.largest_stable_rate * self.requests.call_size / self.engine.servers
+        share = f"predictions cost {self.mean_prediction * capacity:.1%} of the server: {paid}"
+        if not order_of(self.policy).preemptive:
+            return (
+                f"{share}; on average {short_number(self.mean_prediction)} s with each service",
+            )
+        return (
+            f"{share}; predictions before the requests that are ranked by them, in order of "
+            "arrival, and what is interrupted there goes on where it stopped",
+        )
 
     def _bounds_assumed(self) -> tuple[str, ...]:
         memory = self.reservations
@@ -1063,6 +1161,14 @@ def _flows_served(policy: Policy, flows: Flows | None) -> tuple[str, ...]:
 
 def _flows(given: Flows | str | None) -> Flows | None:
     return parse_flows(given) if isinstance(given, str) else given
+
+
+def _prediction_cost(given: PredictionCost | str | None) -> PredictionCost | None:
+    return (
+        given
+        if given is None or isinstance(given, PredictionCost)
+        else parse_prediction_cost(given)
+    )
 
 
 def _predictor(given: PredictorText | str) -> PredictorText:

@@ -11,7 +11,6 @@ where a resume costs something, as that analysis has each length.
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,7 +61,7 @@ def durations_by_length(model: Queue, arrival_rate: float) -> ByLength | None:
     if resumes_cost(model):
         return _resuming(model, arrival_rate)
     first_come = predict_model(
-        dataclasses.replace(model, policy=first_come_form(model.policy)), arrival_rate
+        model.but(policy=first_come_form(model.policy), law=model.law), arrival_rate
     )
     waited, sojourn = first_come.queueing_delay.mean, first_come.sojourn_time.mean
     if waited is None or sojourn is None:
@@ -71,7 +70,9 @@ def durations_by_length(model: Queue, arrival_rate: float) -> ByLength | None:
     order, load = order_of(model.policy), first_come.load
     tokens, ratios = ratios_by_length(order, service, load, model.requests.predictor)
     step = (sojourn - waited - service.setup) / model.requests.output_tokens.mean
-    return ByLength(tokens, waited * ratios, service.setup + step * tokens)
+    return ByLength(
+        tokens, waited * ratios + _predicted(model, tokens), service.setup + step * tokens
+    )
 
 
 def _resuming(model: Queue, arrival_rate: float) -> ByLength:
@@ -83,13 +84,20 @@ def _resuming(model: Queue, arrival_rate: float) -> ByLength:
     queue = solve_order(service.order(order), service.sizes, arrival_rate, told)
     assert queue.served is not None
     tokens = (queue.sizes - service.setup) / service.step
-    return ByLength(tokens, queue.by_size - queue.served, queue.served)
+    delay = queue.by_size - queue.served + _predicted(model, tokens)
+    return ByLength(tokens, delay, queue.served)
+
+
+def _predicted(model: Queue, tokens: Vector) -> Vector:
+    """Mean wait of each length for predictions outside of the engine."""
+    if model.predicts_on_server:
+        return np.zeros(len(tokens))
+    seconds = model.prediction_seconds
+    return np.interp(tokens, np.arange(1.0, len(seconds) + 1), seconds)
 
 
 def _service(model: Queue) -> TokenService:
     if isinstance(model.policy, Continuous):
         assert model.bound is not None
         return TokenService.in_slots(model.slot_time, model.bound, model.requests.token_limit)
-    return TokenService.alone(
-        model.engine.law, model.requests.output_tokens, model.requests.token_limit
-    )
+    return TokenService.alone(model.law, model.requests.output_tokens, model.requests.token_limit)

@@ -72,7 +72,8 @@ def _first(at_most: Callable[[int], float], level: float) -> int:
 
 def _is_one_server(model: Queue) -> bool:
     """Whose utilisation is the share of time in which anybody is there."""
-    return model.engine.servers == 1 and not model.engine.disaggregated
+    alone = model.engine.servers == 1 and not model.engine.disaggregated
+    return alone and model.external_prediction == 0
 
 
 def _laws(model: Queue, arrival_rate: float) -> Mapping[str, tuple[Vector, Vector]]:

@@ -38,13 +38,14 @@ from __future__ import annotations
 import pkgutil
 from functools import cache
 from importlib import import_module
+from typing import Any
 
 from kendall.queueing.prediction import solvers
 from kendall.queueing.prediction.solver import Solver
 from kendall.queueing.prediction.solvers.bounds import delay_bound, has_bound, is_renewal
 from kendall.queueing.prediction.solvers.ordered import is_ordered
 from kendall.queueing.queue import Queue
-from kendall.queueing.result import Prediction
+from kendall.queueing.result import Prediction, Quantiles
 
 BEST_FIRST = ("exact", "approximation", "bound", "paper", "simulation")
 
@@ -68,7 +69,7 @@ def answer(model: Queue, arrival_rate: float, method: str) -> Prediction:
     NotConvergedError.
     """
     solver = next(solver for solver in _solvers(model) if method in solver.covers(model))
-    solved = solver.solve[method](model, arrival_rate)
+    solved = _after_predictions(model, solver.solve[method](model, arrival_rate))
     defaults = {
         "served_queueing_delay": solved["queueing_delay"],
         "utilisation": None,
@@ -89,6 +90,20 @@ def answer(model: Queue, arrival_rate: float, method: str) -> Prediction:
         **model.counted(arrival_rate),
         **(defaults | solved),
     )
+
+
+def _after_predictions(model: Queue, solved: dict[str, Any]) -> dict[str, Any]:
+    """With the time that requests wait for predictions outside of the engine; the quantiles too,
+    where all wait as long.
+    """
+    paid, seconds = model.predictions, model.external_prediction
+    if paid is None or not seconds:
+        return solved
+    later = {}
+    for name in solved.keys() & {"queueing_delay", "sojourn_time", "time_to_first_token"}:
+        known = solved[name] if paid.some == 0 else Quantiles(solved[name].mean)
+        later[name] = known.mapped(lambda _, value: value + seconds)
+    return solved | later
 
 
 def _solvers(model: Queue) -> tuple[Solver, ...]:

@@ -433,6 +433,8 @@ def _described(model: Queue) -> str:
         parts.append(f"{model.step_tokens:,} tokens of prompts in a batch")
     if model.engine.max_num_queued_reqs is not None:
         parts.append(f"at most {counted(model.engine.max_num_queued_reqs, 'request')} present")
+    if model.predicts_on_server:
+        parts.append("predictions on the engine")
     if resumes_cost(model):
         parts.append(f"{model.engine.law.setup(1, 0.0, 1.0):.3g} s for each resume (k1 + k2 + kr)")
     return ", ".join(

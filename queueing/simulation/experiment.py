@@ -423,9 +423,15 @@ def run_trace(model: Queue, trace: Trace, since: int = 0, *, generic: bool = Fal
         return fast.nothing_served()
     own_limits = len(trace.limits) and not in_arrival_order(model.policy)  # kernels have one
     if fast.is_compiled(model) and not generic and not own_limits:
-        return fast.replay(model, trace, since)
+        return fast.after_predictions(model, trace, fast.replay(model, trace, since))
+    if model.predicts_on_server and order_of(model.policy).preemptive:
+        raise SpecError(
+            f"got prediction_cost={model.requests.prediction_cost} for a queue that the compiled "
+            "simulation does not cover; expected an external cost, or a law without negative times"
+        )
     router = FewerOfTwo(_by_call(trace)) if len(trace.choices) else None
-    return driven_run(model, jobs_of(model, trace), trace.residuals, since, router)
+    run = driven_run(model, jobs_of(model, trace), trace.residuals, since, router)
+    return fast.after_predictions(model, trace, run)
 
 
 def _by_call(trace: Trace) -> Sequence[Sequence[int]]:
@@ -458,7 +464,7 @@ def driven_run(
     bound = 2**31 if model.engine.bounds.max_num_seqs is None else model.engine.bounds.max_num_seqs
     tokens = or_unbounded(model.step_tokens)
     engine = SimulatedEngine(
-        model.engine.law,
+        model.law,
         max_batch_size=bound,
         max_context_tokens=or_unbounded(model.engine.bounds.max_context_tokens),
         step_tokens=tokens if model.policy.joins_running else UNBOUNDED,

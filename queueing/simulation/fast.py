@@ -31,6 +31,7 @@ from kendall.queueing.latency.stalls import SPARE_GAPS
 from kendall.queueing.models.batches.calls import draw_calls
 from kendall.queueing.models.gg1 import unit_gaps
 from kendall.queueing.models.soap.token_orders import predicted_tokens
+from kendall.queueing.predictors.prediction_cost import NO_COST
 from kendall.queueing.predictors.predictor_text import NO_PREDICTION
 from kendall.queueing.queue import Queue
 from kendall.queueing.simulation import kernels, slot_kernels
@@ -264,7 +265,7 @@ def replay(model: Queue, trace: Trace, since: int = 0) -> SimulatedRun:
     those of the requests from `since` on. Of `one_of_several` servers, not of all.
     """
     assert model.one_of_several is None
-    law, bound = model.engine.law, _slots(model) or 2**31
+    law, bound = model.law, _slots(model) or 2**31
     wait_for, max_wait = (
         (bound, model.policy.max_wait) if isinstance(model.policy, Fixed) else (1, math.inf)
     )
@@ -309,11 +310,10 @@ def _in_order(model: Queue, trace: Trace, bounds: kernels.Bounds, since: int) ->
     """Under an order that interrupts nobody, from one queue or from one for each server."""
     requests, drawn, law = (
         _requests(model, trace),
-        _drawn(model.engine.law, trace),
-        model.engine.law,
+        _drawn(model.law, trace),
+        model.law,
     )
-    count, limit = len(trace.arrived_at), float(model.requests.token_limit)
-    predicted = trace.predicted if len(trace.predicted) else np.full(count, limit)
+    limit, predicted = float(model.requests.token_limit), _predictions(model, trace)
     lanes = model.engine.servers if model.engine.has_queues else 1
     most = or_unbounded(model.engine.max_num_queued_reqs)
     queue = queue_of(
@@ -334,6 +334,28 @@ def _in_order(model: Queue, trace: Trace, bounds: kernels.Bounds, since: int) ->
     return _run(model, trace, path, servers.gaps)
 
 
+def after_predictions(model: Queue, trace: Trace, run: SimulatedRun) -> SimulatedRun:
+    """The same run, later by the time that requests wait for predictions outside of the engine;
+    but for first tokens that are made before the prediction.
+    """
+    paid = model.predictions
+    if paid is None or model.predicts_on_server:
+        return run
+    seconds = paid.seconds(_predictions(model, trace), trace.output_tokens.astype(float))
+    columns = {name: getattr(run, name) for name in COLUMNS}
+    for name in ("dispatched_at", "first_token_at", "released_at", "server_free_at"):
+        if name != "first_token_at" or paid.beyond is None:
+            columns[name] = columns[name] + seconds
+    return dataclasses.replace(run, columns=columns, sizes=None)
+
+
+def _predictions(model: Queue, trace: Trace) -> Vector:
+    """Of each request; the token limit where none is predicted."""
+    limit = float(model.requests.token_limit)
+    told = trace.predicted if len(trace.predicted) else np.full(len(trace.arrived_at), limit)
+    return np.minimum(told, limit)
+
+
 def _interrupting(model: Queue, trace: Trace, since: int) -> SimulatedRun:
     """One request at a time, under an order that interrupts; how many residuals that takes is known
     afterwards.
@@ -342,8 +364,9 @@ def _interrupting(model: Queue, trace: Trace, since: int) -> SimulatedRun:
     law, limit = model.engine.law, float(model.requests.token_limit)
     coefficients = law.k1, law.k2, law.k3, law.k4, law.kp, law.kr, law.speed
     count = len(trace.arrived_at)
-    predicted = trace.predicted if len(trace.predicted) else np.full(count, limit)
-    order = interrupting_of(model.policy, predicted, limit)
+    paid = model.predictions
+    on_server = paid if paid is not None and model.predicts_on_server else NO_COST
+    order = interrupting_of(model.policy, _predictions(model, trace), limit, on_server)
     residuals, path = _residuals(law, trace), None
     while path is None:
         queue, gaps = ordered_queue(RANKED, np.zeros(count), np.zeros(count), 1), no_gaps(since)
@@ -367,7 +390,7 @@ def is_compiled(model: Queue) -> bool:
     No step may take less than no time: a fitted law may have k1 or k2 below zero, and with it a
     batch that ends before it began.
     """
-    law = model.engine.law
+    law = model.law
     several = model.requests.sequences is not None or model.engine.has_queues or law.stall_share > 0
     bounded = model.engine.max_num_queued_reqs is not None
     if not has_queue(model.policy) and (several or bounded or not interrupts(model.policy)):
@@ -407,7 +430,7 @@ def _from_batch_to_batch(model: Queue, trace: Trace, bounds: kernels.Bounds) -> 
     huge pages (half of the time else).
     """
     count, law = len(trace.arrived_at), _of_batches(model)
-    requests, drawn = _requests(model, trace), _drawn(model.engine.law, trace)
+    requests, drawn = _requests(model, trace), _drawn(model.law, trace)
     starts, firsts, ends = np.empty((3, count))
     path = kernels.BatchPath(starts, firsts, ends, np.empty(count, dtype=np.int32))
     if bounds.batch_size == 1:
@@ -450,9 +473,9 @@ def _coefficients(law: LatencyModel) -> tuple[float, ...]:
 
 def _of_batches(model: Queue) -> tuple[float, ...]:
     return (
-        *_coefficients(model.engine.law),
-        model.engine.law.stall_share,
-        model.engine.law.stall,
+        *_coefficients(model.law),
+        model.law.stall_share,
+        model.law.stall,
         float(model.pads_prompts),
     )
 

@@ -33,9 +33,8 @@ import numpy as np
 
 from kendall.queueing.distributions.token_distribution import TokenDistribution, Vector
 from kendall.queueing.latency.batch_time import BatchTime
-from kendall.queueing.models.soap.token_orders import TokenService
+from kendall.queueing.models.soap.token_orders import predictor_in_tokens
 from kendall.queueing.predictors.predictor_text import PredictorText
-from kendall.queueing.predictors.sizes import Atoms
 
 
 def binned_rate(
@@ -61,8 +60,7 @@ def bins_of(
     """
     limit = limit or lengths.longest
     counts, chances = np.arange(1.0, lengths.longest + 1), lengths.pmf[1:]
-    whole = TokenService(0.0, 1.0, Atoms(np.array([float(limit)]), np.ones(1)))
-    told = whole.predictor(predictor)
+    told = predictor_in_tokens(predictor, limit)
     below: Vector = np.zeros(lengths.longest)
     for last in _last_counts(bins, limit):
         at_most = told.at_most(np.array(last), counts)

@@ -224,8 +224,14 @@ def predicted_tokens(
     """A prediction, whole tokens >= 1, for each true length of at most `longest`; does not modify.
     As the load generator draws them.
     """
+    told = predictor_in_tokens(predictor, longest)
+    return told.sample(rng, np.asarray(output_tokens, float))
+
+
+def predictor_in_tokens(predictor: PredictorText, longest: float) -> Predictor:
+    """Its law of predicted tokens, of at most `longest`."""
     one_token = TokenService(0.0, 1.0, Atoms(np.array([float(longest)]), np.ones(1)))
-    return one_token.predictor(predictor).sample(rng, np.asarray(output_tokens, float))
+    return one_token.predictor(predictor)
 
 
 def delay_ratio(

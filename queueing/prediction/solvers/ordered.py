@@ -7,8 +7,8 @@ continuous                     approximation  its delay first come first served,
                                               ratio at its load, service in a slot while all are
                                               taken
 orders that interrupt          approximation  queueing.models.soap.resuming: single, one server,
-                                              orders that interrupt for arrivals only; others
-                                              simulation
+                                              orders that interrupt for arrivals only, no
+                                              predictions on the server; others simulation
 dynamic by bins of like length exact          one bin (with quantiles), two
                                approximation  more (queueing.models.batches.bin_chain); large
                                               batches simulation
@@ -69,7 +69,7 @@ def _is_plain(model: Queue) -> bool:
         and model.arrivals.scv == 1
         and not model.engine.disaggregated
         and not model.requests.endless
-        and model.engine.law.step(1) > 0  # the analysis counts service in tokens
+        and model.law.step(1) > 0  # the analysis counts service in tokens
     )
 
 
@@ -85,6 +85,7 @@ def _covers_one_by_one(model: Queue) -> tuple[str, ...]:
             policy.max_preemptions is None
             and model.engine.servers == 1
             and model.engine.law.kp == 0
+            and not model.predicts_on_server
         )
         return ("approximation",) if plain and is_solved(order, resuming=True) else ()
     if not is_solved(order) or (
@@ -97,14 +98,14 @@ def _covers_one_by_one(model: Queue) -> tuple[str, ...]:
 def _one_by_one(model: Queue, arrival_rate: float) -> dict[str, Any]:
     order = order_of(model.policy)
     service = TokenService.alone(
-        model.engine.law, model.requests.output_tokens, model.requests.token_limit
+        model.law, model.requests.output_tokens, model.requests.token_limit
     )
     queue = solve_in_tokens(
         order, service, arrival_rate, model.engine.servers, model.requests.predictor
     )
     delay, tokens = Quantiles(queue.delay), dict[str, Any]()
     if not order.preemptive:  # else a service may be interrupted between two tokens
-        tokens = token_times(delay, model.batch_time.first_token(1), model.engine.law.step(1))
+        tokens = token_times(delay, model.batch_time.first_token(1), model.law.step(1))
     return {
         **answered(delay, Quantiles(queue.sojourn), 1.0, queue.load),
         "service_time": Quantiles(queue.sojourn - queue.delay),

@@ -5,6 +5,11 @@ A rank changes with the tokens made, so between an arrival, an end and the next 
 rank in service changes no decision does. A request that is interrupted loses the token in the
 making; it goes on behind its tokens, which are a part of its prompt then, in a batch of its own: it
 pays k1, k2 and kp for them, kr once it has made one, and draws another residual.
+
+Predictions on the server are stints of their own, before the service that is ranked by them: one of
+every request, a second one of those predicted long, or behind the tokens that rank first. They go
+before all but what ranks first, the first ones before the second ones, each in order of arrival;
+one that is interrupted goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -34,6 +39,8 @@ from kendall.queueing.simulation.orders.waiting_kernels import (
 from kendall.queueing.simulation.slot_kernels import step_at_or_after, step_instant
 
 NEVER = 2**62
+SECOND_PREDICTION, SERVED = 1, 2  # what a request waits for or is in; 0: its first prediction
+_RANKS = -1e308, -1e307  # of the predictions: behind -inf, before any length
 
 
 class Interrupting(NamedTuple):
@@ -42,7 +49,7 @@ class Interrupting(NamedTuple):
     for each unit where the value ages, else not-a-number; what a token made adds, and whether the
     value `bounces`; how many tokens of each request rank first; where levels begin, and how many
     tokens each from the last of these on has (0: it has no end); how often one request is
-    interrupted at most.
+    interrupted at most; seconds of the server that its first and second prediction take.
     """
 
     value: Floats
@@ -55,11 +62,14 @@ class Interrupting(NamedTuple):
     starts: Ints
     every: int
     most: int
+    first_prediction: float
+    second_prediction: float
 
 
 class StintColumns(NamedTuple):
     """Of each request: tokens made, seconds served, its last token before an interruption, how
-    often it was interrupted, whether it was ever in service.
+    often it was interrupted, whether it was ever in service, seconds of predictions that are `due`
+    (two rows, none where no prediction takes time).
     """
 
     made: Ints
@@ -67,6 +77,7 @@ class StintColumns(NamedTuple):
     left_off: Floats
     interrupted: Ints
     started: Ints
+    due: Floats
 
 
 class InService(NamedTuple):
@@ -103,7 +114,8 @@ def run_interrupting(
     path = new_path(count)
     path.batch_size[:] = 1
     made, interrupted, started = np.zeros((3, count), dtype=np.int64)
-    stints = StintColumns(made, np.zeros(count), np.full(count, np.nan), interrupted, started)
+    due = _due(order)
+    stints = StintColumns(made, np.zeros(count), np.full(count, np.nan), interrupted, started, due)
     job, used, target = np.zeros((3, servers), dtype=np.int64)
     job[:] = -1
     begun, first_end, rest = np.zeros((3, servers))
@@ -112,10 +124,30 @@ def run_interrupting(
     queue.rank[:] = -np.inf if order.first_tokens > 0 else order.value
     if not np.isnan(order.aging):
         queue.rank[:] = requests.arrived_at + order.aging * order.value
+    for stage in reversed(range(len(due))):
+        queue.rank[due[stage] > 0] = _RANKS[stage]
     if not _run(requests, (law, residuals), order, (state, stints, queue, gaps), path):
         return None
     path.server_free_at[:] = path.released_at
     return path
+
+
+def _due(order: Interrupting) -> Floats:
+    """Seconds of predictions before the first token."""
+    if order.first_prediction == order.second_prediction == 0:
+        return np.empty((0, len(order.value)))
+    first = np.full(len(order.value), order.first_prediction)
+    long = (order.value > -np.inf) & (order.first_tokens == 0)
+    return np.stack([first, np.where(long, order.second_prediction, 0.0)])
+
+
+@inner
+def _stage(job, stints):  # type: ignore[no-untyped-def]
+    """The prediction that it waits for or is in, or SERVED."""
+    for stage in range(len(stints.due)):
+        if stints.due[stage, job] > 0.0:
+            return stage
+    return SERVED
 
 
 @inner
@@ -134,7 +166,7 @@ def _run(requests, engine, order, system, path):  # type: ignore[no-untyped-def]
         if now == np.inf:
             return True
         if state.changes_at[s] == now:
-            _reach(s, now, requests, order, (state, stints, gaps), path)
+            _reach(s, now, requests, order, (state, stints, queue, gaps), path)
         elif arrival == now:
             enter(tail, queue)
             tail += 1
@@ -148,11 +180,19 @@ def _run(requests, engine, order, system, path):  # type: ignore[no-untyped-def]
 
 @inner
 def _reach(s, now, requests, order, system, path):  # type: ignore[no-untyped-def]
-    """The request of a server has another rank, or its last token."""
-    state, stints, gaps = system
+    """The request of a server has another rank, its prediction or its last token."""
+    state, stints, _, gaps = system
     job, done = state.job[s], state.target[s]
-    length = requests.output_tokens[job]
+    length, stage = requests.output_tokens[job], _stage(job, stints)
+    if stage < SERVED:
+        stints.due[stage, job] = 0.0
+        _leave_server(s, 0, now, requests, order, system, path)
+        return
     if stints.made[job] + done < length:
+        if order.second_prediction > 0.0 and stints.made[job] + done == order.first_tokens:
+            stints.due[SECOND_PREDICTION, job] = order.second_prediction
+            _leave_server(s, done, now, requests, order, system, path)
+            return
         state.target[s] = _next_target(job, done, length, order, stints)
         state.changes_at[s] = step_instant(state.first_end[s], state.rest[s], state.target[s])
         return
@@ -185,7 +225,7 @@ def _count(s, done, state, stints, gaps, path):  # type: ignore[no-untyped-def]
 def _made_by(s, now, requests, state, stints):  # type: ignore[no-untyped-def]
     """Steps of the stint that are over, but for the one that ends the answer."""
     job, first_end, rest = state.job[s], state.first_end[s], state.rest[s]
-    if first_end > now:
+    if first_end > now or _stage(job, stints) < SERVED:
         return 0
     steps = step_at_or_after(now, first_end, rest)
     if step_instant(first_end, rest, steps) > now:
@@ -216,8 +256,11 @@ def _next_level_at(made, order):  # type: ignore[no-untyped-def]
 
 
 @inner
-def _rank(job, made, requests, order):  # type: ignore[no-untyped-def]
+def _rank(job, made, requests, order, stints):  # type: ignore[no-untyped-def]
     """With so many tokens made."""
+    stage = _stage(job, stints)
+    if stage < SERVED:
+        return _RANKS[stage]
     if made < order.first_tokens:
         return -np.inf
     value = order.value[job]
@@ -282,7 +325,7 @@ def _outranked(first, now, requests, order, system):  # type: ignore[no-untyped-
         made = stints.made[job] + _made_by(s, now, requests, state, stints)
         if made >= order.settled * order.predicted[job]:
             continue
-        rank, at = _rank(job, made, requests, order), arrived_at[job]
+        rank, at = _rank(job, made, requests, order, stints), arrived_at[job]
         if rank < own or (rank == own and at <= own_came):
             continue
         if worst < 0 or rank > last or (rank == last and at > came):
@@ -293,13 +336,26 @@ def _outranked(first, now, requests, order, system):  # type: ignore[no-untyped-
 @inner
 def _interrupt(s, now, requests, order, system, path):  # type: ignore[no-untyped-def]
     """Back into the queue with its tokens."""
+    state, stints, _, _ = system
+    job, stage = state.job[s], _stage(state.job[s], stints)
+    if stage < SERVED:
+        left = stints.due[stage, job] - (now - state.begun[s])
+        stints.due[stage, job] = max(0.0, left)
+    else:
+        stints.interrupted[job] += 1
+    done = _made_by(s, now, requests, state, stints) if stage == SERVED else 0
+    _leave_server(s, done, now, requests, order, system, path)
+
+
+@inner
+def _leave_server(s, done, now, requests, order, system, path):  # type: ignore[no-untyped-def]
+    """Back into the queue with `done` tokens more."""
     state, stints, queue, gaps = system
-    job, done = state.job[s], _made_by(s, now, requests, state, stints)
+    job = state.job[s]
     _count(s, done, state, stints, gaps, path)
     stints.made[job] += done
     stints.served[job] = stints.served[job] + (now - state.begun[s])
-    stints.interrupted[job] += 1
-    queue.rank[job] = _rank(job, stints.made[job], requests, order)
+    queue.rank[job] = _rank(job, stints.made[job], requests, order, stints)
     state.job[s] = -1
     state.changes_at[s] = np.inf
     enter(job, queue)
@@ -310,6 +366,14 @@ def _start(s, job, now, number, requests, engine, order, system, path):  # type:
     """Whether there was a residual for it."""
     (state, stints), (law, residuals) = system, engine
     k1, k2, k3, k4, kp, kr, speed = law
+    path.batch_id[job] = number
+    path.server_id[job] = s
+    stints.started[job] = 1
+    stage = _stage(job, stints)
+    if stage < SERVED:
+        state.job[s], state.begun[s], state.target[s] = job, now, 1
+        state.first_end[s] = state.changes_at[s] = now + stints.due[stage, job]
+        return True
     residual = 1.0
     if residuals.shape[1] > 0:
         if state.used[s] == residuals.shape[1]:
@@ -324,7 +388,4 @@ def _start(s, job, now, number, requests, engine, order, system, path):  # type:
     state.first_end[s] = now + (residual * setup + state.rest[s])
     state.target[s] = _next_target(job, 0, requests.output_tokens[job], order, stints)
     state.changes_at[s] = step_instant(state.first_end[s], state.rest[s], state.target[s])
-    stints.started[job] = 1
-    path.batch_id[job] = number
-    path.server_id[job] = s
     return True

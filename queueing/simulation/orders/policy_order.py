@@ -14,6 +14,7 @@ from kendall.policies.ordered import order_of
 from kendall.policies.orders.order import Form, boosted
 from kendall.policies.registry import is_built_in
 from kendall.queueing.distributions.token_distribution import Vector
+from kendall.queueing.predictors.prediction_cost import PaidPredictions
 from kendall.queueing.simulation.orders.interrupting_kernels import NEVER, Interrupting
 from kendall.queueing.simulation.orders.waiting_kernels import (
     FIRST_IN,
@@ -38,8 +39,12 @@ def interrupts(policy: Policy) -> bool:
     return isinstance(policy, Single) and order.preemptive and by_rank
 
 
-def interrupting_of(policy: Single, predicted: Vector, limit: float) -> Interrupting:
-    """For requests with these predictions, tokens; all have the token limit `limit`."""
+def interrupting_of(
+    policy: Single, predicted: Vector, limit: float, paid: PaidPredictions
+) -> Interrupting:
+    """For requests with these predictions, tokens, which take the server's time `paid`; all have
+    the token limit `limit`.
+    """
     form, tokens = order_of(policy).form, np.minimum(predicted, limit)
     values = _values(form, tokens)
     return Interrupting(
@@ -53,6 +58,8 @@ def interrupting_of(policy: Single, predicted: Vector, limit: float) -> Interrup
         np.array([min(start, NEVER) for start in form.starts], dtype=np.int64),
         form.every,
         NEVER if policy.max_preemptions is None else policy.max_preemptions,
+        paid.every,
+        paid.some,
     )
 
 
