@@ -151,12 +151,17 @@ def told(order: str, outputs: Vector, rng: np.random.Generator) -> Vector:
 @pytest.mark.parametrize(
     ("panel", "label", "order", "cost"),
     [
-        ("large cost gap, ext", "SkipPredict", "skippredict,threshold=4000", "4s,bit=0.5s"),
-        ("small cost gap, ext", "DelayPredict", "delaypredict,limit=6000", "4s"),
-        ("large cost gap, ser", "SkipPredict", "skippredict,threshold=1000", "server=40ms,bit=5ms"),
-        ("small cost gap, ser", "DelayPredict", "delaypredict,limit=500", "server=40ms"),
-        ("large cost gap, ser", "SPRPT", "sprpt", "server=40tokens"),
-        ("large cost gap, ext", "SPRPT", "sprpt", "external=4"),
+        ("large cost gap, external", "SkipPredict", "skippredict,threshold=4000", "4s,bit=0.5s"),
+        ("small cost gap, external", "DelayPredict", "delaypredict,limit=6000", "4s"),
+        (
+            "large cost gap, server",
+            "SkipPredict",
+            "skippredict,threshold=1000",
+            "server=40ms,bit=5ms",
+        ),
+        ("small cost gap, server", "DelayPredict", "delaypredict,limit=500", "server=40ms"),
+        ("large cost gap, server", "SPRPT", "sprpt", "server=40tokens"),
+        ("large cost gap, external", "SPRPT", "sprpt", "external=4"),
     ],
 )
 def test_simulations_reproduce_the_slides(panel: str, label: str, order: str, cost: str) -> None:
