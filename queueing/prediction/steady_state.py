@@ -420,25 +420,18 @@ def _servers(model: Queue) -> str:
 
 
 def _described(model: Queue) -> str:
-    parts = [_servers(model)]
-    if model.arrivals.process is not None:
-        parts.append(model.arrivals_assumed[0])
-    elif model.arrivals.scv != 1:
-        parts.append(f"arrivals of SCV {model.arrivals.scv:g}")
-    if model.requests.endless:
-        parts.append(f"lengths beyond {model.requests.output_tokens.longest:,} tokens")
-    if model.memory_limited:
-        parts.append(f"KV memory of {model.engine.bounds.max_context_tokens:,} tokens")
-    if model.prompt_limited:
-        parts.append(f"{model.step_tokens:,} tokens of prompts in a batch")
-    if model.engine.max_num_queued_reqs is not None:
-        parts.append(f"at most {counted(model.engine.max_num_queued_reqs, 'request')} present")
-    if model.predicts_on_server:
-        parts.append("predictions on the engine")
-    if resumes_cost(model):
-        parts.append(f"{model.engine.law.setup(1, 0.0, 1.0):.3g} s for each resume (k1 + k2 + kr)")
-    return ", ".join(
-        parts
-        if model.requests.patience is None
-        else [*parts, f"patience {model.requests.patience} s"]
-    )
+    engine, requests, scv = model.engine, model.requests, model.arrivals.scv
+    known, most = model.arrivals.process is not None, engine.max_num_queued_reqs
+    resume = engine.law.setup(1, 0.0, 1.0)
+    parts = {
+        model.arrivals_assumed[0]: known,
+        f"arrivals of SCV {scv:g}": scv != 1 and not known,
+        f"lengths beyond {requests.output_tokens.longest:,} tokens": requests.endless,
+        f"KV memory of {engine.bounds.max_context_tokens or 0:,} tokens": model.memory_limited,
+        f"{model.step_tokens or 0:,} tokens of prompts in a batch": model.prompt_limited,
+        f"at most {counted(most or 0, 'request')} present": most is not None,
+        "predictions on the engine": model.predicts_on_server,
+        f"{resume:.3g} s for each resume (k1 + k2 + kr)": resumes_cost(model),
+        f"patience {requests.patience} s": requests.patience is not None,
+    }
+    return ", ".join([_servers(model), *(text for text, holds in parts.items() if holds)])
