@@ -88,8 +88,9 @@ screenshots: setup-dev ## pictures of the live page in docs/page (needs Chromium
 dashboards: setup-dev ## grafana/dashboards/*.json from the code in grafana/
 	@$(BIN)/python -m grafana.generate
 
-reference: setup-dev ## docs/reference/options.md, metrics.md and record.md from the code
+reference: setup-dev ## docs/reference/options.md, metrics.md and record.md from the code; docs/documents.md from papers/documents.toml
 	@$(BIN)/python tools/reference.py
+	@$(BIN)/python -m papers.documents
 
 notebooks: setup ## execute docs/notebooks and write their outputs
 	@$(BIN)/python tools/notebook.py docs/notebooks/*.ipynb
