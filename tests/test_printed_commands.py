@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import json
 import re
 import subprocess
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 import kendall.cli
+from papers.documents import sections
 from tests.printed_commands import LIMIT, ROOT, Line, pages, reader, shell_lines, words
 
 # Lines that are not run here, by their beginning, each with its reason.
@@ -98,6 +100,51 @@ def test_every_printed_line_works(page: Path, tmp_path: Path) -> None:
         for line in commands(page):
             with named(line):
                 someone.run(line.text)
+
+
+def rows_with_commands() -> list[Any]:
+    """The rows of docs/documents.md; `kendall reproduce` has tests of its own, in tests/papers. A
+    command that the product does not have yet has to fail: once it works, its row is to change.
+    """
+    found = []
+    for section in sections():
+        for row in section.rows:
+            name = f"{section.document}: {row.what}"
+            if row.command and not row.command.startswith("kendall reproduce "):
+                found.append(pytest.param(row.command, row.shows, id=name))
+            if row.pending:
+                mark = pytest.mark.xfail(strict=True, raises=SystemExit, reason="pending")
+                found.append(pytest.param(row.pending, {}, id=f"{name}, pending", marks=mark))
+    return found
+
+
+def answer(text: str, capsys: pytest.CaptureFixture[str]) -> Any:
+    """The JSON that a command prints; of `kendall serve` its settings. Raises SystemExit where it
+    fails.
+    """
+    _, *arguments = words(text)
+    arguments += ["--show-config"] if arguments[0] == "serve" else []
+    try:
+        kendall.cli.main([*arguments, "--json"])
+    except SystemExit as end:
+        if end.code != 0:
+            raise
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("command", "shows"), rows_with_commands())
+def test_a_command_of_the_page_of_documents_answers_what_its_note_says(
+    command: str, shows: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """To the digits printed there, with one more for another machine's arithmetic."""
+    found = answer(command, capsys)
+    for name, printed in shows.items():
+        value = found
+        for key in name.split("."):
+            value = value[key]
+        step = 10.0 ** -len(printed.partition(".")[2])
+        assert float(printed) == pytest.approx(value, abs=0.6 * step), name
 
 
 @pytest.mark.slow
