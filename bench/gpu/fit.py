@@ -23,10 +23,10 @@ from typing import Any
 import numpy as np
 
 from kendall.policies.text import SpecError
+from kendall.queueing.latency.energy import EnergyFit, fit_energy
 from kendall.queueing.latency.fit import Fit, Measured, fit_law
 from kendall.queueing.latency.profile import Profile
 from kendall.queueing.latency.regression import LeastSquares, least_squares
-from papers.energy import EnergyFit, fit_energy
 
 from .design import Cell, Shape
 
