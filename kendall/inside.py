@@ -38,6 +38,11 @@ def policy_of(text: str) -> Continuous:
             "continuous:order=spjf"
         )
     order = policy.ranking
+    if order.learns:
+        raise SpecError(
+            f"got {VARIABLE}={text}, whose ranks follow from the lengths of the answers so far, "
+            f"which only the gateway keeps; expected another order, or kendall serve with {text}"
+        )
     if not order.is_formal() or order.form.ratio or order.form.quantity == "deadline":
         raise SpecError(
             f"got {VARIABLE}={text}, whose order {order.name} is no fixed rank of a request; "

@@ -50,7 +50,7 @@ class Ordered(_Parameters):  # type: ignore[misc]
     order: str = FIRST_COME.name
     max_preemptions: int | None = None
     route: str = LEAST_LOADED
-    ranking: Order = field(init=False, repr=False)
+    ranking: Order = field(init=False, repr=False, compare=False)
     name: ClassVar[str]
     interrupts: ClassVar[bool] = False
 
@@ -104,6 +104,13 @@ class Ordered(_Parameters):  # type: ignore[misc]
         if cls.interrupts:
             return not order.batches
         return not order.preemptive
+
+
+def with_ranking(policy: Ordered, ranking: Order) -> Ordered:
+    """The same policy, its order with what it learned: equal to `policy`, with the same text."""
+    found = dataclasses.replace(policy)
+    object.__setattr__(found, "ranking", ranking)
+    return found
 
 
 def order_of(policy: Policy) -> Order:

@@ -17,7 +17,8 @@ from kendall.policies.arguments import positive, real_number, short_repr, whole_
 from kendall.policies.core import Policy
 from kendall.policies.fixed import Fixed
 from kendall.policies.immediate import Continuous, Single
-from kendall.policies.ordered import counts, order_of
+from kendall.policies.ordered import Ordered, counts, order_of, with_ranking
+from kendall.policies.orders.preemptive import Gittins
 from kendall.policies.registry import class_fault, is_built_in, usable_policies
 from kendall.policies.text import (
     SpecError,
@@ -65,6 +66,7 @@ from kendall.queueing.latency.service_time import ServiceTime
 from kendall.queueing.measurement.slo import level_of
 from kendall.queueing.models.batches.binned import binned_rate
 from kendall.queueing.models.gg1 import LARGEST_SCV
+from kendall.queueing.models.gittins import gittins_ranks
 from kendall.queueing.models.slots.continuous import SlotTime
 from kendall.queueing.models.soap.token_orders import predictor_in_tokens
 from kendall.queueing.models.tandem import phase_means, phases
@@ -386,6 +388,7 @@ class Queue:
                 f"got routing={self.engine.routing} and {self.arrivals.text}; expected Poisson "
                 "arrivals at servers that do the same"
             )
+        self._rank_by_lengths()
         self._check_end()
         self._check_room()
         self._check_memory()
@@ -393,6 +396,22 @@ class Queue:
         self._check_predictions()
         if self.engine.disaggregated:
             self._check_tandem()
+
+    def _rank_by_lengths(self) -> None:
+        """An order whose ranks follow from the lengths gets those of this queue's."""
+        order = order_of(self.policy)
+        if not isinstance(self.policy, Ordered) or not isinstance(order, Gittins):
+            return
+        law, prompts = self.engine.law, self.requests.prompt_tokens
+        prompt = 0.0 if prompts is None else prompts.mean
+        slots = self.bound or 1
+        admission = law.admission if self.policy.joins_running else law.setup
+        begin, go_on = (max(admission(1, prompt, resumed), 0.0) for resumed in (0, 1))
+        if step := law.step(slots):  # else a token more or less makes no difference
+            # to go on takes a step of every slot's time
+            given = begin / step, slots * go_on / step
+            ranks = gittins_ranks(self.requests.output_tokens, *given)
+            object.__setattr__(self, "policy", with_ranking(self.policy, order.with_ranks(*ranks)))
 
     def _check_end(self) -> None:
         """Of arrivals that end the number is drawn too: calls and stations are not drawn then."""

@@ -72,6 +72,7 @@ class Form:
     per_token: float = 0.0
     bounces: bool = False  # what falls to 0 with its tokens rises again, up to where it began
     starts: tuple[int, ...] = ()  # tokens made with which each level begins: 0, ..
+    ranks: tuple[float, ...] = ()  # of each level, in place of its number; with `every` 0
     every: int = 0  # tokens of each level from the last of these on; 0: it has no end
     aging: float | None = None  # seconds for each unit of the value
     settled: float | None = None  # share of the prediction from which on it is not interrupted
@@ -95,8 +96,10 @@ class Form:
                 value = min(abs(value), begun)
         return value + self.level(made) if self.starts else value
 
-    def level(self, made: int) -> int:
-        """From 0."""
+    def level(self, made: int) -> float:
+        """Its number, from 0, or what it has of `ranks`."""
+        if self.ranks:
+            return self.ranks[bisect_right(self.starts, made) - 1]
         beyond = made - self.starts[-1]
         whole = beyond // self.every if self.every and beyond > 0 else 0
         return bisect_right(self.starts, made) - 1 + whole
@@ -129,12 +132,13 @@ class Order:
     predicts: ClassVar[bool] = False  # by predicted lengths
     preemptive: ClassVar[bool] = False
     batches: ClassVar[bool] = False  # of some of those that wait: not one by one
+    learns: ClassVar[bool] = False  # its ranks follow from the distribution of the output lengths
     assumption: ClassVar[str] = "order of service: {name}"  # of a prediction under this order
 
     def __post_init__(self) -> None:
         for each in dataclasses.fields(self):
-            value, within = getattr(self, each.name), each.metadata["within"]
-            if value is not None and not within(value):
+            value, within = getattr(self, each.name), each.metadata.get("within")
+            if value is not None and within is not None and not within(value):
                 shown = f"{value:g}" if isinstance(value, float) else value
                 raise SpecError(f"got {each.name}={shown}; expected {each.metadata['expected']}")
 

@@ -1,5 +1,5 @@
-"""By predicted output length, preemptive: a request that is outranked leaves the engine and goes on
-later behind the tokens that it has.
+"""By predicted output length or by tokens made, preemptive: a request that is outranked leaves the
+engine and goes on later behind the tokens that it has.
 """
 
 from __future__ import annotations
@@ -142,3 +142,37 @@ class LeastAttained(Aging):
     @cached_property
     def form(self) -> Form:
         return Form(starts=(0,), every=self.quantum, aging=self.aging)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gittins(Aging):
+    """Gittins index: the least expected service per completion to come first, by tokens made
+    (`queueing.models.gittins` has the ranks). Until the distribution of the output lengths is
+    known: first come, first served.
+    """
+
+    name: ClassVar[str] = "gittins"
+    preemptive: ClassVar[bool] = True
+    learns: ClassVar[bool] = True
+
+    @cached_property
+    def form(self) -> Form:
+        return Form(settled=0.0)
+
+    def with_ranks(self, starts: tuple[int, ...], ranks: tuple[float, ...]) -> Gittins:
+        """The order with this rank from each number of tokens made on."""
+        return RankedGittins(aging=self.aging, starts=starts, ranks=ranks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankedGittins(Gittins):
+    """`Gittins` with its ranks, or none where nothing is to be preempted."""
+
+    starts: tuple[int, ...]
+    ranks: tuple[float, ...]
+
+    @cached_property
+    def form(self) -> Form:
+        if not self.starts:
+            return Gittins().form
+        return Form(starts=self.starts, ranks=self.ranks, aging=self.aging)

@@ -114,6 +114,7 @@ def test_the_shortest_of_those_that_wait_goes_first(tmp_path: Path) -> None:
         ("continuous:order=hrrn", "order hrrn is no fixed rank of a request; expected an order by"),
         ("continuous:order=edf", "order edf is no fixed rank"),
         ("continuous:order=vtc", "order vtc is no fixed rank"),
+        ("continuous:order=gittins", "which only the gateway keeps; expected another order"),
         ("continuous:order=sjf", "got order='sjf' for policy continuous"),
     ],
 )

@@ -51,6 +51,7 @@ TEXTS = {
     "trail": "order=trail,c=0.5",
     "mlfq": "order=mlfq,quantum=8,levels=3",
     "fb": "order=fb,quantum=4",
+    "gittins": "order=gittins,aging=3",
 }
 KEPT = dict.fromkeys(contract.name for contract in CONTRACTS)  # each checked, none broken
 AT_ONCE = ("single", "continuous:max_batch_size=3", "continuous")
@@ -454,7 +455,7 @@ def test_batches_have_members_of_one_bin() -> None:
         ),
         ("elastic:order=foo", "threshold, boost, binned, edf"),
         ("elastic:order=trail", "vtc, or the policy single or continuous"),
-        ("continuous:order=binned", "fb, or the policy dynamic, fixed, capped or elastic"),
+        ("continuous:order=binned", "gittins, or the policy dynamic, fixed, capped or elastic"),
         ("continuous:order=", "expected order=VALUE, for example continuous:order=spjf"),
         ("continuous:order", "expected key=value, for example continuous:order=spjf"),
         ("capped:order", "expected key=value, for example capped:order=spjf"),

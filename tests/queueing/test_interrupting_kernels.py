@@ -25,6 +25,7 @@ from tests.queueing.made import made_queue
 from tests.queueing.test_kernels import FULL, INSTANTS, NOISY, PLAIN, PROMPTS, assert_same, both
 
 LENGTHS = parse_distribution("lognormal:mu=2.5,sigma=0.7", 64)
+LONG_TAILED = parse_distribution("weibull:shape=0.4,scale=10", 600)  # where gittins preempts
 RESUMES = dataclasses.replace(FULL, kr=2e-3)
 ORDERS = (
     "sprpt",
@@ -50,13 +51,16 @@ ORDERS = (
     "fb",
     "fb,quantum=7",
     "fb,aging=0.01,quantum=3",
+    "gittins",
+    "gittins,aging=0.005",
+    "gittins,max_preemptions=2",
 )
 
 
 def model(order: str, law: LatencyModel = RESUMES, **settings: object) -> Queue:
     given: dict[str, object] = {
         "policy": parse_policy(f"single:order={order}"),
-        "output_tokens": LENGTHS,
+        "output_tokens": LONG_TAILED if order.startswith("gittins") else LENGTHS,
         "law": law,
         "prompt_tokens": PROMPTS,
         "predictor": parse_predictor("lognormal:sigma=0.5"),
@@ -104,7 +108,7 @@ def test_a_replay_is_the_sample_path_throughout(
     "order",
     [
         *("sprpt", "srpt-b", "trail,c=0.5", "pspjf", "mlfq,quantum=2", "fb"),
-        *("skippredict,threshold=4", "delaypredict,limit=2"),
+        *("skippredict,threshold=4", "delaypredict,limit=2", "gittins"),
     ],
 )
 @settings(deadline=None, max_examples=60)

@@ -14,6 +14,7 @@ that predictions take on the server included), their probabilities, and their ra
     LevelsRanks            multi-level feedback: classes by age, first come first served in each
     SkipRanks              predicted short first, by arrival; behind them SPRPT (SkipPredict)
     DelayRanks             everyone first up to an age, by arrival; behind that SPRPT (DelayPredict)
+    SteppedRanks           a given rank from each age on, rising or falling: Gittins
     ThresholdRanks         predicted short before predicted long; `preemptive` as in the slides, or
                       in order of arrival
 
@@ -145,6 +146,20 @@ class LevelsRanks(_ByAge):
 
     def ranks(self, predicted: Vector) -> Ranks:
         return ranks.levels(len(predicted), self.quanta)
+
+
+@dataclass(frozen=True)
+class SteppedRanks(_ByAge):
+    """`values[i]` from the age `ages[i]` on, seconds; the first is 0."""
+
+    ages: tuple[float, ...]
+    values: tuple[float, ...]
+
+    def boundaries(self, predictor: Predictor) -> tuple[float, ...]:  # noqa: ARG002 - the protocol's
+        return self.ages[1:]
+
+    def ranks(self, predicted: Vector) -> Ranks:
+        return ranks.steps(len(predicted), self.ages, self.values)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ length of n tokens is S(n) seconds, and the age at n tokens too. Of an order's f
 (`policies.orders.order.Form`):
 
     levels by tokens made    LevelsRanks; LeastAttainedRanks where they are many, or a token each
+    levels with ranks        SteppedRanks
     nothing but the arrival  FifoRanks
     above                    ThresholdRanks, in order of arrival among short requests
     a prediction             PredictedRanks; with each token made they change by step x per_token
@@ -43,6 +44,7 @@ from kendall.queueing.models.soap.orders import (
     Order,
     PredictedRanks,
     SkipRanks,
+    SteppedRanks,
     ThresholdRanks,
 )
 from kendall.queueing.models.soap.queue import solve_order
@@ -123,6 +125,9 @@ class TokenService:
 
     def _ranks(self, asked: PolicyOrder) -> Order:
         form = asked.form
+        if asked.preemptive and form.ranks:
+            ages = (0.0, *map(self.seconds, form.starts[1:]))
+            return SteppedRanks(ages, form.ranks)
         if asked.preemptive and form.starts:
             return self._levels(form)
         if form.quantity == "arrival":

@@ -47,9 +47,10 @@ class Interrupting(NamedTuple):
     """An order (`policies.orders.order.Form`): of each request its `value` before its first token
     and its predicted tokens; the share of these from which on it is not interrupted, and seconds
     for each unit where the value ages, else not-a-number; what a token made adds, and whether the
-    value `bounces`; how many tokens of each request rank first; where levels begin, and how many
-    tokens each from the last of these on has (0: it has no end); how often one request is
-    interrupted at most; seconds of the server that its first and second prediction take.
+    value `bounces`; how many tokens of each request rank first; where levels begin, their ranks
+    where these are not their numbers, and how many tokens each from the last of these on has (0: it
+    has no end); how often one request is interrupted at most; seconds of the server that its first
+    and second prediction take.
     """
 
     value: Floats
@@ -60,6 +61,7 @@ class Interrupting(NamedTuple):
     bounces: bool
     first_tokens: int
     starts: Ints
+    ranks: Floats
     every: int
     most: int
     first_prediction: float
@@ -121,9 +123,10 @@ def run_interrupting(
     begun, first_end, rest = np.zeros((3, servers))
     never = np.full(servers, np.inf)
     state = InService(job, paces, used, begun, first_end, rest, target, never)
-    queue.rank[:] = -np.inf if order.first_tokens > 0 else order.value
+    begins = order.value + (order.ranks[0] if len(order.ranks) else 0.0)
+    queue.rank[:] = -np.inf if order.first_tokens > 0 else begins
     if not np.isnan(order.aging):
-        queue.rank[:] = requests.arrived_at + order.aging * order.value
+        queue.rank[:] = requests.arrived_at + order.aging * begins
     for stage in reversed(range(len(due))):
         queue.rank[due[stage] > 0] = _RANKS[stage]
     if not _run(requests, (law, residuals), order, (state, stints, queue, gaps), path):
@@ -269,7 +272,8 @@ def _rank(job, made, requests, order, stints):  # type: ignore[no-untyped-def]
     if order.bounces:
         value = min(abs(value), order.value[job])
     if len(order.starts) > 0:
-        value += _level(made, order)
+        level = _level(made, order)
+        value += order.ranks[level] if len(order.ranks) > 0 else float(level)
     return value if np.isnan(order.aging) else requests.arrived_at[job] + order.aging * value
 
 

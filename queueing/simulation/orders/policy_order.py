@@ -56,6 +56,7 @@ def interrupting_of(
         form.bounces,
         min(form.first_tokens, NEVER),
         np.array([min(start, NEVER) for start in form.starts], dtype=np.int64),
+        np.array(form.ranks, dtype=float),
         form.every,
         NEVER if policy.max_preemptions is None else policy.max_preemptions,
         paid.every,

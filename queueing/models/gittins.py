@@ -1,0 +1,83 @@
+"""The Gittins index of a service of unknown length: its rank at each number of tokens made.
+
+    rank(a) = inf over stops s > a of  E[min(S, s) - a | S > a] / P(S <= s | S > a)
+            = inf over stops s > a of  (W(s) - W(a)) / (F(s) - F(a))
+    W(s) = E[min(S, s)],  F(s) = P(S <= s)
+
+the least expected service per completion. In an M/G/1 whose service times are known by their
+distribution only, the lowest rank first has the least mean sojourn time. A service of N tokens
+takes `setup` + N, in units of a token's time, so that the set-up counts for requests without a
+token.
+
+The ages, which are also the stops, are at most `LEVELS`: every length, where there are no more of
+them; else those that cut E[min(N, a)] into equal parts, which a long tail needs. Ranks are constant
+between them, so that few tokens change a rank. They are at least `STINT` x the cost of a resume
+apart, so that going on after a preemption is a small part of what is served then. Condition: the
+cost of a resume is not in the ranks themselves, so that they are the best ones where it is 0.
+
+Mean sojourn times of an M/G/1 at load 0.8, mean service 1, lognormal lengths of mean 200 and sigma
+1: fcfs 6.43, fb 4.16, with 16 ages 4.19, with 32 4.14, with 300 4.12 (`models.soap`). `STINT`:
+of 0, 8, 16, 24, 32, 48 and 64, for lognormal, Weibull and Pareto lengths at loads 0.5 and 0.85 and
+resumes of 2 to 12 tokens (ten queues, 40,000 requests simulated), 32 was within 4 % of the best
+everywhere, 16 within 24 %; with 0 two queues were unstable.
+
+Sources: Gittins (1979); Aalto, Ayesta and Righter (2009); Scully, Harchol-Balter and Scheller-Wolf
+(2018).
+
+>>> from kendall.queueing.distributions.token_distribution import parse_distribution
+>>> gittins_ranks(parse_distribution("mixture:weights=0.5+0.5,parts=deterministic:value=2+"
+...                                  "deterministic:value=10"))
+((0, 2), (4.0, 8.0))
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from kendall.queueing.distributions.token_distribution import TokenDistribution
+
+LEVELS = 32
+STINT = 32.0
+_DIGITS = 9  # of a rank: equal ones are equal, whatever the rounding of their sums
+
+
+def gittins_ranks(
+    lengths: TokenDistribution, setup: float = 0.0, resume: float = 0.0
+) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """Tokens made with which each rank begins, and the ranks, tokens of service per completion;
+    both empty where no rank exceeds that of a new request, so that nothing is preempted. `setup`
+    and `resume`, the cost of going on after a preemption, in units of a token's time.
+    """
+    served = np.append(0.0, np.cumsum(lengths.survival))
+    ages = _ages(lengths, served, STINT * resume)
+    left = np.append(lengths.survival[ages], 0.0)
+    work = np.append(served[ages], lengths.mean) + setup
+    work[0] = 0.0
+    starts, ranks = [0], [_rank(0, work, left)]
+    for place in range(1, len(ages)):
+        rank = _rank(place, work, left)
+        if rank != ranks[-1]:
+            starts.append(ages[place])
+            ranks.append(rank)
+    return (tuple(starts), tuple(ranks)) if max(ranks) > ranks[0] else ((), ())
+
+
+def _ages(lengths: TokenDistribution, served: npt.NDArray[np.float64], apart: float) -> list[int]:
+    """0 and the stops below the longest length, each `apart` from the one before."""
+    stops = np.flatnonzero(lengths.pmf)
+    if len(stops) > LEVELS:
+        stops = np.searchsorted(served, served[-1] * np.arange(1, LEVELS) / LEVELS)
+    ages = [0]
+    for stop in np.unique(stops[stops < lengths.longest]).tolist():
+        if stop and stop - ages[-1] >= apart:
+            ages.append(stop)
+    return ages
+
+
+def _rank(place: int, work: npt.NDArray[np.float64], left: npt.NDArray[np.float64]) -> float:
+    """At the age of this place, over all later ones; `left`: P(S > age)."""
+    done = left[place] - left[place + 1 :]
+    seconds = work[place + 1 :] - work[place]
+    least = np.divide(seconds, done, out=np.full(len(done), np.inf), where=done > 0).min()
+    return float(f"{least:.{_DIGITS}g}")
