@@ -24,6 +24,7 @@ from kendall.queueing.measurement.check import Check
 from kendall.queueing.result import Mean, Number, Prediction, Quantiles, Quantity
 
 if TYPE_CHECKING:
+    from kendall.policies.orders.order import Order
     from kendall.queueing.control.wait_ahead import BatchService, SlotService
 
 STEADY_STATE = (  # of a prediction
@@ -180,6 +181,7 @@ class Answer:
     prediction: AssessmentSummary | None = None
     ahead: BatchService | SlotService | None = None
     state: msgspec.Raw | None = None  # the estimates, as they are saved
+    ranking: Order | None = None  # of an order that learns, by the lengths of the window
     reason: str | None = None
     pilot_failure: str | None = None
     can_say_what_if: bool = False

@@ -262,6 +262,8 @@ class LiveModel(Observer):
     def _take(self, answer: Answer) -> None:
         self._looked_at = self._gateway.now()
         self.reason, self.ahead = answer.reason, answer.ahead
+        if answer.ranking is not None:
+            self._gateway.batcher.rank_by(answer.ranking)
         if answer.prediction is None:
             self.estimates = self.estimates or answer.estimates
             return

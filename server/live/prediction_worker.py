@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from kendall.policies import SpecError, parse_policy
+from kendall.policies.ordered import order_of
+from kendall.policies.orders.order import Order
 from kendall.policies.text import counted
 from kendall.queueing.choosing.advice.advise import TARGETS, advise, parse_objective
 from kendall.queueing.choosing.advice.load_balancer import behind_load_balancer, routings_of
@@ -271,8 +273,15 @@ def _answer(question: AssessmentRequest, seen: Snapshot, found: Assessment) -> A
         estimates=found.estimates.summary(),
         prediction=described(question, seen, found),
         ahead=_ahead(found),
+        ranking=_ranking(found),
         state=_saved(found.estimates.saved()) if question.saving else None,
     )
+
+
+def _ranking(found: Assessment) -> Order | None:
+    """Of the policy in force, where its order learns from the lengths."""
+    order = None if found.model is None else order_of(found.model.policy)
+    return order if order is not None and order.learns else None
 
 
 def _saved(value: SavedEstimates | State) -> msgspec.Raw:

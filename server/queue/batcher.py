@@ -37,7 +37,8 @@ from kendall.policies import (
 from kendall.policies.core import UNBOUNDED
 from kendall.policies.decision import DecisionError, check_once
 from kendall.policies.flow_counters import FlowCounters
-from kendall.policies.ordered import counts, order_of, wants_steps
+from kendall.policies.ordered import Ordered, counts, order_of, wants_steps, with_ranking
+from kendall.policies.orders.order import Order
 from kendall.policies.registry import is_built_in, may_preempt
 from kendall.policies.waiting_queues import WaitingQueue, moved, queue_for
 from kendall.queueing.measurement.record import Outcome, Record
@@ -561,6 +562,19 @@ class Batcher:
         follows_tokens = self.wants_steps or counts(policy)
         self.on_made: Callable[[Running, int], None] | None
         self.on_made = self._on_made if follows_tokens else None
+
+    def rank_by(self, ranking: Order) -> None:
+        """What the order in force has learned: it holds for what waits and what is in service, and
+        begins no epoch.
+        """
+        before = self.policy
+        if not isinstance(before, Ordered) or before.ranking == ranking:
+            return
+        self._govern(with_ranking(before, ranking))
+        for slot in self._slots:
+            if slot.policy is before:
+                slot.policy = self.policy
+        self.ask()
 
     def rank_again(self) -> None:
         """Sort the requests that wait anew, after priorities began to age or ceased to."""

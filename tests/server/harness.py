@@ -158,7 +158,7 @@ async def replay(
 
 
 def driven_by_both(
-    policy: str,
+    policy: str | Policy,
     jobs: Sequence[tuple[Request, int]],
     law: LatencyModel,
     *,
@@ -172,7 +172,8 @@ def driven_by_both(
     """The records of a trace in the gateway on virtual time, and in the simulator; cancellations
     and switches are `options`. `step_tokens`: of an engine that computes long prompts in parts.
     """
-    parsed, bounds = parse_policy(policy), dict[str, int]()
+    parsed = parse_policy(policy) if isinstance(policy, str) else policy
+    bounds = dict[str, int]()
     if step_tokens is not None:
         bounds = {"max_num_batched_tokens": step_tokens, "enable_chunked_prefill": 1}
         bounds["max_num_seqs"] = min(64, step_tokens)
@@ -180,7 +181,7 @@ def driven_by_both(
     live = run_virtual(replay(parsed, jobs, law, prompt=prompt, **of_engine, **bounds, **options))
     children = np.random.SeedSequence(3).spawn(servers + 1)[1:]  # the first draws lengths
     simulated = simulate_trace(
-        parse_policy(policy),
+        parsed,
         [Job(request, tokens, request.id not in fragile) for request, tokens in jobs],
         SimulatedEngine(
             law,

@@ -25,6 +25,7 @@ from kendall.policies import (
     WaitUntil,
     parse_policy,
 )
+from kendall.policies.orders.preemptive import Gittins
 from kendall.policies.waiting_queues import queue_for
 from kendall.queueing.latency.law import parse_law
 from kendall.queueing.measurement.record import Record
@@ -160,6 +161,36 @@ def test_a_preemption_is_counted_under_the_policy_that_preempted_not_the_one_tha
     text = metrics.exposition().decode()
     assert f'kendall_preemptions_total{{policy="{orders}"}} 1.0' in text
     assert f'kendall_preemptions_total{{policy="{plain}"}} 0.0' in text
+
+
+def test_what_an_order_learns_holds_for_what_is_there_and_begins_no_epoch() -> None:
+    """First come, first served until it knows; then the one in service has a worse rank than the
+    one that waits.
+    """
+
+    async def main() -> None:
+        engine, collector = EmulatedEngine(LAW), Collector()
+        batcher = Batcher(
+            engine, await engine.start(), parse_policy("single:order=gittins"), [collector]
+        )
+        now = asyncio.get_running_loop().time()
+        submitted(batcher, [engine_request_of(request("long", now), 50)])
+        await asyncio.sleep(0.02)
+        submitted(batcher, [engine_request_of(request("short", now + 0.02), 2)])
+        await asyncio.sleep(0.005)
+        assert [waiting.request.id for waiting in batcher.waiting] == ["short"]
+        epoch, ranking = batcher.epoch, Gittins().with_ranks((0, 10), (5.0, 90.0))
+        batcher.rank_by(ranking)
+        assert (batcher.epoch, batcher.policy_text) == (epoch, "single:order=gittins")
+        assert [waiting.request.id for waiting in batcher.waiting] == ["long"]
+        policy = batcher.policy
+        batcher.rank_by(ranking)  # the same again
+        assert batcher.policy is policy
+        await batcher.answered()
+        ends = [(each.request_id, each.preemptions) for each in collector.records]
+        assert ends == [("short", 0), ("long", 1)]
+
+    run_virtual(main())
 
 
 def test_a_consumer_hears_once_that_service_began() -> None:

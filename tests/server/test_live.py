@@ -24,6 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from kendall.loadgen.gateway.gateway_process import GatewayProcess, free_port
 from kendall.loadgen.sending.client.target import Target
 from kendall.loadgen.sending.run import run_load
+from kendall.policies.orders.preemptive import Gittins
 from kendall.queueing.arrivals.timetable import draw
 from kendall.queueing.choosing.forecast import Setting, WhatIf
 from kendall.queueing.control.assess import assess
@@ -34,7 +35,9 @@ from kendall.queueing.estimation.summaries import Judgement
 from kendall.queueing.estimation.window.producer import WindowProducer
 from kendall.queueing.estimation.window_queue import QueueLimits
 from kendall.queueing.json_form import json_object, to_json
+from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.measurement.check import SAID
+from kendall.queueing.models.gittins import gittins_ranks
 from kendall.queueing.prediction import predict_model
 from kendall.queueing.queue import Queue
 from kendall.queueing.result import LEVELS
@@ -94,6 +97,26 @@ def look_of(policy: str) -> AssessmentSummary:
 def said(policy: str) -> str:
     """What `/admin/prediction` says of them, as JSON."""
     return json.dumps(json_object(look_of(policy)), allow_nan=False)
+
+
+@pytest.mark.parametrize("order", ["gittins", "fb"])
+def test_an_order_that_learns_has_its_ranks_from_the_lengths_of_the_window(
+    order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy, law = f"single:order={order}", LatencyModel(k4=0.01)
+    lengths = parse_distribution("weibull:shape=0.5,scale=15", 200)
+    seen = window_of(Queue.read(policy, lengths, law), 0.6, 2000, 1)
+    monkeypatch.setattr(prediction_worker, "_seen", lambda _: seen)
+    monkeypatch.setattr(prediction_worker, "_memory", prediction_worker._Memory())
+    question = dataclasses.replace(question_at(seen.now, policy), shape=law, longest=200)
+    ranking = prediction_worker.assess_window(question).ranking
+    if order == "fb":
+        assert ranking is None
+        return
+    assert isinstance(ranking, Gittins)
+    found, (starts, ranks) = ranking.form, gittins_ranks(lengths)
+    assert found.starts[1:4] == pytest.approx(starts[1:4], abs=1)
+    assert found.ranks[0] == pytest.approx(ranks[0], rel=0.2)
 
 
 @pytest.mark.parametrize(

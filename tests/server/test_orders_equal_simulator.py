@@ -10,7 +10,9 @@ import math
 import numpy as np
 import pytest
 
-from kendall.policies import Request, parse_policy
+from kendall.policies import Policy, Request, parse_policy
+from kendall.policies.ordered import with_ranking
+from kendall.policies.orders.preemptive import Gittins
 from kendall.queueing.latency.law import LatencyModel, parse_law
 from kendall.queueing.measurement.record import Record
 from tests.server.harness import driven_by_both, replay
@@ -103,7 +105,12 @@ def trace(rate: float, seed: int) -> list[tuple[Request, int]]:
 
 
 def assert_equal_runs(
-    policy: str, rate: float, *, law: LatencyModel = LAW, servers: int = 1, **options: object
+    policy: str | Policy,
+    rate: float,
+    *,
+    law: LatencyModel = LAW,
+    servers: int = 1,
+    **options: object,
 ) -> list[Record]:
     live, simulated = driven_by_both(policy, trace(rate, seed=7), law, servers=servers, **options)
     assert len(live) == len(simulated) == COUNT
@@ -119,6 +126,17 @@ def assert_equal_runs(
             assert (a is None) == (b is None), (name, mine, other)
             assert a is None or abs(a - b) <= 1e-9, (name, mine, other)
     return live
+
+
+@pytest.mark.parametrize("text", ["single", "continuous:max_batch_size=3"])
+def test_ranks_that_rise_and_fall_with_the_tokens_made(text: str) -> None:
+    """Those of a Gittins order that has learned."""
+    policy = parse_policy(f"{text}{',' if ':' in text else ':'}order=gittins")
+    ranking = Gittins().with_ranks((0, 4, 10, 20), (5.0, 9.0, 3.0, 8.0))
+    live = assert_equal_runs(with_ranking(policy, ranking), RATES[text])  # type: ignore[arg-type]
+    assert sum(record.preemptions or 0 for record in live) > COUNT / 10
+    unranked = assert_equal_runs(policy, RATES[text])
+    assert sum(record.preemptions or 0 for record in unranked) == 0
 
 
 @pytest.mark.parametrize(
