@@ -18,6 +18,7 @@ from kendall.policies.core import Policy
 from kendall.policies.fixed import Fixed
 from kendall.policies.immediate import Continuous, Single
 from kendall.policies.ordered import Ordered, counts, order_of, with_ranking
+from kendall.policies.orders.order import ByLength, Order
 from kendall.policies.orders.preemptive import Gittins
 from kendall.policies.registry import class_fault, is_built_in, usable_policies
 from kendall.policies.text import (
@@ -388,7 +389,7 @@ class Queue:
                 f"got routing={self.engine.routing} and {self.arrivals.text}; expected Poisson "
                 "arrivals at servers that do the same"
             )
-        self._rank_by_lengths()
+        self._learn_ranks()
         self._check_end()
         self._check_room()
         self._check_memory()
@@ -397,21 +398,42 @@ class Queue:
         if self.engine.disaggregated:
             self._check_tandem()
 
-    def _rank_by_lengths(self) -> None:
-        """An order whose ranks follow from the lengths gets those of this queue's."""
+    def _learn_ranks(self) -> None:
+        """An order whose ranks follow from the lengths or the law gets those of this queue's."""
         order = order_of(self.policy)
-        if not isinstance(self.policy, Ordered) or not isinstance(order, Gittins):
+        if not isinstance(self.policy, Ordered) or not order.learns:
             return
+        if isinstance(order, ByLength):
+            ranking: Order | None = self._ranked_by_service(order)
+        else:
+            assert isinstance(order, Gittins)
+            ranking = self._ranked_by_age(order)
+        if ranking is not None:
+            object.__setattr__(self, "policy", with_ranking(self.policy, ranking))
+
+    def _ranked_by_service(self, order: ByLength) -> Order | None:
+        """A token of the answer takes its share of a step of all slots. None where that is no
+        time, or the policy says what a token of the prompt counts.
+        """
+        law, slots = self.engine.law, self.bound or 1
+        own = getattr(self.policy, "prompt_weight", None)
+        share = law.step(slots) / slots
+        if own is not None or not share:
+            return None
+        return replace(order, prompt_weight=law.admission(0, 1) / share)
+
+    def _ranked_by_age(self, order: Gittins) -> Order | None:
         law, prompts = self.engine.law, self.requests.prompt_tokens
         prompt = 0.0 if prompts is None else prompts.mean
         slots = self.bound or 1
         admission = law.admission if self.policy.joins_running else law.setup
         begin, go_on = (max(admission(1, prompt, resumed), 0.0) for resumed in (0, 1))
-        if step := law.step(slots):  # else a token more or less makes no difference
-            # to go on takes a step of every slot's time
-            given = begin / step, slots * go_on / step
-            ranks = gittins_ranks(self.requests.output_tokens, *given)
-            object.__setattr__(self, "policy", with_ranking(self.policy, order.with_ranks(*ranks)))
+        step = law.step(slots)
+        if not step:  # a token more or less makes no difference
+            return None
+        # to go on takes a step of every slot's time
+        given = begin / step, slots * go_on / step
+        return order.with_ranks(*gittins_ranks(self.requests.output_tokens, *given))
 
     def _check_end(self) -> None:
         """Of arrivals that end the number is drawn too: calls and stations are not drawn then."""
@@ -1164,6 +1186,9 @@ def _order_of_service(policy: Policy, predictor: PredictorText) -> tuple[str, ..
         )
     order = order_of(policy)
     assumption = order.assumption.format(name=order.name)
+    if isinstance(order, ByLength) and order.learns:
+        weight = short_number(order.weight_of_prompts, 3)
+        assumption += f" by service, a token of the prompt counts as {weight} of the answer"
     if order.predicts:
         return (f"{assumption}; predictor of the output lengths: {predictor}",)
     unread = "the predictor changes nothing: the order reads no predicted length"

@@ -7,31 +7,31 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
-from kendall.policies.orders.order import MOST_BINS, Aging, Form, Order, parameter
+from kendall.policies.orders.order import MOST_BINS, Aging, ByLength, Form, Order, parameter
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShortestFirst(Aging):
+class ShortestFirst(ByLength):
     """SPJF: the shortest predicted first; SJF where predictions are exact."""
 
     name: ClassVar[str] = "spjf"
-    predicts: ClassVar[bool] = True
 
     @cached_property
     def form(self) -> Form:
-        return Form(quantity="prediction", aging=self.aging)
+        weight = self.weight_of_prompts
+        return Form(quantity="prediction", prompt_weight=weight, aging=self.aging)
 
 
 @dataclass(frozen=True, kw_only=True)
-class LongestFirst(Aging):
+class LongestFirst(ByLength):
     """LJF: the longest predicted first."""
 
     name: ClassVar[str] = "ljf"
-    predicts: ClassVar[bool] = True
 
     @cached_property
     def form(self) -> Form:
-        return Form(quantity="prediction", weight=-1.0, aging=self.aging)
+        weight = self.weight_of_prompts
+        return Form(quantity="prediction", weight=-1.0, prompt_weight=weight, aging=self.aging)
 
 
 @dataclass(frozen=True, kw_only=True)

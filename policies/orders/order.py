@@ -53,6 +53,7 @@ class Form:
     """The rank of a request with so many tokens made, lower first:
 
         value = weight x quantity + per_token x made + level
+        quantity = quantity + prompt_weight x prompt tokens, while no token is made
         value = min(|value|, weight x quantity) where it `bounces`
         value = -infinity where weight x quantity <= `first_up_to`, or made < `first_tokens`
         rank = value, or with `aging` S: arrival + S x value
@@ -65,6 +66,7 @@ class Form:
 
     quantity: Quantity = "arrival"
     weight: float = 1.0
+    prompt_weight: float = 0.0
     above: float | None = None
     boosts: float | None = None
     first_up_to: float | None = None  # of a smaller quantity: before all others, by arrival
@@ -81,7 +83,10 @@ class Form:
 
     def value(self, request: Request, made: int) -> float:
         """What it is ranked by."""
-        value = self.weight * _OF_REQUEST[self.quantity](request)
+        value = _OF_REQUEST[self.quantity](request)
+        if self.prompt_weight and not made:
+            value += self.prompt_weight * request.prompt_tokens
+        value *= self.weight
         short = self.first_up_to is not None and value <= self.first_up_to
         if short or made < self.first_tokens:
             return -math.inf
@@ -112,7 +117,7 @@ def boosted(share: float) -> float:
 
 def parameter(
     expected: str,
-    within: Callable[[float], bool],
+    within: Callable[[Any], bool],
     default: Any = dataclasses.MISSING,
     *,
     seconds: bool = False,
@@ -132,7 +137,6 @@ class Order:
     predicts: ClassVar[bool] = False  # by predicted lengths
     preemptive: ClassVar[bool] = False
     batches: ClassVar[bool] = False  # of some of those that wait: not one by one
-    learns: ClassVar[bool] = False  # its ranks follow from the distribution of the output lengths
     assumption: ClassVar[str] = "order of service: {name}"  # of a prediction under this order
 
     def __post_init__(self) -> None:
@@ -146,6 +150,11 @@ class Order:
     def form(self) -> Form:
         """Who goes first."""
         return Form()
+
+    @property
+    def learns(self) -> bool:
+        """Whether its ranks follow from the distribution of the lengths, or the latency law."""
+        return False
 
     @property
     def weights(self) -> TokenWeights | None:
@@ -236,6 +245,35 @@ class Aging(Order):
     aging: float | None = parameter(
         "finite seconds >= 0", lambda aging: 0 <= aging < math.inf, None, seconds=True
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByLength(Aging):
+    """An order by predicted tokens; `by` service: prompts count too, a token of theirs as
+    `prompt_weight` tokens of the answer, which without a number given follows from the latency law.
+    """
+
+    by: str = parameter("tokens or service", lambda by: by in ("tokens", "service"), "tokens")
+    prompt_weight: float | None = parameter(
+        "a finite number >= 0", lambda weight: 0 <= weight < math.inf, None
+    )
+    predicts: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.prompt_weight is not None and self.by != "service":
+            raise SpecError(
+                f"got prompt_weight={self.prompt_weight:g} with by={self.by}; expected by=service"
+            )
+
+    @property
+    def learns(self) -> bool:
+        return self.by == "service"
+
+    @property
+    def weight_of_prompts(self) -> float:
+        """Tokens of an answer that a token of a prompt counts as; 0 until that is known."""
+        return self.prompt_weight or 0.0
 
 
 def key(order: Order, each: Waiting | Running) -> tuple[float, float]:

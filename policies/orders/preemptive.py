@@ -10,39 +10,48 @@ from functools import cached_property
 from typing import ClassVar
 
 from kendall.policies.orders.by_length import ShortestFirst, Threshold
-from kendall.policies.orders.order import Aging, Form, Order, parameter
+from kendall.policies.orders.order import Aging, ByLength, Form, Order, parameter
 
 MOST_LEVELS = 30
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShortestRemaining(Aging):
+class ShortestRemaining(ByLength):
     """SPRPT: the shortest predicted remaining length first; SRPT where predictions are exact. What
     outlives its prediction goes on.
     """
 
     name: ClassVar[str] = "sprpt"
-    predicts: ClassVar[bool] = True
     preemptive: ClassVar[bool] = True
 
     @cached_property
     def form(self) -> Form:
-        return Form(quantity="prediction", per_token=-1.0, aging=self.aging)
+        return Form(
+            quantity="prediction",
+            prompt_weight=self.weight_of_prompts,
+            per_token=-1.0,
+            aging=self.aging,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bouncing(Aging):
+class Bouncing(ByLength):
     """SRPT-B: as sprpt, but what outlives its prediction loses rank with every token again, until
     it stands where it began (Scully, Grosof and Mitzenmacher 2022).
     """
 
     name: ClassVar[str] = "srpt-b"
-    predicts: ClassVar[bool] = True
     preemptive: ClassVar[bool] = True
 
     @cached_property
     def form(self) -> Form:
-        return Form(quantity="prediction", per_token=-1.0, bounces=True, aging=self.aging)
+        return Form(
+            quantity="prediction",
+            prompt_weight=self.weight_of_prompts,
+            per_token=-1.0,
+            bounces=True,
+            aging=self.aging,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,17 +105,22 @@ class PreemptiveThreshold(Threshold):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trail(Aging):
+class Trail(ByLength):
     """TRAIL (2025): as sprpt, not interrupted from c x the prediction on."""
 
     c: float = parameter("a number >= 0", lambda c: c >= 0, 0.8)
     name: ClassVar[str] = "trail"
-    predicts: ClassVar[bool] = True
     preemptive: ClassVar[bool] = True
 
     @cached_property
     def form(self) -> Form:
-        return Form(quantity="prediction", per_token=-1.0, settled=self.c, aging=self.aging)
+        return Form(
+            quantity="prediction",
+            prompt_weight=self.weight_of_prompts,
+            per_token=-1.0,
+            settled=self.c,
+            aging=self.aging,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,11 +167,14 @@ class Gittins(Aging):
 
     name: ClassVar[str] = "gittins"
     preemptive: ClassVar[bool] = True
-    learns: ClassVar[bool] = True
 
     @cached_property
     def form(self) -> Form:
         return Form(settled=0.0)
+
+    @property
+    def learns(self) -> bool:
+        return True
 
     def with_ranks(self, starts: tuple[int, ...], ranks: tuple[float, ...]) -> Gittins:
         """The order with this rank from each number of tokens made on."""

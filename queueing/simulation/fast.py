@@ -317,7 +317,13 @@ def _in_order(model: Queue, trace: Trace, bounds: kernels.Bounds, since: int) ->
     lanes = model.engine.servers if model.engine.has_queues else 1
     most = or_unbounded(model.engine.max_num_queued_reqs)
     queue = queue_of(
-        model.policy, trace.arrived_at, predicted, limit, bounds.batch_size, lanes=lanes
+        model.policy,
+        trace.arrived_at,
+        predicted,
+        limit,
+        bounds.batch_size,
+        prompts=trace.prompt_tokens,
+        lanes=lanes,
     )
     plain = model.lossless and not (len(trace.call_ends) or law.stall_share)
     if isinstance(model.policy, Continuous):

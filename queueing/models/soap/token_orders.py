@@ -202,6 +202,8 @@ def is_solved(order: PolicyOrder, *, resuming: bool = False) -> bool:
     form, plain = order.form, order.form.per_token == 0 and order.form.settled is None
     if not order.is_formal() or form.aging is not None or form.ratio or form.bins is not None:
         return False
+    if form.prompt_weight:
+        return False
     if order.preemptive and form.starts:  # interrupted without an arrival
         return form.quantity == "arrival" and plain and not resuming
     if form.bounces or form.first_tokens:  # so too

@@ -5,8 +5,10 @@ of all requests at once, equal to `Order.rank` and `Order.bin_of` to the last bi
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from kendall.policies.core import Policy
 from kendall.policies.immediate import Single
@@ -35,7 +37,8 @@ def has_queue(policy: Policy) -> bool:
 def interrupts(policy: Policy) -> bool:
     """Whether it serves one request at a time in an order that `interrupting_kernels` has."""
     order = order_of(policy)
-    by_rank = order.is_formal() and not (order.form.ratio or order.form.bins)
+    form = order.form
+    by_rank = order.is_formal() and not (form.ratio or form.bins or form.prompt_weight)
     return isinstance(policy, Single) and order.preemptive and by_rank
 
 
@@ -46,7 +49,7 @@ def interrupting_of(
     the token limit `limit`.
     """
     form, tokens = order_of(policy).form, np.minimum(predicted, limit)
-    values = _values(form, tokens)
+    values = _values(form, tokens, np.empty(0))
     return Interrupting(
         values,
         values if form.settled is None else tokens,  # not read: one array fewer in the caches
@@ -71,10 +74,11 @@ def queue_of(
     limit: float,
     largest: int,
     *,
+    prompts: npt.NDArray[np.int64] | None = None,
     lanes: int = 1,
 ) -> RankedQueue:
-    """An empty one for requests with these predictions, tokens; all have the token limit `limit`,
-    no priority and one patience. `lanes`: queues, where each server has one.
+    """An empty one for requests with these predictions and prompts, tokens; all have the token
+    limit `limit`, no priority and one patience. `lanes`: queues, where each server has one.
     """
     form, tokens = order_of(policy).form, np.minimum(predicted, limit)
     none = np.zeros(len(arrived_at))
@@ -82,18 +86,20 @@ def queue_of(
         bins = np.maximum(1, np.ceil(form.bins * (tokens / limit))) - 1
         return ordered_queue(GROUPS, none, bins, largest, lanes)
     if form.ratio:
-        return ordered_queue(RATIO, _values(form, tokens), none, largest, lanes)
+        return ordered_queue(RATIO, _values(form, tokens, none), none, largest, lanes)
     if form.quantity == "arrival" and not form.starts:
         return ordered_queue(FIRST_IN, none, none, largest, lanes)
-    ranks = _values(form, tokens)
+    ranks = _values(form, tokens, none if prompts is None else prompts)
     if form.aging is not None:
         ranks = arrived_at + form.aging * ranks
     return ordered_queue(RANKED, ranks, none, largest, lanes)
 
 
-def _values(form: Form, tokens: Vector) -> Vector:
+def _values(form: Form, tokens: Vector, prompts: npt.NDArray[Any]) -> Vector:
     """Before the first token. Priorities are all the same, deadlines come in order of arrival."""
     value = tokens if form.quantity == "prediction" else np.zeros(len(tokens))
+    if form.prompt_weight:
+        value = value + form.prompt_weight * prompts
     if form.weight != 1:
         value = form.weight * value
     if form.boosts is not None:  # not numpy's: its logarithm differs in the last bit
