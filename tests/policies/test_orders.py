@@ -70,7 +70,7 @@ def every_policy() -> list[str]:
 
 def test_a_policy_is_shown_by_its_parameters() -> None:
     shown = repr(parse_policy("single:order=spjf,aging=2"))
-    assert shown.startswith("Single(order='spjf', aging=2.0, threshold=None,")
+    assert shown.startswith("Single(order='spjf', aging=2.0, by=None, prompt_weight=None,")
     assert "ShortestFirst" not in shown
 
 
@@ -386,7 +386,10 @@ def test_batches_have_members_of_one_bin() -> None:
     [
         ("capped:max_batch_size=4,order=sprpt", "got order sprpt, which interrupts a batch; exp"),
         ("single:order=binned,bins=2", "got order binned, which forms batches of like lengths; ex"),
-        ("single:order=spjf,threshold=4", "got threshold for order spjf; expected aging, or nothi"),
+        (
+            "single:order=spjf,threshold=4",
+            "got threshold for order spjf; expected aging, by, prompt",
+        ),
         ("single:order=hrrn,aging=1", "got aging for order hrrn; expected no parameter"),
         ("single:aging=1", "got aging for order fcfs; expected no parameter"),
         ("single:order=threshold", "got order threshold without threshold; expected threshold=NUM"),
@@ -445,7 +448,10 @@ def test_batches_have_members_of_one_bin() -> None:
             "got prompt_weight=0 and output_weight=0; expected one of them > 0: else no service",
         ),
         ("single:order=vtc,aging=1", "got aging for order vtc; expected prompt_weight, output_"),
-        ("single:order=spjf,prompt_weight=1", "got prompt_weight for order spjf; expected aging"),
+        (
+            "single:order=spjf,prompt_weight=1",
+            "got prompt_weight=1 with by=tokens; expected by=service",
+        ),
         ("single:order=vtc,max_preemptions=1", "order vtc, which takes nothing out of service"),
         ("single:order=vtc,weight=1", "got key 'weight' for policy single; expected order, agi"),
         ("single:order=sjf", "did you mean 'spjf'?"),

@@ -31,6 +31,7 @@ ORDERS = (
     "priority,aging=0.05",
     "threshold,threshold=12",
     "boost,gamma=20,token_time=1ms",
+    "spjf,by=service,prompt_weight=0.5",
     "hrrn",
     "vtc",
     "vtc,prompt_weight=0.5,output_weight=4",
