@@ -124,8 +124,8 @@ class SystemOptions:
         (
             "Cost of a prediction, for a policy whose order reads predictions: 2ms (the request "
             "joins the queue so much later) | server=2ms (of the engine's time) | server=8tokens "
-            "(the engine's time for as many tokens), each with ,bit=0.5ms where one bit costs less."
-            " Default: 0."
+            "(the engine's time for as many tokens), each with ,bit=0.5ms where one bit costs "
+            "less. Default: 0."
         ),
     )
     energy: str | None = option(

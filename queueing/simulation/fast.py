@@ -396,7 +396,7 @@ def is_compiled(model: Queue) -> bool:
     No step may take less than no time: a fitted law may have k1 or k2 below zero, and with it a
     batch that ends before it began.
     """
-    law = model.law
+    law = model.engine.law
     several = model.requests.sequences is not None or model.engine.has_queues or law.stall_share > 0
     bounded = model.engine.max_num_queued_reqs is not None
     if not has_queue(model.policy) and (several or bounded or not interrupts(model.policy)):

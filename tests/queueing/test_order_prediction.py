@@ -55,6 +55,8 @@ RATE = 0.8 / SERVICE.sizes.mean
 KEYS: dict[str, dict[str, Any]] = {
     "threshold": {"threshold": 30.0},
     "threshold-preemptive": {"threshold": 30.0},
+    "skippredict": {"threshold": 30.0},
+    "delaypredict": {"limit": 20},
     "trail": {"c": 0.5},
     "mlfq": {"quantum": 10, "levels": 3},
 }
