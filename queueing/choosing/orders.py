@@ -177,7 +177,7 @@ class OrderSearch:
         point: Point = {
             "order": order_text(policy),
             "predictor": str(predictor) if reads else None,
-            "load": self.model.load(self.rate),
+            "load": self.model.but(policy=policy, predictor=predictor).load(self.rate),
         }
         try:
             own = self.durations(policy, predictor)

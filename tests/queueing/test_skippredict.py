@@ -484,3 +484,12 @@ def test_optimize_weighs_what_predictions_cost() -> None:
     assert delays["skippredict:threshold=20"][1] > 10.0
     lengths: TokenDistribution = free.requests.output_tokens
     assert delays["delaypredict:limit=20"][0] > 10 * float(lengths.pmf[21:].sum()) * 0.95
+
+
+def test_each_order_has_the_load_that_its_predictions_make() -> None:
+    model = queue("fcfs", prediction_cost="server=20ms")
+    rate = 0.5 * model.largest_stable_rate
+    found = best_order(model, rate, ["spjf"], ["exact"])
+    loads = {point["order"]: point["load"] for point in found.curve}
+    assert loads["fcfs"] == pytest.approx(0.5)
+    assert loads["spjf"] == pytest.approx(0.5 + 0.02 * rate)
