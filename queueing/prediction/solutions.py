@@ -45,7 +45,7 @@ from kendall.queueing.prediction.solver import Solver
 from kendall.queueing.prediction.solvers.bounds import delay_bound, has_bound, is_renewal
 from kendall.queueing.prediction.solvers.ordered import is_ordered
 from kendall.queueing.queue import Queue
-from kendall.queueing.result import Prediction, Quantiles
+from kendall.queueing.result import Prediction
 
 BEST_FIRST = ("exact", "approximation", "bound", "paper", "simulation")
 
@@ -93,17 +93,14 @@ def answer(model: Queue, arrival_rate: float, method: str) -> Prediction:
 
 
 def _after_predictions(model: Queue, solved: dict[str, Any]) -> dict[str, Any]:
-    """With the time that requests wait for predictions outside of the engine; the quantiles too,
-    where all wait as long.
+    """With the time that requests wait for predictions outside of the engine: all as long, but
+    under skippredict, of which formulas have means only.
     """
-    paid, seconds = model.predictions, model.external_prediction
-    if paid is None or not seconds:
+    seconds = model.external_prediction
+    if not seconds:
         return solved
-    later = {}
-    for name in solved.keys() & {"queueing_delay", "sojourn_time", "time_to_first_token"}:
-        known = solved[name] if paid.some == 0 else Quantiles(solved[name].mean)
-        later[name] = known.mapped(lambda _, value: value + seconds)
-    return solved | later
+    later = solved.keys() & {"queueing_delay", "sojourn_time", "time_to_first_token"}
+    return solved | {name: solved[name].mapped(lambda _, value: value + seconds) for name in later}
 
 
 def _solvers(model: Queue) -> tuple[Solver, ...]:
