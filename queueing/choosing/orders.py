@@ -29,6 +29,7 @@ from kendall.policies.core import Policy
 from kendall.policies.ordered import Ordered, order_of
 from kendall.policies.orders import FIRST_COME, ORDERS
 from kendall.policies.orders.by_length import Boost
+from kendall.policies.orders.order import Order
 from kendall.policies.text import (
     SpecError,
     format_number,
@@ -117,7 +118,7 @@ class OrderSearch:
     known: dict[tuple[str, str], OrderDurations] = field(default_factory=dict)
     tails: dict[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
 
-    def usual(self) -> list[str]:
+    def usual(self, among: Callable[[type[Order]], bool] = lambda _: True) -> list[str]:
         """Orders of the analysis that this policy serves, with the thresholds that they need."""
         if not isinstance(self.model.policy, Ordered):
             raise SpecError(
@@ -129,12 +130,14 @@ class OrderSearch:
             needed = [each.name for each in fields if each.default is dataclasses.MISSING]
             if needed not in ([], ["threshold"]) or not type(self.model.policy).serves(order):
                 continue
+            if not among(order):
+                continue
             if not is_solved(order(**dict.fromkeys(needed, 1))):  # whatever its parameters
                 continue
             best = f":threshold={format_number(self._best_threshold(name))}" if needed else ""
             found.append(f"{name}{best}")
-        if type(self.model.policy).serves(Boost) and (boost := self._boost()) is not None:
-            found.append(boost)
+        if type(self.model.policy).serves(Boost) and among(Boost):
+            found += filter(None, [self._boost()])
         return found
 
     def _boost(self) -> str | None:

@@ -19,7 +19,7 @@ from kendall.policies import SpecError, parse_policy
 from kendall.policies.ordered import order_of
 from kendall.policies.orders.order import Order
 from kendall.policies.text import counted
-from kendall.queueing.choosing.advice.advise import TARGETS, advise, parse_objective
+from kendall.queueing.choosing.advice.advise import TARGETS, UNASKED, advise, parse_objective
 from kendall.queueing.choosing.advice.load_balancer import behind_load_balancer, routings_of
 from kendall.queueing.choosing.advice.rates import rate_factor_of, rate_sentences, rates
 from kendall.queueing.choosing.advice.searches import search
@@ -522,7 +522,7 @@ def ask_advice(parameters: Mapping[str, str]) -> list[Advice]:
     if question is None or estimates is None:
         return []
     operating_point = _asked_about(question, estimates, parameters)
-    targets = TARGETS if target is None else (target,)
+    targets = UNASKED if target is None else (target,)
     until = time.process_time() + ADVICE_SECONDS
     found = advise(
         operating_point,

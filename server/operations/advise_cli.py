@@ -78,7 +78,9 @@ class AdviceOptions:
         ),
     )
     target: str | None = option(
-        "", "What to choose: batch-size | max-output-tokens | policy | servers. Default: all."
+        "",
+        "What to choose: batch-size | max-output-tokens | policy | servers | order. Default: all "
+        "but order.",
     )
     routing: str | None = option(
         "",

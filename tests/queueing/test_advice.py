@@ -16,7 +16,7 @@ import pytest
 
 from kendall.policies import Request, parse_policy
 from kendall.policies.text import SpecError
-from kendall.queueing.choosing.advice.advise import TARGETS, parse_objective
+from kendall.queueing.choosing.advice.advise import TARGETS, UNASKED, parse_objective
 from kendall.queueing.choosing.advice.searches import search
 from kendall.queueing.choosing.advice.sentence import sentence
 from kendall.queueing.choosing.answer import own_error, precise
@@ -696,7 +696,7 @@ def test_every_objective_speaks_json(name: str) -> None:
 
 def test_every_target_has_an_advice_and_its_numbers_are_there_and_in_order() -> None:
     found = asked()
-    assert [each.target for each in found] == list(TARGETS)
+    assert [each.target for each in found] == list(UNASKED)
     for each in found:
         plain = json.loads(json.dumps(json_object(each), allow_nan=False))
         gain = plain["gain"]
@@ -885,7 +885,7 @@ def test_a_what_if_for_a_smaller_clip_is_met_by_the_gateway_there() -> None:
     )
 
 
-@pytest.mark.parametrize("target", ["batch-size", "max-output-tokens", "servers"])
+@pytest.mark.parametrize("target", ["batch-size", "max-output-tokens", "servers", "order"])
 def test_an_order_that_is_driven_step_by_step_is_not_searched_and_says_who_has_the_time(
     target: str,
 ) -> None:
@@ -895,3 +895,45 @@ def test_an_order_that_is_driven_step_by_step_is_not_searched_and_says_who_has_t
     assert result.setting is None
     assert "is simulated step by step, which takes too long here" in result.why
     assert f"kendall optimize --target {target}" in result.why
+
+
+# orders of service
+
+
+SLOTS = Setting(policy="continuous:max_batch_size=2")
+
+
+@cache
+def order_advice(predictor: str | None, policy: str = SLOTS.policy) -> Advice:
+    """At load 0.85 of two slots."""
+    estimates = replace(window(long=True), predictor=predictor)
+    rate = 0.85 * capacity("continuous:max_batch_size=2", LONG)
+    estimates = replace(estimates, arrival_rate=symmetric(rate, 0.02 * rate, 900.0))
+    (found,) = advise(estimates, LAW, Setting(policy=policy), LIMITS, DELAY, targets=("order",))
+    return found
+
+
+def test_an_order_that_pays_is_advised_with_what_it_does_to_the_tail() -> None:
+    found = order_advice("exact")
+    assert found.best is not None
+    assert found.best.setting.policy.startswith("continuous:max_batch_size=2,order=")
+    assert found.change
+    assert found.gain.low > 0
+    assert "p99 of the queueing delay, simulated: " in found.says
+    orders = {parse_policy(point["policy"]).order for point in found.curve}  # type: ignore[attr-defined]
+    assert {"fcfs", "spjf", "threshold", "boost"} <= orders
+    assert not orders & {"sprpt", "fb"}, "simulated step by step"
+
+
+def test_without_predictions_no_order_by_length_is_compared() -> None:
+    found = order_advice(None)
+    assert [point["policy"] for point in found.curve] == [SLOTS.policy]
+    assert found.best is not None
+    assert found.best.setting == SLOTS
+    assert "orders by predicted lengths are not compared: too few requests" in found.says
+
+
+def test_orders_are_advised_on_request_only() -> None:
+    assert "order" in TARGETS
+    found = advise(window(), LAW, Setting(policy=POLICY), LIMITS, DELAY)
+    assert [each.target for each in found] == [each for each in TARGETS if each != "order"]

@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from kendall.policies.text import SpecError, suggest
-from kendall.queueing.choosing.advice.searches import TARGETS, measure_of, search
+from kendall.queueing.choosing.advice.searches import TARGETS, UNASKED, measure_of, search
 from kendall.queueing.choosing.advice.sentence import sentence
 from kendall.queueing.choosing.candidates import canonical
 from kendall.queueing.choosing.forecast import Advice, Setting
@@ -21,14 +21,14 @@ from kendall.queueing.choosing.objective import Objective
 from kendall.queueing.choosing.phrases import NO_CHANGE
 from kendall.queueing.estimation.interval import UNKNOWN
 
-__all__ = ["TARGETS", "advise", "parse_objective"]
+__all__ = ["TARGETS", "UNASKED", "advise", "parse_objective"]
 
 
 def advise(
     operating_point: OperatingPoint,
     current: Setting,
     objective: Objective,
-    targets: Sequence[str] = TARGETS,
+    targets: Sequence[str] = UNASKED,
     over: Callable[[], bool] | None = None,
 ) -> list[Advice]:
     """One advice a target, in their order. On demand: a few seconds, most of them for batch sizes

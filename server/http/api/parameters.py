@@ -9,7 +9,7 @@ from kendall.server.http.headers import FLOW
 from kendall.server.supervision.deadlines import ENVOY, ENVOY_EXPECTED, FIRST_TOKEN_HEADER
 
 OBJECTIVES = ("delay", "throughput", "v1", "v2", "clipped", "slo")
-TARGETS = ("batch-size", "max-output-tokens", "policy", "servers")
+TARGETS = ("batch-size", "max-output-tokens", "policy", "servers", "order")
 ROUTINGS = ("random", "round_robin", "least_requests")
 
 
@@ -105,7 +105,7 @@ ADVICE_QUERY = [
     _parameter(
         "query",
         "target",
-        "Compute one target only. Default: all.",
+        "Compute one target only. Default: all but order.",
         type="string",
         enum=list(TARGETS),
     ),
