@@ -25,9 +25,10 @@ from kendall.policies import (
     parse_policy,
 )
 from kendall.policies.contract import CONTRACTS, checked
-from kendall.policies.ordered import in_order, order_of, wants_steps
+from kendall.policies.ordered import Ordered, in_order, order_of, wants_steps, with_ranking
 from kendall.policies.orders import ORDERS
 from kendall.policies.orders.order import predicted_tokens
+from kendall.policies.orders.preemptive import Gittins
 from kendall.queueing.simulation.policy_check import check_policy
 from tests.policies.states import seconds, states
 
@@ -128,6 +129,20 @@ def test_every_policy_keeps_its_contracts_in_every_order(text: str) -> None:
     checked = list(check_policy(parse_policy(text), states=150, seed=3))
     assert [(each.contract, each.fault) for each in checked if each.fault] == []
     assert all(each.note is None for each in checked)
+
+
+@pytest.mark.parametrize("text", AT_ONCE)
+def test_ranks_that_were_learned_keep_the_contracts(text: str) -> None:
+    plain = parse_policy(f"{text}{',' if ':' in text else ':'}order=gittins")
+    ranking = Gittins().with_ranks((0, 8, 20, 50), (9.0, 30.0, 4.0, 12.0))
+    assert isinstance(plain, Ordered)
+    policy = with_ranking(plain, ranking)
+    assert policy == plain
+    assert wants_steps(policy)
+    assert not wants_steps(plain)
+    assert [each.fault for each in check_policy(policy, states=150, seed=3) if each.fault] == []
+    ranks = [ranking.rank(one("a").request, made) for made in (0, 7, 8, 20, 49, 50, 99)]
+    assert ranks == [9.0, 9.0, 30.0, 4.0, 4.0, 12.0, 12.0]
 
 
 @pytest.mark.slow
