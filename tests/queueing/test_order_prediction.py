@@ -60,7 +60,8 @@ KEYS: dict[str, dict[str, Any]] = {
     "trail": {"c": 0.5},
     "mlfq": {"quantum": 10, "levels": 3},
 }
-SOLVED = tuple(name for name in ORDERS if name not in ("edf", "priority", "hrrn", "binned", "vtc"))
+UNSOLVED = ("edf", "priority", "hrrn", "binned", "vtc", "boost")
+SOLVED = tuple(name for name in ORDERS if name not in UNSOLVED)
 TEXTS = ("none", "exact", "exponential", "lognormal:sigma=0.5", "onebit:threshold=30,accuracy=0.9")
 BOUNDED = "uniform:low=0.5,high=1.5"
 MISSES = "onebit:threshold=30,miss_short=0.05,miss_long=0.4"
@@ -228,6 +229,18 @@ def test_the_solved_queue_agrees_with_simulation(name, text):
     simulated = simulate_order(order, SERVICE.sizes, RATE, told, Replications(10_000, 16, 7))
     assert simulated.standard_error < 0.05 * found.sojourn
     assert abs(simulated.mean - found.sojourn) < 4 * simulated.standard_error
+
+
+def test_what_has_outlived_its_prediction_twice_does_not_pass_who_has_the_same() -> None:
+    """At any setup, though prediction + (prediction - setup) - prediction is not prediction - setup
+    in floating point: it was 0.127 s at the setup of 4.1 ms.
+    """
+    told, order = SERVICE.predictor(parse_predictor(TEXTS[-1])), SERVICE.order(asked("srpt-b"))
+    found = [
+        solve_order(dataclasses.replace(order, setup=setup), SERVICE.sizes, RATE, told).sojourn
+        for setup in (1e-3, 2.3e-3, 4.1e-3)
+    ]
+    assert found == pytest.approx([0.1093] * 3, rel=2e-3)
 
 
 @pytest.mark.parametrize("text", TEXTS)

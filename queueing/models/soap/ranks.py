@@ -84,7 +84,10 @@ def bouncing(predicted: Vector, setup: float = 0.0) -> Ranks:
     value = predicted - setup
     pieces: list[Piece] = [(0.0, 0, value, 0.0)] if setup else []
     pieces += [(setup, 0, value, -1.0), (predicted, 0, 0.0, 1.0)]
-    return Ranks.of(len(predicted), [*pieces, (predicted + value, 0, value, 0.0)])
+    again = predicted + value
+    # one bit higher than a new job of its prediction, all of these would go before it
+    again = np.where(again - predicted > value, np.nextafter(again, 0.0), again)
+    return Ranks.of(len(predicted), [*pieces, (again, 0, value, 0.0)])
 
 
 def age(kinds: int) -> Ranks:
