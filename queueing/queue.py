@@ -88,6 +88,7 @@ SMALLEST_RATE, LARGEST_RATE = 1e-12, 1e12  # requests/s: beyond, sums of instant
 # by chance, in turn, where the fewest requests are, or where fewer are of two by chance
 ROUTINGS = ("central", "random", "round_robin", "least_requests", "power_of_two")
 ONE_FLOW = "one flow: its requests are served first come, first served"
+MOST_PRESENT = 1_000_000_000  # requests, waiting or in service
 MOST_QUEUES = 64  # that are simulated side by side
 LARGEST_SERVERS = 1_000_000  # the time of a prediction grows with them: below a second
 
@@ -451,6 +452,11 @@ class Queue:
         call = 1 if calls is None else calls.longest
         if most is None:
             return
+        if most > MOST_PRESENT:
+            raise SpecError(
+                f"got max_num_queued_reqs={most}; expected at most {MOST_PRESENT:,}, or none: so "
+                "many never wait"
+            )
         if call > most:
             raise SpecError(
                 f"got max_num_queued_reqs={most} and calls of up to {call} sequences; expected "
@@ -1015,8 +1021,12 @@ class Queue:
                 f"predictions outside of the engine: {paid}, which its delay and its sojourn have "
                 "on top",
             )
-        capacity = self.largest_stable_rate * self.requests.call_size / self.engine.servers
-        share = f"predictions cost {self.mean_prediction * capacity:.1%} of the server: {paid}"
+        share = f"predictions cost {short_number(self.mean_prediction)} s of the server a request"
+        if self.bound is not None:
+            capacity = self.largest_stable_rate * self.requests.call_size / self.engine.servers
+            share = f"predictions cost {self.mean_prediction * capacity:.1%} of the server"
+            share += "" if self.bound == 1 else " at its largest rate"
+        share += f": {paid}"
         if not order_of(self.policy).preemptive:
             return (
                 f"{share}; on average {short_number(self.mean_prediction)} s with each service",
@@ -1169,6 +1179,11 @@ def _energy(
             return None
         return energy_of_profile(latency)
     law = parse_energy(given) if isinstance(given, str) else given
+    if not isinstance(law, EnergyLaw):
+        raise SpecError(
+            f"got energy={short_repr(given)}; expected an energy law or its text, for example "
+            "beta=0.044,c0=0.155"
+        )
     if law.c0 and policy.joins_running:
         raise SpecError(
             f"got energy c0={short_number(law.c0)} for policy {format_policy(policy)}, which has "

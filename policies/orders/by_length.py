@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
+from kendall.policies.errors import SpecError
 from kendall.policies.orders.order import MOST_BINS, Aging, ByLength, Form, Order, parameter
 
 
@@ -49,6 +50,9 @@ class Threshold(Aging):
         return Form(quantity="prediction", above=self.threshold, aging=self.aging)
 
 
+LEAST_BOOST = 1e-15  # gamma x token_time
+
+
 @dataclass(frozen=True, kw_only=True)
 class Boost(Order):
     """By arrival, less a boost of b(s) seconds for a request of s seconds of service:
@@ -60,12 +64,22 @@ class Boost(Order):
     tail (Yu and Scully 2024).
     """
 
-    gamma: float = parameter("a finite number per second > 0", lambda rate: 0 < rate < math.inf)
+    gamma: float = parameter(
+        "a number per second from 1e-12 to 1e12", lambda rate: 1e-12 <= rate <= 1e12
+    )
     token_time: float = parameter(
         "finite seconds > 0", lambda seconds: 0 < seconds < math.inf, seconds=True
     )
     name: ClassVar[str] = "boost"
     predicts: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not LEAST_BOOST <= self.gamma * self.token_time <= 1 / LEAST_BOOST:
+            raise SpecError(
+                f"got gamma={self.gamma:g} and token_time={self.token_time:g}; expected a product "
+                f"of {LEAST_BOOST:g} to {1 / LEAST_BOOST:g}"
+            )
 
     @cached_property
     def form(self) -> Form:

@@ -230,10 +230,11 @@ def _heads(answer: Prediction) -> Iterator[str]:
         yield f"loss fraction {_number(answer.loss_fraction)}{of_them}"
     if answer.stable and answer.energy_use is not None:
         joules = answer.energy_per_request
-        eta = None if not joules else 1 / joules
-        yield (
-            f"energy        {_number(joules)} J a request ({_number(eta)} requests a joule), "
+        yield "energy        " + (
+            f"{_number(joules)} J a request ({_number(1 / joules)} requests a joule), "
             f"{_number(answer.watts)} W"
+            if joules
+            else "not known, as the utilisation or the batch size that its law needs is not"
         )
     if "queueing_delay_upper" in answer.bounds:
         yield (
@@ -273,10 +274,10 @@ def _numbers(answer: Prediction) -> Table:
         ("queue length", answer.queue_length),
         ("number in system", answer.number_in_system),
     ):
-        values = [number.value(name) for name in names[1:]]
-        missing = "" if set(values) == {None} else DASH
+        values = [number.value(name) for name in (*names[1:], "p_empty")]
+        missing = "" if set(values[:-1]) == {None} else DASH
         cells = [missing if value is None else _number(value) for value in values]
-        rows.append([label, _number(number.mean), *cells, _number(number.value("p_empty"))])
+        rows.append([label, _number(number.mean), *cells])
     columns = (Column(heading="requests", left=True), *(Column(heading=name) for name in names))
     return Table((*columns, Column(heading="P(none)")), rows)
 

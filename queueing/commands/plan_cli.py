@@ -223,8 +223,19 @@ def print_plan(found: CapacityPlan, to: Console) -> None:
     possible = [each for each in found.options if each["servers"] is not None]
     limited = any(each["max_output_tokens"] is not None for each in found.options)
     cuts = ["token\nlimit", "cut"] if limited else []
-    columns = ["", "latency", "max num\nseqs", *cuts, "servers", "cost", "load", *headings]
-    rows = [_row(each, found, names, limited=limited) for each in found.options]
+    powered = ["watts"] if any(each.get("watts") is not None for each in found.options) else []
+    columns = [
+        "",
+        "latency",
+        "max num\nseqs",
+        *cuts,
+        "servers",
+        "cost",
+        "load",
+        *headings,
+        *powered,
+    ]
+    rows = [_row(each, found, [*names, *powered], limited=limited) for each in found.options]
     say(to, f"fewest servers that keep {found.goal.constraint}")
     to.print(
         Table(

@@ -148,7 +148,13 @@ def parse_energy(text: str) -> EnergyLaw:
     measured with its power. Raises SpecError.
     """
     if "=" not in text:
-        found = energy_of_profile(text)
+        try:
+            found = energy_of_profile(text)
+        except SpecError:
+            raise SpecError(
+                f"got energy {text!r}; expected joules, as in {_EXAMPLE}, or the name of a profile "
+                "that was measured with its power"
+            ) from None
         if found is None:
             raise SpecError(
                 f"got energy {text!r}, a profile without watts; expected one that has them, or "

@@ -31,13 +31,15 @@ _POINTS = 2048  # of a law: coarser ones are of the same Poisson numbers to 1e-4
 
 
 def counts(model: Queue, arrival_rate: float, found: Prediction) -> Mapping[str, Count]:
-    """By the names of `Prediction`, of an exact answer; what a simulation saw stays."""
-    if found.counts or found.method != "exact" or model.one_of_several is not None:
+    """By the names of `Prediction`, of a formula's answer; what a simulation saw stays."""
+    by_formula = found.method in ("exact", "approximation")
+    if found.counts or not by_formula or model.one_of_several is not None:
         return found.counts
     known = {}
     if _is_one_server(model) and found.utilisation is not None:
         known["number_in_system"] = Count(1 - found.utilisation)
-    if is_first_come(model.policy) and not model.requests.endless:
+    exact = found.method == "exact" and is_first_come(model.policy)
+    if exact and not model.requests.endless:
         for name, (instants, masses) in _laws(model, arrival_rate).items():
             known[name] = arrivals_during(arrival_rate, instants, masses, model.levels)
     return known

@@ -621,7 +621,7 @@ def check_kept_up(model: Queue, runs: Sequence[SimulatedRun]) -> None:
     if not (order_of(model.policy).preemptive and model.bound is not None and whole):
         return
     slots = model.bound * model.engine.servers
-    over = _work(runs) / model.engine.servers if model.bound == 1 else 0.0
+    over = _work(runs, model.engine.servers) if model.bound == 1 else 0.0
     if over == 0:
         grown = [_excess(run, slots) for run in runs]
         over = float(np.mean(grown)) if all(grown) else 0.0
@@ -629,11 +629,11 @@ def check_kept_up(model: Queue, runs: Sequence[SimulatedRun]) -> None:
         raise UnstableQueueError(over)
 
 
-def _work(runs: Sequence[SimulatedRun]) -> float:
-    """Seconds of service in each second of arrivals, of requests that are served one at a time,
-    where that is more than 1 by more than chance; else 0.
+def _work(runs: Sequence[SimulatedRun], servers: int) -> float:
+    """Seconds of service in each second of arrivals and server, of requests that are served one at
+    a time, where that is more than 1 by more than chance; else 0.
     """
-    work = sum(float((run.server_free_at - run.dispatched_at).sum()) for run in runs)
+    work = sum(float((run.server_free_at - run.dispatched_at).sum()) for run in runs) / servers
     found = work / sum(float(np.ptp(run.arrived_at)) for run in runs)
     chance = SURE * math.sqrt(2 / sum(len(run.arrived_at) for run in runs))
     return found if found > 1 + chance else 0.0

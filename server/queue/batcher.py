@@ -547,6 +547,7 @@ class Batcher:
         return self.epoch
 
     def _govern(self, policy: Policy) -> None:
+        queue = moved(self._queue, self._queue_for(policy))  # an order that fails changes nothing
         self.policy = served_as(policy, pads=self.capabilities.pads)
         built_in = is_built_in(self.policy)
         self._decide = self.policy.decide if built_in else partial(decided, self.policy, self.now)
@@ -555,7 +556,7 @@ class Batcher:
         self.wants_steps = wants_steps(policy)
         self._wants_predictions = order_of(policy).predicts
         self._preempts = may_preempt(policy)  # it may take sequences out of the engine again
-        self._queue = moved(self._queue, self._queue_for(policy))
+        self._queue = queue
         # of the flows, under an order that counts
         self.counters: FlowCounters | None = self._queue.counters
         self._prefixes = matches_for(self.policy, self._prefixes, self._unsettled)

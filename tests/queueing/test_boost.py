@@ -117,10 +117,13 @@ def test_an_idle_queue_has_no_tail_to_fit() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("gamma=0,token_time=1", "got gamma=0; expected a finite number per second > 0"),
+        ("gamma=0,token_time=1", "got gamma=0; expected a number per second from 1e-12 to 1e12"),
         ("gamma=1,token_time=0", "got token_time=0; expected finite seconds > 0"),
         ("gamma=1,token_time=-1s", "token_time"),
         ("gamma=nan,token_time=1", "gamma"),
+        ("gamma=1e-300,token_time=1e-300", "got gamma=1e-300; expected a number per second"),
+        ("gamma=1e-9,token_time=1e-9", "got gamma=1e-09 and token_time=1e-09; expected a product"),
+        ("gamma=1e9,token_time=1e9", "got gamma=1e+09 and token_time=1e+09; expected a product"),
         ("gamma=1", "got order boost without token_time; expected token_time=NUMBER"),
         ("gamma=1,token_time=1,aging=1", "got aging for order boost; expected gamma, token_time"),
     ],

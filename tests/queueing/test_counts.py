@@ -177,11 +177,12 @@ def test_lost_requests_use_no_energy() -> None:
         ("single", "c1=2", "got 'c1' in 'c1=2'; expected beta, c0, per_token, busy, idle"),
         ("single", "beta=0", "got an energy law of nothing"),
         ("single", "tiny", "got energy 'tiny', a profile without watts"),
-        ("single", "nobody", "got latency 'nobody'"),
+        ("single", "nobody", "got energy 'nobody'; expected joules, as in beta=0.044,c0=0.155"),
+        ("single", 5, "got energy=5; expected an energy law or its text"),
         ("continuous:max_batch_size=4", "c0=1", "got energy c0=1 for policy continuous"),
     ],
 )
-def test_an_energy_that_makes_no_sense_is_refused(policy: str, energy: str, said: str) -> None:
+def test_an_energy_that_makes_no_sense_is_refused(policy: str, energy: object, said: str) -> None:
     with pytest.raises(SpecError) as error:
         asked(policy, 1.0, energy=energy)
     assert said in str(error.value)

@@ -337,6 +337,22 @@ def test_work_beyond_several_servers_is_shared_among_them() -> None:
     assert loads[1] == pytest.approx(loads[0], rel=0.1)
 
 
+@pytest.mark.parametrize("order", ["sprpt", "fb", "skippredict,threshold=20"])
+def test_work_for_more_than_one_server_is_not_too_much_for_several(order: str) -> None:
+    """A load of 0.6 on each of two and three servers: 1.2 and 1.8 in all."""
+    for servers in (2, 3):
+        queued = Queue.read(
+            f"single:order={order}",
+            "geometric:mean=40",
+            "a=0.01",
+            predictor="exact",
+            servers=servers,
+        )
+        found = predict_model(queued, 0.6 * queued.largest_stable_rate)
+        assert found.stable
+        assert 0 < (found.queueing_delay.mean or 0.0) < 1.0
+
+
 def interrupted(policy: Single | Continuous, kr: float) -> tuple[Queue, float]:
     queued = model(policy, LatencyModel(k1=1e-4, k2=1e-2, k3=1e-5, k4=5e-3, kr=kr))
     return queued, 0.7 * queued.largest_stable_rate
