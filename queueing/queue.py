@@ -419,7 +419,7 @@ class Queue:
         law, slots = self.engine.law, self.bound or 1
         own = getattr(self.policy, "prompt_weight", None)
         share = law.step(slots) / slots
-        if own is not None or not share:
+        if own or not share:
             return None
         return replace(order, prompt_weight=law.admission(0, 1) / share)
 
@@ -1202,7 +1202,7 @@ def _order_of_service(policy: Policy, predictor: PredictorText) -> tuple[str, ..
     order = order_of(policy)
     assumption = order.assumption.format(name=order.name)
     if isinstance(order, ByLength) and order.learns:
-        weight = short_number(order.weight_of_prompts, 3)
+        weight = short_number(order.prompt_weight, 3)
         assumption += f" by service, a token of the prompt counts as {weight} of the answer"
     if order.predicts:
         return (f"{assumption}; predictor of the output lengths: {predictor}",)

@@ -19,8 +19,7 @@ class ShortestFirst(ByLength):
 
     @cached_property
     def form(self) -> Form:
-        weight = self.weight_of_prompts
-        return Form(quantity="prediction", prompt_weight=weight, aging=self.aging)
+        return Form(quantity="prediction", prompt_weight=self.prompt_weight, aging=self.aging)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +30,12 @@ class LongestFirst(ByLength):
 
     @cached_property
     def form(self) -> Form:
-        weight = self.weight_of_prompts
-        return Form(quantity="prediction", weight=-1.0, prompt_weight=weight, aging=self.aging)
+        return Form(
+            quantity="prediction",
+            weight=-1.0,
+            prompt_weight=self.prompt_weight,
+            aging=self.aging,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

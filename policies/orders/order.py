@@ -250,18 +250,18 @@ class Aging(Order):
 @dataclass(frozen=True, kw_only=True)
 class ByLength(Aging):
     """An order by predicted tokens; `by` service: prompts count too, a token of theirs as
-    `prompt_weight` tokens of the answer, which without a number given follows from the latency law.
+    `prompt_weight` tokens of the answer; 0: what follows from the latency law.
     """
 
     by: str = parameter("tokens or service", lambda by: by in ("tokens", "service"), "tokens")
-    prompt_weight: float | None = parameter(
-        "a finite number >= 0", lambda weight: 0 <= weight < math.inf, None
+    prompt_weight: float = parameter(
+        "a finite number >= 0", lambda weight: 0 <= weight < math.inf, 0.0
     )
     predicts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.prompt_weight is not None and self.by != "service":
+        if self.prompt_weight and self.by != "service":
             raise SpecError(
                 f"got prompt_weight={self.prompt_weight:g} with by={self.by}; expected by=service"
             )
@@ -269,11 +269,6 @@ class ByLength(Aging):
     @property
     def learns(self) -> bool:
         return self.by == "service"
-
-    @property
-    def weight_of_prompts(self) -> float:
-        """Tokens of an answer that a token of a prompt counts as; 0 until that is known."""
-        return self.prompt_weight or 0.0
 
 
 def key(order: Order, each: Waiting | Running) -> tuple[float, float]:

@@ -28,7 +28,7 @@ class ShortestRemaining(ByLength):
     def form(self) -> Form:
         return Form(
             quantity="prediction",
-            prompt_weight=self.weight_of_prompts,
+            prompt_weight=self.prompt_weight,
             per_token=-1.0,
             aging=self.aging,
         )
@@ -47,7 +47,7 @@ class Bouncing(ByLength):
     def form(self) -> Form:
         return Form(
             quantity="prediction",
-            prompt_weight=self.weight_of_prompts,
+            prompt_weight=self.prompt_weight,
             per_token=-1.0,
             bounces=True,
             aging=self.aging,
@@ -116,7 +116,7 @@ class Trail(ByLength):
     def form(self) -> Form:
         return Form(
             quantity="prediction",
-            prompt_weight=self.weight_of_prompts,
+            prompt_weight=self.prompt_weight,
             per_token=-1.0,
             settled=self.c,
             aging=self.aging,
