@@ -24,9 +24,8 @@ everywhere, 16 within 24 %; with 0 two queues were unstable.
 Sources: Gittins (1979); Aalto, Ayesta and Righter (2009); Scully, Harchol-Balter and Scheller-Wolf
 (2018).
 
->>> from kendall.queueing.distributions.token_distribution import parse_distribution
->>> gittins_ranks(parse_distribution("mixture:weights=0.5+0.5,parts=deterministic:value=2+"
-...                                  "deterministic:value=10"))
+>>> from kendall.queueing.distributions.token_distribution import TokenDistribution
+>>> gittins_ranks(TokenDistribution.from_counts(np.array([2, 10])))
 ((0, 2), (4.0, 8.0))
 """
 

@@ -22,7 +22,9 @@ WRONG = {
     "single:order=spjf,aging=-1": "got aging=-1; expected finite seconds >= 0",
     "single:order=spjf,aging=x": "got aging='x' for policy single; expected a number",
     "single:order=spjf,agingg=2": "got key 'agingg' for policy single; expected order, aging, ",
-    "single:order=spjf,threshold=3": "got threshold for order spjf; expected aging, or nothing",
+    "single:order=spjf,threshold=3": (
+        "got threshold for order spjf; expected aging, by, prompt_weight, or nothing"
+    ),
     "single:order=threshold": "got order threshold without threshold; expected threshold=NUMBER",
     "single:order=vtc,output_weight=-2": "got output_weight=-2; expected a number >= 0",
     "single:order=vtc,aging=1": "got aging for order vtc; expected prompt_weight, output_weight",
