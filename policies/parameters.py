@@ -110,7 +110,7 @@ def _parameter(cls: type, field: dataclasses.Field[Any], hint: Any) -> Parameter
         raise SpecError(
             f"got a default_factory for the field {field.name} of {cls.__name__}; expected a value"
         )
-    choices: tuple[str, ...] = ()
+    choices: tuple[str, ...] = field.metadata.get("choices", ())
     if field.name == "order":
         choices = cls.orders() if issubclass(cls, Ordered) else tuple(ORDERS)
     elif field.name == "route" and issubclass(cls, Ordered):

@@ -121,11 +121,12 @@ def parameter(
     default: Any = dataclasses.MISSING,
     *,
     seconds: bool = False,
+    choices: tuple[str, ...] = (),
 ) -> Any:
     """A field of an order: its range in words and as a condition; `seconds`: a text may give it
-    with a unit.
+    with a unit; `choices`: all its values.
     """
-    metadata = {"expected": expected, "within": within, "seconds": seconds}
+    metadata = {"expected": expected, "within": within, "seconds": seconds, "choices": choices}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -247,13 +248,16 @@ class Aging(Order):
     )
 
 
+BY = ("tokens", "service")
+
+
 @dataclass(frozen=True, kw_only=True)
 class ByLength(Aging):
     """An order by predicted tokens; `by` service: prompts count too, a token of theirs as
     `prompt_weight` tokens of the answer; 0: what follows from the latency law.
     """
 
-    by: str = parameter("tokens or service", lambda by: by in ("tokens", "service"), "tokens")
+    by: str = parameter("tokens or service", BY.__contains__, BY[0], choices=BY)
     prompt_weight: float = parameter(
         "a finite number >= 0", lambda weight: 0 <= weight < math.inf, 0.0
     )

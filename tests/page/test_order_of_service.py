@@ -56,7 +56,8 @@ def test_the_gateway_lists_the_orders_that_a_policy_serves_with_their_parameters
         assert (order["predicts"], order["preemptive"]) == (cls.predicts, cls.preemptive)
         names = [parameter["name"] for parameter in order["parameters"]]
         assert ("max_preemptions" in names) == cls.preemptive
-        given = "".join(f",{key}=2" for key in names)
+        values = [(each["choices"] or [2])[-1] for each in order["parameters"]]
+        given = "".join(f",{key}={value}" for key, value in zip(names, values, strict=True))
         parse_policy(f"{name}:{needed}order={order['name']}{given}")
     assert name not in ("single", "continuous") or "sprpt" in served(name)
 
@@ -71,7 +72,7 @@ def test_an_order_is_chosen_and_its_parameters_are_set(
             assert await page.ask(VALUE % "order") == "fcfs"
             assert await page.ask(LABELS) == ""
             await page.type("#order", "spjf")
-            assert await page.ask(LABELS) == "aging"
+            assert await page.ask(LABELS) == "aging, by, prompt weight"
             await page.type("#parameter-aging", "0.02")
             await page.type("#size", "4")
             await page.click("#apply")
@@ -85,7 +86,7 @@ def test_an_order_is_chosen_and_its_parameters_are_set(
             await page.click("#apply")
             await page.until(f"{OUTCOME}.startsWith('Nothing to change')")
             await page.type("#order", "trail")
-            assert await page.ask(LABELS) == "aging, c, max preemptions"
+            assert await page.ask(LABELS) == "aging, by, prompt weight, c, max preemptions"
             assert await page.ask("document.querySelector('#parameter-c').placeholder") == "0.8"
             await page.type("#parameter-c", "0.5")
             await page.click("#apply")

@@ -28,7 +28,7 @@ WRONG = {
     "single:order=threshold": "got order threshold without threshold; expected threshold=NUMBER",
     "single:order=vtc,output_weight=-2": "got output_weight=-2; expected a number >= 0",
     "single:order=vtc,aging=1": "got aging for order vtc; expected prompt_weight, output_weight",
-    "single:order=sjf": "expected one of fcfs, spjf, ljf, threshold, boost, edf, priority, hrrn, vtc",
+    "single:order=sjf": "expected one of fcfs, spjf, ljf, threshold, boost, edf, priority, hrrn",
 }
 
 
