@@ -40,8 +40,9 @@ def policy_of(text: str) -> Continuous:
     order = policy.ranking
     if order.learns:
         raise SpecError(
-            f"got {VARIABLE}={text}, whose ranks follow from the lengths of the answers so far, "
-            f"which only the gateway keeps; expected another order, or kendall serve with {text}"
+            f"got {VARIABLE}={text}, whose ranks follow from the answers so far or the latency "
+            "law, which only the gateway keeps; expected another order, or kendall serve with "
+            f"{text}"
         )
     if not order.is_formal() or order.form.ratio or order.form.quantity == "deadline":
         raise SpecError(

@@ -19,7 +19,7 @@ class ShortestFirst(ByLength):
 
     @cached_property
     def form(self) -> Form:
-        return Form(quantity="prediction", prompt_weight=self.prompt_weight, aging=self.aging)
+        return self.by_length()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,12 +30,7 @@ class LongestFirst(ByLength):
 
     @cached_property
     def form(self) -> Form:
-        return Form(
-            quantity="prediction",
-            weight=-1.0,
-            prompt_weight=self.prompt_weight,
-            aging=self.aging,
-        )
+        return self.by_length(weight=-1.0)
 
 
 @dataclass(frozen=True, kw_only=True)

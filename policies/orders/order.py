@@ -274,6 +274,11 @@ class ByLength(Aging):
     def learns(self) -> bool:
         return self.by == "service"
 
+    def by_length(self, **terms: Any) -> Form:
+        """The form that ranks by predicted length, with further terms."""
+        weight = self.prompt_weight
+        return Form(quantity="prediction", prompt_weight=weight, aging=self.aging, **terms)
+
 
 def key(order: Order, each: Waiting | Running) -> tuple[float, float]:
     """By which a queue is sorted, and those in service are compared with it; lower first."""

@@ -26,12 +26,7 @@ class ShortestRemaining(ByLength):
 
     @cached_property
     def form(self) -> Form:
-        return Form(
-            quantity="prediction",
-            prompt_weight=self.prompt_weight,
-            per_token=-1.0,
-            aging=self.aging,
-        )
+        return self.by_length(per_token=-1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,13 +40,7 @@ class Bouncing(ByLength):
 
     @cached_property
     def form(self) -> Form:
-        return Form(
-            quantity="prediction",
-            prompt_weight=self.prompt_weight,
-            per_token=-1.0,
-            bounces=True,
-            aging=self.aging,
-        )
+        return self.by_length(per_token=-1.0, bounces=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,13 +103,7 @@ class Trail(ByLength):
 
     @cached_property
     def form(self) -> Form:
-        return Form(
-            quantity="prediction",
-            prompt_weight=self.prompt_weight,
-            per_token=-1.0,
-            settled=self.c,
-            aging=self.aging,
-        )
+        return self.by_length(per_token=-1.0, settled=self.c)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -231,9 +231,8 @@ def summary(
         kind = "bursty"
     served = [run.sojourn_time[~run.lost] for run in runs]
     short = brevity(model, [run.arrived_at for run in runs], served)
-    rate = (
-        load * model.largest_stable_rate
-    )  # of a trace that is one request, or at one instant, none
+    # 0 for a trace of one request, infinite for one at one instant
+    rate = load * model.largest_stable_rate
     return Prediction(
         policy=model.text,
         effective_max_batch_size=model.bound,

@@ -66,8 +66,8 @@ def batch_quantiles(
 def delay_law(
     time: BatchTime, arrival_rate: float, queue: BatchQueue
 ) -> tuple[Vector, Vector] | None:
-    """Instants and chances of the delay, the first of which holds that nobody waits; None where one
-    lattice does not hold the law.
+    """Lattice points of the delay, seconds, and their probabilities; the first is P(no wait). None
+    where one lattice is not accurate.
     """
     atom = queue.empty / queue.batch_size
     grid, delay = _first_law(time, arrival_rate, queue, _horizon(time, queue, atom))
