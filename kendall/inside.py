@@ -33,22 +33,15 @@ def policy_of(text: str) -> Continuous:
     """Raises SpecError: a policy or an order that vLLM's queue cannot have."""
     policy = parse_policy(text)
     if not isinstance(policy, Continuous):
-        raise SpecError(
-            f"got {VARIABLE}={text}; expected continuous, as vLLM batches, for example "
-            "continuous:order=spjf"
-        )
-    order = policy.ranking
+        raise SpecError(f"got {VARIABLE}={text}; expected continuous[:order=...], as vLLM batches")
+    order, why = policy.ranking, ""
     if order.learns:
-        raise SpecError(
-            f"got {VARIABLE}={text}, whose ranks follow from the answers so far or the latency "
-            "law, which only the gateway keeps; expected another order, or kendall serve with "
-            f"{text}"
-        )
-    if not order.is_formal() or order.form.ratio or order.form.quantity == "deadline":
-        raise SpecError(
-            f"got {VARIABLE}={text}, whose order {order.name} is no fixed rank of a request; "
-            "expected an order by arrival, priority, predicted length or tokens made"
-        )
+        why = "ranks follow from answers or a law that only the gateway keeps (kendall serve)"
+    elif not order.is_formal() or order.form.ratio or order.form.quantity == "deadline":
+        why = f"order {order.name} is no fixed rank of a request"
+    if why:
+        expected = "expected an order by arrival, priority, predicted length or tokens made"
+        raise SpecError(f"got {VARIABLE}={text}, whose {why}; {expected}")
     return policy
 
 
@@ -97,14 +90,13 @@ class Ordered(SyncScheduler):  # type: ignore[misc]
             for name in decision.request_ids:
                 self.running.remove(self.requests[name])
                 self._preempt_request(self.requests[name], time.monotonic())  # noqa: TID251 - the clock of vLLM's events
-                self.prev_step_scheduled_req_ids.discard(name)
+            self.prev_step_scheduled_req_ids.difference_update(decision.request_ids)
             stay = [each for each in in_service if each.request.id not in decision.request_ids]
             in_service = [*stay, Running(first.request, 0, preemptible=False)]
 
     def _rank(self, request: EngineRequest) -> None:
         """vLLM's queue compares priorities, and of equal ones instants of arrival."""
-        asked = self._asked[request]
-        request.priority = self._order.rank(asked, request.num_output_tokens)
+        request.priority = self._order.rank(self._asked[request], request.num_output_tokens)
 
 
 class AsyncOrdered(Ordered, AsyncScheduler):  # type: ignore[misc]

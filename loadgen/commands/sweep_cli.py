@@ -230,9 +230,11 @@ def sweep_command(
             plan, folder, options.port, options.assertions, keys, json=options.json
         )
         raise typer.Exit(asyncio.run(session))
+    from kendall.loadgen.report.conditions import parse_conditions  # noqa: PLC0415
     from kendall.loadgen.sweep.dry_run import plan_as_object, print_plan  # noqa: PLC0415
     from kendall.queueing.commands.terminal import console  # noqa: PLC0415
 
+    parse_conditions(options.assertions)  # as the sweep would refuse them
     if options.json:
         typer.echo(msgspec.json.encode(plan_as_object(plan)))
     else:

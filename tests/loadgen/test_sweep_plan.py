@@ -396,6 +396,8 @@ def test_token_limits_begin_at_one() -> None:
         ["--orders", "fcfs,,spjf"],
         ["--orders", "aging=1"],
         ["--predictor", "magic"],
+        ["--assert", "p99_nonsense < 2s"],
+        ["--assert", "mean_queueing_delay < 200"],
     ],
 )
 def test_wrong_arguments_raise_a_spec_error(arguments: list[str]) -> None:

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from kendall.policies import parse_policy
+from kendall.policies import Request, parse_policy
 from kendall.queueing.choosing.forecast import Setting
 from kendall.queueing.choosing.gain.operating_point import OperatingPoint
 from kendall.queueing.choosing.gain.same_requests import SameRequests
@@ -19,11 +19,15 @@ from kendall.queueing.estimation.window.snapshot import COLUMN, Snapshot
 from kendall.queueing.estimation.window_queue import QueueLimits
 from kendall.queueing.json_form import json_object
 from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.measurement.record import Record
 from kendall.queueing.prediction import predict_model
 from kendall.queueing.queue import Queue
 from kendall.queueing.result import Quantity
 from kendall.queueing.simulation.experiment import simulate_run
+from tests.queueing.estimation_runs import seen as window_of_records
 from tests.queueing.estimation_windows import snapshot_of_run
+from tests.server.harness import replay
+from tests.virtual_time import run_virtual
 
 LAW = LatencyModel(k1=0.002, k2=0.004, k3=0.0003, k4=0.006, cv=0.15)
 LENGTHS = parse_distribution("geometric:mean=12")
@@ -140,3 +144,54 @@ def test_settings_of_which_one_is_driven_step_by_step_are_compared_on_the_same_s
     assert gain.low < gain.value < gain.high < 1
     itself = same.next_gain(same.current, "queueing_delay")
     assert (itself.low, itself.high) == (0.0, 0.0)
+
+
+ORDERED = [  # slots, order, the spread of ln(predicted / actual), load
+    (slots, order, sigma, load)
+    for slots in (1, 4)
+    for order in ("spjf", "spjf,aging=0.002", "srpt-b", "boost,gamma=3,token_time=0.002", "sprpt")
+    for sigma, load in ((0.0, 0.85), (1.0, 0.75))
+]
+
+
+def served_by_the_gateway(policy: str, jobs: list[tuple[Request, int]]) -> list[Record]:
+    return run_virtual(replay(parse_policy(policy), jobs, LAW, seed=1, max_num_seqs=MOST))
+
+
+def jobs_of(slots: int, sigma: float, load: float, seed: int) -> list[tuple[Request, int]]:
+    law = parse_distribution("lognormal:mu=2.5,sigma=1", LONGEST)
+    model = Queue.read(f"continuous:max_batch_size={slots}", law, LAW, max_num_seqs=MOST)
+    rng = np.random.default_rng(seed)
+    lengths = law.sample(rng, 2 * REQUESTS)
+    predicted = lengths * np.exp(sigma * rng.standard_normal(lengths.size))
+    gaps = rng.exponential(1 / (load * model.largest_stable_rate), lengths.size)
+    return [
+        (Request(str(number), at, 32, LONGEST, told), int(tokens))
+        for number, (at, tokens, told) in enumerate(
+            zip(np.cumsum(gaps).tolist(), lengths, predicted.tolist(), strict=True)
+        )
+    ]
+
+
+@pytest.mark.slow
+def test_what_an_order_would_gain_is_known_before_the_switch() -> None:
+    """The first half of the requests in the order of arrival tells what the order gains on the
+    other half, which the gateway serves both ways.
+    """
+    misses = []
+    for seed, (slots, order, sigma, load) in enumerate(ORDERED):
+        jobs = jobs_of(slots, sigma, load, seed)
+        plain = f"continuous:max_batch_size={slots}"
+        changed = f"{plain},order={order}"
+        same = same_requests(
+            window_of_records(served_by_the_gateway(plain, jobs[:REQUESTS]), plain), plain
+        )
+        told = same.gain(Setting(policy=changed, max_output_tokens=LONGEST), "sojourn_time")
+        means = []
+        for policy in (plain, changed):
+            records = served_by_the_gateway(policy, jobs[REQUESTS:])
+            means.append(np.mean([each.sojourn_time or 0.0 for each in records]))
+        gained = 1 - means[1] / means[0]
+        if not told.low <= gained <= told.high:
+            misses.append((order, slots, sigma, load, told, gained))
+    assert len(misses) <= len(ORDERED) // 10, misses

@@ -59,7 +59,7 @@ class SameRequests:
     ahead: Outlook | None = None
 
     @cached_property
-    def _found(self) -> dict[Setting, Matrix | None]:
+    def _found(self) -> dict[tuple[Setting, bool], Matrix | None]:
         return {}
 
     @cached_property
@@ -69,13 +69,17 @@ class SameRequests:
     @cached_property
     def _requests(self) -> WindowRequests:
         model = plain(self.point.model(self.current))
-        requests = requests_of(self.seen, model)
-        driven = not fast.is_compiled(model)
-        return requests.part(slice(-(DRIVEN if driven else MOST), None))
+        return requests_of(self.seen, model).part(slice(-MOST, None))
+
+    def _driven(self, *settings: Setting) -> bool:
+        """Whether one of them is replayed step by step, and so with fewer requests."""
+        return not all(fast.is_compiled(plain(self._model(each))) for each in settings)
 
     def gain(self, setting: Setting, quantity: Quantity) -> Estimate:
         """Over the setting in force; unknown where a side cannot be told."""
-        before, after = (self._durations(each, quantity) for each in (self.current, setting))
+        both = self.current, setting
+        fewer = self._driven(*both)
+        before, after = (self._durations(each, quantity, fewer=fewer) for each in both)
         if before is None or after is None or not before.sum() > 0:
             return UNKNOWN
         ratio = float(after.mean() / before.mean())
@@ -90,7 +94,7 @@ class SameRequests:
     def next_gain(self, setting: Setting, quantity: Quantity) -> Estimate:
         """The same over the next minutes: where nine in ten of their like have it."""
         both = self.current, setting
-        fewer = not all(fast.is_compiled(plain(self._model(each))) for each in both)
+        fewer = self._driven(*both)
         before, after = (self._ahead(each, quantity, fewer=fewer) for each in both)
         if before is None or after is None:
             return UNKNOWN
@@ -101,7 +105,7 @@ class SameRequests:
 
     def mean(self, setting: Setting, quantity: Quantity) -> float | None:
         """The model's, seconds."""
-        found = self._durations(setting, quantity)
+        found = self._durations(setting, quantity, fewer=self._driven(self.current, setting))
         return None if found is None else float(found.mean())
 
     def gains(self, setting: Setting, quantity: Quantity) -> Gains:
@@ -127,23 +131,23 @@ class SameRequests:
         both = self._next[setting, fewer]
         return None if both is None else both[0 if quantity == "queueing_delay" else 1]
 
-    def _durations(self, setting: Setting, quantity: Quantity) -> Matrix | None:
+    def _durations(self, setting: Setting, quantity: Quantity, *, fewer: bool) -> Matrix | None:
         """A row for each draw, a column for each request; seconds."""
-        if setting not in self._found:
-            self._found[setting] = self._replayed(setting)
-        both = self._found[setting]
+        if (setting, fewer) not in self._found:
+            last = self._requests.part(slice(-DRIVEN, None)) if fewer else self._requests
+            self._found[setting, fewer] = self._replayed(setting, last)
+        both = self._found[setting, fewer]
         return None if both is None else both[0 if quantity == "queueing_delay" else 1]
 
     def _model(self, setting: Setting) -> Queue:
         return cut_at(self.point.model(setting), self.point.limits.engine.batch_tokens)
 
-    def _replayed(self, setting: Setting) -> Matrix | None:
+    def _replayed(self, setting: Setting, requests: WindowRequests) -> Matrix | None:
         limit = setting.max_output_tokens
         if self.point.refusal(limit) is not None or self._unknown(limit):
             return None
-        model, requests = plain(self._model(setting)), self._requests
-        alone = not fast.is_compiled(model) and requests.row.size > DRIVEN
-        if counts(model.policy) or alone or np.count_nonzero(requests.judged) < FEWEST:
+        model = plain(self._model(setting))
+        if counts(model.policy) or np.count_nonzero(requests.judged) < FEWEST:
             return None
         requests = limited(requests, limit)
         machine = self._machine if keeps_pace(model) else None

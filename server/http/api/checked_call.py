@@ -555,7 +555,7 @@ async def completion_tokens(
             raise ApiError(
                 400,
                 "invalid_prompt",
-                f"got a token id outside the vocabulary of {vocabulary}",
+                f"got a token id outside the vocabulary; expected 0 to {vocabulary - 1}",
                 param="prompt",
             )
     return encoded

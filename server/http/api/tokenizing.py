@@ -94,7 +94,7 @@ def add_tokenizing(app: FastAPI, gateway: Gateway, unqueued: Unqueued) -> None:
             raise ApiError(
                 400,
                 "invalid_prompt",
-                f"got a token id outside the vocabulary of {vocabulary}",
+                f"got a token id outside the vocabulary; expected 0 to {vocabulary - 1}",
                 param="tokens",
             )
         async with unqueued.turn(request.scope):
