@@ -18,6 +18,7 @@ from kendall.policies.core import Policy
 from kendall.policies.fixed import Fixed
 from kendall.policies.immediate import Continuous, Single
 from kendall.policies.ordered import Ordered, counts, order_of, with_ranking
+from kendall.policies.orders import PARAMETERS
 from kendall.policies.orders.order import ByLength, Order
 from kendall.policies.orders.preemptive import Gittins
 from kendall.policies.registry import class_fault, is_built_in, usable_policies
@@ -61,6 +62,7 @@ from kendall.queueing.latency.energy import (
     energy_of_profile,
     parse_energy,
 )
+from kendall.queueing.latency.kv_transfer import KvTransfer, parse_kv_transfer
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.latency.profile import load_law
 from kendall.queueing.latency.service_time import ServiceTime
@@ -87,6 +89,7 @@ SMALLEST_RATE, LARGEST_RATE = 1e-12, 1e12  # requests/s: beyond, sums of instant
 # how requests come to the servers: from one queue, or each server has one of its own that they join
 # by chance, in turn, where the fewest requests are, or where fewer are of two by chance
 ROUTINGS = ("central", "random", "round_robin", "least_requests", "power_of_two")
+NO_TRANSFER = KvTransfer()
 ONE_FLOW = "one flow: its requests are served first come, first served"
 MOST_PRESENT = 1_000_000_000  # requests, waiting or in service
 MOST_QUEUES = 64  # that are simulated side by side
@@ -120,8 +123,11 @@ class Limits(TypedDict, total=False):
                         regular ones (1, Poisson)
     arrivals            arrival process as in `kendall load`: "mmpp:rates=5/50,durations=10/1"; its
                         mean rate is the arrival rate (Poisson)
-    disaggregated       prefill on one engine, decode on a second one behind it; policy "single"
-                        (False)
+    disaggregated       prefill on engines of their own, one prompt at a time, then decode under the
+                        policy on `servers` engines behind them (False)
+    prefill_servers     with disaggregated: engines that prefill, fed from one queue (1)
+    kv_transfer         with disaggregated: what the KV memory of a request takes from one engine to
+                        the other, "2ms" or "setup=2ms,token=5us" for each prompt token (no time)
     predictor           how output lengths are predicted, for a policy whose order reads predictions
                         ("none": every request counts as the longest)
     prediction_cost     what a prediction takes: "2ms" before the request joins the queue, or
@@ -156,6 +162,8 @@ class Limits(TypedDict, total=False):
     arrival_scv: float
     arrivals: Process | str | None
     disaggregated: bool
+    prefill_servers: int
+    kv_transfer: KvTransfer | str | None
     predictor: PredictorText | str
     prediction_cost: PredictionCost | str | None
     flows: Flows | str | None
@@ -308,7 +316,10 @@ class Engine:
     max_num_queued_reqs: int | None = None  # sequences waiting or in service
     bounds: EngineBounds = field(default_factory=EngineBounds)
     pad_prompts: bool = False  # the prompts of a batch are padded to its longest one
-    disaggregated: bool = False  # prefill on one server, decode on a second one behind it
+    # prefill on servers of their own, then decode under the policy on `servers` behind them
+    disaggregated: bool = False
+    prefill_servers: int = 1
+    kv_transfer: KvTransfer = NO_TRANSFER  # between the two
     energy: EnergyLaw | None = None  # joules; None: not asked for
 
     def __post_init__(self) -> None:
@@ -338,6 +349,25 @@ class Engine:
             )
         if self.disaggregated or self.routing != "central":
             self._check_parted()
+        self._check_prefill()
+
+    def _check_prefill(self) -> None:
+        if not 1 <= self.prefill_servers <= LARGEST_SERVERS:
+            raise SpecError(
+                f"got prefill_servers={self.prefill_servers}; expected a whole number from 1 to "
+                f"{LARGEST_SERVERS:,}"
+            )
+        if self.disaggregated:
+            return
+        given = {
+            f"prefill_servers={self.prefill_servers}": self.prefill_servers > 1,
+            f"kv_transfer={self.kv_transfer}": bool(self.kv_transfer),
+        }
+        for text, is_given in given.items():
+            if is_given:
+                raise SpecError(
+                    f"got {text} for servers that prefill and decode; expected disaggregated too"
+                )
 
     def _check_parted(self) -> None:
         other = "disaggregated" if self.disaggregated else f"routing={self.routing}"
@@ -358,12 +388,24 @@ class Engine:
         return self.routing in ("least_requests", "power_of_two") and self.servers > 1
 
     @property
+    def all_servers(self) -> int:
+        """With those that prefill only."""
+        return self.servers + (self.prefill_servers if self.disaggregated else 0)
+
+    @property
     def assumption(self) -> str:
         """On service times."""
         speeds = ", ".join(map(short_number, self.server_speeds))
         return f"service times obey the latency law{speeds and f', times {speeds} by server'}"
 
 
+# of an engine that prefills and decodes
+_WHOLE: dict[str, Any] = {
+    "disaggregated": False,
+    "prefill_servers": 1,
+    "kv_transfer": NO_TRANSFER,
+    "energy": None,
+}
 _PARTS = {"requests": Requests, "engine": Engine, "arrivals": Arrivals}
 
 
@@ -530,20 +572,18 @@ class Queue:
             )
 
     def _check_tandem(self) -> None:
+        requests, bounds = self.requests, self.engine.bounds
+        in_batches = not isinstance(self.policy, Single)
         given = {
-            f"servers={self.engine.servers}": self.engine.servers > 1,
-            "patience": self.requests.patience is not None,
-            "sequences": self.requests.sequences is not None,
+            "patience": requests.patience is not None,
+            "sequences": requests.sequences is not None,
+            "pad_prompts": self.engine.pad_prompts and in_batches,
+            f"step_tokens={bounds.step_tokens}": bounds.step_tokens is not None and in_batches,
         }
-        if not isinstance(self.policy, Single):
-            raise SpecError(
-                f"got policy {self.text} for disaggregated prefill and decode; expected single: "
-                "one request at a time at each"
-            )
         if refused := [name for name, is_given in given.items() if is_given]:
             raise SpecError(
-                f"got {', '.join(refused)} for disaggregated prefill and decode; expected one "
-                "server each, one sequence a call, no patience"
+                f"got {', '.join(refused)} for disaggregated prefill and decode; expected prompts "
+                "that are computed one at a time and whole, one sequence a call, no patience"
             )
 
     @classmethod
@@ -600,6 +640,8 @@ class Queue:
                 ),
                 pad_prompts=limits.get("pad_prompts", False),
                 disaggregated=limits.get("disaggregated", False),
+                prefill_servers=whole_number("prefill_servers", limits.get("prefill_servers", 1)),
+                kv_transfer=_kv_transfer(limits.get("kv_transfer")),
                 energy=_energy(limits.get("energy"), latency, parsed),
             ),
             arrivals=Arrivals(scv=scv, process=process),
@@ -682,7 +724,8 @@ class Queue:
         """Whether prompts are padded here: batches of one have nothing to pad, and a continuous
         engine admits prompts one by one.
         """
-        return self.engine.pad_prompts and self.bound != 1 and not self.policy.joins_running
+        pads = self.engine.pad_prompts and not self.engine.disaggregated
+        return pads and self.bound != 1 and not self.policy.joins_running
 
     @property
     def whole_call(self) -> int | None:
@@ -743,6 +786,9 @@ class Queue:
         up first more often while requests wait.
         """
         if self.reservations is None:
+            return None
+        decode = self.decode
+        if self.engine.disaggregated and self.largest_stable_rate < decode.largest_stable_rate:
             return None
         chances = self.in_saturation
         full = 1.0 if chances is None else chances.get(self.bound or 0, 0.0)
@@ -812,6 +858,43 @@ class Queue:
         """
         return phases(self.engine.law, self.requests.output_tokens, self.requests.prompt_tokens)
 
+    @cached_property
+    def prefill(self) -> Queue:
+        """The first of two stations where prefill and decode are on servers of their own: one
+        prompt at a time, in the order of the policy or, where that interrupts or forms batches of
+        like lengths, of arrival. An order by service ranks by what a prompt takes here.
+        """
+        law = self.engine.law
+        return self.but(
+            **_WHOLE,
+            policy=_prefill_policy(self.policy),
+            servers=self.engine.prefill_servers,
+            law=replace(law, k3=0.0, k4=0.0, kr=0.0, turnaround=0.0),
+            bounds=EngineBounds(),
+            pad_prompts=False,
+        )
+
+    @cached_property
+    def decode(self) -> Queue:
+        """The second one: the same queue under a law without prefill; itself where there is one
+        station.
+        """
+        if not self.engine.disaggregated:
+            return self
+        law, bounds = self.engine.law, self.engine.bounds
+        return self.but(
+            **_WHOLE,
+            law=replace(law, k1=0.0, k2=0.0, kp=0.0),
+            bounds=msgspec.structs.replace(bounds, step_tokens=None, batch_tokens=None),
+            pad_prompts=False,
+        )
+
+    @property
+    def mean_transfer(self) -> float:
+        """From prefill to decode, s."""
+        transfer, prompts = self.engine.kv_transfer, self.requests.prompt_tokens
+        return transfer.setup + transfer.token * (0.0 if prompts is None else prompts.mean)
+
     @property
     def slot_time(self) -> SlotTime:
         """How long a slot of a continuous engine is taken."""
@@ -848,7 +931,11 @@ class Queue:
                 "max_output_tokens"
             )
         if self.engine.disaggregated:
-            return 1 / max(phase_means(law, requests.output_tokens, requests.prompt_tokens))
+            means = phase_means(law, requests.output_tokens, requests.prompt_tokens)
+            prefill, decode = self.engine.prefill_servers / means[0], self.engine.servers / means[1]
+            if not isinstance(self.policy, Single):
+                decode = self.decode.largest_stable_rate
+            return min(prefill, decode)
         if (chances := self.in_saturation) is not None:
             each = self.slot_time.throughput_of(chances)
         elif self.policy.joins_running:
@@ -911,7 +998,8 @@ class Queue:
         behind += "+D" if self.requests.patience is not None else ""
         gaps, servers = self.arrivals.letters, self.engine.servers
         if self.engine.disaggregated:
-            return f"{gaps}/G/1 -> ./G/1"
+            decode = self.but(**_WHOLE).name.removeprefix(gaps)
+            return f"{gaps}/G/{self.engine.prefill_servers} -> .{decode}"
         arrivals = gaps if self.requests.sequences is None else f"{gaps}^X"
         if servers > 1 and self.engine.routing != "central":
             return f"{servers} queues {self.but(servers=1, routing='central').name}"
@@ -937,17 +1025,14 @@ class Queue:
         common = [
             *self.arrivals_assumed,
             *([] if recorded else [requests.assumption]),
-            *_order_of_service(self.policy, requests.predictor),
+            *_order_of_service(self.policy, requests.predictor, apart=engine.disaggregated),
             *self._predictions_assumed(),
             *_flows_served(self.policy, requests.flows),
         ]
         if requests.sequences is not None:
             common.append("calls of independent numbers of sequences, all of a call queued at once")
         if engine.disaggregated:
-            common.append(
-                "prefill and decode on two engines of one law, one request at a time at each, no "
-                "time between them"
-            )
+            common += self._stations_assumed()
         common += [engine.assumption, *self._bounds_assumed()]
         if self.energy is not None:
             common.append(self.energy.assumption)
@@ -967,6 +1052,30 @@ class Queue:
                 f"{requests.output_tokens.longest} tokens"
             )
         return tuple(common)
+
+    def _stations_assumed(self) -> Iterator[str]:
+        engine, pools = self.engine, self.engine.prefill_servers + self.engine.servers > 2
+        transfer = engine.kv_transfer
+        between = "no time between them"
+        if transfer:
+            between = f"KV transfer of {transfer.in_words()} between them"
+        single = isinstance(self.policy, Single)
+        if single and not pools:
+            yield (
+                "prefill and decode on two engines of one law, one request at a time at each, "
+                f"{between}"
+            )
+        else:
+            prefill, decode = (
+                counted(count, "engine") for count in (engine.prefill_servers, engine.servers)
+            )
+            yield (
+                f"prefill on {prefill}, one prompt at a time (k1 + k2 + kp prompt), decode on "
+                f"{decode} of the same law without these, {between}"
+            )
+        policy = self.policy
+        if order_of(policy).name != order_of(_prefill_policy(policy)).name:
+            yield "prompts are served in order of arrival"
 
     def _losses_assumed(self) -> Iterator[str]:
         most, patience = self.engine.max_num_queued_reqs, self.requests.patience
@@ -991,7 +1100,7 @@ class Queue:
             "request_rate": arrival_rate * self.requests.call_size,
             "energy_use": None
             if energy is None
-            else EnergyOfServers(energy, lengths.mean, self.engine.servers),
+            else EnergyOfServers(energy, lengths.mean, self.engine.all_servers),
         }
 
     @property
@@ -1193,7 +1302,8 @@ def _energy(
     return law
 
 
-def _order_of_service(policy: Policy, predictor: PredictorText) -> tuple[str, ...]:
+def _order_of_service(policy: Policy, predictor: PredictorText, *, apart: bool) -> tuple[str, ...]:
+    """`apart`: prefill and decode are on servers of their own."""
     if not is_built_in(policy):
         return (
             "the policy sees one token limit for all requests, no predicted length and no priority",
@@ -1201,7 +1311,9 @@ def _order_of_service(policy: Policy, predictor: PredictorText) -> tuple[str, ..
         )
     order = order_of(policy)
     assumption = order.assumption.format(name=order.name)
-    if isinstance(order, ByLength) and order.learns:
+    if apart and ranks_by_prompt(policy):
+        assumption += " by service, of prompts where they are prefilled, of answers behind that"
+    elif isinstance(order, ByLength) and order.learns:
         weight = short_number(order.prompt_weight, 3)
         assumption += f" by service, a token of the prompt counts as {weight} of the answer"
     if order.predicts:
@@ -1228,6 +1340,32 @@ def _prediction_cost(given: PredictionCost | str | None) -> PredictionCost | Non
         if given is None or isinstance(given, PredictionCost)
         else parse_prediction_cost(given)
     )
+
+
+def _kv_transfer(given: KvTransfer | str | None) -> KvTransfer:
+    if given is None:
+        return NO_TRANSFER
+    return given if isinstance(given, KvTransfer) else parse_kv_transfer(given)
+
+
+def _prefill_policy(policy: Policy) -> Single:
+    order = order_of(policy)
+    if not isinstance(policy, Ordered) or order.preemptive or order.batches:
+        return Single()
+    found = Single(**{name: getattr(policy, name) for name in ("order", *PARAMETERS)})
+    if not ranks_by_prompt(policy):
+        return found
+    assert isinstance(order, ByLength)
+    return with_ranking(found, replace(order, prompt_weight=1.0))
+
+
+def ranks_by_prompt(policy: Policy) -> bool:
+    """Whether a server that prefills ranks by prompts alone: under an order by service, whose law
+    says what a token of the prompt counts.
+    """
+    order = order_of(policy)
+    own = getattr(policy, "prompt_weight", None)
+    return isinstance(order, ByLength) and order.learns and not own
 
 
 def _predictor(given: PredictorText | str) -> PredictorText:

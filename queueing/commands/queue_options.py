@@ -249,11 +249,23 @@ class QueueOptions:
     disaggregated: bool = option(
         ENGINE,
         (
-            "Prefill on one engine, then decode on a second one, each one request at a time "
-            "(policy single)."
+            "Prefill on engines of their own, one prompt at a time, then decode under the policy "
+            "on the engines of --servers."
         ),
         "--disaggregated",
         default=False,
+    )
+    prefill_servers: int = option(
+        ENGINE,
+        "With --disaggregated: number of engines that prefill, fed from one queue.",
+        default=1,
+    )
+    kv_transfer: str | None = option(
+        ENGINE,
+        (
+            "With --disaggregated: time in which the KV memory of a request reaches the engine "
+            "that decodes, 2ms or setup=2ms,token=5us (for each prompt token). Default: 0."
+        ),
     )
     slo: str | None = option(
         ANSWER,
@@ -267,7 +279,8 @@ class QueueOptions:
         """The keyword arguments of `Queue.read` that are no traffic."""
         own = (
             *("arrival_scv", "sequences", "intraclass_correlation", "predictor", "flows"),
-            *("server_speeds", "disaggregated", "max_num_queued_reqs"),
+            *("server_speeds", "disaggregated", "prefill_servers", "kv_transfer"),
+            "max_num_queued_reqs",
         )
         return {
             **dataclasses.asdict(self.setting),

@@ -16,6 +16,10 @@ Poisson:
                                   GI/G/1 (QNA; queueing.models.gg1: Kraemer and Langenbach-Belz,
                                   without their correction for cd^2 > 1)
 
+A transfer of KV memory between the stations is a delay in which requests do not wait for each
+other: a constant one changes no queueing delay; where it differs, only Burke's case stays exact, as
+Poisson departures stay Poisson. `transfer` of `tandem_path` is constant.
+
 Poisson arrivals, unlimited buffers, first come first served.
 
 Measured against simulation (4e6 requests a cell; uniform, gamma, lognormal, two-valued services;
@@ -121,14 +125,21 @@ def solve_disaggregated(
 
 
 def solve_tandem(
-    first: ServiceTime, second: ServiceTime, arrival_rate: float, *, levels: Levels = LEVELS
+    first: ServiceTime,
+    second: ServiceTime,
+    arrival_rate: float,
+    *,
+    alike: bool = True,
+    levels: Levels = LEVELS,
 ) -> TandemQueue:
-    """Any two stations. Raises UnstableQueueError with the larger load."""
+    """Any two stations; `sojourn` without what the way between them takes, which is `alike` for all
+    or not. Raises UnstableQueueError with the larger load.
+    """
     loads = (arrival_rate * first.mean, arrival_rate * second.mean)
     if max(loads) >= 1:
         raise UnstableQueueError(max(loads))
     departure_scv = 1 - loads[0] ** 2 * (1 - first.scv)
-    exact = is_exact(first, second)
+    exact = is_exact(first, second, alike=alike)
     if exact:
         delay = _exact_second(first, second, arrival_rate)
     else:
@@ -140,26 +151,24 @@ def solve_tandem(
     return TandemQueue(station, delay, total, loads, departure_scv, exact)
 
 
-def is_exact(first: ServiceTime, second: ServiceTime) -> bool:
+def is_exact(first: ServiceTime, second: ServiceTime, *, alike: bool = True) -> bool:
     """Whether the mean delay at the second station is known exactly: one of the first three
-    lines above.
+    lines above; where the ways between them are not `alike`, the first.
     """
-    return (
-        _is_exponential(first)
-        or _never_waits(first, second)
-        or (first.is_constant and second.is_constant)
-    )
+    in_order = _never_waits(first, second) or (first.is_constant and second.is_constant)
+    return is_exponential(first) or (alike and in_order)
 
 
 def _exact_second(first: ServiceTime, second: ServiceTime, arrival_rate: float) -> float:
-    if _is_exponential(first):
+    if is_exponential(first):
         return mean_delay(second, arrival_rate)[1]
     if _never_waits(first, second):
         return 0.0
     return mean_delay(second, arrival_rate)[1] - mean_delay(first, arrival_rate)[1]
 
 
-def _is_exponential(service: ServiceTime) -> bool:
+def is_exponential(service: ServiceTime) -> bool:
+    """Whether its departures from a first come, first served station are Poisson (Burke)."""
     return service.cv == 1 and len(service.values) == 1
 
 
@@ -167,9 +176,9 @@ def _never_waits(first: ServiceTime, second: ServiceTime) -> bool:
     return first.cv == second.cv == 0 and bool(second.values.max() <= first.values.min())
 
 
-def tandem_path(arrivals: Vector, services: Vector) -> Vector:
+def tandem_path(arrivals: Vector, services: Vector, transfer: float = 0.0) -> Vector:
     """Delays (stations x requests) of requests arriving at `arrivals` (seconds, sorted) with
-    `services` (stations x requests).
+    `services` (stations x requests), which take `transfer` seconds from a station to the next.
 
     Exact: request n starts at a station at max(its arrival there, the end of n - 1 there), which
     with partial sums of the services is a running maximum: end_n = max_{m <= n} (arrival_m +
@@ -184,5 +193,5 @@ def tandem_path(arrivals: Vector, services: Vector) -> Vector:
         delays[station, 1:] = np.maximum(
             ends[:-1] - instants[1:], 0.0
         )  # of the sums' rounding nothing is left where nobody waits
-        instants = instants + delays[station] + service
+        instants = instants + delays[station] + service + transfer
     return delays

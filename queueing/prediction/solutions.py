@@ -13,7 +13,10 @@ single, --max-num-queued-reqs      exact means    mg1k; with patience, several s
 single, independent gaps that      exact          gig1; on several servers, with patience and
 are not exponential                               under other policies simulation
 prefill and decode on two servers  exact          tandem where Burke's or Friedman's theorem holds;
-                                                  else an approximation, tandem
+                                                  else an approximation, tandem; under other
+                                                  policies and in pools each station by its own
+                                                  method where prefills are exponential, first come,
+                                                  first served; else simulation
 another order than fcfs            exact means    single; on several servers, in the slots of
                                                   continuous, and where requests are interrupted,
                                                   an approximation or simulation (ordered)
@@ -40,12 +43,16 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
+from kendall.policies.immediate import Single
+from kendall.policies.ordered import in_arrival_order
+from kendall.queueing.errors import NotConvergedError
+from kendall.queueing.models.tandem import is_exponential
 from kendall.queueing.prediction import solvers
-from kendall.queueing.prediction.solver import Solver
+from kendall.queueing.prediction.solver import IN_DOUBT, Solver
 from kendall.queueing.prediction.solvers.bounds import delay_bound, has_bound, is_renewal
 from kendall.queueing.prediction.solvers.ordered import is_ordered
 from kendall.queueing.queue import Queue
-from kendall.queueing.result import Prediction
+from kendall.queueing.result import Mean, Prediction, Quantiles, Station
 
 BEST_FIRST = ("exact", "approximation", "bound", "paper", "simulation")
 
@@ -61,6 +68,7 @@ def methods(model: Queue) -> tuple[str, ...]:
     if one_server is not None:
         return methods(one_server)
     known = {method for solver in _solvers(model) for method in solver.covers(model)}
+    known |= {*_methods_of_stations(model)} if not known else set()
     return tuple(sorted({*known, "simulation"}, key=BEST_FIRST.index))
 
 
@@ -68,8 +76,12 @@ def answer(model: Queue, arrival_rate: float, method: str) -> Prediction:
     """The prediction by one of `methods`, which may not be simulation. Raises UnstableQueueError,
     NotConvergedError.
     """
-    solver = next(solver for solver in _solvers(model) if method in solver.covers(model))
-    solved = _after_predictions(model, solver.solve[method](model, arrival_rate))
+    solvers = (solver for solver in _solvers(model) if method in solver.covers(model))
+    solver = next(solvers, None)
+    if solver is None:
+        solved = _of_stations(model, arrival_rate)
+    else:
+        solved = _after_predictions(model, solver.solve[method](model, arrival_rate))
     defaults = {
         "served_queueing_delay": solved["queueing_delay"],
         "utilisation": None,
@@ -90,6 +102,67 @@ def answer(model: Queue, arrival_rate: float, method: str) -> Prediction:
         **model.counted(arrival_rate),
         **(defaults | solved),
     )
+
+
+def _methods_of_stations(model: Queue) -> tuple[str, ...]:
+    """Of prefill and decode on servers of their own, where the decodes come by a Poisson process:
+    the worse of the two stations' methods.
+    """
+    if not model.engine.disaggregated or not model.arrivals.poisson or model.requests.endless:
+        return ()
+    try:
+        poisson = is_exponential(model.stations[0]) and in_arrival_order(model.policy)
+    except NotConvergedError:  # more stalls than its law can hold
+        poisson = False
+    stations = [_formula(queue) for queue in (model.prefill, model.decode)] if poisson else [None]
+    if None in stations:
+        return ()
+    return ("exact",) if set(stations) == {"exact"} else ("approximation",)
+
+
+def _formula(model: Queue) -> str | None:
+    best = best_method(model)
+    return best if best in ("exact", "approximation") else None
+
+
+def _of_stations(model: Queue, arrival_rate: float) -> dict[str, Any]:
+    """Each station on its own (Burke): what a request meets at one says nothing of the other."""
+    engine, transfer = model.engine, model.mean_transfer
+    queues = model.prefill, model.decode
+    prefill, decode = (answer(queue, arrival_rate, best_method(queue)) for queue in queues)
+    doubts = [
+        text
+        for found in (prefill, decode)
+        for text in found.assumptions
+        if text.startswith(IN_DOUBT)
+    ]
+    used = (found.utilisation for found in (prefill, decode))
+    servers = engine.prefill_servers, engine.servers
+    return {
+        "queueing_delay": _sum(prefill.queueing_delay, decode.queueing_delay),
+        "sojourn_time": _sum(prefill.sojourn_time, decode.sojourn_time, transfer),
+        "time_to_first_token": _sum(prefill.sojourn_time, decode.time_to_first_token, transfer),
+        "inter_token_latency": decode.inter_token_latency,
+        "service_time": _sum(prefill.service_time, decode.service_time, transfer),
+        "batch_size": decode.batch_size,
+        "utilisation": _shared(tuple(used), servers),
+        "stations": tuple(
+            Station(name, found.load, found.queueing_delay, Mean(found.service_time.mean))
+            for name, found in (("prefill", prefill), ("decode", decode))
+        ),
+        "assumptions": (*model.assumptions, *doubts),
+    }
+
+
+def _sum(first: Quantiles, second: Quantiles, more: float = 0.0) -> Quantiles:
+    """The mean."""
+    known = first.mean is not None and second.mean is not None
+    return Quantiles((first.mean or 0.0) + (second.mean or 0.0) + more if known else None)
+
+
+def _shared(used: tuple[float | None, ...], servers: tuple[int, ...]) -> float | None:
+    known = [busy * count for busy, count in zip(used, servers, strict=True) if busy is not None]
+    return sum(known) / sum(servers) if len(known) == len(used) else None
 
 
 def _after_predictions(model: Queue, solved: dict[str, Any]) -> dict[str, Any]:
@@ -113,6 +186,7 @@ def _solvers(model: Queue) -> tuple[Solver, ...]:
         or model.prompt_limited
         or engine.has_queues
         or engine.server_speeds
+        or (engine.disaggregated and not isinstance(model.policy, Single))
         or (arrivals.process is not None and not is_renewal(model))
     ):
         return ()

@@ -361,6 +361,9 @@ def infinite_mean(model: Queue, load: float) -> bool:
     residual are a Kesten recursion (THEORY c).
     """
     model = model.one_of_several or model
+    if model.engine.disaggregated:
+        load *= model.largest_stable_rate / model.decode.largest_stable_rate
+        model = model.decode
     unbounded = (
         model.bound is None
         and is_first_come(model.policy)
@@ -412,7 +415,8 @@ def _why_simulated(model: Queue) -> str:
 
 def _servers(model: Queue) -> str:
     if model.engine.disaggregated:
-        return "prefill and decode on two servers"
+        pools = f"{model.engine.prefill_servers} and {model.engine.servers} servers"
+        return f"prefill and decode on {'two servers' if pools == '1 and 1 servers' else pools}"
     if model.engine.has_queues:
         return f"{model.engine.servers} servers with a queue each"
     speeds = " of different speed" if model.engine.server_speeds else ""

@@ -1,8 +1,8 @@
 """How many requests wait, and how many there are, at any instant of a simulation: seen at equally
 spaced instants from when those that the warm-up left behind are gone to the last arrival.
 
-Where requests are interrupted nobody knows when each waited, so only those in the system are
-counted.
+Where requests are interrupted, or wait at two servers in turn, nobody knows when each waited, so
+only those in the system are counted.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def counts_of(runs: Sequence[SimulatedRun], model: Queue) -> Mapping[str, Count]
         np.where(run.lost, until, run.released_at) for run, until in zip(runs, waits, strict=True)
     ]
     ends = {"number_in_system": leaves}
-    if not order_of(model.policy).preemptive:
+    if not (order_of(model.policy).preemptive or model.engine.disaggregated):
         ends["queue_length"] = waits
     found = {
         name: [_seen(run.arrived_at, until) for run, until in zip(runs, of, strict=True)]

@@ -43,6 +43,7 @@ def has_drifts(model: Queue) -> bool:
         and model.arrivals.process is None
         and model.requests.sequences is None
         and model.lossless
+        and not model.engine.disaggregated
         and model.requests.tail_index > 2
     )
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +23,7 @@ import numpy.typing as npt
 
 from kendall.policies.arguments import whole_number
 from kendall.policies.core import UNBOUNDED, Request
+from kendall.policies.immediate import Single
 from kendall.policies.ordered import counts, in_arrival_order, order_of
 from kendall.policies.text import SpecError, counted
 from kendall.queueing.arrivals.notation import Ending, has_end, span
@@ -32,7 +34,7 @@ from kendall.queueing.latency.slots.token_gaps import GapCounter, Gaps, found
 from kendall.queueing.latency.stalls import SPARE_GAPS
 from kendall.queueing.measurement.record import Record
 from kendall.queueing.queue import Queue
-from kendall.queueing.result import LEVELS, Levels, Mean, Prediction, Quantiles
+from kendall.queueing.result import LEVELS, Levels, Mean, Prediction, Quantiles, Station
 from kendall.queueing.simulation.counts import counts_of
 from kendall.queueing.simulation.drift_control import has_drifts, means_by_drifts
 from kendall.queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
@@ -94,14 +96,6 @@ def simulate_model(
         replications = number_of_spans(model, num_requests * replications)
     begin = begin_of(model, arrival_rate, num_requests, replications)
     streams = np.random.SeedSequence(seed).spawn(replications)
-    if model.engine.disaggregated:
-        from kendall.queueing.simulation.scenarios.tandem import simulate_tandem
-
-        notes = (*tail_notes(model), *notes)
-        tandem = simulate_tandem(
-            model, arrival_rate, begin.requests, streams, warm_up=begin.warm_up, notes=notes
-        )
-        return without_unsettled(tandem, model)
     if order_of(model.policy).preemptive and num_requests > PILOT:  # a growing queue is slow work
         pilot = np.random.SeedSequence((seed, PILOT))
         check_kept_up(model, [simulate_run(model, arrival_rate, PILOT, pilot)])
@@ -156,9 +150,10 @@ def begin_of(model: Queue, arrival_rate: float, num_requests: int, replications:
 
     most = MOST_REQUESTS // replications
     if model.draws_in_advance:
-        most = min(most, MOST_DRAWS // model.engine.servers - SPARE_GAPS)
-    compiled = model.engine.disaggregated or fast.is_compiled(model)
-    return spin_up(model, arrival_rate, num_requests, most=most if compiled else num_requests)
+        most = min(most, MOST_DRAWS // model.engine.all_servers - SPARE_GAPS)
+    if not fast.is_compiled(model):
+        most = num_requests
+    return spin_up(model, arrival_rate, num_requests, most=most)
 
 
 def steady_run(
@@ -233,6 +228,7 @@ def summary(
     short = brevity(model, [run.arrived_at for run in runs], served)
     # 0 for a trace of one request, infinite for one at one instant
     rate = load * model.largest_stable_rate
+    stations = _stations(runs, model, rate, kind)
     return Prediction(
         policy=model.text,
         effective_max_batch_size=model.bound,
@@ -241,7 +237,8 @@ def summary(
         stable=True,
         load=load,
         load_bound=model.load_bound,
-        utilisation=_utilisation(runs, model),
+        utilisation=_utilisation_of(runs, model, stations),
+        stations=stations,
         batch_size=Mean(*mean_of_runs([sizes_per_dispatch(run) for run in runs], kind)),
         loss_fraction=mean_of_runs([run.lost.astype(float) for run in runs])[0],
         rejected_fraction=mean_of_runs([run.rejected.astype(float) for run in runs])[0] or 0.0,
@@ -257,6 +254,27 @@ def summary(
             *([] if short is None else [short]),
         ),
     )
+
+
+def _stations(
+    runs: Sequence[SimulatedRun], model: Queue, rate: float, kind: Kind
+) -> tuple[Station, ...]:
+    """Those of prefill and decode, where these are two; services of single requests at the load
+    that they make.
+    """
+    if not model.engine.disaggregated:
+        return ()
+    found = []
+    for place, (name, queue) in enumerate((("prefill", model.prefill), ("decode", model.decode))):
+        own = [run.stations[place] for run in runs]
+        services = [run.server_free_at - run.dispatched_at for run in own]
+        service = Mean(*mean_of_runs(services, kind))
+        load = queue.load(rate)
+        if isinstance(queue.policy, Single):
+            load = rate * (service.mean or 0.0) / queue.engine.servers
+        delay = summary_of_runs([run.queueing_delay for run in own], kind, model.levels)
+        found.append(Station(name, load, delay, service))
+    return tuple(found)
 
 
 def _durations(
@@ -420,6 +438,10 @@ def run_trace(model: Queue, trace: Trace, since: int = 0, *, generic: bool = Fal
 
     if not len(trace.arrived_at):
         return fast.nothing_served()
+    if model.engine.disaggregated:
+        from kendall.queueing.simulation.scenarios.tandem import run_stations
+
+        return run_stations(model, trace, since, partial(run_trace, generic=generic))
     own_limits = len(trace.limits) and not in_arrival_order(model.policy)  # kernels have one
     if fast.is_compiled(model) and not generic and not own_limits:
         return fast.after_predictions(model, trace, fast.replay(model, trace, since))
@@ -569,7 +591,7 @@ def check_draws(model: Queue, num_requests: int, replications: int) -> None:
         SPARE_GAPS if model.engine.law.stall_share else 0,
         2 * BATCH_MEANS,
     )
-    most = MOST_DRAWS // model.engine.servers - spare
+    most = MOST_DRAWS // model.engine.all_servers - spare
     if model.draws_in_advance and num_requests > most:
         drawn = f"stall_share={law.stall_share:g}" if law.stall_share else f"cv={law.cv:g}"
         expected = (
@@ -578,7 +600,7 @@ def check_draws(model: Queue, num_requests: int, replications: int) -> None:
             else f"{MOST_DRAWS // (fewest + spare)} servers"
         )
         raise SpecError(
-            f"got {num_requests} requests on servers={model.engine.servers} and {drawn}; "
+            f"got {num_requests} requests on servers={model.engine.all_servers} and {drawn}; "
             f"expected at most {expected}"
         )
 
@@ -612,10 +634,28 @@ def _utilisation(runs: Sequence[SimulatedRun], model: Queue) -> float | None:
     return float(np.mean(known)) if known else None
 
 
+def _utilisation_of(
+    runs: Sequence[SimulatedRun], model: Queue, stations: Sequence[Station]
+) -> float | None:
+    """Of all servers; of those with single requests their load."""
+    if not stations:
+        return _utilisation(runs, model)
+    prefill, decode = (station.load for station in stations)
+    used: float | None = decode
+    if not isinstance(model.policy, Single):
+        used = _utilisation([run.stations[-1] for run in runs], model.decode)
+    if used is None:
+        return None
+    engine = model.engine
+    return (engine.prefill_servers * prefill + engine.servers * used) / engine.all_servers
+
+
 def check_kept_up(model: Queue, runs: Sequence[SimulatedRun]) -> None:
     """Raises UnstableQueueError where interruptions make more work than can be done, which the
     load of the requests alone does not tell. Its load is then arrivals over departures.
     """
+    if model.engine.disaggregated:
+        model, runs = model.decode, [run.stations[-1] for run in runs]
     whole = model.lossless and not has_end(model.arrivals.process)
     if not (order_of(model.policy).preemptive and model.bound is not None and whole):
         return

@@ -95,6 +95,9 @@ class SimulatedRun:
     ]  # those of COLUMNS, one value a request or, where `sizes` are given, one a batch
     sizes: Ints | None = None  # of batches of consecutive requests on one server
     gaps: Gaps | None = None  # between tokens; None where all of an answer are alike, or padded
+    # what happened at each of two servers in turn, in the same order; here the dispatch is the
+    # arrival and the time in their queues
+    stations: tuple[SimulatedRun, ...] = ()
 
     @cached_property
     def dispatched_at(self) -> Vector:
@@ -155,7 +158,11 @@ class SimulatedRun:
         """Without the first requests (the warm-up); gaps are those that were counted."""
         kept = {name: getattr(self, name)[first:] for name in COLUMNS}
         return SimulatedRun(
-            self.arrived_at[first:], self.output_tokens[first:], kept, gaps=self.gaps
+            self.arrived_at[first:],
+            self.output_tokens[first:],
+            kept,
+            gaps=self.gaps,
+            stations=tuple(station.after(first) for station in self.stations),
         )
 
     def _column(self, name: str) -> npt.NDArray[Any]:
@@ -396,6 +403,7 @@ def is_compiled(model: Queue) -> bool:
     No step may take less than no time: a fitted law may have k1 or k2 below zero, and with it a
     batch that ends before it began.
     """
+    model = model.decode  # a server that prefills is covered
     law = model.engine.law
     several = model.requests.sequences is not None or model.engine.has_queues or law.stall_share > 0
     bounded = model.engine.max_num_queued_reqs is not None

@@ -45,7 +45,7 @@ def affordable_requests(
         if model.policy.joins_running
         else model.engine.law.stall_rate * model.batch_time.mean(1)
     )
-    looks = 4 * (model.engine.servers + in_service) + stalls
+    looks = 4 * (model.engine.all_servers + in_service) + stalls
     if not compiled:
         looks += _GENERIC_EVENT + _steps(model, in_service) * (
             _STEP + model.engine.servers + in_service
@@ -55,13 +55,13 @@ def affordable_requests(
     if model.draws_in_advance:
         affordable = min(
             affordable,
-            _DRAWS / model.engine.servers - (SPARE_GAPS if model.engine.law.stall_share else 0),
+            _DRAWS / model.engine.all_servers - (SPARE_GAPS if model.engine.law.stall_share else 0),
         )
     if affordable < fewest:
         events = (
             f"{in_service:.0f} sequences in service together and {stalls:.0f} stalls in a service"
         )
-        what = f"a simulation of servers={model.engine.servers} with {events}"
+        what = f"a simulation of servers={model.engine.all_servers} with {events}"
         raise OutOfReachError(
             what,
             "ask for fewer servers, a smaller bound on the batch size, or fewer and longer stalls",
@@ -96,8 +96,8 @@ def _in_service(model: Queue, arrival_rate: float) -> float:
     """Sequences together on a continuous engine, from its own load: at most the slots."""
     if not model.policy.joins_running:
         return 0.0
-    time = model.slot_time
-    law = model.engine.law
+    model = model.decode
+    time, law = model.slot_time, model.engine.law
     rate = arrival_rate / model.engine.servers * model.requests.call_size
     shared = rate * (time.admitted + law.speed * law.k3 * time.mean_tokens)
     alone = rate * law.speed * (law.k4 * time.mean_tokens + law.turnaround)

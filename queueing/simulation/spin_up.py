@@ -27,7 +27,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kendall.policies.immediate import Continuous, Dynamic, Elastic
+from kendall.policies.immediate import Continuous, Dynamic, Elastic, Single
 from kendall.queueing.arrivals.modulated import Mmpp
 from kendall.queueing.arrivals.notation import cycle, has_end
 from kendall.queueing.distributions.token_distribution import Vector
@@ -95,6 +95,8 @@ def memory(model: Queue, arrival_rate: float) -> float:
     """Requests after which the state hardly depends on the beginning (e^-1); infinite where
     services have no second moment.
     """
+    if model.engine.disaggregated and not isinstance(model.policy, Single):
+        return memory(model.prefill, arrival_rate) + memory(model.decode, arrival_rate)
     load = model.load(arrival_rate)
     try:
         held, of_queue = _in_service(model, arrival_rate), _of_queue(model, arrival_rate, load)
@@ -126,7 +128,8 @@ def unsettled(series: Sequence[Vector]) -> float:
 def _grows(model: Queue) -> bool:
     """Whether batches are as large as what waits."""
     batches = isinstance(model.policy, Dynamic | Elastic) and model.bound is None
-    return batches and model.requests.sequences is None and model.lossless
+    single_calls = model.requests.sequences is None and not model.engine.disaggregated
+    return batches and single_calls and model.lossless
 
 
 def _of_queue(model: Queue, arrival_rate: float, load: float) -> float:

@@ -247,9 +247,7 @@ def test_a_tandem_under_other_arrivals_is_simulated() -> None:
         ({"arrival_scv": -1.0}, "got arrival_scv=-1.0; expected 0"),
         ({"arrival_scv": float("nan")}, "got arrival_scv=nan; expected 0"),
         ({"arrival_scv": "4"}, "got arrival_scv='4'; expected a number"),
-        ({"disaggregated": True, "servers": 2}, "got servers=2 for disaggregated"),
         ({"disaggregated": True, "patience": 1.0}, "got patience for disaggregated"),
-        ({"disaggregated": True, "policy": "dynamic"}, "got policy dynamic for disaggregated"),
     ],
 )
 def test_what_cannot_be_is_refused(settings: dict[str, Any], message: str) -> None:

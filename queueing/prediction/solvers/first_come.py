@@ -12,6 +12,7 @@ from typing import Any
 
 from kendall.policies.fixed import Fixed
 from kendall.policies.immediate import Capped, Continuous, Dynamic, Elastic, Single
+from kendall.policies.ordered import in_arrival_order
 from kendall.queueing.errors import NotConvergedError
 from kendall.queueing.latency.service_time import ServiceTime
 from kendall.queueing.models.batches.batch_chain import solve_batch_chain
@@ -169,28 +170,38 @@ def _two_moments(model: Queue, arrival_rate: float) -> dict[str, Any]:
     return answer | token_times(delay, model.batch_time.first_token(1), model.engine.law.step(1))
 
 
+def transfers_differ(model: Queue) -> bool:
+    """Whether requests may overtake each other between the two servers."""
+    prompts = model.requests.prompt_tokens
+    return bool(model.engine.kv_transfer.token and prompts is not None and prompts.variance)
+
+
 def _covers_tandem(model: Queue) -> tuple[str, ...]:
-    if not model.engine.disaggregated or model.arrivals.scv != 1 or model.requests.endless:
+    engine = model.engine
+    if not engine.disaggregated or model.arrivals.scv != 1 or model.requests.endless:
+        return ()
+    if engine.all_servers > 2 or not in_arrival_order(model.policy):
         return ()
     try:
-        exact = is_exact(*model.stations)
+        exact = is_exact(*model.stations, alike=not transfers_differ(model))
     except NotConvergedError:  # more stalls in the longest service than its law can hold
         exact = False
     return ("exact",) if exact else ("approximation",)
 
 
 def _tandem(model: Queue, arrival_rate: float) -> dict[str, Any]:
+    alike = not transfers_differ(model)
     queue, services, step = (
-        solve_tandem(*model.stations, arrival_rate, levels=model.levels),
+        solve_tandem(*model.stations, arrival_rate, alike=alike, levels=model.levels),
         model.stations,
         model.engine.law.step(1),
     )
-    behind = queue.second_delay
+    behind, transfer = queue.second_delay, model.mean_transfer
     delay = (
         queue.first.delay if behind == 0 else Quantiles((queue.first.delay.mean or 0.0) + behind)
     )
-    answer = answered(delay, Quantiles(queue.sojourn), 1.0, sum(queue.loads) / 2)
-    answer |= token_times(delay, services[0].mean + step, step)
+    answer = answered(delay, Quantiles(queue.sojourn + transfer), 1.0, sum(queue.loads) / 2)
+    answer |= token_times(delay, services[0].mean + transfer + step, step)
     delays = queue.first.delay, Quantiles(behind)
     answer["stations"] = tuple(
         map(

@@ -1,104 +1,99 @@
-"""Disaggregated prefill and decode, simulated: the trace of `kendall simulate`, and the exact
-recursion of queueing.models.tandem on it.
+"""Disaggregated prefill and decode, simulated: the prefill servers on the arrivals, then the policy
+on what they have finished, each by the loop of its own queue.
 
-Service times are drawn from the law itself, not from the classes of queueing.latency.service_time:
-X ((1 - q) h + s K) at each station, with a residual and stalls of its own.
+Where each station is one server for one request at a time, first come, first served, and all
+transfers are equal, the exact recursion of queueing.models.tandem takes the place of both loops.
+Service times are drawn from the law itself there: X ((1 - q) h + s K) at each station, with a
+residual and stalls of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
+from kendall.policies.immediate import Single
+from kendall.policies.ordered import in_arrival_order
 from kendall.queueing.distributions.token_distribution import Vector
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.models.tandem import tandem_path
-from kendall.queueing.queue import Queue
-from kendall.queueing.result import Mean, Prediction, Station
-from kendall.queueing.simulation.fast import draw_trace
-from kendall.queueing.simulation.simulated_means import (
-    Kind,
-    kind_of_runs,
-    mean_of_runs,
-    summary_of_runs,
-)
+from kendall.queueing.queue import Queue, ranks_by_prompt
+from kendall.queueing.simulation.fast import COLUMNS, Ints, SimulatedRun, Trace
 
-NAMES = ("prefill", "decode")
+Serve = Callable[[Queue, Trace, int], SimulatedRun]
 
 
-def simulate_tandem(
-    model: Queue,
-    arrival_rate: float,
-    num_requests: int,
-    streams: Sequence[np.random.SeedSequence],
-    *,
-    warm_up: int,
-    notes: tuple[str, ...] = (),
-) -> Prediction:
-    """Means with standard errors over one run for each of `streams`; the first `warm_up`
-    requests of each are left out.
+def run_stations(model: Queue, trace: Trace, since: int, serve: Serve) -> SimulatedRun:
+    """Both stations, in order of arrival; `serve` runs a trace through the queue of one of them,
+    and keeps the gaps between the tokens of the requests from `since` on.
     """
-    runs = [_run(model, arrival_rate, num_requests, stream, warm_up) for stream in streams]
-    delays, services = ([run[part] for run in runs] for part in (0, 1))
-    kind = kind_of_runs(model)
-    total = summary_of_runs([delay.sum(axis=0) for delay in delays], kind, model.levels)
-    first_tokens = [delay.sum(axis=0) + service[0] + step for delay, service, step in runs]
-    stations = _stations(arrival_rate, delays, services, kind)
-    return Prediction(
-        policy=model.text,
-        effective_max_batch_size=model.bound,
-        model=model.name,
-        method="simulation",
-        stable=True,
-        load=model.load(arrival_rate),
-        utilisation=float(np.mean([station.load for station in stations])),
-        queueing_delay=total,
-        sojourn_time=summary_of_runs(
-            [(delay + service).sum(axis=0) for delay, service, _ in runs], kind
-        ),
-        batch_size=Mean(1.0),
-        served_queueing_delay=total,
-        time_to_first_token=summary_of_runs(first_tokens, kind, model.levels),
-        assumptions=(*model.assumptions, *notes),
-        **model.counted(arrival_rate),
-        stations=stations,
+    engine = model.engine
+    alone = engine.all_servers == 2 and isinstance(model.policy, Single)
+    if alone and in_arrival_order(model.policy) and not engine.kv_transfer.token:
+        return _recursion(model, trace)
+    rngs = trace.residuals[0].spawn(engine.prefill_servers)
+    predicted = np.empty(0) if ranks_by_prompt(model.policy) else trace.predicted
+    first = serve(model.prefill, replace(trace, residuals=rngs, predicted=predicted), 0)
+    transfer = engine.kv_transfer.setup + engine.kv_transfer.token * trace.prompt_tokens
+    ready = first.released_at + transfer
+    order = np.argsort(ready, kind="stable")
+    second = serve(model.decode, _reordered(trace, ready, order), since)
+    places = np.empty_like(order)
+    places[order] = np.arange(len(order))
+    columns = {name: getattr(second, name)[places] for name in COLUMNS}
+    decode = SimulatedRun(ready, trace.output_tokens, columns, gaps=second.gaps)
+    return _in_turn(trace, first, decode)
+
+
+def _reordered(trace: Trace, ready: Vector, order: Ints) -> Trace:
+    """The requests as they come to the second station."""
+    of_each = {
+        name: values[order] if len(values := getattr(trace, name)) else values
+        for name in ("output_tokens", "prompt_tokens", "predicted", "limits", "flows")
+    }
+    return replace(trace, arrived_at=ready[order], **of_each)
+
+
+def _in_turn(trace: Trace, first: SimulatedRun, second: SimulatedRun) -> SimulatedRun:
+    delays = first.queueing_delay + second.queueing_delay
+    columns = {name: getattr(second, name) for name in COLUMNS}
+    columns["dispatched_at"] = trace.arrived_at + delays
+    return SimulatedRun(
+        trace.arrived_at, trace.output_tokens, columns, gaps=second.gaps, stations=(first, second)
     )
 
 
-def _stations(
-    arrival_rate: float, delays: Sequence[Vector], services: Sequence[Vector], kind: Kind
-) -> tuple[Station, ...]:
-    return tuple(
-        Station(
-            name,
-            arrival_rate * float(np.mean([service[i].mean() for service in services])),
-            summary_of_runs([delay[i] for delay in delays], kind),
-            Mean(*mean_of_runs([service[i] for service in services])),
-        )
-        for i, name in enumerate(NAMES)
-    )
-
-
-def _run(
-    model: Queue,
-    arrival_rate: float,
-    num_requests: int,
-    stream: np.random.SeedSequence,
-    warm_up: int,
-) -> tuple[Vector, Vector, Vector]:
-    """Delays and service times (stations x requests), and each request's first decode step;
-    seconds.
-    """
-    trace, law = draw_trace(model, arrival_rate, num_requests, stream), model.engine.law
-    rngs = trace.residuals[0].spawn(len(NAMES))
-    pace, prefill = drawn_services(
-        law, law.speed * (law.k1 + law.k2 + law.kp * trace.prompt_tokens), rngs[0]
-    )
+def _recursion(model: Queue, trace: Trace) -> SimulatedRun:
+    law, rngs = model.engine.law, trace.residuals[0].spawn(2)
+    setups = law.speed * (law.k1 + law.k2 + law.kp * trace.prompt_tokens)
+    _, prefill = drawn_services(law, setups, rngs[0])
     pace, decode = drawn_services(law, law.step(1) * trace.output_tokens, rngs[1])
-    services = np.array([prefill, decode])
-    delays = tandem_path(trace.arrived_at, services)
-    return delays[:, warm_up:], services[:, warm_up:], (pace * law.step(1))[warm_up:]
+    transfer = model.engine.kv_transfer.setup
+    delays = tandem_path(trace.arrived_at, np.array([prefill, decode]), transfer)
+    first = _served(trace, trace.arrived_at, delays[0], prefill, prefill)
+    ready = first.released_at + transfer
+    second = _served(trace, ready, delays[1], decode, pace * law.step(1))
+    return _in_turn(trace, first, second)
+
+
+def _served(
+    trace: Trace, arrived_at: Vector, delays: Vector, services: Vector, first_tokens: Vector
+) -> SimulatedRun:
+    """One by one; `first_tokens`: seconds from dispatch to the end of the first step."""
+    starts, numbers = arrived_at + delays, np.arange(len(delays))
+    ends = starts + services
+    columns = {
+        "dispatched_at": starts,
+        "released_at": ends,
+        "first_token_at": starts + first_tokens,
+        "server_free_at": ends,
+        "batch_id": numbers,
+        "batch_size": np.ones_like(numbers),
+        "server_id": np.zeros_like(numbers),
+    }
+    return SimulatedRun(arrived_at, trace.output_tokens, columns)
 
 
 def drawn_services(
