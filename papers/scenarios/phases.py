@@ -1,24 +1,26 @@
 """Prefill and decode as two phases of a request on GPUs that serve one phase of one request at a
-time: dedicated, pooled, or together.
+time.
 
-    dedicated  the first `prefill` servers serve prefills, the others decodes: two queues in series
-    pooled     any server serves any phase: after its prefill a request waits again
+    dedicated  prefills on some servers, decodes on others
     together   any server; a request keeps it through both phases
+    pooled     any server serves any phase: after its prefill a request waits again
 
-Prefill takes k1 + k2 + kp prompt seconds, decode (k3 + k4) output; a decode on another server than
-its prefill takes `transfer` seconds per prompt token more (its KV cache has to come over). Orders,
-by predicted phases (exact or not), not interrupted, equal ranks in order of arrival:
+The first two are queues of the product (`queue_of_phases`): `disaggregated` or not, first come,
+first served or the shortest phase (together: request) first. Pooled, first come, first served, is
+together: the request that came first goes on. Its other orders are simulated here, not interrupted,
+equal ranks in order of arrival:
 
-    fcfs             arrival                 prefill-first, decode-first   that phase, then arrival
-    shortest-phase   seconds of the phase    shortest-left                 seconds of what is left
+    prefill-first    that phase, then arrival
+    shortest-phase   seconds of the phase
+    shortest-left    seconds of what is left
 
-Checked against closed forms: together is M/G/c with the sum of both; dedicated 1 + 1 first come,
-first served is queueing.models.tandem.tandem_path; pooled on one server, decode first, is together.
+Prefill takes k1 + k2 + kp prompt seconds, decode (k3 + k4) output; nothing is paid for a decode on
+another server. Checked against a path made one event at a time.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -26,23 +28,15 @@ import numpy as np
 from kendall.policies.text import SpecError
 from kendall.queueing.distributions.token_distribution import TokenDistribution, Vector
 from kendall.queueing.latency.law import LatencyModel
-from kendall.queueing.simulation.kernels import Floats, compiled, inner
+from kendall.queueing.queue import Queue
+from kendall.queueing.simulation.experiment import run_trace
+from kendall.queueing.simulation.fast import Trace
+from kendall.queueing.simulation.kernels import Floats, compiled
 from kendall.queueing.simulation.orders.kernels import pop, push
 from papers.scenarios.runs import Measured, Replications, measured, unit_exponential
 
-LAYOUTS = ("dedicated", "pooled", "together")
-ORDERS = ("fcfs", "prefill-first", "decode-first", "shortest-phase", "shortest-left")
+ORDERS = ("prefill-first", "shortest-phase", "shortest-left")
 PREFILL, DECODE = 0, 1
-
-
-class Phases(NamedTuple):
-    """Of each request: arrival, seconds of both phases [2, n], seconds more for a decode
-    elsewhere.
-    """
-
-    arrived_at: Floats
-    seconds: Floats
-    transfer: Floats
 
 
 class PhaseRanks(NamedTuple):
@@ -52,132 +46,57 @@ class PhaseRanks(NamedTuple):
     value: Floats
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gpus:
-    """How many servers; of them for prefills, where they are dedicated; seconds per token moved."""
-
-    servers: int
-    layout: str = "pooled"
-    prefill: int = 0
-    transfer: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.layout not in LAYOUTS:
-            raise SpecError(f"got layout={self.layout!r}; expected {', '.join(LAYOUTS)}")
-        if self.servers < 1 or self.transfer < 0:
-            raise SpecError(
-                f"got servers={self.servers}, transfer={self.transfer:g}; expected at least 1 and "
-                "seconds >= 0"
-            )
-        dedicated = self.layout == "dedicated"
-        if dedicated != (0 < self.prefill < self.servers):
-            raise SpecError(
-                f"got prefill={self.prefill} of {self.servers} servers, {self.layout}; expected "
-                "some for prefills and some for decodes if dedicated, else prefill=0"
-            )
-
-
-def run_phases(work: Phases, ranks: PhaseRanks, gpus: Gpus) -> tuple[Vector, Vector]:
-    """End of the prefill and of the decode of each request."""
-    count = len(work.arrived_at)
-    ends = np.full((2, count), np.nan)
-    queues = np.empty((2, count, 4))
-    split = gpus.prefill if gpus.layout == "dedicated" else gpus.servers
-    servers = np.full(gpus.servers, np.inf), np.zeros((2, gpus.servers), dtype=np.int64)
-    home = np.full(count, -1, dtype=np.int64)
-    places = split, gpus.layout == "together"
-    _run(work, ranks, places, (queues, *servers, home, np.zeros(3, np.int64)), ends)
+def run_pooled(
+    arrived_at: Vector, seconds: Vector, ranks: PhaseRanks, servers: int
+) -> tuple[Vector, Vector]:
+    """End of the prefill and of the decode of each request, whose phases take `seconds` [2, n]."""
+    count = len(arrived_at)
+    ends, queue = np.full((2, count), np.nan), np.empty((2 * count, 4))
+    free_at, busy = np.full(servers, np.inf), np.zeros((2, servers), dtype=np.int64)
+    _run(arrived_at, seconds, ranks, (queue, free_at, busy), ends)
     return ends[PREFILL], ends[DECODE]
 
 
-@inner
-def first_idle(ends, first, last):  # type: ignore[no-untyped-def]
-    """The first idle server of a range, or -1."""
-    for s in range(first, last):
-        if ends[s] == np.inf:
-            return s
-    return -1
-
-
-@inner
-def start(now, part, work, split, state):  # type: ignore[no-untyped-def]
-    """Give a server that is idle to `part`, a request and its phase."""
-    (job, phase), (_, ends, busy, home, _) = part, state
-    first, last = (0, split) if phase == PREFILL or split == len(ends) else (split, len(ends))
-    s = home[job]
-    if s < first or ends[s] < np.inf:
-        s = first_idle(ends, first, last)
-    seconds = work[1][phase, job]
-    if phase == DECODE and s != home[job]:
-        seconds += work[2][job]
-    home[job] = s
-    busy[0, s], busy[1, s] = job, phase
-    ends[s] = now + seconds
-
-
-@inner
-def wait(job, phase, queue, ranks, state):  # type: ignore[no-untyped-def]
-    """Put a phase of a request into a queue."""
-    counts = state[4]
-    rank = ranks[0][phase], ranks[1][phase, job], float(job)
-    push(state[0][queue], counts[queue], rank, 2 * job + phase)
-    counts[queue] += 1
-
-
-@inner
-def fill(now, work, split, state):  # type: ignore[no-untyped-def]
-    """Idle servers take who goes first."""
-    queues, ends, _, _, counts = state
-    for queue in range(2):
-        first, last = (0, split) if queue == 0 else (split, len(ends))
-        while counts[queue] > 0 and first_idle(ends, first, last) >= 0:
-            code = pop(queues[queue], counts[queue])
-            counts[queue] -= 1
-            start(now, (code // 2, code % 2), work, split, state)
-
-
 @compiled()
-def _run(work, ranks, places, state, path):  # type: ignore[no-untyped-def]
-    arrived_at, (split, together) = work[0], places
-    _, ends, busy, _, counts = state
+def _run(arrived_at, seconds, ranks, state, path):  # type: ignore[no-untyped-def]
+    queue, free_at, busy = state
+    waiting, come, phase, job = 0, 0, 0, 0
     while True:
-        s = 0
-        for k in range(1, len(ends)):
-            if ends[k] < ends[s]:
-                s = k
-        arrival = arrived_at[counts[2]] if counts[2] < len(arrived_at) else np.inf
-        now = min(ends[s], arrival)
+        first = np.argmin(free_at)
+        arrival = arrived_at[come] if come < len(arrived_at) else np.inf
+        now = min(free_at[first], arrival)
         if now == np.inf:
             return
-        if ends[s] <= arrival:
-            job, phase = busy[0, s], busy[1, s]
-            path[phase, job] = now
-            ends[s] = np.inf
-            if phase == PREFILL and together:
-                start(now, (job, DECODE), work, split, state)
-            elif phase == PREFILL:
-                wait(job, DECODE, 0 if split == len(ends) else 1, ranks, state)
+        if free_at[first] <= arrival:
+            job, phase = busy[0, first], busy[1, first] + 1
+            path[phase - 1, job] = now
+            free_at[first] = np.inf
         else:
-            wait(counts[2], PREFILL, 0, ranks, state)
-            counts[2] += 1
-        fill(now, work, split, state)
+            job, phase = come, PREFILL
+            come += 1
+        if phase <= DECODE:
+            rank = ranks[0][phase], ranks[1][phase, job], float(job)
+            push(queue, waiting, rank, 2 * job + phase)
+            waiting += 1
+        for s in range(len(free_at)):
+            if waiting > 0 and free_at[s] == np.inf:
+                code = pop(queue, waiting)
+                waiting -= 1
+                job, phase = code // 2, code % 2
+                busy[0, s], busy[1, s] = job, phase
+                free_at[s] = now + seconds[phase, job]
 
 
-def phase_ranks(order: str, predicted: Vector) -> PhaseRanks:
-    """Of requests whose phases are predicted to take these seconds [2, n]."""
-    none = np.zeros_like(predicted)
-    equal = np.zeros(2)
+def phase_ranks(order: str, seconds: Vector) -> PhaseRanks:
+    """For requests whose phases take these seconds [2, n], known in advance."""
+    none, equal = np.zeros_like(seconds), np.zeros(2)
     match order:
-        case "fcfs":
-            return PhaseRanks(equal, none)
         case "prefill-first":
             return PhaseRanks(np.array([0.0, 1.0]), none)
-        case "decode-first":
-            return PhaseRanks(np.array([1.0, 0.0]), none)
         case "shortest-phase":
-            return PhaseRanks(equal, predicted)
+            return PhaseRanks(equal, seconds)
         case "shortest-left":
-            return PhaseRanks(equal, np.array([predicted.sum(axis=0), predicted[DECODE]]))
+            return PhaseRanks(equal, np.array([seconds.sum(axis=0), seconds[DECODE]]))
         case _:
             raise SpecError(f"got order={order!r}; expected {', '.join(ORDERS)}")
 
@@ -192,16 +111,20 @@ class PhaseWork:
     kinds: tuple[tuple[float, TokenDistribution, TokenDistribution], ...]
     law: LatencyModel
 
-    def drawn(self, rng: np.random.Generator, count: int, transfer: float) -> Phases:
-        """`count` requests."""
+    def drawn(self, rng: np.random.Generator, count: int) -> Trace:
+        """`count` requests; their lengths are predicted exactly."""
         arrived_at = unit_exponential(rng, count) / self.arrival_rate
         chances = [chance for chance, *_ in self.kinds]
         kind = rng.choice(len(chances), count, p=chances)
         drawn = [[each.sample(rng, count) for each in tokens] for _, *tokens in self.kinds]
         prompt, output = (np.choose(kind, [row[part] for row in drawn]) for part in (0, 1))
+        return Trace(arrived_at, output, prompt, predicted=output.astype(float))
+
+    def phases(self, drawn: Trace) -> Vector:
+        """Seconds of prefill and decode [2, n]."""
         law = self.law
-        prefill = law.speed * (law.k1 + law.k2 + law.kp * prompt)
-        return Phases(arrived_at, np.array([prefill, law.step(1) * output]), transfer * prompt)
+        prefill = law.speed * (law.k1 + law.k2 + law.kp * drawn.prompt_tokens)
+        return np.array([prefill, law.step(1) * drawn.output_tokens])
 
     @property
     def seconds(self) -> tuple[float, float]:
@@ -212,15 +135,47 @@ class PhaseWork:
         return law.speed * (law.k1 + law.k2 + law.kp * prompt), law.step(1) * output
 
 
-def simulate_phases(
-    work: PhaseWork, order: str, gpus: Gpus, runs: Replications
-) -> tuple[Measured, Measured]:
-    """Mean sojourn time and mean time to the end of the prefill; phases are known in advance."""
+def queue_of_phases(work: PhaseWork, policy: str, servers: int, *, dedicated: bool) -> Queue:
+    """The product's queue of requests with known lengths, one server of each kind or `servers`;
+    its lengths are those of the longest kind, as each request has lengths of its own.
+    """
+    _, prompts, outputs = max(work.kinds, key=lambda kind: kind[2].longest)
+    return Queue.read(
+        policy,
+        outputs,
+        work.law,
+        prompt_tokens=prompts,
+        predictor="exact",
+        disaggregated=dedicated,
+        servers=servers,
+    )
+
+
+def simulate_queue(work: PhaseWork, queue: Queue, runs: Replications) -> tuple[Measured, Measured]:
+    """Mean sojourn time and mean time to the end of the prefill, in a queue of the product."""
 
     def run(rng: np.random.Generator) -> tuple[Vector, ...]:
-        drawn = work.drawn(rng, runs.jobs, gpus.transfer)
-        prefilled, ended = run_phases(drawn, phase_ranks(order, drawn.seconds), gpus)
-        return ended - drawn.arrived_at, prefilled - drawn.arrived_at
+        drawn = work.drawn(rng, runs.jobs)
+        served = run_trace(queue, replace(drawn, residuals=rng.spawn(queue.engine.servers)))
+        prefilled = served.released_at - work.phases(drawn)[DECODE]
+        if served.stations:
+            prefilled = served.stations[PREFILL].released_at
+        return served.sojourn_time, prefilled - drawn.arrived_at
+
+    sojourn, first = measured(run, runs)
+    return sojourn, first
+
+
+def simulate_pooled(
+    work: PhaseWork, order: str, servers: int, runs: Replications
+) -> tuple[Measured, Measured]:
+    """The same under an order of phases."""
+
+    def run(rng: np.random.Generator) -> tuple[Vector, ...]:
+        drawn = work.drawn(rng, runs.jobs)
+        at, seconds = drawn.arrived_at, work.phases(drawn)
+        prefilled, ended = run_pooled(at, seconds, phase_ranks(order, seconds), servers)
+        return ended - at, prefilled - at
 
     sojourn, first = measured(run, runs)
     return sojourn, first

@@ -170,41 +170,37 @@ def _fill(waiting, ranks, idle_for, begin):
             begin(idle, *entry)
 
 
-def slow_phases(work, ranks, gpus):
-    """Ends of prefill and decode."""
-    count = len(work.arrived_at)
-    together, split = gpus.layout == "together", gpus.prefill or gpus.servers
-    busy, home, ends = {}, {}, [[math.nan] * count, [math.nan] * count]
+def slow_phases(arrived_at, seconds, ranks, servers, prefill=0):
+    """Ends of prefill and decode; the first `prefill` servers serve prefills, the others decodes,
+    or all serve both.
+    """
+    count = len(arrived_at)
+    busy, ends = {}, [[math.nan] * count, [math.nan] * count]
     waiting, to_come = [], list(range(count))
 
-    def may_serve(server, phase):
-        return gpus.layout != "dedicated" or (server < split) == (phase == 0)
-
     def begin(server, phase, job, now):
-        moved = phase == 1 and home[job] != server
-        home[job] = server
-        busy[server] = now + work.seconds[phase][job] + moved * work.transfer[job], phase, job
+        busy[server] = now + seconds[phase][job], phase, job
 
     while to_come or busy or waiting:
         ending = min(((at, server) for server, (at, _, _) in busy.items()), default=(math.inf, 0))
-        arrival = work.arrived_at[to_come[0]] if to_come else math.inf
+        arrival = arrived_at[to_come[0]] if to_come else math.inf
         now = min(ending[0], arrival)
         if ending[0] <= arrival:
             _, phase, job = busy.pop(ending[1])
             ends[phase][job] = now
-            if phase == 0 and together:
-                begin(ending[1], 1, job, now)
-            elif phase == 0:
+            if phase == 0:
                 waiting.append((1, job))
         else:
             waiting.append((0, to_come.pop(0)))
         _fill(
             waiting,
             ranks,
-            lambda phase: [s for s in range(gpus.servers) if s not in busy and may_serve(s, phase)],
-            lambda idle, phase, job, now=now: begin(
-                home[job] if home.get(job) in idle else idle[0], phase, job, now
-            ),
+            lambda phase: [
+                s
+                for s in range(servers)
+                if s not in busy and (not prefill or (s < prefill) == (phase == 0))
+            ],
+            lambda idle, phase, job, now=now: begin(idle[0], phase, job, now),
         )
     return ends
 

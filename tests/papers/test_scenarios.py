@@ -1,5 +1,7 @@
 """Scenarios of the slides, simulated: compiled paths against slow ones written independently."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -8,11 +10,17 @@ from kendall.queueing.distributions.token_distribution import parse_distribution
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.models.soap.orders import ThresholdRanks
 from kendall.queueing.models.soap.queue import solve_order
-from kendall.queueing.models.tandem import tandem_path
 from kendall.queueing.predictors.sizes import exponential_sizes
+from kendall.queueing.simulation.experiment import run_trace
 from papers.scenarios import many_queues, phases, several_models
 from papers.scenarios.many_queues import ChoiceWork, drawn_choices, run_choices
-from papers.scenarios.phases import Gpus, Phases, PhaseWork, phase_ranks, run_phases
+from papers.scenarios.phases import (
+    PhaseRanks,
+    PhaseWork,
+    phase_ranks,
+    queue_of_phases,
+    run_pooled,
+)
 from papers.scenarios.runs import Measured, Replications, measured, ratio
 from papers.scenarios.several_models import (
     LengthWork,
@@ -64,41 +72,56 @@ def test_the_error_of_a_ratio_adds_relative_errors_in_quadrature():
 # phases
 
 
-def drawn_phases(seed, count=60, rate=1.5):
-    rng = np.random.default_rng(seed)
-    return Phases(
-        arrivals(rng, count, rate), rng.exponential(size=(2, count)), rng.random(count) / 2
-    )
+WORK = PhaseWork(
+    arrival_rate=1.0,
+    kinds=(
+        (0.6, parse_distribution("geometric:mean=20"), parse_distribution("geometric:mean=30")),
+        (0.4, parse_distribution("uniform:low=1,high=90"), parse_distribution("geometric:mean=9")),
+    ),
+    law=LatencyModel(k2=0.1, kp=0.0137, k4=0.0211),
+)
 
 
-LAYOUTS = [
-    Gpus(servers=1),
-    Gpus(servers=3),
-    Gpus(servers=3, layout="together"),
-    Gpus(servers=2, layout="dedicated", prefill=1),
-    Gpus(servers=5, layout="dedicated", prefill=2),
-]
+def at_rate(rate):
+    return dataclasses.replace(WORK, arrival_rate=rate)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("gpus", LAYOUTS, ids=lambda gpus: f"{gpus.layout}-{gpus.servers}")
+@pytest.mark.parametrize("servers", [1, 3])
 @pytest.mark.parametrize("order", phases.ORDERS)
-def test_phases_follow_a_path_made_one_event_at_a_time(order, gpus, seed):
-    work = drawn_phases(seed, rate=0.45 * gpus.servers)
-    ranks = phase_ranks(order, work.seconds)
-    found, expected = run_phases(work, ranks, gpus), slow_phases(work, ranks, gpus)
+def test_pooled_phases_follow_a_path_made_one_event_at_a_time(order, servers, seed):
+    work = at_rate(0.8 * servers)
+    drawn = work.drawn(np.random.default_rng(seed), 60)
+    seconds = work.phases(drawn)
+    ranks = phase_ranks(order, seconds)
+    found = run_pooled(drawn.arrived_at, seconds, ranks, servers)
+    expected = slow_phases(drawn.arrived_at, seconds, ranks, servers)
     for mine, theirs in zip(found, expected, strict=True):
         assert mine == pytest.approx(np.array(theirs), rel=1e-12)
 
 
 @pytest.mark.parametrize(
+    ("policy", "dedicated"),
+    [("single", True), ("single:order=spjf,by=service", True), ("single", False)],
+)
+def test_other_layouts_are_queues_of_the_product(policy, dedicated):
+    """First come, first served, pooled servers keep a request: it is the first of the queue."""
+    work = at_rate(1.3)
+    drawn = work.drawn(np.random.default_rng(4), 200)
+    seconds = work.phases(drawn)
+    queue = queue_of_phases(work, policy, 1 if dedicated else 2, dedicated=dedicated)
+    rng = np.random.default_rng(0)
+    run = run_trace(queue, dataclasses.replace(drawn, residuals=rng.spawn(2)))
+    none = PhaseRanks(np.zeros(2), np.zeros_like(seconds))
+    ranks = none if policy == "single" else phase_ranks("shortest-phase", seconds)
+    expected = slow_phases(drawn.arrived_at, seconds, ranks, 2, prefill=int(dedicated))
+    assert run.released_at == pytest.approx(np.array(expected[1]), rel=1e-12)
+
+
+@pytest.mark.parametrize(
     ("order", "prefilled", "ended"),
     [
-        ("fcfs", [2.0, 6.0, 8.0], [5.0, 7.0, 11.0]),
         ("prefill-first", [2.0, 3.0, 4.0], [7.0, 8.0, 11.0]),
-        # none is prefilled while an earlier one waits for it: as first come, first served
-        ("decode-first", [2.0, 6.0, 8.0], [5.0, 7.0, 11.0]),
         ("shortest-phase", [2.0, 3.0, 5.0], [8.0, 4.0, 11.0]),
         ("shortest-left", [2.0, 3.0, 8.0], [7.0, 4.0, 11.0]),
     ],
@@ -107,34 +130,12 @@ def test_each_order_of_phases_on_one_server_by_hand(order, prefilled, ended):
     """Prefills of 2, 1 and 1 s, decodes of 3, 1 and 3 s; the second and the third come while the
     first is prefilled.
     """
-    work = Phases(
-        np.array([0.0, 0.5, 1.0]),
-        np.array([[2.0, 1.0, 1.0], [3.0, 1.0, 3.0]]),
-        np.zeros(3),
-    )
-    found = run_phases(work, phase_ranks(order, work.seconds), Gpus(servers=1))
+    seconds = np.array([[2.0, 1.0, 1.0], [3.0, 1.0, 3.0]])
+    found = run_pooled(np.array([0.0, 0.5, 1.0]), seconds, phase_ranks(order, seconds), 1)
     assert [each.tolist() for each in found] == [prefilled, ended]
 
 
-def test_one_server_for_each_phase_is_a_tandem_queue():
-    work = drawn_phases(4, 4000, 0.7)
-    gpus = Gpus(servers=2, layout="dedicated", prefill=1)
-    prefilled, ended = run_phases(work, phase_ranks("fcfs", work.seconds), gpus)
-    services = np.array([work.seconds[0], work.seconds[1] + work.transfer])
-    delays = tandem_path(work.arrived_at, services)
-    assert prefilled - work.arrived_at == pytest.approx(delays[0] + services[0], abs=1e-8)
-    assert ended - work.arrived_at == pytest.approx((delays + services).sum(axis=0), abs=1e-8)
-
-
-def test_on_one_server_a_decode_that_goes_first_keeps_it_and_nothing_is_moved():
-    work = drawn_phases(5, 2000, 0.45)
-    ranks = phase_ranks("decode-first", work.seconds)
-    pooled = run_phases(work, ranks, Gpus(servers=1))
-    together = run_phases(work, ranks, Gpus(servers=1, layout="together"))
-    assert pooled[1] == pytest.approx(together[1], rel=1e-12)
-
-
-def test_phases_kept_together_are_one_service():
+def test_means_of_phases_are_those_of_the_queue():
     """M/G/1 with the sum of both phases: Pollaczek and Khinchine."""
     tokens = parse_distribution("geometric:mean=20")
     work = PhaseWork(
@@ -144,9 +145,8 @@ def test_phases_kept_together_are_one_service():
     assert (prefill, decode) == pytest.approx((0.3, 0.4))
     variance = 20 * 19 * (0.01**2 + 0.02**2)
     exact = ((prefill + decode) ** 2 + variance) / 2 / (1 - 0.7) + 0.7
-    found, first = phases.simulate_phases(
-        work, "fcfs", Gpus(servers=1, layout="together"), Replications(20_000, 16, 3)
-    )
+    queue = queue_of_phases(work, "single", 1, dedicated=False)
+    found, first = phases.simulate_queue(work, queue, Replications(20_000, 16, 3))
     assert found.mean - first.mean == pytest.approx(decode, rel=0.01)
     agrees(found, exact)
 
@@ -158,29 +158,13 @@ def test_kinds_of_requests_are_mixed_by_their_probabilities():
         kinds=((0.25, short, long), (0.75, long, short)),
         law=LatencyModel(k1=0.5, k2=0.25, kp=0.1, k3=1.0, k4=1.0, speed=2.0),
     )
-    drawn = work.drawn(np.random.default_rng(1), 20_000, 0.01)
+    drawn = work.drawn(np.random.default_rng(1), 20_000)
     assert drawn.arrived_at[-1] == pytest.approx(10_000, rel=0.03)
+    seconds = work.phases(drawn)
     kinds = {(1.5 + 2.0, 200.0), (1.5 + 10.0, 40.0)}
-    assert {tuple(np.round(row, 9)) for row in drawn.seconds.T} == kinds
-    assert drawn.seconds.mean(axis=1) == pytest.approx(work.seconds, rel=0.03)
+    assert {tuple(np.round(row, 9)) for row in seconds.T} == kinds
+    assert seconds.mean(axis=1) == pytest.approx(work.seconds, rel=0.03)
     assert work.seconds == pytest.approx((1.5 + 0.2 * (2.5 + 37.5), 4 * (12.5 + 7.5)))
-    assert set(np.round(drawn.transfer, 9)) == {0.1, 0.5}
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ({"servers": 0}, "servers=0"),
-        ({"servers": 1, "transfer": -1.0}, "transfer=-1"),
-        ({"servers": 2, "layout": "apart"}, "dedicated, pooled, together"),
-        ({"servers": 2, "layout": "dedicated"}, "prefill=0 of 2"),
-        ({"servers": 2, "layout": "dedicated", "prefill": 2}, "prefill=2 of 2"),
-        ({"servers": 2, "prefill": 1}, "prefill=1 of 2 servers, pooled"),
-    ],
-)
-def test_impossible_layouts_are_refused(given, expected):
-    with pytest.raises(SpecError, match=expected):
-        Gpus(**given)
 
 
 def test_unknown_orders_are_refused():

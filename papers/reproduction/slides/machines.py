@@ -12,7 +12,7 @@ from kendall.queueing.predictors.predictor_text import PredictorText
 from papers.reproduction.artefact import Artefact, Panel, Say, Statement
 from papers.reproduction.simulate import SEED
 from papers.reproduction.slides.serving import clear, line, shown
-from papers.scenarios.phases import Gpus, PhaseWork, simulate_phases
+from papers.scenarios.phases import PhaseWork, queue_of_phases, simulate_pooled, simulate_queue
 from papers.scenarios.runs import Measured, Replications
 from papers.scenarios.several_models import LengthWork, Machine, simulate_models
 
@@ -37,32 +37,31 @@ ALIKE = dataclasses.replace(  # both take a second
         for prompt, output in ((200, 80), (800, 20))
     ),
 )  # fmt: skip
-DEDICATED, POOLED = Gpus(servers=2, layout="dedicated", prefill=1), Gpus(servers=2)
-LAYOUTS = {
-    "dedicated, first come": (DEDICATED, "fcfs"),
-    "dedicated, shortest phase": (DEDICATED, "shortest-phase"),
-    "pooled, first come": (POOLED, "fcfs"),
-    "pooled, prefill first": (POOLED, "prefill-first"),
-    "pooled, shortest phase": (POOLED, "shortest-phase"),
-    "pooled, shortest left": (POOLED, "shortest-left"),
+DEDICATED = {
+    "dedicated, first come": "single",
+    "dedicated, shortest phase": "single:order=spjf,by=service",
 }
+POOLED = {
+    "pooled, prefill first": "prefill-first",
+    "pooled, shortest phase": "shortest-phase",
+    "pooled, shortest left": "shortest-left",
+}
+LAYOUTS = (*DEDICATED, "pooled, first come", *POOLED)
 
 
 def phases(say: Say) -> Artefact:
     """Dedicated and pooled GPUs, orders by phase."""
     found: dict[str, list[tuple[Measured, Measured]]] = {name: [] for name in LAYOUTS}
-    for name, (gpus, order) in LAYOUTS.items():
+    for name in LAYOUTS:
         for load in LOADS:
             say(f"{name}, load {load:g}")
-            found[name].append(simulate_phases(_at(MIXED, load), order, gpus, RUNS))
+            found[name].append(_phases(_at(MIXED, load), name))
     say("equal totals")
-    alike = {
-        name: simulate_phases(_at(ALIKE, 0.8), order, gpus, RUNS)
-        for name, (gpus, order) in LAYOUTS.items()
-    }
+    alike = {name: _phases(_at(ALIKE, 0.8), name) for name in LAYOUTS}
     say("one GPU of twice the speed")
     fast = dataclasses.replace(_at(MIXED, 0.8), law=LAW.at_speed(0.5))
-    single = simulate_phases(fast, "fcfs", Gpus(servers=1), RUNS)[0]
+    queue = queue_of_phases(fast, "single", 1, dedicated=False)
+    single = simulate_queue(fast, queue, RUNS)[0]
     panels = tuple(
         Panel(
             "Two GPUs, half a second each for prefill and decode",
@@ -88,6 +87,14 @@ def phases(say: Say) -> Artefact:
             "decode GPU worth while.",
         ),
     )
+
+
+def _phases(work: PhaseWork, layout: str) -> tuple[Measured, Measured]:
+    if layout in POOLED:
+        return simulate_pooled(work, POOLED[layout], 2, RUNS)
+    policy, dedicated = DEDICATED.get(layout, "single"), layout in DEDICATED
+    queue = queue_of_phases(work, policy, 1 if dedicated else 2, dedicated=dedicated)
+    return simulate_queue(work, queue, RUNS)
 
 
 def _at(work: PhaseWork, load: float) -> PhaseWork:
