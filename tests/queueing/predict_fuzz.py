@@ -62,7 +62,7 @@ def arguments(rng: np.random.Generator) -> list[str]:
             for flag, value in given.items()
             if flag not in ("--servers", "--patience", "--sequences")
         }
-        given |= {"--disaggregated": ""}
+        given |= {"--policy": "single", "--disaggregated": ""}
     if rng.random() < (0.5 if "--prompt-tokens" in given else 0.02):
         given["--pad-prompts"] = ""
     parts = [
