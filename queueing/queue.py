@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from kendall.policies.arguments import positive, real_number, short_repr, whole_number
-from kendall.policies.core import Policy
+from kendall.policies.core import UNBOUNDED, Policy
 from kendall.policies.fixed import Fixed
 from kendall.policies.immediate import Continuous, Single
 from kendall.policies.ordered import Ordered, counts, order_of, with_ranking
@@ -61,6 +61,13 @@ from kendall.queueing.latency.energy import (
     EnergyOfServers,
     energy_of_profile,
     parse_energy,
+)
+from kendall.queueing.latency.kv_memory import (
+    ContextUse,
+    KvMemory,
+    ToolCalls,
+    parse_kv,
+    parse_tool_calls,
 )
 from kendall.queueing.latency.kv_transfer import KvTransfer, parse_kv_transfer
 from kendall.queueing.latency.law import LatencyModel
@@ -144,6 +151,13 @@ class Limits(TypedDict, total=False):
                         each sequence that makes tokens, the rest for prompts, which take several
                         steps where they are longer (chunked prefill) (it never binds)
     quantiles           of every duration besides p50, p90, p95 and p99: "p75,p99.9" (no others)
+    kv                  what becomes of the KV memory of an interrupted request, where requests take
+                        memory token by token: "preempt=recompute", "preempt=preserve", or
+                        "preempt=swap,setup=10ms,token=20us"; policy "continuous" (memory is
+                        reserved, see max_context_tokens)
+    tool_calls          calls to a tool within requests, and what becomes of the memory meanwhile:
+                        "share=0.7,mean=2s,keep=preserve", "discard", "swap" or "auto"; policy
+                        "continuous" (none)
     energy              energy law, "beta=0.044,c0=0.155" in joules, or the name of a profile that
                         was measured with its power (that of the latency's profile)
     """
@@ -170,6 +184,8 @@ class Limits(TypedDict, total=False):
     max_context_tokens: int | None
     reserved_tokens: int | None
     step_tokens: int | None
+    kv: KvMemory | str | None
+    tool_calls: ToolCalls | str | None
     quantiles: Iterable[str] | str
     energy: EnergyLaw | str | None
 
@@ -243,6 +259,7 @@ class Requests:
     prediction_cost: PredictionCost | None = None  # of each of them; None: nothing
     flows: Flows | None = None  # of the requests; None: one
     patience: float | None = None  # seconds a request waits before it is lost
+    tool_calls: ToolCalls | None = None  # within them; None: none
 
     def __post_init__(self) -> None:
         if self.patience is not None and not self.patience > 0:
@@ -321,6 +338,7 @@ class Engine:
     prefill_servers: int = 1
     kv_transfer: KvTransfer = NO_TRANSFER  # between the two
     energy: EnergyLaw | None = None  # joules; None: not asked for
+    kv: KvMemory | None = None  # how interruptions treat memory; None: it is reserved
 
     def __post_init__(self) -> None:
         if not 1 <= self.servers <= LARGEST_SERVERS:
@@ -436,6 +454,7 @@ class Queue:
         self._check_end()
         self._check_room()
         self._check_memory()
+        self._check_on_demand()
         self._check_step()
         self._check_predictions()
         if self.engine.disaggregated:
@@ -539,6 +558,57 @@ class Queue:
                 f"its largest batch{most}: batches that memory cuts are not modelled"
             )
 
+    def _check_on_demand(self) -> None:
+        requests, engine, law = self.requests, self.engine, self.engine.law
+        given = f"got kv={engine.kv}" if engine.kv is not None else ""
+        if requests.tool_calls is not None:
+            given = given or f"got tool_calls={requests.tool_calls}"
+            swaps = requests.tool_calls.keep in ("swap", "auto")
+            if swaps and not self.kv.swaps:
+                raise SpecError(
+                    f"{given} without the time of a swap; expected it in kv, for example "
+                    "preempt=recompute,setup=10ms,token=20us"
+                )
+        if not given:
+            return
+        order = order_of(self.policy)
+        if not isinstance(self.policy, Continuous) or not is_built_in(self.policy):
+            raise SpecError(
+                f"{given} for policy {self.text}; expected continuous, whose requests take memory "
+                "token by token"
+            )
+        refused = {
+            f"order={order.name}": not order.is_formal() or order.form.ratio,
+            f"servers={engine.servers}": engine.servers > 1
+            and engine.routing not in {"random", "round_robin"},
+            "server_speeds": bool(engine.server_speeds),
+            "patience": requests.patience is not None,
+            "max_num_queued_reqs": engine.max_num_queued_reqs is not None,
+            "disaggregated": engine.disaggregated,
+            "step_tokens": engine.bounds.step_tokens is not None,
+            "reserved_tokens": engine.bounds.reserved_tokens is not None,
+            f"turnaround={law.turnaround:g} in the latency law": law.turnaround > 0,
+            "negative times in the latency law": law.k1 + law.k3 < 0
+            or law.kp < 0
+            or law.k1 + law.k3 + law.k4 <= 0,
+            "predictions on the engine": self.predicts_on_server,
+            "output lengths without a limit": requests.endless,
+        }
+        for name, is_given in refused.items():
+            if is_given:
+                raise SpecError(
+                    f"{given} and {name}; expected none: KV memory by the token is simulated for "
+                    "one queue and server, orders by rank, no losses"
+                )
+        memory, largest = engine.bounds.max_context_tokens, self._largest_context
+        if memory is not None and memory < largest:
+            raise SpecError(
+                f"got max_context_tokens={memory}; expected at least {largest}, the largest prompt "
+                f"({largest - requests.output_tokens.longest}) and the longest output "
+                f"({requests.output_tokens.longest}): give more memory, or set a smaller "
+                "max_output_tokens"
+            )
+
     def _check_step(self) -> None:
         tokens = self.engine.bounds.step_tokens
         if tokens is None or not self.policy.joins_running:
@@ -620,6 +690,7 @@ class Queue:
                 prediction_cost=_prediction_cost(limits.get("prediction_cost")),
                 flows=_flows(limits.get("flows")),
                 patience=None if patience is None else positive("patience", patience, "seconds"),
+                tool_calls=_tool_calls(limits.get("tool_calls")),
             ),
             engine=Engine(
                 **_servers(_law(latency), servers, limits.get("server_speeds")),
@@ -643,6 +714,7 @@ class Queue:
                 prefill_servers=whole_number("prefill_servers", limits.get("prefill_servers", 1)),
                 kv_transfer=_kv_transfer(limits.get("kv_transfer")),
                 energy=_energy(limits.get("energy"), latency, parsed),
+                kv=_kv(limits.get("kv")),
             ),
             arrivals=Arrivals(scv=scv, process=process),
             levels=read_levels(limits.get("quantiles", ())),
@@ -749,7 +821,7 @@ class Queue:
         is reserved in its place.
         """
         bounds = self.engine.bounds
-        if bounds.max_context_tokens is None:
+        if bounds.max_context_tokens is None or self._by_the_token:
             return None
         held = min(self.requests.token_limit, or_unbounded(bounds.reserved_tokens))
         return Reservations(bounds.max_context_tokens, held, self.requests.prompt_tokens)
@@ -761,6 +833,57 @@ class Queue:
         if memory is None:
             return False
         return self.bound is None or self.bound * memory.largest > memory.memory
+
+    @property
+    def _by_the_token(self) -> bool:
+        """Whether memory is not reserved."""
+        return self.engine.kv is not None or self.requests.tool_calls is not None
+
+    @property
+    def kv(self) -> KvMemory:
+        """What becomes of the memory of an interrupted request that does not reserve it."""
+        return self.engine.kv or KvMemory()
+
+    @property
+    def _largest_context(self) -> int:
+        prompts = self.requests.prompt_tokens
+        longest = 0 if prompts is None else prompts.longest
+        return longest + self.requests.output_tokens.longest
+
+    @property
+    def on_demand(self) -> bool:
+        """Whether requests take memory token by token, and are interrupted: for others, for memory,
+        or by their own calls.
+        """
+        calls = self.requests.tool_calls
+        if not self._by_the_token or (calls is not None and calls.share > 0):
+            return self._by_the_token
+        memory = or_unbounded(self.engine.bounds.max_context_tokens)
+        binds = self.bound is None or self.bound * self._largest_context > memory
+        return order_of(self.policy).preemptive or (binds and memory < UNBOUNDED)
+
+    @cached_property
+    def context_use(self) -> ContextUse:
+        """What requests that take memory token by token need of it, in the mean."""
+        requests, law, kv = self.requests, self.law, self.kv
+        lengths, prompts = requests.output_tokens, requests.prompt_tokens
+        prompt = 0.0 if prompts is None else prompts.mean
+        work, held = law.admission(1, prompt) + law.speed * law.k3 * lengths.mean, 0.0
+        if requests.tool_calls is not None and requests.tool_calls.share > 0:
+            calls, context = requests.tool_calls.context(lengths.pmf, prompt)
+            work += law.admission(calls)
+            if requests.tool_calls.keep == "preserve":
+                held = requests.tool_calls.mean * context
+            elif requests.tool_calls.keep == "discard":
+                work += law.admission(0, context, calls)
+            elif requests.tool_calls.keep == "swap":
+                work += 2 * ((kv.setup or 0.0) * calls + (kv.token or 0.0) * context)
+        return ContextUse(
+            work=work,
+            alone=law.speed * law.k4 * lengths.mean,
+            held=prompt + (lengths.moment(2) / lengths.mean + 1) / 2,
+            in_calls=held,
+        )
 
     @property
     def prompt_limited(self) -> bool:
@@ -785,6 +908,9 @@ class Queue:
         """What bounds the largest stable rate of a queue whose memory is given: whichever is used
         up first more often while requests wait.
         """
+        if self.on_demand and self.engine.bounds.max_context_tokens is not None:
+            room = self.context_use.slots(self.engine.bounds.max_context_tokens)
+            return "slots" if self.bound is not None and self.bound <= room else "memory"
         if self.reservations is None:
             return None
         decode = self.decode
@@ -936,7 +1062,11 @@ class Queue:
             if not isinstance(self.policy, Single):
                 decode = self.decode.largest_stable_rate
             return min(prefill, decode)
-        if (chances := self.in_saturation) is not None:
+        if self.on_demand:
+            use, memory = self.context_use, self.engine.bounds.max_context_tokens
+            slots = math.inf if self.bound is None else self.bound
+            each = use.rate(slots if memory is None else min(slots, use.slots(memory)))
+        elif (chances := self.in_saturation) is not None:
             each = self.slot_time.throughput_of(chances)
         elif self.policy.joins_running:
             each = (
@@ -1145,7 +1275,34 @@ class Queue:
             "arrival, and what is interrupted there goes on where it stopped",
         )
 
+    def _tokens_assumed(self) -> Iterator[str]:
+        """On memory that is taken token by token."""
+        memory, kv, calls = self.engine.bounds.max_context_tokens, self.kv, self.requests.tool_calls
+        where = "KV memory without a bound" if memory is None else f"KV memory of {memory:,} tokens"
+        where += " on each server" if self.engine.servers > 1 else ""
+        if not self.on_demand:
+            yield f"{where} interrupts no request: kv changes nothing"
+        else:
+            yield (
+                f"{where}: a request holds its prompt and the tokens made; where the next ones do "
+                "not fit, the last in the order is interrupted"
+            )
+            yield f"an interrupted request {_INTERRUPTED[kv.preempt].format(swap=_swap(kv))}"
+            yield (
+                "the queue is looked at between two steps; queueing delay: all time in the queue; "
+                "load: as if no request were interrupted, which makes more work"
+            )
+        if calls is not None:
+            kinds = " or ".join(f"{short_number(mean)} s" for _, mean in calls.kinds)
+            yield (
+                f"{calls.share:.0%} of the requests of several tokens call a tool once, at a "
+                f"uniform token, exponential of mean {kinds}; memory meanwhile: "
+                f"{_KEPT[calls.keep].format(swap=_swap(kv))}; calls count in the service time"
+            )
+
     def _bounds_assumed(self) -> tuple[str, ...]:
+        if self._by_the_token:
+            return tuple(self._tokens_assumed())
         memory = self.reservations
         if memory is None:
             if self.step_tokens is not None:
@@ -1194,6 +1351,24 @@ def read_levels(given: Iterable[str] | str) -> Levels:
     """The usual ones and those that are named. Raises SpecError."""
     names = given.split(",") if isinstance(given, str) else given
     return {**LEVELS, **dict(map(level_of, names))}
+
+
+_INTERRUPTED = {
+    "recompute": "loses its memory; its prompt and its tokens are computed again",
+    "swap": "has its memory swapped out and back in, {swap}",
+    "preserve": "keeps its memory until others need it, and computes it again then",
+}
+_KEPT = {
+    "preserve": "held",
+    "discard": "freed, and computed again",
+    "swap": "swapped out and back in, {swap}",
+    "auto": "held, freed or swapped ({swap}), whichever wastes least by the predicted call",
+}
+
+
+def _swap(kv: KvMemory) -> str:
+    setup, token = short_number(kv.setup or 0.0), short_number(kv.token or 0.0)
+    return f"{setup} s + {token} s a token each way"
 
 
 def _check_names(limits: Mapping[str, object]) -> None:
@@ -1328,6 +1503,14 @@ def _flows_served(policy: Policy, flows: Flows | None) -> tuple[str, ...]:
             return (ONE_FLOW,)
         return (f"flows: {flows}, independent of the lengths",)
     return () if flows is None else ("the flows change nothing: the order counts no service",)
+
+
+def _kv(given: KvMemory | str | None) -> KvMemory | None:
+    return given if given is None or isinstance(given, KvMemory) else parse_kv(given)
+
+
+def _tool_calls(given: ToolCalls | str | None) -> ToolCalls | None:
+    return given if given is None or isinstance(given, ToolCalls) else parse_tool_calls(given)
 
 
 def _flows(given: Flows | str | None) -> Flows | None:

@@ -33,33 +33,23 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from kendall.policies.text import SpecError
 from kendall.queueing.distributions.token_distribution import TokenDistribution, Vector
+from kendall.queueing.latency.kv_memory import DISCARD, KEEP, LEAST_WASTE, PRESERVE, ToolCalls
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.models.soap.token_orders import predicted_tokens
 from kendall.queueing.predictors.predictor_text import PredictorText
-from kendall.queueing.simulation.kernels import Ints
-from papers.scenarios.memory_kernels import run_memory
-from papers.scenarios.memory_state import (
-    DISCARD,
-    LEAST_WASTE,
-    PRESERVE,
-    SWAP,
-    Engine,
-    Ranking,
-    Work,
-)
+from kendall.queueing.simulation import memory_kernels
+from kendall.queueing.simulation.kernels import Floats, Ints
+from kendall.queueing.simulation.memory_kernels import Engine, Order, Path, Work
+from kendall.queueing.simulation.orders.interrupting_kernels import NEVER, Interrupting
 from papers.scenarios.runs import Measured, Replications, measured, unit_exponential
 
-HANDLINGS = {
-    "preserve": PRESERVE,
-    "discard": DISCARD,
-    "swap": SWAP,
-    "least-waste": LEAST_WASTE,
-}
+HANDLINGS = {"least-waste" if name == "auto" else name: kind for name, kind in KEEP.items()}
 ORDERS = ("fcfs", "shortest", "remaining", "trail", "with-call", "memory-time")
 UNBOUNDED = 2**62
 EXACT = PredictorText("exact")
@@ -103,39 +93,39 @@ class MemoryEngine:
     def compiled(self) -> Engine:
         """As the kernel takes it."""
         law = self.law
-        k1, k3, k4, kp = (law.speed * each for each in (law.k1, law.k3, law.k4, law.kp))
-        return Engine(
-            self.slots, self.memory, self.keep, k1, k3, k4, kp, self.swap_setup, self.swap_token
-        )
+        k1, k3, k4, kp, kr = (law.speed * each for each in (law.k1, law.k3, law.k4, law.kp, law.kr))
+        preempt = PRESERVE if self.keep else DISCARD
+        times = k1, k3, k4, kp, kr, self.swap_setup, self.swap_token
+        return Engine(self.slots, self.memory, preempt, *times)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Calls:
-    """A share of the requests calls a tool, at a uniform token of its output: `kinds` of calls as
-    (probability, mean seconds), exponential; predicted length x exp(sigma Z).
+class Ranking(NamedTuple):
+    """value + slope x tokens made, lower first; one that has made `limit` tokens of its output or
+    more is not interrupted for another.
     """
 
-    share: float
-    kinds: tuple[tuple[float, float], ...]
-    sigma: float = 0.0
+    value: Floats
+    slope: float
+    limit: Floats
 
-    def __post_init__(self) -> None:
-        total = sum(chance for chance, _ in self.kinds)
-        if not 0 <= self.share <= 1 or not math.isclose(total, 1.0) or self.sigma < 0:
-            raise SpecError(f"got {self}; expected a share, kinds that add up to 1, sigma >= 0")
-
-    def drawn(self, rng: np.random.Generator, output: Ints) -> tuple[Ints, Vector, Vector]:
-        """Tokens before the call (0: none), its seconds and their prediction."""
-        count = len(output)
-        before = 1 + (rng.random(count) * (output - 1)).astype(np.int64)
-        calls = (rng.random(count) < self.share) & (before < output)
-        chances, means = np.array(self.kinds).T
-        seconds = means[rng.choice(len(means), count, p=chances)] * rng.exponential(size=count)
-        predicted = seconds * np.exp(self.sigma * rng.standard_normal(count))
-        return np.where(calls, before, 0), seconds * calls, predicted * calls
+    @property
+    def order(self) -> Order:
+        """As the kernel takes it."""
+        no_levels = np.empty(0, np.int64), np.empty(0), 0
+        form = Interrupting(
+            self.value, self.limit, 1.0, math.nan, self.slope, False, 0, *no_levels, NEVER, 0.0, 0.0
+        )
+        return Order(form, np.empty(0))
 
 
-NO_CALLS = Calls(share=0.0, kinds=((1.0, 0.0),))
+def run_memory(work: Work, ranking: Ranking, engine: Engine) -> tuple[Path, Floats]:
+    """What happens to each request, and what was wasted
+    (queueing.simulation.memory_kernels.run_memory).
+    """
+    return memory_kernels.run_memory(work, ranking.order, engine)
+
+
+NO_CALLS = ToolCalls(share=0.0, kinds=((1.0, 0.0),))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -146,7 +136,7 @@ class MemoryWork:
     prompt_tokens: TokenDistribution
     output_tokens: TokenDistribution
     predictor: PredictorText = EXACT
-    calls: Calls = NO_CALLS
+    calls: ToolCalls = NO_CALLS
     handling: str = "preserve"
 
     def __post_init__(self) -> None:

@@ -239,6 +239,24 @@ class QueueOptions:
             "one flow."
         ),
     )
+    kv: str | None = option(
+        ENGINE,
+        (
+            "Requests hold KV memory for their prompt and the tokens made, and what is interrupted "
+            "loses it: preempt=recompute | preempt=swap,setup=10ms,token=20us (seconds each way) | "
+            "preempt=preserve (until others need it). Policy continuous, simulated. Default: "
+            "memory is reserved (--max-context-tokens)."
+        ),
+    )
+    tool_calls: str | None = option(
+        REQUESTS,
+        (
+            "Share of the requests that pause for a call to a tool, its mean duration, and what "
+            "becomes of their KV memory meanwhile: share=0.7,mean=2s,keep=preserve | discard | "
+            "swap | auto (least waste); mean=100ms/10s,weights=1/3 for several kinds, sigma=0.5 "
+            "for predicted durations. Policy continuous, simulated. Default: none."
+        ),
+    )
     server_speeds: str | None = option(
         ENGINE,
         (
@@ -280,7 +298,7 @@ class QueueOptions:
         own = (
             *("arrival_scv", "sequences", "intraclass_correlation", "predictor", "flows"),
             *("server_speeds", "disaggregated", "prefill_servers", "kv_transfer"),
-            "max_num_queued_reqs",
+            *("max_num_queued_reqs", "kv", "tool_calls"),
         )
         return {
             **dataclasses.asdict(self.setting),

@@ -26,6 +26,7 @@ c servers with a queue each        as one server  routed at random: Poisson arri
                                                   turn: gaps of SCV 1/c; to the server with the
                                                   fewest requests: simulation
 memory or prompt tokens may bind,  simulation
+interruptions by kv, tool calls,
 servers of different speeds
 calls of several sequences         exact          batch_chain of whole calls for dynamic, capped,
                                                   elastic on one server where no batch splits one
@@ -183,6 +184,7 @@ def _solvers(model: Queue) -> tuple[Solver, ...]:
     engine, arrivals = model.engine, model.arrivals
     if (
         model.memory_limited
+        or model.on_demand
         or model.prompt_limited
         or engine.has_queues
         or engine.server_speeds

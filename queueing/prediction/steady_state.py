@@ -385,7 +385,7 @@ def without_means(prediction: Prediction) -> Prediction:
 def unstable(model: Queue, load: float, method: str) -> Prediction:
     """The answer for an unstable queue: its load, and no delays."""
     # a load that holds them is not that of the requests alone
-    notes = (cost_of_resuming(model),) if resumes_cost(model) else ()
+    notes = (cost_of_resuming(model),) if resumes_cost(model) and not model.on_demand else ()
     return Prediction(
         policy=model.text,
         effective_max_batch_size=model.bound,
@@ -434,8 +434,10 @@ def _described(model: Queue) -> str:
         f"KV memory of {engine.bounds.max_context_tokens or 0:,} tokens": model.memory_limited,
         f"{model.step_tokens or 0:,} tokens of prompts in a batch": model.prompt_limited,
         f"at most {counted(most or 0, 'request')} present": most is not None,
+        "KV memory by the token": model.on_demand,
         "predictions on the engine": model.predicts_on_server,
-        f"{resume:.3g} s for each resume (k1 + k2 + kr)": resumes_cost(model),
+        f"{resume:.3g} s for each resume (k1 + k2 + kr)": resumes_cost(model)
+        and not model.on_demand,
         f"patience {requests.patience} s": requests.patience is not None,
     }
     return ", ".join([_servers(model), *(text for text, holds in parts.items() if holds)])

@@ -33,7 +33,8 @@ def counts_of(runs: Sequence[SimulatedRun], model: Queue) -> Mapping[str, Count]
         np.where(run.lost, until, run.released_at) for run, until in zip(runs, waits, strict=True)
     ]
     ends = {"number_in_system": leaves}
-    if not (order_of(model.policy).preemptive or model.engine.disaggregated):
+    interrupted = order_of(model.policy).preemptive or model.on_demand
+    if not (interrupted or model.engine.disaggregated):
         ends["queue_length"] = waits
     found = {
         name: [_seen(run.arrived_at, until) for run, until in zip(runs, of, strict=True)]

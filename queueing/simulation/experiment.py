@@ -72,6 +72,7 @@ MOST_REQUESTS = 10_000_000  # of all replications together, some 100 bytes each:
 SEEDS = 8  # of a steady state under bursts: one path does not know how much it was spared
 MOST_SPANS = 10_000  # of arrivals that end, a simulation of its own each
 SURE = 3.0  # standard deviations of the work of so many requests, about
+LOOKS = 10  # in each half of a run
 GROWTH = 4.0  # standard deviations of so many Poisson arrivals
 MOST_DRAWS = 60_000_000  # residuals, and as many gaps between stalls: 480 MB each
 
@@ -96,7 +97,8 @@ def simulate_model(
         replications = number_of_spans(model, num_requests * replications)
     begin = begin_of(model, arrival_rate, num_requests, replications)
     streams = np.random.SeedSequence(seed).spawn(replications)
-    if order_of(model.policy).preemptive and num_requests > PILOT:  # a growing queue is slow work
+    interrupts = order_of(model.policy).preemptive or model.on_demand
+    if interrupts and num_requests > PILOT:  # a growing queue is slow work
         pilot = np.random.SeedSequence((seed, PILOT))
         check_kept_up(model, [simulate_run(model, arrival_rate, PILOT, pilot)])
     runs = [steady_run(model, arrival_rate, begin, stream) for stream in streams]
@@ -251,6 +253,7 @@ def summary(
             *notes,
             *_cautions(runs, together=has_end(model.arrivals.process)),
             *_growing(runs, kind),
+            *(_rising(runs) if model.on_demand and kind != "spans" else ()),
             *([] if short is None else [short]),
         ),
     )
@@ -294,7 +297,7 @@ def _durations(
         "service_time": of(
             [(run.server_free_at - run.dispatched_at)[~run.lost] for run in runs], kept
         ),
-        "time_to_first_token": _to_first_token(runs, of),
+        "time_to_first_token": _to_first_token(runs, of, checked=not model.on_demand),
         "inter_token_latency": Quantiles()
         if model.policy.padded
         else _between_tokens(runs, of, model.levels),
@@ -346,11 +349,13 @@ def delays_of_flows(
     }
 
 
-def _to_first_token(runs: Sequence[SimulatedRun], of: Sampled | Controlled) -> Quantiles:
-    """Of the served; unknown under a law with a negative k1 or k2 that puts a first token before
-    its dispatch: it says nothing of it.
+def _to_first_token(
+    runs: Sequence[SimulatedRun], of: Sampled | Controlled, *, checked: bool
+) -> Quantiles:
+    """Of the served; where it is `checked`, unknown under a law with a negative k1 or k2 that puts
+    a first token before its dispatch: it says nothing of it.
     """
-    if any((run.first_token_at < run.dispatched_at)[~run.lost].any() for run in runs):
+    if checked and any((run.first_token_at < run.dispatched_at)[~run.lost].any() for run in runs):
         return Quantiles()
     kept = [~run.lost for run in runs]
     return of([(run.first_token_at - run.arrived_at)[~run.lost] for run in runs], kept)
@@ -408,6 +413,24 @@ def _growing(runs: Sequence[SimulatedRun], kind: Kind) -> Iterator[str]:
         )
 
 
+def _rising(runs: Sequence[SimulatedRun]) -> Iterator[str]:
+    """Where interruptions may make more work than can be done: whenever it is looked at in the
+    second half of every run, more requests are in the system than ever in the first.
+    """
+    found = []
+    for run in runs:
+        at = run.arrived_at[np.linspace(0, len(run.arrived_at) - 1, 2 * LOOKS, dtype=int)]
+        left = np.searchsorted(np.sort(run.released_at), at, side="right")
+        present = np.searchsorted(run.arrived_at, at, side="right") - left
+        if present[LOOKS:].min() <= present[:LOOKS].max():
+            return
+        found.append(present[-1] - present[0])
+    yield (
+        f"{TOO_SHORT}ever more requests are in the system, at the end of the run "
+        f"{np.mean(found):.0f} more than at its beginning, perhaps without bound: {MORE}"
+    )
+
+
 def simulate_run(
     model: Queue,
     arrival_rate: float,
@@ -443,7 +466,7 @@ def run_trace(model: Queue, trace: Trace, since: int = 0, *, generic: bool = Fal
 
         return run_stations(model, trace, since, partial(run_trace, generic=generic))
     own_limits = len(trace.limits) and not in_arrival_order(model.policy)  # kernels have one
-    if fast.is_compiled(model) and not generic and not own_limits:
+    if model.on_demand or (fast.is_compiled(model) and not generic and not own_limits):
         return fast.after_predictions(model, trace, fast.replay(model, trace, since))
     if model.predicts_on_server and order_of(model.policy).preemptive:
         raise SpecError(
@@ -468,7 +491,9 @@ def run_given(model: Queue, given: Trace, stream: np.random.SeedSequence) -> Sim
 
     residuals = [np.random.default_rng(child) for child in stream.spawn(model.engine.servers)]
     choices = fast.draw_choices(model, len(given.arrived_at), stream)
-    return run_trace(model, dataclasses.replace(given, residuals=residuals, choices=choices))
+    calls = fast.draw_tool_calls(model, given.output_tokens, stream)
+    drawn = dataclasses.replace(given, residuals=residuals, choices=choices, tool_calls=calls)
+    return run_trace(model, drawn)
 
 
 def driven_run(
@@ -627,7 +652,7 @@ def sizes_per_dispatch(run: SimulatedRun) -> Vector:
 def _utilisation(runs: Sequence[SimulatedRun], model: Queue) -> float | None:
     """None too where interrupted requests share an engine: their stints are not kept."""
     interrupted = order_of(model.policy).preemptive
-    if interrupted and model.bound != 1:
+    if model.on_demand or (interrupted and model.bound != 1):
         return None
     measure = _served if interrupted else _busy
     known = [busy for run in runs if (busy := measure(run, model.engine.servers)) is not None]
@@ -657,10 +682,14 @@ def check_kept_up(model: Queue, runs: Sequence[SimulatedRun]) -> None:
     if model.engine.disaggregated:
         model, runs = model.decode, [run.stations[-1] for run in runs]
     whole = model.lossless and not has_end(model.arrivals.process)
-    if not (order_of(model.policy).preemptive and model.bound is not None and whole):
+    interrupted = order_of(model.policy).preemptive and model.bound is not None
+    if not ((interrupted or model.on_demand) and whole):
         return
-    slots = model.bound * model.engine.servers
-    over = _work(runs, model.engine.servers) if model.bound == 1 else 0.0
+    # memory may leave slots free, and those that call hold none
+    slots = 1 if model.on_demand else (model.bound or 1) * model.engine.servers
+    over = 0.0
+    if model.bound == 1 and not model.on_demand:
+        over = _work(runs, model.engine.servers)
     if over == 0:
         grown = [_excess(run, slots) for run in runs]
         over = float(np.mean(grown)) if all(grown) else 0.0

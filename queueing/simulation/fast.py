@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kendall.policies.core import UNBOUNDED
 from kendall.policies.fixed import Fixed
 from kendall.policies.immediate import Continuous, Single
 from kendall.policies.ordered import in_arrival_order, order_of
@@ -25,6 +26,7 @@ from kendall.queueing.arrivals.notation import has_end
 from kendall.queueing.distributions.call_lengths import equal_calls, within_calls
 from kendall.queueing.distributions.token_distribution import TokenDistribution, Vector
 from kendall.queueing.engine_bounds import or_unbounded
+from kendall.queueing.latency.kv_memory import KEEP, PREEMPT
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.latency.slots.token_gaps import GapCounts, Gaps, found, no_gaps
 from kendall.queueing.latency.stalls import SPARE_GAPS
@@ -34,7 +36,7 @@ from kendall.queueing.models.soap.token_orders import predicted_tokens
 from kendall.queueing.predictors.prediction_cost import NO_COST
 from kendall.queueing.predictors.predictor_text import NO_PREDICTION
 from kendall.queueing.queue import Queue
-from kendall.queueing.simulation import kernels, slot_kernels
+from kendall.queueing.simulation import kernels, memory_kernels, slot_kernels
 from kendall.queueing.simulation.orders.batch_kernels import (
     run_ordered_batches,
     run_ordered_single,
@@ -46,6 +48,7 @@ from kendall.queueing.simulation.orders.policy_order import (
     interrupting_of,
     interrupts,
     queue_of,
+    ranks_of,
 )
 from kendall.queueing.simulation.orders.waiting_kernels import RANKED, ordered_queue
 
@@ -80,6 +83,8 @@ class Trace:
     choices: Ints = field(default_factory=lambda: np.empty((0, 2), dtype=np.int64))
     # of each server's batches, in their order, instead of the generators' (then 1); empty: none
     given_residuals: npt.NDArray[np.float64] = field(default_factory=lambda: np.empty((0, 0)))
+    # of each, tokens before its call to a tool (0: none), its seconds, those predicted
+    tool_calls: tuple[Ints, Vector, Vector] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -224,6 +229,7 @@ def draw_trace(
         draw_predictions(model, outputs, stream),
         flows=flows if sizes is None or not len(flows) else np.repeat(flows, sizes),
         choices=draw_choices(model, calls if sizes is None else sizes, stream),
+        tool_calls=draw_tool_calls(model, outputs, stream),
     )
 
 
@@ -239,6 +245,16 @@ def draw_choices(model: Queue, calls: int | Ints, stream: np.random.SeedSequence
     first = rng.integers(servers, size=len(sizes))
     other = (first + rng.integers(1, servers, size=len(sizes))) % servers
     return np.repeat(np.stack([first, other], axis=1), sizes, axis=0)
+
+
+def draw_tool_calls(
+    model: Queue, outputs: Ints, stream: np.random.SeedSequence
+) -> tuple[Ints, Vector, Vector] | None:
+    """Of each request, by a child of the seed behind all others; None where there are none."""
+    calls = model.requests.tool_calls
+    if calls is None or not calls.share:
+        return None
+    return calls.drawn(np.random.default_rng(stream.spawn(1)[0]), outputs.astype(np.int64))
 
 
 def beginning_with(trace: Trace, waiting: int) -> Trace:
@@ -272,6 +288,8 @@ def replay(model: Queue, trace: Trace, since: int = 0) -> SimulatedRun:
     those of the requests from `since` on. Of `one_of_several` servers, not of all.
     """
     assert model.one_of_several is None
+    if model.on_demand:
+        return _taking_memory(model, trace, since)
     law, bound = model.law, _slots(model) or 2**31
     wait_for, max_wait = (
         (bound, model.policy.max_wait) if isinstance(model.policy, Fixed) else (1, math.inf)
@@ -390,6 +408,44 @@ def _interrupting(model: Queue, trace: Trace, since: int) -> SimulatedRun:
     return _run(model, trace, path, gaps)
 
 
+def _taking_memory(model: Queue, trace: Trace, since: int) -> SimulatedRun:
+    """Requests that take memory token by token. The column of dispatches has the arrival and the
+    time in the queue.
+    """
+    count, law, kv = len(trace.arrived_at), model.engine.law, model.kv
+    limit, prompts = float(model.requests.token_limit), trace.prompt_tokens.astype(np.int64)
+    assert isinstance(model.policy, Continuous)
+    ranks = ranks_of(model.policy, _predictions(model, trace), limit, prompts)
+    k1, k3, k4, kp, kr = (law.speed * each for each in (law.k1, law.k3, law.k4, law.kp, law.kr))
+    engine = memory_kernels.Engine(
+        UNBOUNDED if model.bound is None else model.bound,
+        or_unbounded(model.engine.bounds.max_context_tokens),
+        PREEMPT[kv.preempt],
+        *(k1, k3, k4, kp, kr),
+        *(kv.setup or 0.0, kv.token or 0.0),
+    )
+    none = np.zeros(count)
+    after, seconds, predicted = trace.tool_calls or (np.zeros(count, np.int64), none, none)
+    calls = model.requests.tool_calls
+    handling = np.full(count, KEEP["preserve" if calls is None else calls.keep])
+    outputs = trace.output_tokens.astype(np.int64)
+    work = memory_kernels.Work(
+        trace.arrived_at, prompts, outputs, after, seconds, predicted, handling
+    )
+    gaps = no_gaps(since)
+    path, _ = memory_kernels.run_memory(work, memory_kernels.Order(*ranks), engine, gaps)
+    columns = {
+        "dispatched_at": trace.arrived_at + path.waited,
+        "released_at": path.ended_at,
+        "first_token_at": path.first_token_at,
+        "server_free_at": path.ended_at,
+        "batch_id": path.dispatch,
+        "batch_size": path.size,
+        "server_id": np.zeros(count, np.int64),
+    }
+    return SimulatedRun(trace.arrived_at, trace.output_tokens, columns, gaps=found(gaps))
+
+
 def paces_of(model: Queue) -> Vector:
     """Of each server, how many times as long as the law's its times are."""
     return np.array(model.engine.server_speeds or [1.0] * model.engine.servers)
@@ -404,6 +460,8 @@ def is_compiled(model: Queue) -> bool:
     batch that ends before it began.
     """
     model = model.decode  # a server that prefills is covered
+    if model.on_demand:
+        return True
     law = model.engine.law
     several = model.requests.sequences is not None or model.engine.has_queues or law.stall_share > 0
     bounded = model.engine.max_num_queued_reqs is not None

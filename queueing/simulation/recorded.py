@@ -114,6 +114,7 @@ def _draws(model: Queue) -> bool:
         model.draws_in_advance
         or model.requests.predictor != NO_PREDICTION
         or model.requests.flows is not None
+        or model.requests.tool_calls is not None
     )
 
 

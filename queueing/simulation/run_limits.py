@@ -27,6 +27,7 @@ _LOOKS, _GENERIC_LOOKS = (
 _OUTSIDE_LOOKS = 7_000_000
 _DRAWS = 30_000_000  # residuals kept: 240 MB; and as many gaps between stalls
 _GENERIC_EVENT = 300  # looks that an event of the generic simulator costs besides
+_TOKEN = 10  # looks at a request in each of its steps, where memory is taken token by token
 _STEP = 60  # and a step after which the policy is asked
 FEWEST = 20_000  # requests that a mean can be read from
 FIRST = 500  # that a first answer can, with a large error
@@ -46,6 +47,8 @@ def affordable_requests(
         else model.engine.law.stall_rate * model.batch_time.mean(1)
     )
     looks = 4 * (model.engine.all_servers + in_service) + stalls
+    if model.on_demand:  # each of its steps looks at all in service
+        looks += _TOKEN * model.requests.output_tokens.mean
     if not compiled:
         looks += _GENERIC_EVENT + _steps(model, in_service) * (
             _STEP + model.engine.servers + in_service

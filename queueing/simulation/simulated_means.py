@@ -98,6 +98,7 @@ def companion_of(model: Queue, arrival_rate: float) -> Companion | None:
         and model.lossless
         and model.requests.tail_index > 3
         and not (model.engine.disaggregated or model.engine.server_speeds or model.memory_limited)
+        and not model.on_demand
     )
     if not applies:
         return None

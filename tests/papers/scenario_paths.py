@@ -4,7 +4,7 @@ are compared with.
 
 import math
 
-from papers.scenarios.memory_state import DISCARD, LEAST_WASTE, PRESERVE, SWAP
+from kendall.queueing.latency.kv_memory import DISCARD, LEAST_WASTE, PRESERVE, SWAP
 
 
 class SlowMemory:
@@ -26,8 +26,12 @@ class SlowMemory:
         return sum(self.memory)
 
     def drop(self, job):
+        if self.engine.preempt == SWAP:
+            self.owed += self.engine.swap_setup + self.engine.swap_token * self.memory[job]
+            self.swapped.add(job)
+        else:
+            self.lost[job] += 1
         self.memory[job] = 0
-        self.lost[job] += 1
 
     def holders(self, first=None):
         return [job for job in self.waiting if self.memory[job] and job != first]
@@ -64,8 +68,10 @@ class SlowMemory:
             self.drop(job)
 
     def enter(self):
-        """Returns the tokens computed, those computed again, and how many entered."""
-        computed, again, entered = 0, 0, 0
+        """Returns the tokens computed, those computed again, how many entered, and how many of
+        these computed tokens again.
+        """
+        computed, again, entered, resumed = 0, 0, 0, 0
         while self.waiting:
             job = min(self.waiting, key=self.key)
             new = self.work.prompt[job] + self.made[job] - self.memory[job]
@@ -78,7 +84,7 @@ class SlowMemory:
             if full and not movable:
                 break
             if full:
-                self.preempt(max(movable, key=self.key), keep=self.engine.keep)
+                self.preempt(max(movable, key=self.key), keep=self.engine.preempt == PRESERVE)
             while self.overfull(job, new):
                 if self.holders(job):
                     self.drop(max(self.holders(job), key=self.key))
@@ -91,10 +97,11 @@ class SlowMemory:
             else:
                 computed += new
                 again += new * (self.made[job] > 0)
+                resumed += new > 0 and self.made[job] > 0
             self.memory[job] += new
             self.running.append(job)
             entered += 1
-        return computed, again, entered
+        return computed, again, entered, resumed
 
     def call(self, job, used):
         kind, tokens, engine = self.work.handling[job], self.memory[job], self.engine
@@ -102,7 +109,7 @@ class SlowMemory:
         if kind == LEAST_WASTE:
             cost = {
                 PRESERVE: self.work.predicted_call[job] * tokens,
-                DISCARD: (engine.k1 + engine.kp * tokens) * used,
+                DISCARD: (engine.k1 + engine.kr + engine.kp * tokens) * used,
                 SWAP: 2 * swap * used,
             }
             kind = min(cost, key=cost.get)
@@ -113,13 +120,13 @@ class SlowMemory:
             self.memory[job] = 0
         self.calling[job] = self.now + self.work.call_seconds[job]
 
-    def step(self, computed, again, entered):
+    def step(self, computed, again, entered, resumed):
         engine, running = self.engine, list(self.running)
         seconds = engine.k3 * len(running) + engine.k4 + engine.k1 * entered
-        seconds += engine.kp * computed + self.owed
+        seconds += engine.kp * computed + engine.kr * resumed + self.owed
         active = sum(self.memory[job] for job in running)
         self.idle_waste += seconds * (self.used() - active)
-        self.stall_waste += (engine.kp * again + self.owed) * active
+        self.stall_waste += (engine.kp * again + engine.kr * resumed + self.owed) * active
         self.owed = 0.0
         self.now += seconds
         for job in running:

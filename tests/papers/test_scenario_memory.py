@@ -8,6 +8,8 @@ import pytest
 
 from kendall.policies.text import SpecError
 from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.latency.kv_memory import DISCARD, PRESERVE, SWAP
+from kendall.queueing.latency.kv_memory import ToolCalls as Calls
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.models.soap.orders import SHORTEST_FIRST
 from kendall.queueing.models.soap.queue import solve_order
@@ -16,21 +18,21 @@ from kendall.queueing.predictors.predictor_text import PredictorText
 from kendall.queueing.predictors.sizes import token_sizes
 from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.fast import Trace, replay
+from kendall.queueing.simulation.memory_kernels import Work
 from papers.scenarios.memory import (
     HANDLINGS,
     ORDERS,
     UNBOUNDED,
-    Calls,
     MemoryEngine,
     MemoryWork,
+    Ranking,
     least_wasteful,
     memory_time,
     ranking,
+    run_memory,
     simulate_memory,
     wastes,
 )
-from papers.scenarios.memory_kernels import run_memory
-from papers.scenarios.memory_state import Ranking, Work
 from papers.scenarios.runs import Replications
 from tests.papers.scenario_paths import SlowMemory
 
@@ -74,18 +76,21 @@ def first_come(count):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("preempt", [DISCARD, PRESERVE, SWAP])
 @pytest.mark.parametrize("memory", [80, 150, UNBOUNDED])
 @pytest.mark.parametrize("handling", HANDLINGS)
 @pytest.mark.parametrize("order", ORDERS)
-def test_an_engine_with_bounded_memory_follows_one_made_step_by_step(order, handling, memory, keep):
-    seed = [ORDERS.index(order), HANDLINGS[handling], memory % 7, keep]
+def test_an_engine_with_bounded_memory_follows_one_made_step_by_step(
+    order, handling, memory, preempt
+):
+    seed = [ORDERS.index(order), HANDLINGS[handling], memory % 7, preempt]
     work = dataclasses.replace(WORK, handling=handling)
     drawn, predicted = work.drawn(np.random.default_rng(seed), 150)
-    machine = engine(memory=memory, keep=keep)
+    machine = engine(memory=memory)
+    compiled = machine.compiled()._replace(preempt=preempt, kr=0.013)
     ranks = ranking(order, drawn, predicted, machine, 0.5)
-    path, waste = run_memory(drawn, ranks, machine.compiled())
-    slow = SlowMemory(drawn, ranks, machine.compiled()).run()
+    path, waste = run_memory(drawn, ranks, compiled)
+    slow = SlowMemory(drawn, ranks, compiled).run()
     assert path.ended_at == pytest.approx(np.array(slow.ended), rel=1e-9)
     assert path.first_token_at == pytest.approx(np.array(slow.first), rel=1e-9)
     assert path.lost_memory.tolist() == slow.lost
@@ -342,15 +347,15 @@ def test_impossible_engines_are_refused(settings, expected):
 
 
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "expected"),
     [
-        {"share": 1.1, "kinds": ((1.0, 1.0),)},
-        {"share": 0.5, "kinds": ((0.9, 1.0),)},
-        {"share": 0.5, "kinds": ((1.0, 1.0),), "sigma": -0.1},
+        ({"share": 1.1, "kinds": ((1.0, 1.0),)}, "0 to 1"),
+        ({"share": 0.5, "kinds": ((0.9, 1.0),)}, "add up to 1"),
+        ({"share": 0.5, "kinds": ((1.0, 1.0),), "sigma": -0.1}, "sigma=-0.1"),
     ],
 )
-def test_impossible_calls_are_refused(settings):
-    with pytest.raises(SpecError, match="add up to 1"):
+def test_impossible_calls_are_refused(settings, expected):
+    with pytest.raises(SpecError, match=expected):
         Calls(**settings)
 
 

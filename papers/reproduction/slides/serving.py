@@ -11,22 +11,23 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.latency.kv_memory import parse_tool_calls
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.predictors.predictor_text import PredictorText
+from kendall.queueing.simulation.memory_kernels import Work
 from papers.reproduction.artefact import Artefact, Curve, Panel, Say, Statement
 from papers.reproduction.simulate import SEED, Simulated, points
 from papers.scenarios.memory import (
     HANDLINGS,
     UNBOUNDED,
-    Calls,
     MemoryEngine,
     MemoryMeans,
     MemoryWork,
+    Ranking,
     memory_time,
+    run_memory,
     simulate_memory,
 )
-from papers.scenarios.memory_kernels import run_memory
-from papers.scenarios.memory_state import Ranking, Work
 from papers.scenarios.runs import Measured, Replications
 
 LAW = LatencyModel(k3=2e-4, k4=2e-2, kp=2e-4)
@@ -43,9 +44,7 @@ ASSUMED = (
     "prompts geometric of mean 100, outputs lognormal (3.6, 1) cut at 500 tokens, predicted times "
     "exp(0.5 Z)",
 )
-CALLING = dataclasses.replace(
-    PLAIN, calls=Calls(share=0.7, kinds=((0.5, 0.1), (0.5, 10.0)), sigma=0.5)
-)
+CALLING = dataclasses.replace(PLAIN, calls=parse_tool_calls("share=0.7,mean=100ms/10s,sigma=0.5"))
 CALL_ENGINE = dataclasses.replace(ENGINE, slots=32, swap_setup=0.01, swap_token=2e-5)
 SYSTEMS = {  # handling, order
     "vLLM: discard, first come": ("discard", "fcfs"),

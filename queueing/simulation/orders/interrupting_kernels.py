@@ -264,6 +264,12 @@ def _rank(job, made, requests, order, stints):  # type: ignore[no-untyped-def]
     stage = _stage(job, stints)
     if stage < SERVED:
         return _RANKS[stage]
+    return form_rank(job, made, requests.arrived_at, order)
+
+
+@inner
+def form_rank(job, made, arrived_at, order):  # type: ignore[no-untyped-def]
+    """Of a request in no prediction, with so many tokens made."""
     if made < order.first_tokens:
         return -np.inf
     value = order.value[job]
@@ -274,7 +280,7 @@ def _rank(job, made, requests, order, stints):  # type: ignore[no-untyped-def]
     if len(order.starts) > 0:
         level = _level(made, order)
         value += order.ranks[level] if len(order.ranks) > 0 else float(level)
-    return value if np.isnan(order.aging) else requests.arrived_at[job] + order.aging * value
+    return value if np.isnan(order.aging) else arrived_at[job] + order.aging * value
 
 
 @inner

@@ -12,11 +12,11 @@ import numpy.typing as npt
 
 from kendall.policies.core import Policy
 from kendall.policies.immediate import Single
-from kendall.policies.ordered import order_of
+from kendall.policies.ordered import Ordered, order_of
 from kendall.policies.orders.order import Form, boosted
 from kendall.policies.registry import is_built_in
 from kendall.queueing.distributions.token_distribution import Vector
-from kendall.queueing.predictors.prediction_cost import PaidPredictions
+from kendall.queueing.predictors.prediction_cost import NO_COST, PaidPredictions
 from kendall.queueing.simulation.orders.interrupting_kernels import NEVER, Interrupting
 from kendall.queueing.simulation.orders.waiting_kernels import (
     FIRST_IN,
@@ -43,13 +43,13 @@ def interrupts(policy: Policy) -> bool:
 
 
 def interrupting_of(
-    policy: Single, predicted: Vector, limit: float, paid: PaidPredictions
+    policy: Ordered, predicted: Vector, limit: float, paid: PaidPredictions
 ) -> Interrupting:
     """For requests with these predictions, tokens, which take the server's time `paid`; all have
     the token limit `limit`.
     """
     form, tokens = order_of(policy).form, np.minimum(predicted, limit)
-    values = _values(form, tokens, np.empty(0))
+    values = _values(form, tokens, 0.0)
     return Interrupting(
         values,
         values if form.settled is None else tokens,  # not read: one array fewer in the caches
@@ -65,6 +65,30 @@ def interrupting_of(
         paid.every,
         paid.some,
     )
+
+
+def is_ranked(policy: Policy) -> bool:
+    """Whether ranks by arrival, prediction and tokens made say all of its order."""
+    order = order_of(policy)
+    form = order.form
+    return is_built_in(policy) and order.is_formal() and not (form.ratio or form.bins)
+
+
+def ranks_of(
+    policy: Ordered, predicted: Vector, limit: float, prompts: npt.NDArray[Any]
+) -> tuple[Interrupting, Vector]:
+    """As `interrupting_of`, of any order that `is_ranked`, and what prompts add to each rank before
+    the first token; one that interrupts nobody is settled with 0 tokens.
+    """
+    order, tokens = order_of(policy), np.minimum(predicted, limit)
+    form = order.form
+    whole = interrupting_of(policy, predicted, limit, NO_COST)
+    if not order.preemptive:
+        whole = whole._replace(settled=0.0, predicted=tokens)
+    if not form.prompt_weight:
+        return whole, np.empty(0)
+    scale = form.weight * form.prompt_weight * (1.0 if form.aging is None else form.aging)
+    return whole, scale * prompts
 
 
 def queue_of(
@@ -95,7 +119,7 @@ def queue_of(
     return ordered_queue(RANKED, ranks, none, largest, lanes)
 
 
-def _values(form: Form, tokens: Vector, prompts: npt.NDArray[Any]) -> Vector:
+def _values(form: Form, tokens: Vector, prompts: npt.NDArray[Any] | float) -> Vector:
     """Before the first token. Priorities are all the same, deadlines come in order of arrival."""
     value = tokens if form.quantity == "prediction" else np.zeros(len(tokens))
     if form.prompt_weight:
