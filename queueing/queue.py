@@ -17,7 +17,7 @@ from kendall.policies.arguments import positive, real_number, short_repr, whole_
 from kendall.policies.core import UNBOUNDED, Policy
 from kendall.policies.fixed import Fixed
 from kendall.policies.immediate import Continuous, Single
-from kendall.policies.ordered import Ordered, counts, order_of, with_ranking
+from kendall.policies.ordered import Ordered, counts, in_arrival_order, order_of, with_ranking
 from kendall.policies.orders import PARAMETERS
 from kendall.policies.orders.order import ByLength, Order
 from kendall.policies.orders.preemptive import Gittins
@@ -75,6 +75,7 @@ from kendall.queueing.latency.profile import load_law
 from kendall.queueing.latency.service_time import ServiceTime
 from kendall.queueing.measurement.slo import level_of
 from kendall.queueing.models.batches.binned import binned_rate
+from kendall.queueing.models.changeover import Changeover
 from kendall.queueing.models.gg1 import LARGEST_SCV
 from kendall.queueing.models.gittins import gittins_ranks
 from kendall.queueing.models.slots.continuous import SlotTime
@@ -91,6 +92,7 @@ from kendall.queueing.predictors.predictor_text import (
     parse_predictor,
 )
 from kendall.queueing.result import LEVELS, Levels, LoadBound
+from kendall.queueing.second_model import SecondModel, parse_second_model
 
 SMALLEST_RATE, LARGEST_RATE = 1e-12, 1e12  # requests/s: beyond, sums of instants lose all digits
 # how requests come to the servers: from one queue, or each server has one of its own that they join
@@ -98,6 +100,7 @@ SMALLEST_RATE, LARGEST_RATE = 1e-12, 1e12  # requests/s: beyond, sums of instant
 ROUTINGS = ("central", "random", "round_robin", "least_requests", "power_of_two")
 NO_TRANSFER = KvTransfer()
 ONE_FLOW = "one flow: its requests are served first come, first served"
+LEAST_SHARE = 1e-12  # of the requests, for a model to be served
 MOST_PRESENT = 1_000_000_000  # requests, waiting or in service
 MOST_QUEUES = 64  # that are simulated side by side
 LARGEST_SERVERS = 1_000_000  # the time of a prediction grows with them: below a second
@@ -115,6 +118,8 @@ class Limits(TypedDict, total=False):
                         of `servers`: [1, 1.5] or "1,1.5" (equally fast)
     routing             "central", or how requests are sent to servers that have a queue each:
                         "random", "round_robin", "least_requests", "power_of_two" ("central")
+    second_model        a second model beside that of `latency`, with the requests that it serves:
+                        "threshold=30,switch=0.4,latency=a=0.005,c=0.05" (one model)
     max_num_seqs        largest batch that the engine takes (only the policy bounds the batch)
     max_num_queued_reqs largest number of sequences waiting or in service, as for `kendall serve`; a
                         call with which there would be more is rejected (no limit)
@@ -167,6 +172,7 @@ class Limits(TypedDict, total=False):
     servers: int
     server_speeds: Sequence[float] | str | None
     routing: str
+    second_model: SecondModel | str | None
     max_num_seqs: int | None
     max_num_queued_reqs: int | None
     prompt_tokens: TokenDistribution | str | None
@@ -330,6 +336,7 @@ class Engine:
     # of each server, how many times as long as the law's its times are; empty: equally fast
     server_speeds: tuple[float, ...] = ()
     routing: str = "central"  # of ROUTINGS
+    second_model: SecondModel | None = None  # beside that of the law
     max_num_queued_reqs: int | None = None  # sequences waiting or in service
     bounds: EngineBounds = field(default_factory=EngineBounds)
     pad_prompts: bool = False  # the prompts of a batch are padded to its longest one
@@ -368,6 +375,8 @@ class Engine:
         if self.disaggregated or self.routing != "central":
             self._check_parted()
         self._check_prefill()
+        if self.second_model is not None:
+            self._check_models(self.second_model)
 
     def _check_prefill(self) -> None:
         if not 1 <= self.prefill_servers <= LARGEST_SERVERS:
@@ -386,6 +395,33 @@ class Engine:
                 raise SpecError(
                     f"got {text} for servers that prefill and decode; expected disaggregated too"
                 )
+
+    def _check_models(self, second: SecondModel) -> None:
+        given = {
+            f"routing={self.routing}": self.routing != "central",
+            "disaggregated": self.disaggregated,
+            "server_speeds": bool(self.server_speeds),
+            f"max_num_queued_reqs={self.max_num_queued_reqs}": self.max_num_queued_reqs is not None,
+            "energy": self.energy is not None,
+        }
+        for name, is_given in given.items():
+            if is_given:
+                raise SpecError(f"got {name} and second_model; expected one of the two")
+        if second.servers is not None and second.servers >= self.servers:
+            raise SpecError(
+                f"got a second model on {second.servers} of {counted(self.servers, 'server')}; "
+                "expected more servers, of which the first model has the others"
+            )
+        if second.servers is None and self.servers > 1:
+            raise SpecError(
+                f"got two models on {self.servers} servers; expected one server, or how many of "
+                "them have the second model alone, as servers in second_model"
+            )
+        if second.servers is None and (self.law.stall_share or second.law.stall_share):
+            raise SpecError(
+                "got a latency law with stalls and second_model on the same server; expected laws "
+                "without stalls, or a server for each model"
+            )
 
     def _check_parted(self) -> None:
         other = "disaggregated" if self.disaggregated else f"routing={self.routing}"
@@ -414,7 +450,8 @@ class Engine:
     def assumption(self) -> str:
         """On service times."""
         speeds = ", ".join(map(short_number, self.server_speeds))
-        return f"service times obey the latency law{speeds and f', times {speeds} by server'}"
+        law = "latency law" if self.second_model is None else "latency law of their model"
+        return f"service times obey the {law}{speeds and f', times {speeds} by server'}"
 
 
 # of an engine that prefills and decodes
@@ -459,11 +496,13 @@ class Queue:
         self._check_predictions()
         if self.engine.disaggregated:
             self._check_tandem()
+        if self.engine.second_model is not None:
+            self._check_models(self.engine.second_model)
 
     def _learn_ranks(self) -> None:
         """An order whose ranks follow from the lengths or the law gets those of this queue's."""
         order = order_of(self.policy)
-        if not isinstance(self.policy, Ordered) or not order.learns:
+        if not isinstance(self.policy, Ordered) or not order.learns or self.shares_server:
             return
         if isinstance(order, ByLength):
             ranking: Order | None = self._ranked_by_service(order)
@@ -585,6 +624,7 @@ class Queue:
             "patience": requests.patience is not None,
             "max_num_queued_reqs": engine.max_num_queued_reqs is not None,
             "disaggregated": engine.disaggregated,
+            "second_model": engine.second_model is not None,
             "step_tokens": engine.bounds.step_tokens is not None,
             "reserved_tokens": engine.bounds.reserved_tokens is not None,
             f"turnaround={law.turnaround:g} in the latency law": law.turnaround > 0,
@@ -656,6 +696,43 @@ class Queue:
                 "that are computed one at a time and whole, one sequence a call, no patience"
             )
 
+    def _check_models(self, second: SecondModel) -> None:
+        requests = self.requests
+        given = {
+            f"patience={requests.patience}": requests.patience is not None,
+            "sequences": requests.sequences is not None,
+            f"prediction_cost={requests.prediction_cost}": requests.prediction_cost is not None,
+        }
+        for name, is_given in given.items():
+            if is_given:
+                raise SpecError(f"got {name} and second_model; expected one of the two")
+        if requests.endless:
+            raise SpecError(
+                "got second_model for output lengths without a limit; expected max_output_tokens "
+                "too"
+            )
+        if second.threshold is not None and requests.predictor == NO_PREDICTION:
+            raise SpecError(
+                f"got threshold={short_number(second.threshold)} in second_model and no "
+                "predictor; expected a predictor of output lengths: exact, lognormal:sigma=0.5 .."
+            )
+        if second.servers is not None:
+            return
+        order = order_of(self.policy)
+        plain = order.is_formal() and not (order.preemptive or order.form.ratio or order.form.bins)
+        known = plain and order.form.quantity in ("arrival", "prediction")
+        if not isinstance(self.policy, Single) or not known or order.form.prompt_weight:
+            raise SpecError(
+                f"got policy {self.text} and second_model on the same server; expected single, "
+                "with order fcfs, spjf, ljf or threshold and no prompt_weight, or servers for each "
+                "model"
+            )
+        if second.first == "loaded" and not in_arrival_order(self.policy):
+            raise SpecError(
+                f"got policy {self.text} and first=loaded in second_model; expected order fcfs, or "
+                "first=arrival"
+            )
+
     @classmethod
     def read(
         cls,
@@ -676,6 +753,8 @@ class Queue:
         process, scv = process_and_scv(limits.get("arrivals"), scv)
         patience = limits.get("patience")
         servers, parsed = whole_number("servers", limits.get("servers", 1)), _policy(policy)
+        second = _second_model(limits.get("second_model"))
+        energy = limits.get("energy")
         return cls(
             policy=parsed,
             requests=Requests(
@@ -695,6 +774,7 @@ class Queue:
             engine=Engine(
                 **_servers(_law(latency), servers, limits.get("server_speeds")),
                 routing=limits.get("routing", "central"),
+                second_model=second,
                 max_num_queued_reqs=_optional_whole(
                     "max_num_queued_reqs", limits.get("max_num_queued_reqs")
                 ),
@@ -713,7 +793,7 @@ class Queue:
                 disaggregated=limits.get("disaggregated", False),
                 prefill_servers=whole_number("prefill_servers", limits.get("prefill_servers", 1)),
                 kv_transfer=_kv_transfer(limits.get("kv_transfer")),
-                energy=_energy(limits.get("energy"), latency, parsed),
+                energy=_energy(energy, latency, parsed) if energy or second is None else None,
                 kv=_kv(limits.get("kv")),
             ),
             arrivals=Arrivals(scv=scv, process=process),
@@ -772,6 +852,87 @@ class Queue:
         """
         one = self.one_of_several
         return (self, arrival_rate) if one is None else (one, arrival_rate / self.engine.servers)
+
+    @cached_property
+    def models(self) -> tuple[tuple[float, Queue], ...]:
+        """Of the first and the second of two models the share of the requests that go to it, and
+        the queue of these alone, on the servers that it has or shares. None where there is no
+        second model.
+        """
+        second = self.engine.second_model
+        if second is None:
+            return ()
+        chances, own = self._chances_of_second, second.servers or 0
+        return (
+            self._of_model(1 - chances, self.engine.law, self.engine.servers - own),
+            self._of_model(chances, second.law, own or self.engine.servers),
+        )
+
+    @property
+    def _chances_of_second(self) -> Vector:
+        """By the length of a request."""
+        second, requests = self.engine.second_model, self.requests
+        assert second is not None
+        return second.chances(requests.output_tokens, requests.predictor, requests.token_limit)
+
+    def _of_model(self, chances: Vector, law: LatencyModel, servers: int) -> tuple[float, Queue]:
+        requests = self.requests
+        pmf = requests.output_tokens.pmf * chances
+        share, lengths = float(pmf.sum()), requests.output_tokens
+        if share < LEAST_SHARE:
+            share = 0.0
+        else:
+            lengths = TokenDistribution(pmf / share)
+        queue = self.but(
+            output_tokens=lengths,
+            max_output_tokens=requests.token_limit,
+            law=law,
+            servers=servers,
+            second_model=None,
+        )
+        return share, queue
+
+    @property
+    def models_apart(self) -> bool:
+        """Whether each of two models has servers, and so a queue, of its own."""
+        second = self.engine.second_model
+        return second is not None and second.servers is not None
+
+    @property
+    def shares_server(self) -> bool:
+        """Whether two models are served by one server."""
+        return self.engine.second_model is not None and not self.models_apart
+
+    @property
+    def reads_predictions(self) -> bool:
+        """Whether the order, or the choice of a model, goes by predicted lengths."""
+        second = self.engine.second_model
+        by_threshold = second is not None and second.threshold is not None
+        return by_threshold or order_of(self.policy).predicts
+
+    @cached_property
+    def changeover(self) -> Changeover:
+        """Two models on one server, one request at a time."""
+        second = self.engine.second_model
+        assert second is not None
+        (first, one), (share, other) = self.models
+        services = tuple(
+            ServiceTime.of(
+                each.engine.law, each.requests.output_tokens, each.requests.prompt_tokens
+            )
+            for each in (one, other)
+        )
+        return Changeover((first, share), (services[0], services[1]), second.switch)
+
+    @property
+    def loads_unknown(self) -> bool:
+        """Whether the order of service decides how often a model is loaded, which the load leaves
+        out then.
+        """
+        second = self.engine.second_model
+        if second is None or not second.switch:
+            return False
+        return second.first != "arrival" or not in_arrival_order(self.policy)
 
     @property
     def text(self) -> str:
@@ -1042,6 +1203,15 @@ class Queue:
 
         Raises SpecError: a batch that takes no time.
         """
+        if self.engine.second_model is not None:
+            return self._rate_of_models()
+        self._check_rate()
+        if self.engine.disaggregated:
+            return self._rate_of_stations()
+        servers = sum(1 / speed for speed in self.engine.server_speeds) or self.engine.servers
+        return servers * self._rate_each() / self.requests.call_size
+
+    def _check_rate(self) -> None:
         requests, law = self.requests, self.law
         check_durations(
             law,
@@ -1056,28 +1226,35 @@ class Queue:
                 "load is infinite at every arrival rate; bound the batch size, or set "
                 "max_output_tokens"
             )
-        if self.engine.disaggregated:
-            means = phase_means(law, requests.output_tokens, requests.prompt_tokens)
-            prefill, decode = self.engine.prefill_servers / means[0], self.engine.servers / means[1]
-            if not isinstance(self.policy, Single):
-                decode = self.decode.largest_stable_rate
-            return min(prefill, decode)
+
+    def _rate_of_models(self) -> float:
+        if self.models_apart:
+            return min(queue.largest_stable_rate / share for share, queue in self.models if share)
+        if not self.loads_unknown:
+            return 1 / self.changeover.mean
+        return 1 / sum(share / queue.largest_stable_rate for share, queue in self.models)
+
+    def _rate_of_stations(self) -> float:
+        engine, requests = self.engine, self.requests
+        means = phase_means(self.law, requests.output_tokens, requests.prompt_tokens)
+        decode = engine.servers / means[1]
+        if not isinstance(self.policy, Single):
+            decode = self.decode.largest_stable_rate
+        return min(engine.prefill_servers / means[0], decode)
+
+    def _rate_each(self) -> float:
+        """Requests/s of one server."""
         if self.on_demand:
             use, memory = self.context_use, self.engine.bounds.max_context_tokens
             slots = math.inf if self.bound is None else self.bound
-            each = use.rate(slots if memory is None else min(slots, use.slots(memory)))
-        elif (chances := self.in_saturation) is not None:
-            each = self.slot_time.throughput_of(chances)
-        elif self.policy.joins_running:
-            each = (
-                self.slot_time.limit()
-                if self.bound is None
-                else self.slot_time.throughput(self.bound, refilled=True)
-            )
-        else:
-            each = self._batch_rate()
-        servers = sum(1 / speed for speed in self.engine.server_speeds) or self.engine.servers
-        return servers * each / requests.call_size
+            return use.rate(slots if memory is None else min(slots, use.slots(memory)))
+        if (chances := self.in_saturation) is not None:
+            return self.slot_time.throughput_of(chances)
+        if not self.policy.joins_running:
+            return self._batch_rate()
+        if self.bound is None:
+            return self.slot_time.limit()
+        return self.slot_time.throughput(self.bound, refilled=True)
 
     def _batch_rate(self) -> float:
         """Requests/s that full batches serve."""
@@ -1127,6 +1304,10 @@ class Queue:
         behind = "" if most is None else f"/{most}"
         behind += "+D" if self.requests.patience is not None else ""
         gaps, servers = self.arrivals.letters, self.engine.servers
+        if self.models_apart:
+            return " and ".join(queue.name for _, queue in self.models)
+        if self.engine.second_model is not None:
+            return f"{self.but(second_model=None).name}, two models"
         if self.engine.disaggregated:
             decode = self.but(**_WHOLE).name.removeprefix(gaps)
             return f"{gaps}/G/{self.engine.prefill_servers} -> .{decode}"
@@ -1155,7 +1336,7 @@ class Queue:
         common = [
             *self.arrivals_assumed,
             *([] if recorded else [requests.assumption]),
-            *_order_of_service(self.policy, requests.predictor, apart=engine.disaggregated),
+            *_order_of_service(self),
             *self._predictions_assumed(),
             *_flows_served(self.policy, requests.flows),
         ]
@@ -1163,7 +1344,7 @@ class Queue:
             common.append("calls of independent numbers of sequences, all of a call queued at once")
         if engine.disaggregated:
             common += self._stations_assumed()
-        common += [engine.assumption, *self._bounds_assumed()]
+        common += [engine.assumption, *self._models_assumed(), *self._bounds_assumed()]
         if self.energy is not None:
             common.append(self.energy.assumption)
         common += self._losses_assumed()
@@ -1206,6 +1387,29 @@ class Queue:
         policy = self.policy
         if order_of(policy).name != order_of(_prefill_policy(policy)).name:
             yield "prompts are served in order of arrival"
+
+    def _models_assumed(self) -> Iterator[str]:
+        second, requests = self.engine.second_model, self.requests
+        if second is None:
+            return
+        share = f"{self.models[1][0]:.1%} of the requests"
+        which = "any length"
+        if second.threshold is not None:
+            which = (
+                f"predicted up to {short_number(second.threshold)} tokens ({requests.predictor})"
+            )
+        where = f"on {second.servers} of {self.engine.servers} servers"
+        if second.servers is None:
+            where = "on the same server"
+        yield f"second model: {share}, {which}, {where}"
+        if not self.models_apart and second.switch:
+            most = "the load leaves that out" if self.loads_unknown else "the load has that in it"
+            yield (
+                f"the server holds one model at a time and takes {short_number(second.switch)} s "
+                f"to load the other, which counts as service; {most}"
+            )
+        if second.first == "loaded":
+            yield "requests of the model that is loaded go before all others"
 
     def _losses_assumed(self) -> Iterator[str]:
         most, patience = self.engine.max_num_queued_reqs, self.requests.patience
@@ -1477,8 +1681,8 @@ def _energy(
     return law
 
 
-def _order_of_service(policy: Policy, predictor: PredictorText, *, apart: bool) -> tuple[str, ...]:
-    """`apart`: prefill and decode are on servers of their own."""
+def _order_of_service(queue: Queue) -> tuple[str, ...]:
+    policy, predictor = queue.policy, queue.requests.predictor
     if not is_built_in(policy):
         return (
             "the policy sees one token limit for all requests, no predicted length and no priority",
@@ -1486,15 +1690,19 @@ def _order_of_service(policy: Policy, predictor: PredictorText, *, apart: bool) 
         )
     order = order_of(policy)
     assumption = order.assumption.format(name=order.name)
-    if apart and ranks_by_prompt(policy):
+    if queue.engine.disaggregated and ranks_by_prompt(policy):
         assumption += " by service, of prompts where they are prefilled, of answers behind that"
+    elif isinstance(order, ByLength) and order.learns and queue.shares_server:
+        assumption += " by service, the predicted seconds of their model with those to load it"
     elif isinstance(order, ByLength) and order.learns:
         weight = short_number(order.prompt_weight, 3)
         assumption += f" by service, a token of the prompt counts as {weight} of the answer"
     if order.predicts:
         return (f"{assumption}; predictor of the output lengths: {predictor}",)
     unread = "the predictor changes nothing: the order reads no predicted length"
-    return (assumption,) if predictor == NO_PREDICTION else (assumption, unread)
+    if predictor == NO_PREDICTION or queue.reads_predictions:
+        return (assumption,)
+    return (assumption, unread)
 
 
 def _flows_served(policy: Policy, flows: Flows | None) -> tuple[str, ...]:
@@ -1511,6 +1719,10 @@ def _kv(given: KvMemory | str | None) -> KvMemory | None:
 
 def _tool_calls(given: ToolCalls | str | None) -> ToolCalls | None:
     return given if given is None or isinstance(given, ToolCalls) else parse_tool_calls(given)
+
+
+def _second_model(given: SecondModel | str | None) -> SecondModel | None:
+    return given if given is None or isinstance(given, SecondModel) else parse_second_model(given)
 
 
 def _flows(given: Flows | str | None) -> Flows | None:

@@ -264,6 +264,16 @@ class QueueOptions:
             "are, for example 1,1.5. The first that is free takes the next request."
         ),
     )
+    second_model: str | None = option(
+        ENGINE,
+        (
+            "A second model beside that of --latency: threshold=TOKENS (requests predicted up to "
+            "so long go to it; needs --predictor) or share=P (of the requests), then "
+            "switch=SECONDS to load a model on a server that holds one at a time, first=loaded "
+            "to serve the loaded one first, or servers=N of --servers that have it alone; its "
+            "latency=LAW last: threshold=30,switch=0.4,latency=a=0.005,c=0.05."
+        ),
+    )
     disaggregated: bool = option(
         ENGINE,
         (
@@ -297,7 +307,7 @@ class QueueOptions:
         """The keyword arguments of `Queue.read` that are no traffic."""
         own = (
             *("arrival_scv", "sequences", "intraclass_correlation", "predictor", "flows"),
-            *("server_speeds", "disaggregated", "prefill_servers", "kv_transfer"),
+            *("server_speeds", "second_model", "disaggregated", "prefill_servers", "kv_transfer"),
             *("max_num_queued_reqs", "kv", "tool_calls"),
         )
         return {

@@ -114,6 +114,13 @@ class ServiceTime:
         )
         return centred / mean**2 * (1 + self.cv**2) + self.cv**2
 
+    def transform(self, theta: float) -> float:
+        """E[e^{-theta S}], theta >= 0."""
+        scaled = theta * self.values
+        if self.cv == 0:
+            return float(self.weights @ np.exp(-scaled))
+        return float(self.weights @ (1 + self.cv**2 * scaled) ** (-(self.cv**-2)))
+
     @property
     def is_constant(self) -> bool:
         """Whether S takes one value only."""

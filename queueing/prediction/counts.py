@@ -82,7 +82,8 @@ def _laws(model: Queue, arrival_rate: float) -> Mapping[str, tuple[Vector, Vecto
     """Instants and chances of the delay and, of single requests, of the sojourn."""
     if not model.arrivals.poisson or model.requests.sequences is not None:
         return {}
-    if model.requests.patience is not None or model.engine.servers > 1:
+    several = model.engine.servers > 1 or model.engine.second_model is not None
+    if model.requests.patience is not None or several:
         return {}
     try:
         if isinstance(model.policy, Single) and SINGLE.covers(model):

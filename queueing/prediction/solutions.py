@@ -28,6 +28,9 @@ c servers with a queue each        as one server  routed at random: Poisson arri
 memory or prompt tokens may bind,  simulation
 interruptions by kv, tool calls,
 servers of different speeds
+two models on one server           exact means    changeover: single, first come, first served; else
+                                                  simulation
+two models on servers of their own as two queues  each with the requests that go to it
 calls of several sequences         exact          batch_chain of whole calls for dynamic, capped,
                                                   elastic on one server where no batch splits one
                                    exact means    call_chain where some do, if the lengths in a call
@@ -40,12 +43,14 @@ the formula that the papers print (queueing.models.as_published).
 from __future__ import annotations
 
 import pkgutil
+from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
+from operator import mul
 from typing import Any
 
 from kendall.policies.immediate import Single
-from kendall.policies.ordered import in_arrival_order
+from kendall.policies.ordered import in_arrival_order, order_of
 from kendall.queueing.errors import NotConvergedError
 from kendall.queueing.models.tandem import is_exponential
 from kendall.queueing.prediction import solvers
@@ -68,6 +73,8 @@ def methods(model: Queue) -> tuple[str, ...]:
     one_server = model.one_of_several
     if one_server is not None:
         return methods(one_server)
+    if model.models_apart:
+        return _methods_apart(model)
     known = {method for solver in _solvers(model) for method in solver.covers(model)}
     known |= {*_methods_of_stations(model)} if not known else set()
     return tuple(sorted({*known, "simulation"}, key=BEST_FIRST.index))
@@ -77,6 +84,8 @@ def answer(model: Queue, arrival_rate: float, method: str) -> Prediction:
     """The prediction by one of `methods`, which may not be simulation. Raises UnstableQueueError,
     NotConvergedError.
     """
+    if model.models_apart:
+        return _answer_apart(model, arrival_rate, method)
     solvers = (solver for solver in _solvers(model) if method in solver.covers(model))
     solver = next(solvers, None)
     if solver is None:
@@ -137,7 +146,7 @@ def _of_stations(model: Queue, arrival_rate: float) -> dict[str, Any]:
         for text in found.assumptions
         if text.startswith(IN_DOUBT)
     ]
-    used = (found.utilisation for found in (prefill, decode))
+    used = [found.utilisation for found in (prefill, decode)]
     servers = engine.prefill_servers, engine.servers
     return {
         "queueing_delay": _sum(prefill.queueing_delay, decode.queueing_delay),
@@ -146,7 +155,7 @@ def _of_stations(model: Queue, arrival_rate: float) -> dict[str, Any]:
         "inter_token_latency": decode.inter_token_latency,
         "service_time": _sum(prefill.service_time, decode.service_time, transfer),
         "batch_size": decode.batch_size,
-        "utilisation": _shared(tuple(used), servers),
+        "utilisation": _mean(used, servers),
         "stations": tuple(
             Station(name, found.load, found.queueing_delay, Mean(found.service_time.mean))
             for name, found in (("prefill", prefill), ("decode", decode))
@@ -161,9 +170,72 @@ def _sum(first: Quantiles, second: Quantiles, more: float = 0.0) -> Quantiles:
     return Quantiles((first.mean or 0.0) + (second.mean or 0.0) + more if known else None)
 
 
-def _shared(used: tuple[float | None, ...], servers: tuple[int, ...]) -> float | None:
-    known = [busy * count for busy, count in zip(used, servers, strict=True) if busy is not None]
-    return sum(known) / sum(servers) if len(known) == len(used) else None
+def _methods_apart(model: Queue) -> tuple[str, ...]:
+    """Of two queues the worse of their best methods. Requests that are sorted by what is predicted
+    for them have other predictions than all.
+    """
+    second = model.engine.second_model
+    assert second is not None
+    sorted_by_errors = second.threshold is not None and model.requests.predictor.name != "exact"
+    reads = order_of(model.policy).predicts and sorted_by_errors
+    best = [best_method(queue) for share, queue in model.models if share]
+    worst = max(best, key=BEST_FIRST.index)
+    if reads or not model.arrivals.poisson or worst == "simulation":
+        return ("simulation",)
+    return (worst, "simulation")
+
+
+def _answer_apart(model: Queue, arrival_rate: float, method: str) -> Prediction:
+    """Of all requests, from those of each model."""
+    parts = [
+        (share, queue, answer(queue, share * arrival_rate, best_method(queue)))
+        for share, queue in model.models
+        if share
+    ]
+    shares = [share for share, *_ in parts]
+    weights = [share * (queue.requests.output_tokens.mean - 1) for share, queue, _ in parts]
+    servers = [queue.engine.servers for _, queue, _ in parts]
+    found = [each for *_, each in parts]
+    used = _mean([each.utilisation for each in found], servers)
+    batches = [None if not (size := each.batch_size.mean) else 1 / size for each in found]
+    rate = _mean(batches, shares)
+    doubts = [text for each in found for text in each.assumptions if text.startswith(IN_DOUBT)]
+    durations: dict[str, Any] = {name: _of_all(found, name, shares) for name in _DURATIONS}
+    return Prediction(
+        policy=model.text,
+        effective_max_batch_size=model.bound,
+        model=model.name,
+        method=method,
+        stable=True,
+        load=model.load(arrival_rate),
+        utilisation=None if used is None else used * sum(servers) / model.engine.servers,
+        batch_size=Mean(None if rate is None else 1 / rate),
+        **model.counted(arrival_rate),
+        **durations,
+        inter_token_latency=_of_all(found, "inter_token_latency", weights),
+        assumptions=(*model.assumptions, *doubts),
+    )
+
+
+_DURATIONS = (
+    *("queueing_delay", "sojourn_time", "served_queueing_delay", "time_to_first_token"),
+    "service_time",
+)
+
+
+def _of_all(found: Sequence[Prediction], name: str, weights: Sequence[float]) -> Quantiles:
+    """The mean; with the quantiles where all go to one model."""
+    durations: list[Quantiles] = [getattr(each, name) for each in found]
+    if len(durations) == 1:
+        return durations[0]
+    return Quantiles(_mean([each.mean for each in durations], weights))
+
+
+def _mean(values: Sequence[float | None], weights: Sequence[float]) -> float | None:
+    known = [value for value in values if value is not None]
+    if len(known) < len(values) or not sum(weights):
+        return None
+    return float(sum(map(mul, known, weights)) / sum(weights))
 
 
 def _after_predictions(model: Queue, solved: dict[str, Any]) -> dict[str, Any]:
@@ -193,11 +265,13 @@ def _solvers(model: Queue) -> tuple[Solver, ...]:
     ):
         return ()
     ordered, policy = is_ordered(model), type(model.policy)
+    models = 1 if engine.second_model is None else 2
     finite = engine.max_num_queued_reqs is not None
     return tuple(
         solver
         for solver in _all_solvers()
-        if (solver.ordered, solver.finite) == (ordered, finite) and policy in solver.policies
+        if (solver.ordered, solver.finite, solver.models) == (ordered, finite, models)
+        and policy in solver.policies
     )
 
 

@@ -34,6 +34,7 @@ class Solver:
     ordered: bool = False  # of orders of service other than first come, first served
     finite: bool = False  # of queues that reject requests (`max_num_queued_reqs`), and of no others
     policies: tuple[type[Policy], ...] = ANALYSED
+    models: int = 1  # that one server has
 
 
 def answered(

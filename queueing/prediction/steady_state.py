@@ -291,6 +291,8 @@ def _without(model: Queue, missing: list[str], simulated: int) -> str:
         )
     elif model.engine.disaggregated:
         drawn, why = "requests", "no formula covers the law of the delay at two stations"
+    elif model.engine.second_model is not None:
+        drawn, why = "requests", "no formula covers their law where there are two models"
     elif is_ordered(model):
         drawn, why = "requests", "no formula covers their law under this order"
     elif model.engine.max_num_queued_reqs is not None:
@@ -417,6 +419,9 @@ def _servers(model: Queue) -> str:
     if model.engine.disaggregated:
         pools = f"{model.engine.prefill_servers} and {model.engine.servers} servers"
         return f"prefill and decode on {'two servers' if pools == '1 and 1 servers' else pools}"
+    if model.engine.second_model is not None:
+        where = "one server" if model.shares_server else f"{model.engine.servers} servers"
+        return f"two models on {where}"
     if model.engine.has_queues:
         return f"{model.engine.servers} servers with a queue each"
     speeds = " of different speed" if model.engine.server_speeds else ""

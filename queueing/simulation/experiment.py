@@ -98,7 +98,7 @@ def simulate_model(
     begin = begin_of(model, arrival_rate, num_requests, replications)
     streams = np.random.SeedSequence(seed).spawn(replications)
     interrupts = order_of(model.policy).preemptive or model.on_demand
-    if interrupts and num_requests > PILOT:  # a growing queue is slow work
+    if (interrupts or model.loads_unknown) and num_requests > PILOT:  # a growing queue is slow work
         pilot = np.random.SeedSequence((seed, PILOT))
         check_kept_up(model, [simulate_run(model, arrival_rate, PILOT, pilot)])
     runs = [steady_run(model, arrival_rate, begin, stream) for stream in streams]
@@ -458,6 +458,7 @@ def run_trace(model: Queue, trace: Trace, since: int = 0, *, generic: bool = Fal
     `generic`); else the policy object itself is driven.
     """
     from kendall.queueing.simulation import fast
+    from kendall.queueing.simulation.scenarios.two_models import run_apart, run_together
 
     if not len(trace.arrived_at):
         return fast.nothing_served()
@@ -465,6 +466,11 @@ def run_trace(model: Queue, trace: Trace, since: int = 0, *, generic: bool = Fal
         from kendall.queueing.simulation.scenarios.tandem import run_stations
 
         return run_stations(model, trace, since, partial(run_trace, generic=generic))
+    if model.models_apart:
+        replay = partial(run_trace, generic=generic)
+        return run_apart(model, trace, since, replay)
+    if model.shares_server:
+        return run_together(model, trace)
     own_limits = len(trace.limits) and not in_arrival_order(model.policy)  # kernels have one
     if model.on_demand or (fast.is_compiled(model) and not generic and not own_limits):
         return fast.after_predictions(model, trace, fast.replay(model, trace, since))
@@ -490,10 +496,13 @@ def run_given(model: Queue, given: Trace, stream: np.random.SeedSequence) -> Sim
     from kendall.queueing.simulation import fast
 
     residuals = [np.random.default_rng(child) for child in stream.spawn(model.engine.servers)]
-    choices = fast.draw_choices(model, len(given.arrived_at), stream)
-    calls = fast.draw_tool_calls(model, given.output_tokens, stream)
-    drawn = dataclasses.replace(given, residuals=residuals, choices=choices, tool_calls=calls)
-    return run_trace(model, drawn)
+    count = len(given.arrived_at)
+    drawn: dict[str, Any] = {
+        "choices": fast.draw_choices(model, count, stream),
+        "second": fast.draw_second(model, count, stream),
+        "tool_calls": fast.draw_tool_calls(model, given.output_tokens, stream),
+    }
+    return run_trace(model, dataclasses.replace(given, residuals=residuals, **drawn))
 
 
 def driven_run(
@@ -682,8 +691,8 @@ def check_kept_up(model: Queue, runs: Sequence[SimulatedRun]) -> None:
     if model.engine.disaggregated:
         model, runs = model.decode, [run.stations[-1] for run in runs]
     whole = model.lossless and not has_end(model.arrivals.process)
-    interrupted = order_of(model.policy).preemptive and model.bound is not None
-    if not ((interrupted or model.on_demand) and whole):
+    adds_work = order_of(model.policy).preemptive or model.loads_unknown
+    if not (((adds_work and model.bound is not None) or model.on_demand) and whole):
         return
     # memory may leave slots free, and those that call hold none
     slots = 1 if model.on_demand else (model.bound or 1) * model.engine.servers

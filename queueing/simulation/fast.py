@@ -79,6 +79,8 @@ class Trace:
     flows: npt.NDArray[np.str_] = field(
         default_factory=lambda: np.empty(0, dtype=np.str_)
     )  # of each; empty: one
+    # whether the second model serves it, where that is by a share; empty: not
+    second: npt.NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, dtype=np.bool_))
     # of each the two servers that its call may join; empty: any
     choices: Ints = field(default_factory=lambda: np.empty((0, 2), dtype=np.int64))
     # of each server's batches, in their order, instead of the generators' (then 1); empty: none
@@ -230,6 +232,7 @@ def draw_trace(
         flows=flows if sizes is None or not len(flows) else np.repeat(flows, sizes),
         choices=draw_choices(model, calls if sizes is None else sizes, stream),
         tool_calls=draw_tool_calls(model, outputs, stream),
+        second=draw_second(model, num_requests, stream),
     )
 
 
@@ -257,6 +260,17 @@ def draw_tool_calls(
     return calls.drawn(np.random.default_rng(stream.spawn(1)[0]), outputs.astype(np.int64))
 
 
+def draw_second(model: Queue, count: int, stream: np.random.SeedSequence) -> npt.NDArray[np.bool_]:
+    """Which of so many requests ask for the second model, where a share of all does; by a child of
+    the seed behind all others.
+    """
+    second = model.engine.second_model
+    if second is None or second.share is None:
+        return np.empty(0, dtype=np.bool_)
+    rng = np.random.default_rng(stream.spawn(1)[0])
+    return np.asarray(rng.random(count) < second.share)
+
+
 def beginning_with(trace: Trace, waiting: int) -> Trace:
     """The same requests, of which so many are there at 0 and the others come as from there on."""
     if not waiting:
@@ -274,8 +288,8 @@ def process_instants(model: Queue, rng: np.random.Generator, count: int) -> Vect
 
 
 def draw_predictions(model: Queue, outputs: Ints, stream: np.random.SeedSequence) -> Vector:
-    """For an order that reads them, else none; from the child of the seed behind all others."""
-    if model.requests.predictor == NO_PREDICTION or not order_of(model.policy).predicts:
+    """For a queue that reads them, else none; from the child of the seed behind all others."""
+    if model.requests.predictor == NO_PREDICTION or not model.reads_predictions:
         return np.empty(0)
     rng = np.random.default_rng(stream.spawn(1)[0])
     return predicted_tokens(
@@ -311,7 +325,7 @@ def replay(model: Queue, trace: Trace, since: int = 0) -> SimulatedRun:
     requests = _requests(model, trace)
     if continuous:
         slots = _empty_slots(model, requests, bounds, since)
-        given = _coefficients(law), law.turnaround, bounds, slots
+        given = coefficients(law), law.turnaround, bounds, slots
         path, gaps = slot_kernels.run_slots(requests, *given, _memory(model)), slots.gaps
     else:
         servers = kernels.new_servers(paces_of(model), min(bound, len(trace.arrived_at)), since)
@@ -338,7 +352,7 @@ def _in_order(model: Queue, trace: Trace, bounds: kernels.Bounds, since: int) ->
         _drawn(model.law, trace),
         model.law,
     )
-    limit, predicted = float(model.requests.token_limit), _predictions(model, trace)
+    limit, predicted = float(model.requests.token_limit), predictions_of(model, trace)
     lanes = model.engine.servers if model.engine.has_queues else 1
     most = or_unbounded(model.engine.max_num_queued_reqs)
     queue = queue_of(
@@ -353,7 +367,7 @@ def _in_order(model: Queue, trace: Trace, bounds: kernels.Bounds, since: int) ->
     plain = model.lossless and not (len(trace.call_ends) or law.stall_share)
     if isinstance(model.policy, Continuous):
         slots = _empty_slots(model, requests, bounds, since)
-        given = _coefficients(law), law.turnaround, bounds, queue
+        given = coefficients(law), law.turnaround, bounds, queue
         path = run_ordered_slots(requests, *given, slots, _memory(model), trace.choices, most)
         return _run(model, trace, path, slots.gaps)
     if plain and bounds.servers == bounds.batch_size == 1 and queue.kind == RANKED:
@@ -372,7 +386,7 @@ def after_predictions(model: Queue, trace: Trace, run: SimulatedRun) -> Simulate
     paid = model.predictions
     if paid is None or model.predicts_on_server:
         return run
-    seconds = paid.seconds(_predictions(model, trace), trace.output_tokens.astype(float))
+    seconds = paid.seconds(predictions_of(model, trace), trace.output_tokens.astype(float))
     columns = {name: getattr(run, name) for name in COLUMNS}
     for name in ("dispatched_at", "first_token_at", "released_at", "server_free_at"):
         if name != "first_token_at" or paid.beyond is None:
@@ -380,7 +394,7 @@ def after_predictions(model: Queue, trace: Trace, run: SimulatedRun) -> Simulate
     return dataclasses.replace(run, columns=columns, sizes=None)
 
 
-def _predictions(model: Queue, trace: Trace) -> Vector:
+def predictions_of(model: Queue, trace: Trace) -> Vector:
     """Of each request; the token limit where none is predicted."""
     limit = float(model.requests.token_limit)
     told = trace.predicted if len(trace.predicted) else np.full(len(trace.arrived_at), limit)
@@ -397,14 +411,14 @@ def _interrupting(model: Queue, trace: Trace, since: int) -> SimulatedRun:
     count = len(trace.arrived_at)
     paid = model.predictions
     on_server = paid if paid is not None and model.predicts_on_server else NO_COST
-    order = interrupting_of(model.policy, _predictions(model, trace), limit, on_server)
-    residuals, path = _residuals(law, trace), None
+    order = interrupting_of(model.policy, predictions_of(model, trace), limit, on_server)
+    residuals, path = residuals_of(law, trace), None
     while path is None:
         queue, gaps = ordered_queue(RANKED, np.zeros(count), np.zeros(count), 1), no_gaps(since)
         given = _requests(model, trace), coefficients, paces_of(model), residuals
         path = run_interrupting(*given, order, queue, gaps)
         if path is None:
-            residuals = np.hstack([residuals, _residuals(law, trace)])
+            residuals = np.hstack([residuals, residuals_of(law, trace)])
     return _run(model, trace, path, gaps)
 
 
@@ -415,7 +429,7 @@ def _taking_memory(model: Queue, trace: Trace, since: int) -> SimulatedRun:
     count, law, kv = len(trace.arrived_at), model.engine.law, model.kv
     limit, prompts = float(model.requests.token_limit), trace.prompt_tokens.astype(np.int64)
     assert isinstance(model.policy, Continuous)
-    ranks = ranks_of(model.policy, _predictions(model, trace), limit, prompts)
+    ranks = ranks_of(model.policy, predictions_of(model, trace), limit, prompts)
     k1, k3, k4, kp, kr = (law.speed * each for each in (law.k1, law.k3, law.k4, law.kp, law.kr))
     engine = memory_kernels.Engine(
         UNBOUNDED if model.bound is None else model.bound,
@@ -459,8 +473,10 @@ def is_compiled(model: Queue) -> bool:
     No step may take less than no time: a fitted law may have k1 or k2 below zero, and with it a
     batch that ends before it began.
     """
+    if model.models_apart:
+        return all(is_compiled(queue) for _, queue in model.models)
     model = model.decode  # a server that prefills is covered
-    if model.on_demand:
+    if model.on_demand or model.shares_server:
         return True
     law = model.engine.law
     several = model.requests.sequences is not None or model.engine.has_queues or law.stall_share > 0
@@ -536,16 +552,17 @@ def _requests(model: Queue, trace: Trace) -> kernels.Requests:
 
 def _drawn(law: LatencyModel, trace: Trace) -> kernels.Drawn:
     clocks = np.zeros((len(trace.residuals), 2))
-    return kernels.Drawn(_residuals(law, trace), stall_gaps(law, trace), clocks)
+    return kernels.Drawn(residuals_of(law, trace), stall_gaps(law, trace), clocks)
 
 
-def _coefficients(law: LatencyModel) -> tuple[float, ...]:
+def coefficients(law: LatencyModel) -> tuple[float, ...]:
+    """k1, k2, k3, k4, kp and the speed."""
     return law.k1, law.k2, law.k3, law.k4, law.kp, law.speed
 
 
 def _of_batches(model: Queue) -> tuple[float, ...]:
     return (
-        *_coefficients(model.law),
+        *coefficients(model.law),
         model.law.stall_share,
         model.law.stall,
         float(model.pads_prompts),
@@ -564,7 +581,7 @@ def stall_gaps(law: LatencyModel, trace: Trace) -> Vector:
     return drawn
 
 
-def _residuals(law: LatencyModel, trace: Trace) -> Vector:
+def residuals_of(law: LatencyModel, trace: Trace) -> Vector:
     """One draw per batch that there can be at most, for each server: the numbers that
     `LatencyModel.residual` draws one by one.
     """

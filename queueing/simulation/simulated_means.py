@@ -97,6 +97,7 @@ def companion_of(model: Queue, arrival_rate: float) -> Companion | None:
         and model.requests.sequences is None
         and model.lossless
         and model.requests.tail_index > 3
+        and model.engine.second_model is None
         and not (model.engine.disaggregated or model.engine.server_speeds or model.memory_limited)
         and not model.on_demand
     )

@@ -97,6 +97,10 @@ def memory(model: Queue, arrival_rate: float) -> float:
     """
     if model.engine.disaggregated and not isinstance(model.policy, Single):
         return memory(model.prefill, arrival_rate) + memory(model.decode, arrival_rate)
+    if model.models_apart:
+        return max(
+            memory(queue, share * arrival_rate) / share for share, queue in model.models if share
+        )
     load = model.load(arrival_rate)
     try:
         held, of_queue = _in_service(model, arrival_rate), _of_queue(model, arrival_rate, load)
@@ -128,8 +132,8 @@ def unsettled(series: Sequence[Vector]) -> float:
 def _grows(model: Queue) -> bool:
     """Whether batches are as large as what waits."""
     batches = isinstance(model.policy, Dynamic | Elastic) and model.bound is None
-    single_calls = model.requests.sequences is None and not model.engine.disaggregated
-    return batches and single_calls and model.lossless
+    alone = not model.engine.disaggregated and model.engine.second_model is None
+    return batches and alone and model.requests.sequences is None and model.lossless
 
 
 def _of_queue(model: Queue, arrival_rate: float, load: float) -> float:
@@ -164,6 +168,8 @@ def _service_scv(model: Queue, size: int) -> float:
     if isinstance(model.policy, Continuous):
         lengths = model.requests.output_tokens
         return lengths.variance / lengths.mean**2 if model.requests.tail_index > 2 else math.inf
+    if model.shares_server:
+        return model.changeover.scv
     time = model.batch_time
     return max(time.second_moment(size) / time.mean(size) ** 2 - 1, 0.0)
 

@@ -212,38 +212,6 @@ def slow_phases(arrived_at, seconds, ranks, servers, prefill=0):
     return ends
 
 
-def slow_models(work, order, machine):
-    """Ends, and how often a model was loaded."""
-    count, now, held, row, loads = len(work.arrived_at), 0.0, 0, 0, 0
-    ended, left = [math.nan] * count, list(range(count))
-    while left:
-        now = max(now, work.arrived_at[left[0]])
-        here = [job for job in left if work.arrived_at[job] <= now]
-        others = [job for job in here if work.model[job] != held]
-        own = [job for job in here if work.model[job] == held]
-        if order == "shortest":
-
-            def done(job, held=held):
-                load = machine.load_seconds[work.model[job]] if work.model[job] != held else 0.0
-                return work.predicted[job] + load, job
-
-            job = min(here, key=done)
-        elif order == "exhaustive" and own and not (row >= machine.most and others):
-            job = own[0]
-        elif order == "exhaustive" and own:
-            job = others[0]
-        else:
-            job = here[0]
-        if work.model[job] != held:
-            now += machine.load_seconds[work.model[job]]
-            held, row, loads = work.model[job], 0, loads + 1
-        row += 1
-        now += work.seconds[job]
-        ended[job] = now
-        left.remove(job)
-    return ended, loads
-
-
 def slow_choices(work, servers):
     """Ends."""
     count, now, ended = len(work.arrived_at), 0.0, [math.nan] * len(work.arrived_at)

@@ -10,9 +10,11 @@ from kendall.queueing.distributions.token_distribution import parse_distribution
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.models.soap.orders import ThresholdRanks
 from kendall.queueing.models.soap.queue import solve_order
+from kendall.queueing.prediction import predict_model
 from kendall.queueing.predictors.sizes import exponential_sizes
+from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.experiment import run_trace
-from papers.scenarios import many_queues, phases, several_models
+from papers.scenarios import many_queues, phases
 from papers.scenarios.many_queues import ChoiceWork, drawn_choices, run_choices
 from papers.scenarios.phases import (
     PhaseRanks,
@@ -22,15 +24,9 @@ from papers.scenarios.phases import (
     run_pooled,
 )
 from papers.scenarios.runs import Measured, Replications, measured, ratio
-from papers.scenarios.several_models import (
-    LengthWork,
-    Machine,
-    ModelWork,
-    chosen,
-    run_models,
-)
+from papers.scenarios.several_models import simulate_models
 from papers.two_choices import TwoClasses, two_choices
-from tests.papers.scenario_paths import slow_choices, slow_models, slow_phases
+from tests.papers.scenario_paths import slow_choices, slow_phases
 
 SEEDS = (1, 2, 3)
 
@@ -170,108 +166,30 @@ def test_kinds_of_requests_are_mixed_by_their_probabilities():
 def test_unknown_orders_are_refused():
     with pytest.raises(SpecError, match=r"shortest-left"):
         phase_ranks("longest", np.zeros((2, 1)))
-    with pytest.raises(SpecError, match=r"exhaustive"):
-        run_models(drawn_models(1), "longest", Machine(load_seconds=(0.0,) * 3))
 
 
 # several models
 
 
-def drawn_models(seed, count=80, models=3, rate=0.8):
-    rng = np.random.default_rng(seed)
-    seconds = rng.exponential(size=count)
-    return ModelWork(
-        arrivals(rng, count, rate),
-        rng.integers(0, models, count),
-        seconds,
-        seconds * rng.exponential(size=count),
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("most", [1, 2, 2**62])
-@pytest.mark.parametrize("order", several_models.ORDERS)
-def test_several_models_follow_a_path_made_one_request_at_a_time(order, most, seed):
-    work = drawn_models(seed)
-    machine = Machine(load_seconds=(0.3, 0.0, 0.7), most=most)
-    ended, loads = run_models(work, order, machine)
-    expected, expected_loads = slow_models(work, order, machine)
-    assert ended == pytest.approx(np.array(expected), rel=1e-12)
-    assert loads == expected_loads > 0
-
-
-def test_requests_of_the_model_that_is_held_at_first_are_in_its_row():
-    """Two of one model in a row, where others wait."""
-    work = ModelWork(np.zeros(4), np.array([0, 0, 0, 1]), np.ones(4), np.ones(4))
-    machine = Machine(load_seconds=(0.25, 0.5), most=2)
-    ended, loads = run_models(work, "exhaustive", machine)
-    assert (ended.tolist(), loads) == ([1.0, 2.0, 4.75, 3.5], 2)
-
-
-def test_equal_predictions_go_by_arrival_whatever_their_models():
-    drawn = drawn_models(5, 400, rate=1.5)
-    work = drawn._replace(predicted=np.ceil(drawn.seconds))
-    machine = Machine(load_seconds=(0.0, 0.0, 1.0))
-    ended, _ = run_models(work, "shortest", machine)
-    assert ended == pytest.approx(np.array(slow_models(work, "shortest", machine)[0]), rel=1e-12)
-
-
-def test_first_come_first_served_is_a_recursion():
-    work = drawn_models(7, 5000, rate=0.5)
-    load_seconds = np.array([0.5, 0.2, 0.1])
-    held, free, expected = 0, 0.0, []
-    for at, model, seconds in zip(work.arrived_at, work.model, work.seconds, strict=True):
-        free = max(at, free) + (load_seconds[model] if model != held else 0.0) + seconds
-        held = model
-        expected.append(free)
-    ended, _ = run_models(work, "fcfs", Machine(load_seconds=tuple(load_seconds)))
-    assert ended == pytest.approx(np.array(expected), rel=1e-12)
-
-
-def test_without_loading_times_the_mean_delay_is_that_of_one_model():
-    tokens = parse_distribution("geometric:mean=20")
-    work = LengthWork(arrival_rate=1.4, output_tokens=tokens, setup=(0.1, 0.1), step=(0.02, 0.02))
-    exact = 1.4 * (0.5**2 + 0.02**2 * 20 * 19) / 2 / (1 - 0.7) + 0.5
-    runs = Replications(20_000, 16, 4)
-    machine = Machine(load_seconds=(0.0, 0.0))
-    for order, threshold in (("fcfs", 12), ("exhaustive", 1e9)):
-        agrees(several_models.simulate_models(work, order, machine, threshold, runs)[0], exact)
-
-
-def test_models_are_chosen_by_predicted_length():
-    assert chosen(np.array([3.0, 4.0, 4.5]), 4).tolist() == [0, 0, 1]
-    work = LengthWork(
-        arrival_rate=2.0,
-        output_tokens=parse_distribution("uniform:low=1,high=9"),
-        setup=(0.1, 1.0),
-        step=(0.01, 0.2),
-    )
-    drawn = work.drawn(np.random.default_rng(1), 10_000, 4)
-    assert drawn.arrived_at[-1] == pytest.approx(5000, rel=0.04)
-    tokens = np.where(drawn.model == 0, (drawn.seconds - 0.1) / 0.01, (drawn.seconds - 1) / 0.2)
-    assert set(np.round(tokens[drawn.model == 0])) == {1, 2, 3, 4}
-    assert set(np.round(tokens[drawn.model == 1])) == {5, 6, 7, 8, 9}
-    assert drawn.predicted == pytest.approx(drawn.seconds)
-
-
-def test_the_loads_of_models_are_counted_per_request():
-    tokens = parse_distribution("deterministic:value=1")
-    work = LengthWork(arrival_rate=0.01, output_tokens=tokens, setup=(0.0, 0.0), step=(1.0, 1.0))
-    found = several_models.simulate_models(
-        work, "fcfs", Machine(load_seconds=(9.0, 9.0)), 0, Replications(100, 2, 1)
-    )
-    assert found[1].mean == pytest.approx(1 / 100)  # the large one, once
-
-
-@pytest.mark.parametrize("given", [{"load_seconds": ()}, {"load_seconds": (-1.0,)}])
-def test_impossible_machines_are_refused(given):
-    with pytest.raises(SpecError, match="most >= 1"):
-        Machine(**given)
-    with pytest.raises(SpecError, match="most=0"):
-        Machine(load_seconds=(0.0,), most=0)
-    with pytest.raises(SpecError, match="got models 0 to 2; expected 0 to 1"):
-        run_models(drawn_models(1), "fcfs", Machine(load_seconds=(0.0, 0.0)))
+def test_the_slides_models_are_the_queue_of_the_product():
+    """M/G/1 of the two models, first come, first served; loading longer takes longer."""
+    runs = Replications(20_000, 8, 4)
+    small = "threshold=30,switch={},latency=a=0.005,c=0.05"
+    queues = [
+        Queue.read(
+            "single",
+            "lognormal:mu=3,sigma=1",
+            "a=0.02,c=0.1",
+            max_output_tokens=400,
+            predictor="lognormal:sigma=0.5",
+            second_model=small.format(switch),
+        )
+        for switch in (0, 0.1)
+    ]
+    found = [simulate_models(queue, 1.0, runs) for queue in queues]
+    for queue, each in zip(queues, found, strict=True):
+        agrees(each, predict_model(queue, 1.0, "exact").sojourn_time.mean)
+    assert found[0].mean < found[1].mean
 
 
 # many queues

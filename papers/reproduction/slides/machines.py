@@ -8,13 +8,13 @@ import dataclasses
 
 from kendall.queueing.distributions.token_distribution import parse_distribution
 from kendall.queueing.latency.law import LatencyModel
-from kendall.queueing.predictors.predictor_text import PredictorText
+from kendall.queueing.queue import Queue
 from papers.reproduction.artefact import Artefact, Panel, Say, Statement
 from papers.reproduction.simulate import SEED
 from papers.reproduction.slides.serving import clear, line, shown
 from papers.scenarios.phases import PhaseWork, queue_of_phases, simulate_pooled, simulate_queue
 from papers.scenarios.runs import Measured, Replications
-from papers.scenarios.several_models import LengthWork, Machine, simulate_models
+from papers.scenarios.several_models import simulate_models
 
 RUNS = Replications(50_000, 16, SEED)
 
@@ -147,21 +147,21 @@ def _phase_statements(
 
 SECONDS = (0.0, 0.05, 0.1, 0.2, 0.4)  # to load a model
 THRESHOLD = 30  # tokens, up to which the small model is chosen
-CHOSEN = LengthWork(
-    arrival_rate=1.0,
-    output_tokens=parse_distribution("lognormal:mu=3,sigma=1", 400),
-    setup=(0.05, 0.1),
-    step=(0.005, 0.02),
-    predictor=PredictorText("lognormal", 0.5),
-)
-ORDERS = ("fcfs", "exhaustive", "shortest")
+OUTPUTS = parse_distribution("lognormal:mu=3,sigma=1", 400)
+LARGE, SMALL = "a=0.02,c=0.1", "a=0.005,c=0.05"
+POLICIES = {
+    "fcfs": "single",
+    "exhaustive": "single",
+    "shortest": "single:order=spjf,by=service",
+}
 
 
 def models(say: Say) -> Artefact:
     """A small and a large model on one machine, chosen by predicted length."""
     large = {order: _models(say, order, 0.0, 0) for order in ("fcfs", "shortest")}
     found = {
-        order: [_models(say, order, seconds, THRESHOLD) for seconds in SECONDS] for order in ORDERS
+        order: [_models(say, order, seconds, THRESHOLD) for seconds in SECONDS]
+        for order in POLICIES
     }
     panels = (
         Panel(
@@ -192,7 +192,16 @@ def models(say: Say) -> Artefact:
 
 def _models(say: Say, order: str, seconds: float, threshold: float) -> Measured:
     say(f"{order}, {seconds:g} s to load, up to {threshold:g} tokens")
-    return simulate_models(CHOSEN, order, Machine(load_seconds=(seconds,) * 2), threshold, RUNS)[0]
+    first = "loaded" if order == "exhaustive" else "arrival"
+    small = f"threshold={threshold:g},switch={seconds:g},first={first},latency={SMALL}"
+    queue = Queue.read(
+        POLICIES[order],
+        OUTPUTS,
+        LARGE,
+        predictor="lognormal:sigma=0.5",
+        second_model=small if threshold else None,
+    )
+    return simulate_models(queue, 1.0, RUNS)
 
 
 def _model_statements(
