@@ -267,11 +267,11 @@ class QueueOptions:
     second_model: str | None = option(
         ENGINE,
         (
-            "A second model beside that of --latency: threshold=TOKENS (requests predicted up to "
-            "so long go to it; needs --predictor) or share=P (of the requests), then "
-            "switch=SECONDS to load a model on a server that holds one at a time, first=loaded "
-            "to serve the loaded one first, or servers=N of --servers that have it alone; its "
-            "latency=LAW last: threshold=30,switch=0.4,latency=a=0.005,c=0.05."
+            "Second model beside that of --latency, its law last: "
+            "threshold=30,switch=0.4,latency=a=0.005,c=0.05. threshold: requests predicted up to "
+            "so many tokens go to it (--predictor). share=0.3: so many of all do. switch: seconds "
+            "to load a model where the server holds one. first=loaded: requests of that one go "
+            "first. servers=1: it has so many of --servers to itself. Default: one model."
         ),
     )
     disaggregated: bool = option(
