@@ -28,10 +28,10 @@ def _solve(model: Queue, arrival_rate: float) -> dict[str, Any]:
     )
     gaps = [share * (own.requests.output_tokens.mean - 1) for share, own in model.models]
     steps = [own.engine.law.step(1) for _, own in model.models]
-    step = sum(n * step for n, step in zip(gaps, steps, strict=True)) / sum(gaps)
+    total = sum(n * step for n, step in zip(gaps, steps, strict=True))
     return {
         **answered(Quantiles(delay), Quantiles(delay + seconds), 1.0, arrival_rate * queue.mean),
-        **token_times(Quantiles(delay), setup, step if sum(gaps) else None),
+        **token_times(Quantiles(delay), setup, total / sum(gaps) if sum(gaps) else None),
         "service_time": Quantiles(seconds),
     }
 
