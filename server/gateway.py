@@ -186,12 +186,18 @@ class Gateway:
     def _predicting_lengths(self, live: LiveModel) -> LengthPredictor:
         from kendall.server.predictors.lengths import LengthPredictor, add_gauges  # noqa: PLC0415 - few predict
 
-        predictor = LengthPredictor(self.settings.length_predictor, live.ask)
+        predictor = LengthPredictor(self.settings.length_predictor, live.ask, self.now)
         self.length_predictor = predictor
+        predictor.restore()
         add_gauges(predictor, self.metrics)
-        if self.settings.length_predictor == "learned":
+        if predictor.options.name == "learned":
             self._keep_up("the length predictor", predictor.run)
         return predictor
+
+    async def with_lengths(self, requests: list[EngineRequest]) -> list[EngineRequest]:
+        """The same requests with the lengths that are predicted of them, where any are."""
+        predictor = self.length_predictor
+        return requests if predictor is None else await predictor.predicted(requests)
 
     def _watch_progress(self) -> None:
         """Replace an engine that makes no token, and continue a sequence that gets none. A call at
@@ -230,6 +236,8 @@ class Gateway:
             await self.servers.close()
         if self.live is not None:
             await self.live.close()
+        if self.length_predictor is not None:
+            await self.length_predictor.close()
         if self.serving_objects is not None:
             self.serving_objects.close()
         await self.supervisor.stop()

@@ -12,12 +12,12 @@ from kendall.options import option
 from kendall.policies.durations import Duration
 from kendall.queueing.measurement.paths import FileToWrite
 from kendall.server.admission.settings import OverloadSettings
+from kendall.server.runtime.length_text import LengthPredictorOption
 from kendall.server.runtime.logs import LogSettings
 from kendall.server.runtime.option_panels import Panel
 from kendall.server.security.settings import SecuritySettings
 from kendall.server.supervision.settings import MOST_REPLICAS, SupervisionSettings
 
-LengthPrediction = Literal["none", "history", "learned"]
 AutopilotMode = Literal["off", "advise", "act"]
 EngineName = Literal["auto", "vllm", "emulated", "http", "ray"]
 UnknownFields = Literal["refuse", "ignore"]
@@ -186,13 +186,15 @@ class Settings:
         "File that keeps the latency law and the estimates across restarts. Default: none.",
         parser=FileToWrite("state.json", tried=False),
     )
-    length_predictor: LengthPrediction = option(
+    length_predictor: str = option(
         Panel.QUEUE,
         (
-            "Predict the output lengths of requests that bring no prediction: none | history (of "
-            "like prompts) | learned (from the words of the prompt)."
+            "Predict output lengths: none | max_tokens | sent[:keys=NAME+..] | history (of like "
+            "prompts) | learned[:path=FILE] (from the words of the prompt) | "
+            "http:url=URL[,deadline=S]; the last three with quantile=Q."
         ),
         default="none",
+        parser=LengthPredictorOption(),
     )
     autopilot: AutopilotMode = option(
         Panel.AUTOPILOT,

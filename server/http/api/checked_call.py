@@ -274,9 +274,8 @@ async def check_call(
         check_answer_size(requests, batcher.capabilities.max_model_len)
         if timing is not None:
             timing.end("prompt")
+        requests = await gateway.with_lengths(requests)
         gateway.arrivals.saw(arrival.received_at, batcher.epoch, retry=arrival.retry)
-        predictor = gateway.length_predictor
-        requests = requests if predictor is None else predictor.predict(requests)
         gateway.overload.admit(requests, scope, deadlines)
     except BaseException as error:
         if by_vllm is not None:
