@@ -6,9 +6,9 @@
 
 Words are those of a text, or the tokens of a prompt; only their hashes are kept. Answers that a
 limit cut are at least so long: ln N is their expectation given that (Buckley and James 1979). The
-penalty of w is that of the least squared error on prompts that were left out (five folds). The law
-of e is the product-limit estimate over these predictions, in groups of near predictions, so that
-quantiles hold for prompts that were never seen.
+penalty of w is that of the least squared error on prompts that were left out (five folds; with
+many answers it is given). The law of e is the product-limit estimate over these predictions, in
+groups of near predictions, so that quantiles hold for prompts that were never seen.
 
 Measured on AlpacaEval (docs/how-to/predictors.md): Kendall's tau with the length .33 to .38.
 """
@@ -31,7 +31,9 @@ Mask = npt.NDArray[np.bool_]
 
 BUCKET_BITS = 18
 HEAD, TAIL = 64, 192  # words of a long prompt that are looked at
-PENALTIES = (0.5, 1.0, 2.0, 4.0)  # of the squared weights
+PENALTY = 1.0  # of the squared weights
+PENALTIES = (0.5, 1.0, 2.0, 4.0)  # that are tried with few answers
+FEW = 1000  # 5,000 answers take 0.6 s of a processor for each fold and penalty
 FOLDS = 5
 FEWEST = 50  # answers to learn from
 LEVELS = np.arange(1, 100) / 100  # of the quantiles of e
@@ -105,15 +107,14 @@ class ErrorLaws:
     centres: Vector
     quantiles: Vector
 
-    def at(self, log_lengths: npt.ArrayLike, levels: Sequence[float] | Vector = LEVELS) -> Vector:
+    def at(self, log_lengths: npt.ArrayLike) -> Vector:
         """e [predictions, levels]."""
         places = np.arange(len(self.centres), dtype=float)
         place = np.interp(np.atleast_1d(log_lengths), self.centres, places)
-        below = np.floor(place).astype(int)
+        below = place.astype(int)
         above = np.minimum(below + 1, len(self.centres) - 1)
         share = (place - below)[:, None]
-        own = np.array([np.interp(levels, LEVELS, each) for each in self.quantiles])
-        return np.asarray((1 - share) * own[below] + share * own[above])
+        return np.asarray((1 - share) * self.quantiles[below] + share * self.quantiles[above])
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,11 +135,11 @@ class LearnedLengths:
         """The expected ln(tokens)."""
         return self.regression.log_length(words)
 
-    def log_quantiles(self, log_length: float, levels: Sequence[float]) -> Vector:
+    def log_quantiles(self, log_length: float, levels: Sequence[float] | Vector) -> Vector:
         """ln(tokens) at each of the levels, of a prompt of this expected ln(tokens)."""
-        return np.asarray(log_length + self.errors.at(log_length, levels)[0])
+        return np.asarray(log_length + np.interp(levels, LEVELS, self.errors.at(log_length)[0]))
 
-    def quantiles(self, words: Words, levels: Sequence[float] = (0.5,)) -> Vector:
+    def quantiles(self, words: Words, levels: Sequence[float] | Vector = (0.5,)) -> Vector:
         """Tokens, not rounded, at each of the levels."""
         return np.exp(self.log_quantiles(self.log_length(words), levels))
 
@@ -156,7 +157,8 @@ def learn(prompts: Sequence[Words], tokens: Vector, cut: Mask) -> LearnedLengths
     if ended.sum() < FEWEST or np.ptp(tokens[ended]) == 0:
         return None
     logs = np.log(tokens)
-    tried = [_left_out(prompts, logs, cut, penalty) for penalty in PENALTIES]
+    penalties = PENALTIES if len(tokens) <= FEW else (PENALTY,)
+    tried = [_left_out(prompts, logs, cut, penalty) for penalty in penalties]
     squares = [float(np.mean((logs - left_out)[ended] ** 2)) for left_out in tried]
     best = int(np.argmin(squares))
     left_out, errors = tried[best], _error_laws(tried[best], logs, cut)
@@ -166,7 +168,7 @@ def learn(prompts: Sequence[Words], tokens: Vector, cut: Mask) -> LearnedLengths
     tau = kendalltau(left_out[ended], logs[ended]).statistic
     return LearnedLengths(
         int(ended.sum()),
-        _fitted(prompts, logs, cut, PENALTIES[best]),
+        _fitted(prompts, logs, cut, penalties[best]),
         errors,
         tau=0.0 if np.isnan(tau) else float(tau),
         loss=_loss(tokens[ended], left_out[ended, None] + errors.at(left_out[ended])),

@@ -69,6 +69,23 @@ def test_lengths_follow_the_words() -> None:
     assert 0.86 < covered < 0.94
 
 
+def test_errors_are_as_wide_as_those_of_answers_of_like_length() -> None:
+    """Long answers vary by e^.8, short ones by e^.1: one law for both covers 90 % of neither."""
+    rng = np.random.default_rng(8)
+    long = rng.random(1200) < 0.5
+    prompts = [words_of(f"{'essay' if each else 'yes'} {rng.integers(9)}") for each in long]
+    spread = np.where(long, 0.8, 0.1)
+    tokens = np.exp(np.where(long, 6.0, 3.0) + spread * rng.standard_normal(1200))
+    model = learn(prompts[:800], tokens[:800], ended(800))
+    assert model is not None
+    for kind, width in ((True, 0.8), (False, 0.1)):
+        own = np.flatnonzero(long[800:] == kind) + 800
+        told = np.array([model.quantiles(prompts[place], (0.05, 0.95)) for place in own])
+        assert np.log(told[:, 1] / told[:, 0]).mean() == pytest.approx(3.29 * width, rel=0.25)
+        covered = np.mean((told[:, 0] <= tokens[own]) & (tokens[own] <= told[:, 1]))
+        assert 0.84 < covered < 0.96
+
+
 def test_where_words_say_nothing_it_does_not_help() -> None:
     prompts, tokens = made(600, 3)
     shuffled = np.random.default_rng(4).permutation(tokens)
@@ -133,7 +150,7 @@ def test_lengths_of_six_models_are_predicted_from_prompts_that_were_left_out() -
     for prompts, lengths in alpaca().values():
         whole = learn(prompts, lengths, ended(len(lengths)))
         assert whole is not None
-        assert whole.loss < whole.plain_loss
+        assert whole.loss < 0.92 * whole.plain_loss
         taus.append(whole.tau)
         for fold in range(5):
             own = np.arange(len(lengths)) % 5 == fold
@@ -143,8 +160,8 @@ def test_lengths_of_six_models_are_predicted_from_prompts_that_were_left_out() -
             for place in np.flatnonzero(own):
                 low, high = model.quantiles(prompts[place], (0.05, 0.95))
                 covered.append(low <= lengths[place] <= high)
-    assert min(taus) > 0.27
-    assert np.mean(taus) >= 0.30
+    assert min(taus) >= 0.30
+    assert np.mean(taus) >= 0.35
     assert 0.86 <= np.mean(covered) <= 0.94
 
 
