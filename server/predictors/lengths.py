@@ -341,7 +341,7 @@ class LengthPredictor(Observer):
             log.warning("cannot write the length predictor %s: %s", path, error or "too slow")
 
     async def close(self) -> None:
-        """Give the connections to a service up."""
+        """Close the connections to a service."""
         if self._service is not None:
             await self._service.close()
 
