@@ -1,0 +1,349 @@
+"""The page of `bench/misprediction.py`: every sentence and number of it follows from the results.
+
+Intervals are 95 %, from the means of 20 blocks (`queueing.measurement.batch_means`); those of two
+cells are paired: their requests came at the same instants with the same lengths.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from bench.misprediction import (
+    BIT,
+    BITS,
+    CLOSE,
+    ERRORS,
+    FALSE_LONG,
+    FALSE_SHORT,
+    FCFS,
+    GRACEFUL,
+    HIGH,
+    INTERRUPTING,
+    LENGTHS,
+    LONGEST,
+    LOW,
+    MAIN,
+    NONE,
+    PROMPTS,
+    RESULTS,
+    Cell,
+    Results,
+    design,
+)
+from kendall.queueing.distributions.token_distribution import Vector
+from kendall.queueing.measurement.batch_means import Interval, batch_means_interval
+
+RIGHT, SIGMA_2 = ERRORS["0"], ERRORS["2"]
+PREDICTORS = (*ERRORS.values(), LOW, HIGH)
+
+
+def ratio(own: Vector, base: Vector) -> Interval:
+    """Of two means, whose blocks are paired."""
+    value = float(own.mean() / base.mean())
+    return replace(batch_means_interval((own - value * base) / base.mean()), mean=value)
+
+
+def text(found: Interval) -> str:
+    digits = 2 if abs(found.mean) < 9.995 else 1
+    return f"{found.mean:.{digits}f} ± {found.half_width:.{digits}f}"
+
+
+class Findings:
+    """What the results say."""
+
+    def __init__(self, results: Results) -> None:
+        self.data = results.data
+        known = self.data["cells"]
+        self.cells = {
+            cell: known[str(cell)] for cell in design() if "speed" in known.get(str(cell), ())
+        }
+
+    def main(self, order: str, predictor: str) -> Cell | None:
+        """A cell of the main group, where it has been measured."""
+        cell = Cell(*MAIN, order, predictor)
+        return cell if cell in self.cells else None
+
+    def blocks(self, name: str, cell: Cell) -> Vector:
+        return np.array(self.cells[cell][name])
+
+    def at_one_speed(self, quantity: str, cell: Cell) -> Vector:
+        return self.blocks(quantity, cell) + self.blocks(f"{quantity}_shift", cell)
+
+    def price(self, quantity: str, cell: Cell, base: Cell) -> Interval:
+        """Mean of a cell over that of another, at one speed."""
+        return ratio(self.at_one_speed(quantity, cell), self.at_one_speed(quantity, base))
+
+    # the questions
+
+    def graceful(self) -> str:
+        """Whether E[T] / E[T_SRPT] <= G alpha / beta, and what sigma 2 costs."""
+        base = self.main("sprpt", RIGHT)
+        needed: list[tuple[Interval, Cell]] = []
+        for order, told in itertools.product(INTERRUPTING, PREDICTORS):
+            if base and (cell := self.main(order, told)):
+                spread = self.cells[cell]["alpha_over_beta"]
+                own = self.at_one_speed("sojourn", cell) / spread
+                needed.append((ratio(own, self.at_one_speed("sojourn", base)), cell))
+        if not needed:
+            return "Not measured."
+        most, where = max(needed, key=lambda pair: pair[0].high)
+        beyond = [pair for pair in needed if pair[0].low > GRACEFUL]
+        if beyond:
+            most, where = max(beyond, key=lambda pair: pair[0].low)
+            said = f"Degradation is not graceful: it needs more than G = {GRACEFUL}"
+        elif most.high > GRACEFUL:
+            said = f"Whether degradation is graceful (G at most {GRACEFUL}) cannot be told"
+        else:
+            said = f"Degradation is graceful: none of {len(needed)} cells needs more than "
+            said += f"G = {GRACEFUL}"
+        return (
+            f"{said}; most with `{where.order}` and `{where.predictor}`, which needs {text(most)} "
+            f"in E[T] <= G α/β E[T_SRPT]. {self._against_fcfs()}"
+        )
+
+    def _against_fcfs(self) -> str:
+        """How the orders stand with sigma = 2."""
+        fcfs = self.main(FCFS, NONE)
+        said: dict[str, list[str]] = {"worse": [], "better": [], "not told apart": []}
+        for order in ("spjf", *INTERRUPTING):
+            cell = self.main(order, SIGMA_2)
+            if cell and fcfs:
+                found = self.price("delay", cell, fcfs)
+                how = "worse" if found.low > 1 else "better" if found.high < 1 else "not told apart"
+                said[how].append(f"`{order}` ({text(found)})")
+        parts = [f"{how}: {', '.join(orders)}" for how, orders in said.items() if orders]
+        return f"With σ = 2, mean delay over that of `fcfs`: {'; '.join(parts) or 'not measured'}."
+
+    def false_bits(self) -> str:
+        """What a false long costs against a false short."""
+        parts = []
+        for order in BITS:
+            cells = [self.main(order, bit) for bit in (BIT, FALSE_LONG, FALSE_SHORT)]
+            if None in cells:
+                continue
+            right, long, short = (cell for cell in cells if cell)
+            zero, x, y = (self.at_one_speed("delay", cell) for cell in (right, long, short))
+            of_long = 1e3 * (x - zero) / self.cells[long]["false_long"]
+            of_short = 1e3 * (y - zero) / self.cells[short]["false_short"]
+            more = batch_means_interval(of_short - of_long)
+            how = (
+                "a false short costs more than a false long"
+                if more.low > 0
+                else "a false long costs more than a false short"
+                if more.high < 0
+                else "a false short and a false long cannot be told apart"
+            )
+            parts.append(
+                f"Under `{order}` {how}: {text(batch_means_interval(of_short))} ms and "
+                f"{text(batch_means_interval(of_long))} ms of delay, summed over all requests, for "
+                f"each false bit (difference {text(more)} ms)."
+            )
+        return " ".join(parts) or "Not measured."
+
+    def trail(self) -> str:
+        """Whether TRAIL's c pays against sprpt, over all predictors that both have."""
+        parts = []
+        for order in ("trail", "trail,c=0.4"):
+            pairs = [(self.main(order, told), self.main("sprpt", told)) for told in PREDICTORS]
+            both = [(mine, theirs) for mine, theirs in pairs if mine and theirs]
+            if not both:
+                continue
+            own, base = (
+                np.sum([self.at_one_speed("sojourn", pair[side]) for pair in both], axis=0)
+                for side in (0, 1)
+            )
+            found = ratio(own, base)
+            how = "pays" if found.high < 1 else "costs" if found.low > 1 else "cannot be told"
+            often = [
+                np.mean([self.cells[pair[side]]["preemptions"] for pair in both]) for side in (0, 1)
+            ]
+            c = order.partition("c=")[2] or "0.8"
+            parts.append(
+                f"c = {c} {how}: mean sojourn time {text(found)} of that under `sprpt`, over "
+                f"{len(both)} predictors; {often[0]:.2f} preemptions a request, not {often[1]:.2f}."
+            )
+        return " ".join(parts) or "Not measured."
+
+    def harm(self) -> str:
+        """At which loads predictions that cost tokens of the engine pay, by simulation."""
+        found = self.data["costs"]
+        parts = []
+        for order, ratios in found.get("ratios", {}).items():
+            pairs = list(zip(found["loads"], ratios, strict=True))
+            pays = [load for load, value in pairs if value is not None and value < 1]
+            beyond = [load for load, _ in pairs if pays and load > pays[-1]]
+            if not pays:
+                parts.append(f"`{order}` does harm at every load")
+                continue
+            till = f"s {pays[0]:g} to {pays[-1]:g}" if len(pays) > 1 else f" {pays[0]:g}"
+            harm = f", does harm from {beyond[0]:g} on" if beyond else ""
+            parts.append(f"`{order}` pays at load{till}{harm}")
+        return f"With `{found['cost']}`: {'; '.join(parts)}." if parts else "Not simulated."
+
+    # the tables
+
+    def agreement(self) -> tuple[int, int, int, int]:
+        """Cells whose ratio to fcfs is as predicted for the same requests, of how many; the same
+        of the stationary law.
+        """
+        rows = [self.compared(cell) for cell in self.cells if cell.order != FCFS]
+        same = [holds(observed, predicted) for observed, predicted, _ in rows]
+        long = [holds(observed, law) for observed, _, law in rows if law is not None]
+        return sum(same), len(same), sum(long), len(long)
+
+    def compared(self, cell: Cell) -> tuple[Interval, float, float | None]:
+        """A cell's ratio of delays to fcfs: observed, predicted for the same requests, and by the
+        stationary law where there is one.
+        """
+        observed, same = (
+            ratio(self.blocks(name, cell), self.blocks(name, cell.fcfs))
+            for name in ("delay", "delay_simulated")
+        )
+        own, base = (self.cells[one]["stationary"] for one in (cell, cell.fcfs))
+        return observed, same.mean, None if own is None or base is None else own / base
+
+    def table(self, slots: int, load: float) -> str:
+        head = ("order", "predictor", "delay (ms)", "observed", "same requests", "stationary")
+        rows = [(*head, "formula (ms)", "sojourn (ms)", "preemptions", "speed", "result")]
+        for cell in self.cells:
+            if (cell.slots, cell.load) != (slots, load):
+                continue
+            observed, predicted, law = self.compared(cell)
+            known = self.cells[cell]
+            formula = "-" if known["formula"] is None else f"{1e3 * known['formula']:.1f}"
+            cost = f", {cell.cost}" if cell.cost else ""
+            rows.append(
+                (
+                    f"`{cell.order}`",
+                    f"`{cell.predictor}`{cost}",
+                    f"{1e3 * np.mean(known['delay']):.1f}",
+                    "1" if cell.order == FCFS else text(observed),
+                    f"{predicted:.2f}",
+                    "-" if law is None else f"{law:.2f}",
+                    formula,
+                    f"{1e3 * np.mean(known['sojourn']):.1f}",
+                    f"{known['preemptions']:.2f}",
+                    f"{known['speed']:.3f}",
+                    ""
+                    if cell.order == FCFS
+                    else "holds"
+                    if holds(observed, predicted)
+                    else "differs",
+                )
+            )
+        return markdown(rows)
+
+    def prices(self) -> str:
+        """Mean delay over the order's own with exact lengths, by sigma or bias."""
+        names = (*(f"σ = {sigma}" for sigma in ERRORS), "predicted low", "predicted high")
+        rows: list[tuple[str, ...]] = [("order", *names)]
+        for order in ("spjf", *INTERRUPTING):
+            base, row = self.main(order, RIGHT), [f"`{order}`"]
+            for told in PREDICTORS:
+                cell = self.main(order, told)
+                found = text(self.price("delay", cell, base)) if base and cell else "-"
+                row.append("1" if base and told == RIGHT else found)
+            rows.append(tuple(row))
+        return markdown(rows)
+
+    def costs(self) -> str:
+        found = self.data["costs"]
+        if not found:
+            return "Not simulated."
+        rows: list[tuple[str, ...]] = [("order", *(f"{load:g}" for load in found["loads"]))]
+        for order, ratios in found["ratios"].items():
+            cells = ("unstable" if value is None else f"{value:.2f}" for value in ratios)
+            rows.append((f"`{order}`", *cells))
+        return markdown(rows)
+
+
+def holds(observed: Interval, predicted: float) -> bool:
+    return abs(observed.mean - predicted) <= max(CLOSE * predicted, observed.half_width)
+
+
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([lines[0], f"|{'---|' * len(rows[0])}", *lines[1:]])
+
+
+def page(findings: Findings) -> str:
+    """The whole page."""
+    data, cells = findings.data, findings.cells
+    same, compared, long, laws = findings.agreement()
+    groups = dict.fromkeys((cell.slots, cell.load) for cell in cells)
+    tables = "\n\n".join(
+        f"## {slots} slots, load {load:g}\n\n{findings.table(slots, load)}"
+        for slots, load in groups
+    )
+    dates = sorted(found["date"] for found in cells.values())
+    sent = "\n".join(
+        f"- Slots and load {name}: {group['count']:,} requests at {group['rate']:.2f}/s, "
+        f"seed {group['seed']}, pilot at speed {group['speed']:.3f}."
+        for name, group in data["groups"].items()
+    )
+    laws_of = "\n".join(f"- Law of {slots} slots: `{law}`." for slots, law in data["laws"].items())
+    of = data["of"]
+    machine = ", ".join(f"{key} {value}" for key, value in of["hardware"].items())
+    installed = ", ".join(f"{name} {version}" for name, version in of["versions"].items())
+    return f"""# The price of a misprediction
+
+The delay of a real engine over the error of a predictor of output lengths, beside the simulation
+of its calibrated law, resumes included. All cells of one number of slots and one load serve the
+same arrivals and lengths. `bench/misprediction.py` writes this page from
+[misprediction.json](../../{RESULTS}).
+
+- **Is degradation graceful?** {findings.graceful()}
+- **What does a false long cost against a false short?** {findings.false_bits()}
+- **Does TRAIL's c pay?** {findings.trail()}
+- **Up to which load may predicting take the engine's time?** {findings.harm()}
+
+Of {compared} cells {same} have a ratio of delays to `fcfs` as predicted for the same requests,
+within {CLOSE:.0%} or the interval; of {laws} with a stationary prediction {long}.
+
+## The price by error
+
+Mean delay over that of the same order with exact lengths, {MAIN[0]} slots, load {MAIN[1]:g}. σ is
+that of the logarithm of predicted over true length; low: `{LOW}`;
+high: `{HIGH}`.
+
+{findings.prices()}
+
+{tables}
+
+delay, sojourn: observed means. observed, same requests, stationary: mean delay over that of `fcfs`,
+observed (± 95 %, paired block means), simulated on the same requests, and on 20,000 others (-: the
+queue would grow). formula: what `kendall predict` answers where it has a formula for the order.
+result: observed against the same requests. The engine makes the tokens of a cost as a part of the
+request that is predicted.
+
+## What predicting may cost, simulated
+
+Mean sojourn time over that of `fcfs` by load, {MAIN[0]} slots, exact predictions that cost the
+engine `{data["costs"].get("cost", "nothing")}`.
+
+{findings.costs()}
+
+## How
+
+- Measured from {dates[0]} to {dates[-1]} (UTC), engine {of["engine"]}, model tiny. {machine}.
+- Versions: {installed}.
+- Output tokens `{LENGTHS}`, cut at {LONGEST}; prompts `{PROMPTS}`, others in
+  every cell. Lengths are forced, predictions are sent with the requests.
+- No prediction uses a delay. The law is calibrated before, with the cost of a resume. The speed is
+  the factor on it at which the simulator serves a cell's own requests for as many seconds as the
+  engine did. The four answers and the prices are at the speed of `fcfs`: each observed delay is
+  shifted by what the simulator says of the same requests at that speed less at the cell's own.
+- α/β: the largest predicted over true length of the requests sent, over the smallest. SRPT is
+  `sprpt` with exact lengths on the same slots. A lognormal error has no bound: its α/β grows with
+  the number of requests, which makes the slides' bound weak.
+- A false bit: 30 % of the short, or of the long, lengths are told wrong.
+- Senders were late by {1e3 * max(found["late"] for found in cells.values()):.3f} ms at most (p99).
+{sent}
+{laws_of}
+
+    .venv/bin/python bench/misprediction.py --minutes 35
+"""
