@@ -42,6 +42,9 @@ def test_the_page_says_what_the_data_hold() -> None:
         for tokens, cut in zip(row["tokens"], row["cut"], strict=True):
             assert 1 <= tokens <= MAX_TOKENS
             assert tokens == MAX_TOKENS or not cut
+    assert len(data) >= 2000
+    assert len({row["kind"] for row in data}) == 6
+    assert not made
 
 
 class _Engine(ThreadingHTTPServer):
