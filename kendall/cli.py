@@ -305,7 +305,7 @@ def _as_typed(message: str, name: str, arguments: list[str]) -> str:
     }
     got, semicolon, expected = message.partition("; ")
     got = re.sub(
-        r"\b([a-z_]+)=(?=\S)",
+        r"'[^']*'|\b([a-z_]+)=(?=\S)",  # what is quoted was typed so
         lambda found: f"{flags[found[1]]} " if found[1] in flags else found[0],
         got,
     )

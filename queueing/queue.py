@@ -790,7 +790,7 @@ class Queue:
                     ),
                 ),
                 pad_prompts=limits.get("pad_prompts", False),
-                disaggregated=limits.get("disaggregated", False),
+                disaggregated=_truth("disaggregated", limits.get("disaggregated", False)),
                 prefill_servers=whole_number("prefill_servers", limits.get("prefill_servers", 1)),
                 kv_transfer=_kv_transfer(limits.get("kv_transfer")),
                 energy=_energy(energy, latency, parsed) if energy or second is None else None,
@@ -1032,13 +1032,19 @@ class Queue:
         work, held = law.admission(1, prompt) + law.speed * law.k3 * lengths.mean, 0.0
         if requests.tool_calls is not None and requests.tool_calls.share > 0:
             calls, context = requests.tool_calls.context(lengths.pmf, prompt)
-            work += law.admission(calls)
+            again = law.admission(0, context, calls)
+            moved = 2 * ((kv.setup or 0.0) * calls + (kv.token or 0.0) * context)
             if requests.tool_calls.keep == "preserve":
                 held = requests.tool_calls.mean * context
             elif requests.tool_calls.keep == "discard":
-                work += law.admission(0, context, calls)
+                work += again
             elif requests.tool_calls.keep == "swap":
-                work += 2 * ((kv.setup or 0.0) * calls + (kv.token or 0.0) * context)
+                work += moved
+            elif context:  # what wastes least while all memory is in use
+                memory, least = self.engine.bounds.max_context_tokens, min(again, moved)
+                longest = math.inf if memory is None else least * memory / context
+                kept, given_up = requests.tool_calls.up_to(longest)
+                held, work = kept * context, work + given_up * least
         return ContextUse(
             work=work,
             alone=law.speed * law.k4 * lengths.mean,
@@ -1207,7 +1213,7 @@ class Queue:
             return self._rate_of_models()
         self._check_rate()
         if self.engine.disaggregated:
-            return self._rate_of_stations()
+            return min(self.station_rates)
         servers = sum(1 / speed for speed in self.engine.server_speeds) or self.engine.servers
         return servers * self._rate_each() / self.requests.call_size
 
@@ -1234,13 +1240,15 @@ class Queue:
             return 1 / self.changeover.mean
         return 1 / sum(share / queue.largest_stable_rate for share, queue in self.models)
 
-    def _rate_of_stations(self) -> float:
+    @cached_property
+    def station_rates(self) -> tuple[float, float]:
+        """Requests/s from which on prefill, and decode behind it, have no steady state."""
         engine, requests = self.engine, self.requests
         means = phase_means(self.law, requests.output_tokens, requests.prompt_tokens)
         decode = engine.servers / means[1]
         if not isinstance(self.policy, Single):
             decode = self.decode.largest_stable_rate
-        return min(engine.prefill_servers / means[0], decode)
+        return engine.prefill_servers / means[0], decode
 
     def _rate_each(self) -> float:
         """Requests/s of one server."""
@@ -1711,6 +1719,12 @@ def _flows_served(policy: Policy, flows: Flows | None) -> tuple[str, ...]:
             return (ONE_FLOW,)
         return (f"flows: {flows}, independent of the lengths",)
     return () if flows is None else ("the flows change nothing: the order counts no service",)
+
+
+def _truth(name: str, given: object) -> bool:
+    if not isinstance(given, bool):
+        raise SpecError(f"got {name}={short_repr(given)}; expected True or False")
+    return given
 
 
 def _kv(given: KvMemory | str | None) -> KvMemory | None:

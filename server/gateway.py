@@ -194,11 +194,6 @@ class Gateway:
             self._keep_up("the length predictor", predictor.run)
         return predictor
 
-    async def with_lengths(self, requests: list[EngineRequest]) -> list[EngineRequest]:
-        """The same requests with the lengths that are predicted of them, where any are."""
-        predictor = self.length_predictor
-        return requests if predictor is None else await predictor.predicted(requests)
-
     def _watch_progress(self) -> None:
         """Replace an engine that makes no token, and continue a sequence that gets none. A call at
         a server behind is given up.

@@ -25,6 +25,7 @@ from kendall.queueing.prediction import unstable
 from kendall.queueing.prediction.query import PredictionQuery
 from kendall.queueing.result import Prediction, Quantiles
 from kendall.queueing.simulation.experiment import NUM_REQUESTS
+from kendall.queueing.simulation.simulated_means import RISING
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 DASH = "-"  # in place of a number
@@ -182,8 +183,10 @@ def _show(answer: Prediction, slos: Sequence[Slo], latency: str, as_json: bool) 
 
 
 def judgement(answer: Prediction, slo: Slo) -> dict[str, Any]:
-    """As JSON: `kept` is null where the method does not give the value."""
+    """As JSON: `kept` is null where the method does not give the value, or the queue grew."""
     value = slo.value(answer)
+    if any(text.startswith(RISING) for text in answer.assumptions):
+        return {"slo": slo.name, "seconds": slo.seconds, "value": value, "kept": None}
     kept = False if not answer.stable else None if value is None else value <= slo.seconds
     return {"slo": slo.name, "seconds": slo.seconds, "value": value, "kept": kept}
 
@@ -199,7 +202,8 @@ def _print(answer: Prediction, judged: Sequence[dict[str, Any]], to: Console) ->
         if any(DASH in row for row in [*table.rows, *numbers.rows]):
             say(to, f"{DASH}: the method does not give this value")
     for each in judged:
-        word = {True: "kept", False: "broken", None: "not given by the method"}[each["kept"]]
+        unknown = "not given by the method" if each["value"] is None else "unknown, the queue grew"
+        word = {True: "kept", False: "broken", None: unknown}[each["kept"]]
         asked = f"{each['slo']} <= {short_number(each['seconds'])} s"
         say(to, f"{asked}: {word} ({_number(each['value'])} s)", hang=14)
     for number, assumption in enumerate(

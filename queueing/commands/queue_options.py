@@ -252,9 +252,9 @@ class QueueOptions:
         REQUESTS,
         (
             "Share of the requests that pause for a call to a tool, its mean duration, and what "
-            "becomes of their KV memory meanwhile: share=0.7,mean=2s,keep=preserve | discard | "
-            "swap | auto (least waste); mean=100ms/10s,weights=1/3 for several kinds, sigma=0.5 "
-            "for predicted durations. Policy continuous, simulated. Default: none."
+            "becomes of their KV memory meanwhile: share=0.7,mean=2s,keep=preserve | discard (if "
+            "not given) | swap | auto (least waste); mean=100ms/10s,weights=1/3 for several kinds, "
+            "sigma=0.5 for predicted durations. Policy continuous, simulated. Default: none."
         ),
     )
     server_speeds: str | None = option(
@@ -268,9 +268,9 @@ class QueueOptions:
         ENGINE,
         (
             "Second model beside that of --latency, its law last: "
-            "threshold=30,switch=0.4,latency=a=0.005,c=0.05. threshold: requests predicted up to "
-            "so many tokens go to it (--predictor). share=0.3: so many of all do. switch: seconds "
-            "to load a model where the server holds one. first=loaded: requests of that one go "
+            "threshold=30,latency=a=0.02,c=0.1. threshold: requests predicted up to so many tokens "
+            "go to it (--predictor). share=0.3: so many of all do. switch=0.4: seconds to load a "
+            "model where the server holds one. first=loaded: requests of that one go "
             "first. servers=1: it has so many of --servers to itself. Default: one model."
         ),
     )

@@ -47,7 +47,7 @@ PRESERVE, DISCARD, SWAP, LEAST_WASTE = range(4)  # as the compiled replay has th
 PREEMPT = {"recompute": DISCARD, "swap": SWAP, "preserve": PRESERVE}
 KEEP = {"preserve": PRESERVE, "discard": DISCARD, "swap": SWAP, "auto": LEAST_WASTE}
 MOST_KINDS = 100
-LONGEST_CALL = 1e6  # seconds of a mean
+LONGEST = 1e6  # seconds of a swap, or of a mean call
 KV_EXAMPLE = "preempt=swap,setup=10ms,token=20us"
 CALLS_EXAMPLE = "share=0.5,mean=2s,keep=preserve"
 
@@ -69,9 +69,9 @@ class KvMemory:
                 f"{suggest(self.preempt, PREEMPT)}"
             )
         for key, value in (("setup", self.setup), ("token", self.token)):
-            if value is not None and not 0 <= value < math.inf:
+            if value is not None and not 0 <= value <= LONGEST:
                 raise SpecError(
-                    f"got {key}={format_number(value)} for kv; expected finite seconds >= 0"
+                    f"got {key}={format_number(value)} for kv; expected 0 to {LONGEST:,.0f} s"
                 )
         if self.preempt == "swap" and not self.swaps:
             raise SpecError(
@@ -118,10 +118,10 @@ class ToolCalls:
                 f"got {len(self.kinds)} kinds of tool calls; expected 1 to {MOST_KINDS}"
             )
         for chance, mean in self.kinds:
-            if not 0 < chance <= 1 or not 0 <= mean <= LONGEST_CALL:
+            if not 0 < chance <= 1 or not 0 <= mean <= LONGEST:
                 raise SpecError(
                     f"got tool calls of mean {format_number(mean)} s with probability "
-                    f"{format_number(chance)}; expected 0 to {LONGEST_CALL:,.0f} s, above 0"
+                    f"{format_number(chance)}; expected 0 to {LONGEST:,.0f} s, above 0"
                 )
         if not math.isclose(sum(chance for chance, _ in self.kinds), 1.0):
             raise SpecError(f"got kinds of tool calls {self.kinds}; expected chances that add up "
@@ -152,6 +152,18 @@ class ToolCalls:
     def mean(self) -> float:
         """Of a call, seconds."""
         return sum(chance * mean for chance, mean in self.kinds)
+
+    def up_to(self, longest: float) -> tuple[float, float]:
+        """Of a call, in the mean: seconds where it is no longer than that (else 0), and the chance
+        that it is longer.
+        """
+        seconds, longer = 0.0, 0.0
+        for chance, mean in self.kinds:
+            beyond = math.exp(-longest / mean) if mean else 0.0
+            left = longest * beyond if beyond else 0.0
+            seconds += chance * (mean * (1 - beyond) - left)
+            longer += chance * beyond
+        return seconds, longer
 
     def drawn(self, rng: np.random.Generator, output: Ints) -> tuple[Ints, Vector, Vector]:
         """Tokens before the call (0: none, as of one token), its seconds and their prediction. The

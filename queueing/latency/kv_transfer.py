@@ -10,7 +10,6 @@ Transfers do not wait for each other, and take no time of the servers.
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass
 
 from kendall.policies.arguments import real_number
@@ -27,6 +26,9 @@ from kendall.policies.text import (
 EXPECTED = "a duration such as 2ms, or setup=2ms,token=5us"
 
 
+LONGEST = 1e6  # seconds
+
+
 @dataclass(frozen=True, slots=True)
 class KvTransfer:
     """`setup` seconds for a request and `token` for each token of its prompt. Raises SpecError."""
@@ -37,10 +39,10 @@ class KvTransfer:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = real_number(field.name, getattr(self, field.name))
-            if not 0 <= value < math.inf:
+            if not 0 <= value <= LONGEST:
                 raise SpecError(
-                    f"got {field.name}={format_number(value)} in a KV transfer; expected finite "
-                    "seconds >= 0"
+                    f"got {field.name}={format_number(value)} in a KV transfer; expected 0 to "
+                    f"{LONGEST:,.0f} s"
                 )
 
     def __bool__(self) -> bool:

@@ -47,6 +47,7 @@ from kendall.queueing.simulation.scenarios.routed import (
 from kendall.queueing.simulation.simulated_means import (
     BATCH_MEANS,
     MORE,
+    RISING,
     TOO_SHORT,
     Controlled,
     Kind,
@@ -72,7 +73,7 @@ MOST_REQUESTS = 10_000_000  # of all replications together, some 100 bytes each:
 SEEDS = 8  # of a steady state under bursts: one path does not know how much it was spared
 MOST_SPANS = 10_000  # of arrivals that end, a simulation of its own each
 SURE = 3.0  # standard deviations of the work of so many requests, about
-LOOKS = 10  # in each half of a run
+RISEN = 1.5  # the last quarter of a run over the second
 GROWTH = 4.0  # standard deviations of so many Poisson arrivals
 MOST_DRAWS = 60_000_000  # residuals, and as many gaps between stalls: 480 MB each
 
@@ -262,21 +263,16 @@ def summary(
 def _stations(
     runs: Sequence[SimulatedRun], model: Queue, rate: float, kind: Kind
 ) -> tuple[Station, ...]:
-    """Those of prefill and decode, where these are two; services of single requests at the load
-    that they make.
-    """
+    """Those of prefill and decode, where these are two."""
     if not model.engine.disaggregated:
         return ()
     found = []
-    for place, (name, queue) in enumerate((("prefill", model.prefill), ("decode", model.decode))):
+    for place, name in enumerate(("prefill", "decode")):
         own = [run.stations[place] for run in runs]
         services = [run.server_free_at - run.dispatched_at for run in own]
         service = Mean(*mean_of_runs(services, kind))
-        load = queue.load(rate)
-        if isinstance(queue.policy, Single):
-            load = rate * (service.mean or 0.0) / queue.engine.servers
         delay = summary_of_runs([run.queueing_delay for run in own], kind, model.levels)
-        found.append(Station(name, load, delay, service))
+        found.append(Station(name, rate / model.station_rates[place], delay, service))
     return tuple(found)
 
 
@@ -414,21 +410,25 @@ def _growing(runs: Sequence[SimulatedRun], kind: Kind) -> Iterator[str]:
 
 
 def _rising(runs: Sequence[SimulatedRun]) -> Iterator[str]:
-    """Where interruptions may make more work than can be done: whenever it is looked at in the
-    second half of every run, more requests are in the system than ever in the first.
+    """Where interruptions may make more work than can be done: from quarter to quarter there are
+    more requests in the system, at last many more, and so in every run.
     """
-    found = []
-    for run in runs:
-        at = run.arrived_at[np.linspace(0, len(run.arrived_at) - 1, 2 * LOOKS, dtype=int)]
-        left = np.searchsorted(np.sort(run.released_at), at, side="right")
-        present = np.searchsorted(run.arrived_at, at, side="right") - left
-        if present[LOOKS:].min() <= present[:LOOKS].max():
-            return
-        found.append(present[-1] - present[0])
+    quarters = np.array([_present_by_quarter(run) for run in runs])
+    mean = quarters.mean(axis=0)
+    grows = np.all(np.diff(mean) > 0) and mean[-1] > RISEN * mean[1]
+    if not (grows and np.all(quarters[:, -1] > quarters[:, 1])):
+        return
     yield (
-        f"{TOO_SHORT}ever more requests are in the system, at the end of the run "
-        f"{np.mean(found):.0f} more than at its beginning, perhaps without bound: {MORE}"
+        f"{RISING}, at the end of the run "
+        f"{mean[-1] - mean[0]:.0f} more than at its beginning, perhaps without bound: {MORE}"
     )
+
+
+def _present_by_quarter(run: SimulatedRun) -> list[float]:
+    """Requests in the system as others arrive, in the mean."""
+    number = np.arange(len(run.arrived_at))
+    present = number - np.searchsorted(np.sort(run.released_at), run.arrived_at, side="right")
+    return [float(part.mean()) for part in np.array_split(present, 4)]
 
 
 def simulate_run(

@@ -60,6 +60,7 @@ from kendall.queueing.result import LEVELS, Levels, Prediction, Quantiles
 BATCH_MEANS = 20
 MORE = "ask for more requests"
 TOO_SHORT = "TOO SHORT: "  # how the note begins
+RISING = f"{TOO_SHORT}ever more requests are in the system"
 LEAST_CYCLES = 100  # of the states of a modulated process, in a simulation
 # steady: plain batch means; bursty: of an arrival process, widened for their correlation; spans: of
 # one that ends; recorded: one path, whose only chance is that of the services

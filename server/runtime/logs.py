@@ -93,7 +93,8 @@ def configure_logs(settings: LogSettings) -> None:
     logging.basicConfig(level=settings.level.upper(), handlers=[writer])
     _writers[:] = [writer]
     atexit.register(end_logs)
-    logging.getLogger("vllm").setLevel(logging.WARNING)
+    for library in ("vllm", "httpx"):  # a line for each request
+        logging.getLogger(library).setLevel(logging.WARNING)
     if settings.format == "json" and VLLM_CONFIGURATION not in os.environ:
         os.environ[VLLM_CONFIGURATION] = str(
             _write(vllm_configuration(os.environ.get("VLLM_LOGGING_LEVEL", "ERROR")))

@@ -248,7 +248,7 @@ def test_the_load_is_that_of_the_slower_station(prefills: int, slower: str) -> N
         ({"prefill_servers": 1.5}, "got prefill_servers=1.5; expected a whole number"),
         ({"kv_transfer": "-2ms"}, "got setup=-2ms in the KV transfer '-2ms'; expected a duration"),
         ({"kv_transfer": "setup=nan"}, "got setup=nan in the KV transfer"),
-        ({"kv_transfer": "setup=inf"}, "got setup=inf in a KV transfer; expected finite seconds"),
+        ({"kv_transfer": "setup=inf"}, "got setup=inf in a KV transfer; expected 0 to 1,000,000 s"),
         ({"kv_transfer": "tokn=1us"}, "did you mean 'token'"),
         ({"kv_transfer": ""}, "got an empty KV transfer"),
         ({"disaggregated": False, "kv_transfer": "2ms"}, "expected disaggregated too"),

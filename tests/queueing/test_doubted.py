@@ -129,12 +129,11 @@ def test_the_command_prints_them() -> None:
     assert exact["queueing_delay"]["p99"] is None
 
 
-def test_a_simulation_in_place_of_a_formula_keeps_what_the_law_alone_says() -> None:
-    """The time between tokens of a decode server, which the simulated tandem does not follow."""
+def test_a_simulation_in_place_of_a_formula_has_what_the_law_alone_says() -> None:
+    """The time between tokens of a decode server."""
     model, rate = at("single", LENGTHS, 0.5, {"disaggregated": True, "prompt_tokens": LENGTHS})
     doubted = predict_model(model, rate, "approximation")
     assert any(text.startswith("approximation in doubt") for text in doubted.assumptions)
     found = predict_model(model, rate)
     assert found.method == "simulation"
-    assert found.inter_token_latency.mean == pytest.approx(model.engine.law.step(1))
-    assert found.methods["inter_token_latency"] == "approximation"
+    assert found.inter_token_latency.mean == pytest.approx(model.engine.law.step(1), rel=1e-3)

@@ -12,13 +12,15 @@ import pytest
 from typer.testing import CliRunner
 
 from kendall.policies.text import SpecError
-from kendall.queueing.commands.cli import app
+from kendall.queueing.choosing.objective import parse_slos
+from kendall.queueing.commands.cli import app, judgement
 from kendall.queueing.errors import UnstableQueueError
 from kendall.queueing.latency.kv_memory import KvMemory, ToolCalls, parse_kv, parse_tool_calls
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.prediction.steady_state import predict_model
 from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.experiment import simulate_model, simulate_run
+from kendall.queueing.simulation.simulated_means import RISING
 
 LAW = LatencyModel(k1=2e-3, k3=1e-3, k4=2e-2, kp=2e-4, kr=3e-3)
 OUTPUTS = "lognormal:mu=2.5,sigma=0.9"
@@ -214,7 +216,7 @@ def test_texts_of_tool_calls_are_read_as_they_are_written():
     ("preempt=swap", "without the time of a swap"),
     ("preempt=drop", "got preempt=drop for kv"),
     ("preempt=swap,setup=-1", "expected a duration"),
-    ("preempt=swap,setup=inf", "finite seconds"),
+    ("preempt=swap,setup=inf", "0 to 1,000,000 s"),
     ("preempt=swap,size=4", "got key 'size' for kv; expected preempt, setup, token"),
 ])  # fmt: skip
 def test_impossible_texts_of_kv_are_refused(text, expected):
@@ -266,3 +268,25 @@ def test_each_of_several_queues_has_its_memory():
     two = simulate_model(queue(servers=2, routing="random", **limits), 8.0, num_requests=5000)
     assert two.sojourn_time == one.sojourn_time
     assert any("KV memory of 200 tokens" in text for text in two.assumptions)
+
+
+def test_a_queue_that_grows_is_said_to_and_keeps_no_slo() -> None:
+    """Its load without interruptions is below 1; swaps make it more than can be done."""
+    queue = Queue.read(
+        "continuous:max_batch_size=8",
+        "deterministic:value=100",
+        "k1=0.003,k2=0.005,k3=0.001,k4=0.02,kp=0.001,kr=0.05",
+        prompt_tokens="deterministic:value=1000",
+        max_context_tokens=5000,
+        kv="preempt=swap,setup=100ms,token=1ms",
+        tool_calls="share=1,mean=2s,keep=auto",
+    )
+    notes = {}
+    for rate in (0.4, 0.5):
+        found = simulate_model(queue, rate, num_requests=20_000, replications=4)
+        assert queue.load(rate) < 0.9
+        notes[rate] = [text for text in found.assumptions if text.startswith(RISING)]
+        kept = judgement(found, parse_slos("p99_queueing_delay<=2000s")[0])["kept"]
+        assert kept is (None if notes[rate] else True)
+    assert not notes[0.4]
+    assert notes[0.5]

@@ -274,7 +274,7 @@ async def check_call(
         check_answer_size(requests, batcher.capabilities.max_model_len)
         if timing is not None:
             timing.end("prompt")
-        requests = await gateway.with_lengths(requests)
+        requests = await _with_lengths(gateway, requests)
         gateway.arrivals.saw(arrival.received_at, batcher.epoch, retry=arrival.retry)
         gateway.overload.admit(requests, scope, deadlines)
     except BaseException as error:
@@ -514,6 +514,12 @@ async def prompts_of(
         )
     right = call.truncation_side == "right"
     return [prompt[:most] if right else prompt[-most:] for prompt in prompts]
+
+
+async def _with_lengths(gateway: Gateway, requests: list[EngineRequest]) -> list[EngineRequest]:
+    """The same requests with the lengths that are predicted of them, where any are."""
+    predictor = gateway.length_predictor
+    return requests if predictor is None else await predictor.predicted(requests)
 
 
 def refused_prompt(error: InvalidPromptError, param: str) -> ApiError:

@@ -159,7 +159,8 @@ async def answer(
         if timing is not None:
             timing.end("prompt")
         engine_request = incoming.engine_request(gateway, tokens, deadlines.patience)
-        (engine_request,) = await gateway.with_lengths([engine_request])
+        if gateway.length_predictor is not None:
+            (engine_request,) = await gateway.length_predictor.predicted([engine_request])
         gateway.arrivals.saw(arrival.received_at, batcher.epoch, retry=arrival.retry)
         gateway.overload.admit([engine_request], scope, deadlines)
     except BaseException as error:
