@@ -11,7 +11,7 @@ CACHES := .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 PURE := tests/policies tests/queueing
 PAPERS := tests/papers
 BESIDE := tests/loadgen tests/bench tests/grafana tests/kendall tests/server
-QUICK = $(BIN)/pytest -q -m "not slow" --timeout 300 --randomly-seed=$(SEED) -n
+QUICK = $(BIN)/pytest -q -m "not slow and not left_out" --timeout 300 --randomly-seed=$(SEED) -n
 BENCHES := gateway live_cost load_generators page_cost predictions simulators
 OPERATOR_RULES := docker/k8s/components/prometheus-operator/prometheusrule.yaml
 

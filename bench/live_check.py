@@ -4,6 +4,8 @@
     .venv/bin/python bench/live_check.py overload    load 1.3 for 60 s, two policies
     .venv/bin/python bench/live_check.py switches    ten changes of policy, batch size and limit at
                                                      one arrival rate
+    .venv/bin/python bench/live_check.py orders      six orders in place of the order of arrival,
+                                                     lengths predicted from prompts
     .venv/bin/python bench/live_check.py traces --trace FILE ...    loads 0.5 and 0.8, each for 20
                                                      minutes
 
@@ -32,6 +34,8 @@ from typing import Any
 
 import numpy as np
 
+from bench.prompt_lengths import rows
+from kendall.loadgen.datasets import Dataset, draw_dataset
 from kendall.loadgen.gateway.gateway_process import GatewayProcess, free_port
 from kendall.loadgen.sending.client.target import Target
 from kendall.loadgen.sending.run import run_load
@@ -88,6 +92,21 @@ SWITCHES = tuple(  # settings in turn, each one knob or several from the one bef
         ("capped:max_batch_size=8", 24),
         ("capped:max_batch_size=2", 24),
     )
+)
+# an order in place of that of arrival, and back; answers as long as smollm2's to the same prompts
+PLAIN, ORDER_LOAD, ANSWER = "continuous:max_batch_size=4", 0.8, 256
+ORDERS = (
+    "spjf",
+    "srpt-b",
+    "boost,gamma=0.5,token_time=0.0006",
+    "trail",
+    "spjf,aging=0.01",
+    "threshold,threshold=150",
+)
+ORDERED = tuple(
+    Setting(policy=policy, max_output_tokens=ANSWER)
+    for order in ORDERS
+    for policy in (PLAIN, f"{PLAIN},order={order}")
 )
 EARLY, SECONDS, BETWEEN = 30.0, 60.0, 6.0
 # recorded traffic, the first file under the first policy and so on: seconds, windows, tokens
@@ -198,17 +217,39 @@ class Trial:
     async def switches(self) -> bool:
         """Change the setting under load; True where nine in ten gains came."""
         rate = self.rate(SWITCHES[0].policy, SWITCH_LOAD)
-        await self.put(SWITCHES[0])
-        sending = asyncio.create_task(self.send(rate, 1.2 * (SECONDS + BETWEEN) * len(SWITCHES)))
-        for setting in SWITCHES[1:]:
-            await asyncio.sleep(SECONDS + BETWEEN)
+        seconds = 1.2 * (SECONDS + BETWEEN) * len(SWITCHES)
+        return await self._changed(SWITCHES, asyncio.create_task(self.send(rate, seconds)))
+
+    async def orders(self) -> bool:
+        """The same of orders of service, before which lengths are learned for two epochs."""
+        answers = [(row["prompt"], row["tokens"][0]) for row in rows()]
+        prompts, lengths = zip(*answers, strict=True)
+        law = TokenDistribution(np.bincount(lengths) / len(lengths))
+        queue = Queue.read(PLAIN, law, self.law, max_num_seqs=SLOTS, prompt_tokens=PROMPTS)
+        rate = ORDER_LOAD * queue.largest_stable_rate
+        seconds = 1.1 * (SECONDS + BETWEEN) * (len(ORDERED) + 2)
+        drawn = draw(rate, round(rate * seconds), self.seed, parse_distribution(PROMPTS), law)
+        dataset = Dataset(list(prompts), [None] * len(prompts), list(lengths))
+        table, texts = draw_dataset(drawn, dataset, self.seed)
+        target = Target(base_url=self.gateway.url, model="tiny", max_tokens=ANSWER)
+        await self.put(ORDERED[0])
+        sending = asyncio.create_task(run_load(target, table, seed=self.seed, prompts=texts))
+        await asyncio.sleep(2 * (SECONDS + BETWEEN))
+        await self.put(Setting(policy="dynamic", max_output_tokens=ANSWER))  # another epoch
+        return await self._changed(ORDERED, sending, step=2)
+
+    async def _changed(
+        self, settings: Sequence[Setting], sending: asyncio.Task[Any], step: int = 1
+    ) -> bool:
+        """Each setting in turn; every `step`-th change is judged."""
+        for setting in settings:
             await self.put(setting)
-        await asyncio.sleep(SECONDS + BETWEEN)
+            await asyncio.sleep(SECONDS + BETWEEN)
         sending.cancel()
         await asyncio.wait([sending])
         await asyncio.sleep(BETWEEN)
         came = []
-        for line, held in gains(self.folder / "gateway.jsonl", self.law):
+        for line, held in gains(self.folder / "gateway.jsonl", self.law, settings, step):
             print(line, flush=True)
             self.keep(line, holds=held)
             came.append(held)
@@ -274,18 +315,22 @@ def thinned(
     return Timetable(arrived_at[kept], prompts[kept], outputs[kept])
 
 
-def gains(path: Path, law: LatencyModel) -> Iterator[tuple[str, bool]]:
-    """Yield a line for each switch of a run, and whether the interval of the predicted gain covers
-    the measured one.
+def gains(
+    path: Path, law: LatencyModel, settings: Sequence[Setting], step: int
+) -> Iterator[tuple[str, bool]]:
+    """Yield a line for every `step`-th switch of a run, and whether the interval of the predicted
+    gain covers the measured one.
     """
     requests = served(read_run(path)[1])
-    numbers = sorted({request.epoch for request in requests})[-len(SWITCHES) :]
+    numbers = sorted({request.epoch for request in requests})[-len(settings) :]
     epochs = [
         (setting, epoch_window([request for request in requests if request.epoch == number]))
-        for setting, number in zip(SWITCHES, numbers, strict=True)
+        for setting, number in zip(settings, numbers, strict=True)
     ]
     history = RecentArrivals(), SpeedHistory()
-    for (before, first), (after, second) in itertools.pairwise(epochs):
+    for (before, first), (after, second) in itertools.islice(
+        itertools.pairwise(epochs), 0, None, step
+    ):
         quantity = compared_by((parse_policy(before.policy), parse_policy(after.policy)))
         outcome = same_requests(first, before, law, history)
         predicted = outcome.next_gain(after, quantity)
@@ -346,15 +391,17 @@ def observed_over_model(
 
 
 async def measure(options: argparse.Namespace) -> bool:
-    """Run one of the four trials; True where it holds."""
+    """Run one of the trials; True where it holds."""
     traces, folder = options.what == "traces", options.folder / options.what
+    longest = ANSWER if options.what == "orders" else LIMIT
     folder.mkdir(parents=True, exist_ok=True)
     folder.joinpath("gateway.jsonl").unlink(missing_ok=True)
     window = WINDOW if traces else SECONDS + BETWEEN
     arguments = [
         "tiny",
         *("--allow-forced-lengths", "--served-model-name", "tiny"),
-        *("--max-output-tokens", str(LIMIT), "--max-num-seqs", str(SLOTS)),
+        *("--max-output-tokens", str(longest), "--max-num-seqs", str(SLOTS)),
+        *(("--length-predictor", "learned") if options.what == "orders" else ()),
         *("--max-num-queued-reqs", "0", "--prediction-window", f"{window:g}"),
         *("--record-file", str(folder / "gateway.jsonl")),
     ]
@@ -365,11 +412,16 @@ async def measure(options: argparse.Namespace) -> bool:
         body = {"max_output_tokens": 32, "prompt_tokens": 32, "repeats": 12}
         if traces:
             body = {"max_output_tokens": 64, "prompt_tokens": 512, "repeats": 6}
+        if options.what == "orders":
+            body = {"max_output_tokens": 200, "prompt_tokens": 64, "repeats": 6}
+            body["resume_cost"] = True
         profile = Profile.from_dict(await gateway.ask("POST", "/admin/calibrate", body))
         print(f"law: {profile.law}, cells within {profile.mape:.1%}", flush=True)
         trial = Trial(gateway, profile.law.at_speed(1.0), folder)
         if options.what == "switches":
             return await trial.switches()
+        if options.what == "orders":
+            return await trial.orders()
         if traces:
             files = list(zip(options.trace, itertools.cycle(TRACE_POLICIES), strict=False))
             loads = options.loads or TRACE_LOADS
@@ -391,7 +443,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("cells", "overload", "switches", "traces"))
+    parser.add_argument("what", choices=("cells", "overload", "switches", "orders", "traces"))
     parser.add_argument("--folder", type=Path, default=RUNS)
     parser.add_argument("--loads", type=float, nargs="+", default=())
     parser.add_argument("--trace", type=Path, action="append", default=[], metavar="FILE")

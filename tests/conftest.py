@@ -39,6 +39,13 @@ LONGEST_ID = 1000
 MORE = 20  # times as many examples under "fuzz"
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Every k-th case of a test marked `thinned(k)` runs in `make test`, all in `make test-all`."""
+    thinned = item.get_closest_marker("thinned")
+    if thinned is not None and sum(item.callspec.indices.values()) % thinned.args[0]:  # type: ignore[attr-defined]
+        item.add_marker("left_out")
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """In random order, but folder after folder: what a folder shares is started once.

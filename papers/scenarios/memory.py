@@ -39,12 +39,18 @@ import numpy as np
 
 from kendall.policies.text import SpecError
 from kendall.queueing.distributions.token_distribution import TokenDistribution, Vector
-from kendall.queueing.latency.kv_memory import DISCARD, KEEP, LEAST_WASTE, PRESERVE, ToolCalls
+from kendall.queueing.latency.kv_memory import (
+    DISCARD,
+    KEEP,
+    PRESERVE,
+    ToolCalls,
+    held_in_calls,
+)
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.models.soap.token_orders import predicted_tokens
 from kendall.queueing.predictors.predictor_text import PredictorText
 from kendall.queueing.simulation import memory_kernels
-from kendall.queueing.simulation.kernels import Floats, Ints
+from kendall.queueing.simulation.kernels import Floats
 from kendall.queueing.simulation.memory_kernels import Engine, Order, Path, Work
 from kendall.queueing.simulation.orders.interrupting_kernels import NEVER, Interrupting
 from papers.scenarios.runs import Measured, Replications, measured, unit_exponential
@@ -183,24 +189,10 @@ def memory_time(work: Work, predicted: Vector, engine: MemoryEngine) -> Vector:
     """Token-seconds that each request is predicted to hold, in steps with all slots taken."""
     generated = predicted * work.prompt + predicted * (predicted + 1) / 2
     context = np.where(work.call_after > 0, work.prompt + work.call_after, 0)
-    held = (work.predicted_call, engine.forward(context), 2 * engine.swap(context))
-    least = least_wasteful(work.predicted_call, context, engine, float(engine.memory))
-    seconds = np.choose(np.where(work.handling == LEAST_WASTE, least, work.handling), held)
-    return np.asarray(engine.full_step * generated + context * seconds)
-
-
-def wastes(call: Vector, context: Vector, engine: MemoryEngine, used: Vector) -> Vector:
-    """Token-seconds wasted by preserve, discard and swap [3, n], `used` tokens in memory."""
-    return np.array(
-        [call * context, engine.forward(context) * used, 2 * engine.swap(context) * used]
-    )
-
-
-def least_wasteful(
-    call: Vector, context: Vector, engine: MemoryEngine, used: Vector | float
-) -> Ints:
-    """The handling, as a number, that wastes least; the first of equal ones."""
-    return np.asarray(wastes(call, context, engine, np.asarray(used)).argmin(axis=0))
+    again, moved = engine.forward(context), engine.swap(context)
+    known = work.handling, work.predicted_call, context, again, moved
+    held = held_in_calls(*known, memory=float(engine.memory))
+    return np.asarray(engine.full_step * generated + held)
 
 
 @dataclass(frozen=True, slots=True)

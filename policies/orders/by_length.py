@@ -10,9 +10,18 @@ from typing import ClassVar
 from kendall.policies.errors import SpecError
 from kendall.policies.orders.order import MOST_BINS, Aging, ByLength, Form, Order, parameter
 
+BY = ("tokens", "service", "memory")
+
 
 @dataclass(frozen=True, kw_only=True)
-class ShortestFirst(ByLength):
+class WithoutInterruption(ByLength):
+    """`by` memory: predicted tokens of KV memory, summed over the steps of a request."""
+
+    by: str = parameter("tokens, service or memory", BY.__contains__, BY[0], choices=BY)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShortestFirst(WithoutInterruption):
     """SPJF: the shortest predicted first; SJF where predictions are exact."""
 
     name: ClassVar[str] = "spjf"
@@ -23,7 +32,7 @@ class ShortestFirst(ByLength):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LongestFirst(ByLength):
+class LongestFirst(WithoutInterruption):
     """LJF: the longest predicted first."""
 
     name: ClassVar[str] = "ljf"

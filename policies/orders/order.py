@@ -39,10 +39,17 @@ def _priority(request: Request) -> float:
     return float(max(-MOST_PRIORITY, min(MOST_PRIORITY, request.priority)))
 
 
-Quantity = Literal["arrival", "prediction", "priority", "deadline"]
+def predicted_memory(request: Request) -> float:
+    """Tokens of KV memory that it is predicted to hold, summed over its steps."""
+    tokens = predicted_tokens(request)
+    return tokens * (request.prompt_tokens + (tokens + 1) / 2)
+
+
+Quantity = Literal["arrival", "prediction", "memory", "priority", "deadline"]
 _OF_REQUEST: dict[Quantity, Callable[[Request], float]] = {
     "arrival": lambda _: 0.0,  # equal ranks
     "prediction": predicted_tokens,
+    "memory": predicted_memory,
     "priority": _priority,
     "deadline": lambda request: request.deadline,
 }
@@ -276,8 +283,9 @@ class ByLength(Aging):
 
     def by_length(self, **terms: Any) -> Form:
         """The form that ranks by predicted length, with further terms."""
+        quantity: Quantity = "memory" if self.by == "memory" else "prediction"
         weight = self.prompt_weight
-        return Form(quantity="prediction", prompt_weight=weight, aging=self.aging, **terms)
+        return Form(quantity=quantity, prompt_weight=weight, aging=self.aging, **terms)
 
 
 def key(order: Order, each: Waiting | Running) -> tuple[float, float]:

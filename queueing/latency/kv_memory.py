@@ -150,12 +150,12 @@ class ToolCalls:
 
     @property
     def mean(self) -> float:
-        """Of a call, seconds."""
+        """Mean duration of a call, seconds."""
         return sum(chance * mean for chance, mean in self.kinds)
 
     def up_to(self, longest: float) -> tuple[float, float]:
-        """Of a call, in the mean: seconds where it is no longer than that (else 0), and the chance
-        that it is longer.
+        """Mean seconds of a call, counted as 0 where it is longer than that, and the chance of a
+        longer one.
         """
         seconds, longer = 0.0, 0.0
         for chance, mean in self.kinds:
@@ -211,6 +211,26 @@ class ContextUse:
         if not square:
             return product / line if line > 0 else math.inf
         return (math.sqrt(line**2 + 4 * square * product) - line) / (2 * square)
+
+
+def wastes(call: Vector, context: Vector, again: Vector, moved: Vector, used: Vector) -> Vector:
+    """Token-seconds wasted by preserve, discard and swap [3, n] in a call of so many seconds with
+    so many tokens of context, which take `again` seconds to compute and `moved` to move one way,
+    `used` tokens in memory.
+    """
+    return np.array([call * context, again * used, 2 * moved * used])
+
+
+def held_in_calls(
+    handling: Ints, call: Vector, context: Vector, again: Vector, moved: Vector, *, memory: float
+) -> Vector:
+    """Token-seconds that the context of each call holds under its handling; what wastes least is
+    found with the whole memory in use.
+    """
+    used = np.full(len(call), memory)
+    least = wastes(call, context, again, moved, used).argmin(axis=0)
+    kind = np.where(handling == LEAST_WASTE, least, handling)
+    return np.asarray(context * np.choose(kind, (call, again, 2 * moved)))
 
 
 def parse_kv(text: str) -> KvMemory:

@@ -26,7 +26,7 @@ from kendall.queueing.arrivals.notation import has_end
 from kendall.queueing.distributions.call_lengths import equal_calls, within_calls
 from kendall.queueing.distributions.token_distribution import TokenDistribution, Vector
 from kendall.queueing.engine_bounds import or_unbounded
-from kendall.queueing.latency.kv_memory import KEEP, PREEMPT
+from kendall.queueing.latency.kv_memory import KEEP, PREEMPT, held_in_calls
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.latency.slots.token_gaps import GapCounts, Gaps, found, no_gaps
 from kendall.queueing.latency.stalls import SPARE_GAPS
@@ -440,8 +440,15 @@ def _taking_memory(model: Queue, trace: Trace, since: int) -> SimulatedRun:
     )
     none = np.zeros(count)
     after, seconds, predicted = trace.tool_calls or (np.zeros(count, np.int64), none, none)
-    calls = model.requests.tool_calls
+    calls, form = model.requests.tool_calls, model.policy.ranking.form
     handling = np.full(count, KEEP["preserve" if calls is None else calls.keep])
+    if form.quantity == "memory":  # MARS: the calls hold memory too
+        context = np.where(after > 0, prompts + after, 0)
+        again, moved = k1 + kp * context, (kv.setup or 0.0) + (kv.token or 0.0) * context
+        known = handling, predicted, context, again, moved
+        held = held_in_calls(*known, memory=float(engine.memory))
+        values = ranks[0].value + form.weight * held / law.step(min(engine.slots, MOST_SLOTS))
+        ranks = ranks[0]._replace(value=values), ranks[1]
     outputs = trace.output_tokens.astype(np.int64)
     work = memory_kernels.Work(
         trace.arrived_at, prompts, outputs, after, seconds, predicted, handling

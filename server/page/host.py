@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from kendall.server.calibration.in_force import LatencyModelInForce
     from kendall.server.engines.proxied import ProxyingEngine
     from kendall.server.live import LiveModel
+    from kendall.server.predictors.lengths import LengthPredictor
     from kendall.server.queue.batcher import Batcher
     from kendall.server.settings import Settings
     from kendall.server.supervision.lifecycle import Lifecycle
@@ -40,6 +41,8 @@ class PageHost(Protocol):
     def now(self) -> Callable[[], float]: ...
     @property
     def batcher(self) -> Batcher: ...
+    @property
+    def length_predictor(self) -> LengthPredictor | None: ...
     @property
     def servers(self) -> Servers | None: ...
     @property

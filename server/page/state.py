@@ -90,7 +90,7 @@ def topics(gateway: PageHost, at: float, minute: Sequence[float | None] = NOTHIN
             "now": {"row": [short(at), *[None] * (len(COLUMNS) - 1)], "servers": []},
         }
     live, now = gateway.live_model(), gateway.now()
-    autopilot = live.pilot.shown()
+    autopilot, predictor = live.pilot.shown(), gateway.length_predictor
 
     def unix(instant: float | None) -> int | None:
         return None if instant is None else round(at - (now - instant))
@@ -118,6 +118,7 @@ def topics(gateway: PageHost, at: float, minute: Sequence[float | None] = NOTHIN
         "load_balancer": to_json(live.load_balancer),
         "servers": _servers(gateway),
         "checks": to_json(live.checks),
+        "length_predictor": None if predictor is None else to_json(predictor.quality()),
         "autopilot": to_json(replace(autopilot, decisions=autopilot.decisions[-DECISIONS:])),
     }
 

@@ -21,6 +21,7 @@ import logging
 import math
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Hashable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -77,6 +78,22 @@ class _Told(NamedTuple):
     sent: float | None = None
     served: float | None = None
     flow: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """How good the predictions of the last `answers` were that no limit cut; not a number where
+    that is not known.
+    """
+
+    predictor: str
+    version: int
+    answers: int
+    rank_correlation: float
+    interval_coverage: float
+    bias_ratio: float
+    over_fraction: float
+    under_fraction: float
 
 
 class LengthPredictor(Observer):
@@ -373,6 +390,19 @@ class LengthPredictor(Observer):
         """
         off = [sign * (told - made) > FAR for told, made, _ in self._judged]
         return sum(off) / len(off) if off else math.nan
+
+    def quality(self) -> Quality:
+        """All of these."""
+        return Quality(
+            self.options.name,
+            self.version,
+            len(self._judged),
+            self.rank_correlation,
+            self.interval_coverage,
+            self.bias_ratio,
+            self.fraction_off(1),
+            self.fraction_off(-1),
+        )
 
     @property
     def service_failures(self) -> int:

@@ -8,7 +8,7 @@ import pytest
 
 from kendall.policies.text import SpecError
 from kendall.queueing.distributions.token_distribution import parse_distribution
-from kendall.queueing.latency.kv_memory import DISCARD, PRESERVE, SWAP
+from kendall.queueing.latency.kv_memory import DISCARD, PRESERVE, SWAP, wastes
 from kendall.queueing.latency.kv_memory import ToolCalls as Calls
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.models.soap.orders import SHORTEST_FIRST
@@ -26,12 +26,10 @@ from papers.scenarios.memory import (
     MemoryEngine,
     MemoryWork,
     Ranking,
-    least_wasteful,
     memory_time,
     ranking,
     run_memory,
     simulate_memory,
-    wastes,
 )
 from papers.scenarios.runs import Replications
 from tests.papers.scenario_paths import SlowMemory
@@ -203,7 +201,8 @@ def test_the_waste_of_a_call_is_the_formula(handling):
     machine = MemoryEngine(law=law, slots=1, swap_setup=0.5, swap_token=0.01)
     path, waste = run_memory(work, first_come(1), machine.compiled())
     context = np.array([13])
-    expected = wastes(np.array([4.0]), context, machine, context)[HANDLINGS[handling], 0]
+    times = machine.forward(context), machine.swap(context)
+    expected = wastes(np.array([4.0]), context, *times, context)[HANDLINGS[handling], 0]
     # while nobody is in service the way out of a swap costs no memory
     half = 0.5 if handling == "swap" else 1.0
     assert waste.sum() == pytest.approx(expected * half)
@@ -219,11 +218,43 @@ def test_a_swap_takes_no_time_where_none_is_given():
 def test_the_least_wasteful_handling_follows_the_length_of_the_call():
     machine = engine(law=LatencyModel(k1=0.01, k4=1, kp=1e-3), swap_setup=0.1, swap_token=1e-4)
     calls, contexts = np.array([0.01, 9.0, 9.0]), np.array([100.0, 100.0, 2000.0])
-    found = wastes(calls, contexts, machine, np.array(1000.0))
+    times = machine.forward(contexts), machine.swap(contexts)
+    found = wastes(calls, contexts, *times, np.full(3, 1000.0))
     assert found[0] == pytest.approx(calls * contexts)
     assert found[1] == pytest.approx((0.01 + 1e-3 * contexts) * 1000)
     assert found[2] == pytest.approx(2 * (0.1 + 1e-4 * contexts) * 1000)
-    assert least_wasteful(calls, contexts, machine, 1000).tolist() == [0, 1, 2]
+    assert found.argmin(axis=0).tolist() == [0, 1, 2]
+
+
+def test_the_order_by_memory_is_that_of_mars():
+    """The product's queue in that order, with the requests and calls of the scenario."""
+    machine = engine(memory=300)
+    law = dataclasses.replace(LAW, kr=0.0)
+    queue = Queue.read(
+        "continuous:max_batch_size=6,order=spjf,by=memory",
+        "lognormal:mu=2.5,sigma=0.9",
+        law,
+        max_output_tokens=50,
+        prompt_tokens=PROMPTS,
+        predictor="lognormal:sigma=0.5",
+        max_context_tokens=machine.memory,
+        kv="preempt=recompute,setup=10ms,token=200us",
+        tool_calls=dataclasses.replace(CALLS, keep="auto"),
+    )
+    rng = np.random.default_rng(3)
+    work = dataclasses.replace(WORK, arrival_rate=9.0, handling="least-waste")
+    drawn, predicted = work.drawn(rng, 3000)
+    path, _ = run_memory(
+        drawn, ranking("memory-time", drawn, predicted, machine, 0.8), machine.compiled()
+    )
+    trace = Trace(
+        drawn.arrived_at,
+        drawn.output,
+        drawn.prompt,
+        predicted=predicted,
+        tool_calls=(drawn.call_after, drawn.call_seconds, drawn.predicted_call),
+    )
+    assert replay(queue, trace, 0).released_at == pytest.approx(path.ended_at, rel=1e-9)
 
 
 # ranks and draws

@@ -125,6 +125,7 @@ def first(policy: str, *waiting: Waiting, now: float = 10.0) -> str:
 
 
 @pytest.mark.parametrize("text", every_policy())
+@pytest.mark.thinned(2)
 def test_every_policy_keeps_its_contracts_in_every_order(text: str) -> None:
     checked = list(check_policy(parse_policy(text), states=150, seed=3))
     assert [(each.contract, each.fault) for each in checked if each.fault] == []

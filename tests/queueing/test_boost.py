@@ -66,6 +66,7 @@ def test_nobody_is_passed_by_one_that_comes_much_later() -> None:
         (LENGTHS, "lognormal:sigma=1", 0.8, 1.05),
     ],
 )
+@pytest.mark.slow
 def test_its_mean_is_shorter_and_its_p99_hardly_longer(
     lengths: str, predictor: str, mean: float, tail: float
 ) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -69,6 +71,12 @@ def test_a_prompt_that_is_computed_does_not_count_any_more() -> None:
     assert [order.rank(request(30, 20.0), made) for made in (0, 1, 5)] == [50, 19, 15]
 
 
+def test_memory_is_the_tokens_held_in_each_step() -> None:
+    order = order_of(queue("single:order=ljf,by=memory").policy)
+    steps = [300 + made for made in range(1, 21)]
+    assert order.rank(request(300, 20.0), 0) == -sum(steps)
+
+
 def test_a_law_without_steps_or_prompts_leaves_the_order_by_tokens() -> None:
     for law in ("k1=0.1,k2=1,k3=0,k4=0", "k1=0,k2=0,k3=0.001,k4=0.01"):
         model = Queue.read("single:order=spjf,by=service", "geometric:mean=50", law)
@@ -81,6 +89,8 @@ def test_a_law_without_steps_or_prompts_leaves_the_order_by_tokens() -> None:
         "single:order=spjf,by=service",
         "continuous:max_batch_size=3,order=ljf,by=service",
         "capped:max_batch_size=3,order=spjf,by=service,prompt_weight=0.3",
+        "single:order=ljf,by=memory",
+        "continuous:max_batch_size=3,order=spjf,by=memory,aging=1ms",
     ],
 )
 def test_compiled_code_serves_in_the_order_of_the_policy(policy: str) -> None:
@@ -92,7 +102,7 @@ def test_compiled_code_serves_in_the_order_of_the_policy(policy: str) -> None:
         for generic in (False, True)
     ]
     assert np.array_equal(runs[0].dispatched_at, runs[1].dispatched_at)
-    by_tokens = queue(policy.replace("by=service", "by=tokens").replace(",prompt_weight=0.3", ""))
+    by_tokens = queue(re.sub(r"by=\w+(,prompt_weight=0.3)?", "by=tokens", policy))
     other = simulate_run(by_tokens, rate, 3000, np.random.SeedSequence(4))
     assert not np.array_equal(runs[0].dispatched_at, other.dispatched_at)
 
@@ -116,7 +126,8 @@ def test_the_analysis_of_orders_has_none_with_prompts() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("spjf,by=work", "got by=work; expected tokens or service"),
+        ("spjf,by=work", "got by=work; expected tokens, service or memory"),
+        ("sprpt,by=memory", "got by=memory; expected tokens or service"),
         ("spjf,prompt_weight=1", "got prompt_weight=1 with by=tokens; expected by=service"),
         ("spjf,by=service,prompt_weight=-1", "got prompt_weight=-1; expected a finite number >= 0"),
         ("fcfs,by=service", "got by for order fcfs"),

@@ -70,6 +70,7 @@ def model_of(policy: str, sequences: str | None, cv: float = 0.15, **limits: obj
 
 @pytest.mark.parametrize("sequences", CALLS)
 @pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.thinned(3)
 def test_the_compiled_simulation_is_the_policys_to_the_last_bit(policy, sequences):
     model = model_of(policy, sequences)
     rate, seed = 0.6 * model.largest_stable_rate, 3
@@ -96,6 +97,7 @@ def test_several_servers_and_patience_too(policy):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.thinned(3)
 def test_the_gateway_makes_the_same_batches_at_the_same_instants(policy):
     model = model_of(policy, "uniform:low=1,high=8", max_num_seqs=16)
     jobs, _ = draw_jobs(model, 0.6 * model.largest_stable_rate, 1500, np.random.SeedSequence(4))
@@ -377,6 +379,7 @@ ALIKE = (
 
 @pytest.mark.parametrize("correlation", [HALF, EQUAL])
 @pytest.mark.parametrize(("policy", "sequences"), [ALIKE[0], ALIKE[3], ALIKE[6]])
+@pytest.mark.thinned(2)
 def test_formula_and_simulation_agree_on_calls_of_like_lengths(policy, sequences, correlation):
     assert_chain_and_simulation_agree(
         policy, sequences, 0.5, 0.15, 200_000, intraclass_correlation=correlation

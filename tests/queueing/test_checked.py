@@ -92,6 +92,7 @@ WINDOWS: dict[str, Callable[[Queue, int], Snapshot]] = {
         if (policy, window) != ("dynamic", "overloaded")  # a few batches of hundreds
     ],
 )
+@pytest.mark.thinned(4)
 def test_the_difference_is_within_its_interval_whatever_arrives(policy: str, window: str) -> None:
     """Six runs of the model itself; an interval of 95 %, and a path of its own in overload."""
     model = model_of(policy)

@@ -53,6 +53,7 @@ def run(queue: Queue, load: float, *, generic: bool, count: int = 1200) -> Simul
 )
 @pytest.mark.parametrize("law", [PLAIN, FULL, FREE], ids=["plain", "full", "free"])
 @pytest.mark.parametrize("step_tokens", [9, 64, 500])
+@pytest.mark.thinned(4)
 def test_the_kernel_is_the_policys_own_sample_path(
     step_tokens: int, law: LatencyModel, given: dict[str, object]
 ) -> None:

@@ -69,6 +69,7 @@ def test_durations_that_are_simulated_follow_the_delay_whose_law_is_known(load: 
         assert sojourn[name] > delay[name]
 
 
+@pytest.mark.slow
 def test_the_largest_rate_with_a_far_quantile_is_below_that_with_a_nearer_one() -> None:
     """Asked for p99.99, the search took p99 from the same simulation too and went to load 0.999."""
     model, _ = constant_batches(0.5)

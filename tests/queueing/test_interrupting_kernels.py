@@ -69,6 +69,7 @@ def model(order: str, law: LatencyModel = RESUMES, **settings: object) -> Queue:
 
 
 @pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.thinned(3)
 def test_a_replay_is_the_policys_own_sample_path(order: str) -> None:
     for servers, patience in ((1, None), (1, 0.1), (2, None), (3, 0.05)):
         queue = model(order, servers=servers, patience=patience)

@@ -90,6 +90,7 @@ def both(
 
 
 @pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.thinned(3)
 def test_a_replay_is_the_policys_own_sample_path(policy: str) -> None:
     for servers, patience in ((1, None), (1, 0.05), (2, 0.05)):
         queue = model(policy, FULL, servers, patience)
@@ -179,6 +180,7 @@ def test_without_any_bound_the_batch_is_the_whole_queue() -> None:
     law=st.sampled_from(WHOLE),
     limits=st.sampled_from([(1, None), (1, 2.0), (1, 4.0), (2, None), (2, 3.0), (3, None)]),
 )
+@pytest.mark.thinned(3)
 def test_ties_are_broken_as_the_driver_breaks_them(
     policy: str,
     steps: list[tuple[int, int, int]],

@@ -69,7 +69,8 @@ def test_calls_of_no_length_change_nothing():
 
 
 @pytest.mark.parametrize(
-    "order", ["spjf", "ljf,aging=0.1", "spjf,by=service", "threshold,threshold=12"]
+    "order",
+    ["spjf", "ljf,aging=0.1", "spjf,by=service", "spjf,by=memory", "threshold,threshold=12"],
 )
 def test_orders_that_interrupt_nobody_are_those_of_the_continuous_engine(order):
     taken = ordered(order, kv="preempt=recompute", max_context_tokens=599)
@@ -79,6 +80,7 @@ def test_orders_that_interrupt_nobody_are_those_of_the_continuous_engine(order):
 
 
 @pytest.mark.parametrize("order", ["sprpt", "pspjf", "trail,c=0.5"])
+@pytest.mark.slow
 def test_recomputing_is_what_the_driver_of_the_policies_does(order):
     """There an arrival interrupts within a step, here between two: long answers, short steps."""
     law = LatencyModel(k1=1e-3, k3=1e-5, k4=4e-4, kp=1e-5, kr=2e-3)
@@ -150,6 +152,7 @@ def test_a_saturated_engine_serves_the_largest_stable_rate(limits):
     assert given.load_bound == expected
 
 
+@pytest.mark.slow
 def test_memory_held_in_calls_is_part_of_the_load():
     held = queue(tool_calls="share=1,mean=10s,keep=preserve", max_context_tokens=300)
     freed = queue(tool_calls="share=1,mean=10s,keep=discard", max_context_tokens=300)

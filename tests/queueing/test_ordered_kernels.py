@@ -71,6 +71,7 @@ def model(policy: str, law: LatencyModel = FULL, **settings) -> Queue:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.thinned(4)
 def test_a_replay_is_the_policys_own_sample_path(policy: str) -> None:
     for servers, patience in ((1, None), (1, 0.05), (2, 0.05), (3, None)):
         queue = model(policy, servers=servers, patience=patience)

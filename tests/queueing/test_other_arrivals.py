@@ -72,6 +72,7 @@ def test_a_poisson_text_is_the_rate_of_old() -> None:
 @pytest.mark.parametrize(
     "text", ["gamma:rate=30,burstiness=1", "mmpp:rates=30/30/30,durations=1/0.1/3"]
 )
+@pytest.mark.thinned(2)
 def test_what_is_poisson_by_another_name_waits_as_the_exact_answer_says(
     policy: str, text: str
 ) -> None:

@@ -102,6 +102,7 @@ EXACT = [(slots, load) for slots in (1, 2, 4, 8, 32) for load in (0.1, 0.5, 0.8,
 
 
 @pytest.mark.parametrize(("slots", "load"), EXACT)
+@pytest.mark.thinned(4)
 def test_exponential_lengths_are_exact(slots: int, load: float) -> None:
     """Sojourn, delay, P(Wq > 0), P(Wq > x), seconds per token: within 4 standard errors."""
     engine = replace(ENGINE, slots=slots)
@@ -167,6 +168,7 @@ GENERAL = [
 
 
 @pytest.mark.parametrize(("kind", "slots", "load", "delay_error", "sojourn_error"), GENERAL)
+@pytest.mark.thinned(4)
 def test_two_moments_of_the_lengths_err_as_stated(
     kind: str, slots: int, load: float, delay_error: float, sojourn_error: float
 ) -> None:
@@ -189,6 +191,7 @@ def test_two_moments_of_the_lengths_err_as_stated(
 @pytest.mark.parametrize("load", [0.6, 0.85])
 @pytest.mark.parametrize("slots", [1, 2, 4, 8])
 @pytest.mark.parametrize("kind", ["exponential", "0.7"])
+@pytest.mark.thinned(4)
 def test_admissions_that_stop_everybody_err_as_stated(kind: str, slots: int, load: float) -> None:
     """5 % of a mean request, up to 14 % of the engine at capacity. Without phi the delay at c =
     8 would be 15 % too long.

@@ -338,6 +338,7 @@ def test_work_beyond_several_servers_is_shared_among_them() -> None:
 
 
 @pytest.mark.parametrize("order", ["sprpt", "fb", "skippredict,threshold=20"])
+@pytest.mark.thinned(3)
 def test_work_for_more_than_one_server_is_not_too_much_for_several(order: str) -> None:
     """A load of 0.6 on each of two and three servers: 1.2 and 1.8 in all."""
     for servers in (2, 3):

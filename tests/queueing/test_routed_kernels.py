@@ -68,6 +68,7 @@ def routed(policy: str, law: LatencyModel = FULL, servers: int = 3, **limits: ob
 
 
 @pytest.mark.parametrize("policy", [*FIRST_COME, *ORDERED])
+@pytest.mark.thinned(3)
 def test_a_replay_is_the_sample_path_of_the_policies_side_by_side(policy: str) -> None:
     for servers, patience in ((2, None), (3, 0.05), (5, None)):
         queue = routed(policy, servers=servers, patience=patience)
@@ -143,6 +144,7 @@ def test_a_replay_is_the_sample_path_throughout(
     law=st.sampled_from(WHOLE),
     limits=st.sampled_from([(2, None), (2, 3.0), (3, None)]),
 )
+@pytest.mark.thinned(2)
 def test_ties_are_broken_as_the_router_breaks_them(
     policy: str,
     steps: list[tuple[int, int, int]],

@@ -351,6 +351,7 @@ def exact_gi_m_1(load: float, arrival_scv: float) -> float:
     ("arrival_scv", "load"),
     [(scv, load) for scv in (0.0, 0.25, 4.0) for load in (0.3, 0.6, 0.85, 0.9)],
 )
+@pytest.mark.thinned(3)
 def test_kingmans_bound_holds_and_the_exact_root_meets_a_simulation(
     arrival_scv: float, load: float
 ) -> None:
@@ -412,6 +413,7 @@ def test_erlang_c_is_the_sum_of_its_definition() -> None:
 @pytest.mark.parametrize(
     ("servers", "load"), [(c, load) for c in (2, 5, 10, 32) for load in (0.6, 0.8, 0.9)]
 )
+@pytest.mark.thinned(3)
 def test_m_m_c_meets_a_simulation_and_m_g_c_is_it_for_exponential_service(
     servers: int, load: float
 ) -> None:
@@ -463,6 +465,7 @@ def test_m_g_c_meets_long_reference_simulations(
         for load in (0.5, 0.8, 0.9)
     ],
 )
+@pytest.mark.thinned(3)
 def test_m_g_c_has_its_documented_error(law: str, servers: int, load: float) -> None:
     """Mean within 3.5 %, the tail at p99 within 35 % of its 1 %, p90 of the sojourn within 6 %
     of its 10 %, beyond 4 standard errors.
@@ -550,6 +553,7 @@ APPROXIMATE_TANDEMS = [
 
 @pytest.mark.parametrize(("first", "second"), EXACT_TANDEMS)
 @pytest.mark.parametrize("load", [0.3, 0.6, 0.9])
+@pytest.mark.thinned(3)
 def test_a_tandem_that_is_exact_meets_a_simulation(
     first: ServiceTime, second: ServiceTime, load: float
 ) -> None:

@@ -67,6 +67,7 @@ def mean_and_error(values: list[float]) -> tuple[float, float]:
         ("delaypredict,limit=1000000000000", "fcfs"),
     ],
 )
+@pytest.mark.thinned(3)
 def test_at_the_ends_of_their_parameters_they_are_other_orders(order: str, other: str) -> None:
     mine, theirs = run(queue(order)), run(queue(other))
     for name in ("dispatched_at", "first_token_at", "released_at"):
@@ -164,6 +165,7 @@ def told(order: str, outputs: Vector, rng: np.random.Generator) -> Vector:
         ("large cost gap, external", "SPRPT", "sprpt", "external=4"),
     ],
 )
+@pytest.mark.thinned(2)
 def test_simulations_reproduce_the_slides(panel: str, label: str, order: str, cost: str) -> None:
     """Each with the threshold that is the best of those that the figure tries, at load 0.7."""
     model = Queue.read(

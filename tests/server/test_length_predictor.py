@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from kendall.queueing.predictors.learned import learn
+from kendall.server.page.state import topics
 from kendall.server.predictors import lengths
 from kendall.server.predictors.lengths import LengthPredictor
 from tests.server.asgi import call, running
@@ -74,6 +75,10 @@ def test_what_waits_is_predicted_from_the_answers_to_its_like(kind: str) -> None
             assert f"kendall_predictor_version {float(kind == 'learned')}" in metrics
             assert gateway.length_predictor.rank_correlation > 0.7
             assert 0.5 < gateway.length_predictor.bias_ratio < 2
+            shown = topics(gateway, 0.0)["length_predictor"]
+            assert (shown["predictor"], shown["answers"]) == (kind, 83)
+            assert shown["rank_correlation"] == gateway.length_predictor.rank_correlation
+            assert (shown["interval_coverage"] is None) == (kind == "history")
 
     run_virtual(main())
 

@@ -32,6 +32,7 @@ ORDERS = (
     "threshold,threshold=12",
     "boost,gamma=20,token_time=1ms",
     "spjf,by=service,prompt_weight=0.5",
+    "ljf,by=memory",
     "hrrn",
     "vtc",
     "vtc,prompt_weight=0.5,output_weight=4",
@@ -147,6 +148,7 @@ def test_ranks_that_rise_and_fall_with_the_tokens_made(text: str) -> None:
         for number, each in enumerate(POLICIES)
     ],
 )
+@pytest.mark.thinned(2)
 def test_the_same_decisions_at_the_same_instants(policy: str, rate: float) -> None:
     live = assert_equal_runs(policy, rate)
     first_come = [record.request_id for record in live if record.outcome == "completed"]

@@ -43,13 +43,17 @@ def interrupts(policy: Policy) -> bool:
 
 
 def interrupting_of(
-    policy: Ordered, predicted: Vector, limit: float, paid: PaidPredictions
+    policy: Ordered,
+    predicted: Vector,
+    limit: float,
+    paid: PaidPredictions,
+    prompts: npt.NDArray[Any] | float = 0.0,
 ) -> Interrupting:
     """For requests with these predictions, tokens, which take the server's time `paid`; all have
     the token limit `limit`.
     """
     form, tokens = order_of(policy).form, np.minimum(predicted, limit)
-    values = _values(form, tokens, 0.0)
+    values = _values(form, tokens, prompts)
     return Interrupting(
         values,
         values if form.settled is None else tokens,  # not read: one array fewer in the caches
@@ -82,7 +86,8 @@ def ranks_of(
     """
     order, tokens = order_of(policy), np.minimum(predicted, limit)
     form = order.form
-    whole = interrupting_of(policy, predicted, limit, NO_COST)
+    held = prompts if form.quantity == "memory" else 0.0  # whatever is made
+    whole = interrupting_of(policy, predicted, limit, NO_COST, held)
     if not order.preemptive:
         whole = whole._replace(settled=0.0, predicted=tokens)
     if not form.prompt_weight:
@@ -122,6 +127,8 @@ def queue_of(
 def _values(form: Form, tokens: Vector, prompts: npt.NDArray[Any] | float) -> Vector:
     """Before the first token. Priorities are all the same, deadlines come in order of arrival."""
     value = tokens if form.quantity == "prediction" else np.zeros(len(tokens))
+    if form.quantity == "memory":
+        value = tokens * (prompts + (tokens + 1) / 2)
     if form.prompt_weight:
         value = value + form.prompt_weight * prompts
     if form.weight != 1:

@@ -70,7 +70,7 @@ function greeted(hello) {
   if (state.hello && hello.born !== state.hello.born) {
     state.restarts.push(hello.born);
     state.past.push(...(state.switches ?? []));
-    Object.assign(state, { switches: [], look: null, what_if: [], what_if_in_force: null, what_if_state: null, load_balancer: null, servers: [], checks: [], autopilot: null, distribution: null, pairs: null });
+    Object.assign(state, { switches: [], look: null, what_if: [], what_if_in_force: null, what_if_state: null, load_balancer: null, servers: [], checks: [], length_predictor: null, autopilot: null, distribution: null, pairs: null });
   }
   state.hello = hello;
   state.columns = hello.columns;

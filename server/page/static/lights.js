@@ -1,12 +1,14 @@
 // Assumptions and self-checks: a shape, a word and a sentence each. Colour only repeats what they say.
 
 import { byId, fill, h, say, svg } from "./dom.js";
-import { digits } from "./format.js";
+import { digits, percent, whole } from "./format.js";
 import { ASSUMPTIONS, CHECKS, titleOf } from "./words.js";
 
 const WORDS = { holds: "holds", fails: "fails", unknown: "cannot tell" };
 
-export function updateLights({ look, checks, gateway }) {
+export function updateLights(state) {
+  const { look, checks, gateway } = state;
+  updateLengths(state.length_predictor);
   const found = look?.prediction?.comparison.assumptions ?? {};
   const names = [...new Set([...Object.keys(ASSUMPTIONS), ...Object.keys(found)])];
   const known = names.map((name) => ({ title: titleOf(name), ...found[name] })).filter(isJudged);
@@ -19,6 +21,19 @@ export function updateLights({ look, checks, gateway }) {
   const laws = (checks ?? []).map((check) => light(CHECKS[check.name] ?? check.name, check.holds, `${digits(check.by_counters)} from counters, ${digits(check.by_records)} from records`));
   const empty = gateway?.looks === false ? "Off: the live prediction is switched off." : "Evaluated every few seconds once the engine is ready.";
   fill(byId("checks"), ...(laws.length ? laws : [h("li", {}, h("span"), h("span", { class: "detail" }, empty))]));
+}
+
+/** How good the gateway's own predictions of output lengths are. */
+function updateLengths(quality) {
+  byId("lengths").hidden = !quality;
+  if (!quality) return;
+  const { predictor, version, answers, rank_correlation: ranks, interval_coverage: covered, bias_ratio: bias, over_fraction: over, under_fraction: under } = quality;
+  const model = predictor === "learned" ? `, version ${whole(version)}` : "";
+  say(byId("lengths-note"), `By ${predictor}${model}; judged on the last ${whole(answers)} answers that no limit cut.`);
+  const within = covered === null ? [] : [light("90 % interval", covered >= 0.86 && covered <= 0.94, `${percent(covered)} of the lengths within it, expected 86 % to 94 %`)];
+  const rows = ranks === null ? [light("Rank correlation", null, "too few answers, or all alike")] : [light("Rank correlation", ranks > 0, `${digits(ranks)} of predicted and actual lengths; 0 is chance`), ...within];
+  if (bias !== null) rows.push(light("Size", bias >= 0.8 && bias <= 1.25, `${digits(bias)} times the length in the geometric mean; ${percent(over)} above twice of it, ${percent(under)} below half`));
+  fill(byId("lengths-quality"), ...rows);
 }
 
 /** Not those of other policies and other calls. */
