@@ -15,8 +15,8 @@ on where it was cut. Exit status: 0 measured; 1 the gateway was lost; 130 interr
 speed       factor on the law at which the simulator serves the cell's own requests for as many
             seconds as the engine did, resumes included; no delay is used
 predicted   the simulator at that speed: the same requests, and 20,000 others (the stationary law)
-one speed   a difference between orders is that of the observed delays, each shifted by what the
-            simulator says of the same requests at the speed of fcfs less at its own
+one speed   orders are compared by observed means, each times what the simulator says of the same
+            requests at the speed of fcfs over at its own
 """
 
 from __future__ import annotations

@@ -50,11 +50,22 @@ def findings(tmp_path: Path, delays: Milliseconds, noise: float = 0.01) -> Findi
         blocks = mean / 1e3 * (1 + noise * rng.standard_normal(20))
         found: Json = {"delay": blocks.tolist(), "sojourn": (blocks + 0.02).tolist()}
         found |= {"delay_shift": [0.0] * 20, "sojourn_shift": [0.0] * 20, "speed": 1.0}
+        found |= {"sojourn_simulated": [0.03] * 20}
         found |= {"delay_simulated": [0.01] * 20, "stationary": 0.01, "formula": None}
         found |= {"late": 1e-4, "date": "2026-01-01", "preemptions": 0.5, "alpha_over_beta": 2.0}
         found |= {"false_long": 0.2, "false_short": 0.1, "service": 0.02}
         results.data["cells"][str(Cell(*MAIN, order, told))] = found
     return Findings(results)
+
+
+def test_a_cell_is_compared_at_the_speed_of_fcfs(tmp_path: Path) -> None:
+    """An engine that was slow for a cell: twice the delay of fcfs, and three times as simulated."""
+    found = findings(tmp_path, {("spjf", "exact"): 20.0})
+    cell = Cell(*MAIN, "spjf", "exact")
+    found.cells[cell] |= {"delay_simulated": [0.03] * 20, "delay_shift": [-0.018] * 20}
+    price = found.price("delay", cell, cell.fcfs)
+    assert price.mean == pytest.approx(20 / 30 * 12 / 10, rel=0.01)
+    assert price.half_width < 0.02
 
 
 def test_the_cells_cover_the_design() -> None:
