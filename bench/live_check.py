@@ -221,20 +221,20 @@ class Trial:
         return await self._changed(SWITCHES, asyncio.create_task(self.send(rate, seconds)))
 
     async def orders(self) -> bool:
-        """The same of orders of service, before which lengths are learned for two epochs."""
+        """The same of orders of service, before which lengths are learned."""
         answers = [(row["prompt"], row["tokens"][0]) for row in rows()]
         prompts, lengths = zip(*answers, strict=True)
         law = TokenDistribution(np.bincount(lengths) / len(lengths))
         queue = Queue.read(PLAIN, law, self.law, max_num_seqs=SLOTS, prompt_tokens=PROMPTS)
         rate = ORDER_LOAD * queue.largest_stable_rate
-        seconds = 1.1 * (SECONDS + BETWEEN) * (len(ORDERED) + 2)
+        seconds = 1.1 * (SECONDS + BETWEEN) * (len(ORDERED) + 1)
         drawn = draw(rate, round(rate * seconds), self.seed, parse_distribution(PROMPTS), law)
         dataset = Dataset(list(prompts), [None] * len(prompts), list(lengths))
         table, texts = draw_dataset(drawn, dataset, self.seed)
         target = Target(base_url=self.gateway.url, model="tiny", max_tokens=ANSWER)
         await self.put(ORDERED[0])
         sending = asyncio.create_task(run_load(target, table, seed=self.seed, prompts=texts))
-        await asyncio.sleep(2 * (SECONDS + BETWEEN))
+        await asyncio.sleep(SECONDS + BETWEEN)
         await self.put(Setting(policy="dynamic", max_output_tokens=ANSWER))  # another epoch
         return await self._changed(ORDERED, sending, step=2)
 

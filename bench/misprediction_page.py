@@ -313,7 +313,7 @@ same arrivals and lengths. `bench/misprediction.py` writes this page from
 Of {compared} cells {same} have a ratio of delays to `fcfs` as predicted for the same requests,
 within {100 * CLOSE:.0f} % or the interval, {near} of them within {100 * CLOSE:.0f} %. Of {laws}
 with a stationary prediction {long}. The engine took {min(speeds):.2f} to {max(speeds):.2f} times as
-long as its law says, cell by cell: intervals are wide.
+long as its law says, cell by cell.
 
 ## The price by error
 

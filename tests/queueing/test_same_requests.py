@@ -109,6 +109,14 @@ def test_a_limit_beyond_which_nothing_is_known_has_no_gain() -> None:
     assert 0 < known["gain_low"] < known["gain"] < known["gain_high"] <= 1.1
 
 
+def test_where_no_lengths_are_known_nothing_is_told() -> None:
+    seen = window_of("single", 5.0, 1)
+    same = same_requests(Snapshot.having(seen, seen.rows[:3]), "single")
+    assert same.point.lengths is None
+    found = json_object(same.gains(Setting(policy="single:order=spjf"), "queueing_delay"))
+    assert found["gain"] is found["next_gain_low"] is found["same_requests"] is None
+
+
 def test_a_setting_that_is_much_worse_has_no_gain_above_all() -> None:
     """Its interval is of the ratio: many times the delay is no gain of several times it."""
     policy = "capped:max_batch_size=4"

@@ -73,6 +73,8 @@ class SameRequests:
 
     def _driven(self, *settings: Setting) -> bool:
         """Whether one of them is replayed step by step, and so with fewer requests."""
+        if self.point.lengths is None:
+            return False
         return not all(fast.is_compiled(plain(self._model(each))) for each in settings)
 
     def gain(self, setting: Setting, quantity: Quantity) -> Estimate:
@@ -134,19 +136,20 @@ class SameRequests:
     def _durations(self, setting: Setting, quantity: Quantity, *, fewer: bool) -> Matrix | None:
         """A row for each draw, a column for each request; seconds."""
         if (setting, fewer) not in self._found:
-            last = self._requests.part(slice(-DRIVEN, None)) if fewer else self._requests
-            self._found[setting, fewer] = self._replayed(setting, last)
+            self._found[setting, fewer] = self._replayed(setting, fewer=fewer)
         both = self._found[setting, fewer]
         return None if both is None else both[0 if quantity == "queueing_delay" else 1]
 
     def _model(self, setting: Setting) -> Queue:
         return cut_at(self.point.model(setting), self.point.limits.engine.batch_tokens)
 
-    def _replayed(self, setting: Setting, requests: WindowRequests) -> Matrix | None:
+    def _replayed(self, setting: Setting, *, fewer: bool) -> Matrix | None:
         limit = setting.max_output_tokens
         if self.point.refusal(limit) is not None or self._unknown(limit):
             return None
-        model = plain(self._model(setting))
+        model, requests = plain(self._model(setting)), self._requests
+        if fewer:
+            requests = requests.part(slice(-DRIVEN, None))
         if counts(model.policy) or np.count_nonzero(requests.judged) < FEWEST:
             return None
         requests = limited(requests, limit)
