@@ -10,14 +10,14 @@ from typing import ClassVar
 from kendall.policies.errors import SpecError
 from kendall.policies.orders.order import MOST_BINS, Aging, ByLength, Form, Order, parameter
 
-BY = ("tokens", "service", "memory")
+BY = ("tokens", "memory", "service")
 
 
 @dataclass(frozen=True, kw_only=True)
 class WithoutInterruption(ByLength):
     """`by` memory: predicted tokens of KV memory, summed over the steps of a request."""
 
-    by: str = parameter("tokens, service or memory", BY.__contains__, BY[0], choices=BY)
+    by: str = parameter("tokens, memory or service", BY.__contains__, BY[0], choices=BY)
 
 
 @dataclass(frozen=True, kw_only=True)
