@@ -30,6 +30,16 @@ HTTP = "http:url=http://lengths.test/predict,deadline=20ms"
 Reply = Callable[[list[int]], httpx.Response]
 
 
+@pytest.fixture(autouse=True)
+def files_are_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread takes real time, and the clock of these tests does not wait for it."""
+
+    async def at_once(work: Callable[[], Any], _: float) -> Any:
+        return work()
+
+    monkeypatch.setattr(lengths, "in_a_thread", at_once)
+
+
 class Service(httpx.AsyncBaseTransport):
     """Answers each question of requests with these limits; `delay` in seconds."""
 
