@@ -53,6 +53,12 @@ def rank_correlation(first: Vector, second: Vector) -> float:
     return 0.0 if np.isnan(tau) else tau
 
 
+def pinball(lengths: Vector, quantiles: Vector) -> float:
+    """Mean loss over `LEVELS`, tokens; quantiles [answers, levels], or one for all levels."""
+    over = lengths[:, None] - quantiles
+    return float(np.mean(np.maximum(LEVELS * over, (LEVELS - 1) * over)))
+
+
 def best_tau(tau: float) -> float:
     """What a predictor would have that knew the mean of each prompt, where two answers have `tau`:
     2/pi arcsin sqrt(rho), rho = sin(pi tau / 2), of normal scores (Kruskal 1958).
@@ -171,9 +177,7 @@ def _judged(
         quantiles = np.minimum(np.exp(predicted.quantiles), limit)
         low, high = quantiles[:, INTERVAL].T
         covered = float(np.mean((low <= tokens) & (tokens <= high)))
-    over = tokens[:, None] - quantiles
-    loss = float(np.mean(np.maximum(LEVELS * over, (LEVELS - 1) * over)))
-    return rank_correlation(points, tokens), within, loss, covered
+    return rank_correlation(points, tokens), within, pinball(tokens, quantiles), covered
 
 
 def _pairs(data: Sequence[Row]) -> Vector:

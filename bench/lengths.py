@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.stats import kendalltau
 
 import kendall
+from bench.length_predictors import pinball, rank_correlation
 from kendall.queueing.predictors.history import LengthHistory
 from kendall.queueing.predictors.learned import LEVELS, LearnedLengths, Words, learn, words_of
 
@@ -25,17 +25,6 @@ FOLDS, SEED, LOADS, LIMIT = 5, 0, (0.5, 0.8, 0.9), 2048
 SECONDS_A_TOKEN = 0.01
 SIZES = {"10 tokens": 10, "200 tokens": 200, "2,000 tokens": 2000, "100 KB": 17_000}  # words
 CALLS = 2000
-
-
-def pinball(lengths: np.ndarray, quantiles: np.ndarray) -> float:
-    """Mean loss over `LEVELS`, tokens; quantiles [answers, levels]."""
-    over = lengths[:, None] - quantiles
-    return float(np.mean(np.maximum(LEVELS * over, (LEVELS - 1) * over)))
-
-
-def tau(predicted: np.ndarray, lengths: np.ndarray) -> float:
-    """Kendall's; 0 for a constant prediction."""
-    return 0.0 if np.ptp(predicted) == 0 else float(kendalltau(predicted, lengths).statistic)
 
 
 def left_out(prompts: list[Words], lengths: np.ndarray) -> dict[str, np.ndarray]:
@@ -68,7 +57,7 @@ def quality(prompts: list[Words], lengths: np.ndarray) -> dict[str, Any]:
     told = left_out(prompts, lengths)
     middle = len(LEVELS) // 2
     result: dict[str, Any] = {
-        name: {"tau": tau(each[:, middle], lengths), "loss": pinball(lengths, each)}
+        name: {"tau": rank_correlation(each[:, middle], lengths), "loss": pinball(lengths, each)}
         for name, each in told.items()
     }
     low, high = told["learned"][:, 4], told["learned"][:, 94]  # 5 % and 95 %
@@ -124,8 +113,11 @@ def repeats(by_model: dict[str, np.ndarray]) -> dict[str, float]:
         came.add(prompt)
         history.add(groups, 300 * float(np.exp(log_length)))
     pairs = [(a, b) for a in range(models) for b in range(a)]
-    ceiling = float(np.mean([tau(logs[a], logs[b]) for a, b in pairs]))
-    return {"history": tau(np.array(told), np.array(made)), "one earlier answer": ceiling}
+    ceiling = float(np.mean([rank_correlation(logs[a], logs[b]) for a, b in pairs]))
+    return {
+        "history": rank_correlation(np.array(told), np.array(made)),
+        "one earlier answer": ceiling,
+    }
 
 
 def mooncake(path: Path) -> dict[str, float]:
@@ -139,7 +131,7 @@ def mooncake(path: Path) -> dict[str, float]:
             told.append(expected)
             made.append(length)
         history.add(groups, length)
-    return {"history": tau(np.array(told), np.array(made)), "requests": len(made)}
+    return {"history": rank_correlation(np.array(told), np.array(made)), "requests": len(made)}
 
 
 def cost(model: LearnedLengths, text: str) -> dict[str, dict[str, float]]:

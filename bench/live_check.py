@@ -318,8 +318,8 @@ def thinned(
 def gains(
     path: Path, law: LatencyModel, settings: Sequence[Setting], step: int
 ) -> Iterator[tuple[str, bool]]:
-    """Yield a line for every `step`-th switch of a run, and whether the interval of the predicted
-    gain covers the measured one.
+    """Every `step`-th switch of a run in a line, and whether the measured gain lies in the interval
+    of the predicted one.
     """
     requests = served(read_run(path)[1])
     numbers = sorted({request.epoch for request in requests})[-len(settings) :]

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
 
 from kendall.policies.core import Policy
@@ -61,6 +61,16 @@ def check_text(name: str, value: object, example: str) -> None:
     """
     if not isinstance(value, str):
         raise SpecError(f"got {name}={value!r}; expected a text, for example {example!r}")
+
+
+def check_keys(pairs: Iterable[str], known: Sequence[str], of: str, expected: str = "") -> None:
+    """Raises SpecError for a key that is not known; `of`: whose keys they are."""
+    for key in pairs:
+        if key not in known:
+            expected = expected or ", ".join(known) or "no key"
+            raise SpecError(
+                f"got key {key!r} for {of}; expected {expected}{suggest(key, tuple(known))}"
+            )
 
 
 def split_spec(text: str, examples: Mapping[str, str] | None = None) -> tuple[str, dict[str, str]]:

@@ -5,10 +5,10 @@ where its stability ends.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any, TypedDict, Unpack
+from typing import Any, TypedDict, TypeVar, Unpack
 
 import msgspec
 import numpy as np
@@ -99,6 +99,7 @@ SMALLEST_RATE, LARGEST_RATE = 1e-12, 1e12  # requests/s: beyond, sums of instant
 # by chance, in turn, where the fewest requests are, or where fewer are of two by chance
 ROUTINGS = ("central", "random", "round_robin", "least_requests", "power_of_two")
 NO_TRANSFER = KvTransfer()
+_T = TypeVar("_T")
 ONE_FLOW = "one flow: its requests are served first come, first served"
 LEAST_SHARE = 1e-12  # of the requests, for a model to be served
 MOST_PRESENT = 1_000_000_000  # requests, waiting or in service
@@ -753,7 +754,7 @@ class Queue:
         process, scv = process_and_scv(limits.get("arrivals"), scv)
         patience = limits.get("patience")
         servers, parsed = whole_number("servers", limits.get("servers", 1)), _policy(policy)
-        second = _second_model(limits.get("second_model"))
+        second = _read(limits.get("second_model"), SecondModel, parse_second_model)
         energy = limits.get("energy")
         return cls(
             policy=parsed,
@@ -766,10 +767,12 @@ class Queue:
                     "intraclass_correlation", limits.get("intraclass_correlation", 0.0)
                 ),
                 predictor=_predictor(limits.get("predictor", NO_PREDICTION)),
-                prediction_cost=_prediction_cost(limits.get("prediction_cost")),
+                prediction_cost=_read(
+                    limits.get("prediction_cost"), PredictionCost, parse_prediction_cost
+                ),
                 flows=_flows(limits.get("flows")),
                 patience=None if patience is None else positive("patience", patience, "seconds"),
-                tool_calls=_tool_calls(limits.get("tool_calls")),
+                tool_calls=_read(limits.get("tool_calls"), ToolCalls, parse_tool_calls),
             ),
             engine=Engine(
                 **_servers(_law(latency), servers, limits.get("server_speeds")),
@@ -792,9 +795,10 @@ class Queue:
                 pad_prompts=limits.get("pad_prompts", False),
                 disaggregated=_truth("disaggregated", limits.get("disaggregated", False)),
                 prefill_servers=whole_number("prefill_servers", limits.get("prefill_servers", 1)),
-                kv_transfer=_kv_transfer(limits.get("kv_transfer")),
+                kv_transfer=_read(limits.get("kv_transfer"), KvTransfer, parse_kv_transfer)
+                or NO_TRANSFER,
                 energy=_energy(energy, latency, parsed) if energy or second is None else None,
-                kv=_kv(limits.get("kv")),
+                kv=_read(limits.get("kv"), KvMemory, parse_kv),
             ),
             arrivals=Arrivals(scv=scv, process=process),
             levels=read_levels(limits.get("quantiles", ())),
@@ -1721,40 +1725,19 @@ def _flows_served(policy: Policy, flows: Flows | None) -> tuple[str, ...]:
     return () if flows is None else ("the flows change nothing: the order counts no service",)
 
 
+def _read(given: _T | str | None, kind: type[_T], parse: Callable[[Any], _T]) -> _T | None:
+    """As it is, or what its text says."""
+    return given if given is None or isinstance(given, kind) else parse(given)
+
+
 def _truth(name: str, given: object) -> bool:
     if not isinstance(given, bool):
         raise SpecError(f"got {name}={short_repr(given)}; expected True or False")
     return given
 
 
-def _kv(given: KvMemory | str | None) -> KvMemory | None:
-    return given if given is None or isinstance(given, KvMemory) else parse_kv(given)
-
-
-def _tool_calls(given: ToolCalls | str | None) -> ToolCalls | None:
-    return given if given is None or isinstance(given, ToolCalls) else parse_tool_calls(given)
-
-
-def _second_model(given: SecondModel | str | None) -> SecondModel | None:
-    return given if given is None or isinstance(given, SecondModel) else parse_second_model(given)
-
-
 def _flows(given: Flows | str | None) -> Flows | None:
     return parse_flows(given) if isinstance(given, str) else given
-
-
-def _prediction_cost(given: PredictionCost | str | None) -> PredictionCost | None:
-    return (
-        given
-        if given is None or isinstance(given, PredictionCost)
-        else parse_prediction_cost(given)
-    )
-
-
-def _kv_transfer(given: KvTransfer | str | None) -> KvTransfer:
-    if given is None:
-        return NO_TRANSFER
-    return given if isinstance(given, KvTransfer) else parse_kv_transfer(given)
 
 
 def _prefill_policy(policy: Policy) -> Single:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from kendall.policies.text import SpecError, parse_number, split_spec, suggest
+from kendall.policies.text import SpecError, check_keys, parse_number, split_spec, suggest
 
 
 def read_spec(
@@ -23,12 +23,7 @@ def read_spec(
             f"{', '.join(examples)}{suggest(name, tuple(examples))}"
         )
     keys = tuple(split_spec(examples[name])[1])
-    for key in pairs:
-        if key not in keys:
-            expected = ", ".join(keys) or "no key"
-            raise SpecError(
-                f"got key {key!r} for {noun} {name}; expected {expected}{suggest(key, keys)}"
-            )
+    check_keys(pairs, keys, f"{noun} {name}")
     for key in keys:
         if key not in pairs and key not in optional:
             raise SpecError(f"got {text!r}; expected {key} too, for example {examples[name]}")

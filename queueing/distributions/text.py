@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from kendall.policies.text import (
     SpecError,
+    check_keys,
     check_text,
     counted,
     format_number,
@@ -100,12 +101,7 @@ def _check_keys(name: str, pairs: dict[str, str]) -> None:
             f"got distribution {name!r}; expected one of "
             f"{', '.join(KEYS)}{suggest(name, tuple(KEYS))}"
         )
-    for key in pairs:
-        if key not in KEYS[name]:
-            raise SpecError(
-                f"got key {key!r} for distribution {name}; expected "
-                f"{', '.join(KEYS[name])}{suggest(key, KEYS[name])}"
-            )
+    check_keys(pairs, KEYS[name], f"distribution {name}")
     for key in KEYS[name]:
         if key not in pairs:
             raise SpecError(

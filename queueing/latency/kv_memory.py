@@ -34,6 +34,7 @@ import numpy.typing as npt
 from kendall.policies.durations import parse_duration
 from kendall.policies.text import (
     SpecError,
+    check_keys,
     check_text,
     format_number,
     parse_number,
@@ -91,9 +92,9 @@ class KvMemory:
         """Whether the time of a swap is given."""
         return self.setup is not None or self.token is not None
 
-    def swap(self, tokens: float) -> float:
+    def swap(self, tokens: Vector) -> Vector:
         """Seconds of a swap one way."""
-        return (self.setup or 0.0) + (self.token or 0.0) * tokens
+        return np.asarray((self.setup or 0.0) + (self.token or 0.0) * tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,11 +272,7 @@ def _pairs(name: str, text: str, example: str, keys: tuple[str, ...]) -> dict[st
     if not text.strip():
         raise SpecError(f"got an empty text for {name}; expected {example}")
     pairs = split_pairs(text, context=text, example=example)
-    for key in pairs:
-        if key not in keys:
-            raise SpecError(
-                f"got key {key!r} for {name}; expected {', '.join(keys)}{suggest(key, keys)}"
-            )
+    check_keys(pairs, keys, name)
     return dict(pairs)
 
 

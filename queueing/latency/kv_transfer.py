@@ -16,17 +16,15 @@ from kendall.policies.arguments import real_number
 from kendall.policies.durations import parse_duration
 from kendall.policies.text import (
     SpecError,
+    check_keys,
     check_text,
     format_number,
     short_number,
     split_pairs,
-    suggest,
 )
+from kendall.queueing.latency.kv_memory import LONGEST
 
 EXPECTED = "a duration such as 2ms, or setup=2ms,token=5us"
-
-
-LONGEST = 1e6  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +65,7 @@ def parse_kv_transfer(text: str) -> KvTransfer:
     given = text if "=" in text.partition(",")[0] else f"setup={text.strip()}"
     pairs = split_pairs(given, context=text, example="setup=2ms")
     known = tuple(field.name for field in dataclasses.fields(KvTransfer))
-    for key in pairs:
-        if key not in known:
-            raise SpecError(
-                f"got key {key!r} for a KV transfer; expected {EXPECTED}{suggest(key, known)}"
-            )
+    check_keys(pairs, known, "a KV transfer", EXPECTED)
     return KvTransfer(**{key: _seconds(key, value, text) for key, value in pairs.items()})
 
 

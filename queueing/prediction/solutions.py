@@ -84,22 +84,12 @@ def answer(model: Queue, arrival_rate: float, method: str) -> Prediction:
     """The prediction by one of `methods`, which may not be simulation. Raises UnstableQueueError,
     NotConvergedError.
     """
+    defaults: dict[str, Any] = {"utilisation": None, "assumptions": model.assumptions}
     if model.models_apart:
-        return _answer_apart(model, arrival_rate, method)
-    solvers = (solver for solver in _solvers(model) if method in solver.covers(model))
-    solver = next(solvers, None)
-    if solver is None:
-        solved = _of_stations(model, arrival_rate)
+        solved = _of_models(model, arrival_rate)
     else:
-        solved = _after_predictions(model, solver.solve[method](model, arrival_rate))
-    defaults = {
-        "served_queueing_delay": solved["queueing_delay"],
-        "utilisation": None,
-        "assumptions": model.assumptions,
-    }
-    bounds = {}
-    if has_bound(model) and not is_ordered(model):
-        bounds["queueing_delay_upper"] = delay_bound(model, arrival_rate)
+        defaults |= {"load_bound": model.load_bound, "bounds": _upper(model, arrival_rate)}
+        solved = _solved(model, arrival_rate, method)
     return Prediction(
         policy=model.text,
         effective_max_batch_size=model.bound,
@@ -107,11 +97,23 @@ def answer(model: Queue, arrival_rate: float, method: str) -> Prediction:
         method=method,
         stable=True,
         load=model.load(arrival_rate),
-        load_bound=model.load_bound,
-        bounds=bounds,
         **model.counted(arrival_rate),
-        **(defaults | solved),
+        **(defaults | {"served_queueing_delay": solved["queueing_delay"]} | solved),
     )
+
+
+def _solved(model: Queue, arrival_rate: float, method: str) -> dict[str, Any]:
+    solvers = (solver for solver in _solvers(model) if method in solver.covers(model))
+    solver = next(solvers, None)
+    if solver is None:
+        return _of_stations(model, arrival_rate)
+    return _after_predictions(model, solver.solve[method](model, arrival_rate))
+
+
+def _upper(model: Queue, arrival_rate: float) -> dict[str, float]:
+    if not has_bound(model) or is_ordered(model):
+        return {}
+    return {"queueing_delay_upper": delay_bound(model, arrival_rate)}
 
 
 def _methods_of_stations(model: Queue) -> tuple[str, ...]:
@@ -140,12 +142,6 @@ def _of_stations(model: Queue, arrival_rate: float) -> dict[str, Any]:
     engine, transfer = model.engine, model.mean_transfer
     queues = model.prefill, model.decode
     prefill, decode = (answer(queue, arrival_rate, best_method(queue)) for queue in queues)
-    doubts = [
-        text
-        for found in (prefill, decode)
-        for text in found.assumptions
-        if text.startswith(IN_DOUBT)
-    ]
     used = [found.utilisation for found in (prefill, decode)]
     servers = engine.prefill_servers, engine.servers
     return {
@@ -160,8 +156,12 @@ def _of_stations(model: Queue, arrival_rate: float) -> dict[str, Any]:
             Station(name, found.load, found.queueing_delay, Mean(found.service_time.mean))
             for name, found in (("prefill", prefill), ("decode", decode))
         ),
-        "assumptions": (*model.assumptions, *doubts),
+        "assumptions": (*model.assumptions, *_doubts((prefill, decode))),
     }
+
+
+def _doubts(found: Sequence[Prediction]) -> list[str]:
+    return [text for each in found for text in each.assumptions if text.startswith(IN_DOUBT)]
 
 
 def _sum(first: Quantiles, second: Quantiles, more: float = 0.0) -> Quantiles:
@@ -185,7 +185,7 @@ def _methods_apart(model: Queue) -> tuple[str, ...]:
     return (worst, "simulation")
 
 
-def _answer_apart(model: Queue, arrival_rate: float, method: str) -> Prediction:
+def _of_models(model: Queue, arrival_rate: float) -> dict[str, Any]:
     """Of all requests, from those of each model."""
     parts = [
         (share, queue, answer(queue, share * arrival_rate, best_method(queue)))
@@ -199,22 +199,13 @@ def _answer_apart(model: Queue, arrival_rate: float, method: str) -> Prediction:
     used = _mean([each.utilisation for each in found], servers)
     batches = [None if not (size := each.batch_size.mean) else 1 / size for each in found]
     rate = _mean(batches, shares)
-    doubts = [text for each in found for text in each.assumptions if text.startswith(IN_DOUBT)]
-    durations: dict[str, Any] = {name: _of_all(found, name, shares) for name in _DURATIONS}
-    return Prediction(
-        policy=model.text,
-        effective_max_batch_size=model.bound,
-        model=model.name,
-        method=method,
-        stable=True,
-        load=model.load(arrival_rate),
-        utilisation=None if used is None else used * sum(servers) / model.engine.servers,
-        batch_size=Mean(None if rate is None else 1 / rate),
-        **model.counted(arrival_rate),
-        **durations,
-        inter_token_latency=_of_all(found, "inter_token_latency", weights),
-        assumptions=(*model.assumptions, *doubts),
-    )
+    return {
+        **{name: _of_all(found, name, shares) for name in _DURATIONS},
+        "inter_token_latency": _of_all(found, "inter_token_latency", weights),
+        "utilisation": None if used is None else used * sum(servers) / model.engine.servers,
+        "batch_size": Mean(None if rate is None else 1 / rate),
+        "assumptions": (*model.assumptions, *_doubts(found)),
+    }
 
 
 _DURATIONS = (

@@ -29,12 +29,12 @@ from kendall.policies.durations import parse_duration
 from kendall.policies.orders.order import Form
 from kendall.policies.text import (
     SpecError,
+    check_keys,
     check_text,
     format_number,
     parse_number,
     short_number,
     split_pairs,
-    suggest,
 )
 from kendall.queueing.distributions.token_distribution import Vector
 from kendall.queueing.predictors.laws import Predictor
@@ -140,11 +140,7 @@ def parse_prediction_cost(text: str) -> PredictionCost:
     if "=" not in first:
         text = f"{'server' if first.strip().endswith(TOKENS) else 'external'}={text.strip()}"
     pairs = split_pairs(text, context=text, example="external=2ms")
-    for key in pairs:
-        if key not in _KEYS:
-            raise SpecError(
-                f"got key {key!r} for a prediction cost; expected {EXPECTED}{suggest(key, _KEYS)}"
-            )
+    check_keys(pairs, _KEYS, "a prediction cost", EXPECTED)
     places = [key for key in _PLACES if key in pairs]
     if len(places) != 1:
         given = " and ".join(places) or "no cost of a length"

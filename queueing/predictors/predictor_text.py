@@ -26,6 +26,7 @@ from kendall.policies.core import Policy
 from kendall.policies.ordered import order_of
 from kendall.policies.text import (
     SpecError,
+    check_keys,
     check_text,
     format_number,
     order_text,
@@ -141,12 +142,7 @@ def parse_predictor(text: str) -> PredictorText:
     name, pairs = split_spec(text, EXAMPLES)
     PredictorText(name)  # is known
     keys = (*split_spec(EXAMPLES[name])[1], *(_MISSES if name == "onebit" else ()))
-    for key in pairs:
-        if key not in keys:
-            raise SpecError(
-                f"got key {key!r} for predictor {name}; expected {', '.join(keys) or 'no key'}"
-                f"{suggest(key, keys)}"
-            )
+    check_keys(pairs, keys, f"predictor {name}")
     for key in keys:
         if key not in pairs and key not in _OPTIONAL:
             raise SpecError(f"got {text!r}; expected {key} too, for example {EXAMPLES[name]}")

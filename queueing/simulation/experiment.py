@@ -692,13 +692,14 @@ def check_kept_up(model: Queue, runs: Sequence[SimulatedRun]) -> None:
         model, runs = model.decode, [run.stations[-1] for run in runs]
     whole = model.lossless and not has_end(model.arrivals.process)
     adds_work = order_of(model.policy).preemptive or model.loads_unknown
-    if not (((adds_work and model.bound is not None) or model.on_demand) and whole):
+    slots, over = 1, 0.0  # memory may leave the others free, and those that call hold none
+    if not whole:
         return
-    # memory may leave slots free, and those that call hold none
-    slots = 1 if model.on_demand else (model.bound or 1) * model.engine.servers
-    over = 0.0
-    if model.bound == 1 and not model.on_demand:
-        over = _work(runs, model.engine.servers)
+    if not model.on_demand:
+        if not adds_work or model.bound is None:
+            return
+        slots = model.bound * model.engine.servers
+        over = _work(runs, model.engine.servers) if model.bound == 1 else 0.0
     if over == 0:
         grown = [_excess(run, slots) for run in runs]
         over = float(np.mean(grown)) if all(grown) else 0.0

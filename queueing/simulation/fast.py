@@ -444,8 +444,7 @@ def _taking_memory(model: Queue, trace: Trace, since: int) -> SimulatedRun:
     handling = np.full(count, KEEP["preserve" if calls is None else calls.keep])
     if form.quantity == "memory":  # MARS: the calls hold memory too
         context = np.where(after > 0, prompts + after, 0)
-        again, moved = k1 + kp * context, (kv.setup or 0.0) + (kv.token or 0.0) * context
-        known = handling, predicted, context, again, moved
+        known = handling, predicted, context, k1 + kr + kp * context, kv.swap(context)
         held = held_in_calls(*known, memory=float(engine.memory))
         values = ranks[0].value + form.weight * held / law.step(min(engine.slots, MOST_SLOTS))
         ranks = ranks[0]._replace(value=values), ranks[1]

@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from kendall.policies.durations import parse_duration
-from kendall.policies.text import SpecError, split_spec, suggest
+from kendall.policies.text import SpecError, check_keys, split_spec, suggest
 from kendall.queueing.measurement.paths import is_folder
 
 EXAMPLES = {
@@ -57,12 +57,7 @@ def parse_length_predictor(text: str) -> LengthPredictorText:
             f"{suggest(name, EXAMPLES)}"
         )
     keys = tuple(split_spec(EXAMPLES[name])[1])
-    for key in pairs:
-        if key not in keys:
-            raise SpecError(
-                f"got key {key!r} for length predictor {name}; expected "
-                f"{', '.join(keys) or 'no key'}{suggest(key, keys)}"
-            )
+    check_keys(pairs, keys, f"length predictor {name}")
     if name == "http" and "url" not in pairs:
         raise SpecError(f"got {text!r}; expected url too, for example {EXAMPLES[name]}")
     values: dict[str, Any] = {key: _READ[key](pairs[key]) for key in pairs}

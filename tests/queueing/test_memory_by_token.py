@@ -20,6 +20,7 @@ from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.prediction.steady_state import predict_model
 from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.experiment import simulate_model, simulate_run
+from kendall.queueing.simulation.fast import Trace, replay
 from kendall.queueing.simulation.simulated_means import RISING
 
 LAW = LatencyModel(k1=2e-3, k3=1e-3, k4=2e-2, kp=2e-4, kr=3e-3)
@@ -293,3 +294,26 @@ def test_a_queue_that_grows_is_said_to_and_keeps_no_slo() -> None:
         assert kept is (None if notes[rate] else True)
     assert not notes[0.4]
     assert notes[0.5]
+
+
+@pytest.mark.parametrize(("kr", "order"), [(0.0, [0, 1, 2]), (1.0, [0, 2, 1])])
+def test_by_memory_a_call_that_is_computed_again_counts_with_its_resume(
+    kr: float, order: list[int]
+) -> None:
+    """The second has 10 tokens and a call, the third 12 and none."""
+    taken = queue(
+        "continuous:max_batch_size=1,order=spjf,by=memory",
+        law=LatencyModel(k3=1e-3, k4=2e-2, kr=kr),
+        predictor="exact",
+        tool_calls="share=0.5,mean=1s,keep=discard",
+    )
+    arrived = np.array([0.0, 0.001, 0.002])
+    outputs = np.array([5, 10, 12])
+    trace = Trace(
+        arrived,
+        outputs,
+        np.full(3, 20),
+        predicted=outputs.astype(float),
+        tool_calls=(np.array([0, 5, 0]), np.array([0.0, 0.1, 0.0]), np.array([0.0, 0.1, 0.0])),
+    )
+    assert np.argsort(replay(taken, trace, 0).first_token_at).tolist() == order

@@ -63,6 +63,10 @@ class SameRequests:
         return {}
 
     @cached_property
+    def _models(self) -> dict[Setting, Queue]:
+        return {}
+
+    @cached_property
     def _next(self) -> dict[tuple[Setting, bool], Matrix | None]:
         return {}
 
@@ -141,7 +145,10 @@ class SameRequests:
         return None if both is None else both[0 if quantity == "queueing_delay" else 1]
 
     def _model(self, setting: Setting) -> Queue:
-        return cut_at(self.point.model(setting), self.point.limits.engine.batch_tokens)
+        if setting not in self._models:
+            tokens = self.point.limits.engine.batch_tokens
+            self._models[setting] = cut_at(self.point.model(setting), tokens)
+        return self._models[setting]
 
     def _replayed(self, setting: Setting, *, fewer: bool) -> Matrix | None:
         limit = setting.max_output_tokens

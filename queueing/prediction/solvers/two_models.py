@@ -22,16 +22,12 @@ def _covers(model: Queue) -> tuple[str, ...]:
 def _solve(model: Queue, arrival_rate: float) -> dict[str, Any]:
     queue = model.changeover
     delay, seconds = queue.mean_delay(arrival_rate), queue.mean
-    setup = seconds - sum(
-        share * own.engine.law.step(1) * (own.requests.output_tokens.mean - 1)
-        for share, own in model.models
-    )
     gaps = [share * (own.requests.output_tokens.mean - 1) for share, own in model.models]
     steps = [own.engine.law.step(1) for _, own in model.models]
     total = sum(n * step for n, step in zip(gaps, steps, strict=True))
     return {
         **answered(Quantiles(delay), Quantiles(delay + seconds), 1.0, arrival_rate * queue.mean),
-        **token_times(Quantiles(delay), setup, total / sum(gaps) if sum(gaps) else None),
+        **token_times(Quantiles(delay), seconds - total, total / sum(gaps) if sum(gaps) else None),
         "service_time": Quantiles(seconds),
     }
 
