@@ -18,6 +18,13 @@ _NOT_ALL_EXACT = FALLBACK, PARTIAL, MEANLESS, APPROXIMATE_MEANS
 Quantity = Literal[
     "queueing_delay", "sojourn_time", "time_to_first_token", "inter_token_latency", "service_time"
 ]
+QUANTITY_WORDS: dict[Quantity, str] = {
+    "queueing_delay": "queueing delay",
+    "sojourn_time": "sojourn time",
+    "time_to_first_token": "time to first token",
+    "inter_token_latency": "inter-token latency",
+    "service_time": "service time",
+}
 LoadBound = Literal["slots", "memory"]
 _DELAYS, _AFTER = (
     ("queueing_delay", "served_queueing_delay"),

@@ -20,12 +20,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, TypedDict
-
-import numpy as np
+from typing import TypedDict
 
 from kendall.policies.text import SpecError
-from kendall.queueing.distributions.token_distribution import TokenDistribution
 from kendall.queueing.errors import INFINITE_MEAN
 from kendall.queueing.measurement.slo import PREDICTED, read_slo, split_slos
 from kendall.queueing.result import Levels, Prediction, Quantity
@@ -191,11 +188,3 @@ def parse_slo(text: str) -> Slo:
 def levels_of(slos: Iterable[Slo]) -> Levels:
     """The quantiles that they bound."""
     return {slo.metric: slo.level for slo in slos if slo.level is not None}
-
-
-def utilities(lengths: TokenDistribution) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """E[min(1, n / N)] for n = 0 .. longest: P(N <= n) + n E[1/N; N > n]."""
-    inverse = np.zeros(len(lengths.pmf))
-    inverse[1:] = lengths.pmf[1:] / lengths.counts[1:]
-    beyond = np.append(np.cumsum(inverse[::-1])[::-1][1:], 0.0)
-    return np.asarray(lengths.cdf + lengths.counts * beyond, dtype=np.float64)

@@ -15,14 +15,6 @@ from kendall.policies.core import Policy
 from kendall.queueing.choosing.objective import Slo
 from kendall.queueing.result import Prediction, Quantity
 
-WORDS: dict[Quantity, str] = {
-    "queueing_delay": "queueing delay",
-    "sojourn_time": "sojourn time",
-    "time_to_first_token": "time to first token",
-    "inter_token_latency": "inter-token latency",
-    "service_time": "service time",
-}
-
 
 def compared_by(policies: Iterable[Policy], slo: Slo | None = None) -> Quantity:
     """The quantity by which these candidates are ranked, smaller is better."""

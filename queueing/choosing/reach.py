@@ -14,10 +14,10 @@ from __future__ import annotations
 from kendall.policies.registry import is_first_come
 from kendall.policies.text import short_number
 from kendall.queueing.choosing.objective import Objective, Slo
-from kendall.queueing.choosing.quantity import WORDS
 from kendall.queueing.distributions.token_distribution import TokenDistribution
 from kendall.queueing.errors import UnattainableError
 from kendall.queueing.queue import Queue
+from kendall.queueing.result import QUANTITY_WORDS
 
 NOTHING = "nothing keeps "  # how a reason begins
 _REMEDIES = {  # beside a longer bound and a faster engine
@@ -33,8 +33,8 @@ def check_reach(model: Queue, objective: Objective) -> None:
         if (seconds := least_seconds(model, slo)) > slo.seconds:
             part = "mean" if slo.level is None else slo.metric
             why = (
-                f"a request that finds everything empty has a {part} {WORDS[slo.field]} of "
-                f"{short_number(seconds, 3)} s"
+                f"a request that finds everything empty has a {part} "
+                f"{QUANTITY_WORDS[slo.field]} of {short_number(seconds, 3)} s"
             )
             other = _REMEDIES.get(slo.field, "")
             remedy = f"expected a longer bound, a faster engine{other}"

@@ -27,7 +27,7 @@ from kendall.policies.immediate import Single
 from kendall.policies.ordered import in_arrival_order
 from kendall.policies.text import SpecError
 from kendall.queueing.choosing.confirmed import Rising, confirmed_choice
-from kendall.queueing.choosing.objective import Objective, levels_of, utilities
+from kendall.queueing.choosing.objective import Objective, levels_of
 from kendall.queueing.choosing.quantity import compared_by, mean_of
 from kendall.queueing.choosing.reach import check_reach
 from kendall.queueing.choosing.search import (
@@ -86,7 +86,7 @@ def best_token_limit(
             arrival_rate=arrival_rate,
             objective=objective,
             predict=predict,
-            utility=utilities(model.requests.output_tokens),
+            utility=model.requests.output_tokens.utilities,
         )
         found = search.best(longest, full)
     compared = compared_by([model.policy]) if objective.name in ("delay", "clipped") else None
@@ -133,7 +133,7 @@ def _mg1_curve(
     with np.errstate(divide="ignore"):
         delay = np.where(stable, arrival_rate * squared_service / (2 * (1 - load)), np.inf)
     clipped = lengths.survival[1 : longest + 1]
-    utility = utilities(lengths)[1 : longest + 1]
+    utility = lengths.utilities[1 : longest + 1]
     allowed = stable
     if objective.name == "v1":
         score = -(objective.theta * utility - (1 - objective.theta) * delay)

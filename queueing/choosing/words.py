@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 
 from kendall.policies.text import counted, short_number
-from kendall.queueing.choosing.quantity import WORDS
 from kendall.queueing.choosing.search import TIE, Optimum, Point, near_scores, near_sojourns
 from kendall.queueing.measurement.slo import PREDICTED
+from kendall.queueing.result import QUANTITY_WORDS
 
 _NAME = re.compile(rf"(?:p[\d.]+_)?({'|'.join(PREDICTED)})")
 # queueing delay, sojourn time or time to first token: the one that compares the choices
@@ -156,7 +156,7 @@ def judged_by_slo(found: Optimum) -> bool:
 
 
 def _named(found: Optimum, text: str) -> str:
-    return text.replace(DURATION, WORDS[found.compared or "queueing_delay"])
+    return text.replace(DURATION, QUANTITY_WORDS[found.compared or "queueing_delay"])
 
 
 def _choice(found: Optimum) -> str:

@@ -29,7 +29,6 @@ from kendall.queueing.choosing.candidates import usual_policies
 from kendall.queueing.choosing.choices import best_batch_size, best_policy
 from kendall.queueing.choosing.forecast import Setting
 from kendall.queueing.choosing.objective import Objective, parse_slos
-from kendall.queueing.choosing.quantity import WORDS
 from kendall.queueing.choosing.rates import largest_rate
 from kendall.queueing.choosing.search import Optimum, Point
 from kendall.queueing.choosing.servers import fewest_servers
@@ -64,6 +63,7 @@ from kendall.queueing.commands.terminal import Column, Table, say, working
 from kendall.queueing.distributions.token_distribution import SUPPORT_LIMIT, parse_distribution
 from kendall.queueing.errors import NoStableChoiceError
 from kendall.queueing.queue import Queue
+from kendall.queueing.result import QUANTITY_WORDS
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 TARGETS = ("max-output-tokens", "batch-size", "policy", "order", "servers", "arrival-rate")
@@ -358,7 +358,7 @@ def print_optimum(found: Optimum, to: Console, given: int | None = None) -> None
     """The curve with its best point, which is marked, and the one that was given; and the result
     in a sentence.
     """
-    by = "" if found.compared is None else f", by mean {WORDS[found.compared]}"
+    by = "" if found.compared is None else f", by mean {QUANTITY_WORDS[found.compared]}"
     say(to, f"{found.target} for {found.objective}{by}")
     to.print(_table(found, given))
     say(to, result_line(found))

@@ -141,6 +141,16 @@ class TokenDistribution:
         """`survival[n]` = P(more than n tokens); relative accuracy in the upper tail."""
         return np.append(np.cumsum(self.pmf[:0:-1])[::-1], 0.0)
 
+    @cached_property
+    def utilities(self) -> Vector:
+        """E[min(1, n / N)] for n = 0 .. longest, the share of an answer that a limit of n leaves:
+        P(N <= n) + n E[1/N; N > n].
+        """
+        inverse = np.zeros(len(self.pmf))
+        inverse[1:] = self.pmf[1:] / self.counts[1:]
+        beyond = np.append(np.cumsum(inverse[::-1])[::-1][1:], 0.0)
+        return np.asarray(self.cdf + self.counts * beyond, dtype=np.float64)
+
     def clip(self, cap: int) -> TokenDistribution:
         """The law of min(N, cap): the gateway's token limit."""
         if cap < 1:

@@ -18,8 +18,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
-from kendall.queueing.distributions.token_distribution import Vector
 from kendall.queueing.latency.fit import Measured
 
 ILL = 100.0
@@ -76,7 +76,11 @@ def of_cells(
 
 
 def beyond(
-    sizes: Vector, lengths: Vector, largest_batch: int, longest: int, what: str = "requests"
+    sizes: npt.NDArray[np.float64],
+    lengths: npt.NDArray[np.float64],
+    largest_batch: int,
+    longest: int,
+    what: str = "requests",
 ) -> tuple[str, ...]:
     """Sizes and lengths that the calibration did not cover, one entry each of `what`."""
     doubts = []
@@ -91,7 +95,7 @@ def beyond(
     return tuple(doubts)
 
 
-def trade_offs(condition: float, weakest: Vector) -> list[str]:
+def trade_offs(condition: float, weakest: npt.NDArray[np.float64]) -> list[str]:
     """Coefficients that the weakest direction of the design cannot tell apart."""
     if condition <= ILL:
         return []
@@ -104,7 +108,9 @@ def trade_offs(condition: float, weakest: Vector) -> list[str]:
     ]
 
 
-def vague_coefficients(design: Vector, intervals: Mapping[str, tuple[float, float]]) -> list[str]:
+def vague_coefficients(
+    design: npt.NDArray[np.float64], intervals: Mapping[str, tuple[float, float]]
+) -> list[str]:
     """Coefficients whose interval is wider than `VAGUE` of what their column contributes."""
     doubts = []
     for index, name in enumerate(NAMES):

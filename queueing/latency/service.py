@@ -14,6 +14,7 @@ at the end of a step goes on in the next one; its first token comes with its las
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -22,7 +23,33 @@ import numpy as np
 from kendall.policies.core import UNBOUNDED
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.latency.slots.token_gaps import GapCounter
-from kendall.queueing.latency.stalls import StallClock
+
+
+class StallClock:
+    """The instants of stalls ahead, on the clock of lawful seconds; draws from a child of `rng`,
+    and only where the law has stalls.
+    """
+
+    def __init__(self, law: LatencyModel, rng: np.random.Generator) -> None:
+        self.rate = law.stall_rate
+        if self.rate:
+            self._rng = rng.spawn(1)[0]
+            self._ahead = [float(self._rng.standard_exponential())]
+
+    def within(self, seconds: float) -> int:
+        """How many come in the next lawful seconds; consumes nothing."""
+        if not self.rate:
+            return 0
+        expected = self.rate * seconds
+        while self._ahead[-1] < expected:
+            self._ahead.append(self._ahead[-1] + float(self._rng.standard_exponential()))
+        return bisect_left(self._ahead, expected)
+
+    def pass_by(self, seconds: float) -> None:
+        """So much was served."""
+        if self.rate:
+            gone = self.within(seconds)
+            self._ahead = [each - self.rate * seconds for each in self._ahead[gone:]]
 
 
 @dataclass(slots=True)

@@ -11,7 +11,6 @@ Poisson process on the clock of h.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 
 import numpy as np
 from scipy.special import gammaln, pdtrc
@@ -94,30 +93,3 @@ def _mean_number(law: LatencyModel, seconds: Vector) -> Vector:
 def _number_is(number: int, mean: Vector) -> Vector:
     logs = number * np.log(np.maximum(np.abs(mean), 1e-300)) - mean - gammaln(number + 1.0)
     return np.asarray(np.exp(logs) * np.where(mean < 0, (-1.0) ** number, 1.0))
-
-
-class StallClock:
-    """The instants of stalls ahead, on the clock of lawful seconds; draws from a child of `rng`,
-    and only where the law has stalls.
-    """
-
-    def __init__(self, law: LatencyModel, rng: np.random.Generator) -> None:
-        self.rate = law.stall_rate
-        if self.rate:
-            self._rng = rng.spawn(1)[0]
-            self._ahead = [float(self._rng.standard_exponential())]
-
-    def within(self, seconds: float) -> int:
-        """How many come in the next lawful seconds; consumes nothing."""
-        if not self.rate:
-            return 0
-        expected = self.rate * seconds
-        while self._ahead[-1] < expected:
-            self._ahead.append(self._ahead[-1] + float(self._rng.standard_exponential()))
-        return bisect_left(self._ahead, expected)
-
-    def pass_by(self, seconds: float) -> None:
-        """So much was served."""
-        if self.rate:
-            gone = self.within(seconds)
-            self._ahead = [each - self.rate * seconds for each in self._ahead[gone:]]

@@ -16,8 +16,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from kendall.queueing.choosing.quantity import WORDS
 from kendall.queueing.control.wait_ahead import Followed, Wait, WaitLaw
+from kendall.queueing.result import QUANTITY_WORDS
 from kendall.server.admission.request_deadlines import TTFT
 from kendall.server.admission.settings import DelayTarget
 
@@ -57,7 +57,7 @@ class AdmissionObjective:
 
     def rejection(self, wait: WaitLaw) -> str:
         """One line: got, expected."""
-        words = WORDS[self.target.quantity]
+        words = QUANTITY_WORDS[self.target.quantity]
         part = "mean" if self.target.level is None else f"p{100 * self.target.level:g}"
         found = f"the predicted {part} of the {words} is {self._at_level(wait):.3g} s"
         if self.target.quantity in QUEUED[1:]:

@@ -16,7 +16,7 @@ from kendall.policies.text import SpecError
 from kendall.queueing.choosing.candidates import usual_policies
 from kendall.queueing.choosing.choices import best_batch_size, best_policy
 from kendall.queueing.choosing.forecast import Setting
-from kendall.queueing.choosing.objective import Objective, parse_slo, utilities
+from kendall.queueing.choosing.objective import Objective, parse_slo
 from kendall.queueing.choosing.rates import largest_rate
 from kendall.queueing.choosing.search import Optimum, choose, near_scores, near_sojourns
 from kendall.queueing.choosing.servers import fewest_servers
@@ -81,7 +81,7 @@ def test_the_utility_is_the_share_of_an_answer_that_is_kept() -> None:
     law = parse_distribution("geometric:mean=5", 40)
     for limit in (1, 3, 20, law.longest):
         expected = float(law.pmf[1:] @ np.minimum(1, limit / law.counts[1:]))
-        assert utilities(law)[limit] == pytest.approx(expected, rel=1e-12)
+        assert law.utilities[limit] == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("name", ["delay", "v1", "clipped"])
@@ -121,7 +121,7 @@ def test_every_limit_at_once_scores_as_prediction_does(name: str) -> None:
 def test_a_refined_grid_finds_what_brute_force_finds() -> None:
     model = queue("capped:max_batch_size=4", law=LatencyModel(k1=1e-3, k2=4e-3, k3=1e-4, k4=1e-3))
     found = best_token_limit(model, 100.0, Objective(name="v1", theta=0.05))
-    useful, scores = utilities(SHORT), {}
+    useful, scores = SHORT.utilities, {}
     for limit in range(1, 33):
         clipped = Queue.read(model.policy, SHORT, model.engine.law, max_output_tokens=limit)
         if clipped.load(100.0) < 1:

@@ -43,7 +43,7 @@ from kendall.queueing.choosing.confirmed import confirmed_choice
 from kendall.queueing.choosing.forecast import Setting
 from kendall.queueing.choosing.gain.criterion import Criterion
 from kendall.queueing.choosing.gain.operating_point import OperatingPoint
-from kendall.queueing.choosing.objective import Objective, utilities
+from kendall.queueing.choosing.objective import Objective
 from kendall.queueing.choosing.orders import OrderSearch
 from kendall.queueing.choosing.phrases import small_share
 from kendall.queueing.choosing.quantity import compared_by
@@ -312,7 +312,7 @@ class AdviceSearch:
         choice = {
             "max_output_tokens": limit,
             "clipped_fraction": lengths.clipped_fraction(limit),
-            "utility": float(utilities(lengths.whole)[limit]),
+            "utility": float(lengths.whole.utilities[limit]),
         }
         model = self.point.model(setting)
         point, _ = point_of(

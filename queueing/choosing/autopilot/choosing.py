@@ -20,9 +20,9 @@ from kendall.queueing.choosing.forecast import Setting
 from kendall.queueing.choosing.gain.criterion import Criterion
 from kendall.queueing.choosing.gain.operating_point import OperatingPoint
 from kendall.queueing.choosing.objective import Objective
-from kendall.queueing.choosing.quantity import WORDS, compared_by
+from kendall.queueing.choosing.quantity import compared_by
 from kendall.queueing.estimation.interval import UNKNOWN, Estimate
-from kendall.queueing.result import Quantity
+from kendall.queueing.result import QUANTITY_WORDS, Quantity
 
 DELAY = Objective(name="delay")
 TRIED = 3  # of the settings that seem better: how many are asked for a sure gain
@@ -223,7 +223,7 @@ class Chooser:
 
     def described(self, chosen: RankedSetting, gain: Estimate, doubts: str | None) -> Decision:
         """The change to a setting, with why it is the best one."""
-        reason = f"the shortest mean {WORDS[chosen.quantity]} one knob away"
+        reason = f"the shortest mean {QUANTITY_WORDS[chosen.quantity]} one knob away"
         if doubts is not None:
             reason = f"only the safe direction, a lower load ({chosen.load:.2f}), as {doubts}"
         return self.decision(chosen.setting, reason, gain)

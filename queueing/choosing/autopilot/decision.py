@@ -11,9 +11,8 @@ from typing import Literal
 from kendall.queueing.choosing.autopilot.bounds import Knob
 from kendall.queueing.choosing.forecast import Setting
 from kendall.queueing.choosing.phrases import bounded, less
-from kendall.queueing.choosing.quantity import WORDS
 from kendall.queueing.estimation.interval import UNKNOWN, Estimate
-from kendall.queueing.result import Quantity
+from kendall.queueing.result import QUANTITY_WORDS, Quantity
 
 Kind = Literal["change", "rollback", "kept", "held back"]
 
@@ -61,8 +60,8 @@ class Decision:
             ),
             _beside(self.observed_before, self.observed_after, self.measured_gain, "not measured"),
         )
-        parts += [f"predicted {WORDS[self.compared]} {predicted}"] if predicted else []
-        parts += [f"observed {WORDS[self.compared]} {observed}"] if observed else []
+        parts += [f"predicted {QUANTITY_WORDS[self.compared]} {predicted}"] if predicted else []
+        parts += [f"observed {QUANTITY_WORDS[self.compared]} {observed}"] if observed else []
         return "; ".join(parts)
 
 

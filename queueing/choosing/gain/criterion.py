@@ -18,11 +18,11 @@ from dataclasses import dataclass
 
 from kendall.policies.text import SpecError, parse_number, short_number, suggest
 from kendall.queueing.choosing.forecast import Forecast
-from kendall.queueing.choosing.objective import Objective, Slo, Slos, parse_slos, utilities
-from kendall.queueing.choosing.quantity import WORDS, mean_of
+from kendall.queueing.choosing.objective import Objective, Slo, Slos, parse_slos
+from kendall.queueing.choosing.quantity import mean_of
 from kendall.queueing.distributions.token_distribution import TokenDistribution
 from kendall.queueing.queue import Queue
-from kendall.queueing.result import Prediction, Quantity
+from kendall.queueing.result import QUANTITY_WORDS, Prediction, Quantity
 
 WEIGHS = {
     "theta": ("v1", "v2"),
@@ -99,7 +99,7 @@ class Criterion:
     def name(self) -> str:
         """As in a sentence."""
         if self.slo is not None:
-            words = WORDS[self.slo.field]
+            words = QUANTITY_WORDS[self.slo.field]
             return (
                 f"mean {words}"
                 if self.slo.metric == "mean"
@@ -110,7 +110,7 @@ class Criterion:
             "v1": "shortfall of V1",
             "v2": "shortfall of V2",
         }
-        plain = f"mean {WORDS[self.quantity]}"
+        plain = f"mean {QUANTITY_WORDS[self.quantity]}"
         return plain if self.objective is None else named.get(self.objective.name, plain)
 
     @property
@@ -141,7 +141,7 @@ class Criterion:
         ).mean
         if mean is None:
             return math.nan
-        kept = float(utilities(whole)[model.requests.output_tokens.longest])
+        kept = float(whole.utilities[model.requests.output_tokens.longest])
         lost = goal.loss_cost * (prediction.loss_fraction or 0.0) if goal.name == "v2" else 0.0
         return goal.theta * (1 - kept) + (1 - goal.theta) * mean + lost
 
