@@ -19,6 +19,7 @@ from kendall.policies.fixed import Fixed
 from kendall.policies.immediate import Continuous, Single
 from kendall.policies.ordered import Ordered, counts, in_arrival_order, order_of, with_ranking
 from kendall.policies.orders import PARAMETERS
+from kendall.policies.orders.by_arrival import PrefillFirst
 from kendall.policies.orders.order import ByLength, Order
 from kendall.policies.orders.preemptive import Gittins
 from kendall.policies.registry import class_fault, is_built_in, usable_policies
@@ -138,7 +139,8 @@ class Limits(TypedDict, total=False):
                         mean rate is the arrival rate (Poisson)
     disaggregated       prefill on engines of their own, one prompt at a time, then decode under the
                         policy on `servers` engines behind them (False)
-    prefill_servers     with disaggregated: engines that prefill, fed from one queue (1)
+    prefill_servers     with disaggregated: engines that prefill, fed from one queue; 0: those of
+                        `servers` do both, and a request waits again behind its prefill (1)
     kv_transfer         with disaggregated: what the KV memory of a request takes from one engine to
                         the other, "2ms" or "setup=2ms,token=5us" for each prompt token (no time)
     predictor           how output lengths are predicted, for a policy whose order reads predictions
@@ -343,7 +345,7 @@ class Engine:
     pad_prompts: bool = False  # the prompts of a batch are padded to its longest one
     # prefill on servers of their own, then decode under the policy on `servers` behind them
     disaggregated: bool = False
-    prefill_servers: int = 1
+    prefill_servers: int = 1  # 0: those behind them do both, a phase at a time
     kv_transfer: KvTransfer = NO_TRANSFER  # between the two
     energy: EnergyLaw | None = None  # joules; None: not asked for
     kv: KvMemory | None = None  # how interruptions treat memory; None: it is reserved
@@ -380,15 +382,15 @@ class Engine:
             self._check_models(self.second_model)
 
     def _check_prefill(self) -> None:
-        if not 1 <= self.prefill_servers <= LARGEST_SERVERS:
+        if not 0 <= self.prefill_servers <= LARGEST_SERVERS:
             raise SpecError(
                 f"got prefill_servers={self.prefill_servers}; expected a whole number from 1 to "
-                f"{LARGEST_SERVERS:,}"
+                f"{LARGEST_SERVERS:,}, or 0 where every server prefills and decodes"
             )
         if self.disaggregated:
             return
         given = {
-            f"prefill_servers={self.prefill_servers}": self.prefill_servers > 1,
+            f"prefill_servers={self.prefill_servers}": self.prefill_servers != 1,
             f"kv_transfer={self.kv_transfer}": bool(self.kv_transfer),
         }
         for text, is_given in given.items():
@@ -441,6 +443,11 @@ class Engine:
     def has_queues(self) -> bool:
         """Whether each server has a queue whose arrivals depend on those of the others."""
         return self.routing in ("least_requests", "power_of_two") and self.servers > 1
+
+    @property
+    def pooled(self) -> bool:
+        """Whether a request waits for both its prefill and its decode at the same servers."""
+        return self.disaggregated and self.prefill_servers == 0
 
     @property
     def all_servers(self) -> int:
@@ -696,6 +703,19 @@ class Queue:
                 f"got {', '.join(refused)} for disaggregated prefill and decode; expected prompts "
                 "that are computed one at a time and whole, one sequence a call, no patience"
             )
+        if not self.engine.pooled:
+            return
+        order = order_of(self.policy)
+        if in_batches:
+            raise SpecError(
+                f"got policy {self.text} for prefill_servers=0; expected single: servers that "
+                "prefill and decode serve one phase of one request at a time"
+            )
+        if order.preemptive or order.form.ratio or not order.is_formal():
+            raise SpecError(
+                f"got order {order.name} for prefill_servers=0; expected one that ranks what waits "
+                "and interrupts nothing: prefill-first, fcfs, spjf, ljf, threshold, boost"
+            )
 
     def _check_models(self, second: SecondModel) -> None:
         requests = self.requests
@@ -794,7 +814,7 @@ class Queue:
                 ),
                 pad_prompts=limits.get("pad_prompts", False),
                 disaggregated=_truth("disaggregated", limits.get("disaggregated", False)),
-                prefill_servers=whole_number("prefill_servers", limits.get("prefill_servers", 1)),
+                prefill_servers=whole_number("prefill_servers", limits.get("prefill_servers", 1), 0),
                 kv_transfer=_read(limits.get("kv_transfer"), KvTransfer, parse_kv_transfer)
                 or NO_TRANSFER,
                 energy=_energy(energy, latency, parsed) if energy or second is None else None,
@@ -1216,6 +1236,8 @@ class Queue:
         if self.engine.second_model is not None:
             return self._rate_of_models()
         self._check_rate()
+        if self.engine.pooled:
+            return 1 / sum(1 / rate for rate in self.station_rates)
         if self.engine.disaggregated:
             return min(self.station_rates)
         servers = sum(1 / speed for speed in self.engine.server_speeds) or self.engine.servers
@@ -1246,13 +1268,15 @@ class Queue:
 
     @cached_property
     def station_rates(self) -> tuple[float, float]:
-        """Requests/s from which on prefill, and decode behind it, have no steady state."""
+        """Requests/s from which on prefill, and decode behind it, have no steady state; where
+        the same servers do both, each of the two alone.
+        """
         engine, requests = self.engine, self.requests
         means = phase_means(self.law, requests.output_tokens, requests.prompt_tokens)
         decode = engine.servers / means[1]
         if not isinstance(self.policy, Single):
             decode = self.decode.largest_stable_rate
-        return engine.prefill_servers / means[0], decode
+        return (engine.prefill_servers or engine.servers) / means[0], decode
 
     def _rate_each(self) -> float:
         """Requests/s of one server."""
@@ -1320,6 +1344,8 @@ class Queue:
             return " and ".join(queue.name for _, queue in self.models)
         if self.engine.second_model is not None:
             return f"{self.but(second_model=None).name}, two models"
+        if self.engine.pooled:
+            return f"{gaps}/G/{servers} with feedback"
         if self.engine.disaggregated:
             decode = self.but(**_WHOLE).name.removeprefix(gaps)
             return f"{gaps}/G/{self.engine.prefill_servers} -> .{decode}"
@@ -1383,7 +1409,12 @@ class Queue:
         if transfer:
             between = f"KV transfer of {transfer.in_words()} between them"
         single = isinstance(self.policy, Single)
-        if single and not pools:
+        if engine.pooled:
+            yield (
+                f"{counted(engine.servers, 'engine')} for one phase of one request at a time, not "
+                f"interrupted: behind its prefill a request waits for its decode, {between}"
+            )
+        elif single and not pools:
             yield (
                 "prefill and decode on two engines of one law, one request at a time at each, "
                 f"{between}"
@@ -1704,6 +1735,8 @@ def _order_of_service(queue: Queue) -> tuple[str, ...]:
     assumption = order.assumption.format(name=order.name)
     if queue.engine.disaggregated and ranks_by_prompt(policy):
         assumption += " by service, of prompts where they are prefilled, of answers behind that"
+    elif isinstance(order, PrefillFirst) and not queue.engine.pooled:
+        assumption += ", as first come, first served: nothing waits between prefill and decode here"
     elif isinstance(order, ByLength) and order.learns and queue.shares_server:
         assumption += " by service, the predicted seconds of their model with those to load it"
     elif isinstance(order, ByLength) and order.learns:

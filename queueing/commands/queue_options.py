@@ -285,7 +285,10 @@ class QueueOptions:
     )
     prefill_servers: int = option(
         ENGINE,
-        "With --disaggregated: number of engines that prefill, fed from one queue.",
+        (
+            "With --disaggregated: number of engines that prefill, fed from one queue. 0: those of "
+            "--servers prefill and decode, and a request waits again behind its prefill."
+        ),
         default=1,
     )
     kv_transfer: str | None = option(

@@ -120,7 +120,8 @@ def _methods_of_stations(model: Queue) -> tuple[str, ...]:
     """Of prefill and decode on servers of their own, where the decodes come by a Poisson process:
     the worse of the two stations' methods.
     """
-    if not model.engine.disaggregated or not model.arrivals.poisson or model.requests.endless:
+    apart = model.engine.disaggregated and not model.engine.pooled
+    if not apart or not model.arrivals.poisson or model.requests.endless:
         return ()
     try:
         poisson = is_exponential(model.stations[0]) and in_arrival_order(model.policy)

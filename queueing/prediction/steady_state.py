@@ -290,7 +290,7 @@ def _without(model: Queue, missing: list[str], simulated: int) -> str:
             "no formula covers the law of the delay where calls hold several sequences",
         )
     elif model.engine.disaggregated:
-        drawn, why = "requests", "no formula covers the law of the delay at two stations"
+        drawn, why = "requests", "no formula covers the law of the delay in two phases"
     elif model.engine.second_model is not None:
         drawn, why = "requests", "no formula covers their law where there are two models"
     elif is_ordered(model):
@@ -416,6 +416,8 @@ def _why_simulated(model: Queue) -> str:
 
 
 def _servers(model: Queue) -> str:
+    if model.engine.pooled:
+        return f"prefill and decode on the same {counted(model.engine.servers, 'server')}"
     if model.engine.disaggregated:
         pools = f"{model.engine.prefill_servers} and {model.engine.servers} servers"
         return f"prefill and decode on {'two servers' if pools == '1 and 1 servers' else pools}"

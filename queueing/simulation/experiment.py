@@ -675,6 +675,8 @@ def _utilisation_of(
     if not stations:
         return _utilisation(runs, model)
     prefill, decode = (station.load for station in stations)
+    if model.engine.pooled:
+        return prefill + decode
     used: float | None = decode
     if not isinstance(model.policy, Single):
         used = _utilisation([run.stations[-1] for run in runs], model.decode)

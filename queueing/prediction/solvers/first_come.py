@@ -1,4 +1,5 @@
-"""Queues that are served first come, first served: one solver for each kind of queue.
+"""Queues that are served first come, first served, and prefills first where a request waits for its
+decode too: one solver for each kind of queue.
 
 Where all calls have the same number of sequences and no batch splits a call, BATCHES treats a call
 as one request: its batch sizes are those of the chain, times the sequences of a call. CALLS covers
@@ -8,11 +9,13 @@ other calls, if the lengths in a call are independent.
 from __future__ import annotations
 
 import math
+from itertools import starmap
 from typing import Any
 
 from kendall.policies.fixed import Fixed
 from kendall.policies.immediate import Capped, Continuous, Dynamic, Elastic, Single
-from kendall.policies.ordered import in_arrival_order
+from kendall.policies.ordered import in_arrival_order, order_of
+from kendall.policies.orders.by_arrival import FirstCome, PrefillFirst
 from kendall.queueing.errors import NotConvergedError
 from kendall.queueing.latency.service_time import ServiceTime
 from kendall.queueing.models.batches.batch_chain import solve_batch_chain
@@ -28,7 +31,7 @@ from kendall.queueing.models.mg1k import LARGEST_ROOM, solve_finite
 from kendall.queueing.models.mgc import doubt as doubt_of_servers
 from kendall.queueing.models.mgc import solve_servers
 from kendall.queueing.models.slots.continuous import doubt, solve_continuous
-from kendall.queueing.models.tandem import is_exact, solve_tandem
+from kendall.queueing.models.tandem import is_exact, solve_pooled, solve_tandem
 from kendall.queueing.prediction.solver import IN_DOUBT, Solver, answered, of_batches, token_times
 from kendall.queueing.prediction.solvers.bounds import is_renewal, two_moments
 from kendall.queueing.queue import Queue
@@ -180,7 +183,7 @@ def _covers_tandem(model: Queue) -> tuple[str, ...]:
     engine = model.engine
     if not engine.disaggregated or model.arrivals.scv != 1 or model.requests.endless:
         return ()
-    if engine.all_servers > 2 or not in_arrival_order(model.policy):
+    if engine.pooled or engine.all_servers > 2 or not in_arrival_order(model.policy):
         return ()
     try:
         exact = is_exact(*model.stations, alike=not transfers_differ(model))
@@ -219,6 +222,30 @@ def _tandem(model: Queue, arrival_rate: float) -> dict[str, Any]:
         "decode, -38 to +51 % off at equal loads"
     )
     return answer | {"assumptions": (*model.assumptions, note)}
+
+
+def _covers_pooled(model: Queue) -> tuple[str, ...]:
+    engine = model.engine
+    if not engine.pooled or model.arrivals.scv != 1 or model.requests.endless:
+        return ()
+    solved = order_of(model.policy).name in (FirstCome.name, PrefillFirst.name)
+    return ("exact",) if solved and engine.servers == 1 and not engine.kv_transfer else ()
+
+
+def _pooled(model: Queue, arrival_rate: float) -> dict[str, Any]:
+    services, step = model.stations, model.engine.law.step(1)
+    ordered = not in_arrival_order(model.policy)
+    delays = solve_pooled(*services, arrival_rate, prefill_first=ordered)
+    delay, means = sum(delays), [service.mean for service in services]
+    loads = [arrival_rate * mean for mean in means]
+    answer = answered(Quantiles(delay), Quantiles(delay + sum(means)), 1.0, sum(loads))
+    answer |= token_times(Quantiles(delay), means[0] + step, step)
+    names = ("prefill", "decode")
+    rows = zip(names, loads, map(Quantiles, delays), map(Mean, means), strict=True)
+    return answer | {
+        "service_time": Quantiles(sum(means)),
+        "stations": tuple(starmap(Station, rows)),
+    }
 
 
 def _covers_batches(model: Queue) -> tuple[str, ...]:
@@ -305,9 +332,12 @@ def _continuous(model: Queue, arrival_rate: float) -> dict[str, Any]:
 SINGLE = Solver(_covers_single, {"exact": _single, "approximation": _single})
 FINITE = Solver(_covers_finite, {"exact": _finite}, finite=True)
 RENEWAL = Solver(_covers_renewal, {"exact": _renewal, "approximation": _two_moments})
+POOLED, PREFILL_FIRST = (
+    Solver(_covers_pooled, {"exact": _pooled}, ordered=ordered) for ordered in (False, True)
+)
 TANDEM = Solver(_covers_tandem, {"exact": _tandem, "approximation": _tandem})
 BATCHES = Solver(_covers_batches, {"exact": _batches})
 CALLS = Solver(_covers_calls, {"exact": _calls})
 FIXED = Solver(_covers_fixed, {"exact": _fixed})
 CONTINUOUS = Solver(_covers_continuous, {"approximation": _continuous})
-SOLVERS = (SINGLE, FINITE, RENEWAL, TANDEM, BATCHES, CALLS, FIXED, CONTINUOUS)
+SOLVERS = (SINGLE, FINITE, RENEWAL, TANDEM, POOLED, PREFILL_FIRST, BATCHES, CALLS, FIXED, CONTINUOUS)

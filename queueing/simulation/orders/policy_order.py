@@ -5,6 +5,7 @@ of all requests at once, equal to `Order.rank` and `Order.bin_of` to the last bi
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -122,6 +123,30 @@ def queue_of(
     if form.aging is not None:
         ranks = arrived_at + form.aging * ranks
     return ordered_queue(RANKED, ranks, none, largest, lanes)
+
+
+def phase_ranks(
+    policy: Policy,
+    arrived_at: Vector,
+    predicted: Vector,
+    limit: float,
+    prompts: npt.NDArray[Any],
+    in_tokens: Vector | None = None,
+) -> npt.NDArray[np.float64]:
+    """Of requests that wait for their prefill, and for their decode, [2, n]: with no token made and
+    with one. `in_tokens`: what the prefills take as tokens of an answer, where each phase ranks by
+    its own service.
+    """
+    form, tokens = order_of(policy).form, np.minimum(predicted, limit)
+    behind = replace(form, prompt_weight=0.0)
+    values = [_values(form, tokens, prompts), _values(behind, tokens, prompts)]
+    if in_tokens is not None:
+        values[0] = _values(behind, in_tokens, prompts)
+    if form.starts:
+        values = [value + form.level(made) for made, value in enumerate(values)]
+    if form.aging is not None:
+        values = [arrived_at + form.aging * value for value in values]
+    return np.array(values)
 
 
 def _values(form: Form, tokens: Vector, prompts: npt.NDArray[Any] | float) -> Vector:

@@ -5,6 +5,9 @@ Where each station is one server for one request at a time, first come, first se
 transfers are equal, the exact recursion of queueing.models.tandem takes the place of both loops.
 Service times are drawn from the law itself there: X ((1 - q) h + s K) at each station, with a
 residual and stalls of its own.
+
+Where the same servers do both, a server serves one phase of one request at a time, not interrupted,
+from one queue in which a request waits for either; its times are drawn in the same way.
 """
 
 from __future__ import annotations
@@ -20,7 +23,10 @@ from kendall.queueing.distributions.token_distribution import Vector
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.models.tandem import tandem_path
 from kendall.queueing.queue import Queue, ranks_by_prompt
-from kendall.queueing.simulation.fast import COLUMNS, Ints, SimulatedRun, Trace
+from kendall.queueing.simulation.fast import COLUMNS, Ints, SimulatedRun, Trace, predictions_of
+from kendall.queueing.simulation.kernels import compiled
+from kendall.queueing.simulation.orders.kernels import pop, push
+from kendall.queueing.simulation.orders.policy_order import phase_ranks
 
 Serve = Callable[[Queue, Trace, int], SimulatedRun]
 
@@ -30,6 +36,8 @@ def run_stations(model: Queue, trace: Trace, since: int, serve: Serve) -> Simula
     and keeps the gaps between the tokens of the requests from `since` on.
     """
     engine = model.engine
+    if engine.pooled:
+        return _pooled(model, trace)
     alone = engine.all_servers == 2 and isinstance(model.policy, Single)
     if alone and in_arrival_order(model.policy) and not engine.kv_transfer.token:
         return _recursion(model, trace)
@@ -66,23 +74,94 @@ def _in_turn(trace: Trace, first: SimulatedRun, second: SimulatedRun) -> Simulat
 
 
 def _recursion(model: Queue, trace: Trace) -> SimulatedRun:
-    law, rngs = model.engine.law, trace.residuals[0].spawn(2)
-    setups = law.speed * (law.k1 + law.k2 + law.kp * trace.prompt_tokens)
-    _, prefill = drawn_services(law, setups, rngs[0])
-    pace, decode = drawn_services(law, law.step(1) * trace.output_tokens, rngs[1])
+    services, step = _phases(model, trace)
     transfer = model.engine.kv_transfer.setup
-    delays = tandem_path(trace.arrived_at, np.array([prefill, decode]), transfer)
-    first = _served(trace, trace.arrived_at, delays[0], prefill, prefill)
+    delays = tandem_path(trace.arrived_at, services, transfer)
+    first = _served(trace, trace.arrived_at, trace.arrived_at + delays[0], services[0], services[0])
     ready = first.released_at + transfer
-    second = _served(trace, ready, delays[1], decode, pace * law.step(1))
+    second = _served(trace, ready, ready + delays[1], services[1], step)
     return _in_turn(trace, first, second)
 
 
+def _pooled(model: Queue, trace: Trace) -> SimulatedRun:
+    law, transfer = model.engine.law, model.engine.kv_transfer
+    services, step = _phases(model, trace)
+    prefills = None
+    if ranks_by_prompt(model.policy):
+        prefills = _setups(model, trace) / law.step(1)
+    predicted, limit = predictions_of(model, trace), model.requests.token_limit
+    given = trace.arrived_at, predicted, float(limit), trace.prompt_tokens
+    ranks = phase_ranks(model.policy, *given, prefills)
+    moves = transfer.setup + transfer.token * trace.prompt_tokens
+    count, servers = len(trace.arrived_at), model.engine.servers
+    state = np.empty((2 * count, 4)), np.empty((count, 4)), np.full(servers, np.inf)
+    starts, on = np.empty((2, count)), np.zeros((2, count), np.int64)
+    _run(trace.arrived_at, services, moves, ranks, (*state, np.zeros(servers, np.int64)), starts, on)
+    first = _served(trace, trace.arrived_at, starts[0], services[0], services[0], on[0])
+    ready = first.released_at + moves
+    return _in_turn(trace, first, _served(trace, ready, starts[1], services[1], step, on[1]))
+
+
+@compiled()
+def _run(arrived_at, services, moves, ranks, state, starts, on):  # type: ignore[no-untyped-def]
+    """Phase 0 is the prefill, 1 the decode, 2 the end."""
+    queue, moving, free_at, busy = state
+    waiting, away, coming, count = 0, 0, 0, len(arrived_at)
+    while True:
+        first = np.argmin(free_at)
+        arrival = arrived_at[coming] if coming < count else np.inf
+        moved = moving[0, 0] if away > 0 else np.inf
+        now = min(free_at[first], arrival, moved)
+        if now == np.inf:
+            return
+        if free_at[first] == now:
+            job, phase = busy[first] // 2, busy[first] % 2 + 1
+            free_at[first] = np.inf
+            if phase == 1 and moves[job] > 0.0:
+                push(moving, away, (now + moves[job], 0.0, float(job)), job)
+                away += 1
+                phase = 2
+        elif moved == now:
+            job, phase = pop(moving, away), 1
+            away -= 1
+        else:
+            job, phase = coming, 0
+            coming += 1
+        if phase < 2:
+            push(queue, waiting, (0.0, ranks[phase, job], float(job)), 2 * job + phase)
+            waiting += 1
+        for s in range(len(free_at)):
+            if waiting > 0 and free_at[s] == np.inf:
+                busy[s] = pop(queue, waiting)
+                waiting -= 1
+                job, phase = busy[s] // 2, busy[s] % 2
+                starts[phase, job], on[phase, job] = now, s
+                free_at[s] = now + services[phase, job]
+
+
+def _setups(model: Queue, trace: Trace) -> Vector:
+    law = model.engine.law
+    return np.asarray(law.speed * (law.k1 + law.k2 + law.kp * trace.prompt_tokens))
+
+
+def _phases(model: Queue, trace: Trace) -> tuple[Vector, Vector]:
+    """Seconds of prefill and decode [2, n], and of a step of the decode."""
+    law, rngs = model.engine.law, trace.residuals[0].spawn(2)
+    _, prefill = drawn_services(law, _setups(model, trace), rngs[0])
+    pace, decode = drawn_services(law, law.step(1) * trace.output_tokens, rngs[1])
+    return np.array([prefill, decode]), pace * law.step(1)
+
+
 def _served(
-    trace: Trace, arrived_at: Vector, delays: Vector, services: Vector, first_tokens: Vector
+    trace: Trace,
+    arrived_at: Vector,
+    starts: Vector,
+    services: Vector,
+    first_tokens: Vector,
+    servers: Ints | int = 0,
 ) -> SimulatedRun:
     """One by one; `first_tokens`: seconds from dispatch to the end of the first step."""
-    starts, numbers = arrived_at + delays, np.arange(len(delays))
+    numbers = np.arange(len(starts))
     ends = starts + services
     columns = {
         "dispatched_at": starts,
@@ -91,7 +170,7 @@ def _served(
         "server_free_at": ends,
         "batch_id": numbers,
         "batch_size": np.ones_like(numbers),
-        "server_id": np.zeros_like(numbers),
+        "server_id": np.zeros_like(numbers) + servers,
     }
     return SimulatedRun(arrived_at, trace.output_tokens, columns)
 
