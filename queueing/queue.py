@@ -19,9 +19,9 @@ from kendall.policies.fixed import Fixed
 from kendall.policies.immediate import Continuous, Single
 from kendall.policies.ordered import Ordered, counts, in_arrival_order, order_of, with_ranking
 from kendall.policies.orders import PARAMETERS
-from kendall.policies.orders.by_arrival import PrefillFirst
 from kendall.policies.orders.order import ByLength, Order
 from kendall.policies.orders.preemptive import Gittins
+from kendall.policies.orders.prefill import PrefillFirst
 from kendall.policies.registry import class_fault, is_built_in, usable_policies
 from kendall.policies.text import (
     SpecError,
@@ -814,7 +814,9 @@ class Queue:
                 ),
                 pad_prompts=limits.get("pad_prompts", False),
                 disaggregated=_truth("disaggregated", limits.get("disaggregated", False)),
-                prefill_servers=whole_number("prefill_servers", limits.get("prefill_servers", 1), 0),
+                prefill_servers=whole_number(
+                    "prefill_servers", limits.get("prefill_servers", 1), 0
+                ),
                 kv_transfer=_read(limits.get("kv_transfer"), KvTransfer, parse_kv_transfer)
                 or NO_TRANSFER,
                 energy=_energy(energy, latency, parsed) if energy or second is None else None,
@@ -1344,11 +1346,10 @@ class Queue:
             return " and ".join(queue.name for _, queue in self.models)
         if self.engine.second_model is not None:
             return f"{self.but(second_model=None).name}, two models"
-        if self.engine.pooled:
-            return f"{gaps}/G/{servers} with feedback"
         if self.engine.disaggregated:
             decode = self.but(**_WHOLE).name.removeprefix(gaps)
-            return f"{gaps}/G/{self.engine.prefill_servers} -> .{decode}"
+            stations = f"{self.engine.prefill_servers} -> .{decode}"
+            return f"{gaps}/G/{f'{servers} with feedback' if self.engine.pooled else stations}"
         arrivals = gaps if self.requests.sequences is None else f"{gaps}^X"
         if servers > 1 and self.engine.routing != "central":
             return f"{servers} queues {self.but(servers=1, routing='central').name}"

@@ -168,7 +168,7 @@ def _fill(waiting, ranks, idle_for, begin):
 
     def key(entry):
         phase, job = entry
-        return ranks.level[phase], ranks.value[phase][job], job
+        return ranks[phase][job], job
 
     for entry in sorted(waiting, key=key):
         idle = idle_for(entry[0])
@@ -177,28 +177,27 @@ def _fill(waiting, ranks, idle_for, begin):
             begin(idle, *entry)
 
 
-def slow_phases(arrived_at, seconds, ranks, servers, prefill=0):
-    """Ends of prefill and decode; the first `prefill` servers serve prefills, the others decodes,
-    or all serve both.
+def slow_phases(arrived_at, seconds, ranks, servers, prefill=0, moves=None):
+    """Ends of prefill and decode, whose ranks are [2, n]; the first `prefill` servers serve
+    prefills, the others decodes, or all serve both. `moves`: seconds between the two.
     """
     count = len(arrived_at)
     busy, ends = {}, [[math.nan] * count, [math.nan] * count]
-    waiting, to_come = [], list(range(count))
+    waiting, to_come = [], sorted((at, 0, job) for job, at in enumerate(arrived_at))
 
     def begin(server, phase, job, now):
         busy[server] = now + seconds[phase][job], phase, job
 
     while to_come or busy or waiting:
         ending = min(((at, server) for server, (at, _, _) in busy.items()), default=(math.inf, 0))
-        arrival = arrived_at[to_come[0]] if to_come else math.inf
-        now = min(ending[0], arrival)
-        if ending[0] <= arrival:
+        now = min(ending[0], to_come[0][0] if to_come else math.inf)
+        if ending[0] == now:
             _, phase, job = busy.pop(ending[1])
             ends[phase][job] = now
             if phase == 0:
-                waiting.append((1, job))
-        else:
-            waiting.append((0, to_come.pop(0)))
+                to_come = sorted([*to_come, (now + (0 if moves is None else moves[job]), 1, job)])
+        while to_come and to_come[0][0] == now:
+            waiting.append(to_come.pop(0)[1:])
         _fill(
             waiting,
             ranks,

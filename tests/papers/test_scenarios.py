@@ -16,13 +16,7 @@ from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.experiment import run_trace
 from papers.scenarios import many_queues, phases
 from papers.scenarios.many_queues import ChoiceWork, drawn_choices, run_choices
-from papers.scenarios.phases import (
-    PhaseRanks,
-    PhaseWork,
-    phase_ranks,
-    queue_of_phases,
-    run_pooled,
-)
+from papers.scenarios.phases import PhaseWork, queue_of_phases
 from papers.scenarios.runs import Measured, Replications, measured, ratio
 from papers.scenarios.several_models import simulate_models
 from papers.two_choices import TwoClasses, two_choices
@@ -82,53 +76,20 @@ def at_rate(rate):
     return dataclasses.replace(WORK, arrival_rate=rate)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("servers", [1, 3])
-@pytest.mark.parametrize("order", phases.ORDERS)
-def test_pooled_phases_follow_a_path_made_one_event_at_a_time(order, servers, seed):
-    work = at_rate(0.8 * servers)
-    drawn = work.drawn(np.random.default_rng(seed), 60)
-    seconds = work.phases(drawn)
-    ranks = phase_ranks(order, seconds)
-    found = run_pooled(drawn.arrived_at, seconds, ranks, servers)
-    expected = slow_phases(drawn.arrived_at, seconds, ranks, servers)
-    for mine, theirs in zip(found, expected, strict=True):
-        assert mine == pytest.approx(np.array(theirs), rel=1e-12)
-
-
 @pytest.mark.parametrize(
     ("policy", "dedicated"),
-    [("single", True), ("single:order=spjf,by=service", True), ("single", False)],
+    [("single", 1), ("single:order=spjf,by=service", 1), ("single:order=prefill-first", 0)],
 )
-def test_other_layouts_are_queues_of_the_product(policy, dedicated):
-    """First come, first served, pooled servers keep a request: it is the first of the queue."""
+def test_the_layouts_are_queues_of_the_product(policy, dedicated):
     work = at_rate(1.3)
     drawn = work.drawn(np.random.default_rng(4), 200)
     seconds = work.phases(drawn)
-    queue = queue_of_phases(work, policy, 1 if dedicated else 2, dedicated=dedicated)
+    queue = queue_of_phases(work, policy, 2 - dedicated, dedicated)
     rng = np.random.default_rng(0)
     run = run_trace(queue, dataclasses.replace(drawn, residuals=rng.spawn(2)))
-    none = PhaseRanks(np.zeros(2), np.zeros_like(seconds))
-    ranks = none if policy == "single" else phase_ranks("shortest-phase", seconds)
-    expected = slow_phases(drawn.arrived_at, seconds, ranks, 2, prefill=int(dedicated))
+    ranks = seconds if "spjf" in policy else np.array([[0.0], [not dedicated]]) + 0 * seconds
+    expected = slow_phases(drawn.arrived_at, seconds, ranks, 2, prefill=dedicated)
     assert run.released_at == pytest.approx(np.array(expected[1]), rel=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("order", "prefilled", "ended"),
-    [
-        ("prefill-first", [2.0, 3.0, 4.0], [7.0, 8.0, 11.0]),
-        ("shortest-phase", [2.0, 3.0, 5.0], [8.0, 4.0, 11.0]),
-        ("shortest-left", [2.0, 3.0, 8.0], [7.0, 4.0, 11.0]),
-    ],
-)
-def test_each_order_of_phases_on_one_server_by_hand(order, prefilled, ended):
-    """Prefills of 2, 1 and 1 s, decodes of 3, 1 and 3 s; the second and the third come while the
-    first is prefilled.
-    """
-    seconds = np.array([[2.0, 1.0, 1.0], [3.0, 1.0, 3.0]])
-    found = run_pooled(np.array([0.0, 0.5, 1.0]), seconds, phase_ranks(order, seconds), 1)
-    assert [each.tolist() for each in found] == [prefilled, ended]
 
 
 def test_means_of_phases_are_those_of_the_queue():
@@ -141,7 +102,7 @@ def test_means_of_phases_are_those_of_the_queue():
     assert (prefill, decode) == pytest.approx((0.3, 0.4))
     variance = 20 * 19 * (0.01**2 + 0.02**2)
     exact = ((prefill + decode) ** 2 + variance) / 2 / (1 - 0.7) + 0.7
-    queue = queue_of_phases(work, "single", 1, dedicated=False)
+    queue = queue_of_phases(work, "single", 1)
     found, first = phases.simulate_queue(work, queue, Replications(20_000, 16, 3))
     assert found.mean - first.mean == pytest.approx(decode, rel=0.01)
     agrees(found, exact)
@@ -161,11 +122,6 @@ def test_kinds_of_requests_are_mixed_by_their_probabilities():
     assert {tuple(np.round(row, 9)) for row in seconds.T} == kinds
     assert seconds.mean(axis=1) == pytest.approx(work.seconds, rel=0.03)
     assert work.seconds == pytest.approx((1.5 + 0.2 * (2.5 + 37.5), 4 * (12.5 + 7.5)))
-
-
-def test_unknown_orders_are_refused():
-    with pytest.raises(SpecError, match=r"shortest-left"):
-        phase_ranks("longest", np.zeros((2, 1)))
 
 
 # several models

@@ -43,6 +43,7 @@ TEXTS = {
     "priority": "order=priority,aging=2",
     "hrrn": "order=hrrn",
     "vtc": "order=vtc,output_weight=3",
+    "prefill-first": "order=prefill-first",
     "sprpt": "order=sprpt",
     "srpt-b": "order=srpt-b",
     "skippredict": "order=skippredict,threshold=40",
@@ -473,7 +474,7 @@ def test_batches_have_members_of_one_bin() -> None:
         ("single:order=sjf", "did you mean 'spjf'?"),
         (
             "continuous:order=foo",
-            "expected one of fcfs, spjf, ljf, threshold, boost, edf, priority, hrrn, vtc, sp",
+            "expected one of fcfs, spjf, ljf, threshold, boost, edf, priority, hrrn, vtc, pr",
         ),
         ("elastic:order=foo", "threshold, boost, binned, edf"),
         ("elastic:order=trail", "vtc, or the policy single or continuous"),

@@ -244,7 +244,8 @@ def test_the_load_is_that_of_the_slower_station(prefills: int, slower: str) -> N
 @pytest.mark.parametrize(
     ("limits", "message"),
     [
-        ({"prefill_servers": 0}, "got prefill_servers=0; expected a whole number"),
+        ({"prefill_servers": 0}, "for prefill_servers=0; expected single: servers that prefill"),
+        ({"prefill_servers": -1}, "got prefill_servers=-1; expected a whole number"),
         ({"prefill_servers": 1.5}, "got prefill_servers=1.5; expected a whole number"),
         ({"kv_transfer": "-2ms"}, "got setup=-2ms in the KV transfer '-2ms'; expected a duration"),
         ({"kv_transfer": "setup=nan"}, "got setup=nan in the KV transfer"),

@@ -12,7 +12,7 @@ from kendall.queueing.queue import Queue
 from papers.reproduction.artefact import Artefact, Panel, Say, Statement
 from papers.reproduction.simulate import SEED
 from papers.reproduction.slides.serving import clear, line, shown
-from papers.scenarios.phases import PhaseWork, queue_of_phases, simulate_pooled, simulate_queue
+from papers.scenarios.phases import PhaseWork, queue_of_phases, simulate_queue
 from papers.scenarios.runs import Measured, Replications
 from papers.scenarios.several_models import simulate_models
 
@@ -42,11 +42,12 @@ DEDICATED = {
     "dedicated, shortest phase": "single:order=spjf,by=service",
 }
 POOLED = {
-    "pooled, prefill first": "prefill-first",
-    "pooled, shortest phase": "shortest-phase",
-    "pooled, shortest left": "shortest-left",
+    "pooled, first come": "single",
+    "pooled, prefill first": "single:order=prefill-first",
+    "pooled, shortest phase": "single:order=spjf,by=service",
+    "pooled, shortest left": f"single:order=spjf,by=service,prompt_weight={LAW.kp / LAW.k4:g}",
 }
-LAYOUTS = (*DEDICATED, "pooled, first come", *POOLED)
+LAYOUTS = (*DEDICATED, *POOLED)
 
 
 def phases(say: Say) -> Artefact:
@@ -60,7 +61,7 @@ def phases(say: Say) -> Artefact:
     alike = {name: _phases(_at(ALIKE, 0.8), name) for name in LAYOUTS}
     say("one GPU of twice the speed")
     fast = dataclasses.replace(_at(MIXED, 0.8), law=LAW.at_speed(0.5))
-    queue = queue_of_phases(fast, "single", 1, dedicated=False)
+    queue = queue_of_phases(fast, "single", 1)
     single = simulate_queue(fast, queue, RUNS)[0]
     panels = tuple(
         Panel(
@@ -91,10 +92,8 @@ def phases(say: Say) -> Artefact:
 
 def _phases(work: PhaseWork, layout: str) -> tuple[Measured, Measured]:
     if layout in POOLED:
-        return simulate_pooled(work, POOLED[layout], 2, RUNS)
-    policy, dedicated = DEDICATED.get(layout, "single"), layout in DEDICATED
-    queue = queue_of_phases(work, policy, 1 if dedicated else 2, dedicated=dedicated)
-    return simulate_queue(work, queue, RUNS)
+        return simulate_queue(work, queue_of_phases(work, POOLED[layout], 2), RUNS)
+    return simulate_queue(work, queue_of_phases(work, DEDICATED[layout], 1, 1), RUNS)
 
 
 def _at(work: PhaseWork, load: float) -> PhaseWork:

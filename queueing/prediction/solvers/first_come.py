@@ -15,7 +15,8 @@ from typing import Any
 from kendall.policies.fixed import Fixed
 from kendall.policies.immediate import Capped, Continuous, Dynamic, Elastic, Single
 from kendall.policies.ordered import in_arrival_order, order_of
-from kendall.policies.orders.by_arrival import FirstCome, PrefillFirst
+from kendall.policies.orders.by_arrival import FirstCome
+from kendall.policies.orders.prefill import PrefillFirst
 from kendall.queueing.errors import NotConvergedError
 from kendall.queueing.latency.service_time import ServiceTime
 from kendall.queueing.models.batches.batch_chain import solve_batch_chain
@@ -340,4 +341,15 @@ BATCHES = Solver(_covers_batches, {"exact": _batches})
 CALLS = Solver(_covers_calls, {"exact": _calls})
 FIXED = Solver(_covers_fixed, {"exact": _fixed})
 CONTINUOUS = Solver(_covers_continuous, {"approximation": _continuous})
-SOLVERS = (SINGLE, FINITE, RENEWAL, TANDEM, POOLED, PREFILL_FIRST, BATCHES, CALLS, FIXED, CONTINUOUS)
+SOLVERS = (
+    SINGLE,
+    FINITE,
+    RENEWAL,
+    TANDEM,
+    POOLED,
+    PREFILL_FIRST,
+    BATCHES,
+    CALLS,
+    FIXED,
+    CONTINUOUS,
+)

@@ -131,6 +131,7 @@ def phase_ranks(
     predicted: Vector,
     limit: float,
     prompts: npt.NDArray[Any],
+    *,
     in_tokens: Vector | None = None,
 ) -> npt.NDArray[np.float64]:
     """Of requests that wait for their prefill, and for their decode, [2, n]: with no token made and

@@ -24,7 +24,7 @@ from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.models.tandem import tandem_path
 from kendall.queueing.queue import Queue, ranks_by_prompt
 from kendall.queueing.simulation.fast import COLUMNS, Ints, SimulatedRun, Trace, predictions_of
-from kendall.queueing.simulation.kernels import compiled
+from kendall.queueing.simulation.kernels import compiled, inner
 from kendall.queueing.simulation.orders.kernels import pop, push
 from kendall.queueing.simulation.orders.policy_order import phase_ranks
 
@@ -84,27 +84,43 @@ def _recursion(model: Queue, trace: Trace) -> SimulatedRun:
 
 
 def _pooled(model: Queue, trace: Trace) -> SimulatedRun:
-    law, transfer = model.engine.law, model.engine.kv_transfer
+    transfer, limit = model.engine.kv_transfer, float(model.requests.token_limit)
     services, step = _phases(model, trace)
-    prefills = None
+    in_tokens = None
     if ranks_by_prompt(model.policy):
-        prefills = _setups(model, trace) / law.step(1)
-    predicted, limit = predictions_of(model, trace), model.requests.token_limit
-    given = trace.arrived_at, predicted, float(limit), trace.prompt_tokens
-    ranks = phase_ranks(model.policy, *given, prefills)
+        in_tokens = _setups(model, trace) / model.engine.law.step(1)
+    given = trace.arrived_at, predictions_of(model, trace), limit, trace.prompt_tokens
+    ranks = phase_ranks(model.policy, *given, in_tokens=in_tokens)
     moves = transfer.setup + transfer.token * trace.prompt_tokens
     count, servers = len(trace.arrived_at), model.engine.servers
-    state = np.empty((2 * count, 4)), np.empty((count, 4)), np.full(servers, np.inf)
+    free = np.full(servers, np.inf), np.zeros(servers, np.int64)
     starts, on = np.empty((2, count)), np.zeros((2, count), np.int64)
-    _run(trace.arrived_at, services, moves, ranks, (*state, np.zeros(servers, np.int64)), starts, on)
-    first = _served(trace, trace.arrived_at, starts[0], services[0], services[0], on[0])
+    work = trace.arrived_at, services, moves, ranks
+    _run(work, (np.empty((2 * count, 4)), np.empty((count, 4)), *free), (starts, on))
+    first = _served(trace, trace.arrived_at, starts[0], services[0], services[0], servers=on[0])
     ready = first.released_at + moves
-    return _in_turn(trace, first, _served(trace, ready, starts[1], services[1], step, on[1]))
+    second = _served(trace, ready, starts[1], services[1], step, servers=on[1])
+    return _in_turn(trace, first, second)
+
+
+@inner
+def _start(now, waiting, work, state, path):  # type: ignore[no-untyped-def]
+    """How many wait once each free server has taken one."""
+    (queue, _, free_at, busy), (starts, on) = state, path
+    for s in range(len(free_at)):
+        if waiting > 0 and free_at[s] == np.inf:
+            busy[s] = pop(queue, waiting)
+            waiting -= 1
+            job, phase = busy[s] // 2, busy[s] % 2
+            starts[phase, job], on[phase, job] = now, s
+            free_at[s] = now + work[1][phase, job]
+    return waiting
 
 
 @compiled()
-def _run(arrived_at, services, moves, ranks, state, starts, on):  # type: ignore[no-untyped-def]
+def _run(work, state, path):  # type: ignore[no-untyped-def]
     """Phase 0 is the prefill, 1 the decode, 2 the end."""
+    arrived_at, _, moves, ranks = work
     queue, moving, free_at, busy = state
     waiting, away, coming, count = 0, 0, 0, len(arrived_at)
     while True:
@@ -130,13 +146,7 @@ def _run(arrived_at, services, moves, ranks, state, starts, on):  # type: ignore
         if phase < 2:
             push(queue, waiting, (0.0, ranks[phase, job], float(job)), 2 * job + phase)
             waiting += 1
-        for s in range(len(free_at)):
-            if waiting > 0 and free_at[s] == np.inf:
-                busy[s] = pop(queue, waiting)
-                waiting -= 1
-                job, phase = busy[s] // 2, busy[s] % 2
-                starts[phase, job], on[phase, job] = now, s
-                free_at[s] = now + services[phase, job]
+        waiting = _start(now, waiting, work, state, path)
 
 
 def _setups(model: Queue, trace: Trace) -> Vector:
@@ -158,6 +168,7 @@ def _served(
     starts: Vector,
     services: Vector,
     first_tokens: Vector,
+    *,
     servers: Ints | int = 0,
 ) -> SimulatedRun:
     """One by one; `first_tokens`: seconds from dispatch to the end of the first step."""
