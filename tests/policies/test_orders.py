@@ -477,7 +477,7 @@ def test_batches_have_members_of_one_bin() -> None:
             "expected one of fcfs, spjf, ljf, threshold, boost, edf, priority, hrrn, vtc, pr",
         ),
         ("elastic:order=foo", "threshold, boost, binned, edf"),
-        ("elastic:order=trail", "vtc, or the policy single or continuous"),
+        ("elastic:order=trail", "prefill-first, or the policy single or continuous"),
         ("continuous:order=binned", "gittins, or the policy dynamic, fixed, capped or elastic"),
         ("continuous:order=", "expected order=VALUE, for example continuous:order=spjf"),
         ("continuous:order", "expected key=value, for example continuous:order=spjf"),

@@ -23,7 +23,6 @@ RESUMING = parse_law(f"{LAW},kr=6e-3")
 COUNT = 1500
 FLOWS = ("heavy", "", "heavy", "light", "heavy")
 ORDERS = (
-    "prefill-first",
     "spjf",
     "spjf,aging=0.002",
     "ljf",
