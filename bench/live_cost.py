@@ -16,7 +16,13 @@ keep what they keep: the long run and the simulation of the next minutes are wit
 their true frequency, as the looks cover five minutes. Compilation of the simulator is over before
 (it is kept on disk). Pauses of the event loop: feeding by request, in wall seconds; take and pickle
 by look, in CPU seconds and in wall seconds, which on a busy machine hold what others did meanwhile.
-OpenBLAS has one thread, as in the predicting process. Not in here are the autopilot (off by
+OpenBLAS has one thread, as in the predicting process. The length predictor `learned` is fed the
+prompts of bench/prompt_lengths.py, in turn:
+
+    share = (predict + on_record) x rate
+
+Learning is apart (`learn_s`, CPU seconds each time, in the niced predicting process): the gateway
+learns again when at least 100 times as long has passed. Not in here are the autopilot (off by
 default), what the interpreter and the pool's pipe do besides, and starting the process (seconds,
 once).
 
@@ -26,7 +32,9 @@ once).
 from __future__ import annotations
 
 import argparse
+import asyncio
 import importlib
+import itertools
 import json
 import os
 import pickle
@@ -37,11 +45,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
 
+from bench.prompt_lengths import rows
+from kendall.policies import Request
 from kendall.queueing.choosing.forecast import Setting
 from kendall.queueing.control.assess import assess
 from kendall.queueing.distributions.token_distribution import parse_distribution
@@ -55,9 +66,11 @@ from kendall.queueing.measurement.record import Record
 from kendall.queueing.prediction import predict_model
 from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.experiment import simulate_run
+from kendall.server.engines.base import EngineRequest, Sampling
 from kendall.server.live import prediction_worker
 from kendall.server.live.answers import Answer
 from kendall.server.live.assessment_request import AssessmentRequest
+from kendall.server.predictors.lengths import ANSWERS, LengthPredictor
 
 RATE = 500.0  # requests/s
 LOAD = 0.6
@@ -271,6 +284,49 @@ def measure(policy: str) -> dict[str, Any]:
     }
 
 
+def measure_predictor() -> dict[str, float]:
+    """`learned`, once it has learned from as many answers as it keeps: microseconds a request,
+    share of one core, CPU seconds of learning.
+    """
+    data, learning = rows(), list[float]()
+    prompts = [
+        ([crc32(word.encode()) for word in row["prompt"].split()], row["tokens"][0]) for row in data
+    ]
+    numbers = itertools.count()
+
+    async def ask(_: str, *arguments: Any) -> Any:
+        began = time.process_time()
+        model = prediction_worker.learn_lengths(*arguments)
+        learning.append(time.process_time() - began)
+        return model
+
+    async def fed(predictor: LengthPredictor, count: int) -> float:
+        began = time.process_time()
+        for number in itertools.islice(numbers, count):
+            prompt, tokens = prompts[number % len(prompts)]
+            request = Request(str(number), 0.0, len(prompt), 256)
+            call = EngineRequest(request, prompt, Sampling(max_tokens=256))
+            await predictor.predicted([call])
+            predictor.on_record(
+                Record(request_id=str(number), outcome="completed", output_tokens=tokens)
+            )
+        return (time.process_time() - began) / count
+
+    async def main() -> float:
+        predictor = LengthPredictor("learned", ask)
+        await fed(predictor, ANSWERS)
+        await predictor.learn()
+        assert predictor.version == 1
+        return await fed(predictor, ANSWERS)
+
+    per_request = asyncio.run(main())
+    return {
+        "predict_us": per_request * 1e6,
+        "share": per_request * RATE,
+        "learn_s": learning[0],
+    }
+
+
 COLUMNS = (
     *("feed_us", "hand_over_ms", "assess_ms", "assess_max_ms", "predict_ms", "what_if_ms"),
     *("share", "total", "feed_p99_us", "feed_max_us", "take_cpu_max_us", "take_p50_us"),
@@ -294,6 +350,11 @@ def main() -> int:
         numbers = (f"{row[name]:13.4g}" for name in COLUMNS)
         memory = f"{row['look_bytes'] / 2**20:7.1f}"
         print(policy.ljust(30), *numbers, memory, row["verdict"], *row["failing"], flush=True)
+    lengths = measure_predictor()
+    print(
+        f"length predictor learned: {lengths['predict_us']:.3g} us a request, "
+        f"{lengths['share']:.2%} of one core; learning {lengths['learn_s']:.2g} s each time"
+    )
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     good = all(
         row["total"] < ALLOWED
@@ -305,10 +366,13 @@ def main() -> int:
         f"largest share of one core {share:.2%}, with what-ifs {total:.2%}; largest resident "
         f"memory {resident:.0f} MiB"
     )
+    good &= lengths["share"] < ALLOWED
     print("within 3 % of one core and 1 ms" if good else "NOT within 3 % of one core and 1 ms")
     if options.json:
         facts = {"rate": RATE, "hardware": hardware(), "resident_mib": resident}
-        options.json.write_text(json.dumps(facts | {"policies": measured}, indent=1))
+        options.json.write_text(
+            json.dumps(facts | {"policies": measured, "length_predictor": lengths}, indent=1)
+        )
     return 0 if good else 1
 
 

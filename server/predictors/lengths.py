@@ -49,6 +49,7 @@ MOST_TOLD = 50_000  # requests under way: beyond any queue
 JUDGED, FEWEST_JUDGED = 500, 10  # predictions whose quality is shown: the last ones
 ENOUGH = 200  # new answers before something is learned from them
 PAUSE = 10.0  # seconds between two looks whether there are
+LEARNING_SHARE = 0.01  # of the time, once it has learned for the first time
 # tokens, or characters of a call that is passed on, in which prompts that begin alike, or are the
 # same, do not differ
 BEGINNING, COMPARED = 64, 4096
@@ -284,12 +285,17 @@ class LengthPredictor(Observer):
         self._worse, self._unsaved = [], True
 
     async def run(self) -> None:
-        """Learn again once there are enough new answers, until the gateway ends."""
+        """Learn again once there are enough new answers, until the gateway ends; of the time not
+        more than LEARNING_SHARE, as busy clients bring enough every few seconds.
+        """
+        clock = asyncio.get_running_loop().time
+        next_at = clock()
         while True:
             await asyncio.sleep(PAUSE)
-            if self._new >= max(ENOUGH, len(self._answers) // 5):
-                self._new = 0
+            if clock() >= next_at and self._new >= max(ENOUGH, len(self._answers) // 5):
+                self._new, began = 0, clock()
                 await self.learn()
+                next_at = clock() + (clock() - began) / LEARNING_SHARE
             if self._unsaved:
                 self._unsaved = False
                 await self._save()

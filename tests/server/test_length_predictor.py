@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -10,11 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kendall.policies import Request
+from kendall.queueing.measurement.record import Record
 from kendall.queueing.predictors.learned import learn
 from kendall.server.page.state import topics
 from kendall.server.predictors import lengths
 from kendall.server.predictors.lengths import LengthPredictor
 from tests.server.asgi import call, running
+from tests.server.harness import engine_request_of
 from tests.virtual_time import run_virtual
 
 LONG, SHORT = "write a long essay about tea", "say yes"
@@ -195,3 +199,29 @@ def test_a_model_that_does_not_help_leaves_the_one_before_in_force() -> None:
         assert (predictor.version, answers) == (0, [])
 
     asyncio.run(main())
+
+
+def test_learning_takes_one_percent_of_the_time_however_busy_the_clients_are() -> None:
+    began: list[float] = []
+
+    async def ask(function: str, *arguments: Any) -> None:
+        began.append(asyncio.get_running_loop().time())
+        await asyncio.sleep(2)
+
+    async def busy(predictor: LengthPredictor) -> None:
+        for number in range(10_000):
+            name = str(number)
+            request = Request(name, arrived_at=0.0, prompt_tokens=1, max_output_tokens=500)
+            await predictor.predicted([engine_request_of(request, None)])
+            predictor.on_record(Record(request_id=name, outcome="completed", output_tokens=20))
+            await asyncio.sleep(0.1)
+
+    async def main() -> None:
+        predictor = LengthPredictor("learned", ask)
+        learning = asyncio.create_task(predictor.run())
+        await busy(predictor)
+        learning.cancel()
+
+    run_virtual(main())
+    assert 4 <= len(began) <= 6
+    assert min(later - earlier for earlier, later in itertools.pairwise(began)) >= 200
