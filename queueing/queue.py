@@ -20,7 +20,7 @@ from kendall.policies.immediate import Continuous, Single
 from kendall.policies.ordered import Ordered, counts, in_arrival_order, order_of, with_ranking
 from kendall.policies.orders import PARAMETERS
 from kendall.policies.orders.order import ByLength, Order
-from kendall.policies.orders.preemptive import Gittins
+from kendall.policies.orders.preemptive import Gittins, PredictedGittins
 from kendall.policies.orders.prefill import PrefillFirst
 from kendall.policies.registry import class_fault, is_built_in, usable_policies
 from kendall.policies.text import (
@@ -78,10 +78,11 @@ from kendall.queueing.measurement.slo import level_of
 from kendall.queueing.models.batches.binned import binned_rate
 from kendall.queueing.models.changeover import Changeover
 from kendall.queueing.models.gg1 import LARGEST_SCV
-from kendall.queueing.models.gittins import gittins_ranks
+from kendall.queueing.models.gittins import gittins_ranks, ranks_by_class
 from kendall.queueing.models.slots.continuous import SlotTime
 from kendall.queueing.models.soap.token_orders import predictor_in_tokens
 from kendall.queueing.models.tandem import phase_means, phases
+from kendall.queueing.predictors.classes import classes_of
 from kendall.queueing.predictors.prediction_cost import (
     PaidPredictions,
     PredictionCost,
@@ -515,7 +516,7 @@ class Queue:
         if isinstance(order, ByLength):
             ranking: Order | None = self._ranked_by_service(order)
         else:
-            assert isinstance(order, Gittins)
+            assert isinstance(order, Gittins | PredictedGittins)
             ranking = self._ranked_by_age(order)
         if ranking is not None:
             object.__setattr__(self, "policy", with_ranking(self.policy, ranking))
@@ -531,18 +532,43 @@ class Queue:
             return None
         return replace(order, prompt_weight=law.admission(0, 1) / share)
 
-    def _ranked_by_age(self, order: Gittins) -> Order | None:
+    def _ranked_by_age(self, order: Gittins | PredictedGittins) -> Order | None:
+        lengths, most = self.requests.output_tokens, self.requests.token_limit
+        if isinstance(order, PredictedGittins):
+            predictor = predictor_in_tokens(self.requests.predictor, most)
+            return self.ranked_by_class(order, *classes_of(predictor, lengths, most))
+        costs = self._token_costs
+        return None if costs is None else order.with_ranks(*gittins_ranks(lengths, *costs))
+
+    def ranked_by_class(
+        self, order: PredictedGittins, classes: tuple[float, ...], joint: Vector
+    ) -> Order | None:
+        """The order with the ranks of these classes of predictions, and of the joint law of classes
+        and lengths (`predictors.classes`); None where a token takes no time.
+        """
+        lengths, costs = self.requests.output_tokens, self._token_costs
+        if costs is None:
+            return None
+        ranks = (
+            ranks_by_class(lengths, joint, *costs) if classes else gittins_ranks(lengths, *costs)
+        )
+        return order.with_ranks(classes, *ranks)
+
+    @property
+    def _token_costs(self) -> tuple[float, float] | None:
+        """To begin, and to go on after a preemption, in units of a token's time; None where that is
+        0: a token more or less makes no difference.
+        """
         law, prompts = self.engine.law, self.requests.prompt_tokens
         prompt = 0.0 if prompts is None else prompts.mean
         slots = self.bound or 1
         admission = law.admission if self.policy.joins_running else law.setup
         begin, go_on = (max(admission(1, prompt, resumed), 0.0) for resumed in (0, 1))
         step = law.step(slots)
-        if not step:  # a token more or less makes no difference
+        if not step:
             return None
         # to go on takes a step of every slot's time
-        given = begin / step, slots * go_on / step
-        return order.with_ranks(*gittins_ranks(self.requests.output_tokens, *given))
+        return begin / step, slots * go_on / step
 
     def _check_end(self) -> None:
         """Of arrivals that end the number is drawn too: calls and stations are not drawn then."""

@@ -117,7 +117,7 @@ class Ranking(NamedTuple):
     @property
     def order(self) -> Order:
         """As the kernel takes it."""
-        no_levels = np.empty(0, np.int64), np.empty(0), 0
+        no_levels = np.empty(0, np.int64), np.empty(0), np.empty(0, np.int64), 0
         form = Interrupting(
             self.value, self.limit, 1.0, math.nan, self.slope, False, 0, *no_levels, NEVER, 0.0, 0.0
         )

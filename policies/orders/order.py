@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -82,6 +82,8 @@ class Form:
     bounces: bool = False  # what falls to 0 with its tokens rises again, up to where it began
     starts: tuple[int, ...] = ()  # tokens made with which each level begins: 0, ..
     ranks: tuple[float, ...] = ()  # of each level, in place of its number; with `every` 0
+    classes: tuple[float, ...] = ()  # the largest prediction of each class but the last, whose
+    # levels have ranks of their own: a row of `ranks` behind the other
     every: int = 0  # tokens of each level from the last of these on; 0: it has no end
     aging: float | None = None  # seconds for each unit of the value
     settled: float | None = None  # share of the prediction from which on it is not interrupted
@@ -106,12 +108,13 @@ class Form:
             value += self.per_token * made
             if self.bounces:
                 value = min(abs(value), begun)
-        return value + self.level(made) if self.starts else value
+        return value + self.level(request, made) if self.starts else value
 
-    def level(self, made: int) -> float:
+    def level(self, request: Request, made: int) -> float:
         """Its number, from 0, or what it has of `ranks`."""
         if self.ranks:
-            return self.ranks[bisect_right(self.starts, made) - 1]
+            row = bisect_left(self.classes, predicted_tokens(request)) if self.classes else 0
+            return self.ranks[row * len(self.starts) + bisect_right(self.starts, made) - 1]
         beyond = made - self.starts[-1]
         whole = beyond // self.every if self.every and beyond > 0 else 0
         return bisect_right(self.starts, made) - 1 + whole

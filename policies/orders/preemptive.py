@@ -165,6 +165,55 @@ class Gittins(Aging):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PredictedGittins(Aging):
+    """Gittins index of each request's own length, whose distribution follows from its prediction
+    (`queueing.predictors.classes`). Until that is known: first come, first served.
+    """
+
+    name: ClassVar[str] = "gittins-predicted"
+    predicts: ClassVar[bool] = True
+    preemptive: ClassVar[bool] = True
+
+    @cached_property
+    def form(self) -> Form:
+        return Form(quantity="prediction", weight=0.0, settled=0.0)
+
+    @property
+    def learns(self) -> bool:
+        return True
+
+    def with_ranks(
+        self, classes: tuple[float, ...], starts: tuple[int, ...], ranks: tuple[float, ...]
+    ) -> PredictedGittins:
+        """The order with these ranks: for each class of predictions (`Form.classes`) one from each
+        number of tokens made on.
+        """
+        return RankedByClass(aging=self.aging, classes=classes, starts=starts, ranks=ranks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankedByClass(PredictedGittins):
+    """`PredictedGittins` with its ranks."""
+
+    classes: tuple[float, ...]
+    starts: tuple[int, ...]
+    ranks: tuple[float, ...]
+
+    @cached_property
+    def form(self) -> Form:
+        if not self.starts:
+            return PredictedGittins().form
+        return Form(
+            quantity="prediction",
+            weight=0.0,
+            classes=self.classes,
+            starts=self.starts,
+            ranks=self.ranks,
+            aging=self.aging,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class RankedGittins(Gittins):
     """`Gittins` with its ranks, or none where nothing is to be preempted."""
 

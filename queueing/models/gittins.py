@@ -34,7 +34,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from kendall.queueing.distributions.token_distribution import TokenDistribution
+from kendall.queueing.distributions.token_distribution import TokenDistribution, Vector
 
 LEVELS = 32
 STINT = 32.0
@@ -48,18 +48,39 @@ def gittins_ranks(
     both empty where no rank exceeds that of a new request, so that nothing is preempted. `setup`
     and `resume`, the cost of going on after a preemption, in units of a token's time.
     """
+    starts, ranks = ranks_by_class(lengths, lengths.pmf[None, :], setup, resume)
+    return (starts, ranks) if max(ranks) > ranks[0] else ((), ())
+
+
+def ranks_by_class(
+    lengths: TokenDistribution, joint: Vector, setup: float = 0.0, resume: float = 0.0
+) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """As `gittins_ranks`, of each class of requests, whose lengths are known by `joint` [classes,
+    lengths]: a row of ranks for each class behind the other, from the same tokens made on.
+    """
     served = np.append(0.0, np.cumsum(lengths.survival))
     ages = _ages(lengths, served, STINT * resume)
-    left = np.append(lengths.survival[ages], 0.0)
-    work = np.append(served[ages], lengths.mean) + setup
-    work[0] = 0.0
-    starts, ranks = [0], [_rank(0, work, left)]
-    for place in range(1, len(ages)):
-        rank = _rank(place, work, left)
-        if rank != ranks[-1]:
-            starts.append(ages[place])
-            ranks.append(rank)
-    return (tuple(starts), tuple(ranks)) if max(ranks) > ranks[0] else ((), ())
+    rows = []
+    for chances in joint:
+        own = lengths.survival if len(joint) == 1 else _survival(chances)
+        served = np.append(0.0, np.cumsum(own))
+        left = np.append(own[ages], 0.0)
+        work = np.append(served[ages], served[-1]) + setup
+        work[0] = 0.0
+        row = [_rank(0, work, left)]
+        for place in range(1, len(ages)):  # what outlives all of its class keeps its rank
+            row.append(_rank(place, work, left) if left[place] > 0 else row[-1])
+        rows.append(row)
+    ranks = np.array(rows)
+    kept = np.append(True, np.any(ranks[:, 1:] != ranks[:, :-1], axis=0))
+    starts = tuple(age for age, changes in zip(ages, kept, strict=True) if changes)
+    return starts, tuple(ranks[:, kept].ravel().tolist())
+
+
+def _survival(chances: Vector) -> Vector:
+    """P(N > n)."""
+    beyond = np.cumsum(chances[::-1])[::-1]
+    return np.append(beyond[1:], 0.0) / beyond[0]
 
 
 def _ages(lengths: TokenDistribution, served: npt.NDArray[np.float64], apart: float) -> list[int]:

@@ -18,6 +18,7 @@ import msgspec
 from kendall.policies import SpecError, parse_policy
 from kendall.policies.ordered import order_of
 from kendall.policies.orders.order import Order
+from kendall.policies.orders.preemptive import PredictedGittins
 from kendall.policies.text import counted
 from kendall.queueing.choosing.advice.advise import TARGETS, UNASKED, advise, parse_objective
 from kendall.queueing.choosing.advice.load_balancer import behind_load_balancer, routings_of
@@ -55,6 +56,7 @@ from kendall.queueing.estimation.assumptions.compared_window import (
 from kendall.queueing.estimation.checked import cut_at
 from kendall.queueing.estimation.estimates import Estimates, SavedEstimates
 from kendall.queueing.estimation.interval import UNKNOWN, Estimate
+from kendall.queueing.estimation.lengths.predictions import classes_of_window
 from kendall.queueing.estimation.outlook import (
     Outlook,
     RecentArrivals,
@@ -273,15 +275,22 @@ def _answer(question: AssessmentRequest, seen: Snapshot, found: Assessment) -> A
         estimates=found.estimates.summary(),
         prediction=described(question, seen, found),
         ahead=_ahead(found),
-        ranking=_ranking(found),
+        ranking=_ranking(seen, found),
         state=_saved(found.estimates.saved()) if question.saving else None,
     )
 
 
-def _ranking(found: Assessment) -> Order | None:
-    """Of the policy in force, where its order learns from the lengths."""
-    order = None if found.model is None else order_of(found.model.policy)
-    return order if order is not None and order.learns else None
+def _ranking(seen: Snapshot, found: Assessment) -> Order | None:
+    """Of the policy in force, where its order learns from the lengths; by what predictions became,
+    where enough requests had one.
+    """
+    if found.model is None or not (order := order_of(found.model.policy)).learns:
+        return None
+    if isinstance(order, PredictedGittins):
+        longest = found.model.requests.output_tokens.longest
+        classes = classes_of_window(seen, longest)
+        return order if classes is None else found.model.ranked_by_class(order, *classes)
+    return order
 
 
 def _saved(value: SavedEstimates | State) -> msgspec.Raw:

@@ -119,6 +119,7 @@ def test_the_shortest_of_those_that_wait_goes_first(tmp_path: Path) -> None:
             "continuous:order=gittins",
             "that only the gateway keeps (kendall serve); expected an order",
         ),
+        ("continuous:order=gittins-predicted", "that only the gateway keeps (kendall serve)"),
         ("continuous:order=sjf", "got order='sjf' for policy continuous"),
     ],
 )

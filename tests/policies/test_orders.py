@@ -54,6 +54,7 @@ TEXTS = {
     "mlfq": "order=mlfq,quantum=8,levels=3",
     "fb": "order=fb,quantum=4",
     "gittins": "order=gittins,aging=3",
+    "gittins-predicted": "order=gittins-predicted",
 }
 KEPT = dict.fromkeys(contract.name for contract in CONTRACTS)  # each checked, none broken
 AT_ONCE = ("single", "continuous:max_batch_size=3", "continuous")

@@ -54,6 +54,8 @@ ORDERS = (
     "gittins",
     "gittins,aging=0.005",
     "gittins,max_preemptions=2",
+    "gittins-predicted",
+    "gittins-predicted,aging=0.005",
 )
 
 
@@ -109,7 +111,7 @@ def test_a_replay_is_the_sample_path_throughout(
     "order",
     [
         *("sprpt", "srpt-b", "trail,c=0.5", "pspjf", "mlfq,quantum=2", "fb"),
-        *("skippredict,threshold=4", "delaypredict,limit=2", "gittins"),
+        *("skippredict,threshold=4", "delaypredict,limit=2", "gittins", "gittins-predicted"),
     ],
 )
 @settings(deadline=None, max_examples=60)

@@ -24,7 +24,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from kendall.loadgen.gateway.gateway_process import GatewayProcess, free_port
 from kendall.loadgen.sending.client.target import Target
 from kendall.loadgen.sending.run import run_load
-from kendall.policies.orders.preemptive import Gittins
+from kendall.policies import Request, parse_policy
+from kendall.policies.ordered import order_of
+from kendall.policies.orders.preemptive import Gittins, PredictedGittins
 from kendall.queueing.arrivals.timetable import draw
 from kendall.queueing.choosing.forecast import Setting, WhatIf
 from kendall.queueing.control.assess import assess
@@ -33,6 +35,7 @@ from kendall.queueing.engine_bounds import EngineBounds
 from kendall.queueing.estimation.interval import symmetric, without_interval
 from kendall.queueing.estimation.summaries import Judgement
 from kendall.queueing.estimation.window.producer import WindowProducer
+from kendall.queueing.estimation.window.snapshot import COLUMN
 from kendall.queueing.estimation.window_queue import QueueLimits
 from kendall.queueing.json_form import json_object, to_json
 from kendall.queueing.latency.law import LatencyModel
@@ -117,6 +120,40 @@ def test_an_order_that_learns_has_its_ranks_from_the_lengths_of_the_window(
     found, (starts, ranks) = ranking.form, gittins_ranks(lengths)
     assert found.starts[1:4] == pytest.approx(starts[1:4], abs=1)
     assert found.ranks[0] == pytest.approx(ranks[0], rel=0.2)
+
+
+@pytest.mark.parametrize("calibrated", [False, True])
+@pytest.mark.parametrize("told", [True, False])
+def test_ranks_by_prediction_follow_from_what_predictions_became(
+    calibrated: bool, told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lognormal lengths and errors. Predictions Y, or e^(a + b Y) with the least squared error in
+    ln N, say the same; without any the ranks are those of `gittins`.
+    """
+    policy, law = "single:order=gittins-predicted", LatencyModel(k4=0.01)
+    exact = Queue.read(
+        policy, "lognormal:mu=3,sigma=1", law, max_output_tokens=400, predictor="lognormal:sigma=1"
+    )
+    seen = window_of(exact.but(policy=parse_policy("single")), 0.6, 4000, 1)
+    rows = seen.rows.copy()
+    noise = np.random.default_rng(2).standard_normal(len(rows))
+    log_told = np.log(rows[:, COLUMN["output_tokens"]]) + noise
+    shown = 3 + (log_told - 3) / 2 if calibrated else log_told
+    rows[:, COLUMN["predicted_tokens"]] = np.exp(shown) if told else np.nan
+    seen = dataclasses.replace(seen.having(rows), policy=policy)
+    monkeypatch.setattr(prediction_worker, "_seen", lambda _: seen)
+    monkeypatch.setattr(prediction_worker, "_memory", prediction_worker._Memory())
+    question = dataclasses.replace(question_at(seen.now, policy), shape=law, longest=400)
+    ranking = prediction_worker.assess_window(question).ranking
+    assert isinstance(ranking, PredictedGittins)
+    if not told:
+        assert not ranking.form.classes
+        return
+    for predicted in (5.0, 20.0, 80.0):
+        request = Request("a", 0.0, 8, 400, predicted)
+        own = math.exp(3 + (math.log(predicted) - 3) / 2) if calibrated else predicted
+        found = ranking.rank(request._replace(predicted_output_tokens=own), 0)
+        assert found == pytest.approx(order_of(exact.policy).rank(request, 0), rel=0.15)
 
 
 @pytest.mark.parametrize(

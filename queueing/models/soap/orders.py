@@ -14,7 +14,8 @@ that predictions take on the server included), their probabilities, and their ra
     LevelsRanks            multi-level feedback: classes by age, first come first served in each
     SkipRanks              predicted short first, by arrival; behind them SPRPT (SkipPredict)
     DelayRanks             everyone first up to an age, by arrival; behind that SPRPT (DelayPredict)
-    SteppedRanks           a given rank from each age on, rising or falling: Gittins
+    SteppedRanks           a given rank from each age on, rising or falling: Gittins; of each
+                           class of predictions its own
     ThresholdRanks         predicted short before predicted long; `preemptive` as in the slides, or
                       in order of arrival
 
@@ -28,6 +29,7 @@ size estimates (2022); Shahout et al., Don't stop me now (TRAIL, 2025); the slid
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Protocol
@@ -38,6 +40,7 @@ from kendall.policies.text import SpecError
 from kendall.queueing.distributions.token_distribution import Vector
 from kendall.queueing.models.soap import ranks
 from kendall.queueing.models.soap.ranks import Ranks
+from kendall.queueing.predictors.classes import joint_of_classes
 from kendall.queueing.predictors.laws import OneBit, Predictor
 from kendall.queueing.predictors.sizes import Atoms, SizeGrid
 
@@ -149,17 +152,26 @@ class LevelsRanks(_ByAge):
 
 
 @dataclass(frozen=True)
-class SteppedRanks(_ByAge):
-    """`values[i]` from the age `ages[i]` on, seconds; the first is 0."""
+class SteppedRanks(_ByPrediction):
+    """Of each class of predictions a row of `values`, one from each of `ages` on, seconds; the
+    first age is 0. `classes`: the largest prediction of each class but the last, seconds.
+    """
 
     ages: tuple[float, ...]
     values: tuple[float, ...]
+    classes: tuple[float, ...] = ()
 
-    def boundaries(self, predictor: Predictor) -> tuple[float, ...]:  # noqa: ARG002 - the protocol's
-        return self.ages[1:]
+    def boundaries(self, predictor: Predictor) -> tuple[float, ...]:
+        return (*super().boundaries(predictor), *self.ages[1:])
 
     def ranks(self, predicted: Vector) -> Ranks:
-        return ranks.steps(len(predicted), self.ages, self.values)
+        rows = np.reshape(self.values, (-1, len(self.ages)))
+        return ranks.steps(self.ages, rows[np.searchsorted(self.classes, predicted)])
+
+    def jobs(self, sizes: Atoms, predictor: Predictor, grid: SizeGrid) -> Jobs:  # noqa: ARG002 - the protocol's
+        joint = joint_of_classes(predictor, self.classes, sizes.sizes, sizes.weights)
+        kinds = np.append(self.classes, math.inf)
+        return Jobs(sizes.sizes, joint, np.zeros(len(kinds)), self.ranks(kinds))
 
 
 @dataclass(frozen=True, kw_only=True)

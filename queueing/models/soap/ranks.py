@@ -101,9 +101,10 @@ def levels(kinds: int, quanta: Sequence[float]) -> Ranks:
     return Ranks.of(kinds, [(float(at), k, 0.0, 0.0) for k, at in enumerate(starts)])
 
 
-def steps(kinds: int, ages: Sequence[float], values: Sequence[float]) -> Ranks:
-    """`values[i]` from the age `ages[i]` on."""
-    return Ranks.of(kinds, [(at, 0, value, 0.0) for at, value in zip(ages, values, strict=True)])
+def steps(ages: Sequence[float], values: Vector) -> Ranks:
+    """`values[:, i]` [kinds] from the age `ages[i]` on."""
+    pieces: list[Piece] = [(at, 0, value, 0.0) for at, value in zip(ages, values.T, strict=True)]
+    return Ranks.of(len(values), pieces)
 
 
 def two_classes(long: Vector, preemptive: bool, last_come: bool = True) -> Ranks:

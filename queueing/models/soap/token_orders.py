@@ -6,7 +6,7 @@ length of n tokens is S(n) seconds, and the age at n tokens too. Of an order's f
 (`policies.orders.order.Form`):
 
     levels by tokens made    LevelsRanks; LeastAttainedRanks where they are many, or a token each
-    levels with ranks        SteppedRanks
+    levels with ranks        SteppedRanks, of each class of predictions
     nothing but the arrival  FifoRanks
     above                    ThresholdRanks, in order of arrival among short requests
     a prediction             PredictedRanks; with each token made they change by step x per_token
@@ -127,7 +127,8 @@ class TokenService:
         form = asked.form
         if asked.preemptive and form.ranks:
             ages = (0.0, *map(self.seconds, form.starts[1:]))
-            return SteppedRanks(ages, form.ranks)
+            classes = tuple(self.seconds(math.floor(most) + 0.5) for most in form.classes)
+            return SteppedRanks(ages, form.ranks, classes)
         if asked.preemptive and form.starts:
             return self._levels(form)
         if form.quantity == "arrival":
@@ -205,7 +206,8 @@ def is_solved(order: PolicyOrder, *, resuming: bool = False) -> bool:
     if form.prompt_weight:
         return False
     if order.preemptive and form.starts:  # interrupted without an arrival
-        return form.quantity == "arrival" and plain and not resuming
+        by_age = form.quantity == "arrival" or not form.weight
+        return by_age and plain and not resuming
     if form.bounces or form.first_tokens:  # so too
         return form.quantity == "prediction" and form.per_token == -1 and not resuming
     if form.quantity == "prediction":

@@ -48,9 +48,10 @@ class Interrupting(NamedTuple):
     and its predicted tokens; the share of these from which on it is not interrupted, and seconds
     for each unit where the value ages, else not-a-number; what a token made adds, and whether the
     value `bounces`; how many tokens of each request rank first; where levels begin, their ranks
-    where these are not their numbers, and how many tokens each from the last of these on has (0: it
-    has no end); how often one request is interrupted at most; seconds of the server that its first
-    and second prediction take.
+    where these are not their numbers, of each request where those of its class begin (empty: there
+    is one class), and how many tokens each from the last of these on has (0: it has no end); how
+    often one request is interrupted at most; seconds of the server that its first and second
+    prediction take.
     """
 
     value: Floats
@@ -62,6 +63,7 @@ class Interrupting(NamedTuple):
     first_tokens: int
     starts: Ints
     ranks: Floats
+    rows: Ints
     every: int
     most: int
     first_prediction: float
@@ -123,7 +125,8 @@ def run_interrupting(
     begun, first_end, rest = np.zeros((3, servers))
     never = np.full(servers, np.inf)
     state = InService(job, paces, used, begun, first_end, rest, target, never)
-    begins = order.value + (order.ranks[0] if len(order.ranks) else 0.0)
+    first_ranks = order.ranks[order.rows if len(order.rows) else 0] if len(order.ranks) else 0.0
+    begins = order.value + first_ranks
     queue.rank[:] = -np.inf if order.first_tokens > 0 else begins
     if not np.isnan(order.aging):
         queue.rank[:] = requests.arrived_at + order.aging * begins
@@ -279,6 +282,8 @@ def form_rank(job, made, arrived_at, order):  # type: ignore[no-untyped-def]
         value = min(abs(value), order.value[job])
     if len(order.starts) > 0:
         level = _level(made, order)
+        if len(order.rows) > 0:
+            level += order.rows[job]
         value += order.ranks[level] if len(order.ranks) > 0 else float(level)
     return value if np.isnan(order.aging) else arrived_at[job] + order.aging * value
 

@@ -54,7 +54,9 @@ def interrupting_of(
     the token limit `limit`.
     """
     form, tokens = order_of(policy).form, np.minimum(predicted, limit)
-    values = _values(form, tokens, prompts)
+    values, rows = _values(form, tokens, prompts), np.empty(0, dtype=np.int64)
+    if form.classes:
+        rows = len(form.starts) * np.searchsorted(form.classes, tokens)
     return Interrupting(
         values,
         values if form.settled is None else tokens,  # not read: one array fewer in the caches
@@ -65,6 +67,7 @@ def interrupting_of(
         min(form.first_tokens, NEVER),
         np.array([min(start, NEVER) for start in form.starts], dtype=np.int64),
         np.array(form.ranks, dtype=float),
+        rows,
         form.every,
         NEVER if policy.max_preemptions is None else policy.max_preemptions,
         paid.every,
