@@ -19,8 +19,7 @@ from kendall.policies.fixed import Fixed
 from kendall.policies.immediate import Continuous, Single
 from kendall.policies.ordered import Ordered, counts, in_arrival_order, order_of, with_ranking
 from kendall.policies.orders import PARAMETERS
-from kendall.policies.orders.order import ByLength, Order
-from kendall.policies.orders.preemptive import Gittins, PredictedGittins
+from kendall.policies.orders.order import Aging, ByLength, Order
 from kendall.policies.orders.prefill import PrefillFirst
 from kendall.policies.registry import class_fault, is_built_in, usable_policies
 from kendall.policies.text import (
@@ -78,7 +77,7 @@ from kendall.queueing.measurement.slo import level_of
 from kendall.queueing.models.batches.binned import binned_rate
 from kendall.queueing.models.changeover import Changeover
 from kendall.queueing.models.gg1 import LARGEST_SCV
-from kendall.queueing.models.gittins import gittins_ranks, ranks_by_class
+from kendall.queueing.models.gittins import gittins_index, mean_residual, ranks_by_class
 from kendall.queueing.models.slots.continuous import SlotTime
 from kendall.queueing.models.soap.token_orders import predictor_in_tokens
 from kendall.queueing.models.tandem import phase_means, phases
@@ -513,10 +512,12 @@ class Queue:
         order = order_of(self.policy)
         if not isinstance(self.policy, Ordered) or not order.learns or self.shares_server:
             return
-        if isinstance(order, ByLength):
-            ranking: Order | None = self._ranked_by_service(order)
+        ranking: Order | None
+        if order.learns == "service":
+            assert isinstance(order, ByLength)
+            ranking = self._ranked_by_service(order)
         else:
-            assert isinstance(order, Gittins | PredictedGittins)
+            assert isinstance(order, Aging)
             ranking = self._ranked_by_age(order)
         if ranking is not None:
             object.__setattr__(self, "policy", with_ranking(self.policy, ranking))
@@ -532,16 +533,15 @@ class Queue:
             return None
         return replace(order, prompt_weight=law.admission(0, 1) / share)
 
-    def _ranked_by_age(self, order: Gittins | PredictedGittins) -> Order | None:
+    def _ranked_by_age(self, order: Aging) -> Order | None:
         lengths, most = self.requests.output_tokens, self.requests.token_limit
-        if isinstance(order, PredictedGittins):
-            predictor = predictor_in_tokens(self.requests.predictor, most)
-            return self.ranked_by_class(order, *classes_of(predictor, lengths, most))
-        costs = self._token_costs
-        return None if costs is None else order.with_ranks(*gittins_ranks(lengths, *costs))
+        if not order.predicts:
+            return self.ranked_by_class(order, (), lengths.pmf[None, :])
+        predictor = predictor_in_tokens(self.requests.predictor, most)
+        return self.ranked_by_class(order, *classes_of(predictor, lengths, most))
 
     def ranked_by_class(
-        self, order: PredictedGittins, classes: tuple[float, ...], joint: Vector
+        self, order: Aging, classes: tuple[float, ...], joint: Vector
     ) -> Order | None:
         """The order with the ranks of these classes of predictions, and of the joint law of classes
         and lengths (`predictors.classes`); None where a token takes no time.
@@ -549,10 +549,8 @@ class Queue:
         lengths, costs = self.requests.output_tokens, self._token_costs
         if costs is None:
             return None
-        ranks = (
-            ranks_by_class(lengths, joint, *costs) if classes else gittins_ranks(lengths, *costs)
-        )
-        return order.with_ranks(classes, *ranks)
+        index = mean_residual if order.learns == "residual" else gittins_index
+        return order.with_ranks(*ranks_by_class(lengths, joint, *costs, index), classes)
 
     @property
     def _token_costs(self) -> tuple[float, float] | None:
@@ -1764,9 +1762,10 @@ def _order_of_service(queue: Queue) -> tuple[str, ...]:
         assumption += " by service, of prompts where they are prefilled, of answers behind that"
     elif isinstance(order, PrefillFirst) and not queue.engine.pooled:
         assumption += ", as first come, first served: nothing waits between prefill and decode here"
-    elif isinstance(order, ByLength) and order.learns and queue.shares_server:
+    elif order.learns == "service" and queue.shares_server:
         assumption += " by service, the predicted seconds of their model with those to load it"
-    elif isinstance(order, ByLength) and order.learns:
+    elif order.learns == "service":
+        assert isinstance(order, ByLength)
         weight = short_number(order.prompt_weight, 3)
         assumption += f" by service, a token of the prompt counts as {weight} of the answer"
     if order.predicts:
@@ -1817,7 +1816,7 @@ def ranks_by_prompt(policy: Policy) -> bool:
     """
     order = order_of(policy)
     own = getattr(policy, "prompt_weight", None)
-    return isinstance(order, ByLength) and order.learns and not own
+    return order.learns == "service" and not own
 
 
 def _predictor(given: PredictorText | str) -> PredictorText:

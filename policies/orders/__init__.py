@@ -30,7 +30,9 @@ ORDERS: dict[str, type[Order]] = {}
 for _cls in sorted(_classes(), key=lambda cls: cls.preemptive):
     if ORDERS.setdefault(_cls.name, _cls) is not _cls:
         raise TypeError(f"got two orders with the name {_cls.name!r}; expected one")
-PARAMETERS = {field.name: field for cls in ORDERS.values() for field in dataclasses.fields(cls)}
+PARAMETERS = {
+    field.name: field for cls in ORDERS.values() for field in dataclasses.fields(cls) if field.init
+}
 
 
 def make_order(name: str, given: dict[str, Any]) -> Order:
@@ -40,7 +42,7 @@ def make_order(name: str, given: dict[str, Any]) -> Order:
     if name not in ORDERS:
         raise SpecError(f"got order={name!r}; expected one of {', '.join(ORDERS)}")
     cls = ORDERS[name]
-    fields = dataclasses.fields(cls)
+    fields = [each for each in dataclasses.fields(cls) if each.init]
     known = [each.name for each in fields]
     unknown = [key for key in given if key not in known]
     if unknown:

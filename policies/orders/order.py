@@ -14,7 +14,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 from kendall.policies.core import Request, Running, Server, Waiting, fitting_ids
 from kendall.policies.errors import SpecError
@@ -140,6 +140,18 @@ def parameter(
     return dataclasses.field(default=default, metadata=metadata)
 
 
+# the latency law; of the distribution of the lengths the Gittins index or the mean residual length
+Learns = Literal["service", "gittins", "residual"]
+
+
+class RankTable(NamedTuple):
+    """Ranks that were learned, as `Form` has them."""
+
+    classes: tuple[float, ...]
+    starts: tuple[int, ...]
+    ranks: tuple[float, ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Order:
     """An order of service. Raises SpecError for a parameter out of its range."""
@@ -163,9 +175,9 @@ class Order:
         return Form()
 
     @property
-    def learns(self) -> bool:
-        """Whether its ranks follow from the distribution of the lengths, or the latency law."""
-        return False
+    def learns(self) -> Learns | None:
+        """What its ranks follow from beside the requests."""
+        return None
 
     @property
     def weights(self) -> TokenWeights | None:
@@ -256,6 +268,26 @@ class Aging(Order):
     aging: float | None = parameter(
         "finite seconds >= 0", lambda aging: 0 <= aging < math.inf, None, seconds=True
     )
+    table: RankTable | None = dataclasses.field(default=None, init=False, repr=False)
+
+    def with_ranks(
+        self,
+        starts: tuple[int, ...],
+        ranks: tuple[float, ...],
+        classes: tuple[float, ...] = (),
+    ) -> Self:
+        """The order with these ranks: for each class of predictions one from each number of tokens
+        made on; without any, nothing is to be preempted.
+        """
+        found = dataclasses.replace(self)
+        object.__setattr__(found, "table", RankTable(classes, starts, ranks))
+        return found
+
+    def by_table(self, plain: Form) -> Form | None:
+        """The form with the ranks that were learned, if there are any."""
+        if self.table is None or not self.table.starts:
+            return None
+        return dataclasses.replace(plain, weight=0.0, per_token=0.0, **self.table._asdict())
 
 
 BY = ("tokens", "service")
@@ -281,8 +313,8 @@ class ByLength(Aging):
             )
 
     @property
-    def learns(self) -> bool:
-        return self.by == "service"
+    def learns(self) -> Learns | None:
+        return "service" if self.by == "service" else None
 
     def by_length(self, **terms: Any) -> Form:
         """The form that ranks by predicted length, with further terms."""

@@ -10,13 +10,27 @@ from functools import cached_property
 from typing import ClassVar
 
 from kendall.policies.orders.by_length import ShortestFirst, Threshold
-from kendall.policies.orders.order import Aging, ByLength, Form, Order, parameter
+from kendall.policies.orders.order import Aging, ByLength, Form, Learns, Order, parameter
 
 MOST_LEVELS = 30
+BY = ("tokens", "service", "residual")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShortestRemaining(ByLength):
+class ByRemaining(ByLength):
+    """By predicted tokens that are left; `by` residual: their mean given the prediction and the
+    tokens made (SERPT; `queueing.models.gittins` has the ranks), `tokens` until that is known.
+    """
+
+    by: str = parameter("tokens, service or residual", BY.__contains__, BY[0], choices=BY)
+
+    @property
+    def learns(self) -> Learns | None:
+        return "residual" if self.by == "residual" else super().learns
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShortestRemaining(ByRemaining):
     """SPRPT: the shortest predicted remaining length first; SRPT where predictions are exact. What
     outlives its prediction goes on.
     """
@@ -26,7 +40,8 @@ class ShortestRemaining(ByLength):
 
     @cached_property
     def form(self) -> Form:
-        return self.by_length(per_token=-1.0)
+        plain = self.by_length(per_token=-1.0)
+        return self.by_table(plain) or plain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +109,7 @@ class PreemptiveThreshold(Threshold):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trail(ByLength):
+class Trail(ByRemaining):
     """TRAIL (2025): as sprpt, not interrupted from c x the prediction on."""
 
     c: float = parameter("a number >= 0", lambda c: c >= 0, 0.8)
@@ -103,7 +118,8 @@ class Trail(ByLength):
 
     @cached_property
     def form(self) -> Form:
-        return self.by_length(per_token=-1.0, settled=self.c)
+        plain = self.by_length(per_token=-1.0, settled=self.c)
+        return self.by_table(plain) or plain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,75 +169,23 @@ class Gittins(Aging):
 
     @cached_property
     def form(self) -> Form:
-        return Form(settled=0.0)
+        return self.by_table(Form(aging=self.aging)) or Form(settled=0.0)
 
     @property
-    def learns(self) -> bool:
-        return True
-
-    def with_ranks(self, starts: tuple[int, ...], ranks: tuple[float, ...]) -> Gittins:
-        """The order with this rank from each number of tokens made on."""
-        return RankedGittins(aging=self.aging, starts=starts, ranks=ranks)
+    def learns(self) -> Learns:
+        return "gittins"
 
 
 @dataclass(frozen=True, kw_only=True)
-class PredictedGittins(Aging):
+class PredictedGittins(Gittins):
     """Gittins index of each request's own length, whose distribution follows from its prediction
-    (`queueing.predictors.classes`). Until that is known: first come, first served.
+    (`queueing.predictors.classes`).
     """
 
     name: ClassVar[str] = "gittins-predicted"
     predicts: ClassVar[bool] = True
-    preemptive: ClassVar[bool] = True
 
     @cached_property
     def form(self) -> Form:
-        return Form(quantity="prediction", weight=0.0, settled=0.0)
-
-    @property
-    def learns(self) -> bool:
-        return True
-
-    def with_ranks(
-        self, classes: tuple[float, ...], starts: tuple[int, ...], ranks: tuple[float, ...]
-    ) -> PredictedGittins:
-        """The order with these ranks: for each class of predictions (`Form.classes`) one from each
-        number of tokens made on.
-        """
-        return RankedByClass(aging=self.aging, classes=classes, starts=starts, ranks=ranks)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankedByClass(PredictedGittins):
-    """`PredictedGittins` with its ranks."""
-
-    classes: tuple[float, ...]
-    starts: tuple[int, ...]
-    ranks: tuple[float, ...]
-
-    @cached_property
-    def form(self) -> Form:
-        if not self.starts:
-            return PredictedGittins().form
-        return Form(
-            quantity="prediction",
-            weight=0.0,
-            classes=self.classes,
-            starts=self.starts,
-            ranks=self.ranks,
-            aging=self.aging,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankedGittins(Gittins):
-    """`Gittins` with its ranks, or none where nothing is to be preempted."""
-
-    starts: tuple[int, ...]
-    ranks: tuple[float, ...]
-
-    @cached_property
-    def form(self) -> Form:
-        if not self.starts:
-            return Gittins().form
-        return Form(starts=self.starts, ranks=self.ranks, aging=self.aging)
+        by_table = self.by_table(Form(quantity="prediction", aging=self.aging))
+        return by_table or Form(quantity="prediction", weight=0.0, settled=0.0)

@@ -17,8 +17,7 @@ import msgspec
 
 from kendall.policies import SpecError, parse_policy
 from kendall.policies.ordered import order_of
-from kendall.policies.orders.order import Order
-from kendall.policies.orders.preemptive import PredictedGittins
+from kendall.policies.orders.order import Aging, Order
 from kendall.policies.text import counted
 from kendall.queueing.choosing.advice.advise import TARGETS, UNASKED, advise, parse_objective
 from kendall.queueing.choosing.advice.load_balancer import behind_load_balancer, routings_of
@@ -286,7 +285,7 @@ def _ranking(seen: Snapshot, found: Assessment) -> Order | None:
     """
     if found.model is None or not (order := order_of(found.model.policy)).learns:
         return None
-    if isinstance(order, PredictedGittins):
+    if isinstance(order, Aging) and order.predicts and order.learns != "service":
         longest = found.model.requests.output_tokens.longest
         classes = classes_of_window(seen, longest)
         return order if classes is None else found.model.ranked_by_class(order, *classes)

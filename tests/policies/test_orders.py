@@ -479,7 +479,10 @@ def test_batches_have_members_of_one_bin() -> None:
         ),
         ("elastic:order=foo", "threshold, boost, binned, edf"),
         ("elastic:order=trail", "prefill-first, or the policy single or continuous"),
-        ("continuous:order=binned", "gittins, or the policy dynamic, fixed, capped or elastic"),
+        (
+            "continuous:order=binned",
+            "gittins-predicted, or the policy dynamic, fixed, capped or el",
+        ),
         ("continuous:order=", "expected order=VALUE, for example continuous:order=spjf"),
         ("continuous:order", "expected key=value, for example continuous:order=spjf"),
         ("capped:order", "expected key=value, for example capped:order=spjf"),

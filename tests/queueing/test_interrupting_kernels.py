@@ -56,6 +56,8 @@ ORDERS = (
     "gittins,max_preemptions=2",
     "gittins-predicted",
     "gittins-predicted,aging=0.005",
+    "sprpt,by=residual",
+    "trail,by=residual,c=0.5",
 )
 
 

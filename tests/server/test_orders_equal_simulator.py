@@ -12,7 +12,13 @@ import pytest
 
 from kendall.policies import Policy, Request, parse_policy
 from kendall.policies.ordered import with_ranking
-from kendall.policies.orders.preemptive import Gittins, PredictedGittins
+from kendall.policies.orders.order import Aging
+from kendall.policies.orders.preemptive import (
+    Gittins,
+    PredictedGittins,
+    ShortestRemaining,
+    Trail,
+)
 from kendall.queueing.latency.law import LatencyModel, parse_law
 from kendall.queueing.measurement.record import Record
 from tests.server.harness import driven_by_both, replay
@@ -141,12 +147,20 @@ def test_ranks_that_rise_and_fall_with_the_tokens_made(text: str) -> None:
     assert sum(record.preemptions or 0 for record in unranked) == 0
 
 
+@pytest.mark.parametrize(
+    ("order", "unranked"),
+    [
+        ("gittins-predicted", PredictedGittins()),
+        ("sprpt,by=residual", ShortestRemaining(by="residual")),
+        ("trail,by=residual,c=0.6", Trail(by="residual", c=0.6)),
+    ],
+)
 @pytest.mark.parametrize("text", ["single", "continuous:max_batch_size=3"])
-def test_ranks_by_prediction_and_tokens_made(text: str) -> None:
+def test_ranks_by_prediction_and_tokens_made(text: str, order: str, unranked: Aging) -> None:
     """Those of three classes of predictions; requests without one are of the last."""
-    policy = parse_policy(f"{text}{',' if ':' in text else ':'}order=gittins-predicted")
+    policy = parse_policy(f"{text}{',' if ':' in text else ':'}order={order}")
     ranks = (3.0, 2.0, 8.0, 12.0, *(8.0, 6.0, 5.0, 4.0), *(20.0, 25.0, 30.0, 10.0))
-    ranking = PredictedGittins().with_ranks((8.5, 20.0), (0, 4, 10, 20), ranks)
+    ranking = unranked.with_ranks((0, 4, 10, 20), ranks, (8.5, 20.0))
     live = assert_equal_runs(with_ranking(policy, ranking), RATES[text])  # type: ignore[arg-type]
     assert sum(record.preemptions or 0 for record in live) > COUNT / 10
 
