@@ -1768,6 +1768,8 @@ def _order_of_service(queue: Queue) -> tuple[str, ...]:
         assert isinstance(order, ByLength)
         weight = short_number(order.prompt_weight, 3)
         assumption += f" by service, a token of the prompt counts as {weight} of the answer"
+    elif order.learns == "residual":
+        assumption += " by residual length, given the prediction and the tokens made"
     if order.predicts:
         return (f"{assumption}; predictor of the output lengths: {predictor}",)
     unread = "the predictor changes nothing: the order reads no predicted length"

@@ -112,7 +112,7 @@ def ranks_by_class(
 def _survival(chances: Vector) -> Vector:
     """P(N > n)."""
     beyond = np.cumsum(chances[::-1])[::-1]
-    return np.append(beyond[1:], 0.0) / beyond[0]
+    return np.asarray(np.append(beyond[1:], 0.0) / beyond[0])
 
 
 def _ages(lengths: TokenDistribution, served: npt.NDArray[np.float64], apart: float) -> list[int]:
