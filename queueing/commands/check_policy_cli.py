@@ -191,7 +191,7 @@ def _form(each: Listed) -> str:
 
 def _order_form(cls: type[Order]) -> str:
     """With its own parameters: `trail[,aging=,c=]`."""
-    fields = dataclasses.fields(cls)
+    fields = [each for each in dataclasses.fields(cls) if each.init]
     needed = "".join(f",{each.name}=" for each in fields if each.default is dataclasses.MISSING)
     names = [each.name for each in fields if each.default is not dataclasses.MISSING]
     if cls.preemptive:

@@ -318,7 +318,7 @@ def test_these_orders_read_predicted_lengths() -> None:
     assert {name for name, order in ORDERS.items() if order.predicts} == {
         *("spjf", "ljf", "threshold", "boost", "binned", "hrrn"),
         *("pspjf", "sprpt", "srpt-b", "trail", "threshold-preemptive", "skippredict"),
-        "delaypredict",
+        *("delaypredict", "gittins-predicted"),
     }
 
 
