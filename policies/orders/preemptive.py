@@ -13,7 +13,7 @@ from kendall.policies.orders.by_length import ShortestFirst, Threshold
 from kendall.policies.orders.order import Aging, ByLength, Form, Learns, Order, parameter
 
 MOST_LEVELS = 30
-BY = ("tokens", "service", "residual")
+BY = ("tokens", "residual", "service")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,7 @@ class ByRemaining(ByLength):
     tokens made (SERPT; `queueing.models.gittins` has the ranks), `tokens` until that is known.
     """
 
-    by: str = parameter("tokens, service or residual", BY.__contains__, BY[0], choices=BY)
+    by: str = parameter("tokens, residual or service", BY.__contains__, BY[0], choices=BY)
 
     @property
     def learns(self) -> Learns | None:

@@ -127,7 +127,7 @@ def test_the_analysis_of_orders_has_none_with_prompts() -> None:
     ("text", "said"),
     [
         ("spjf,by=work", "got by=work; expected tokens, memory or service"),
-        ("sprpt,by=memory", "got by=memory; expected tokens, service or residual"),
+        ("sprpt,by=memory", "got by=memory; expected tokens, residual or service"),
         ("srpt-b,by=residual", "got by=residual; expected tokens or service"),
         ("spjf,prompt_weight=1", "got prompt_weight=1 with by=tokens; expected by=service"),
         ("spjf,by=service,prompt_weight=-1", "got prompt_weight=-1; expected a finite number >= 0"),
