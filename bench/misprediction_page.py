@@ -1,7 +1,8 @@
 """The page of `bench/misprediction.py`: every sentence and number of it follows from the results.
 
-Intervals are 95 %, from the means of 20 blocks (`queueing.measurement.batch_means`); those of two
-cells are paired: their requests came at the same instants with the same lengths.
+Intervals are 95 %, from the means of 20 blocks, or of the pieces in which a cell was measured
+(`queueing.measurement.batch_means`); those of two cells are paired: their requests came at the same
+instants with the same lengths.
 """
 
 from __future__ import annotations
@@ -15,28 +16,37 @@ import numpy as np
 from bench.misprediction import (
     BIT,
     BITS,
+    BURST,
     CLOSE,
     ERRORS,
     FALSE_LONG,
     FALSE_SHORT,
     FCFS,
     GRACEFUL,
+    HALF_LONG,
+    HALF_SHORT,
     HIGH,
     INTERRUPTING,
+    KINDS,
+    LEARNED,
     LENGTHS,
     LONGEST,
     LOW,
     MAIN,
     NONE,
     PROMPTS,
+    QUESTIONS,
     RESULTS,
+    TRAILS,
     Cell,
+    Kind,
     Results,
     design,
 )
 from kendall.queueing.distributions.token_distribution import Vector
 from kendall.queueing.measurement.batch_means import Interval, batch_means_interval
 
+HELD = 0.8  # of the cells of a kind: their ratios are as predicted
 RIGHT, SIGMA_2 = ERRORS["0"], ERRORS["2"]
 PREDICTORS = (*ERRORS.values(), LOW, HIGH)
 
@@ -65,6 +75,13 @@ class Findings:
     def main(self, order: str, predictor: str) -> Cell | None:
         """A cell of the main group, where it has been measured."""
         cell = Cell(*MAIN, order, predictor)
+        return cell if cell in self.cells else None
+
+    def burst(self, order: str, predictor: str) -> Cell | None:
+        """A cell of the bursts, where they have been measured; else of the main group."""
+        if Cell(*BURST, FCFS, NONE, name=QUESTIONS) not in self.cells:
+            return self.main(order, predictor)
+        cell = Cell(*BURST, order, predictor, name=QUESTIONS)
         return cell if cell in self.cells else None
 
     def blocks(self, name: str, cell: Cell) -> Vector:
@@ -128,8 +145,10 @@ class Findings:
         """What a false long costs against a false short."""
         parts = []
         for order in BITS:
-            cells = [self.main(order, bit) for bit in (BIT, FALSE_LONG, FALSE_SHORT)]
-            if None in cells:
+            wrong = (HALF_LONG, HALF_SHORT), (FALSE_LONG, FALSE_SHORT)
+            every = [[self.burst(order, bit) for bit in (BIT, *pair)] for pair in wrong]
+            cells = next((found for found in every if None not in found), None)
+            if cells is None:
                 continue
             right, long, short = (cell for cell in cells if cell)
             zero, x, y = (self.at_one_speed("delay", cell) for cell in (right, long, short))
@@ -153,8 +172,8 @@ class Findings:
     def trail(self) -> str:
         """Whether TRAIL's c pays against sprpt, over all predictors that both have."""
         parts = []
-        for order in ("trail", "trail,c=0.4"):
-            pairs = [(self.main(order, told), self.main("sprpt", told)) for told in PREDICTORS]
+        for order in ("trail", *TRAILS):
+            pairs = [(self.burst(order, told), self.burst("sprpt", told)) for told in PREDICTORS]
             both = [(mine, theirs) for mine, theirs in pairs if mine and theirs]
             if not both:
                 continue
@@ -165,7 +184,8 @@ class Findings:
             found = ratio(own, base)
             how = "pays" if found.high < 1 else "costs" if found.low > 1 else "cannot be told"
             often = [
-                np.mean([self.cells[pair[side]]["preemptions"] for pair in both]) for side in (0, 1)
+                np.mean([np.mean(self.cells[pair[side]]["preemptions"]) for pair in both])
+                for side in (0, 1)
             ]
             c = order.partition("c=")[2] or "0.8"
             parts.append(
@@ -192,11 +212,25 @@ class Findings:
 
     # the tables
 
-    def agreement(self) -> tuple[int, int, int, int]:
-        """Cells whose ratio to fcfs is as predicted for the same requests, of how many; the same
-        of the stationary law.
+    def learned(self) -> str:
+        """What predictions from prompts cost against exact ones, and against no order."""
+        group = [cell for cell in self.cells if cell.name == LEARNED]
+        fcfs = next((cell for cell in group if cell.order == FCFS), None)
+        if fcfs is None or len(group) < 2:
+            return "Not measured."
+        parts = [
+            f"`{cell.order}` {cell.predictor} {text(self.price('delay', cell, fcfs))}"
+            for cell in group
+            if cell != fcfs
+        ]
+        return f"Mean delay over that of `fcfs`: {', '.join(parts)}."
+
+    def agreement(self, name: str | None = None) -> tuple[int, int, int, int]:
+        """Cells, of a kind or all, whose ratio to fcfs is as predicted for the same requests, of
+        how many; the same of the stationary law.
         """
-        rows = [self.compared(cell) for cell in self.cells if cell.order != FCFS]
+        own = [cell for cell in self.cells if name is None or cell.name == name]
+        rows = [self.compared(cell) for cell in own if cell.order != FCFS]
         same = [holds(observed, predicted) for observed, predicted, _ in rows]
         long = [holds(observed, law) for observed, _, law in rows if law is not None]
         return sum(same), len(same), sum(long), len(long)
@@ -212,11 +246,21 @@ class Findings:
         own, base = (self.cells[one]["stationary"] for one in (cell, cell.fcfs))
         return observed, same.mean, None if own is None or base is None else own / base
 
-    def table(self, slots: int, load: float) -> str:
+    def kinds(self) -> str:
+        """The agreement of each kind of cells against `HELD` of them."""
+        parts = []
+        for name in KINDS:
+            same, cells, _, _ = self.agreement(name)
+            if cells:
+                verdict = "holds" if same >= HELD * cells else "does not hold"
+                parts.append(f"{name or 'synthetic lengths'} {same} of {cells} ({verdict})")
+        return "; ".join(parts)
+
+    def table(self, group: str) -> str:
         head = ("order", "predictor", "delay (ms)", "observed", "same requests", "stationary")
         rows = [(*head, "formula (ms)", "sojourn (ms)", "preemptions", "speed", "result")]
         for cell in self.cells:
-            if (cell.slots, cell.load) != (slots, load):
+            if cell.group != group:
                 continue
             observed, predicted, law = self.compared(cell)
             known = self.cells[cell]
@@ -232,8 +276,8 @@ class Findings:
                     "-" if law is None else f"{law:.2f}",
                     formula,
                     f"{1e3 * np.mean(known['sojourn']):.1f}",
-                    f"{known['preemptions']:.2f}",
-                    f"{known['speed']:.3f}",
+                    f"{np.mean(known['preemptions']):.2f}",
+                    f"{np.mean(known['speed']):.3f}",
                     ""
                     if cell.order == FCFS
                     else "holds"
@@ -271,6 +315,17 @@ def holds(observed: Interval, predicted: float) -> bool:
     return abs(observed.mean - predicted) <= max(CLOSE * predicted, observed.half_width)
 
 
+def requests_of(kind: Kind) -> str:
+    """Of a kind of cells: what is not as in the others."""
+    parts = [f"prompts `{kind.prompts}`"]
+    if kind.dataset:
+        parts = [f"prompts and lengths of bench/prompt_lengths.py, cut at {kind.limit}"]
+    if kind.pieces > 1:
+        parts.append(f"{kind.pieces} bursts on an empty queue, in each of them all cells in turn")
+    parts += [f"{name} {value}" for name, value in kind.bounds.items()]
+    return ", ".join(parts)
+
+
 def markdown(rows: Sequence[Sequence[str]]) -> str:
     lines = [f"| {' | '.join(row)} |" for row in rows]
     return "\n".join([lines[0], f"|{'---|' * len(rows[0])}", *lines[1:]])
@@ -280,24 +335,36 @@ def page(findings: Findings) -> str:
     """The whole page."""
     data, cells = findings.data, findings.cells
     same, compared, long, laws = findings.agreement()
-    speeds = [found["speed"] for found in cells.values()]
+    speeds = [speed for found in cells.values() for speed in found["speed"]]
     pairs = [findings.compared(cell)[:2] for cell in cells if cell.order != FCFS]
     near = sum(abs(observed.mean - told) <= CLOSE * told for observed, told in pairs)
-    groups = dict.fromkeys((cell.slots, cell.load) for cell in cells)
+    groups = dict.fromkeys((cell.group, cell.name, cell.slots, cell.load) for cell in cells)
     tables = "\n\n".join(
-        f"## {slots} slots, load {load:g}\n\n{findings.table(slots, load)}"
-        for slots, load in groups
+        f"## {f'{name}, ' if name else ''}{slots} slots, load {load:g}\n\n{findings.table(group)}"
+        for group, name, slots, load in groups
     )
+    wrong = "30 %" if findings.burst(FCFS, NONE) == findings.main(FCFS, NONE) else "half"
+    late = max(max(found["late"]) for found in cells.values())
     dates = sorted(found["date"] for found in cells.values())
     sent = "\n".join(
-        f"- Slots and load {name}: {group['count']:,} requests at {group['rate']:.2f}/s, "
+        f"- Group {name}: {group['count']:,} requests at {group['rate']:.2f}/s, "
         f"seed {group['seed']}, pilot at speed {group['speed']:.3f}."
         for name, group in data["groups"].items()
     )
-    laws_of = "\n".join(f"- Law of {slots} slots: `{law}`." for slots, law in data["laws"].items())
-    of = data["of"]
-    machine = ", ".join(f"{key} {value}" for key, value in of["hardware"].items())
-    installed = ", ".join(f"{name} {version}" for name, version in of["versions"].items())
+    laws_of = "\n".join(f"- Law {name}: `{law}`." for name, law in data["laws"].items())
+    runs = "\n".join(
+        f"- Run {number}, {run['began']}: engine {run['engine']}, model tiny; "
+        f"{', '.join(f'{key} {value}' for key, value in run['hardware'].items())}; "
+        f"{', '.join(f'{name} {version}' for name, version in run['versions'].items())}; "
+        f"seed {run['seed']}, {run['minutes']:g} minutes; `{' '.join(run['gateway'])}`; "
+        f"{sum(number - 1 in found['runs'] for found in cells.values())} cells."
+        for number, run in enumerate(data["runs"], 1)
+    )
+    kinds = "".join(
+        f"\n- {name}: {requests_of(KINDS[name])}."
+        for name in dict.fromkeys(cell.name for cell in cells)
+        if name
+    )
     return f"""# The price of a misprediction
 
 The delay of a real engine over the error of a predictor of output lengths, beside the simulation
@@ -308,12 +375,14 @@ same arrivals and lengths. `bench/misprediction.py` writes this page from
 - **Is degradation graceful?** {findings.graceful()}
 - **What does a false long cost against a false short?** {findings.false_bits()}
 - **Does TRAIL's c pay?** {findings.trail()}
+- **What do lengths predicted from prompts gain?** {findings.learned()}
 - **Up to which load may predicting take the engine's time?** {findings.harm()}
 
 Of {compared} cells {same} have a ratio of delays to `fcfs` as predicted for the same requests,
 within {100 * CLOSE:.0f} % or the interval, {near} of them within {100 * CLOSE:.0f} %. Of {laws}
-with a stationary prediction {long}. The engine took {min(speeds):.2f} to {max(speeds):.2f} times as
-long as its law says, cell by cell.
+with a stationary prediction {long}. By kind, where {100 * HELD:.0f} % have to:
+{findings.kinds()}. The engine took {min(speeds):.2f} to
+{max(speeds):.2f} times as long as its law says, cell by cell.
 
 ## The price by error
 
@@ -340,10 +409,10 @@ engine `{data["costs"].get("cost", "nothing")}`.
 
 ## How
 
-- Measured from {dates[0]} to {dates[-1]} (UTC), engine {of["engine"]}, model tiny. {machine}.
-- Versions: {installed}.
+- Measured from {dates[0]} to {dates[-1]} (UTC):
+{runs}
 - Output tokens `{LENGTHS}`, cut at {LONGEST}; prompts `{PROMPTS}`, others in
-  every cell. Lengths are forced, predictions are sent with the requests.
+  every cell. Lengths are forced, predictions are sent with the requests.{kinds}
 - No prediction uses a delay. The law is calibrated before, with the cost of a resume. The speed is
   the factor on it at which the simulator serves a cell's own requests for as many seconds as the
   engine did. The four answers and the prices are at the speed of `fcfs`: each observed mean is
@@ -351,10 +420,10 @@ engine `{data["costs"].get("cost", "nothing")}`.
 - α/β: the largest predicted over true length of the requests sent, over the smallest. SRPT is
   `sprpt` with exact lengths on the same slots. A lognormal error has no bound: its α/β grows with
   the number of requests, which makes the slides' bound weak.
-- A false bit: 30 % of the short lengths, or of the long ones, get the wrong bit.
-- Senders were late by {1e3 * max(found["late"] for found in cells.values()):.3f} ms at most (p99).
+- A false bit: {wrong} of the short lengths, or of the long ones, get the wrong bit.
+- Senders were late by {1e3 * late:.3f} ms at most (p99).
 {sent}
 {laws_of}
 
-    .venv/bin/python bench/misprediction.py --minutes 35
+    .venv/bin/python bench/misprediction.py --minutes 60
 """
