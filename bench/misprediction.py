@@ -18,8 +18,8 @@ questions   bursts of some seconds at load 1.2, each on an empty queue: every ce
             one, then every cell the second, so that none has a slow machine for itself
 learned     real prompts and lengths of their answers; the gateway predicts them from prompts that
             no cell sends, learned before, and is started anew for each of these cells
-memory      KV memory for some requests fewer than slots; "memory on demand" reserves nothing for
-            answers, so that vLLM interrupts requests and computes them again
+memory      KV memory for some requests fewer than slots; "memory on demand" reserves less
+            than an answer may need, so that vLLM interrupts requests and computes them again
 
 speed       factor on the law at which the simulator serves the cell's own requests for as many
             seconds as the engine did, resumes included; no delay is used
@@ -119,6 +119,7 @@ class Kind:
     context: int = 0  # tokens, where there are few blocks
     reserved: int = 0  # tokens of an answer, where there are few blocks
     kv: str | None = None  # of the simulator
+    quantity: str = "delay"  # whose means are compared
 
     @property
     def bounds(self) -> Json:
@@ -164,8 +165,9 @@ KINDS = {
         prompts="uniform:low=16,high=64",
         blocks=13,
         context=288,
-        reserved=1,
+        reserved=40,  # about a mean answer
         kv="preempt=recompute",
+        quantity="sojourn",  # a request waits in vLLM, too
     ),
 }
 
@@ -426,7 +428,8 @@ class Results:
         run = None
         if cell.predictor != LEARNED:
             run = stationary(cell, law, group["rate"], group["seed"] + 500, speed)
-        found["stationary"] = None if run is None else float(run.queueing_delay.mean())
+        column = columns[cell.kind.quantity]
+        found["stationary"] = None if run is None else float(getattr(run, column).mean())
         found["formula"] = None
         if not (order_of(parse_policy(cell.policy)).preemptive or cell.cost or cell.name):
             queue = queue_of(cell, law, speed).but(predictor=parse_predictor(cell.predictor))

@@ -236,12 +236,13 @@ class Findings:
         return sum(same), len(same), sum(long), len(long)
 
     def compared(self, cell: Cell) -> tuple[Interval, float, float | None]:
-        """A cell's ratio of delays to fcfs: observed, predicted for the same requests, and by the
-        stationary law where there is one.
+        """A cell's ratio of delays, or of its kind's quantity, to fcfs: observed, predicted for the
+        same requests, and by the stationary law where there is one.
         """
+        of = cell.kind.quantity
         observed, same = (
             ratio(self.blocks(name, cell), self.blocks(name, cell.fcfs))
-            for name in ("delay", "delay_simulated")
+            for name in (of, f"{of}_simulated")
         )
         own, base = (self.cells[one]["stationary"] for one in (cell, cell.fcfs))
         return observed, same.mean, None if own is None or base is None else own / base
@@ -323,6 +324,8 @@ def requests_of(kind: Kind) -> str:
     if kind.pieces > 1:
         parts.append(f"{kind.pieces} bursts on an empty queue, in each of them all cells in turn")
     parts += [f"{name} {value}" for name, value in kind.bounds.items()]
+    if kind.quantity == "sojourn":
+        parts.append("compared by sojourn times, as requests wait in vLLM too")
     return ", ".join(parts)
 
 
