@@ -438,8 +438,11 @@ class Driver:
     def _govern(self, policy: Policy) -> None:
         self.policy, self.text = policy, format_policy(policy)
         self.wants_steps = wants_steps(policy)
-        self.asked_later = self.wants_steps or counts(policy)
-        self.looks_at_tokens = order_of(policy).preemptive or counts(policy)
+        preemptive = order_of(policy).preemptive
+        # one that frees too little memory must not have another preempted that ends in its step
+        bounded = any(engine.view.max_context_tokens < UNBOUNDED for engine in self.engines)
+        self.asked_later = self.wants_steps or counts(policy) or (preemptive and bounded)
+        self.looks_at_tokens = preemptive or counts(policy)
 
     def _lose_engines(self, now: float, seconds: float) -> None:
         """All servers at once; one that is being started again is not lost a second time."""

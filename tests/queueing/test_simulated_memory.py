@@ -5,6 +5,7 @@ within the server's bound at every instant, with requests that are preempted and
 import numpy as np
 import pytest
 
+import kendall
 from kendall.policies import Request, parse_policy
 from kendall.policies.core import Preempt
 from kendall.queueing.latency.law import LatencyModel
@@ -122,3 +123,22 @@ def test_a_request_beyond_the_memory_runs_alone_and_is_not_joined():
         assert found["small"].queueing_delay == delay
         assert found["big"].preemptions == (order == "pspjf")
         assert found["big"].outcome == "completed"
+
+
+def test_a_request_that_ends_with_another_is_not_preempted_for_the_memory() -> None:
+    """Several answers end in one step, one later than predicted; what the first leaves is too
+    little for the next request.
+    """
+    found = kendall.simulate(
+        "continuous:max_batch_size=16,order=sprpt",
+        arrival_rate=44.0,
+        output_tokens="lognormal:mu=3.17805,sigma=1",
+        max_output_tokens=200,
+        prompt_tokens="uniform:low=16,high=400",
+        latency="k1=0.00012,k2=0.0017,k3=0.00003,k4=0.0015,kp=0.000013,kr=0.0003,turnaround=0.0015",
+        max_context_tokens=1632,
+        reserved_tokens=200,
+        predictor="lognormal:sigma=1",
+        num_requests=5000,
+    )
+    assert found.loss_fraction == 0.0
