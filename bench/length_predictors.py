@@ -1,5 +1,12 @@
-"""Output lengths by kind of prompt, and predictors of them on prompts that were left out: the
-tables in docs/how-to/predictors.md that bench/prompt_lengths.py writes.
+"""Predictors of output lengths, judged on prompts that were left out: the tables of
+docs/how-to/predictors.md that bench/prompt_lengths.py writes, and those on public data:
+
+    .venv/bin/python bench/length_predictors.py FOLDER [--cost]
+
+FOLDER has AlpacaEval's prompts with the lengths of six models' answers (lengths/alpaca-eval.jsonl,
+one object a line: `prompt`, `lengths`) and Mooncake's trace (traces/mooncake-conversation.jsonl).
+The numbers go into bench/results/lengths.json; `--cost` measures processor times, on a quiet
+machine.
 
 Lengths and predictions are those up to the token limit, so that answers which it cut are judged.
 Predictors learn the first answer to each prompt, and are judged by the first ones to those left
@@ -9,18 +16,28 @@ compared; that within kinds the mean over the kinds, too.
 
 from __future__ import annotations
 
+import argparse
+import json
+import tempfile
+import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypedDict
+from pathlib import Path
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 from scipy.stats import CensoredData, ecdf, kendalltau
 
+import kendall
 from kendall.queueing.errors import CommandError
 from kendall.queueing.predictors.history import LengthHistory
-from kendall.queueing.predictors.learned import FEWEST, LEVELS, learn, words_of
+from kendall.queueing.predictors.learned import FEWEST, LEVELS, LearnedLengths, learn, words_of
 
-FOLDS = 5
+FOLDS, SEED, LOADS, LIMIT = 5, 0, (0.5, 0.8, 0.9), 2048
+SECONDS_A_TOKEN = 0.01
+SIZES = {"10 tokens": 10, "200 tokens": 200, "2,000 tokens": 2000, "100 KB": 17_000}  # words
+CALLS = 2000
+LONGEST = 0.9  # quantile of the lengths from which on they are the longest tenth
 INTERVAL = [4, 94]  # places in LEVELS: 90 %
 Vector = npt.NDArray[np.float64]
 
@@ -150,34 +167,52 @@ def evaluation(data: Sequence[Row], limit: int, seed: int = 1) -> str:
         "| left out | predictor | tau | within kinds | loss, tokens | in the 90 % interval |",
         "|---|---|--:|--:|--:|--:|",
     ]
-    for left_out, fold in folds.items():
+    for kept_out, fold in folds.items():
         for name, method in METHODS.items():
-            parts = [_judged(method, data, fold == each, limit) for each in range(FOLDS)]
-            tau, within, loss, covered = np.mean(parts, axis=0)
+            tau, within, loss, covered = judged(left_out(method, data, fold), data, fold, limit)
             share = "" if np.isnan(covered) else f"{covered:.2f}"
             lines.append(
-                f"| {left_out} | {name} | {tau:.2f} | {within:.2f} | {loss:.1f} | {share} |"
+                f"| {kept_out} | {name} | {tau:.2f} | {within:.2f} | {loss:.1f} | {share} |"
             )
     return "\n".join(lines)
 
 
-def _judged(
-    method: Method, data: Sequence[Row], out: npt.NDArray[np.bool_], limit: int
+def left_out(method: Method, data: Sequence[Row], fold: npt.NDArray[np.int64]) -> Predicted:
+    """What it predicts of each fold, from the others."""
+    points, quantiles = np.empty(len(data)), np.empty((len(data), len(LEVELS)))
+    for each in range(FOLDS):
+        learned, others = (
+            [row for row, own in zip(data, fold, strict=True) if (own == each) == out]
+            for out in (False, True)
+        )
+        found = method(learned, others)
+        points[fold == each] = found.points
+        quantiles[fold == each] = np.nan if found.quantiles is None else found.quantiles
+    return Predicted(points, None if np.isnan(quantiles).any() else quantiles)
+
+
+def judged(
+    predicted: Predicted, data: Sequence[Row], fold: npt.NDArray[np.int64], limit: int
 ) -> tuple[float, float, float, float]:
-    """Tau, tau within kinds, mean pinball loss of all levels, coverage."""
-    learned = [row for row, other in zip(data, out, strict=True) if not other]
-    others = [row for row, other in zip(data, out, strict=True) if other]
-    predicted, tokens = method(learned, others), np.array([row["tokens"][0] for row in others])
-    points, kinds = np.minimum(np.exp(predicted.points), limit), [row["kind"] for row in others]
-    parts = [np.array([each == kind for each in kinds]) for kind in sorted(set(kinds))]
-    within = float(np.mean([rank_correlation(points[own], tokens[own]) for own in parts]))
-    if predicted.quantiles is None:
-        covered, quantiles = np.nan, points[:, None]
-    else:
-        quantiles = np.minimum(np.exp(predicted.quantiles), limit)
-        low, high = quantiles[:, INTERVAL].T
-        covered = float(np.mean((low <= tokens) & (tokens <= high)))
-    return rank_correlation(points, tokens), within, pinball(tokens, quantiles), covered
+    """Tau, tau within kinds, mean pinball loss of all levels, coverage: means of the folds."""
+    parts = []
+    for each in range(FOLDS):
+        out = fold == each
+        others = [row for row, own in zip(data, out, strict=True) if own]
+        tokens = np.array([row["tokens"][0] for row in others], dtype=float)
+        points = np.minimum(np.exp(predicted.points[out]), limit)
+        names = np.array([row["kind"] for row in others])
+        kinds = [names == kind for kind in sorted(set(names.tolist()))]
+        within = float(np.mean([rank_correlation(points[own], tokens[own]) for own in kinds]))
+        quantiles, covered = points[:, None], np.nan
+        if predicted.quantiles is not None:
+            quantiles = np.minimum(np.exp(predicted.quantiles[out]), limit)
+            low, high = quantiles[:, INTERVAL].T
+            covered = float(np.mean((low <= tokens) & (tokens <= high)))
+        tau, loss = rank_correlation(points, tokens), pinball(tokens, quantiles)
+        parts.append((tau, within, loss, covered))
+    tau, within, loss, covered = np.mean(parts, axis=0).tolist()
+    return tau, within, loss, covered
 
 
 def _pairs(data: Sequence[Row]) -> Vector:
@@ -199,3 +234,165 @@ def _quantiles(values: Vector, cut: npt.NDArray[np.bool_]) -> Vector:
     law = ecdf(CensoredData(uncensored=values[~cut], right=values[cut])).sf
     place = np.searchsorted(1 - law.probabilities, LEVELS - 1e-12)
     return np.append(law.quantiles, np.inf)[place]
+
+
+def gains(lengths: Vector, predicted: Vector) -> list[dict[str, float]]:
+    """SPJF over FCFS at each load, by `kendall.predict`."""
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        pairs, own = Path(folder, "pairs.csv"), Path(folder, "lengths.txt")
+        rows = [f"{n:.0f},{max(1.0, y):.6g}" for n, y in zip(lengths, predicted, strict=True)]
+        pairs.write_text("\n".join(["output_tokens,predicted_output_tokens", *rows]) + "\n")
+        own.write_text("\n".join(f"{n:.0f}" for n in lengths) + "\n")
+        for load in LOADS:
+            rate = load / (SECONDS_A_TOKEN * float(lengths.mean()))
+            law, texts = f"a={SECONDS_A_TOKEN},c=0", f"empirical:path={own}"
+            delays = [
+                kendall.predict(
+                    policy, arrival_rate=rate, output_tokens=texts, latency=law, predictor=predictor
+                ).queueing_delay
+                for policy, predictor in (
+                    ("single", "none"),
+                    ("single:order=spjf", f"joint:path={pairs}"),
+                )
+            ]
+            (first, first_p99), (mean, p99) = [(d.mean or 0.0, d.p99 or 0.0) for d in delays]
+            mean, p99 = mean / first, p99 / first_p99
+            tenth = longest_tenth(lengths, np.maximum(1.0, predicted), load)
+            found.append({"load": load, "mean": mean, "p99": p99, "longest tenth": tenth})
+            print(
+                f"    load {load}: mean {mean:.2f}, p99 {p99:.2f}, longest tenth {tenth:.2f}",
+                flush=True,
+            )
+    return found
+
+
+def longest_tenth(lengths: Vector, predicted: Vector, load: float) -> float:
+    """Mean delay of the longest tenth of the requests under SPJF, over that of all under FCFS:
+    M/G/1 by classes of predicted length, W0 / ((1 - rho_shorter) (1 - rho_shorter - rho_own))
+    (Cobham 1954) over W0 / (1 - rho).
+    """
+    work = load * lengths / lengths.sum()
+    shorter, with_own = (
+        np.array([work[own].sum() for own in compare(predicted[None, :], predicted[:, None])])
+        for compare in (np.less, np.less_equal)
+    )
+    over = (1 - load) / ((1 - shorter) * (1 - with_own))
+    return float(over[lengths >= np.quantile(lengths, LONGEST)].mean())
+
+
+def repeats(by_model: dict[str, Vector]) -> dict[str, float]:
+    """Prompts that come once for each model, in random order, a model's length over its geometric
+    mean as the length: what history predicts of a prompt that came before, and the ceiling, what
+    one earlier answer says of the next.
+    """
+    logs = np.array([np.log(each) - np.log(each).mean() for each in by_model.values()])
+    models, prompts = logs.shape
+    events = [(m, p) for m in range(models) for p in range(prompts)]
+    order = np.random.default_rng(SEED).permutation(len(events))
+    history, told, made = LengthHistory(), [], []
+    came: set[int] = set()
+    for place in order:
+        model, prompt = events[place]
+        groups, log_length = ("", "caller", prompt, prompt), float(logs[model, prompt])
+        if prompt in came:
+            told.append(history.log_length(groups))
+            made.append(log_length)
+        came.add(prompt)
+        history.add(groups, 300 * float(np.exp(log_length)))
+    pairs = [(a, b) for a in range(models) for b in range(a)]
+    ceiling = float(np.mean([rank_correlation(logs[a], logs[b]) for a, b in pairs]))
+    return {
+        "history": rank_correlation(np.array(told), np.array(made)),
+        "one earlier answer": ceiling,
+    }
+
+
+def mooncake(path: Path) -> dict[str, float]:
+    """A prompt as the product sees it: by its first block and by all of its blocks."""
+    history, told, made = LengthHistory(), [], []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        blocks, length = tuple(row["hash_ids"]), max(1, row["output_length"])
+        groups = ("", "caller", blocks[:1], blocks)
+        if (expected := history.log_length(groups)) is not None:
+            told.append(expected)
+            made.append(length)
+        history.add(groups, length)
+    return {"history": rank_correlation(np.array(told), np.array(made)), "requests": len(made)}
+
+
+def cost(model: LearnedLengths, text: str) -> dict[str, dict[str, float]]:
+    """Processor time of a learned prediction, ms."""
+    words, found = text.split(), {}
+    ids = [int(each) for each in np.random.default_rng(SEED).integers(0, 50_000, 40_000)]
+    for name, count in SIZES.items():
+        for kind, prompt in (("text", " ".join(words[:count])), ("tokens", ids[:count])):
+            spent = []
+            for _ in range(CALLS):
+                begun = time.thread_time_ns()
+                model.log_quantiles(model.log_length(words_of(prompt)), (0.05, 0.5, 0.95))
+                spent.append((time.thread_time_ns() - begun) * 1e-6)
+            p50, p99 = np.percentile(spent, [50, 99]).tolist()
+            found[f"{name}, {kind}"] = {"p50": p50, "p99": p99}
+            print(f"    {name}, {kind}: {p50:.3f} ms, p99 {p99:.3f}", flush=True)
+    return found
+
+
+def main() -> None:
+    """Measure everything and write it."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--output", type=Path, default=Path("bench/results/lengths.json"))
+    parser.add_argument("--cost", action="store_true", help="measure processor times too")
+    asked = parser.parse_args()
+    lines = (asked.folder / "lengths/alpaca-eval.jsonl").read_text(encoding="utf-8").splitlines()
+    read = [json.loads(line) for line in lines]
+    read = [read[k] for k in np.random.default_rng(SEED).permutation(len(read))]
+    names = list(read[0]["lengths"])
+    read = [row for row in read if all(row["lengths"].get(name) for name in names)]
+    fold = np.arange(len(read)) % FOLDS
+    by_model = {name: np.array([float(r["lengths"][name]) for r in read]) for name in names}
+    result: dict[str, Any] = {"prompts": len(read), "folds": FOLDS, "models": {}}
+    for name, lengths in by_model.items():
+        data: list[Row] = [
+            {"kind": "", "template": "", "prompt": row["prompt"], "tokens": [n], "cut": [False]}
+            for row, n in zip(read, lengths.astype(int).tolist(), strict=True)
+        ]
+        told = {method: left_out(METHODS[method], data, fold) for method in METHODS}
+        found: dict[str, Any] = {}
+        for method, predicted in told.items():
+            tau, _, loss, covered = judged(predicted, data, fold, LIMIT)
+            found[method] = {"tau": tau, "loss": loss}
+            found[method] |= {} if np.isnan(covered) else {"coverage": covered}
+        own = found["`learned`"]
+        print(
+            f"{name}: tau {own['tau']:.2f}, loss {own['loss']:.0f} / "
+            f"{found['one law for all']['loss']:.0f} / {found['the token limit']['loss']:.0f}, "
+            f"coverage {own['coverage']:.3f}",
+            flush=True,
+        )
+        middle = told["`learned`"].quantiles
+        assert middle is not None
+        found["gain"] = gains(lengths, np.exp(middle[:, len(LEVELS) // 2]))
+        result["models"][name] = found
+    result["repeats"] = repeats(by_model)
+    print("repeated prompts:", result["repeats"])
+    result["mooncake"] = mooncake(asked.folder / "traces/mooncake-conversation.jsonl")
+    print("Mooncake:", result["mooncake"])
+    times = "milliseconds of processor time"
+    if asked.cost:
+        whole = by_model[names[0]]
+        prompts = [words_of(row["prompt"]) for row in read]
+        model = learn(prompts, whole, np.zeros(len(whole), bool))
+        assert model is not None
+        result[times] = cost(model, " ".join(row["prompt"] for row in read))
+    elif asked.output.is_file():
+        result[times] = json.loads(asked.output.read_text(encoding="utf-8"))[times]
+    asked.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
