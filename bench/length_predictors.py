@@ -154,6 +154,14 @@ METHODS: dict[str, Method] = {
 }
 
 
+ON_PUBLIC_DATA: dict[str, Method] = {
+    "one law": one_law,
+    "history": history,
+    "learned": words,
+    "max_tokens": token_limit,
+}
+
+
 def evaluation(data: Sequence[Row], limit: int, seed: int = 1) -> str:
     """Five folds of prompts, and five of templates: a table in Markdown."""
     rng = np.random.default_rng(seed)
@@ -361,20 +369,20 @@ def main() -> None:
             {"kind": "", "template": "", "prompt": row["prompt"], "tokens": [n], "cut": [False]}
             for row, n in zip(read, lengths.astype(int).tolist(), strict=True)
         ]
-        told = {method: left_out(METHODS[method], data, fold) for method in METHODS}
+        told = {method: left_out(by, data, fold) for method, by in ON_PUBLIC_DATA.items()}
         found: dict[str, Any] = {}
         for method, predicted in told.items():
             tau, _, loss, covered = judged(predicted, data, fold, LIMIT)
             found[method] = {"tau": tau, "loss": loss}
             found[method] |= {} if np.isnan(covered) else {"coverage": covered}
-        own = found["`learned`"]
+        own = found["learned"]
         print(
             f"{name}: tau {own['tau']:.2f}, loss {own['loss']:.0f} / "
-            f"{found['one law for all']['loss']:.0f} / {found['the token limit']['loss']:.0f}, "
+            f"{found['one law']['loss']:.0f} / {found['max_tokens']['loss']:.0f}, "
             f"coverage {own['coverage']:.3f}",
             flush=True,
         )
-        middle = told["`learned`"].quantiles
+        middle = told["learned"].quantiles
         assert middle is not None
         found["gain"] = gains(lengths, np.exp(middle[:, len(LEVELS) // 2]))
         result["models"][name] = found

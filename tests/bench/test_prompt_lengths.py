@@ -15,7 +15,7 @@ import pytest
 from scipy.stats import kendalltau
 
 from bench import prompt_lengths
-from bench.length_predictors import Row, best_tau, described, evaluation
+from bench.length_predictors import Row, best_tau, described, evaluation, longest_tenth
 from bench.prompt_lengths import DATA, DRAWS, MAX_TOKENS, PAGE, PROMPTS, main, prompts, rows
 
 ENGINE = 3  # calls that fail before it is there
@@ -151,3 +151,11 @@ def test_the_best_tau_is_that_of_the_means() -> None:
     assert error.max() < 0.05 * best
     assert best_tau(between) == pytest.approx(best, abs=4 * error.sum())
     assert best > between + 0.05
+
+
+def test_the_longest_tenth_waits_for_all_that_are_predicted_shorter() -> None:
+    """Ten classes of equal work at load 0.5: the last has (1 - 0.5) / ((1 - 0.45) (1 - 0.5))."""
+    lengths = np.repeat(100.0, 10)
+    lengths[-1] = 100.0 + 1e-9
+    assert longest_tenth(lengths, np.arange(10.0), 0.5) == pytest.approx(1 / 0.55)
+    assert longest_tenth(lengths, np.ones(10), 0.5) == pytest.approx(1.0)
