@@ -108,12 +108,14 @@ class Form:
             value += self.per_token * made
             if self.bounces:
                 value = min(abs(value), begun)
-        return value + self.level(request, made) if self.starts else value
+        if not self.starts:
+            return value
+        row = bisect_left(self.classes, predicted_tokens(request)) if self.classes else 0
+        return value + self.level(made, row)
 
-    def level(self, request: Request, made: int) -> float:
-        """Its number, from 0, or what it has of `ranks`."""
+    def level(self, made: int, row: int = 0) -> float:
+        """Its number, from 0, or what it has of `ranks`, of the class `row`."""
         if self.ranks:
-            row = bisect_left(self.classes, predicted_tokens(request)) if self.classes else 0
             return self.ranks[row * len(self.starts) + bisect_right(self.starts, made) - 1]
         beyond = made - self.starts[-1]
         whole = beyond // self.every if self.every and beyond > 0 else 0
