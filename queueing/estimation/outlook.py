@@ -43,6 +43,7 @@ from kendall.queueing.estimation.speed.batch_factors import BatchFactors
 from kendall.queueing.estimation.speed.speed_history import SpeedHistory
 from kendall.queueing.estimation.window.snapshot import Snapshot
 from kendall.queueing.latency.speed_path import SpeedPath
+from kendall.queueing.measurement.batch_means import student
 from kendall.queueing.queue import Queue
 from kendall.queueing.simulation import fast
 
@@ -54,7 +55,7 @@ PARTS, RUN = 10, 20  # of what is known; requests
 # of the work that comes, from five minutes to the next, as if so many had been seen: 0.07 and 0.21
 # in two public traces, 1.2 in the third (Mooncake, Azure 2023 conversation and code)
 USUAL_DRIFT, USUAL_STRETCHES = 0.2, 1.0
-LEVEL = 0.9  # of the band
+LEVEL, ENOUGH = 0.9, 19  # of the band; stretches of which one in twenty lies beyond either end
 MOST_ERROR = 0.5  # of the speed, relative
 
 
@@ -270,7 +271,13 @@ def _resampled(
 
 
 def band(means: Vector) -> Estimate:
-    """Where the mean of the next stretch lies, nine times in ten."""
+    """Where the mean of the next stretch lies, nine times in ten; none is below 0. Of fewer than
+    `ENOUGH` the least and the most hold it less often: Student's, of one more beside these.
+    """
+    if 1 < means.size < ENOUGH:
+        middle, spread = float(means.mean()), float(means.std(ddof=1))
+        half = student(means.size - 1, LEVEL) * spread * math.sqrt(1 + 1 / means.size)
+        return Estimate(middle, max(0.0, middle - half), middle + half, float(means.size))
     ends = (1 - LEVEL) / 2, (1 + LEVEL) / 2
     low, high = np.quantile(means, ends, method="weibull")  # of one more beside these
     return Estimate(float(means.mean()), float(low), float(high), float(means.size))

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from kendall.policies.core import UNBOUNDED
 from kendall.policies.fixed import Fixed
 from kendall.policies.immediate import Continuous, Single
-from kendall.policies.ordered import in_arrival_order, order_of
+from kendall.policies.ordered import in_arrival_order, order_of, wants_steps
 from kendall.queueing.arrivals.notation import has_end
 from kendall.queueing.distributions.call_lengths import equal_calls, within_calls
 from kendall.queueing.distributions.token_distribution import TokenDistribution, Vector
@@ -42,7 +42,11 @@ from kendall.queueing.simulation.orders.batch_kernels import (
     run_ordered_single,
     run_ordered_slots,
 )
-from kendall.queueing.simulation.orders.interrupting_kernels import run_interrupting
+from kendall.queueing.simulation.orders.interrupting_kernels import (
+    NO_INTERRUPTION,
+    first_ranks,
+    run_interrupting,
+)
 from kendall.queueing.simulation.orders.policy_order import (
     has_queue,
     interrupting_of,
@@ -313,7 +317,7 @@ def replay(model: Queue, trace: Trace, since: int = 0) -> SimulatedRun:
         model.engine.servers, bound, wait_for, max_wait, model.policy.padded, tokens
     )
     continuous = isinstance(model.policy, Continuous)
-    if order_of(model.policy).preemptive:
+    if order_of(model.policy).preemptive and not continuous:
         return _interrupting(model, trace, since)
     bounded = model.engine.max_num_queued_reqs is not None
     if model.engine.has_queues or bounded or not in_arrival_order(model.policy):
@@ -325,7 +329,7 @@ def replay(model: Queue, trace: Trace, since: int = 0) -> SimulatedRun:
     requests = _requests(model, trace)
     if continuous:
         slots = _empty_slots(model, requests, bounds, since)
-        given = coefficients(law), law.turnaround, bounds, slots
+        given = (*coefficients(law), law.kr), law.turnaround, bounds, slots
         path, gaps = slot_kernels.run_slots(requests, *given, _memory(model)), slots.gaps
     else:
         servers = kernels.new_servers(paces_of(model), min(bound, len(trace.arrived_at)), since)
@@ -346,7 +350,7 @@ def _run(
 
 
 def _in_order(model: Queue, trace: Trace, bounds: kernels.Bounds, since: int) -> SimulatedRun:
-    """Under an order that interrupts nobody, from one queue or from one for each server."""
+    """From one queue or from one for each server; batches under an order that interrupts nobody."""
     requests, drawn, law = (
         _requests(model, trace),
         _drawn(model.law, trace),
@@ -366,9 +370,13 @@ def _in_order(model: Queue, trace: Trace, bounds: kernels.Bounds, since: int) ->
     )
     plain = model.lossless and not (len(trace.call_ends) or law.stall_share)
     if isinstance(model.policy, Continuous):
-        slots = _empty_slots(model, requests, bounds, since)
-        given = coefficients(law), law.turnaround, bounds, queue
-        path = run_ordered_slots(requests, *given, slots, _memory(model), trace.choices, most)
+        slots, order = _empty_slots(model, requests, bounds, since), NO_INTERRUPTION
+        if interrupts(model.policy):
+            order = interrupting_of(model.policy, predicted, limit, NO_COST, trace.prompt_tokens)
+            ranks, largest = first_ranks(order, trace.arrived_at), len(queue.chosen)
+            queue = ordered_queue(RANKED, ranks, np.zeros(len(ranks)), largest)
+        given = (*coefficients(law), law.kr), law.turnaround, bounds, queue, slots
+        path = run_ordered_slots(requests, *given, _memory(model), trace.choices, most, order)
         return _run(model, trace, path, slots.gaps)
     if plain and bounds.servers == bounds.batch_size == 1 and queue.kind == RANKED:
         path = run_ordered_single(requests, _of_batches(model), drawn, queue.rank)
@@ -473,8 +481,9 @@ def paces_of(model: Queue) -> Vector:
 
 def is_compiled(model: Queue) -> bool:
     """Whether the kernels cover it: the built-in policies, in an order that interrupts nobody, no
-    continuous engine with thousands of slots; one request at a time in orders that interrupt, from
-    one queue, without calls and stalls, where none is rejected.
+    continuous engine with thousands of slots; in orders that interrupt from one queue, without
+    calls and stalls, where none is rejected, and of a continuous engine without a bound on memory
+    and patience, whose predictions are made elsewhere.
 
     No step may take less than no time: a fitted law may have k1 or k2 below zero, and with it a
     batch that ends before it began.
@@ -495,7 +504,9 @@ def is_compiled(model: Queue) -> bool:
     if not isinstance(model.policy, Continuous):
         return True
     slots = _slots(model)
-    return first > 0 and slots is not None and slots <= MOST_SLOTS
+    bounded = model.reservations is not None or model.requests.patience is not None
+    alone = not (interrupts(model.policy) and (bounded or model.predicts_on_server))
+    return alone and first > 0 and slots is not None and slots <= MOST_SLOTS
 
 
 def _slots(model: Queue) -> int | None:
@@ -508,8 +519,9 @@ def _slots(model: Queue) -> int | None:
 def _empty_slots(
     model: Queue, requests: kernels.Requests, bounds: kernels.Bounds, since: int
 ) -> slot_kernels.Slots:
-    tokens = or_unbounded(model.step_tokens)
-    return slot_kernels.new_slots(requests, bounds, paces_of(model), tokens, since)
+    tokens, stepwise = or_unbounded(model.step_tokens), wants_steps(model.policy)
+    given = requests, bounds, paces_of(model), tokens, since
+    return slot_kernels.new_slots(*given, asked_each_step=stepwise)
 
 
 def _memory(model: Queue) -> slot_kernels.Memory:

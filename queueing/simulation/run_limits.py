@@ -49,10 +49,10 @@ def affordable_requests(
     looks = 4 * (model.engine.all_servers + in_service) + stalls
     if model.on_demand:  # each of its steps looks at all in service
         looks += _TOKEN * model.requests.output_tokens.mean
+    steps = _steps(model, in_service)
+    looks += steps * (model.engine.servers + in_service)
     if not compiled:
-        looks += _GENERIC_EVENT + _steps(model, in_service) * (
-            _STEP + model.engine.servers + in_service
-        )
+        looks += _GENERIC_EVENT + steps * _STEP
     generic = _GENERIC_LOOKS if is_first_come(model.policy) else _OUTSIDE_LOOKS
     affordable = (_LOOKS if compiled else generic) / of / looks
     if model.draws_in_advance:

@@ -33,11 +33,16 @@ class Slots(NamedTuple):
                 each other step takes, the factor on the server's times
     whole       counts: active, pending, entered with the stretch, tokens of prompts in its first
                 step; whether the composition changed; steps done in the stretch, all in service,
-                ended; tokens that a step may have, those active whose prompt takes another step
+                ended; tokens that a step may have, those active whose prompt takes another step;
+                entered behind tokens made before, whether the policy is asked after each step,
+                tokens of the prompts that entered with the stretch and were interrupted
     entry       when each pending request may enter
     ended       those that ended with the last change, of one server at a time
     held        tokens of memory that the requests of each server hold
     gaps        between the tokens of all
+    part        of each prompt, tokens in the first step of the stretch
+    left_off    the last token of an interrupted request that has made none since; not a number
+    entered     the start of the stretch with which each entered
     """
 
     changes_at: Floats
@@ -51,6 +56,9 @@ class Slots(NamedTuple):
     ended: Ints
     held: Ints
     gaps: GapCounts
+    part: Ints
+    left_off: Floats
+    entered: Floats
 
 
 class Memory(NamedTuple):
@@ -87,15 +95,18 @@ def new_slots(
     paces: Floats,
     step_tokens: int = UNBOUNDED,
     since: int = 0,
+    *,
+    asked_each_step: bool = False,
 ) -> Slots:
     """Nobody in service. `paces`: of each server, how many times as long as the law's its steps
-    take; `step_tokens`: that a step computes, at most; gaps count from request `since` on.
+    take; `step_tokens`: that a step computes, at most; gaps count from request `since` on;
+    `asked_each_step`: the policy is.
     """
     real = np.full((bounds.servers, 5), -np.inf)
     real[:, 2:4] = np.inf
     real[:, 4] = paces
-    whole = np.zeros((bounds.servers, 10), dtype=np.int64)
-    whole[:, 4], whole[:, 8] = 1, step_tokens
+    whole = np.zeros((bounds.servers, 13), dtype=np.int64)
+    whole[:, 4], whole[:, 8], whole[:, 11] = 1, step_tokens, asked_each_step
     active, pending = np.zeros((2, bounds.servers, bounds.batch_size), dtype=np.int64)
     entry = np.zeros((bounds.servers, bounds.batch_size))
     idle, left = np.full(bounds.servers, np.inf), requests.output_tokens.copy()
@@ -104,7 +115,11 @@ def new_slots(
         prompt_left = requests.prompt_tokens.copy()
     ended, held = np.zeros_like(active[0]), np.zeros_like(whole[:, 0])
     gaps = no_gaps(since)
-    return Slots(idle, real, whole, active, pending, entry, left, prompt_left, ended, held, gaps)
+    part, (left_off, entered) = np.zeros_like(prompt_left), np.full((2, len(left)), np.nan)
+    return Slots(
+        idle, real, whole, active, pending, entry, left, prompt_left, ended, held, gaps, part,
+        left_off, entered,
+    )  # fmt: skip
 
 
 @inner
@@ -171,7 +186,7 @@ def with_room(first, bounds, state, requests, only):  # type: ignore[no-untyped-
 def _dispatch(queue, bounds, state, requests, law, path):  # type: ignore[no-untyped-def]
     """Fill the free slots; where the queue begins then, and how many batches there were."""
     (now, head, tail, batches), (slots, turnaround, (memory, limit)) = queue, bounds
-    _, real, whole, _, pending, entry, _, _, _, held, _ = state
+    _, real, whole, _, pending, entry, _, _, _, held, _, _, _, _ = state
     dispatched_at, _, _, _, batch, sizes, server_of = path
     while head < tail:
         best = with_room(head, bounds, state, requests, -1)
@@ -202,7 +217,7 @@ def _dispatch(queue, bounds, state, requests, law, path):  # type: ignore[no-unt
 @inner
 def plan(s, state, requests, law):  # type: ignore[no-untyped-def]
     """When the composition changes next."""
-    changes_at, real, whole, _, _, _, _, _, _, _, _ = state
+    changes_at, real, whole = state[0], state[1], state[2]
     if whole[s, 0] + whole[s, 1] == 0:
         changes_at[s] = np.inf
     else:
@@ -232,7 +247,7 @@ def _open(s, state, requests, law):  # type: ignore[no-untyped-def]
     """Begin a new stretch where the composition changed or someone may enter now
     (ServiceProcess._open).
     """
-    _, real, whole, _, _, entry, _, _, _, _, _ = state
+    real, whole, entry = state[1], state[2], state[5]
     now = real[s, 0]
     if whole[s, 0] == 0:
         real[s, 2] = real[s, 3] = np.inf
@@ -251,47 +266,59 @@ def _open(s, state, requests, law):  # type: ignore[no-untyped-def]
         at = now
     if at > real[s, 1]:
         real[s, 1] = at
-        whole[s, 2] = whole[s, 3] = 0
+        whole[s, 2] = whole[s, 3] = whole[s, 10] = whole[s, 12] = 0
     _enter(s, at, state, requests)
     if len(state[7]) > 0:
-        whole[s, 3], whole[s, 9] = _parts(s, state, False)
-    k1, _, k3, k4, kp, speed = law
+        whole[s, 3], whole[s, 9] = _parts(s, state)
+    k1, _, _, _, kp, speed, kr = law
     speed *= real[s, 4]
-    real[s, 3] = 1.0 * (speed * (k3 * max(1, whole[s, 0] - whole[s, 9]) + k4))
-    real[s, 2] = at + (1.0 * (speed * (k1 * whole[s, 2] + kp * whole[s, 3])) + real[s, 3])
+    real[s, 3] = _step(s, max(1, whole[s, 0] - whole[s, 9]), state, law)
+    entering = k1 * whole[s, 2] + kp * whole[s, 3] + kr * whole[s, 10]
+    real[s, 2] = at + (1.0 * (speed * entering) + real[s, 3])
     whole[s, 4] = whole[s, 5] = 0
 
 
 @inner
-def _parts(s, state, over):  # type: ignore[no-untyped-def]
+def _step(s, members, state, law):  # type: ignore[no-untyped-def]
+    """Seconds of one with so many members."""
+    return 1.0 * (law[5] * state[1][s, 4] * (law[2] * members + law[3]))
+
+
+@inner
+def _parts(s, state):  # type: ignore[no-untyped-def]
     """Tokens of prompts in the next step, and how many active ones' prompts it does not end
-    (ServiceProcess._divide_prompts); `over`: it is done.
+    (ServiceProcess._divide_prompts).
     """
-    whole, active, prompt_left = state[2], state[3], state[7]
-    room, tokens, unready = whole[s, 8], 0, 0
+    whole, active, prompt_left, parts = state[2], state[3], state[7], state[11]
+    room, unready = whole[s, 8], 0
     for i in range(whole[s, 0]):
         room -= prompt_left[active[s, i]] == 0
+    tokens = min(max(room, 0), whole[s, 12])
+    room -= tokens
     for i in range(whole[s, 0]):
         left = prompt_left[active[s, i]]
         part = min(left, max(room, 0))
         room -= part
         tokens += part
         unready += part < left
-        if over:
-            prompt_left[active[s, i]] -= part
+        parts[active[s, i]] = part
     return tokens, unready
 
 
 @inner
 def _enter(s, at, state, requests):  # type: ignore[no-untyped-def]
     """Who is pending and may enter by `at` becomes active."""
-    (_, _, whole, active, pending, entry, _, _, _, _, _), prompts, kept = state, requests[2], 0
+    (_, _, whole, active, pending, entry, left, _, _, _, _, _, _, _), kept = state, 0
     for i in range(whole[s, 1]):
         if entry[s, i] <= at:
-            active[s, whole[s, 0]] = pending[s, i]
+            job = pending[s, i]
+            made = requests[1][job] - left[job]
+            active[s, whole[s, 0]] = job
             whole[s, 0] += 1
             whole[s, 2] += 1
-            whole[s, 3] += prompts[pending[s, i]]
+            whole[s, 3] += requests[2][job] + made
+            whole[s, 10] += made > 0
+            state[13][job] = state[1][s, 1]
         else:
             pending[s, kept] = pending[s, i]
             entry[s, kept] = entry[s, i]
@@ -302,8 +329,8 @@ def _enter(s, at, state, requests):  # type: ignore[no-untyped-def]
 @inner
 def _target(s, state):  # type: ignore[no-untyped-def]
     """The step of the next end or entry."""
-    _, real, whole, active, _, entry, left, _, _, _, _ = state
-    if whole[s, 9] > 0:
+    _, real, whole, active, _, entry, left, _, _, _, _, _, _, _ = state
+    if whole[s, 9] > 0 or whole[s, 11] > 0:
         return whole[s, 5] + 1
     least = left[active[s, 0]]
     for i in range(1, whole[s, 0]):
@@ -315,29 +342,36 @@ def _target(s, state):  # type: ignore[no-untyped-def]
 
 
 @inner
-def _complete(s, state):  # type: ignore[no-untyped-def]
-    """The steps up to the next change: how many of the stretch were done before, how many these
-    are, the end of the step before them and of the last.
+def _complete(s, target, state):  # type: ignore[no-untyped-def]
+    """The steps of the stretch up to `target`: how many were done before, how many these are, the
+    end of the step before them and of the last.
     """
     real, whole = state[1], state[2]
     done, before = whole[s, 5], real[s, 0]
-    steps = _target(s, state) - done
-    whole[s, 5] = done + steps
-    real[s, 0] = step_instant(real[s, 2], real[s, 3], done + steps)
-    return done, steps, before, real[s, 0]
+    whole[s, 5] = target
+    real[s, 0] = step_instant(real[s, 2], real[s, 3], target)
+    return done, target - done, before, real[s, 0]
 
 
 @inner
 def advance(s, state, requests, law, path):  # type: ignore[no-untyped-def]
     """Complete the steps up to the next change; how many ended."""
     _open(s, state, requests, law)
-    _, real, whole, active, _, _, left, prompt_left, gone, _, gaps = state
+    return _make(s, _target(s, state), state, requests, path)
+
+
+@inner
+def _make(s, target, state, requests, path):  # type: ignore[no-untyped-def]
+    """The tokens of the steps of the stretch up to `target`; how many ended."""
+    _, real, whole, active, _, _, left, prompt_left, gone, _, gaps, part, left_off, _ = state
     (_, released_at, first_token_at, _, _, _, _), lengths = path, requests[1]
-    done, steps, before, now = _complete(s, state)
+    done, steps, before, now = _complete(s, target, state)
     kept = ended = making = going_on = 0
     unready = whole[s, 9] > 0
     if len(prompt_left) > 0 and done == 0:
-        _parts(s, state, True)
+        for i in range(whole[s, 0]):
+            prompt_left[active[s, i]] -= part[active[s, i]]
+            part[active[s, i]] = 0
     for i in range(whole[s, 0]):
         member = active[s, i]
         if unready and prompt_left[member] > 0:
@@ -347,6 +381,10 @@ def advance(s, state, requests, law, path):  # type: ignore[no-untyped-def]
         making += member >= gaps[2]
         if left[member] == lengths[member]:
             first_token_at[member] = step_instant(real[s, 2], real[s, 3], done + 1)
+        elif not math.isnan(left_off[member]):
+            gap = step_instant(real[s, 2], real[s, 3], done + 1) - left_off[member]
+            count_gaps(gaps, gap, member >= gaps[2])
+            left_off[member] = np.nan
         else:
             going_on += member >= gaps[2]
         left[member] -= steps
@@ -365,3 +403,53 @@ def advance(s, state, requests, law, path):  # type: ignore[no-untyped-def]
     if ended or unready:
         whole[s, 4] = 1
     return ended
+
+
+@inner
+def catch_up(s, now, state, requests, law, path):  # type: ignore[no-untyped-def]
+    """Complete the steps that end by `now`, up to the next change (ServiceProcess.catch_up)."""
+    _open(s, state, requests, law)
+    first_end, rest, done = state[1][s, 2], state[1][s, 3], state[2][s, 5]
+    if step_instant(first_end, rest, done + 1) > now:
+        return
+    steps = step_at_or_after(now, first_end, rest)
+    if step_instant(first_end, rest, steps) > now:
+        steps -= 1
+    steps = min(steps, _target(s, state) - 1)
+    if steps > done:
+        _make(s, steps, state, requests, path)
+
+
+@inner
+def remove(s, job, now, state, requests, law):  # type: ignore[no-untyped-def]
+    """Take one out of service, once the steps until now are complete (ServiceProcess.remove)."""
+    real, whole, active = state.real, state.whole, state.active
+    pending, entry = state.pending, state.entry
+    prompt_left, part, left_off = state.prompt_left, state.part, state.left_off
+    whole[s, 6] -= 1
+    for i in range(whole[s, 1]):
+        if pending[s, i] == job:
+            whole[s, 1] -= 1
+            for k in range(i, whole[s, 1]):
+                pending[s, k], entry[s, k] = pending[s, k + 1], entry[s, k + 1]
+            return
+    place = 0
+    while active[s, place] != job:
+        place += 1
+    whole[s, 0] -= 1
+    for k in range(place, whole[s, 0]):
+        active[s, k] = active[s, k + 1]
+    made = requests[1][job] - state.left[job]
+    if made > 0 and math.isnan(left_off[job]):
+        left_off[job] = real[s, 0]
+    if len(prompt_left) > 0:
+        whole[s, 12] += prompt_left[job] if state.entered[job] == real[s, 1] else 0
+        whole[s, 9] -= whole[s, 9] > 0 and part[job] < prompt_left[job]
+        prompt_left[job], part[job] = requests[2][job] + made, 0
+    if whole[s, 0] == 0:
+        whole[s, 4] = 1
+        real[s, 0] = max(real[s, 0], now)
+        return
+    real[s, 2] = step_instant(real[s, 2], real[s, 3], whole[s, 5] + 1)
+    real[s, 3] = _step(s, whole[s, 0], state, law)
+    whole[s, 5] = 0

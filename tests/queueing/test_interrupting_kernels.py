@@ -90,6 +90,37 @@ def test_a_trace_of_few_requests(order: str, requests: int) -> None:
     assert_same(*both(queue, 0.9 * queue.largest_stable_rate, requests))
 
 
+def slots(order: str, number: int, law: LatencyModel = RESUMES, **settings: object) -> Queue:
+    """The same order on a continuous engine."""
+    policy = parse_policy(f"continuous:max_batch_size={number},order={order}")
+    return model(order, law, policy=policy, max_num_seqs=32, **settings)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.thinned(3)
+def test_slots_are_the_policys_own_sample_path(order: str) -> None:
+    for servers, number, tokens in ((1, 1, None), (1, 4, 40), (2, 3, None), (3, 2, 60)):
+        queue = slots(order, number, servers=servers, step_tokens=tokens)
+        assert is_compiled(queue)
+        fast, slow = both(queue, 0.95 * queue.largest_stable_rate, 400)
+        assert_same(fast, slow)
+    assert (fast.queueing_delay > 0).any()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tokens", [None, 40])
+@pytest.mark.parametrize("servers", [1, 2, 3])
+@pytest.mark.parametrize("law", [PLAIN, RESUMES, NOISY], ids=["plain", "resumes", "noisy"])
+@pytest.mark.parametrize("order", ORDERS)
+def test_slots_are_the_sample_path_throughout(
+    order: str, law: LatencyModel, servers: int, tokens: int | None
+) -> None:
+    for number in (1, 2, 5):
+        queue = slots(order, number, law, servers=servers, step_tokens=tokens)
+        for load in (0.3, 0.7, 0.95, 1.1):
+            assert_same(*both(queue, load * queue.largest_stable_rate, 500))
+
+
 def test_servers_of_different_speed() -> None:
     queue = model("mlfq,quantum=4", PLAIN, servers=3, server_speeds=(1.0, 1.5, 2.0))
     assert_same(*both(queue, 0.9 * queue.largest_stable_rate, 500))
@@ -184,11 +215,9 @@ def test_what_is_not_covered_goes_to_the_generic_simulator() -> None:
     routed = model("sprpt", servers=2, routing="least_requests")
     for queue in (model("sprpt", sequences=calls), model("sprpt", stalling), routed):
         assert not is_compiled(queue)
-    assert not is_compiled(
-        dataclasses.replace(
-            model("sprpt"), policy=parse_policy("continuous:max_batch_size=4,order=sprpt")
-        )
-    )
+    bounded = slots("sprpt", 4, prompt_tokens=PROMPTS, max_context_tokens=300)
+    for queue in (slots("sprpt", 4, patience=0.1), bounded):
+        assert not is_compiled(queue)
 
 
 @pytest.mark.parametrize("order", ["mlfq", "fb,quantum=16"])

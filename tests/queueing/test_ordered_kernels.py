@@ -130,11 +130,6 @@ def test_a_replay_is_the_policys_own_sample_path_throughout(
         assert_same(*both(queue, load * queue.largest_stable_rate, 2000))
 
 
-def test_slots_under_orders_that_interrupt_are_event_driven() -> None:
-    for order in ("sprpt", "pspjf", "trail", "mlfq", "fb", "threshold-preemptive,threshold=9"):
-        assert not is_compiled(model(f"continuous:max_batch_size=4,order={order}"))
-
-
 def test_an_order_that_decides_by_code_of_its_own_is_event_driven() -> None:
     class Other(ByLength):
         def first(self, *given):

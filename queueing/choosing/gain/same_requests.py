@@ -107,11 +107,14 @@ class SameRequests:
         served = np.isfinite(before) & np.isfinite(after)  # stretches, the same of both
         if np.count_nonzero(served) < 2 or not np.all(before[served] > 0):
             return UNKNOWN
-        return band(1 - after[served] / before[served])
+        ratio = band(after[served] / before[served])
+        return Estimate(1 - ratio.value, 1 - ratio.high, 1 - ratio.low, ratio.effective_n)
 
     def mean(self, setting: Setting, quantity: Quantity) -> float | None:
-        """The model's, seconds."""
-        found = self._durations(setting, quantity, fewer=self._driven(self.current, setting))
+        """The model's, seconds; of all requests where the kernels cover the setting, whatever is in
+        force.
+        """
+        found = self._durations(setting, quantity, fewer=self._driven(setting))
         return None if found is None else float(found.mean())
 
     def gains(self, setting: Setting, quantity: Quantity) -> Gains:

@@ -1,5 +1,5 @@
-"""Compiled replays of batch policies and of continuous batching in an order that interrupts nobody,
-from one queue or from a queue for each server: the sample paths of
+"""Compiled replays of batch policies in an order that interrupts nobody, and of continuous batching
+in any, from one queue or from a queue for each server: the sample paths of
 `queueing.simulation.reference` and `queueing.simulation.scenarios.routed`, as
 `queueing.simulation.kernels` and `slot_kernels` have them first come, first served from one queue.
 """
@@ -28,6 +28,11 @@ from kendall.queueing.simulation.kernels import (
     new_path,
     serve_batch,
 )
+from kendall.queueing.simulation.orders.interrupting_kernels import (
+    NO_INTERRUPTION,
+    Interrupting,
+    form_rank,
+)
 from kendall.queueing.simulation.orders.kernels import pop, push
 from kendall.queueing.simulation.orders.lanes import (
     dispatched,
@@ -51,8 +56,10 @@ from kendall.queueing.simulation.slot_kernels import (
     Memory,
     Slots,
     advance,
+    catch_up,
     free,
     plan,
+    remove,
     with_room,
 )
 
@@ -64,6 +71,16 @@ class Members(NamedTuple):
     prompts: Ints
     first_token_at: Floats
     released_at: Floats
+
+
+class Stints(NamedTuple):
+    """Who may interrupt whom; of each request the seconds served before its last dispatch, and how
+    often it was interrupted.
+    """
+
+    order: Interrupting
+    served: Floats
+    interrupted: Ints
 
 
 def run_ordered_batches(
@@ -110,14 +127,22 @@ def run_ordered_slots(
     memory: Memory,
     choices: Ints,
     most: int,
+    order: Interrupting = NO_INTERRUPTION,
 ) -> RequestPath:
     """Continuous batching, `bounds.batch_size` in service per server, fewer where the next one does
-    not fit into the memory; `state`: of empty ones.
+    not fit into the memory; `state`: of empty ones. Where the order interrupts, from one queue and
+    without a bound on memory: the column of dispatches has the arrival and the time outside of
+    service then.
     """
-    path = new_path(len(requests.arrived_at))
+    count = len(requests.arrived_at)
+    path = new_path(count)
     lanes = new_lanes(len(queue.waiting), bounds.servers, choices, most)
     limits = bounds.batch_size, turnaround, memory
-    _run_slots(requests, law, limits, (state, queue, lanes), path)
+    stints = Stints(order, np.zeros(count), np.zeros(count, np.int64))
+    _run_slots(requests, law, limits, (state, queue, lanes, stints), path)
+    if order is not NO_INTERRUPTION:
+        waited = path.dispatched_at - requests.arrived_at - stints.served
+        path.dispatched_at[:] = requests.arrived_at + waited
     path.server_free_at[:] = path.released_at
     return path
 
@@ -264,8 +289,8 @@ def _start_batch(now, members, place, requests, engine, path):  # type: ignore[n
 
 @inner
 def _run_slots(requests, law, bounds, system, path):  # type: ignore[no-untyped-def]
-    (arrived_at, _, _, _, deadlines), (state, queue, lanes) = requests, system
-    changes_at, count = state.changes_at, len(arrived_at)
+    (arrived_at, _, _, _, deadlines), (state, queue, lanes, _) = requests, system
+    changes_at, count, each_step = state.changes_at, len(arrived_at), state.whole[0, 11] > 0
     tail = routed = batches = 0
     while True:
         engine = earliest(changes_at)
@@ -286,11 +311,15 @@ def _run_slots(requests, law, bounds, system, path):  # type: ignore[no-untyped-
             tail = _arrive(tail, (now, routed), requests, (queue, lanes), path)
         else:
             lane = _lose(queue, lanes)
-        while True:  # the policy is asked after each departure, and once more after the event
+        # the policy is asked after each departure, and once more after the event; only then where
+        # it is asked after each step
+        while True:
             if leaving > 0:
                 free(engine, leaving, bounds, state, requests)
                 lanes.held[lane] -= 1
                 leaving -= 1
+                if each_step:
+                    continue
             elif completed:
                 completed = False
                 plan(engine, state, requests, law)
@@ -301,9 +330,11 @@ def _run_slots(requests, law, bounds, system, path):  # type: ignore[no-untyped-
 
 @inner
 def _fill(at, bounds, system, served, path):  # type: ignore[no-untyped-def]
-    """Fill the free slots of a lane's servers; how many dispatches there were."""
+    """Fill the free slots of a lane's servers, and those that others are interrupted for; how many
+    dispatches there were.
+    """
     (now, lane, batches), turnaround = at, bounds[1]
-    (state, queue, lanes), (requests, law) = system, served
+    (state, queue, lanes, _), (requests, law) = system, served
     whole, entry, pending = state.whole, state.entry, state.pending
     while True:
         first = next_of(lane, 0, now, requests, queue)
@@ -311,7 +342,9 @@ def _fill(at, bounds, system, served, path):  # type: ignore[no-untyped-def]
             return batches
         best = with_room(first, bounds, state, requests, lane if len(lanes.held) > 1 else -1)
         if best < 0:
-            return batches
+            if not _interrupt(first, now, system, requests, law, path):
+                return batches
+            continue
         size = _take_slots(best, (now, lane, first), bounds, system, requests)
         delay = turnaround * (law[5] * state.real[best, 4])
         for k in range(size):
@@ -333,7 +366,7 @@ def _take_slots(server, at, bounds, system, requests):  # type: ignore[no-untype
     """Put those who fit into the free slots of a server, and its memory, into `chosen`; how
     many.
     """
-    (now, lane, job), (slots, _, (memory, limit)), (state, queue, _) = at, bounds, system
+    (now, lane, job), (slots, _, (memory, limit)), (state, queue, _, _) = at, bounds, system
     taken, held = 0, state.held
     while True:
         serve(job, queue)
@@ -345,3 +378,47 @@ def _take_slots(server, at, bounds, system, requests):  # type: ignore[no-untype
         job = next_of(lane, 0, now, requests, queue)
         if job < 0 or held[server] + requests.prompt_tokens[job] + limit > memory:
             return taken
+
+
+@inner
+def _interrupt(first, now, system, requests, law, path):  # type: ignore[no-untyped-def]
+    """Put the worst of those in service behind the first that waits back into the queue; whether
+    there was one.
+    """
+    state, queue, _, (order, served, interrupted) = system
+    if order.settled == 0.0:
+        return False
+    for s in range(len(state.whole)):
+        catch_up(s, now, state, requests, law, path)
+    server, worst = _outranked(first, system, requests)
+    if server < 0:
+        return False
+    served[worst] += now - path.dispatched_at[worst]
+    interrupted[worst] += 1
+    remove(server, worst, now, state, requests, law)
+    plan(server, state, requests, law)
+    made = requests.output_tokens[worst] - state.left[worst]
+    queue.rank[worst] = form_rank(worst, made, requests.arrived_at, order)
+    enter(worst, queue)
+    return True
+
+
+@inner
+def _outranked(first, system, requests):  # type: ignore[no-untyped-def]
+    """The server and the request in service that has the worst rank behind the first that waits;
+    -1: none.
+    """
+    state, queue, _, (order, _, interrupted) = system
+    arrived_at, server, worst, last = requests.arrived_at, -1, -1, queue.rank[first]
+    came = arrived_at[first]
+    for s in range(len(state.whole)):
+        active = state.whole[s, 0]
+        for i in range(active + state.whole[s, 1]):
+            job = state.active[s, i] if i < active else state.pending[s, i - active]
+            made = requests.output_tokens[job] - state.left[job]
+            if interrupted[job] >= order.most or made >= order.settled * order.predicted[job]:
+                continue
+            rank = form_rank(job, made, arrived_at, order)
+            if rank > last or (rank == last and arrived_at[job] > came):
+                server, worst, last, came = s, job, rank, arrived_at[job]
+    return server, worst

@@ -70,6 +70,13 @@ class Interrupting(NamedTuple):
     second_prediction: float
 
 
+# of an order that interrupts nobody
+NO_INTERRUPTION = Interrupting(
+    *(np.empty(0), np.empty(0), 0.0, np.nan, 0.0, False, 0),
+    *(np.empty(0, np.int64), np.empty(0), np.empty(0, np.int64), 0, 0, 0.0, 0.0),
+)
+
+
 class StintColumns(NamedTuple):
     """Of each request: tokens made, seconds served, its last token before an interruption, how
     often it was interrupted, whether it was ever in service, seconds of predictions that are `due`
@@ -125,17 +132,22 @@ def run_interrupting(
     begun, first_end, rest = np.zeros((3, servers))
     never = np.full(servers, np.inf)
     state = InService(job, paces, used, begun, first_end, rest, target, never)
-    first_ranks = order.ranks[order.rows if len(order.rows) else 0] if len(order.ranks) else 0.0
-    begins = order.value + first_ranks
-    queue.rank[:] = -np.inf if order.first_tokens > 0 else begins
-    if not np.isnan(order.aging):
-        queue.rank[:] = requests.arrived_at + order.aging * begins
+    queue.rank[:] = first_ranks(order, requests.arrived_at)
     for stage in reversed(range(len(due))):
         queue.rank[due[stage] > 0] = _RANKS[stage]
     if not _run(requests, (law, residuals), order, (state, stints, queue, gaps), path):
         return None
     path.server_free_at[:] = path.released_at
     return path
+
+
+def first_ranks(order: Interrupting, arrived_at: Floats) -> Floats:
+    """Of each request as it arrives."""
+    rows = order.rows if len(order.rows) else 0
+    begins = order.value + (order.ranks[rows] if len(order.ranks) else 0.0)
+    if not np.isnan(order.aging):
+        return np.asarray(arrived_at + order.aging * begins)
+    return np.full(len(begins), -np.inf) if order.first_tokens > 0 else begins
 
 
 def _due(order: Interrupting) -> Floats:

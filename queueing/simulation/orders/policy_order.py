@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kendall.policies.core import Policy
-from kendall.policies.immediate import Single
+from kendall.policies.immediate import Continuous, Single
 from kendall.policies.ordered import Ordered, order_of
 from kendall.policies.orders.order import Form, boosted
 from kendall.policies.registry import is_built_in
@@ -36,11 +36,11 @@ def has_queue(policy: Policy) -> bool:
 
 
 def interrupts(policy: Policy) -> bool:
-    """Whether it serves one request at a time in an order that `interrupting_kernels` has."""
+    """Whether it interrupts requests in an order that `interrupting_kernels` has."""
     order = order_of(policy)
     form = order.form
     by_rank = order.is_formal() and not (form.ratio or form.bins or form.prompt_weight)
-    return isinstance(policy, Single) and order.preemptive and by_rank
+    return isinstance(policy, Single | Continuous) and order.preemptive and by_rank
 
 
 def interrupting_of(
