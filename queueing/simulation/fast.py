@@ -483,7 +483,7 @@ def is_compiled(model: Queue) -> bool:
     """Whether the kernels cover it: the built-in policies, in an order that interrupts nobody, no
     continuous engine with thousands of slots; in orders that interrupt from one queue, without
     calls and stalls, where none is rejected, and of a continuous engine without a bound on memory
-    and patience, whose predictions are made elsewhere.
+    and patience.
 
     No step may take less than no time: a fitted law may have k1 or k2 below zero, and with it a
     batch that ends before it began.
@@ -505,8 +505,8 @@ def is_compiled(model: Queue) -> bool:
         return True
     slots = _slots(model)
     bounded = model.reservations is not None or model.requests.patience is not None
-    alone = not (interrupts(model.policy) and (bounded or model.predicts_on_server))
-    return alone and first > 0 and slots is not None and slots <= MOST_SLOTS
+    covered = first > 0 and slots is not None and slots <= MOST_SLOTS
+    return covered and not (bounded and interrupts(model.policy))
 
 
 def _slots(model: Queue) -> int | None:

@@ -890,8 +890,8 @@ def test_an_order_that_is_driven_step_by_step_is_not_searched_and_says_who_has_t
     target: str,
 ) -> None:
     point = OperatingPoint(estimates=window(), shape=LAW, limits=LIMITS)
-    current = Setting(policy="continuous:max_batch_size=4,order=sprpt", max_output_tokens=400)
-    result = search(point, current, DELAY, target)
+    policy = "continuous:max_batch_size=4,order=sprpt,by=service,prompt_weight=0.5"
+    result = search(point, Setting(policy=policy, max_output_tokens=400), DELAY, target)
     assert result.setting is None
     assert "is simulated step by step, which takes too long here" in result.why
     assert f"kendall optimize --target {target}" in result.why
@@ -922,7 +922,7 @@ def test_an_order_that_pays_is_advised_with_what_it_does_to_the_tail() -> None:
     assert "p99 of the queueing delay, simulated: " in found.says
     orders = {parse_policy(point["policy"]).order for point in found.curve}  # type: ignore[attr-defined]
     assert {"fcfs", "spjf", "threshold", "boost"} <= orders
-    assert not orders & {"sprpt", "fb"}, "simulated step by step"
+    assert not orders & {"sprpt", "fb"}, "of slots, those that interrupt nobody"
 
 
 def test_without_predictions_no_order_by_length_is_compared() -> None:

@@ -137,11 +137,9 @@ def test_the_analysis_is_the_simulation_where_going_on_costs_nothing(lengths: st
     assert abs(np.mean(means) - exact) < 4 * error + 0.005 * exact
 
 
-def test_the_simulator_asks_the_policy_where_there_is_no_compiled_loop() -> None:
-    """In slots it preempts as well, and saves of the delay."""
+def test_in_slots_it_preempts_as_well_and_saves_of_the_delay() -> None:
     given = ("lognormal:mu=3,sigma=1.3", "k1=0.001,k2=0.001,k3=0.0002,k4=0.004,kr=0.001")
     queue = Queue.read("continuous:max_batch_size=2,order=gittins", *given, max_output_tokens=400)
-    assert not is_compiled(queue)
     rate = 0.85 * queue.largest_stable_rate
     own, usual = (
         simulate_run(each, rate, 4000, np.random.SeedSequence(2)).sojourn_time.mean()

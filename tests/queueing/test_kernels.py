@@ -376,12 +376,11 @@ def test_kernels_cover_some_thousand_slots(slots: int, compiled: bool) -> None:
         ("single:order=spjf", True),
         ("single:order=sprpt", True),
         ("continuous:max_batch_size=4,order=spjf", True),
-        ("continuous:max_batch_size=4,order=sprpt", False),
+        ("continuous:max_batch_size=4,order=sprpt", True),
+        ("continuous:max_batch_size=4,order=sprpt,by=service,prompt_weight=0.5", False),
     ],
 )
-def test_kernels_cover_orders_that_interrupt_one_request_at_a_time(
-    policy: str, compiled: bool
-) -> None:
+def test_kernels_cover_orders_that_interrupt_by_tokens(policy: str, compiled: bool) -> None:
     assert is_compiled(model(policy, PLAIN)) == compiled
 
 

@@ -212,7 +212,7 @@ class AdviceSearch:
         names = orders.usual(
             lambda order: (
                 (predicted or not order.predicts) and (one_by_one or not order.preemptive)
-            )  # else simulated step by step
+            )  # of slots only those that interrupt nobody
         )
         others = [format_policy(with_order(first_come, each)) for each in names]
         texts = list(dict.fromkeys([self.current.policy, format_policy(first_come), *others]))
