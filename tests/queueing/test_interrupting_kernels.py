@@ -102,7 +102,7 @@ def test_slots_are_the_policys_own_sample_path(order: str) -> None:
     for servers, number, tokens in ((1, 1, None), (1, 4, 40), (2, 3, None), (3, 2, 60)):
         queue = slots(order, number, servers=servers, step_tokens=tokens)
         assert is_compiled(queue)
-        fast, slow = both(queue, 0.95 * queue.largest_stable_rate, 400)
+        fast, slow = both(queue, 0.95 * queue.largest_stable_rate, 200)
         assert_same(fast, slow)
     assert (fast.queueing_delay > 0).any()
 

@@ -229,7 +229,8 @@ def test_the_next_stretch_gains_what_nine_bands_in_ten_hold() -> None:
             inside += told.low <= gained <= told.high
             widths.append(told.high - told.low)
             errors.append(gained - told.value)
-    assert inside >= 51, "a binomial of 60 at 0.9 is below that in 7 of 100"
+    # the five bands of one window often miss together
+    assert inside >= 5 * 9, "a binomial of 12 at 0.9 is below 9 in 3 of 100"
     assert np.median(widths) <= 2.5 * np.ptp(np.quantile(errors, (0.05, 0.95)))
 
 
