@@ -6,6 +6,7 @@ a real engine and simulated.
                                                              only these kinds of cells
     .venv/bin/python bench/misprediction.py --page           the page anew; nothing is measured
     .venv/bin/python bench/misprediction.py --cells srpt-b --again    those cells once more
+    .venv/bin/python bench/misprediction.py --inside --minutes 18     the orders in vLLM's own queue
     .venv/bin/python bench/misprediction.py --engine emulated --minutes 2 --results /tmp/try.json
                                                              tries the script
 
@@ -78,6 +79,7 @@ from kendall.queueing.simulation.fast import SimulatedRun, Trace
 
 ROOT = Path(__file__).parents[1]
 RESULTS, PAGE = "bench/results/misprediction.json", "docs/why/price-of-misprediction.md"
+INSIDE = "bench/results/inside.json"  # of `--inside`
 PROMPTS, LENGTHS, LONGEST = (
     "deterministic:value=32",
     f"lognormal:mu={math.log(24):.6g},sigma=1",
@@ -366,6 +368,12 @@ def block_means(values: Vector, pieces: int = 1) -> list[float]:
     return [round(float(mean), 7) for mean in kept.mean(axis=1)]
 
 
+def requests_within(seconds: float, rate: float) -> int:
+    """Of which `block_means` counts 20 equal blocks."""
+    counted = BLOCKS * max(2, round(seconds * rate / (1 + WARM_UP + RUN_OUT) / BLOCKS))
+    return counted + math.ceil(WARM_UP * counted) + math.ceil(RUN_OUT * counted) + 1
+
+
 class Results:
     """The file of results: laws, groups (rate, number and seed of their requests), cells."""
 
@@ -506,6 +514,17 @@ def costs(law: str, speed: float) -> Json:
 # measured
 
 
+async def calibrated(
+    gateway: GatewayProcess, cell: Cell, repeats: int, *, resume_cost: bool = True
+) -> str:
+    """The law that a gateway measures for the slots of a cell. Raises GatewayError."""
+    outputs, prompts = cell.kind.calibrated
+    body = {"max_batch_size": cell.slots, "max_output_tokens": outputs, "prompt_tokens": prompts}
+    body |= {"repeats": repeats, "resume_cost": resume_cost}
+    answer = await gateway.ask("POST", "/admin/calibrate", body)
+    return str(Profile.from_dict(answer).law.at_speed(1.0))
+
+
 @dataclass
 class Session:
     """A gateway, and what is left to measure."""
@@ -521,7 +540,9 @@ class Session:
         for cell in sorted(left, reverse=True):  # the law of the fewest slots is in force
             if law_name(cell) not in data["laws"]:
                 say(f"calibrating the law {law_name(cell)}")
-                data["laws"][law_name(cell)] = await self._law(cell)
+                data["laws"][law_name(cell)] = await calibrated(
+                    self.gateway, cell, self.options.repeats
+                )
                 self.results.save()
         pieces = [
             (piece, cell)
@@ -566,13 +587,6 @@ class Session:
             await asyncio.sleep(1.0)
         raise GatewayError(f"no lengths were learned within {LEARNING:.0f} s; see gateway.log")
 
-    async def _law(self, cell: Cell) -> str:
-        outputs, prompts = cell.kind.calibrated
-        body = {"max_batch_size": cell.slots, "max_output_tokens": outputs}
-        body |= {"prompt_tokens": prompts, "repeats": self.options.repeats, "resume_cost": True}
-        answer = await self.gateway.ask("POST", "/admin/calibrate", body)
-        return str(Profile.from_dict(answer).law.at_speed(1.0))
-
     async def _group(self, cell: Cell) -> Json:
         """The rate by a pilot under load, and as many requests as there is time for."""
         fcfs, law = cell.fcfs, self.results.law(cell)
@@ -585,11 +599,9 @@ class Session:
         speed = own_speed(fcfs, law, sent, pilot["service"][0])
         rate /= speed
         share = self.options.share * cell.kind.weight / cell.kind.pieces - OVERHEAD
+        count = requests_within(share, rate)
         if cell.kind.pieces > 1:
             count = max(10, round(share * rate))
-        else:
-            counted = BLOCKS * max(2, round(share * rate / (1 + WARM_UP + RUN_OUT) / BLOCKS))
-            count = counted + math.ceil(WARM_UP * counted) + math.ceil(RUN_OUT * counted) + 1
         say(f"group {cell.group}: {rate:.1f}/s, speed {speed:.3f}, {count} requests")
         group = {"rate": rate, "speed": speed, "count": count, "seed": seed}
         self.results.data["groups"][cell.group] = group
@@ -717,7 +729,7 @@ async def measure_with_gateway(
         await Session(results, options, gateway, record_file).run(cells, number)
 
 
-def main() -> int:
+def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -726,37 +738,53 @@ def main() -> int:
     parser.add_argument("--cells", default="", help="only those whose text this pattern matches")
     parser.add_argument("--again", action="store_true", help="measure them once more")
     parser.add_argument("--page", action="store_true", help="measure nothing")
+    parser.add_argument("--inside", action="store_true", help="the orders in vLLM's own queue")
     parser.add_argument("--engine", choices=("vllm", "emulated"), default="vllm")
     parser.add_argument("--repeats", type=int, default=8, help="of each calibrated batch")
     parser.add_argument("--results", type=Path, default=ROOT / RESULTS)
+    parser.add_argument(
+        "--step", type=float, default=0.0, help="with --inside: ms that a step takes at least"
+    )
+    parser.add_argument("--inside-results", type=Path, default=ROOT / INSIDE)
     parser.add_argument("--output", type=Path, default=ROOT / PAGE)
     parser.add_argument("--folder", type=Path, default=ROOT / "runs/misprediction")
     parser.add_argument("--port", type=int, default=8095)
     options = parser.parse_args()
     if not 0 < options.minutes < math.inf:
         parser.error(f"got --minutes {options.minutes}; expected a finite number > 0")
+    if not 0 <= options.step < 1000:
+        parser.error(f"got --step {options.step}; expected milliseconds from 0 to below 1000")
     try:
         re.compile(options.cells)
     except re.error as error:
         parser.error(f"got --cells {options.cells!r} ({error}); expected a regular expression")
-    results = Results(options.results)
+    return options
+
+
+def main() -> int:
+    from bench import misprediction_inside as inside
+    from bench.misprediction_page import Findings, page
+
+    options = parsed()
+    results, of_vllm = Results(options.results), Results(options.inside_results)
     try:
-        if not options.page:
+        if options.inside:
+            asyncio.run(inside.measure(of_vllm, options))
+        elif not options.page:
             asyncio.run(measure(results, options))
-    except GatewayError as lost:
+    except (GatewayError, RuntimeError) as lost:
         say(f"{lost}; the same command goes on with what is left")
         return 1
     except (KeyboardInterrupt, asyncio.CancelledError):
         say("the same command goes on with what is left")
         return 130
     results.simulate()
-    from bench.misprediction_page import Findings, page
-
+    inside.simulate(of_vllm)
     findings = Findings(results)
     if not findings.cells:
         say(f"got no cell beside its fcfs in {options.results}; expected some: measure first")
         return 1
-    options.output.write_text(page(findings))
+    options.output.write_text(page(findings, inside.section(of_vllm, results)))
     same, cells, _, _ = findings.agreement()
     print(f"{options.output}: {same} of {cells} ratios to fcfs as predicted")
     return 0

@@ -65,11 +65,13 @@ def text(found: Interval) -> str:
 class Findings:
     """What the results say."""
 
-    def __init__(self, results: Results) -> None:
+    def __init__(self, results: Results, cells: Sequence[Cell] | None = None) -> None:
         self.data = results.data
         known = self.data["cells"]
         self.cells = {
-            cell: known[str(cell)] for cell in design() if "speed" in known.get(str(cell), ())
+            cell: known[str(cell)]
+            for cell in cells or design()
+            if "speed" in known.get(str(cell), ())
         }
 
     def main(self, order: str, predictor: str) -> Cell | None:
@@ -343,8 +345,8 @@ def markdown(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([lines[0], f"|{'---|' * len(rows[0])}", *lines[1:]])
 
 
-def page(findings: Findings) -> str:
-    """The whole page."""
+def page(findings: Findings, inside: str = "") -> str:
+    """The whole page; `inside`: the section of the orders in vLLM's own queue."""
     data, cells = findings.data, findings.cells
     same, compared, long, laws = findings.agreement()
     speeds = [speed for found in cells.values() for speed in found["speed"]]
@@ -419,7 +421,7 @@ engine `{data["costs"].get("cost", "nothing")}`.
 
 {findings.costs()}
 
-## How
+{inside and inside + chr(10)}## How
 
 - Measured from {dates[0]} to {dates[-1]} (UTC):
 {runs}
