@@ -26,12 +26,13 @@ from typing import Unpack
 
 from kendall.policies.core import Policy
 from kendall.policies.text import SpecError, parse_policy
+from kendall.queueing.description.arguments import Limits
 from kendall.queueing.distributions.token_distribution import TokenDistribution, parse_distribution
 from kendall.queueing.errors import NotConvergedError, PredictionError, UnstableQueueError
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.latency.profile import load_law
 from kendall.queueing.prediction.query import PredictionQuery
-from kendall.queueing.queue import Limits, Queue
+from kendall.queueing.queue import Queue
 from kendall.queueing.result import Mean, Number, Prediction, Quantiles
 
 __all__ = [

@@ -99,16 +99,18 @@ class TwicePriority(Order):
                     "    spare_slots: int = 0  # of these, kept free\n",
                 )
             ],
-            "queueing/queue.py": [
+            "queueing/description/arguments.py": [
                 (
                     "    max_num_seqs: int | None\n",
                     "    max_num_seqs: int | None\n    spare_slots: int\n",
                 ),
                 (
-                    "                    step_tokens=step,\n",
-                    "                    step_tokens=step,\n"
-                    '                    spare_slots=limits.get("spare_slots", 0),\n',
+                    '    "max_num_seqs": whole_number,\n',
+                    '    "max_num_seqs": whole_number,\n'
+                    '    "spare_slots": lambda _, given: given,\n',
                 ),
+            ],
+            "queueing/description/parts.py": [
                 (
                     "        return min((bound for bound in bounds if bound is not None), "
                     "default=None)\n",

@@ -26,6 +26,7 @@ from kendall.loadgen.compare.sampling_error import sampling_error
 from kendall.policies import Continuous, Dynamic, Fixed, Policy, Single, SpecError
 from kendall.queueing.arrivals.notation import gap_scv
 from kendall.queueing.arrivals.text import Process
+from kendall.queueing.description.parts import Engine, Requests
 from kendall.queueing.distributions.token_distribution import TokenDistribution
 from kendall.queueing.engine_bounds import EngineBounds
 from kendall.queueing.errors import PredictionError, UnstableQueueError
@@ -39,7 +40,7 @@ from kendall.queueing.measurement.recursion import Served, prompts_cut
 from kendall.queueing.prediction import predict_model
 from kendall.queueing.prediction.by_length import ByLength, durations_by_length
 from kendall.queueing.predictors.predictor_text import PredictorText
-from kendall.queueing.queue import Engine, Queue, Requests
+from kendall.queueing.queue import Queue
 from kendall.queueing.result import LEVELS
 
 ONE_TOKEN = TokenDistribution(np.array([0.0, 1.0]))  # a replay draws no lengths

@@ -25,6 +25,7 @@ from kendall.policies.fixed import Fixed
 from kendall.policies.text import SpecError, first_come_form, short_number
 from kendall.queueing.arrivals.processes import Deterministic, Poisson
 from kendall.queueing.arrivals.timetable import Timetable, draw_timetable, with_predictions
+from kendall.queueing.description.parts import Engine, Requests
 from kendall.queueing.distributions.token_distribution import (
     SHORTER,
     TokenDistribution,
@@ -33,7 +34,7 @@ from kendall.queueing.distributions.token_distribution import (
 from kendall.queueing.engine_bounds import EngineBounds
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.predictors.predictor_text import PredictorText, parse_predictor
-from kendall.queueing.queue import Engine, Queue, Requests
+from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.run_length import advise_model
 
 # of an advised length: the speed of a machine wanders over seconds, which the advice does not know

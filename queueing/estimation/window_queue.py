@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 import msgspec
 
 from kendall.policies import Policy, SpecError, is_first_come
+from kendall.queueing.description.parts import Engine, Requests
 from kendall.queueing.distributions.token_distribution import TokenDistribution
 from kendall.queueing.engine_bounds import EngineBounds
 from kendall.queueing.estimation.estimates import Estimates
 from kendall.queueing.estimation.lengths.within_calls import significant
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.predictors.predictor_text import parse_predictor
-from kendall.queueing.queue import Engine, Queue, Requests
+from kendall.queueing.queue import Queue
 
 RARELY_CUT = 0.01  # of the batches, by their prompts: a forecast does not heed it
 

@@ -17,12 +17,13 @@ from kendall.queueing.arrivals.notation import asked_process
 from kendall.queueing.arrivals.text import Process
 from kendall.queueing.arrivals.timetable import Timetable
 from kendall.queueing.arrivals.traces import load_trace
+from kendall.queueing.description.arguments import Limits
 from kendall.queueing.distributions.token_distribution import TokenDistribution
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.prediction.counts import counts
 from kendall.queueing.prediction.steady_state import predict_durations, predict_model
 from kendall.queueing.predictors.predictor_text import NO_PREDICTION, without_predictor
-from kendall.queueing.queue import Limits, Queue
+from kendall.queueing.queue import Queue
 from kendall.queueing.result import Prediction
 from kendall.queueing.simulation.experiment import NUM_REQUESTS, simulate_model
 from kendall.queueing.simulation.recorded import recorded_model, simulate_recorded

@@ -21,11 +21,12 @@ from kendall.policies.ordered import counts, order_of
 from kendall.policies.text import SpecError, counted
 from kendall.queueing.arrivals.processes import Recorded
 from kendall.queueing.arrivals.timetable import Timetable
+from kendall.queueing.description.arguments import Limits
 from kendall.queueing.distributions.laws import LONGEST
 from kendall.queueing.distributions.token_distribution import TokenDistribution, Vector
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.predictors.predictor_text import NO_PREDICTION
-from kendall.queueing.queue import ONE_FLOW, Limits, Queue
+from kendall.queueing.queue import ONE_FLOW, Queue
 from kendall.queueing.result import Prediction
 from kendall.queueing.simulation.experiment import (
     by_flow,

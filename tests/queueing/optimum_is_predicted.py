@@ -27,7 +27,8 @@ from kendall.queueing.choosing.candidates import with_size
 from kendall.queueing.choosing.objective import Slo, parse_slo
 from kendall.queueing.commands.cli import app as predicting
 from kendall.queueing.commands.optimize_cli import app as optimizing
-from kendall.queueing.queue import ROUTINGS, Queue
+from kendall.queueing.description.parts import ROUTINGS
+from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.experiment import simulate_run
 
 POLICIES = (

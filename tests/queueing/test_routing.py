@@ -12,9 +12,10 @@ from typer.testing import CliRunner
 
 from kendall.policies.text import SpecError
 from kendall.queueing.commands.cli import app
+from kendall.queueing.description.parts import ROUTINGS
 from kendall.queueing.distributions.token_distribution import Vector, parse_distribution
 from kendall.queueing.prediction import predict_model
-from kendall.queueing.queue import ROUTINGS, Queue
+from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.experiment import draw_jobs, simulate_model
 from kendall.queueing.simulation.reference import SimulatedEngine, simulate_trace
 from kendall.queueing.simulation.scenarios.routed import FewestRequests, Router, simulate_routed

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from kendall.policies import Policy, Request, parse_policy
+from kendall.queueing.engine_bounds import or_unbounded
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.measurement.record import Record, call_of
-from kendall.queueing.queue import or_unbounded
 from kendall.queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
 from kendall.server.engines.base import EngineRequest, Sampling, Token
 from kendall.server.engines.emulated import EmulatedEngine

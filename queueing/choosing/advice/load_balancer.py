@@ -16,8 +16,9 @@ from kendall.policies.text import SpecError, suggest
 from kendall.queueing.choosing.answer import precise
 from kendall.queueing.choosing.forecast import CentralQueue, LoadBalancerCost, RoutedQueues, Setting
 from kendall.queueing.choosing.gain.window_model import WindowModel
+from kendall.queueing.description.parts import ROUTINGS
 from kendall.queueing.errors import PredictionError
-from kendall.queueing.queue import ROUTINGS, Queue
+from kendall.queueing.queue import Queue
 from kendall.queueing.result import Prediction, Quantity
 from kendall.queueing.simulation.experiment import simulate_model
 from kendall.queueing.simulation.run_limits import affordable_requests

@@ -27,13 +27,14 @@ import numpy as np
 import numpy.typing as npt
 
 from kendall.policies import Continuous, Policy
+from kendall.queueing.description.parts import Engine, Requests
 from kendall.queueing.distributions.token_distribution import TokenDistribution
 from kendall.queueing.engine_bounds import EngineBounds
 from kendall.queueing.estimation.change import Vector
 from kendall.queueing.estimation.interval import NORMAL
 from kendall.queueing.estimation.window.snapshot import CENSORED, Snapshot, picked
 from kendall.queueing.latency.law import LatencyModel
-from kendall.queueing.queue import Engine, Queue, Requests
+from kendall.queueing.queue import Queue
 
 FEWEST = 200  # requests
 MOST = 6000  # the last ones: a replay of more says little more

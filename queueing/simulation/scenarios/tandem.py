@@ -19,10 +19,11 @@ import numpy as np
 
 from kendall.policies.immediate import Single
 from kendall.policies.ordered import in_arrival_order
+from kendall.queueing.description.disaggregated import ranks_by_prompt
 from kendall.queueing.distributions.token_distribution import Vector
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.models.tandem import tandem_path
-from kendall.queueing.queue import Queue, ranks_by_prompt
+from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.fast import COLUMNS, Ints, SimulatedRun, Trace, predictions_of
 from kendall.queueing.simulation.kernels import compiled, inner
 from kendall.queueing.simulation.orders.kernels import pop, push
