@@ -49,6 +49,7 @@ __all__ = [
     "TokenDistribution",
     "UnstableQueueError",
     "largest_stable_rate",
+    "model_text",
     "parse_distribution",
     "parse_latency",
     "parse_policy",
@@ -132,6 +133,25 @@ def simulate(
         policy, latency, arrival_rate=arrival_rate, output_tokens=output_tokens, **options
     )
     return query.simulate(num_requests, seed=seed, replications=replications)
+
+
+def model_text(
+    policy: Policy | str,
+    arrival_rate: float | None = None,
+    output_tokens: TokenDistribution | str | None = None,
+    latency: LatencyModel | str | None = None,
+    **options: Unpack[PredictionOptions],
+) -> str:
+    """The queue that `predict` has of these arguments, in Kendall's notation, then a line for each
+    part in words: what `kendall predict --model-text` prints. Raises SpecError.
+
+    >>> law = "k1=0.001,k2=0.004,k3=0.0001,k4=0.002"
+    >>> model_text("capped:max_batch_size=8", 20, "uniform:low=8,high=24", law).splitlines()[0]
+    'M/G^[1,8]/1'
+    """
+    return PredictionQuery.read(
+        policy, latency, arrival_rate=arrival_rate, output_tokens=output_tokens, **options
+    ).model_text
 
 
 def largest_stable_rate(

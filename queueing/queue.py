@@ -452,8 +452,7 @@ class Queue(Memory, Stations, Models):
         if most is not None:
             calls = "; a call is admitted whole or not at all"
             yield (
-                f"at most {counted(most, 'request')} waiting or in service: others are rejected as "
-                "they arrive, and count in the loss fraction and in no duration"
+                f"{self._room}, and count in the loss fraction and in no duration"
                 f"{'' if self.requests.sequences is None else calls}"
             )
         if patience is not None:
@@ -462,6 +461,65 @@ class Queue(Memory, Stations, Models):
                 f"queueing delay: of {every}, a lost one counts as {patience:g} s; the other "
                 "durations: of the requests that are served"
             )
+
+    @property
+    def _room(self) -> str:
+        most = self.engine.max_num_queued_reqs
+        if most is None:
+            return "any number of requests may wait"
+        room = f"at most {counted(most, 'request')} waiting or in service"
+        return f"{room}: others are rejected as they arrive"
+
+    @property
+    def _starts(self) -> str:
+        """How many requests a server takes at once."""
+        policy, most = self.policy, "" if self.bound is None else f", at most {self.bound}"
+        if not is_built_in(policy):
+            return f"what the policy {policy.name} dispatches"
+        if isinstance(policy, Single):
+            return "one request at a time"
+        if isinstance(policy, Continuous):
+            return f"requests side by side{most}, at a rate that depends on their number"
+        batch = f"batches of all that wait{most}"
+        if isinstance(policy, Fixed):
+            wait = f" or, after {short_number(policy.max_wait)} s, of those that wait"
+            batch = f"batches of {self.bound}{'' if math.isinf(policy.max_wait) else wait}"
+        return f"{batch}, {'which end together' if policy.padded else 'each leaves when it ends'}"
+
+    def model_text(self, arrival_rate: float) -> str:
+        """The queue in Kendall's notation and, a line a part, in words, at a mean rate of calls."""
+        requests, engine = self.requests, self.engine
+        arrivals, servers = (
+            list(self.arrivals_assumed),
+            f"{counted(engine.servers, 'server')}, one queue",
+        )
+        if engine.servers > 1 and engine.routing != "central":
+            servers = arrivals.pop()
+        sort = "requests" if requests.sequences is None else "calls"
+        rate = f"mean rate {short_number(arrival_rate)} {sort}/s"
+        stations = list(self._stations_assumed()) if engine.disaggregated else [servers]
+        lengths = {"output": requests.output_tokens, "prompt": requests.prompt_tokens}
+        size = f"calls of independent numbers of sequences, {short_number(requests.call_size)}"
+        patience = requests.patience
+        parts = {
+            "arrivals": [*arrivals, *([rate] if self.arrivals.process is None else [])],
+            "requests": [
+                *([] if requests.sequences is None else [f"{size} on average"]),
+                *(_in_tokens(table, kind) for kind, table in lengths.items() if table is not None),
+                requests.assumption,
+                *([] if patience is None else [f"one that waits {patience:g} s leaves unserved"]),
+            ],
+            "service": [self._starts, f"{engine.assumption} {engine.law.rounded()}"],
+            "servers": [*stations, *self._models_assumed()],
+            "room": [self._room, *self._bounds_assumed()],
+            "order of service": [
+                *(each.removeprefix("order of service: ") for each in _order_of_service(self)),
+                *self._predictions_assumed(),
+                *_flows_served(self.policy, requests.flows),
+            ],
+        }
+        lines = (f"{part:<18}{'; '.join(words)}" for part, words in parts.items())
+        return "\n".join((self.name, *lines))
 
     def counted(self, arrival_rate: float) -> dict[str, Any]:
         """Fields of a `Prediction`: what its numbers of requests and its joules follow from."""
@@ -497,6 +555,13 @@ _JOIN = {
     "least_requests": "join the one with the fewest requests, waiting and in service",
     "power_of_two": "join the one with fewer requests of two by chance",
 }
+
+
+def _in_tokens(lengths: TokenDistribution, kind: str) -> str:
+    if lengths.shortest == lengths.longest and lengths.tail is None:
+        return counted(lengths.longest, f"{kind} token")
+    most = "without a limit" if lengths.tail is not None else f"at most {lengths.longest:,}"
+    return f"{short_number(lengths.mean)} {kind} tokens on average, {most}"
 
 
 def _order_of_service(queue: Queue) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from kendall.options import flag_option, with_options
-from kendall.policies.text import short_number
+from kendall.policies.text import SpecError, short_number
 from kendall.queueing.choosing.objective import Objective, Slo, levels_of, parse_slos
 from kendall.queueing.commands.environment_variables import fitting, flags_first
 from kendall.queueing.commands.queue_options import ANSWER, PANELS, QueueOptions, TrafficOptions
@@ -51,11 +51,24 @@ def predict(
             "--method",
         ),
     ] = "auto",
+    model_text: Annotated[
+        bool,
+        flag_option(
+            ANSWER,
+            "Print the queue in Kendall's notation and, a line a part, in words; no prediction.",
+            "--model-text",
+        ),
+    ] = False,
     policy_module: PolicyModules = None,
     as_json: Json = False,
 ) -> None:
     """Predict the steady-state queueing delay of a policy."""
     query, slos = _query(ctx, queue, policy_module)
+    if model_text:
+        if as_json:
+            raise SpecError("got --model-text and --json; expected one of the two")
+        typer.echo(query.model_text)
+        return
     try:
         with working("predicting"):
             answer = query.predict(method, [each.field for each in slos if each.level is not None])

@@ -85,6 +85,11 @@ class PredictionQuery:
             return None
         return without_predictor([self.model.policy])
 
+    @property
+    def model_text(self) -> str:
+        """The queue in Kendall's notation, and its parts in words."""
+        return self.model.model_text(self.arrival_rate)
+
     def predict(self, method: str = "auto", wanted: Collection[str] = ()) -> Prediction:
         """The answer by a method; under "auto", quantiles of the `wanted` durations are simulated
         where no formula gives them. Raises SpecError where `method` has no answer,
