@@ -55,6 +55,7 @@ from kendall.queueing.commands.queue_options import (
     LawOptions,
     ProcessOptions,
     SettingOptions,
+    StationOptions,
     SystemOptions,
     WeightOptions,
 )
@@ -159,6 +160,7 @@ def optimize(
     law: LawOptions,
     setting: SettingOptions,
     system: SystemOptions,
+    stations: StationOptions,
     *,
     policy_module: PolicyModules = None,
     as_json: Json = False,
@@ -208,6 +210,7 @@ def optimize(
             arrivals=arrivals,
             prompt_tokens=process.prompt_tokens,
             **dataclasses.asdict(system),
+            **dataclasses.asdict(stations),
             **dataclasses.asdict(dataclasses.replace(setting, max_output_tokens=None)),
         )
         try:

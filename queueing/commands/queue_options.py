@@ -166,6 +166,36 @@ class SettingOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StationOptions:
+    """Prefill and decode on servers of their own."""
+
+    disaggregated: bool = option(
+        ENGINE,
+        (
+            "Prefill on engines of their own, one prompt at a time, then decode under the policy "
+            "on the engines of --servers."
+        ),
+        "--disaggregated",
+        default=False,
+    )
+    prefill_servers: int = option(
+        ENGINE,
+        (
+            "With --disaggregated: number of engines that prefill, fed from one queue. 0: those of "
+            "--servers prefill and decode, and a request waits again behind its prefill."
+        ),
+        default=1,
+    )
+    kv_transfer: str | None = option(
+        ENGINE,
+        (
+            "With --disaggregated: time in which the KV memory of a request reaches the engine "
+            "that decodes, 2ms or setup=2ms,token=5us (for each prompt token). Default: 0."
+        ),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class WeightOptions:
     """What the objectives v1 and v2 weigh against the delay."""
 
@@ -191,6 +221,7 @@ class QueueOptions:
     traffic: TrafficOptions = field(default_factory=TrafficOptions)
     setting: SettingOptions = field(default_factory=SettingOptions)
     system: SystemOptions = field(default_factory=SystemOptions)
+    stations: StationOptions = field(default_factory=StationOptions)
     max_num_queued_reqs: int | None = option(
         ENGINE,
         (
@@ -274,30 +305,6 @@ class QueueOptions:
             "first. servers=1: it has so many of --servers to itself. Default: one model."
         ),
     )
-    disaggregated: bool = option(
-        ENGINE,
-        (
-            "Prefill on engines of their own, one prompt at a time, then decode under the policy "
-            "on the engines of --servers."
-        ),
-        "--disaggregated",
-        default=False,
-    )
-    prefill_servers: int = option(
-        ENGINE,
-        (
-            "With --disaggregated: number of engines that prefill, fed from one queue. 0: those of "
-            "--servers prefill and decode, and a request waits again behind its prefill."
-        ),
-        default=1,
-    )
-    kv_transfer: str | None = option(
-        ENGINE,
-        (
-            "With --disaggregated: time in which the KV memory of a request reaches the engine "
-            "that decodes, 2ms or setup=2ms,token=5us (for each prompt token). Default: 0."
-        ),
-    )
     slo: str | None = option(
         ANSWER,
         (
@@ -310,11 +317,11 @@ class QueueOptions:
         """The keyword arguments of `Queue.read` that are no traffic."""
         own = (
             *("arrival_scv", "sequences", "intraclass_correlation", "predictor", "flows"),
-            *("server_speeds", "second_model", "disaggregated", "prefill_servers", "kv_transfer"),
-            *("max_num_queued_reqs", "kv", "tool_calls"),
+            *("server_speeds", "second_model", "max_num_queued_reqs", "kv", "tool_calls"),
         )
         return {
             **dataclasses.asdict(self.setting),
             **dataclasses.asdict(self.system),
+            **dataclasses.asdict(self.stations),
             **{name: getattr(self, name) for name in own},
         }

@@ -79,8 +79,8 @@ class Case:
         given |= {} if self.largest is None else {"largest": str(self.largest)}
         return [*_flags(given), "--json"]
 
-    def predict(self, best: dict[str, Any]) -> list[str]:
-        """Its arguments at the best setting."""
+    def predicted(self, best: dict[str, Any]) -> dict[str, str]:
+        """The arguments of `predict` at the best setting."""
         given = self.queue | {"slo": self.slo, "policy": self.policy}
         given["arrival-rate"] = repr(best.get("arrival_rate", self.rate))
         match self.target:
@@ -93,24 +93,25 @@ class Case:
                 given["policy"] = format_policy(sized)
             case "policy":
                 given["policy"] = best["policy"]
-        return [*_flags(given), "--json"]
+        return given
 
 
 def _flags(given: dict[str, str]) -> list[str]:
-    return [part for name, value in given.items() for part in (f"--{name}", value)]
+    """A flag without a value has none."""
+    return [part for name, value in given.items() for part in (f"--{name}", value) if part]
 
 
-def cases(seed: int, count: int) -> Iterator[Case]:
-    """So many that make sense."""
+def cases(seed: int, count: int, *, stations: bool = False) -> Iterator[Case]:
+    """So many that make sense; with `stations`, of prefill and decode on servers of their own."""
     rng = np.random.default_rng(seed)
     while count:
-        case = _case(rng)
+        case = _case(rng, stations=stations)
         if case is not None:
             count -= 1
             yield case
 
 
-def _case(rng: np.random.Generator) -> Case | None:
+def _case(rng: np.random.Generator, *, stations: bool) -> Case | None:
     """None where target and policy do not fit, or nothing would be stable."""
 
     def one_of(values: tuple[Any, ...]) -> Any:
@@ -124,6 +125,15 @@ def _case(rng: np.random.Generator) -> Case | None:
         "servers": str(servers),
         "routing": one_of(ROUTINGS),
     }
+    if stations:
+        queue |= {
+            "routing": "central",
+            "latency": f"{queue['latency']},kp=0.0002",
+            "disaggregated": "",
+            "prefill-servers": str(rng.integers(1, 4)),
+            "prompt-tokens": one_of(LENGTHS),
+            "kv-transfer": one_of(("0s", "20ms", "setup=2ms,token=50us")),
+        }
     load = float(rng.uniform(0.2, 0.85))
     texts = [f"{one_of(STATISTICS)}_{one_of(DURATIONS)}" for _ in range(int(rng.integers(1, 3)))]
     spare = [float(rng.uniform(1.02, 3.0)) for _ in texts]
@@ -157,6 +167,10 @@ def _model(queue: dict[str, str], policy: str) -> Queue:
         max_output_tokens=int(queue["max-output-tokens"]),
         servers=int(queue["servers"]),
         routing=queue["routing"],
+        disaggregated="disaggregated" in queue,
+        prefill_servers=int(queue.get("prefill-servers", 1)),
+        prompt_tokens=queue.get("prompt-tokens"),
+        kv_transfer=queue.get("kv-transfer"),
     )
 
 
@@ -188,10 +202,10 @@ def misses(case: Case) -> list[str] | None:
     best = _answer(optimizing, case.optimize())
     if best is None:
         return None
-    arguments = case.predict(best["best"])
-    there = _answer(predicting, ["predict", *arguments])
+    given = case.predicted(best["best"])
+    there = _answer(predicting, ["predict", *_flags(given), "--json"])
     if there is None:
-        return [f"no prediction for {arguments}"]
+        return [f"no prediction for {given}"]
     found = []
     for text, judged in zip(case.slo.split(","), there["slos"], strict=True):
         slo = parse_slo(text)
@@ -199,7 +213,7 @@ def misses(case: Case) -> list[str] | None:
         if said is None or predicted is None:
             found.append(f"{slo.name}: optimize says {said}, predict {predicted}")
             continue
-        error = 0.0 if said == predicted else _error(arguments, slo)
+        error = 0.0 if said == predicted else _error(given, slo)
         if abs(said - predicted) > ERRORS * error + 1e-9 * predicted:
             found.append(
                 f"{slo.name}: optimize says {said:.5g}, predict {predicted:.5g} +- {error:.2g}"
@@ -209,11 +223,9 @@ def misses(case: Case) -> list[str] | None:
     return found
 
 
-def _error(arguments: list[str], slo: Slo) -> float:
+def _error(given: dict[str, str], slo: Slo) -> float:
     """Standard error of such a simulated value, of two runs."""
-    given = dict(zip(arguments[::2], arguments[1::2], strict=False))
-    model = _model({name[2:]: value for name, value in given.items()}, given["--policy"])
-    rate = float(given["--arrival-rate"])
+    model, rate = _model(given, given["policy"]), float(given["arrival-rate"])
     run = simulate_run(model, rate, REQUESTS, np.random.SeedSequence(9)).after(REQUESTS // 10)
     parts = np.array_split(_values(run, slo), BATCHES)
     values = [part.mean() if slo.level is None else np.quantile(part, slo.level) for part in parts]

@@ -21,13 +21,13 @@ from kendall.queueing.simulation.experiment import simulate_model, simulate_run
 from tests.queueing.optimum_is_predicted import Case, cases, misses
 from tests.queueing.test_kernels import assert_same
 
-SEED, QUICK, MANY = 3, 8, 40
+SEED, QUICK, MANY, STATIONS = 3, 8, 40, 12
 LAW = "k1=0.003,k2=0.01,k3=0.0003,k4=0.012"
 
 
 @lru_cache
-def drawn(seed: int, count: int) -> list[Case]:
-    return list(cases(seed, count))
+def drawn(seed: int, count: int, *, stations: bool = False) -> list[Case]:
+    return list(cases(seed, count, stations=stations))
 
 
 @pytest.mark.slow
@@ -40,6 +40,12 @@ def test_the_best_setting_is_predicted_as_it_was_found(number: int) -> None:
 @pytest.mark.parametrize("number", range(MANY))
 def test_the_best_setting_of_more_queues_is_predicted_as_it_was_found(number: int) -> None:
     assert not misses(drawn(7, MANY)[number])
+
+
+@pytest.mark.thinned(4)
+@pytest.mark.parametrize("number", range(STATIONS))
+def test_the_best_setting_of_two_stations_is_predicted_as_it_was_found(number: int) -> None:
+    assert not misses(drawn(11, STATIONS, stations=True)[number])
 
 
 def test_the_largest_rate_of_requests_sent_in_turn_is_that_of_erlang_gaps() -> None:
