@@ -198,6 +198,9 @@ def parse_policy(text: str) -> Policy:
     cls = policy_class(name)
     if cls is None:
         names = usable_policies()
+        first, _, rest = text.partition(",")
+        if first in names and rest:
+            raise SpecError(f"got policy {text!r}; expected a colon: {first}:{rest}")
         raise SpecError(
             f"got policy {name!r}; expected one of {', '.join(names)}{suggest(name, names)}"
         )

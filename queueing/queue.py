@@ -62,7 +62,7 @@ class Queue(Memory, Stations, Models):
         if self.engine.routing != "central" and not self.arrivals.poisson:
             raise SpecError(
                 f"got routing={self.engine.routing} and {self.arrivals.text}; expected Poisson "
-                "arrivals at servers that do the same"
+                "arrivals at servers with queues of their own: leave the routing out"
             )
         self._learn_ranks()
         self._check_end()
@@ -420,6 +420,7 @@ class Queue(Memory, Stations, Models):
             *self.arrivals_assumed,
             *([] if recorded else [requests.assumption]),
             *_order_of_service(self),
+            *self._interruptions_assumed(),
             *self._predictions_assumed(),
             *_flows_served(self.policy, requests.flows),
         ]
@@ -446,6 +447,11 @@ class Queue(Memory, Stations, Models):
                 f"{requests.output_tokens.longest} tokens"
             )
         return tuple(common)
+
+    def _interruptions_assumed(self) -> Iterator[str]:
+        at_any_instant = isinstance(self.policy, Continuous) and not self._by_the_token
+        if at_any_instant and order_of(self.policy).preemptive:
+            yield "an interruption loses the token in the making, which is made again"
 
     def _losses_assumed(self) -> Iterator[str]:
         most, patience = self.engine.max_num_queued_reqs, self.requests.patience

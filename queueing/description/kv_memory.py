@@ -61,9 +61,10 @@ class Memory(Predictions):
     def _check_on_demand(self) -> None:
         requests, engine, law = self.requests, self.engine, self.engine.law
         given = f"got kv={engine.kv}" if engine.kv is not None else ""
+        swaps = self.kv.preempt == "swap"
         if requests.tool_calls is not None:
             given = given or f"got tool_calls={requests.tool_calls}"
-            swaps = requests.tool_calls.keep in ("swap", "auto")
+            swaps = swaps or requests.tool_calls.keep in ("swap", "auto")
             if swaps and not self.kv.swaps:
                 raise SpecError(
                     f"{given} without the time of a swap; expected it in kv, for example "
@@ -71,6 +72,11 @@ class Memory(Predictions):
                 )
         if not given:
             return
+        if self.kv.swaps and not swaps:
+            raise SpecError(
+                f"{given}, the time of a swap, where nothing is swapped; expected preempt=swap, or "
+                "tool calls with keep=swap or keep=auto"
+            )
         order = order_of(self.policy)
         if not isinstance(self.policy, Continuous) or not is_built_in(self.policy):
             raise SpecError(
@@ -277,7 +283,11 @@ class Memory(Predictions):
                 "the next in the queue waits for another"
             )
         if not self.policy.joins_running:
-            return f"{unbound}: {self.bound or 1} prompts are fewer than {tokens:,}"
+            if self.bound == 1:
+                return f"{unbound}: one request at a time is taken whatever its prompt"
+            return (
+                f"{unbound}: the prompts of {self.bound} requests have at most {tokens:,} tokens"
+            )
         return (
             f"an engine step computes at most {tokens:,} tokens: longer prompts take several steps"
         )

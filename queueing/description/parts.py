@@ -213,8 +213,8 @@ class Engine:
             )
         if self.routing != "central" and self.disaggregated:
             raise SpecError(
-                f"got routing={self.routing} and disaggregated; expected Poisson arrivals at "
-                "servers that do the same"
+                f"got routing={self.routing} and disaggregated; expected servers that do the same: "
+                "leave one of them out"
             )
         if self.has_queues and self.servers > MOST_QUEUES:
             raise SpecError(

@@ -61,14 +61,18 @@ def words_of(prompt: str | Sequence[int]) -> Words:
     else:
         words = np.array(_ends(prompt, HEAD, TAIL), dtype=np.uint32)
     one, two, sign, tag = _MIX
-    with np.errstate(over="ignore"):
-        hashed = words * one
-        pairs = (hashed[:-1] ^ hashed[1:] * two) * sign
-        parts = [hashed, pairs, hashed[:1] + tag, pairs[:1] + tag, hashed[-1:] * tag]
-        parts += [_steps(WORD_STEPS, max(len(words), 1)) * tag, _MIX[:1]]  # never empty
-        for count, steps, mark in zip(counts, TEXT_STEPS, _MARKS, strict=False):
-            parts.append(_steps(steps, count + 1) * mark)
-        return np.unique(np.concatenate(parts) * one >> np.uint32(32 - BUCKET_BITS))
+    hashed = words * one
+    pairs = (hashed[:-1] ^ hashed[1:] * two) * sign
+    parts = [hashed, pairs, hashed[:1] + tag, pairs[:1] + tag, hashed[-1:] * tag]
+    parts += [_steps(WORD_STEPS, max(len(words), 1)) * tag, _MIX[:1]]  # never empty
+    for count, steps, mark in zip(counts, TEXT_STEPS, _MARKS, strict=False):
+        parts.append(_steps(steps, count + 1) * mark)
+    found = np.concatenate(parts) * one >> np.uint32(32 - BUCKET_BITS)
+    found.sort()
+    new = np.empty(len(found), dtype=np.bool_)  # a third of the time of np.unique
+    new[0] = True
+    np.not_equal(found[1:], found[:-1], out=new[1:])
+    return found[new]
 
 
 def _steps(per_doubling: int, count: int) -> Words:
@@ -107,14 +111,14 @@ class ErrorLaws:
     centres: Vector
     quantiles: Vector
 
-    def at(self, log_lengths: npt.ArrayLike) -> Vector:
-        """e [predictions, levels]."""
-        places = np.arange(len(self.centres), dtype=float)
-        place = np.interp(np.atleast_1d(log_lengths), self.centres, places)
-        below = place.astype(int)
-        above = np.minimum(below + 1, len(self.centres) - 1)
-        share = (place - below)[:, None]
-        return np.asarray((1 - share) * self.quantiles[below] + share * self.quantiles[above])
+    def at(self, log_length: float) -> Vector:
+        """e at `LEVELS` of a prediction."""
+        place = float(np.interp(log_length, self.centres, range(len(self.centres))))
+        below = int(place)
+        if place == below:
+            return self.quantiles[below]
+        low, high = self.quantiles[below : below + 2]
+        return np.asarray((1 - place + below) * low + (place - below) * high)
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,7 +141,7 @@ class LearnedLengths:
 
     def log_quantiles(self, log_length: float, levels: Sequence[float] | Vector) -> Vector:
         """ln(tokens) at each of the levels, of a prompt of this expected ln(tokens)."""
-        return np.asarray(log_length + np.interp(levels, LEVELS, self.errors.at(log_length)[0]))
+        return np.asarray(log_length + np.interp(levels, LEVELS, self.errors.at(log_length)))
 
     def quantiles(self, words: Words, levels: Sequence[float] | Vector = (0.5,)) -> Vector:
         """Tokens, not rounded, at each of the levels."""
@@ -171,7 +175,9 @@ def learn(prompts: Sequence[Words], tokens: Vector, cut: Mask) -> LearnedLengths
         _fitted(prompts, logs, cut, penalties[best]),
         errors,
         tau=0.0 if np.isnan(tau) else float(tau),
-        loss=_loss(tokens[ended], left_out[ended, None] + errors.at(left_out[ended])),
+        loss=_loss(
+            tokens[ended], np.array([log + errors.at(float(log)) for log in left_out[ended]])
+        ),
         plain_loss=_loss(tokens[ended], plain[None, :]),
     )
 

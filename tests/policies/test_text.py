@@ -103,6 +103,7 @@ def test_a_batch_size_may_reach_its_borders(text: str, size: int) -> None:
         ("fixed:=8", "got '=8'", "expected key=value"),
         ("fixed:batch_size=8,", "got ''", "expected key=value"),
         ("fixed:batch_size=8,batch_size=9", "got batch_size twice", "expected it once"),
+        ("single,order=fb", "got policy 'single,order=fb'", "expected a colon: single:order=fb"),
         ("fxed:batch_size=8", "got policy 'fxed'", "did you mean 'fixed'?"),
         ("continous", "got policy 'continous'", "did you mean 'continuous'?"),
         ("Dynamic", "got policy 'Dynamic'", "did you mean 'dynamic'?"),

@@ -505,3 +505,32 @@ def test_errors_without_spread_are_none():
         for text in ("exact", "lognormal:sigma=0")
     )
     assert exact == none
+
+
+@pytest.mark.parametrize(
+    ("policy", "limits", "says"),
+    [
+        ("continuous:max_batch_size=4,order=sprpt", {}, True),
+        ("continuous:max_batch_size=4,order=spjf", {}, False),
+        ("continuous:max_batch_size=4,order=sprpt", {"kv": "preempt=preserve"}, False),
+    ],
+)
+def test_slots_that_interrupt_at_any_instant_say_what_that_loses(policy, limits, says):
+    queue = Queue.read(
+        policy, "geometric:mean=20", LatencyModel(k4=0.01), max_output_tokens=200, **limits
+    )
+    said = "an interruption loses the token in the making, which is made again"
+    assert (said in queue.assumptions) == says
+
+
+@pytest.mark.parametrize(
+    ("policy", "said"),
+    [
+        ("single", "one request at a time is taken whatever its prompt"),
+        ("capped:max_batch_size=2", "the prompts of 2 requests have at most 64 tokens"),
+    ],
+)
+def test_a_bound_on_tokens_that_does_not_bind_says_why(policy, said):
+    limits = {"prompt_tokens": "uniform:low=1,high=30", "step_tokens": 64}
+    queue = Queue.read(policy, "geometric:mean=20", LatencyModel(k4=0.01, kp=0.001), **limits)
+    assert f"token bounds of the engine do not bind: {said}" in queue.assumptions
