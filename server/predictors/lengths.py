@@ -59,6 +59,7 @@ FAR = math.log(2)  # a prediction that is off by more is over or under
 STATED_FADING = 0.9  # weight of a client's answers before the next one
 COMPARED_ANSWERS, SETTLED = 50, 500  # after which a new model is compared with the one before
 STANDARD_ERRORS = 3.0  # by which it is worse, or a service's ranks are the wrong way round
+WORSE = math.log(1.02)  # a smaller error more is no reason to take a version back
 LONGEST_SAVE = 10.0  # seconds
 
 Ask = Callable[..., Awaitable[Any]]  # the predicting process, by the name of a function
@@ -260,7 +261,7 @@ class LengthPredictor(Observer):
         if count < COMPARED_ANSWERS or count % COMPARED_ANSWERS:
             return
         mean, error = float(np.mean(self._worse)), float(np.std(self._worse) / math.sqrt(count))
-        if mean > STANDARD_ERRORS * error:
+        if mean > max(WORSE, STANDARD_ERRORS * error):
             model, version = self._before
             log.warning(
                 "length predictor: version %d is off by a factor %.2f more than %s, over %s; %s "

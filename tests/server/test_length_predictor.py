@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -225,3 +226,40 @@ def test_learning_takes_one_percent_of_the_time_however_busy_the_clients_are() -
     run_virtual(main())
     assert 4 <= len(began) <= 6
     assert min(later - earlier for earlier, later in itertools.pairwise(began)) >= 200
+
+
+def test_a_version_that_is_worse_by_less_than_two_percent_stays() -> None:
+    rng = np.random.default_rng(1)
+    words = [rng.integers(0, 1000, 4).astype(np.uint32) for _ in range(200)]
+    first = learn(words, np.exp(rng.normal(3, 0.5, 200)), np.zeros(200, bool))
+    assert first is not None
+    flat = replace(first.regression, weights=0 * first.regression.weights, intercept=math.log(20))
+    right, off = (
+        replace(first, tau=0.5, loss=1.0, plain_loss=2.0, regression=replace(flat, intercept=at))
+        for at in (flat.intercept, flat.intercept + 0.01)
+    )
+    models = [off, right]
+
+    def prompt_by_chance(_: Request) -> list[int]:
+        return [int(rng.integers(0, 1 << 30))]
+
+    async def ask(function: str, *arguments: Any) -> Any:
+        return models.pop()
+
+    async def main() -> None:
+        predictor = LengthPredictor("learned", ask)
+
+        async def answer(count: int) -> None:
+            for number in range(count):
+                request = Request(str(number), 0.0, prompt_tokens=1, max_output_tokens=500)
+                await predictor.predicted([engine_request_of(request, None, prompt_by_chance)])
+                record = Record(request_id=str(number), outcome="completed", output_tokens=20)
+                predictor.on_record(record)
+
+        await answer(1)
+        await predictor.learn()
+        await predictor.learn()
+        await answer(400)
+        assert predictor.version == 2
+
+    asyncio.run(main())
