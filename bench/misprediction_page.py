@@ -43,6 +43,7 @@ from bench.misprediction import (
     Results,
     design,
 )
+from kendall.policies.text import counted
 from kendall.queueing.distributions.token_distribution import Vector
 from kendall.queueing.measurement.batch_means import Interval, batch_means_interval
 
@@ -201,7 +202,8 @@ class Findings:
             parts.append(
                 f"c = {c} {how}: mean sojourn time {text(found)} of that under `sprpt` "
                 f"(simulated {said / of_sprpt:.2f}), over "
-                f"{len(both)} predictors; {often[0]:.2f} preemptions a request, not {often[1]:.2f}."
+                f"{counted(len(both), 'predictor')}; {often[0]:.2f} preemptions a request, not "
+                f"{often[1]:.2f}."
             )
         return " ".join(parts) or "Not measured."
 

@@ -285,9 +285,7 @@ class Memory(Predictions):
         if not self.policy.joins_running:
             if self.bound == 1:
                 return f"{unbound}: one request at a time is taken whatever its prompt"
-            return (
-                f"{unbound}: the prompts of {self.bound} requests have at most {tokens:,} tokens"
-            )
+            return f"{unbound}: the prompts of {self.bound} requests have at most {tokens:,} tokens"
         return (
             f"an engine step computes at most {tokens:,} tokens: longer prompts take several steps"
         )
