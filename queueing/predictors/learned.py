@@ -72,7 +72,7 @@ def words_of(prompt: str | Sequence[int]) -> Words:
     new = np.empty(len(found), dtype=np.bool_)  # a third of the time of np.unique
     new[0] = True
     np.not_equal(found[1:], found[:-1], out=new[1:])
-    return found[new]
+    return np.asarray(found[new])
 
 
 def _steps(per_doubling: int, count: int) -> Words:
@@ -116,7 +116,7 @@ class ErrorLaws:
         place = float(np.interp(log_length, self.centres, range(len(self.centres))))
         below = int(place)
         if place == below:
-            return self.quantiles[below]
+            return np.asarray(self.quantiles[below])
         low, high = self.quantiles[below : below + 2]
         return np.asarray((1 - place + below) * low + (place - below) * high)
 

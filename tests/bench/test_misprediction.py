@@ -245,7 +245,7 @@ def test_whether_the_c_of_trail_pays(tmp_path: Path, trail: float, said: str) ->
     delays = {SRPT: 5.0, ("trail", "exact"): trail, ("trail", LOW): 1.0}
     found = findings(tmp_path, delays).trail()
     assert said in found
-    assert "over 1 predictors" in found
+    assert "over 1 predictor;" in found
 
 
 def test_the_loads_at_which_predicting_does_harm(tmp_path: Path) -> None:
