@@ -30,6 +30,7 @@ from kendall.policies.ordered import Ordered, order_of
 from kendall.policies.orders import FIRST_COME, ORDERS
 from kendall.policies.orders.by_length import Boost
 from kendall.policies.orders.order import Order
+from kendall.policies.orders.prefill import PrefillFirst
 from kendall.policies.text import (
     SpecError,
     format_number,
@@ -130,7 +131,7 @@ class OrderSearch:
             needed = [each.name for each in fields if each.default is dataclasses.MISSING]
             if needed not in ([], ["threshold"]) or not type(self.model.policy).serves(order):
                 continue
-            if not among(order):
+            if not among(order) or (order is PrefillFirst and not self.model.engine.pooled):
                 continue
             if not is_solved(order(**dict.fromkeys(needed, 1))):  # whatever its parameters
                 continue

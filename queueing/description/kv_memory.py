@@ -17,6 +17,7 @@ from kendall.queueing.distributions.packing import Reservations
 from kendall.queueing.engine_bounds import or_unbounded
 from kendall.queueing.latency.kv_memory import ContextUse, KvMemory
 
+SWAPPING = ("swap", "auto")  # of a call to a tool, what may be kept of its memory
 _INTERRUPTED = {
     "recompute": "loses its memory; its prompt and its tokens are computed again",
     "swap": "has its memory swapped out and back in, {swap}",
@@ -61,10 +62,9 @@ class Memory(Predictions):
     def _check_on_demand(self) -> None:
         requests, engine, law = self.requests, self.engine, self.engine.law
         given = f"got kv={engine.kv}" if engine.kv is not None else ""
-        swaps = self.kv.preempt == "swap"
         if requests.tool_calls is not None:
             given = given or f"got tool_calls={requests.tool_calls}"
-            swaps = swaps or requests.tool_calls.keep in ("swap", "auto")
+            swaps = requests.tool_calls.keep in SWAPPING
             if swaps and not self.kv.swaps:
                 raise SpecError(
                     f"{given} without the time of a swap; expected it in kv, for example "
@@ -72,11 +72,6 @@ class Memory(Predictions):
                 )
         if not given:
             return
-        if self.kv.swaps and not swaps:
-            raise SpecError(
-                f"{given}, the time of a swap, where nothing is swapped; expected preempt=swap, or "
-                "tool calls with keep=swap or keep=auto"
-            )
         order = order_of(self.policy)
         if not isinstance(self.policy, Continuous) or not is_built_in(self.policy):
             raise SpecError(
@@ -234,6 +229,8 @@ class Memory(Predictions):
                 "the queue is looked at between two steps; queueing delay: all time in the queue; "
                 "load: as if no request were interrupted, which makes more work"
             )
+        if kv.swaps and kv.preempt != "swap" and (calls is None or calls.keep not in SWAPPING):
+            yield "nothing is swapped: setup and token of kv are not paid"
         if calls is not None:
             kinds = " or ".join(f"{short_number(mean)} s" for _, mean in calls.kinds)
             yield (

@@ -260,15 +260,21 @@ def test_impossible_tool_calls_are_refused(text, expected):
     ("continuous:max_batch_size=6", {"max_context_tokens": 99}, "at least 100, the largest prompt"),
     ("continuous:max_batch_size=6", {"tool_calls": "share=1,mean=1,keep=swap"},
      "without the time of a swap"),
-    ("continuous:max_batch_size=6", {"kv": "preempt=recompute,setup=1ms"},
-     "the time of a swap, where nothing is swapped; expected preempt=swap"),
-    ("continuous:max_batch_size=6",
-     {"kv": "preempt=recompute,setup=1ms", "tool_calls": "share=1,mean=1,keep=preserve"},
-     "nothing is swapped"),
 ])  # fmt: skip
 def test_queues_that_it_does_not_model_are_refused(policy, limits, expected):
     with pytest.raises(SpecError, match=expected):
-        queue(policy, **({"kv": KvMemory()} | limits))
+        queue(policy, kv=KvMemory(), **limits)
+
+
+@pytest.mark.parametrize(("calls", "says"), [
+    (None, True),
+    ("share=1,mean=1,keep=preserve", True),
+    ("share=1,mean=1,keep=auto", False),
+])  # fmt: skip
+def test_the_time_of_a_swap_where_nothing_is_swapped_is_said_not_to_be_paid(calls, says):
+    found = queue(kv="preempt=recompute,setup=1ms", max_context_tokens=200, tool_calls=calls)
+    said = "nothing is swapped: setup and token of kv are not paid"
+    assert (said in found.assumptions) == says
 
 
 def test_each_of_several_queues_has_its_memory():

@@ -13,7 +13,7 @@ import pytest
 from kendall.policies.text import SpecError
 from kendall.queueing.choosing.forecast import Forecast, Setting
 from kendall.queueing.choosing.gain.criterion import Criterion, forbidden, parse_objective
-from kendall.queueing.choosing.objective import Objective, Slo, parse_slo, utilities
+from kendall.queueing.choosing.objective import Objective, Slo, parse_slo
 from kendall.queueing.distributions.token_distribution import TokenDistribution
 from kendall.queueing.estimation.interval import UNKNOWN
 from kendall.queueing.latency.law import LatencyModel
@@ -287,4 +287,4 @@ def test_the_share_of_an_answer_that_its_reader_gets_grows_with_the_limit() -> N
     expected = [
         np.mean([min(1.0, limit / length) for length in (1, 2, 3, 4)]) for limit in range(5)
     ]
-    assert utilities(LENGTHS) == pytest.approx(expected)
+    assert LENGTHS.utilities == pytest.approx(expected)
