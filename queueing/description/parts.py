@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
@@ -307,7 +308,7 @@ _PARTS = {"requests": Requests, "engine": Engine, "arrivals": Arrivals}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Parts:
+class Parts(ABC):
     """Everything a prediction depends on but the arrival rate."""
 
     policy: Policy
@@ -358,6 +359,6 @@ class Parts:
         return self.requests.patience is None and self.engine.max_num_queued_reqs is None
 
     @property
+    @abstractmethod
     def largest_stable_rate(self) -> float:
         """Calls/s from which on the queue has no steady state."""
-        raise NotImplementedError

@@ -97,7 +97,7 @@ def test_on_one_server_the_means_are_exact(law: str, load: float, order: str) ->
 
 
 def test_first_come_first_served_is_the_queue_of_whole_requests() -> None:
-    """Behind its prefill a request is the first of the queue, so that it goes on at once."""
+    """A request whose prefill has ended is the next in the queue: its decode starts at once."""
     pooled = queue("single", servers=2)
     whole = Queue.read("single", **LENGTHS, latency=LAW, servers=2)
     rate = 0.8 * whole.largest_stable_rate
