@@ -2,6 +2,9 @@
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-dev setup-system setup-clients setup-ray demo test test-papers test-all fuzz mutants ci check audit bench conformance screenshots dashboards reference notebooks manifests clean
 
+# Compiled modules are kept: else each of a thousand processes that tests start compiles its own.
+unexport PYTHONDONTWRITEBYTECODE
+
 PYTHON ?= python3
 ifndef SEED
 SEED := $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')

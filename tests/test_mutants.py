@@ -34,27 +34,37 @@ def test_every_file_of_the_product_is_in_one_group(tool: ModuleType) -> None:
 
 
 def test_every_pattern_and_every_listed_file_is_there(tool: ModuleType) -> None:
-    """A file that was moved would leave its group, its nearest tests and its known faults."""
-    settings = tool.SETTINGS
-    patterns = [pattern for group in settings["groups"].values() for pattern in group]
+    """A file that was moved would leave its group and its known faults."""
+    patterns = [pattern for group in tool.SETTINGS["groups"].values() for pattern in group]
     assert [pattern for pattern in patterns if not list(ROOT.glob(pattern))] == []
-    tests = [test for near in settings["nearest"].values() for test in near]
-    assert [place for place in settings["nearest"] if not (ROOT / place).exists()] == []
-    files = [
-        *settings["on_vllm"],
-        *tests,
-        *(row["file"] for row in settings["known"]),
-    ]
-    assert sorted({file for file in files if not (ROOT / file).is_file()}) == []
+    files = {row["file"] for row in tool.SETTINGS["known"]}
+    assert sorted(file for file in files if not (ROOT / file).is_file()) == []
 
 
-def test_the_nearest_tests_are_those_of_the_file_or_of_its_innermost_folder(
-    tool: ModuleType,
-) -> None:
-    near = tool.SETTINGS["nearest"]
-    assert tool.nearest_of("server/queue/batcher.py") == near["server/queue/batcher.py"]
-    assert tool.nearest_of("queueing/arrivals/modulated.py") == near["queueing/arrivals"]
-    assert tool.nearest_of("kendall/help.py") == []
+@pytest.fixture
+def by_line(tool: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """With a record in which a test of three cases executes `parse_policy` and two others what
+    calls the kernel of batches.
+    """
+    module: ModuleType = tool.tests_by_line
+    policies = (ROOT / "policies/text.py").read_text(encoding="utf-8").splitlines()
+    parses = next(n for n, line in enumerate(policies, 1) if line.startswith("def parse_policy"))
+    rows = range(parses + 1, parses + 40)
+    executed = {"policies/text.py": {row: ["", "a.py::one[1]", "a.py::one[2]"] for row in rows}}
+    monkeypatch.setattr(module, "contexts", lambda file: executed.get(file, {}))
+    monkeypatch.setattr(
+        module, "recorded", lambda: {"a.py::one[1]": (1.0, 9), "a.py::one[2]": (1.0, 8)}
+    )
+    return module
+
+
+def test_a_line_has_the_tests_that_execute_it_the_most_specific_first(by_line: ModuleType) -> None:
+    """A definition has those of its body."""
+    text = (ROOT / "policies/text.py").read_text(encoding="utf-8").splitlines()
+    begins = next(n for n, line in enumerate(text, 1) if line.startswith("def parse_policy"))
+    for line in (begins, begins + 5):
+        assert by_line.tests_of("policies/text.py", line) == ["a.py::one[2]", "a.py::one[1]"]
+    assert by_line.tests_of("policies/core.py", 60) == []
 
 
 def test_a_sample_is_that_of_its_seed_with_as_many_of_each_group(tool: ModuleType) -> None:

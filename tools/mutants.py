@@ -1,7 +1,8 @@
-"""Mutation test: a seeded sample of small faults in the code, each held against the quick tests of
-the files that import the mutated one.
+"""Mutation test: a seeded sample of small faults in the code, each held against the quick tests
+that execute its line. Which these are is recorded first: 20 minutes, kept in .tests-by-line/
+(--record makes it anew).
 
-A fault is killed where a test fails or hangs, and the same file of tests passes without the fault.
+A fault is killed where a test fails or hangs that passes without the fault.
 Those that may survive are in mutants.toml with a reason; no test is held against them, and a second
 figure counts them as survivors. Ends with 1 where less than 90 % of all, or 80 % of a group, are
 killed (85 % and 75 % in the second figure), and with 2 where tests fail without a fault.
@@ -18,7 +19,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import tomllib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,17 +27,13 @@ from functools import cache
 from pathlib import Path
 from queue import SimpleQueue
 
+import tests_by_line
 from faults import Mutant, mutants
-from related_tests import dotted, tests_of
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-from papers.reproduction.catalogue import CATALOGUE  # noqa: E402 - of the tree beside this file
-
 SETTINGS = tomllib.loads((ROOT / "tools" / "mutants.toml").read_text(encoding="utf-8"))
-LIMIT = 180  # seconds of tests a fault, the nearest first; more on a busy machine (--limit)
+LIMIT = 240  # seconds of tests a fault; more on a busy machine (--limit)
 TEST_LIMIT = 90  # seconds of one test: some run what the README prints
-TOGETHER = 6  # files of tests in one process, after the nearest
 PYTEST = (
     "-m",
     "pytest",
@@ -54,7 +50,6 @@ PYTEST = (
     "-ofaulthandler_exit_on_timeout=true",
     f"-ofaulthandler_timeout={TEST_LIMIT + 5}",
 )
-ARTEFACTS = "tests/papers/test_reproduction.py"
 PASSED = (0, 5)  # 5: every test of the file is slow
 
 
@@ -94,56 +89,21 @@ def lines_of(file: str) -> list[str]:
     return (ROOT / file).read_text(encoding="utf-8").splitlines()
 
 
-def marks_of(file: str) -> str:
-    """Which tests are held against its faults: vLLM itself starts for those of few files, and what
-    only `kendall reproduce` computes is computed by slow tests alone.
-    """
-    if file.startswith("papers/reproduction/"):
-        return "not engine"
-    return "not slow" if file in SETTINGS["on_vllm"] else "not slow and not engine"
-
-
-def nearest_of(file: str) -> list[str]:
-    """Those of the file itself, else of the innermost folder that mutants.toml has tests for."""
-    near: dict[str, list[str]] = SETTINGS["nearest"]
-    places = (file, *map(str, Path(file).parents))
-    return next((near[place] for place in places if place in near), [])
-
-
-def artefacts_of(file: str) -> list[str]:
-    """The tests of the tables and figures that are made in a module of papers/reproduction."""
-    module = dotted(ROOT / file).removeprefix("papers.reproduction.")
-    return [test for of, test in artefacts() if of == module]
-
-
-@cache
-def artefacts() -> tuple[tuple[str, str], ...]:
-    """Each with the module that makes it."""
-    said = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "--collect-only", "-m", "", ARTEFACTS],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    ).stdout
-    found = re.compile(rf"^{ARTEFACTS}::\w+\[([\w-]+)\]$", re.MULTILINE)
-    tests = {each[1]: each[0] for each in found.finditer(said)}
-    return tuple((module, tests[name]) for name, (module, _) in CATALOGUE.items())
-
-
 def failing(
-    tests: Sequence[str], place: Path, seconds: float, marks: str, compiled: str = ".numba"
+    tests: Sequence[str], place: Path, seconds: float, compiled: str = ".numba"
 ) -> str | None:
-    """The first file of tests that fails in a copy of the tree, whose kernels are kept in the
-    folder `compiled`. Raises subprocess.TimeoutExpired.
+    """The first test that fails in a copy of the tree, whose kernels are kept in the folder
+    `compiled`; None where all pass, or none has failed in time.
     """
     environment = os.environ | {
         "PYTHONPATH": str(place),
         "PYTHONDONTWRITEBYTECODE": "1",
         "NUMBA_CACHE_DIR": str(place / compiled),
     }
+    asked = place / ".tests"
+    asked.write_text("\n".join(tests), encoding="utf-8")
     with subprocess.Popen(
-        [sys.executable, *PYTEST, "-m", marks, *tests],
+        [sys.executable, *PYTEST, f"@{asked}"],
         cwd=place,
         env=environment,
         stdout=subprocess.PIPE,
@@ -153,46 +113,29 @@ def failing(
     ) as process:
         try:
             said, _ = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            return None
         finally:
             with suppress(ProcessLookupError):  # with the servers that its tests started
                 os.killpg(process.pid, signal.SIGKILL)
     if process.returncode in PASSED:
         return None
-    failed = re.compile("^(?:FAILED|ERROR) ([^:]+)", re.MULTILINE).findall(said)
+    failed = re.compile("^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE).findall(said)
     return next((test for test in tests if test in failed), tests[0])
 
 
 def killer(mutant: Mutant, place: Path, limit: float) -> str | None:
-    """The first file of tests that fails in a copy of the tree that has the fault: of those that
-    mutants.toml names as the nearest, in one process, and then of all by imports and words.
-    """
-    target, ends_at = place / mutant.file, time.monotonic() + limit
+    """The first test that fails in a copy of the tree that has the fault."""
+    target = place / mutant.file
     before = target.read_text(encoding="utf-8")
-    target.write_text(mutant.text, encoding="utf-8")
-    nearest = artefacts_of(mutant.file) or nearest_of(mutant.file)
-    marks = marks_of(mutant.file)
-    others = [each for each in tests_of(mutant.file, mutant.within) if each not in nearest]
+    tests = tests_by_line.tests_of(mutant.file, mutant.line)
+    if not tests:
+        return None
     # kernels of other files are not compiled again for a part of theirs that has changed
     compiled = f".numba-{mutant.file.replace('/', '-')}" if "@inner" in before else ".numba"
-    parts = [
-        nearest,
-        others[:1],
-        *(others[at : at + TOGETHER] for at in range(1, len(others), TOGETHER)),
-    ]
+    target.write_text(mutant.text, encoding="utf-8")
     try:
-        return next(
-            filter(
-                None,
-                (
-                    failing(part, place, max(ends_at - time.monotonic(), 0.1), marks, compiled)
-                    for part in parts
-                    if part
-                ),
-            ),
-            None,
-        )
-    except subprocess.TimeoutExpired:
-        return None  # the tests are slower than the limit; none had failed
+        return failing(tests, place, limit, compiled)
     finally:
         target.write_text(before, encoding="utf-8")
         if compiled != ".numba":
@@ -207,12 +150,14 @@ def main() -> int:
     for name, value in (("--seed", 1), ("--count", 400), ("--workers", 2), ("--limit", LIMIT)):
         parser.add_argument(name, type=int, default=value)
     parser.add_argument("--group", choices=SETTINGS["groups"])
+    parser.add_argument("--record", action="store_true", help="which tests execute which lines")
     options = parser.parse_args()
+    if options.record or not tests_by_line.TESTS.is_file():
+        tests_by_line.record("-n", str(options.workers), "-m", "not slow")
     groups = [options.group] if options.group else list(SETTINGS["groups"])
     chosen, places = sample(groups, options.seed, options.count), SimpleQueue[Path]()
     results: dict[str, list[str]] = {group: [] for group in groups}
-    # files of tests that killed a fault, by their marks: whether they pass without one
-    sound: dict[tuple[str, str], bool] = {}
+    sound: dict[str, bool] = {}  # tests that killed a fault: whether they pass without one
 
     def judge(mutant: Mutant) -> None:
         if is_known(mutant):
@@ -220,11 +165,10 @@ def main() -> int:
             return
         place = places.get()
         test = killer(mutant, place, options.limit)
-        marks = marks_of(mutant.file)
-        if test is not None and (test, marks) not in sound:
-            sound[test, marks] = failing([test], place, 10 * options.limit, marks) is None
+        if test is not None and test not in sound:
+            sound[test] = failing([test], place, options.limit) is None
         places.put(place)
-        report(mutant, "killed" if test is not None and sound[test, marks] else "SURVIVED")
+        report(mutant, "killed" if test is not None and sound[test] else "SURVIVED")
 
     def report(mutant: Mutant, fate: str) -> None:
         results[mutant.group].append(fate)
@@ -248,7 +192,7 @@ def main() -> int:
                 )
             )
         list(pool.map(judge, chosen))
-    return conclusion(results, sorted({test for (test, _), good in sound.items() if not good}))
+    return conclusion(results, sorted(test for test, good in sound.items() if not good))
 
 
 def conclusion(results: dict[str, list[str]], broken: list[str]) -> int:
