@@ -17,9 +17,12 @@ compared; that within kinds the mean over the kinds, too.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import re
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
@@ -123,6 +126,31 @@ def words(learned: Sequence[Row], others: Sequence[Row]) -> Predicted:
     return Predicted(points, quantiles)
 
 
+def ridge(learned: Sequence[Row], others: Sequence[Row]) -> Predicted:
+    """Words and pairs of neighbours by tf-idf with smooth idf, rows of length 1, ridge regression
+    of ln(tokens) with a penalty of 1: what the table of gains was first made with.
+    """
+    grams = [Counter(words_and_pairs(row["prompt"])) for row in [*learned, *others]]
+    count, logs = len(learned), _logs(learned)[0]
+    prompts = Counter(gram for each in grams[:count] for gram in each)
+    column = {gram: place for place, gram in enumerate(prompts)}
+    found = np.zeros((len(grams), len(column)))
+    for row, each in zip(found, grams, strict=True):
+        for gram in each.keys() & column.keys():
+            row[column[gram]] = each[gram]
+    found *= np.log((1 + count) / (1 + np.array(list(prompts.values())))) + 1
+    found /= np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-12)
+    own, mean = found[:count], logs.mean()
+    weights = own.T @ np.linalg.solve(own @ own.T + np.eye(count), logs - mean)
+    return Predicted(mean + found[count:] @ weights, None)
+
+
+def words_and_pairs(prompt: str) -> list[str]:
+    """Words of at least two characters, and each with the next one."""
+    words = re.findall(r"\b\w\w+\b", prompt.lower())
+    return [*words, *map(" ".join, itertools.pairwise(words))]
+
+
 def described(data: Sequence[Row]) -> str:
     """The data by kind, and the tau between two answers: Markdown."""
     lines = [
@@ -158,6 +186,7 @@ ON_PUBLIC_DATA: dict[str, Method] = {
     "one law": one_law,
     "history": history,
     "learned": words,
+    "ridge": ridge,
     "max_tokens": token_limit,
 }
 
@@ -385,6 +414,8 @@ def main() -> None:
         middle = told["learned"].quantiles
         assert middle is not None
         found["gain"] = gains(lengths, np.exp(middle[:, len(LEVELS) // 2]))
+        print(f"  ridge: tau {found['ridge']['tau']:.2f}")
+        found["ridge"]["gain"] = gains(lengths, np.exp(told["ridge"].points))
         result["models"][name] = found
     result["repeats"] = repeats(by_model)
     print("repeated prompts:", result["repeats"])
