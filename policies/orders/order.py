@@ -24,6 +24,7 @@ from kendall.policies.flow_counters import TokenWeights
 MOST_PRIORITY = 100
 MOST_BINS = 1000
 LEAST_TOKENS = 1e-9  # of a prediction that waits are divided by
+LARGEST = 1e100  # of a parameter: times as many tokens it is a number
 
 
 def predicted_tokens(request: Request) -> float:
@@ -170,6 +171,8 @@ class Order:
             if value is not None and within is not None and not within(value):
                 shown = f"{value:g}" if isinstance(value, float) else value
                 raise SpecError(f"got {each.name}={shown}; expected {each.metadata['expected']}")
+            if isinstance(value, float) and LARGEST < value < math.inf:
+                raise SpecError(f"got {each.name}={value:g}; expected at most {LARGEST:g}")
 
     @cached_property
     def form(self) -> Form:

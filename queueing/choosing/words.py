@@ -122,7 +122,9 @@ def legend(found: Optimum) -> str:
     if found.target == "order":
         parts += _ABOUT_ORDERS
         if len(stable) < len(found.curve):
-            parts.append("- in a whole row: unstable, interruptions cost more than is free")
+            parts.append(
+                "- in a whole row: unstable, its interruptions or predictions cost more than is free"
+            )
     scored = found.best.get("score") is not None and not judged_by_slo(found)
     if scored and found.target != "order":
         parts.append(f"score: {_named(found, SCORES[found.objective])} (less is better)")

@@ -6,7 +6,6 @@ number, independently of all others.
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass
 
@@ -17,6 +16,7 @@ from kendall.policies.text import SpecError, format_number, parse_number, split_
 
 EXAMPLE = "heavy=9,light=1"
 MOST = 1000
+HEAVIEST = 1e100
 _CHILD = 2**20  # of a seed, beyond those that it spawns
 _NAME = re.compile(r"[!-~]{1,128}")  # what a gateway takes as a fairness id
 
@@ -61,8 +61,10 @@ def parse_flows(text: str) -> Flows:
     weights = {name: parse_number(name, value, text) for name, value in pairs.items()}
     for name, weight in weights.items():
         check_name(name)
-        if not 0 < weight < math.inf:
-            raise SpecError(f"got flow {name}={weight:g}; expected a weight > 0")
+        if not 0 < weight <= HEAVIEST:
+            raise SpecError(
+                f"got flow {name}={weight:g}; expected a weight > 0, at most {HEAVIEST:g}"
+            )
     return Flows(tuple(weights), tuple(weights.values()))
 
 

@@ -724,7 +724,8 @@ def _excess(run: SimulatedRun, slots: int) -> float:
     chance leaves, and in the last quarter no slot is ever free; else 0.
     """
     half = len(run.arrived_at) // 2
-    left = np.searchsorted(np.sort(run.server_free_at), run.arrived_at[half:], side="right")
+    joined_at = np.sort(run.joined_at)
+    left = np.searchsorted(np.sort(run.server_free_at), joined_at[half:], side="right")
     present = half + np.arange(len(left)) - left  # as each one arrives
     growth = int(present[-1] - present[0])
     if present[len(present) // 2 :].min() < slots or growth <= GROWTH * math.sqrt(len(left)):

@@ -109,6 +109,13 @@ class SimulatedRun:
     # what happened at each of two servers in turn, in the same order; here the dispatch is the
     # arrival and the time in their queues
     stations: tuple[SimulatedRun, ...] = ()
+    # s that predictions outside of the engine took, of each, before it joined; empty: none
+    predicting: Vector = field(default_factory=lambda: np.empty(0))
+
+    @property
+    def joined_at(self) -> Vector:
+        """When it came to the queue of the engine."""
+        return self.arrived_at + self.predicting if len(self.predicting) else self.arrived_at
 
     @cached_property
     def dispatched_at(self) -> Vector:
@@ -174,6 +181,7 @@ class SimulatedRun:
             kept,
             gaps=self.gaps,
             stations=tuple(station.after(first) for station in self.stations),
+            predicting=self.predicting[first:],
         )
 
     def _column(self, name: str) -> npt.NDArray[Any]:
@@ -399,7 +407,7 @@ def after_predictions(model: Queue, trace: Trace, run: SimulatedRun) -> Simulate
     for name in ("dispatched_at", "first_token_at", "released_at", "server_free_at"):
         if name != "first_token_at" or paid.beyond is None:
             columns[name] = columns[name] + seconds
-    return dataclasses.replace(run, columns=columns, sizes=None)
+    return dataclasses.replace(run, columns=columns, sizes=None, predicting=seconds)
 
 
 def predictions_of(model: Queue, trace: Trace) -> Vector:

@@ -217,12 +217,14 @@ class LengthPredictor(Observer):
         if not cut:
             if told.groups:
                 self._history.add(told.groups, tokens)
-            self._judge(told, made)
+            limit = record.max_output_tokens
+            self._judge(told, made, math.inf if limit is None else math.log(limit))
         if told.words is not None:
             self._answers.append((told.words, tokens, cut))
             self._new += 1
 
-    def _judge(self, told: _Told, made: float) -> None:
+    def _judge(self, told: _Told, made: float, longest: float) -> None:
+        """`longest`: ln of the token limit, beyond which no prediction is used."""
         if told.served is not None:
             self._served.append((told.served, made))
             self._judge_service()
@@ -231,7 +233,7 @@ class LengthPredictor(Observer):
         within = None
         if told.interval is not None:
             within = told.interval[0] <= made <= told.interval[1]
-        self._judged.append((told.log_length, made, within))
+        self._judged.append((min(max(told.log_length, 0.0), longest), made, within))
         if told.rival is not None and told.version == self.version and self._before is not None:
             self._worse.append(abs(made - told.log_length) - abs(made - told.rival))
             self._compare()

@@ -176,6 +176,9 @@ def test_a_batch_size_may_reach_its_borders(text: str, size: int) -> None:
         ("fixed:batch_size=8,max_wait=-1", "got max_wait=-1", "expected seconds > 0"),
         ("single:order=fcsf", "got order='fcsf' for policy single", "did you mean 'fcfs'?"),
         ("single:order=lifo", "got order='lifo' for policy single", "expected one of fcfs"),
+        ("single:order=spjf,aging=1e306", "got aging=1e+306", "expected at most 1e+100"),
+        ("single:order=trail,c=1e308", "got c=1e+308", "expected at most 1e+100"),
+        ("single:order=vtc,output_weight=1e308", "got output_weight=1e+308", "at most 1e+100"),
     ],
 )
 def test_a_wrong_text_is_told_what_to_do(text: str, got: str, expected: str) -> None:

@@ -47,6 +47,7 @@ def test_flows_are_read_and_written() -> None:
         ("a=0", "got flow a=0; expected a weight > 0"),
         ("a=-1", "got flow a=-1; expected a weight > 0"),
         ("a=inf", "got flow a=inf; expected a weight > 0"),
+        ("a=1e101,b=1", "got flow a=1e+101; expected a weight > 0, at most 1e+100"),
         ("a=x", "got a='x' in 'a=x'; expected a number"),
         ("a b=1", "got flow 'a b'; expected 1 to 128 printable ASCII characters without spaces"),
         (f"{'x' * 129}=1", "; expected 1 to 128 printable ASCII characters"),

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kendall.policies.durations import parse_duration
 from kendall.policies.text import SpecError
 from kendall.queueing.choosing.orders import best_order
 from kendall.queueing.distributions.token_distribution import TokenDistribution, Vector
@@ -186,6 +187,22 @@ def test_simulations_reproduce_the_slides(panel: str, label: str, order: str, co
     expected = slides(panel, label, 0.7)
     assert error < 0.02 * expected
     assert abs(found - expected) < 4 * error
+
+
+@pytest.mark.parametrize("cost", ["1000s", "1h"])
+def test_a_prediction_outside_of_the_engine_is_no_load_however_long_it_takes(cost: str) -> None:
+    """2,000 arrivals take about 2,500 s."""
+    for order in ("spjf", "sprpt"):
+        model = Queue.read(
+            f"single:order={order}",
+            "geometric:mean=100",
+            "a=0.01",
+            predictor="exact",
+            prediction_cost=cost,
+        )
+        found = simulate_model(model, 0.8, num_requests=2000)
+        assert found.load == pytest.approx(0.8, rel=0.01)
+        assert found.queueing_delay.mean == pytest.approx(parse_duration(cost), rel=0.01)
 
 
 # what predictions cost

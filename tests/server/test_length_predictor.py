@@ -105,6 +105,18 @@ def test_a_clients_own_prediction_stays_and_nothing_is_told_above_the_limit() ->
     run_virtual(main())
 
 
+def test_what_a_client_claims_beyond_its_limit_counts_as_the_limit_in_the_quality() -> None:
+    async def main() -> None:
+        async with running("single:order=spjf", length_predictor="sent") as (app, gateway):
+            for claimed in (1e308, 5e-324):
+                await answered(app, LONG, 30, predicted_output_tokens=claimed)
+            limit, least = 500, 1
+            expected = math.sqrt(limit / 30 * least / 30)
+            assert gateway.length_predictor.bias_ratio == pytest.approx(expected, rel=0.02)
+
+    run_virtual(main())
+
+
 def test_with_ignore_eos_the_length_is_the_limit() -> None:
     async def main() -> None:
         async with running("single:order=spjf", length_predictor="history") as (app, gateway):
