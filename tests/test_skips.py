@@ -27,6 +27,7 @@ pytest.importorskip("no_such_module_anywhere")
 """
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     ("text", "on_ci", "elsewhere"),
     [(ONE, "1 failed, 1 xfailed", "1 skipped, 1 xfailed"), (WHOLE_FILE, "1 error", "1 skipped")],

@@ -367,6 +367,7 @@ def stopwatch(step: float = 0.0) -> Any:
     return Stopwatch()
 
 
+@pytest.mark.left_out
 def test_each_round_holds_every_cell_once_in_an_order_of_its_own() -> None:
     need("torch")
     bench, lines = stopwatch(), []

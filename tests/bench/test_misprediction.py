@@ -123,6 +123,7 @@ def test_lengths_are_learned_from_prompts_that_no_cell_sends() -> None:
     assert timetable(cell, 20.0, 1000, 3).predicted_output_tokens is None
 
 
+@pytest.mark.left_out
 @pytest.mark.parametrize("cell", [cell for cell in design() if cell.kind.blocks], ids=str)
 def test_memory_and_not_slots_limits_the_cells_of_few_blocks(cell: Cell) -> None:
     queue = queue_of(cell, LAW)

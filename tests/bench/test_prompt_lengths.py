@@ -83,6 +83,7 @@ def engine() -> Iterator[_Engine]:
         server.shutdown()
 
 
+@pytest.mark.left_out
 def test_asking_goes_on_where_it_was_interrupted(
     engine: _Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,6 +125,7 @@ def _answered(rng: np.random.Generator) -> list[Row]:
     return data
 
 
+@pytest.mark.left_out
 def test_evaluation_tells_predictors_apart() -> None:
     table = evaluation(_answered(np.random.default_rng(5)), MAX_TOKENS)
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]

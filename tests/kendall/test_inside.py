@@ -110,6 +110,7 @@ def test_the_shortest_of_those_that_wait_goes_first(tmp_path: Path) -> None:
         assert asyncio.run(ends()) == [1500, 30, 60, 90, 120]
 
 
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -60,6 +60,7 @@ def printed(command: str, policy: str, rate: float, **options: Any) -> dict[str,
     return answer
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("policy", SIX)
 def test_a_prediction_is_the_object_that_the_command_prints(policy: str) -> None:
     limits: kendall.Limits = {"max_num_seqs": 16, "max_output_tokens": 24}
@@ -84,6 +85,7 @@ def test_a_simulation_is_the_object_that_the_command_prints(policy: str) -> None
     assert answer.as_dict() == printed("simulate", policy, 20, max_num_seqs=16, **run)
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize(
     "limits",
     [

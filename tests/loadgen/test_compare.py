@@ -43,6 +43,7 @@ def only(records: Sequence[Record], theory: Theory | None = None) -> Comparison:
     return comparison
 
 
+@pytest.mark.thinned(3)
 @each_policy
 def test_the_recursion_meets_every_start_of_a_simulation(policy: str, rate: float) -> None:
     records = drive(parse_policy(policy), rate)
@@ -53,6 +54,7 @@ def test_the_recursion_meets_every_start_of_a_simulation(policy: str, rate: floa
     assert waited > 0.05 or policy == "continuous"  # else nothing was checked
 
 
+@pytest.mark.thinned(3)
 @each_policy
 def test_a_simulation_agrees_with_itself_in_every_column(policy: str, rate: float) -> None:
     comparison = only(drive(parse_policy(policy), rate, n=1000), THEORY)
@@ -68,6 +70,7 @@ def test_a_simulation_agrees_with_itself_in_every_column(policy: str, rate: floa
         )
 
 
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("factor", [1.2, 0.8])
 @each_policy
 def test_a_slower_or_faster_machine_shows_as_speed(policy: str, rate: float, factor: float) -> None:

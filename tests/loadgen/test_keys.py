@@ -135,6 +135,7 @@ def test_calibrate_measures_with_the_admin_key_and_writes_it_nowhere(
     assert ADMIN not in (tmp_path / "profile.json").read_text()
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("ending", ["", "/", "/v1", "/v1/"])
 def test_questions_go_to_the_gateway_itself_under_any_form_of_its_url(
     served: Served, ending: str, monkeypatch: pytest.MonkeyPatch
@@ -217,6 +218,7 @@ NOWHERE = "http://127.0.0.1:9"
 UNSENDABLE = ("ä b", "clé", "two words", "line\nend", "bell\a", "sk-\udcff")
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize(
     ("command", "options"),
     [

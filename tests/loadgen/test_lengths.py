@@ -81,6 +81,7 @@ def test_a_server_that_accepts_nothing_is_one_line() -> None:
         with_lengths(TARGET, LoadEndpoint(("m",), True, frozenset()))
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     ("options", "limit"), [({}, 128), ({"max_tokens": 7}, 7), ({"natural_lengths": True}, 128)]
 )

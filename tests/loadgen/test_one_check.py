@@ -49,6 +49,7 @@ def same(one: Check, other: Check) -> None:
         assert getattr(one, name) == pytest.approx(getattr(other, name), rel=1e-9), name
 
 
+@pytest.mark.thinned(14)
 @pytest.mark.parametrize("text", POLICIES)
 @pytest.mark.parametrize("speed", [1.0, 1.3])
 def test_a_run_has_the_check_of_its_window(text: str, speed: float) -> None:

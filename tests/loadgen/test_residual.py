@@ -108,6 +108,7 @@ def cause(comparison: Comparison) -> str:
     return largest(comparison.split).name
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("policy", [*RATES, "continuous:max_batch_size=8"])
 def test_the_parts_add_up_to_the_difference(policy: str) -> None:
     rate = RATES.get(policy, 50.0)
@@ -184,6 +185,7 @@ def test_bursts_that_were_asked_for_show_as_the_process_and_not_as_arrivals(seed
     assert process.seconds + split.predicted == pytest.approx(own.queueing_delay.mean, rel=1e-9)
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize(
     ("text", "is_named"),
     [
@@ -243,6 +245,7 @@ def replayed(rate: float) -> Theory:
     )
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("factor", [0.8, 1.2])
 @pytest.mark.parametrize("policy", [*RATES, "continuous:max_batch_size=8"])
 def test_the_speed_of_a_steady_machine_leaves_no_doubt(policy: str, factor: float) -> None:

@@ -91,6 +91,7 @@ def first_broken(policy: Policy) -> str | None:
     return next((each.contract for each in checked if each.fault is not None), None)
 
 
+@pytest.mark.thinned(10)
 @pytest.mark.parametrize(("cls", "contract"), BREAKS.items(), ids=str)
 def test_a_broken_contract_is_named(cls: type[Policy], contract: str) -> None:
     assert first_broken(cls()) == contract

@@ -35,6 +35,7 @@ def test_every_policy_takes_part() -> None:
     assert set(by_name) == set(POLICIES)
 
 
+@pytest.mark.thinned(12)
 @pytest.mark.parametrize("contract", CONTRACTS, ids=lambda contract: contract.name)
 @given(policies, states(), seconds)
 def test_every_policy_keeps_its_contracts(

@@ -150,6 +150,7 @@ def test_it_has_a_text_and_its_parameters_a_range(scratch: Path) -> None:
         assert said in run_in(scratch, "-c", code).stderr
 
 
+@pytest.mark.left_out
 def test_batches_are_served_simulated_and_its_assumption_is_named(scratch: Path) -> None:
     found = asked(scratch, "dynamic:order=steps,gain=2")
     assert found["text"] == "dynamic:order=steps,gain=2"

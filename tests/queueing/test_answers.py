@@ -87,6 +87,7 @@ def test_a_prediction_is_whole(policy: str, load: float) -> None:
     assert step is None or LAW.step(1) * (1 - 1e-9) <= step <= LAW.step(16) + LAW.admission(16)
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize(
     "policy",
     ["single", "capped:max_batch_size=4", "fixed:batch_size=4", "continuous:max_batch_size=4"],

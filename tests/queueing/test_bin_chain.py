@@ -109,6 +109,7 @@ def test_each_bin_is_served_what_arrives_and_littles_law_holds_within_the_bins(b
     assert found.by_request(np.ones(len(found.sizes))) == pytest.approx(1)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     ("lengths", "load", "law"),
     [

@@ -60,6 +60,7 @@ def test_srpt_with_bounce_is_graceful_and_consistent(load, bounds):
         assert noisy / best < 1.03
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("load", [0.5, 0.8, 0.9])
 def test_the_price_of_misprediction_is_the_formula_with_the_squares_outside(load):
     """int f_p / (1 - rho'_y)^2 over int f_S / (1 - rho_x)^2, exponential sizes and predictions:

@@ -83,6 +83,7 @@ def test_a_law_without_steps_or_prompts_leaves_the_order_by_tokens() -> None:
         assert order_of(model.policy).rank(request(300, 20.0), 0) == 20
 
 
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize(
     "policy",
     [

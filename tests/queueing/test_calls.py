@@ -70,7 +70,7 @@ def model_of(policy: str, sequences: str | None, cv: float = 0.15, **limits: obj
 
 @pytest.mark.parametrize("sequences", CALLS)
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(9)
 def test_the_compiled_simulation_is_the_policys_to_the_last_bit(policy, sequences):
     model = model_of(policy, sequences)
     rate, seed = 0.6 * model.largest_stable_rate, 3
@@ -82,6 +82,7 @@ def test_the_compiled_simulation_is_the_policys_to_the_last_bit(policy, sequence
         assert np.array_equal(getattr(fast, name), getattr(slow, name), equal_nan=True), name
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_several_servers_and_patience_too(policy):
     model = model_of(policy, "uniform:low=1,high=8", servers=2, patience=0.05)
@@ -97,7 +98,7 @@ def test_several_servers_and_patience_too(policy):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(9)
 def test_the_gateway_makes_the_same_batches_at_the_same_instants(policy):
     model = model_of(policy, "uniform:low=1,high=8", max_num_seqs=16)
     jobs, _ = draw_jobs(model, 0.6 * model.largest_stable_rate, 1500, np.random.SeedSequence(4))
@@ -340,6 +341,7 @@ def test_columns_that_are_scaled_down_are_the_same_law(
     assert scaled == pytest.approx(plain, rel=1e-9, abs=1e-300)
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("sequences", ["deterministic:value=4", "uniform:low=1,high=8"])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_both_simulators_draw_the_same_lengths_by_call(policy, sequences):
@@ -451,6 +453,7 @@ def test_equal_lengths_are_calls_of_one_longer_answer():
     assert calls.batch_size.mean == pytest.approx(4 * single.batch_size.mean, rel=1e-9)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("correlation", [0.0, HALF, EQUAL])
 @pytest.mark.parametrize(
     "sequences",

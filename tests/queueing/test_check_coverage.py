@@ -20,7 +20,7 @@ def test_where_the_law_is_right_zero_is_covered_and_nobody_is_accused() -> None:
 
 
 @pytest.mark.parametrize("cause", CAUSES)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(6)
 def test_the_cause_is_named_where_something_is_wrong(cause: str) -> None:
     found = named(cause, range(1))
     assert [policy for policy, fails in found if cause not in fails] == []

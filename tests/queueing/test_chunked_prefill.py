@@ -53,7 +53,7 @@ def run(queue: Queue, load: float, *, generic: bool, count: int = 1200) -> Simul
 )
 @pytest.mark.parametrize("law", [PLAIN, FULL, FREE], ids=["plain", "full", "free"])
 @pytest.mark.parametrize("step_tokens", [9, 64, 500])
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(36)
 def test_the_kernel_is_the_policys_own_sample_path(
     step_tokens: int, law: LatencyModel, given: dict[str, object]
 ) -> None:
@@ -210,6 +210,7 @@ def assessed(step_tokens: int | None, *, told: bool) -> tuple[Assessment, float,
     return found, float(np.mean(sojourns)), float(np.mean(firsts))
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("step_tokens", [64, 256, None])
 def test_the_live_model_knows_the_speed_and_the_first_token_of_an_engine_with_chunked_prefill(
     step_tokens: int | None,

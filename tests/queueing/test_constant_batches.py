@@ -67,6 +67,7 @@ def test_a_prefill_server_is_m_g_1_of_the_prompts() -> None:
     assert found.queueing_delay.mean == pytest.approx(0.7 * second / (2 * 0.3), rel=1e-9)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     ("policy", "law", "rate", "limits"),
     [

@@ -76,6 +76,7 @@ def by_steps(
     return starts, ends
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("turnaround", [0.0, 0.5e-3, 1.55e-3])
 def test_the_simulator_equals_an_independent_simulation_by_steps(turnaround: float) -> None:
     """Without a turnaround several may enter at the very end of a step: each pays its k1."""
@@ -442,6 +443,7 @@ def test_long_answers_are_doubted_where_some_wait(
     assert ("a few long answers" in (said or "")) == doubted
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     ("scv", "slots", "load", "off"),
     [  # formula / simulation - 1 of the mean delay, 3 to 4 million requests, in per cent

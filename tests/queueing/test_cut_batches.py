@@ -48,6 +48,7 @@ def model(policy: str, tokens: int | None = TOKENS, servers: int = 1, **given: o
     )
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("servers", [1, 2])
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("calls", [None, "uniform:low=1,high=5"])
@@ -110,6 +111,7 @@ def test_where_it_binds_the_queue_is_simulated_and_where_it_cannot_a_formula_ans
     )
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("policy", ["capped:max_batch_size=8", "elastic:max_batch_size=8"])
 def test_the_check_and_the_forecast_of_a_window_know_it(policy: str) -> None:
     queue = model(policy)

@@ -51,6 +51,7 @@ def delay_of_mmc(rate: float, mean: float, servers: int) -> float:
 # against closed forms
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("servers", [(1, 1), (1, 3), (2, 3)])
 def test_pools_of_exponential_servers_are_m_m_c_queues_in_turn(servers: tuple[int, int]) -> None:
     model = queue(
@@ -153,6 +154,7 @@ def decoded(
     return ends
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("transfer", [None, TRANSFER])
 @pytest.mark.parametrize("servers", [(1, 1), (2, 1), (2, 3)])
 @pytest.mark.parametrize(

@@ -50,6 +50,7 @@ def test_the_family_that_made_the_counts_ranks_first_near_the_truth_and_above_it
     assert best.law(CAP).mean == pytest.approx(truth.mean, rel=0.06)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("text", TRUTHS)
 def test_the_likelihood_is_that_of_the_rounded_law_and_no_neighbour_has_a_higher_one(
     text: str,

@@ -90,6 +90,7 @@ def test_what_is_not_in_doubt_is_within_5_per_cent(
     assert found.queueing_delay.p99 == pytest.approx(delay.p99, rel=0.1)
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("order", ["spjf", "ljf", "threshold,threshold=20", "spjf,aging=0.5"])
 def test_an_order_has_quantiles_by_simulation(order: str) -> None:
     model, rate = at(f"single:order={order}", LENGTHS, 0.8, SPJF)

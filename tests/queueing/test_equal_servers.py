@@ -53,6 +53,7 @@ def told(found: Assessment) -> tuple[bool | None, str]:
     return mine.holds, mine.says
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_one_that_is_slower_is_named(policy: str) -> None:
     holds, says = told(assessed(policy, (1.0, 1.5)))
@@ -62,6 +63,7 @@ def test_one_that_is_slower_is_named(policy: str) -> None:
     assert float(says.split()[3]) == pytest.approx(1.5, rel=0.1)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_work_of_each_is_measured_against_its_own_speed(policy: str) -> None:
     parsed, served = parse_policy(policy), window(policy, (1.0, 1.5))
@@ -76,6 +78,7 @@ def test_the_work_of_each_is_measured_against_its_own_speed(policy: str) -> None
         assert own.fitted == pytest.approx(found.factors[server] * slot.fitted)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_equal_ones_are_equal(policy: str) -> None:
     assert told(assessed(policy, (1.2, 1.2, 1.2))) == (True, "the servers are equally fast")

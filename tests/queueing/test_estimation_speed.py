@@ -90,6 +90,7 @@ def test_a_continuous_engine_has_a_speed_too() -> None:
         assert found.cv.value == 0.0
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("factor", [0.5, 2.0, 3.0])
 def test_slots_of_a_machine_that_is_several_times_slower_or_faster_than_its_law_have_that_speed(
     factor: float,

@@ -117,6 +117,7 @@ BROKEN: dict[str, tuple[Callable[[int], list[Record]], str, str]] = {
 }
 
 
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_assumption_is_named(name: str) -> None:
     run, policy, expected = BROKEN[name]
@@ -164,6 +165,7 @@ def admitted(rate: float, seed: int, most: int) -> tuple[list[Record], int]:
     return records, refused
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize(("load", "most"), [(1.7, 50), (1.05, 30), (0.95, 5), (3.0, 2)])
 def test_what_the_gateway_refuses_is_named_and_no_client_blamed_for_it(
     load: float, most: int
@@ -250,6 +252,7 @@ def test_a_stalling_engine_and_a_wrong_shape_are_named() -> None:
     ]
 
 
+@pytest.mark.left_out
 def test_clean_runs_are_not_accused() -> None:
     """At most 1 of 20 disagrees or has a failing assumption; all have enough data to agree."""
     found = [judge(clean(seed)) for seed in range(20)]

@@ -95,7 +95,7 @@ CELLS = [
 @pytest.mark.parametrize("scv", [0.0, 0.2, 0.5, 4.0])
 @pytest.mark.parametrize("load", [0.7, 0.85])
 @pytest.mark.parametrize("cell", CELLS)
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(32)
 def test_any_services_wait_as_simulated(
     cell: tuple[str, str, dict[str, object]], scv: float, load: float
 ) -> None:

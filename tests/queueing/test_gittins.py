@@ -188,7 +188,7 @@ def test_it_is_no_worse_than_fcfs_where_going_on_costs_something(kr: float, load
 
 @pytest.mark.parametrize("law", [TOKENS, LatencyModel(k2=0.001, k4=0.005, kr=0.001)])
 @pytest.mark.parametrize(("servers", "patience"), [(1, None), (2, None), (1, 1.0), (3, 0.5)])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(8)
 def test_the_compiled_loop_has_the_path_of_the_policy(
     law: LatencyModel, servers: int, patience: float | None
 ) -> None:

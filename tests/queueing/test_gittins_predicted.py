@@ -95,6 +95,7 @@ def test_predictions_are_cut_into_few_classes_of_like_shares() -> None:
     assert counts / len(drawn) == pytest.approx(joint.sum(axis=1), abs=0.004)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("lengths", [LOGNORMAL, "weibull:shape=0.5,scale=100"])
 @pytest.mark.parametrize("predictor", [NOISE, "onebit:threshold=200,accuracy=0.9"])
 def test_no_order_has_a_shorter_mean_sojourn_time(predictor: str, lengths: str) -> None:
@@ -189,6 +190,7 @@ def _indices(ages: np.ndarray, spread: float) -> np.ndarray:
     return np.minimum(found, 1e6)
 
 
+@pytest.mark.left_out
 def test_a_simulation_of_its_own_has_the_same_mean() -> None:
     """Lengths without tokens, classes and ages: what these leave is within the errors."""
     sigma, noise, runs = 1.0, 1.0, 10

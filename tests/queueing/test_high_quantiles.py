@@ -43,6 +43,7 @@ def numbers(found: Quantiles) -> dict[str, float]:
     return {name: float(value) for name, value in known.items() if value is not None}
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("load", [0.5, 0.9, 0.99, 0.999])
 def test_of_constant_batches_fall_by_the_root_of_their_equation(load: float) -> None:
     model, rate = constant_batches(load)

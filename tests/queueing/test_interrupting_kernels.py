@@ -73,7 +73,7 @@ def model(order: str, law: LatencyModel = RESUMES, **settings: object) -> Queue:
 
 
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(30)
 def test_a_replay_is_the_policys_own_sample_path(order: str) -> None:
     for servers, patience in ((1, None), (1, 0.1), (2, None), (3, 0.05)):
         queue = model(order, servers=servers, patience=patience)
@@ -97,7 +97,7 @@ def slots(order: str, number: int, law: LatencyModel = RESUMES, **settings: obje
 
 
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(30)
 def test_slots_are_the_policys_own_sample_path(order: str) -> None:
     for servers, number, tokens in ((1, 1, None), (1, 4, 40), (2, 3, None), (3, 2, 60)):
         queue = slots(order, number, servers=servers, step_tokens=tokens)

@@ -90,7 +90,7 @@ def both(
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(15)
 def test_a_replay_is_the_policys_own_sample_path(policy: str) -> None:
     for servers, patience in ((1, None), (1, 0.05), (2, 0.05)):
         queue = model(policy, FULL, servers, patience)
@@ -141,6 +141,7 @@ def test_a_replay_is_the_policys_own_sample_path_throughout(
         assert_same(*both(queue, load * queue.largest_stable_rate, 2000))
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("policy", ["single", "capped:max_batch_size=5", "fixed:batch_size=4"])
 def test_and_where_a_batch_is_over_in_the_instant_it_began(policy: str) -> None:
     """A residual of 1e-20: the next batch pays for its own members only."""
@@ -180,7 +181,7 @@ def test_without_any_bound_the_batch_is_the_whole_queue() -> None:
     law=st.sampled_from(WHOLE),
     limits=st.sampled_from([(1, None), (1, 2.0), (1, 4.0), (2, None), (2, 3.0), (3, None)]),
 )
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(15)
 def test_ties_are_broken_as_the_driver_breaks_them(
     policy: str,
     steps: list[tuple[int, int, int]],
@@ -253,6 +254,7 @@ def test_a_trace_drawn_in_blocks_is_that_of_the_generic_simulator(requests: int)
     assert trace.prompt_tokens.tolist() == [job.request.prompt_tokens for job in jobs]
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize(
     "policy",
     [

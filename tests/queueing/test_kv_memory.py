@@ -60,7 +60,7 @@ def both(queue: Queue, rate: float, requests: int) -> tuple[SimulatedRun, Simula
 @pytest.mark.parametrize("servers", [1, 3])
 @pytest.mark.parametrize("law", [PLAIN, FULL], ids=["plain", "full"])
 @pytest.mark.parametrize(("memory", "reserved"), [(314, None), (700, 10), (1500, None), (3000, 1)])
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(32)
 def test_the_kernel_is_the_policys_own_sample_path(memory, reserved, law, servers, patience):
     queue = model(memory, law=law, servers=servers, patience=patience, reserved_tokens=reserved)
     assert is_compiled(queue)

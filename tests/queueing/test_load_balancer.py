@@ -72,6 +72,7 @@ def test_the_numbers_are_those_of_predict_with_this_routing(policy: str) -> None
             assert errors[1] < 0.1 * here["mean"], "too few requests to tell"
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_queue_at_each_server_costs_what_is_said_to_be_more(policy: str) -> None:
     found = asked(policy)

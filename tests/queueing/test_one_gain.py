@@ -63,6 +63,7 @@ def asked(known: Estimates, law: str, after: str) -> tuple[float, float]:
     return gain(means[0], means[1]), gain(scores[0], scores[1])
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(("law", "load"), MACHINES)
 def test_four_asks_about_the_policy_give_one_gain(law: str, load: float) -> None:
     known = estimates(law, load)

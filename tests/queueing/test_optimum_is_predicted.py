@@ -42,7 +42,7 @@ def test_the_best_setting_of_more_queues_is_predicted_as_it_was_found(number: in
     assert not misses(drawn(7, MANY)[number])
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(12)
 @pytest.mark.parametrize("number", range(STATIONS))
 def test_the_best_setting_of_two_stations_is_predicted_as_it_was_found(number: int) -> None:
     assert not misses(drawn(11, STATIONS, stations=True)[number])
@@ -116,6 +116,7 @@ def test_a_rate_at_which_the_mean_is_infinite_keeps_no_slo_on_a_mean(slo: str) -
     assert 0.2 < found["load"] < 0.95
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     ("policy", "limits"),
     [

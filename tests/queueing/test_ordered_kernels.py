@@ -71,7 +71,7 @@ def model(policy: str, law: LatencyModel = FULL, **settings) -> Queue:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(24)
 def test_a_replay_is_the_policys_own_sample_path(policy: str) -> None:
     for servers, patience in ((1, None), (1, 0.05), (2, 0.05), (3, None)):
         queue = model(policy, servers=servers, patience=patience)
@@ -86,6 +86,7 @@ def test_a_trace_of_few_requests(policy: str, requests: int) -> None:
     assert_same(*both(queue, 0.9 * queue.largest_stable_rate, requests))
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("predictor", PREDICTORS[1:])
 @pytest.mark.parametrize(
     "policy",

@@ -72,7 +72,7 @@ def test_a_poisson_text_is_the_rate_of_old() -> None:
 @pytest.mark.parametrize(
     "text", ["gamma:rate=30,burstiness=1", "mmpp:rates=30/30/30,durations=1/0.1/3"]
 )
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(12)
 def test_what_is_poisson_by_another_name_waits_as_the_exact_answer_says(
     policy: str, text: str
 ) -> None:
@@ -188,6 +188,7 @@ def test_steps_wait_as_thinned_arrivals_do_from_an_empty_queue() -> None:
 # --- one path -------------------------------------------------------------------------------------
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("text", TEXTS)
 def test_the_kernels_and_the_policy_itself_make_the_same_path(policy: str, text: str) -> None:

@@ -76,6 +76,7 @@ def test_a_path_is_that_of_one_event_after_the_other(
         assert mine == pytest.approx(np.array(theirs), rel=1e-12)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("order", ["fcfs", "prefill-first"])
 @pytest.mark.parametrize("load", [0.4, 0.8])
 @pytest.mark.parametrize(

@@ -516,6 +516,7 @@ def test_the_profile_of_the_tiny_model_is_shipped_and_names_its_run() -> None:
     assert 0.8 < (profile.r2 or 0) <= 1
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.usefixtures("no_profiles")
 @pytest.mark.parametrize(
     ("app", "command", "options"),

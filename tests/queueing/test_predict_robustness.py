@@ -71,6 +71,7 @@ def test_optimize_refuses_such_a_law_too() -> None:
     assert "k2=-0.5" in str(found.exception)
 
 
+@pytest.mark.left_out
 def test_a_batch_of_the_largest_size_must_take_time_as_well() -> None:
     law = "k1=-0.002,k2=0.01,k3=1e-5,k4=1e-3"
     assert predict("capped:max_batch_size=4", 1, "uniform:low=4,high=24", law).stable
@@ -84,6 +85,7 @@ def test_a_batch_of_the_largest_size_must_take_time_as_well() -> None:
         predict("capped:max_batch_size=8", 1, "uniform:low=4,high=24", law)
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize(
     "policy",
     [

@@ -102,7 +102,7 @@ EXACT = [(slots, load) for slots in (1, 2, 4, 8, 32) for load in (0.1, 0.5, 0.8,
 
 
 @pytest.mark.parametrize(("slots", "load"), EXACT)
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(12)
 def test_exponential_lengths_are_exact(slots: int, load: float) -> None:
     """Sojourn, delay, P(Wq > 0), P(Wq > x), seconds per token: within 4 standard errors."""
     engine = replace(ENGINE, slots=slots)

@@ -96,7 +96,7 @@ CELLS = [
 
 
 @pytest.mark.parametrize(("policy", "law", "limits", "load"), CELLS)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(12)
 def test_the_exact_answer_meets_the_simulator(
     policy: str, law: str, limits: dict[str, Any], load: float
 ) -> None:

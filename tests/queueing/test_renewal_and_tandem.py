@@ -64,7 +64,7 @@ def exact_gi_m_1(rate: float, scv: float) -> float:
 
 @pytest.mark.parametrize("scv", [0.0, 0.25, 1.0, 4.0])
 @pytest.mark.parametrize("load", [0.3, 0.6, 0.85])
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_simulated_gaps_give_the_exact_gi_m_1(scv: float, load: float) -> None:
     model = Queue.read("single", ONE, SECOND, arrival_scv=scv)
     simulated = simulate_model(model, load, num_requests=1_000_000, seed=2)
@@ -211,7 +211,7 @@ def test_more_stalls_than_a_law_can_hold_are_simulated() -> None:
     "settings", [{}, {"cv": 0.5}, {"cv": 0.2, "stall_share": 0.1, "stall": 0.2}]
 )
 @pytest.mark.parametrize("load", [0.4, 0.85])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(12)
 def test_the_approximate_tandem_meets_the_simulator_within_its_documented_error(
     settings: dict[str, float], load: float
 ) -> None:

@@ -68,7 +68,7 @@ def routed(policy: str, law: LatencyModel = FULL, servers: int = 3, **limits: ob
 
 
 @pytest.mark.parametrize("policy", [*FIRST_COME, *ORDERED])
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(15)
 def test_a_replay_is_the_sample_path_of_the_policies_side_by_side(policy: str) -> None:
     for servers, patience in ((2, None), (3, 0.05), (5, None)):
         queue = routed(policy, servers=servers, patience=patience)
@@ -99,6 +99,7 @@ def test_a_trace_of_few_requests(policy: str, requests: int) -> None:
     assert_same(*both(queue, 0.9 * queue.largest_stable_rate, requests))
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("policy", FIRST_COME)
 def test_the_sequences_of_a_call_join_one_queue(policy: str) -> None:
     for patience in (None, 0.05):
@@ -107,6 +108,7 @@ def test_the_sequences_of_a_call_join_one_queue(policy: str) -> None:
         assert_same(*both(queue, 0.9 * queue.largest_stable_rate, 1000))
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("order", ["fcfs", "spjf", "hrrn"])
 @pytest.mark.parametrize("routing", ["central", "least_requests", "power_of_two"])
 def test_with_memory_that_binds(order: str, routing: str) -> None:
@@ -144,7 +146,7 @@ def test_a_replay_is_the_sample_path_throughout(
     law=st.sampled_from(WHOLE),
     limits=st.sampled_from([(2, None), (2, 3.0), (3, None)]),
 )
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_ties_are_broken_as_the_router_breaks_them(
     policy: str,
     steps: list[tuple[int, int, int]],

@@ -32,6 +32,7 @@ def model_of(policy: str, **limits: object) -> Queue:
     return Queue.read(policy, LENGTHS, LAW, **({"server_speeds": SPEEDS} | limits))  # type: ignore[arg-type]
 
 
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_compiled_and_event_by_event_to_the_last_bit(policy: str) -> None:
     model = model_of(policy)

@@ -85,6 +85,7 @@ def test_jumping_equals_stepping_for_a_continuous_engine(schedule: list[Event]) 
     assert all(at == last for _, at, _, last in ends)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("law", [LAW, replace(LAW, turnaround=0.0), replace(LAW, k4=0.0)])
 @given(schedules, st.integers(1, 60))
 def test_jumping_equals_stepping_where_prompts_take_several_steps(

@@ -50,6 +50,6 @@ def test_the_delay_at_every_point(policy: str, servers: int, load: float) -> Non
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(6)
 def test_the_delay_of_two_servers(policy: str) -> None:
     assert_predicted(policy, 2, 0.8, 1_000_000)

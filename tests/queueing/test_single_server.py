@@ -138,6 +138,7 @@ def test_every_delay_exceeds_a_negative_one() -> None:
     assert mm1(0.5, 1.0).delay_tail(-1.0) == 1.0
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("load", [0.1, 0.5, 0.9, 0.985])
 def test_m_d_1_tail_has_the_mean_of_pollaczek_and_khinchine(load: float) -> None:
     """int P(Wq > x) dx, through the direct series, the positive series and the pole."""
@@ -204,6 +205,7 @@ def test_a_quantile_is_exactly_zero_where_the_atom_covers_it() -> None:
     assert solve_servers(UNIFORM, 0.3 * 4, 4).delay.p90 == 0.0
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     ("name", "load"),
     [
@@ -553,7 +555,7 @@ APPROXIMATE_TANDEMS = [
 
 @pytest.mark.parametrize(("first", "second"), EXACT_TANDEMS)
 @pytest.mark.parametrize("load", [0.3, 0.6, 0.9])
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(9)
 def test_a_tandem_that_is_exact_meets_a_simulation(
     first: ServiceTime, second: ServiceTime, load: float
 ) -> None:

@@ -64,7 +64,7 @@ def test_least_attained_first_is_like_first_come_for_exponential_sizes(load):
 
 @pytest.mark.parametrize("law", CONTINUOUS)
 @pytest.mark.parametrize("load", [0.3, 0.9])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(12)
 def test_exact_predictions_are_the_formulas_of_sjf_psjf_and_srpt(law, load):
     """Schrage and Miller (1966), by adaptive quadrature."""
     rate = load / law.mean

@@ -93,6 +93,7 @@ def test_batch_means_that_hang_together_widen_the_interval() -> None:
     assert covered > sum(low <= 0 <= high for low, high in uncorrected)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(("utilisation", "memory"), [(0.7, 33.0), (0.9, 363.0)])
 @pytest.mark.parametrize("length", [10, 40, 1000])
 def test_short_runs_are_refused_rather_than_answered_wrongly(

@@ -106,6 +106,7 @@ def test_an_slo_on_them_bounds_single_gaps() -> None:
     assert rough(queue, rate, slos, 2000).inter_token_latency.p99 == expected
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     ("policy", "given"),
     [

@@ -185,6 +185,7 @@ def _waits(
     return found
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     ("text", "load", "tolerance"),
     [

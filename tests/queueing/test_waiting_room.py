@@ -157,7 +157,7 @@ def test_the_numbers_of_a_prediction_are_those_of_the_law() -> None:
 
 @pytest.mark.parametrize("most", [1, 4, 12])
 @pytest.mark.parametrize("load", [0.7, 1.4])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(6)
 def test_the_formula_meets_the_simulation(load: float, most: int) -> None:
     query = asked("single", load / MEAN, most, latency=f"{LAW},cv=0.5")
     theory = query.predict("exact")
@@ -270,7 +270,7 @@ def same_paths(queue: Queue, load: float) -> SimulatedRun:
         "continuous:max_batch_size=4,order=threshold,threshold=12",
     ],
 )
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(9)
 def test_a_replay_is_the_policys_own_sample_path(policy: str) -> None:
     for servers, patience, calls in (
         (1, None, None),

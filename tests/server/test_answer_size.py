@@ -23,6 +23,7 @@ MIB = 1 << 20
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("path", "body"),

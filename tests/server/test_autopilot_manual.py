@@ -134,6 +134,7 @@ def test_its_own_changes_leave_the_bounds(tmp_path: Path) -> None:
     run_virtual(main())
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("mode", ["act", "advise"])
 @pytest.mark.parametrize("of", ["knobs", "memory", "followed"])
 def test_a_remembered_policy_that_is_not_installed_is_said_and_stops_no_start(

@@ -620,6 +620,7 @@ def test_the_documentation_says_how_many_batches_a_calibration_takes() -> None:
     assert steps == [pytest.approx(3000, rel=0.1), pytest.approx(5000, rel=0.1)]
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(("limit", "reached"), [(None, 550), (256, 256), (40, 40)])
 def test_a_calibration_reaches_the_longest_answers_that_fit_its_time(
     limit: int | None, reached: int

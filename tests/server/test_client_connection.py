@@ -259,6 +259,7 @@ def test_a_client_that_goes_is_noticed(port: int, sent: bytes, how: str) -> None
     assert noticed.wait(PATIENCE)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.skipif(sys.platform != "linux", reason="epoll is Linux's")
 @pytest.mark.parametrize(
     "behind",

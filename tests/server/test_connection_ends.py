@@ -43,6 +43,7 @@ async def settled(here: Site) -> Counter[str]:
     return Counter(record.outcome for record in here.records)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("policy", ["continuous:max_batch_size=8", "dynamic"])
 def test_every_call_whose_connection_is_half_closed_is_answered(policy: str, stream: bool) -> None:

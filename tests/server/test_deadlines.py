@@ -45,6 +45,7 @@ def observed(gateway: Any) -> list[Any]:
     return collector.records
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_call_past_its_limit_fails_with_504_wherever_it_is(policy: str) -> None:
     """One in service and one that waits, each at its own instant; the next request is served as

@@ -54,6 +54,7 @@ def head_of(client: socket.socket) -> bytes:
     return head.lower()
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("status", sorted(CALLS))
 @pytest.mark.parametrize(
     "body",

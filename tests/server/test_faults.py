@@ -510,6 +510,7 @@ def test_a_bug_in_one_answer_ends_that_answer_only(
     ]
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("made", range(8, 14))
 def test_a_stop_string_is_found_across_the_seam(made: int) -> None:
     """It spans tokens 10 to 12; the engine dies after each of the tokens around it."""

@@ -83,6 +83,7 @@ def assert_equal(live: list[Record], simulated: list[Record]) -> None:
             assert a is None or abs(a - b) <= 1e-9, (name, mine, other)
 
 
+@pytest.mark.thinned(8)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_same_batches_at_the_same_instants(policy: str) -> None:
     live, simulated = both(policy, POLICIES[policy])
@@ -94,7 +95,7 @@ def test_same_batches_at_the_same_instants(policy: str) -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_same_with_cancellations_and_switches(policy: str) -> None:
     rate = POLICIES[policy]
     rng = np.random.default_rng(11)
@@ -122,7 +123,7 @@ def test_same_with_cancellations_and_switches(policy: str) -> None:
 
 @pytest.mark.parametrize("order", ["", ",order=sprpt", ",order=vtc"])
 @pytest.mark.parametrize("step_tokens", [9, 40])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(12)
 def test_same_where_long_prompts_take_several_steps(step_tokens: int, order: str) -> None:
     """With cancellations, and deaths of the engine."""
     jobs, policy = trace(60.0, seed=7), f"continuous:max_batch_size=4{order}"
@@ -222,7 +223,7 @@ def test_same_where_the_kv_memory_binds_in_the_gateway_and_in_the_compiled_simul
 
 @pytest.mark.parametrize("most", [3, 8])
 @pytest.mark.parametrize("policy", [name for name in POLICIES if name != "fixed:batch_size=4"])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(8)
 def test_the_gateway_rejects_those_that_the_simulator_rejects(policy: str, most: int) -> None:
     """`--max-num-queued-reqs` of `kendall serve` and of `kendall predict`, call by call."""
     law = "k1=0.25e-3,k2=2e-3,k3=25e-6,k4=0.9e-3"

@@ -73,6 +73,7 @@ def is_local(address: str) -> bool:
     return (mapped or found).is_loopback
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     "arguments",
     [

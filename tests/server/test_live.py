@@ -102,6 +102,7 @@ def said(policy: str) -> str:
     return json.dumps(json_object(look_of(policy)), allow_nan=False)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("order", ["gittins", "fb"])
 def test_an_order_that_learns_has_its_ranks_from_the_lengths_of_the_window(
     order: str, monkeypatch: pytest.MonkeyPatch
@@ -122,6 +123,7 @@ def test_an_order_that_learns_has_its_ranks_from_the_lengths_of_the_window(
     assert found.ranks[0] == pytest.approx(ranks[0], rel=0.2)
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("calibrated", [False, True])
 @pytest.mark.parametrize("told", [True, False])
 def test_ranks_by_prediction_follow_from_what_predictions_became(
@@ -714,6 +716,7 @@ def test_the_gauge_of_the_servers_that_are_needed(slo: str | None) -> None:
     run_virtual(main())
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(("seconds", "waited"), [(1.0, 60.0), (6.0, 60.0), (38.0, 380.0)])
 def test_what_ifs_take_at_most_a_tenth_of_the_time(seconds: float, waited: float) -> None:
     """Under an order that interrupts each is simulated."""
@@ -813,6 +816,7 @@ def test_the_gauges_show_the_sign_of_an_error_and_nothing_of_what_is_not_known(
     assert math.isnan(holds["settled"])
 
 
+@pytest.mark.left_out
 # near: a machine that holds the gateway back adds delay of its own
 @pytest.mark.parametrize(
     "near", [pytest.param(None, id="there"), pytest.param(0.5, id="near", marks=pytest.mark.slow)]

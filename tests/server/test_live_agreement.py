@@ -106,6 +106,7 @@ def assert_agrees(seen: Snapshot, within: float = WITHIN, known: float = KNOWN) 
     return found
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     ("policy", "load"),
     [

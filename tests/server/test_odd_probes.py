@@ -49,6 +49,7 @@ ODD = [
 ]
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(("path", "body"), ODD)
 def test_an_odd_fact_is_none(path: str, body: bytes, caplog: pytest.LogCaptureFixture) -> None:
     """At the start, and where a server comes back."""

@@ -136,6 +136,7 @@ def assert_equal_runs(
     return live
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("text", ["single", "continuous:max_batch_size=3"])
 def test_ranks_that_rise_and_fall_with_the_tokens_made(text: str) -> None:
     """Those of a Gittins order that has learned."""
@@ -147,6 +148,7 @@ def test_ranks_that_rise_and_fall_with_the_tokens_made(text: str) -> None:
     assert sum(record.preemptions or 0 for record in unranked) == 0
 
 
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize(
     ("order", "unranked"),
     [
@@ -172,7 +174,7 @@ def test_ranks_by_prediction_and_tokens_made(text: str, order: str, unranked: Ag
         for number, each in enumerate(POLICIES)
     ],
 )
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(46)
 def test_the_same_decisions_at_the_same_instants(policy: str, rate: float) -> None:
     live = assert_equal_runs(policy, rate)
     first_come = [record.request_id for record in live if record.outcome == "completed"]
@@ -215,6 +217,7 @@ def _served(records: list[Record]) -> float:
     return sum(time for time in times if time is not None) / len(times)
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize(("servers", "seed"), [(1, 11), (2, 11), (2, 17), (2, 19)])
 def test_the_same_with_cancellations_and_switches_between_orders(servers: int, seed: int) -> None:
     rate = 100.0 * servers

@@ -204,6 +204,7 @@ def test_requests_with_one_prefix_land_on_one_server_while_it_is_free(policy: st
     assert max(len(set(servers)) for servers in usual.values()) == 3
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     ("policy", "rate"),
     [

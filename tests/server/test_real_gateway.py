@@ -280,6 +280,7 @@ def test_errors_are_openais(served: Served) -> None:
             client.completions.create(model="tiny", prompt="x", max_tokens=100_000)
 
 
+@pytest.mark.left_out
 def test_policies_switched_under_load_lose_and_mix_nothing(served: Served) -> None:
     switch_under_load(served, seconds=8.0)
 
@@ -460,6 +461,7 @@ BAD_STARTS = [
 ]
 
 
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize(("arguments", "says"), BAD_STARTS)
 def test_bad_arguments_are_one_line_and_status_2(arguments: list[str], says: str) -> None:
     free = ["--port", str(free_port(0))] if arguments[0] == "serve" else []
@@ -678,6 +680,7 @@ BAD_FORMS = [
 ]
 
 
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize(("fields", "status"), BAD_FORMS, ids=lambda given: f"{given!s:.60}")
 def test_what_the_engine_cannot_do_is_said_before_the_request_queues(
     served: Served, fields: dict[str, Any], status: int

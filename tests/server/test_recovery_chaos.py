@@ -81,6 +81,7 @@ def text_of(made: Call) -> str:
     return "".join(event["choices"][0]["text"] for event in made.events() if event != "[DONE]")
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     "policy",
     [

@@ -84,6 +84,7 @@ def served(found: bytes) -> list[bytes]:
     return [part.split(b"]")[0] for part in found.split(b"[")[1:]]
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("protocol", [b"h2c", b"websocket", b"TLS/1.0", b"h2c, websocket"])
 @pytest.mark.parametrize("later", [False, True])
 def test_its_body_is_its_body_and_no_request(port: int, protocol: bytes, *, later: bool) -> None:

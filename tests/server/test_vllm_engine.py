@@ -39,6 +39,7 @@ from kendall.server.engines.vllm.options import argument_names
 from tests.server.processes import alive, gone
 
 pytestmark = [
+    pytest.mark.left_out,
     pytest.mark.engine,
     pytest.mark.timeout(
         900
@@ -695,6 +696,7 @@ def test_a_model_that_cannot_be_is_refused_in_one_line(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [

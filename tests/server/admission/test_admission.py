@@ -558,6 +558,7 @@ def test_estimates_can_be_switched_off() -> None:
     run_virtual(main())
 
 
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize(
     "policy",
     [

@@ -152,6 +152,7 @@ LARGE: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(("endpoint", "fields", "param"), LARGE)
 def test_what_a_client_sizes_is_bounded_before_the_engine_hears_of_it(
     endpoint: str, fields: dict[str, Any], param: str

@@ -117,6 +117,7 @@ def test_waits_come_true_within_five_per_cent(
     assert observed == pytest.approx(predicted, rel=0.05)
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize(
     ("policy", "predictor", "live"),
     [

@@ -88,7 +88,7 @@ def _never(*_: Any) -> None:
 
 @pytest.mark.parametrize("servers", [2, 3])
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(12)
 def test_same_batches_at_the_same_instants(policy: str, servers: int) -> None:
     jobs = trace(POLICIES[policy] * servers, seed=7)
     pool, rngs = replicas_of(servers)
