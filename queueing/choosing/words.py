@@ -123,7 +123,8 @@ def legend(found: Optimum) -> str:
         parts += _ABOUT_ORDERS
         if len(stable) < len(found.curve):
             parts.append(
-                "- in a whole row: unstable, its interruptions or predictions cost more than is free"
+                "- in a whole row: unstable, its interruptions or predictions cost more than is "
+                "free"
             )
     scored = found.best.get("score") is not None and not judged_by_slo(found)
     if scored and found.target != "order":

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import httpx
 import pytest
 
-from kendall.remote import unanswered
+from kendall.remote import key_file, key_for_admin, local_admin_key, unanswered
 
 DROPPED = httpx.RemoteProtocolError("Server disconnected without sending a response.")
 
@@ -26,3 +28,21 @@ def test_a_connection_that_is_closed_before_the_answer_may_have_wanted_tls() -> 
 )
 def test_any_other_error_speaks_for_itself(error: Exception, url: str, expected: str) -> None:
     assert unanswered(error, url) == expected
+
+
+@pytest.mark.parametrize(
+    ("url", "port"),
+    [("http://127.0.0.1", 80), ("https://localhost/v1", 443), ("http://localhost:8123", 8123)],
+)
+def test_the_key_of_a_gateway_on_this_machine_is_that_of_its_port(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, port: int
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    file = key_file(port)
+    file.parent.mkdir()
+    file.touch(mode=0o600)
+    file.write_text("secret", encoding="ascii")
+    assert local_admin_key(url) == "secret"
+    assert key_for_admin(url, None) == "secret"
+    file.chmod(0o640)
+    assert local_admin_key(url) is None

@@ -159,6 +159,27 @@ def test_an_error_in_the_stream_is_a_failure_that_the_client_has_read() -> None:
     play(test)
 
 
+@pytest.mark.parametrize("end", [b"", b"\n", b"\r\n"])
+def test_a_last_line_counts_with_and_without_its_end(end: bytes) -> None:
+    """It alone says that the answer is whole."""
+
+    async def behave(asked: Asked) -> None:
+        asked.begin()
+        asked.piece(frame("t1"))
+        asked.piece(b"data: [DONE]" + end)
+        asked.end()
+
+    async def test(stub: Stub) -> None:
+        stub.behave = behave
+        async with served(stub) as desk:
+            desk.submit("a")
+            await desk.batcher.answered()
+            assert (desk.records["a"].outcome, desk.records["a"].output_tokens) == ("completed", 1)
+            assert desk.clients["a"].data == frame("t1") + b"data: [DONE]" + end
+
+    play(test)
+
+
 # in flight
 
 
