@@ -205,12 +205,7 @@ def parse_policy(text: str) -> Policy:
             f"got policy {name!r}; expected one of {', '.join(names)}{suggest(name, names)}"
         )
     known = parameters_of(cls)
-    unknown = [key for key in pairs if key not in known]
-    if unknown:
-        raise SpecError(
-            f"got key {unknown[0]!r} for policy {name}; expected "
-            f"{', '.join(known) or 'none'}{suggest(unknown[0], tuple(known))}"
-        )
+    check_keys(pairs, tuple(known), f"policy {name}")
     missing = [key for key, parameter in known.items() if parameter.required and key not in pairs]
     if missing:
         raise SpecError(
