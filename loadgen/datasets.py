@@ -1,12 +1,14 @@
-"""Prompts that are real text: ShareGPT conversations and JSON lines.
+"""Prompts that are real text: conversations of ShareGPT and LMSYS-Chat-1M, and JSON lines.
 
     ShareGPT    [{"conversations": [{"from": "human", "value": ...},
                                     {"from": "gpt", "value": ...}, ...]}, ...]
+    LMSYS       {"conversation": [{"role": "user", "content": ...},
+                                  {"role": "assistant", "content": ...}, ...]}, one a line
     JSON lines  {"prompt": text or token ids, "output_tokens": n}
                 {"messages": [{"role": ..., "content": ...}, ...], "output_tokens": n}
                 one a line; `output_tokens` may be left out
 
-Of a ShareGPT conversation the first question that has an answer is taken: the question is the
+Of such a conversation the first question that has an answer is taken: the question is the
 prompt, the answer's length the output length. A conversation without such a pair is left out and
 counted.
 
@@ -136,10 +138,16 @@ class _Turn(msgspec.Struct):
     value: str
 
 
+class _Said(msgspec.Struct):
+    role: str
+    content: str
+
+
 class _Entry(msgspec.Struct):
     prompt: str | list[int] | None = None
     messages: list[Message] | None = None
     conversations: list[_Turn] | None = None
+    conversation: list[_Said] | None = None
     output_tokens: int | None = None
 
 
@@ -176,7 +184,9 @@ def _row(where: str, entry: _Entry, count: TokenCounter | None) -> _Row | None:
             f"{where}: got output_tokens {entry.output_tokens}; expected a whole number >= 1"
         )
     if entry.conversations is not None:
-        return _first_pair(entry.conversations, count)
+        return _first_pair([(each.speaker, each.value) for each in entry.conversations], count)
+    if entry.conversation is not None:
+        return _first_pair([(each.role, each.content) for each in entry.conversation], count)
     if entry.messages:
         text = "\n".join(str(message.get("content", "")) for message in entry.messages)
         return entry.messages, count(text) if count else None, entry.output_tokens
@@ -185,23 +195,20 @@ def _row(where: str, entry: _Entry, count: TokenCounter | None) -> _Row | None:
     if isinstance(entry.prompt, str) and entry.prompt:
         return entry.prompt, count(entry.prompt) if count else None, entry.output_tokens
     raise SpecError(
-        f"{where}: got no prompt; expected one of prompt, messages, conversations that is not empty"
+        f"{where}: got no prompt; expected one of prompt, messages, conversations, conversation "
+        "that is not empty"
     )
 
 
-def _first_pair(turns: list[_Turn], count: TokenCounter | None) -> _Row | None:
-    for question, answer in pairwise(turns):
+def _first_pair(turns: list[tuple[str, str]], count: TokenCounter | None) -> _Row | None:
+    for (asks, question), (answers, answer) in pairwise(turns):
         if (
-            question.speaker in {"human", "user"}
-            and answer.speaker in {"gpt", "assistant", "chatgpt"}
-            and question.value
-            and answer.value
+            asks in {"human", "user"}
+            and answers in {"gpt", "assistant", "chatgpt"}
+            and question
+            and answer
         ):
-            return (
-                (question.value, count(question.value), count(answer.value))
-                if count
-                else (question.value, None, None)
-            )
+            return (question, count(question), count(answer)) if count else (question, None, None)
     return None
 
 

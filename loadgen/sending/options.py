@@ -149,7 +149,9 @@ class LoadOptions:
     dataset_name: str | None = option(
         WHAT, "Source of the prompts: random | sharegpt | jsonl | custom (same as jsonl)."
     )
-    dataset_path: Path | None = option(WHAT, "File of prompts: ShareGPT, or JSON lines.")
+    dataset_path: Path | None = option(
+        WHAT, "File of prompts: ShareGPT, LMSYS-Chat-1M as JSON lines, or JSON lines."
+    )
     tokenizer: Path | None = option(
         WHAT, "File tokenizer.json that counts the tokens of a dataset."
     )

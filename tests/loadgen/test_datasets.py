@@ -53,6 +53,26 @@ def test_sharegpt_gives_the_first_question_that_has_an_answer() -> None:
     assert set(dataset.prompt_tokens) == set(dataset.output_tokens) == {None}
 
 
+def test_lmsys_gives_the_first_question_that_has_an_answer(tmp_path: Path) -> None:
+    """Lines as of LMSYS-Chat-1M, with the fields that are of no use here."""
+    said = [[("user", "why is tea hot"), ("assistant", "it was boiled")], [("user", "hello")]]
+    rows = [
+        {
+            "conversation_id": str(number),
+            "model": "vicuna-13b",
+            "conversation": [{"role": role, "content": content} for role, content in turns],
+            "turn": 1,
+            "redacted": False,
+        }
+        for number, turns in enumerate(said)
+    ]
+    file = tmp_path / "lmsys.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)))
+    dataset = read_dataset(file, _words)
+    assert (dataset.prompts, dataset.skipped) == (["why is tea hot"], 1)
+    assert (dataset.prompt_tokens, dataset.output_tokens) == ([4], [3])
+
+
 def test_a_tokenizer_counts_questions_and_answers() -> None:
     dataset = read_dataset(SHAREGPT, _words)
     question, answer = json.loads(SHAREGPT.read_text())[0]["conversations"][:2]
