@@ -74,7 +74,7 @@ def scopes(node: ast.AST, within: tuple[str, ...] = ()) -> Iterator[tuple[int, t
 
 
 def mutants(group: str, path: Path, root: Path) -> Iterator[Mutant]:
-    """All of a file; annotations, decorators and the texts of errors apart."""
+    """All of a file; annotations, decorators, the texts of errors and the `strict` of zip apart."""
     source = path.read_bytes()
     tree, begins = ast.parse(source), [0]
     for line in source.splitlines(keepends=True):
@@ -83,6 +83,11 @@ def mutants(group: str, path: Path, root: Path) -> Iterator[Mutant]:
         getattr(node, name, None) or []
         for node in ast.walk(tree)
         for name in ("annotation", "returns", "exc", "decorator_list")
+    ]
+    apart += [
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.keyword) and node.arg == "strict"
     ]
     roots = [each for part in apart for each in (part if isinstance(part, list) else [part])]
     left_out = {id(node) for root in roots for node in ast.walk(root)}

@@ -153,7 +153,7 @@ def main() -> int:
     parser.add_argument("--record", action="store_true", help="which tests execute which lines")
     options = parser.parse_args()
     if options.record or not tests_by_line.TESTS.is_file():
-        tests_by_line.record("-n", str(options.workers), "-m", "not slow")
+        tests_by_line.record(options.workers)
     groups = [options.group] if options.group else list(SETTINGS["groups"])
     chosen, places = sample(groups, options.seed, options.count), SimpleQueue[Path]()
     results: dict[str, list[str]] = {group: [] for group in groups}

@@ -1,8 +1,8 @@
-"""Which quick tests execute a line of the product.
+"""Which tests execute a line of the product.
 
-`record` runs them once under coverage.py, a context per test; the processes that a test starts
-belong to it. What coverage cannot tell apart (lines executed at import, compiled functions) has the
-tests of the lines that name it.
+`record` runs the quick ones once under coverage.py, a context per test; the processes that a test
+starts belong to it. What coverage cannot tell apart (lines executed at import, compiled functions)
+has the tests of the lines that name it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -35,28 +36,32 @@ concurrency = thread, multiprocessing
 patch = _exit
 sigterm = true
 """
+ARTEFACTS = "tests/papers/test_reproduction.py"
 SECONDS = 60.0  # of tests as recorded, for one line
 START = 0.2  # seconds
 DEEP = 5  # steps from a compiled function to what calls it
 
 
-def record(*arguments: str) -> None:
-    """Runs the tests and writes the folder."""
-    FOLDER.mkdir(exist_ok=True)
-    for old in FOLDER.iterdir():
-        old.unlink()
+def record(processes: int) -> None:
+    """Runs the tests and writes the folder. What only `kendall reproduce` computes has slow tests
+    alone.
+    """
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    FOLDER.mkdir()
     configuration = FOLDER / "coveragerc"
     configuration.write_text(CONFIGURATION, encoding="utf-8")
     environment = os.environ | {
         "COVERAGE_PROCESS_START": str(configuration),
         "PYTHONPATH": str(ROOT / "tools"),
     }
-    subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", Path(__file__).stem, *arguments],
-        cwd=ROOT,
-        env=environment,
-        check=False,
-    )
+    plugin = ("-p", Path(__file__).stem, "-n", str(processes), "--timeout", "300")
+    for asked in (("-m", "not slow"), ("-m", "slow", ARTEFACTS)):
+        subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", *plugin, *asked],
+            cwd=ROOT,
+            env=environment,
+            check=False,
+        )
     coverage.Coverage(config_file=str(configuration)).combine()
     weigh()
 
@@ -271,7 +276,3 @@ def named() -> dict[str, dict[str, set[int]]]:
                     case _:
                         pass
     return found
-
-
-if __name__ == "__main__":
-    record(*sys.argv[1:])

@@ -66,6 +66,22 @@ def test_one_sequence_of_the_whole_context_with_every_log_probability_is_served(
     run_virtual(main())
 
 
+@pytest.mark.parametrize(("more", "status"), [(0, 200), (1, 400)])
+def test_as_many_values_as_an_answer_may_have_are_served_and_no_more(
+    more: int, status: int
+) -> None:
+    async def main() -> None:
+        async with running() as (app, gateway):
+            gateway.batcher.recovery.resume(
+                dataclasses.replace(gateway.batcher.capabilities, max_model_len=10_000)
+            )
+            limit = MOST_ANSWER_VALUES // 128 + more
+            asked = completion(n=128, max_tokens=limit, kendall_forced_output_tokens=2)
+            assert (await call(app, "POST", "/v1/completions", asked)).status == status
+
+    run_virtual(main())
+
+
 def tokens(count: int) -> list[Token]:
     texts = ["a", "é", ' "\\', "\n"]
     return [

@@ -21,6 +21,7 @@ import uvloop
 
 from kendall.policies import SpecError, parse_policy
 from kendall.policies.text import counted
+from kendall.queueing.choosing.autopilot.bounds import AutopilotBounds
 from kendall.queueing.choosing.forecast import Setting
 from kendall.queueing.engine_bounds import EngineBounds
 from kendall.queueing.errors import UnstableQueueError
@@ -459,6 +460,34 @@ def test_fifty_requests_of_an_epoch_are_predicted_from_and_fewer_are_not(
     answer = prediction_worker.assess_window(question)
     assert (answer.prediction is None) == (answer.reason is not None) == (ended < 50)
     assert (answer.ahead is None) == (ended < 50)
+
+
+@pytest.mark.parametrize("most", [None, 32])
+def test_the_autopilot_decides_within_the_bounds_of_the_question(
+    most: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A token limit outside of them is left at once."""
+    policy = "capped:max_batch_size=8"
+    snapshot = seen(serve(poisson(1.0, 200, 1), Engine(most=8), 1), policy)
+    monkeypatch.setattr(prediction_worker, "_seen", lambda _: snapshot)
+    monkeypatch.setattr(prediction_worker, "_memory", prediction_worker._Memory())
+    producer = WindowProducer()
+    producer.begin_epoch(0, 0.0)
+    question = AssessmentRequest(
+        delta=producer.take(),
+        at=300.0,
+        window=300.0,
+        shape=LAW,
+        setting=Setting(policy=policy),
+        engine=EngineBounds(max_num_seqs=8),
+        longest=64,
+        bounds=AutopilotBounds(policies=("capped",), largest_token_limit=most),
+    )
+    prediction_worker.start_pilot("act", None, 0.0)
+    answer = prediction_worker.assess_window(question)
+    assert answer.pilot_failure is None
+    limit = None if answer.decision is None else answer.decision.after.max_output_tokens
+    assert limit == most
 
 
 def test_the_wander_is_that_of_the_hour_and_not_of_the_window(
