@@ -58,8 +58,13 @@ def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
         if not json_lines:
             yield from csv.DictReader(file)
             return
-        for line in filter(str.strip, file):
-            row = json.loads(line)
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise ValueError(f"line {number}: {error}") from None
             if isinstance(row, dict):
                 yield row
 

@@ -424,6 +424,14 @@ def test_a_law_that_puts_the_first_token_before_its_dispatch_says_nothing_of_it(
 # predictors by noise that is bounded, by two errors, by pairs
 
 
+def test_a_broken_line_of_pairs_is_named(tmp_path) -> None:
+    good = '{"output_tokens": 5, "predicted_output_tokens": 6}'
+    path = tmp_path / "pairs.jsonl"
+    path.write_text(f"{good}\n\n{good}\n{{oops\n{good}\n")
+    with pytest.raises(SpecError, match="line 4: Expecting property name"):
+        parse_predictor(f"joint:path={path}")
+
+
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory) -> str:
     rng = np.random.default_rng(5)
