@@ -91,9 +91,9 @@ def lines_of(file: str) -> list[str]:
 
 def failing(
     tests: Sequence[str], place: Path, seconds: float, compiled: str = ".numba"
-) -> str | None:
+) -> tuple[str, ...]:
     """The first test that fails in a copy of the tree, whose kernels are kept in the folder
-    `compiled`; None where all pass, or none has failed in time.
+    `compiled`; all of them where one hangs, none where all pass.
     """
     environment = os.environ | {
         "PYTHONPATH": str(place),
@@ -114,23 +114,23 @@ def failing(
         try:
             said, _ = process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
-            return None
+            return tuple(tests)
         finally:
             with suppress(ProcessLookupError):  # with the servers that its tests started
                 os.killpg(process.pid, signal.SIGKILL)
     if process.returncode in PASSED:
-        return None
+        return ()
     failed = re.compile("^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE).findall(said)
-    return next((test for test in tests if test in failed), tests[0])
+    return (next((test for test in tests if test in failed), tests[0]),)
 
 
-def killer(mutant: Mutant, place: Path, limit: float) -> str | None:
-    """The first test that fails in a copy of the tree that has the fault."""
+def killers(mutant: Mutant, place: Path, limit: float) -> tuple[str, ...]:
+    """The first test that fails in a copy of the tree that has the fault, or those that hang."""
     target = place / mutant.file
     before = target.read_text(encoding="utf-8")
     tests = tests_by_line.tests_of(mutant.file, mutant.line)
     if not tests:
-        return None
+        return ()
     # kernels of other files are not compiled again for a part of theirs that has changed
     compiled = f".numba-{mutant.file.replace('/', '-')}" if "@inner" in before else ".numba"
     target.write_text(mutant.text, encoding="utf-8")
@@ -157,18 +157,18 @@ def main() -> int:
     groups = [options.group] if options.group else list(SETTINGS["groups"])
     chosen, places = sample(groups, options.seed, options.count), SimpleQueue[Path]()
     results: dict[str, list[str]] = {group: [] for group in groups}
-    sound: dict[str, bool] = {}  # tests that killed a fault: whether they pass without one
+    sound: dict[tuple[str, ...], bool] = {}  # what killed a fault: whether it passes without one
 
     def judge(mutant: Mutant) -> None:
         if is_known(mutant):
             report(mutant, "known")
             return
         place = places.get()
-        test = killer(mutant, place, options.limit)
-        if test is not None and test not in sound:
-            sound[test] = failing([test], place, options.limit) is None
+        tests = killers(mutant, place, options.limit)
+        if tests and tests not in sound:
+            sound[tests] = not failing(tests, place, options.limit)
         places.put(place)
-        report(mutant, "killed" if test is not None and sound[test] else "SURVIVED")
+        report(mutant, "killed" if tests and sound[tests] else "SURVIVED")
 
     def report(mutant: Mutant, fate: str) -> None:
         results[mutant.group].append(fate)
@@ -192,7 +192,7 @@ def main() -> int:
                 )
             )
         list(pool.map(judge, chosen))
-    return conclusion(results, sorted(test for test, good in sound.items() if not good))
+    return conclusion(results, sorted({tests[0] for tests, good in sound.items() if not good}))
 
 
 def conclusion(results: dict[str, list[str]], broken: list[str]) -> int:
