@@ -38,7 +38,7 @@ sigterm = true
 """
 ARTEFACTS = "tests/papers/test_reproduction.py"
 SECONDS = 60.0  # of tests as recorded, for one line
-EACH, START = 0.05, 0.2  # seconds that a test takes beside its own; of a file
+EACH = 0.05  # seconds that a test takes beside its own
 DEEP = 5  # steps from a compiled function to what calls it
 
 
@@ -111,7 +111,7 @@ def tests_of(file: str, line: int) -> list[str]:
     known, own = recorded(), Counter(test for tests in contexts(file).values() for test in tests)
     found = executing(file, line) & known.keys()
     by_lines = spread(
-        sorted(found, key=lambda test: (-own[test] / (known[test][0] + START), known[test]))
+        sorted(found, key=lambda test: (-own[test] / (known[test][0] + EACH), known[test]))
     )
     by_share = spread(sorted(found, key=lambda test: (-own[test] / known[test][1], known[test])))
     chosen: dict[str, list[str]] = defaultdict(list)
