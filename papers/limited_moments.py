@@ -1,10 +1,7 @@
-"""Limited moments LM_k(x) = E[min(N, x)^k] of the documents' continuous laws: a token limit x
-without a sum.
+"""Limited moments LM_k(x) = E[min(N, x)^k] of the documents' lognormal law: a token limit x without
+a sum.
 
-    lognormal     e^{k mu + k^2 s^2 / 2} Phi(z - k s) + x^k Phi(-z),   z = (ln x - mu) / s
-    exponential   m^k Gamma(k + 1) P(k, x / m),   P the regularised lower incomplete gamma function
-    uniform       (u^{k+1} - a^{k+1}) / ((k + 1)(b - a)) + x^k (b - u)/(b - a),
-                  u = min(max(x, a), b);   x^k below a
+    e^{k mu + k^2 s^2 / 2} Phi(z - k s) + x^k Phi(-z),   z = (ln x - mu) / s
 
 k > 0 real, N continuous (the product's own counts are integers:
 queueing.distributions.token_distribution). With S = a min(N, x) + c: E[S^2] = a^2 LM_2 + 2 a c LM_1
@@ -21,7 +18,7 @@ from __future__ import annotations
 
 import math
 
-from scipy.special import gamma, gammainc, ndtr
+from scipy.special import ndtr
 
 from kendall.policies.text import SpecError
 
@@ -36,24 +33,6 @@ def lognormal_limited_moment(k: float, limit: float, mu: float, sigma: float) ->
         else 0.0
     )
     return below + _above(limit, k, float(ndtr(-z)))
-
-
-def exponential_limited_moment(k: float, limit: float, mean: float) -> float:
-    """E[min(N, limit)^k], N exponential."""
-    _check(k, limit, mean, "mean")
-    return float(mean**k) * float(gamma(k + 1)) * float(gammainc(k, limit / mean))
-
-
-def uniform_limited_moment(k: float, limit: float, low: float, high: float) -> float:
-    """E[min(N, limit)^k], N uniform between low and high."""
-    _check(k, limit, high - low, "high - low")
-    if low < 0:
-        raise SpecError(f"got low={low}; expected at least 0")
-    if limit <= low:
-        return float(limit**k)
-    upper = min(limit, high)
-    below = float(upper ** (k + 1) - low ** (k + 1)) / ((k + 1) * (high - low))
-    return below + float(upper**k) * (high - upper) / (high - low)
 
 
 def kept_of_lognormal(limit: float, mu: float, sigma: float) -> float:

@@ -9,7 +9,6 @@ from kendall.policies.text import SpecError
 from kendall.queueing.distributions.censoring import redraw, sample
 from kendall.queueing.distributions.fit import FAMILIES, FittedDistribution, fit_distribution
 from kendall.queueing.distributions.token_distribution import TokenDistribution, parse_distribution
-from papers.tail import hill, tail_index, text_tail_index
 
 CAP = 100_000
 TRUTHS = [
@@ -262,63 +261,3 @@ def test_two_limits_are_estimated_with_their_shares() -> None:
     found, shares = sample(np.minimum(lengths, limits), lengths >= limits).limits()
     assert found.tolist() == [20, 60]
     assert shares == pytest.approx([0.3, 0.7], abs=0.02)
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("pareto:alpha=0.8,minimum=5", 0.8),
-        ("pareto:alpha=1.5,minimum=20", 1.5),
-        ("pareto:alpha=2.5,minimum=20", 2.5),
-        ("pareto:alpha=6,minimum=1", 6),
-        ("mixture:weights=0.3+0.7,parts=lognormal:mu=5:sigma=0.4+pareto:alpha=2.2:minimum=30", 2.2),
-        ("mixture:weights=0.5+0.5,parts=pareto:alpha=1.2:minimum=30+pareto:alpha=6:minimum=5", 1.2),
-        ("lognormal:mu=3,sigma=1.5", None),
-        ("weibull:shape=0.4,scale=20", None),
-        ("exponential:mean=200", None),
-        ("geometric:mean=3", None),
-        ("uniform:low=0,high=1000", None),
-        ("normal:mean=800,std=20", None),
-        ("deterministic:value=5", None),
-    ],
-)
-def test_the_tail_index_of_a_law_is_that_of_its_text_and_none_for_light_tails(
-    text: str, expected: float | None
-) -> None:
-    assert text_tail_index(text) == expected
-    found = tail_index(parse_distribution(text, CAP))
-    assert found == (expected if expected is None else pytest.approx(expected, rel=0.01))
-
-
-@pytest.mark.parametrize("limit", [10**6, 2000])
-@pytest.mark.parametrize("alpha", [1.2, 2.5])
-def test_hills_estimate_is_right_on_average_and_its_interval_covers(
-    alpha: float, limit: int
-) -> None:
-    """Lengths rounded from a Pareto law; with the limit, the longest are clipped. 200 samples:
-    95 % +- 4 standard errors.
-    """
-    rng = np.random.default_rng(8)
-    estimates = []
-    for _ in range(200):
-        lengths = np.floor(40 * rng.random(2000) ** (-1 / alpha) + 0.5)
-        estimates.append(hill(np.minimum(lengths, limit), 200, lengths >= limit))
-    values = np.array([estimate.value for estimate in estimates])
-    assert values.mean() == pytest.approx(alpha * 200 / 199, rel=4 * alpha / math.sqrt(200 * 200))
-    covered = np.mean([estimate.low < alpha < estimate.high for estimate in estimates])
-    assert abs(covered - 0.95) < 4 * math.sqrt(0.95 * 0.05 / 200)
-
-
-def test_hills_estimate_by_hand() -> None:
-    """The 3 largest exceed 10 + 1/2; the one clipped at 40 is more than 39.5; two ended."""
-    found = hill([3, 10, 10, 20, 40, 80, 5], 3, [False, False, False, False, True, False, False])
-    assert found.exceedances == 2
-    assert found.threshold == 10.5
-    assert found.value == pytest.approx(2 / math.log(20 * 39.5 * 80 / 10.5**3))
-
-
-def test_hill_refuses_what_it_cannot_use() -> None:
-    with pytest.raises(SpecError, match="2 to use"):
-        hill([5, 6, 7], 3)
-    with pytest.raises(SpecError, match="not clipped"):
-        hill([5] * 50 + [6], 10)
