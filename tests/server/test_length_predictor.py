@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.stats import spearmanr
 
 from kendall.policies import Request
 from kendall.queueing.measurement.record import Record
@@ -115,6 +116,14 @@ def test_what_a_client_claims_beyond_its_limit_counts_as_the_limit_in_the_qualit
             assert gateway.length_predictor.bias_ratio == pytest.approx(expected, rel=0.02)
 
     run_virtual(main())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_rank_correlation_of_equal_values_is_spearmans(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    told, made = rng.integers(1, 5, 40).tolist(), rng.integers(1, 9, 40).tolist()
+    assert lengths.spearman(told, made) == pytest.approx(spearmanr(told, made).statistic)
+    assert math.isnan(lengths.spearman(told, [3.0] * 40))
 
 
 def test_with_ignore_eos_the_length_is_the_limit() -> None:

@@ -204,6 +204,7 @@ def test_tools_that_a_server_would_run_are_refused_by_name() -> None:
 
 def test_max_tokens_may_be_zero_for_the_prompt_alone() -> None:
     assert completions(max_tokens=0, echo=True).client_limit == 0
+    assert completions().client_limit == 16
     for fields in ({}, {"echo": False}):
         with pytest.raises(ValueError, match="got max_tokens=0; expected at least 1, or echo=true"):
             completions(max_tokens=0, **fields)
