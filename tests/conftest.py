@@ -35,7 +35,7 @@ settings.register_profile(  # `make mutants`: a failure is enough, however large
 )
 settings.load_profile("same")
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
-LONGEST_ID = 1000
+LONGEST, LONGEST_ID = "test_printed_commands.py", 1000
 MORE = 20  # times as many examples under "fuzz"
 
 
@@ -48,7 +48,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """In random order, but folder after folder: what a folder shares is started once.
+    """In random order, but folder after folder: what a folder shares is started once; first the
+    file that is as long as all the others of its part on another processor.
 
     `make fuzz`: the property tests only, with `MORE` times the examples that each asks for.
     """
@@ -56,7 +57,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         folder: place
         for place, folder in enumerate(dict.fromkeys(item.path.parent for item in items))
     }
-    items.sort(key=lambda item: folders[item.path.parent])
+    items.sort(key=lambda item: (item.path.name != LONGEST, folders[item.path.parent]))
     for item in items:
         if len(item.nodeid) > LONGEST_ID:
             raise pytest.UsageError(

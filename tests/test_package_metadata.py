@@ -79,6 +79,7 @@ def test_what_is_asked_for_at_run_time_is_the_list_that_the_locks_are_made_of() 
     assert {bare(requirement) for requirement in PROJECT["dependencies"]} == asked_in("base.in")
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", sorted(asked_in("base.in")))
 def test_every_package_that_is_asked_for_is_imported(name: str) -> None:
     assert name.replace("-", "_") in imported_by(PACKAGES)

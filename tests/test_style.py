@@ -195,6 +195,7 @@ def log_messages(source: str) -> Iterator[str]:
             yield "".join(map(str, parts))
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_sentence_of_a_page_is_plain(page: Path) -> None:
     text = page.read_text(encoding="utf-8")

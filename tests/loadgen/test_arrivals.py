@@ -265,6 +265,7 @@ def test_nothing_is_pinned_to_the_end(text: str) -> None:
     assert (len(sizes) == 1) is certain
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("text", EVERY)
 def test_the_delivered_rate_is_the_mean_rate(text: str) -> None:
     process = at_rate(parse_arrivals(text), 20.0)

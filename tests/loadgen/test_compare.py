@@ -70,7 +70,7 @@ def test_a_simulation_agrees_with_itself_in_every_column(policy: str, rate: floa
         )
 
 
-@pytest.mark.thinned(6)
+@pytest.mark.thinned(18)
 @pytest.mark.parametrize("factor", [1.2, 0.8])
 @each_policy
 def test_a_slower_or_faster_machine_shows_as_speed(policy: str, rate: float, factor: float) -> None:

@@ -131,6 +131,7 @@ def test_no_success_is_exit_3_and_1_where_failures_are_allowed() -> None:
     assert json.loads(result.stdout)["outcomes"] == {"failed": 30}
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     "more",
     [

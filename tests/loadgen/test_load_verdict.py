@@ -107,6 +107,7 @@ def test_the_text_says_so_too() -> None:
     assert " s after the start" in result.stdout
 
 
+@pytest.mark.left_out
 def test_the_share_that_may_fail_is_settable() -> None:
     with failing_server("--status", "500") as port:
         assert load(port, *WIDE, requests=40).exit_code == 3

@@ -245,7 +245,7 @@ def replayed(rate: float) -> Theory:
     )
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("factor", [0.8, 1.2])
 @pytest.mark.parametrize("policy", [*RATES, "continuous:max_batch_size=8"])
 def test_the_speed_of_a_steady_machine_leaves_no_doubt(policy: str, factor: float) -> None:

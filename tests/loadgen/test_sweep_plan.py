@@ -404,7 +404,7 @@ def test_wrong_arguments_raise_a_spec_error(arguments: list[str]) -> None:
     assert isinstance(CliRunner().invoke(app, [*arguments, "--dry-run"]).exception, SpecError)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize(
     ("given", "loads", "num_prompts", "duration"),
     [

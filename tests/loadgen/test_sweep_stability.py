@@ -64,6 +64,7 @@ def stops(policy: str, load: float, requests: int, runs: int) -> list[float]:
     return [at for at in found if at is not None]
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_stable_point_is_not_stopped(policy: str) -> None:
     assert stops(policy, 0.8, 4000, runs=40) == []
@@ -76,6 +77,7 @@ def test_at_load_eight_tenths_fewer_than_one_run_in_a_hundred_is_stopped(policy:
     assert stops(policy, 0.8, 4000, runs=1000) == []
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_an_overload_of_a_half_is_stopped_within_two_thousand_requests(policy: str) -> None:
     found = stops(policy, 1.5, 2000, runs=15)

@@ -30,7 +30,7 @@ from tests.loadgen.driver import LAW, LENGTHS, drive
 from tests.loadgen.policy_cases import CASES, each_policy
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(6)
 @each_policy
 def test_the_simulator_and_the_drivers_of_these_tests_agree_on_every_instant(
     policy: str, rate: float

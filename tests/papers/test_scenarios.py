@@ -152,7 +152,7 @@ def test_the_slides_models_are_the_queue_of_the_product():
 # many queues
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(("servers", "choices"), [(1, 1), (3, 1), (3, 2), (5, 3)])
 def test_jobs_of_many_queues_follow_a_path_made_one_event_at_a_time(servers, choices, seed):

@@ -162,6 +162,7 @@ def test_a_request_goes_on_with_what_it_has() -> None:
     assert checked(parse_policy("single:order=sprpt"), QueueState(queue, [Server(0)]), 3.0) == KEPT
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("text", every_policy())
 def test_the_text_reads_back_and_only_fcfs_is_known_to_the_formulas(text: str) -> None:
     policy = parse_policy(text)

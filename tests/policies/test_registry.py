@@ -139,6 +139,7 @@ def test_what_is_known_of_the_built_in_policies_is_not_of_those_from_outside(
     }
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -307,6 +308,7 @@ TYPES = SHORTEST.replace(
 ).replace("self.max_batch_size", "8")
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     ("given", "canonical"),
     [
@@ -330,6 +332,7 @@ def test_parameters_of_every_type(tmp_path: Path, given: str, canonical: str) ->
     assert parse_policy(format_policy(policy)) == policy
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     ("given", "says"),
     [

@@ -155,6 +155,7 @@ def test_decision(
     assert policy.decide(state, 105.0) == expected
 
 
+@pytest.mark.left_out
 @given(policies, states(), seconds)
 def test_without_known_prefixes_both_routes_decide_the_same(
     policy: Policy, state: QueueState, now: float

@@ -71,6 +71,7 @@ def assert_sound(answer: Prediction, load: float) -> None:
     assert all(bound >= delay for bound in answer.bounds.values())
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(("policy", "load"), CASES)
 def test_a_prediction_is_whole(policy: str, load: float) -> None:
     answer = predict(parse_policy(policy), rate_of(policy, load), LENGTHS, LAW, max_num_seqs=16)
@@ -139,6 +140,7 @@ def test_a_continuous_engine_whose_formula_is_in_doubt_is_simulated() -> None:
     assert formula.queueing_delay.p99 is None
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(("policy", "load"), [(policy, 0.6) for policy in BATCHES + CONTINUOUS])
 def test_a_simulation_is_whole_and_its_errors_cover_the_exact_means(
     policy: str, load: float

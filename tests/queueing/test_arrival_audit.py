@@ -602,7 +602,7 @@ def written_one_by_one(instants: FloatArray, rng: np.random.Generator, least: fl
 @pytest.mark.parametrize("write", [0.0, 5e-6])
 @pytest.mark.parametrize(("stamps", "_step"), STAMPS)
 @pytest.mark.parametrize("rate", [1000, 6000, 20_000])
-@pytest.mark.thinned(12)
+@pytest.mark.thinned(36)
 def test_poisson_streams_pass_at_the_resolution_of_their_stamps(
     rate: float, stamps: Stamps, _step: float, write: float
 ) -> None:
@@ -624,7 +624,7 @@ def test_poisson_streams_pass_at_the_resolution_of_their_stamps(
 @pytest.mark.parametrize("write", [0.0, 5e-6])
 @pytest.mark.parametrize(("stamps", "_step"), STAMPS)
 @pytest.mark.parametrize("rate", [1000, 6000, 20_000])
-@pytest.mark.thinned(8)
+@pytest.mark.thinned(24)
 def test_senders_of_one_seed_are_found_at_the_resolution_of_their_stamps(
     rate: float, stamps: Stamps, _step: float, write: float
 ) -> None:

@@ -51,6 +51,7 @@ def test_without_predictions_all_are_in_the_last_bin():
     assert part.pmf == pytest.approx(UNIFORM.pmf)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("predictor", ["lognormal:sigma=0.5", "exponential", "onebit:threshold=30"])
 @pytest.mark.parametrize("count", [3, 7])
 def test_bins_are_those_of_drawn_predictions(count, predictor):

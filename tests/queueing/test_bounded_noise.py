@@ -47,6 +47,7 @@ def test_the_analysis_under_bounded_noise_is_the_simulated_mean(order):
     assert abs(found.mean - exact) < 4 * found.standard_error + 2e-3 * exact
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("bounds", [(0.9, 1.1), (0.5, 2.0), (0.1, 2.0)])
 @pytest.mark.parametrize("load", [0.5, 0.9])
 def test_srpt_with_bounce_is_graceful_and_consistent(load, bounds):

@@ -41,6 +41,7 @@ def means(found: ByLength, lengths: TokenDistribution) -> tuple[float, float]:
     return float(lengths.pmf[counts] @ delay), float(lengths.pmf[counts] @ service)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("policy", [*ORDERED, "single", "continuous:max_batch_size=4"])
 @pytest.mark.parametrize("load", [0.3, 0.8])
 def test_the_means_over_all_lengths_are_those_of_the_queue(policy: str, load: float) -> None:

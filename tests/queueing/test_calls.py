@@ -145,6 +145,7 @@ def test_one_sequence_in_a_call_changes_nothing():
     assert predict_model(one, 50.0) == predict_model(none, 50.0)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("load", [0.3, 0.9])
 @pytest.mark.parametrize("cv", [0.0, 0.3])
 @pytest.mark.parametrize("bound", [1, 2, 3, 8, 33, None])
@@ -341,7 +342,7 @@ def test_columns_that_are_scaled_down_are_the_same_law(
     assert scaled == pytest.approx(plain, rel=1e-9, abs=1e-300)
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(12)
 @pytest.mark.parametrize("sequences", ["deterministic:value=4", "uniform:low=1,high=8"])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_both_simulators_draw_the_same_lengths_by_call(policy, sequences):
@@ -453,7 +454,7 @@ def test_equal_lengths_are_calls_of_one_longer_answer():
     assert calls.batch_size.mean == pytest.approx(4 * single.batch_size.mean, rel=1e-9)
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(9)
 @pytest.mark.parametrize("correlation", [0.0, HALF, EQUAL])
 @pytest.mark.parametrize(
     "sequences",

@@ -176,6 +176,7 @@ def test_few_requests_and_orders_by_flow_have_none() -> None:
     assert looked(window_of(fair, 0.6, 100, 1), fair.engine.law).compared.check is None
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("policy", ["capped:max_batch_size=8", "continuous:max_batch_size=8"])
 @pytest.mark.parametrize("window", WINDOWS)
 def test_it_is_of_the_requests_that_the_forecast_is_judged_by(policy: str, window: str) -> None:
@@ -196,6 +197,7 @@ def test_it_speaks_json() -> None:
     assert math.isfinite(found["measured_services"])
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("policy", ["capped:max_batch_size=8", "continuous:max_batch_size=8"])
 @pytest.mark.parametrize("window", WINDOWS)
 def test_by_the_second_both_lines_move_together_and_have_the_means_of_the_check(

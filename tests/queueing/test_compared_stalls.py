@@ -149,6 +149,7 @@ def test_stalls_are_a_good_part_of_a_mean_here(policy: str) -> None:
     assert abs(with_them - truth(policy)) < abs(without - truth(policy))
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("policy", ["continuous:max_batch_size=4", "continuous:max_batch_size=16"])
 @pytest.mark.parametrize(
     ("load", "share", "stall"), [(0.3, 0.1, 1.0), (0.5, 0.05, 0.2), (0.7, 0.1, 1.0)]

@@ -93,6 +93,7 @@ def test_they_wait_as_simulated(policy: str, law: str, rate: float, limits: dict
         )
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("law", [CONSTANT, PREFILL, "k1=0.2,k2=0.1,k3=0,k4=0,kp=0.01,cv=0.4"])
 @pytest.mark.parametrize(
     "policy",

@@ -287,6 +287,7 @@ def test_trusted_means_are_near_the_simulation(case: tuple[LatencyModel, str, in
     assert off(queue.inter_token_latency, seen.inter_token_latency) <= 0.02
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("lengths", [UNIFORM, LOGNORMAL])
 @pytest.mark.parametrize("slots", [2, 4, 8])
 def test_the_approximation_is_near_the_simulation(lengths: TokenDistribution, slots: int) -> None:
@@ -443,7 +444,7 @@ def test_long_answers_are_doubted_where_some_wait(
     assert ("a few long answers" in (said or "")) == doubted
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize(
     ("scv", "slots", "load", "off"),
     [  # formula / simulation - 1 of the mean delay, 3 to 4 million requests, in per cent

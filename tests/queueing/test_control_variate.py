@@ -147,6 +147,7 @@ def test_only_independent_requests_to_equal_servers_or_slots_have_one(policy, li
     assert companion_of(model, 0.1) is None
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     ("policy", "limits", "least"),
     [

@@ -135,6 +135,7 @@ def test_nothing_is_counted_where_no_rate_is_known() -> None:
     assert (bare.energy_per_request, bare.watts) == (None, None)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", ["inoue-v100", "inoue-p4"])
 @pytest.mark.parametrize("load", [0.1, 0.5, 0.85])
 def test_a_gpu_of_the_second_document_uses_its_energy(name: str, load: float) -> None:

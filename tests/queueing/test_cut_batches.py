@@ -48,7 +48,7 @@ def model(policy: str, tokens: int | None = TOKENS, servers: int = 1, **given: o
     )
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(9)
 @pytest.mark.parametrize("servers", [1, 2])
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("calls", [None, "uniform:low=1,high=5"])

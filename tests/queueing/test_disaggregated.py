@@ -154,7 +154,7 @@ def decoded(
     return ends
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("transfer", [None, TRANSFER])
 @pytest.mark.parametrize("servers", [(1, 1), (2, 1), (2, 3)])
 @pytest.mark.parametrize(
@@ -191,6 +191,7 @@ def test_an_order_by_service_ranks_prompts_where_they_are_prefilled() -> None:
     assert queue("single:order=sprpt").prefill.text == "single"
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     "policy",
     [

@@ -34,6 +34,7 @@ def by_family(fits: list[FittedDistribution]) -> dict[str, FittedDistribution]:
     return {fit.family: fit for fit in fits}
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("text", TRUTHS)
 def test_the_family_that_made_the_counts_ranks_first_near_the_truth_and_above_its_likelihood(
     text: str,
@@ -49,7 +50,7 @@ def test_the_family_that_made_the_counts_ranks_first_near_the_truth_and_above_it
     assert best.law(CAP).mean == pytest.approx(truth.mean, rel=0.06)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("text", TRUTHS)
 def test_the_likelihood_is_that_of_the_rounded_law_and_no_neighbour_has_a_higher_one(
     text: str,

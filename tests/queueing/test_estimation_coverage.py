@@ -67,6 +67,7 @@ def test_rate_length_speed_and_residual_of_every_policy(policy: str, load: float
     assert speed < 0.04
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("turnaround", [0.0, 0.0015, 0.003])
 @pytest.mark.parametrize("slots", [2, 8])
 def test_the_speed_of_slots_is_right_within_what_is_stated(slots: int, turnaround: float) -> None:
@@ -81,6 +82,7 @@ def test_the_speed_of_slots_is_right_within_what_is_stated(slots: int, turnaroun
         assert found.covers(SPEED)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("slots", [4, 12])
 @pytest.mark.parametrize(
     "sequences", ["deterministic:value=2", "deterministic:value=4", "uniform:low=1,high=8"]

@@ -93,6 +93,7 @@ def test_the_median_delay_is_zero_where_the_server_is_mostly_idle() -> None:
     )
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(("padded", "lengths", "prompts"), ALL)
 def test_a_cap_of_one_and_fixed_one_are_m_g_1(
     padded: bool, lengths: TokenDistribution, prompts: TokenDistribution | None
@@ -114,6 +115,7 @@ def given(law: Quantiles) -> list[float]:
     return levels
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     ("bound", "load"), [*itertools.product((1, 2, 8), (0.3, 0.7, 0.95)), (None, 0.3), (None, 0.6)]
 )

@@ -38,7 +38,7 @@ def root(load: float, scv: float) -> float:
 
 @pytest.mark.parametrize("scv", [0.0, 0.02, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 100.0])
 @pytest.mark.parametrize("load", [0.1, 0.3, 0.6, 0.85, 0.95, 0.99])
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(12)
 def test_exponential_services_wait_as_the_root_says(scv: float, load: float) -> None:
     """D/M/1, E_k/M/1, M/M/1 and GI/M/1: P(Wq > x) = sigma e^{-(1 - sigma) x}, the sojourn is
     exponential.
@@ -68,7 +68,7 @@ def test_exponential_services_wait_as_the_root_says(scv: float, load: float) -> 
     ],
 )
 @pytest.mark.parametrize("load", [0.2, 0.5, 0.9])
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(9)
 def test_exponential_gaps_are_m_g_1(
     lengths: str, law: str, limits: dict[str, object], load: float
 ) -> None:

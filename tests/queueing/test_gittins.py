@@ -75,6 +75,7 @@ def test_the_ranks_of_many_lengths_are_few(lengths: str) -> None:
     assert list(starts) == sorted(set(starts))
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     "lengths",
     [

@@ -87,6 +87,7 @@ def test_the_renewal_numerics_meet_m_m_1_d(load: float, patience: float) -> None
     assert numeric.delay == pytest.approx(exact.delay, rel=1e-9)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(("load", "patience"), REFERENCES)
 def test_m_d_1_d_is_erlangs_series_in_many_digits(load: float, patience: float) -> None:
     """The alternating series itself, with as many digits as it loses."""
@@ -164,6 +165,7 @@ SIMULATED = [
 ]
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(("name", "load", "patience"), SIMULATED)
 def test_every_number_meets_a_simulation(name: str, load: float, patience: float) -> None:
     """Loss, three means, two quantile levels and the utilisation within 4 standard errors, which
@@ -381,6 +383,7 @@ def test_a_lattice_that_is_not_fine_enough_says_so(monkeypatch: pytest.MonkeyPat
         md1d(1.1, 1.0, 1e6)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", ["two values", "tokens", "exponential"])
 @pytest.mark.parametrize("load", [0.05, 0.5, 0.95])
 def test_patience_of_a_million_service_times_is_no_trouble_below_saturation(

@@ -83,6 +83,7 @@ def test_a_replay_is_the_policys_own_sample_path(order: str) -> None:
     assert (fast.queueing_delay[~fast.lost] > 0).any()
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("requests", [1, 2, 3])
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_trace_of_few_requests(order: str, requests: int) -> None:

@@ -271,6 +271,7 @@ def cell(name: str, law: LatencyModel = PLAIN) -> Queue:
     )
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("law", [PLAIN, FULL], ids=["plain", "full"])
 @pytest.mark.parametrize("name", CELLS)
 def test_the_largest_stable_rate_is_what_a_full_queue_is_served_at(name, law):

@@ -104,6 +104,7 @@ def test_interruptions_that_are_more_than_the_engine_can_do_are_told_as_load() -
     assert stable.says.endswith("the queue grows without bound")
 
 
+@pytest.mark.left_out
 def test_without_predictions_the_order_is_that_of_arrival() -> None:
     predicted, observed, _ = predicted_and_observed("single:order=spjf", 4.0, None)
     assert predicted == pytest.approx(observed, rel=0.1)

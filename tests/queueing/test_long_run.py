@@ -41,6 +41,7 @@ def at(of: OperatingPoint, setting: Setting, before: LongRun | None = None) -> L
     return long_run(of, setting, of.model(setting), symmetric(load, 0.01, 500.0), before=before)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     ("changed", "stands"),
     [

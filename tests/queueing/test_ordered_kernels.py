@@ -79,6 +79,7 @@ def test_a_replay_is_the_policys_own_sample_path(policy: str) -> None:
         assert_same(*both(queue, 0.9 * queue.largest_stable_rate, 700))
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("requests", [1, 2, 3])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_trace_of_few_requests(policy: str, requests: int) -> None:
@@ -86,7 +87,7 @@ def test_a_trace_of_few_requests(policy: str, requests: int) -> None:
     assert_same(*both(queue, 0.9 * queue.largest_stable_rate, requests))
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("predictor", PREDICTORS[1:])
 @pytest.mark.parametrize(
     "policy",

@@ -188,7 +188,7 @@ def test_steps_wait_as_thinned_arrivals_do_from_an_empty_queue() -> None:
 # --- one path -------------------------------------------------------------------------------------
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("text", TEXTS)
 def test_the_kernels_and_the_policy_itself_make_the_same_path(policy: str, text: str) -> None:

@@ -104,6 +104,7 @@ def test_no_exact_answer_is_given_for_it() -> None:
         predict_model(model(), 5.0, "exact")
 
 
+@pytest.mark.left_out
 def test_the_prediction_is_the_simulation_of_the_policy_itself() -> None:
     """All requests have one limit here, so that the shortest is the oldest: capped's exact
     answer.

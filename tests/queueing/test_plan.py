@@ -167,6 +167,7 @@ def test_a_trace_brings_its_own_lengths_and_a_picture_is_drawn(tmp_path: Path) -
     assert plt.get_fignums() == [], "a figure is left open"
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -47,6 +47,7 @@ def run(command: str, policy: str, more: str) -> Any:
     return json.loads(result.stdout)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("servers", [1, 3])
 @pytest.mark.parametrize("transfer", [None, "setup=10ms,token=0.7071ms"])
 @pytest.mark.parametrize(
@@ -76,7 +77,7 @@ def test_a_path_is_that_of_one_event_after_the_other(
         assert mine == pytest.approx(np.array(theirs), rel=1e-12)
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(9)
 @pytest.mark.parametrize("order", ["fcfs", "prefill-first"])
 @pytest.mark.parametrize("load", [0.4, 0.8])
 @pytest.mark.parametrize(

@@ -74,6 +74,7 @@ def answer(command: str, **options: str) -> dict[str, Any]:
     return dict(json.loads(call(command, "--json", **options)))
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     ("policy", "bound", "method"),
     [
@@ -215,6 +216,7 @@ SIX = [
 PADDED = SIX[1], SIX[2], SIX[4]
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("policy", SIX)
 @pytest.mark.parametrize("command", ["predict", "simulate"])
 def test_every_duration_has_every_key_and_its_numbers_are_finite_and_in_order(
@@ -403,6 +405,7 @@ def test_a_dash_has_its_meaning_below_the_table_where_there_is_one() -> None:
     assert meaning not in call("predict", policy="single", arrival_rate="100")
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     ("options", "part"),
     [
@@ -572,6 +575,7 @@ def test_a_law_given_as_text_has_no_profile() -> None:
 POOR = 0.724
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.usefixtures("no_profiles")
 @pytest.mark.parametrize("more", [(), ("--json",)])
 @pytest.mark.parametrize(

@@ -144,6 +144,7 @@ def test_a_table_out_of_reach_is_an_error_of_exact_and_a_simulation_of_auto() ->
     assert answer.batch_size.mean > 10_000
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     ("servers", "load"), list(itertools.product((65, 1000, 100_000), (0.3, 0.95, 0.999)))
 )

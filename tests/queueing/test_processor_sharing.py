@@ -126,6 +126,7 @@ def test_exponential_lengths_are_exact(slots: int, load: float) -> None:
     assert lengths.mean() == pytest.approx(1, rel=0.01)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("load", [0.3, 0.6, 0.9])
 @pytest.mark.parametrize("kind", ["exponential", "deterministic", "0.7", "1.2"])
 def test_without_a_cap_the_law_of_the_lengths_does_not_matter(kind: str, load: float) -> None:

@@ -149,6 +149,7 @@ def test_padding_lowers_the_rate_that_can_be_served() -> None:
     )
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     "policy",
     ["capped:max_batch_size=4", "elastic:max_batch_size=4", "fixed:batch_size=3", "dynamic"],

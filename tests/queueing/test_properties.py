@@ -82,7 +82,7 @@ def test_fixed_batches_wait_longer_for_company_when_little_arrives() -> None:
 UNBOUNDED = LatencyModel(k1=0.002, k2=0.01, k3=0.0004, k4=0.004)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("padded", [True, False])
 @pytest.mark.parametrize("text", LENGTHS)
 def test_a_cap_of_infinity_is_no_cap_and_the_delay_grows_with_the_rate(
@@ -145,6 +145,7 @@ def test_inoues_bound_is_above_the_exact_delay_for_deterministic_batches(
     assert exact <= psi(load / alpha, alpha, setup) * (1 + 1e-7)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     "text", ["uniform:low=1,high=32", "deterministic:value=9", "geometric:mean=12"]
 )

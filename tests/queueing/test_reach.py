@@ -43,6 +43,7 @@ def never(*_: object) -> Prediction:
     raise AssertionError("nothing needs to be predicted")
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("statistic", ["mean", "p50", "p90", "p99.9"])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_no_duration_is_shorter_than_that_of_a_request_alone(policy: str, statistic: str) -> None:

@@ -82,6 +82,7 @@ def by_events(policy: str, path: Path, limit: int | None = None, seed: int = 0) 
     }
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_mean_and_quantile_is_that_of_the_same_requests_simulated_by_events(

@@ -100,6 +100,7 @@ def test_an_scv_of_1_is_m_g_1() -> None:
     )
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("scv", [0.0, 0.5, 4.0])
 @pytest.mark.parametrize("load", [0.3, 0.8])
 def test_kingmans_bound_is_above_the_simulated_delay(scv: float, load: float) -> None:
@@ -327,6 +328,7 @@ def test_a_settled_renewal_function_falls_on_as_it_fell() -> None:
     assert settled(dataclasses.replace(known, tail=None), 8.0).tail == 0.0
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("load", [0.5, 0.9, 1.2])
 @pytest.mark.parametrize("horizon", [0.25, 2.0, 9.0])
 def test_the_renewal_function_of_exponential_services_is_known(load: float, horizon: float) -> None:

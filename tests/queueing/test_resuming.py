@@ -107,6 +107,7 @@ def test_a_resume_that_costs_nothing_is_the_exact_analysis(name: str) -> None:
     assert found.by_size == pytest.approx(exact.by_size, rel=1e-4)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", KEEPING_RANK)
 @pytest.mark.parametrize("text", ["exact", "exponential"])
 def test_the_stretched_queue_agrees_with_simulation(name: str, text: str) -> None:

@@ -94,7 +94,7 @@ def test_a_model_is_loaded_before_a_request_that_needs_it(
     assert 0.01 < loading.mean() < 0.9
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("switch", [0, 0.05, 0.4])
 @pytest.mark.parametrize("choice", ["threshold=30", "share=0.3"])
 def test_first_come_the_mean_is_exact(switch: float, choice: str) -> None:

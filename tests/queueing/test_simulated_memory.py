@@ -76,7 +76,7 @@ def test_a_resumed_request_holds_its_prompt_and_its_limit_as_before():
     assert tighter["d"].dispatched_at == tighter["a"].released_at == 13.5
 
 
-@pytest.mark.thinned(6)
+@pytest.mark.thinned(18)
 @pytest.mark.parametrize("servers", [1, 2])
 @pytest.mark.parametrize("order", ORDERS)
 def test_the_bound_holds_after_every_decision(order, servers, monkeypatch):

@@ -302,6 +302,7 @@ def test_nothing_is_lost_or_served_twice(
             assert record.queueing_delay >= 0
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_littles_law_holds_on_every_run(policy: str) -> None:
     """Area under the number in system, by sweeping events, = sum of sojourns; here as means over

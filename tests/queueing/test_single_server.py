@@ -203,7 +203,7 @@ def test_a_quantile_is_exactly_zero_where_the_atom_covers_it() -> None:
     assert solve_servers(UNIFORM, 0.3 * 4, 4).delay.p90 == 0.0
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize(
     ("name", "load"),
     [
@@ -224,6 +224,7 @@ def test_m_m_1_and_m_d_1_meet_a_simulation(name: str, load: float) -> None:
 # --- M/G/1 and limited moments
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     ("name", "load"),
     [(name, load) for name in ("uniform", "lognormal", "two", "heavy") for load in (0.2, 0.6, 0.9)],
@@ -452,7 +453,7 @@ def test_m_g_c_meets_long_reference_simulations(
         for load in (0.5, 0.8, 0.9)
     ],
 )
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(9)
 def test_m_g_c_has_its_documented_error(law: str, servers: int, load: float) -> None:
     """Mean within 3.5 %, the tail at p99 within 35 % of its 1 %, p90 of the sojourn within 6 %
     of its 10 %, beyond 4 standard errors.

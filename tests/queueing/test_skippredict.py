@@ -166,7 +166,7 @@ def told(order: str, outputs: Vector, rng: np.random.Generator) -> Vector:
         ("large cost gap, external", "SPRPT", "sprpt", "external=4"),
     ],
 )
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(6)
 def test_simulations_reproduce_the_slides(panel: str, label: str, order: str, cost: str) -> None:
     """Each with the threshold that is the best of those that the figure tries, at load 0.7."""
     model = Queue.read(

@@ -127,6 +127,7 @@ def test_only_one_server_that_takes_all_that_waits_has_drifts() -> None:
     assert means_by_drifts(run, model, rate) is None, "too few batches"
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     ("policy", "load", "limits"),
     [

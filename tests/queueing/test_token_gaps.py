@@ -65,6 +65,7 @@ def walked(queue: Queue, trace: Trace) -> dict[int, list[float]]:
     return {each: [b - a for a, b in pairwise(at)] for each, at in token_at.items()}
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("step_tokens", [None, 16, 128])
 @pytest.mark.parametrize("since", [0, 150])
 def test_they_are_those_of_a_walk_token_by_token(step_tokens: int | None, since: int) -> None:
@@ -106,7 +107,7 @@ def test_an_slo_on_them_bounds_single_gaps() -> None:
     assert rough(queue, rate, slos, 2000).inter_token_latency.p99 == expected
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize(
     ("policy", "given"),
     [

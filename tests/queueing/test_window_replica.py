@@ -81,6 +81,7 @@ class Everything:
         assert seen.carried_from == max(self.carried_from, now - self.seconds)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("seed", range(8))
 def test_however_the_feed_is_cut_the_mirror_is_the_window(seed: int) -> None:
     """Arrivals, retries, losses, two epochs without and one with forgotten lengths, gaps beyond

@@ -47,6 +47,7 @@ def assessed(seen: Snapshot, limit: int = 31) -> Assessment:
     return assess(seen, LAW, QueueLimits(max_output_tokens=limit))
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("calls", ["4", "uniform:low=1,high=8"])
 @pytest.mark.parametrize("lengths", [LENGTHS, "lognormal:mu=3,sigma=0.8"])
 @pytest.mark.parametrize("correlation", [0.0, 0.5, 1.0])
