@@ -42,7 +42,7 @@ demo: setup ## the gateway under load, observed and predicted delays; ARGS="..."
 	@$(BIN)/kendall demo $(ARGS)
 
 test: setup-dev ## the quick tests in random order, the same examples every time, in two or three processes; SEED=N repeats an order, ARGS="..."
-	@echo "test: 8 to 15 minutes on two quiet cores, in three parts; SEED=$(SEED) repeats this order"
+	@echo "test: 7 to 8 minutes on two quiet cores, in three parts; SEED=$(SEED) repeats this order"
 	@{ echo "part 1 of 3: $(PURE)" && $(QUICK) 2 $(PURE) $(ARGS) \
 		&& echo "part 2 of 3: $(BESIDE)" && $(QUICK) 3 --dist loadfile $(BESIDE) $(ARGS) \
 		&& echo "part 3 of 3: the others" && $(QUICK) 3 --dist loadfile --no-loadscope-reorder $(addprefix --ignore=,$(PURE) $(PAPERS) $(BESIDE)) $(ARGS); \
@@ -60,7 +60,7 @@ fuzz: setup-dev ## the property tests on random examples, 20 times as many; SEED
 	@$(BIN)/pytest -q --hypothesis-profile=fuzz --hypothesis-seed=$(SEED) --randomly-seed=$(SEED) $(ARGS) \
 		|| { echo "fuzz: it was SEED=$(SEED)"; exit 1; }
 
-mutants: setup-dev ## 400 small faults in the code, each of which a quick test must detect; about 80 minutes; ARGS="--seed 2 --group policies"
+mutants: setup-dev ## 400 small faults in the code, each of which a quick test must detect; 45 to 70 minutes; ARGS="--seed 2 --group policies"
 	@$(BIN)/python tools/mutants.py $(ARGS)
 
 ci: ## what has to pass before a change lands, from a clone: .ci/run
