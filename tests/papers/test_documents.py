@@ -90,7 +90,6 @@ def test_a_row_has_words_and_its_note_repeats_the_digits_that_it_shows(row: Row)
     assert not row.shows or (row.command and not reproduced(row))
 
 
-@pytest.mark.thinned(3)
 @pytest.mark.parametrize("row", [row for _, row in ROWS if row.command], ids=lambda row: row.what)
 def test_every_text_in_a_command_is_one(row: Row) -> None:
     given = dict(options(row.command))

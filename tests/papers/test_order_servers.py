@@ -75,7 +75,6 @@ def test_a_path_is_that_of_serving_who_goes_first_in_small_steps(name, servers):
     assert found == pytest.approx(expected, abs=0.1 if name == "bounce" else 0.03)
 
 
-@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     ("servers", "arrived_at", "sizes", "ended"),
     [
@@ -95,7 +94,6 @@ def test_jobs_of_one_age_share_the_servers_and_leave_in_the_order_of_their_sizes
     assert found == pytest.approx(np.array(ended))
 
 
-@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", ["fb", "levels", "fifo"])
 def test_orders_that_ask_nothing_leave_the_mean_of_exponential_sizes(name):
     """In M/M/4 each busy server ends a job at rate 1, whichever job it serves."""

@@ -235,7 +235,6 @@ LAWS = {
 }
 
 
-@pytest.mark.thinned(6)
 @pytest.mark.parametrize("padded", [True, False])
 @pytest.mark.parametrize("load", [0.1, 0.5, 0.9])
 def test_truncated_chains_equal_the_ladder_solution_where_both_exist(padded, load):

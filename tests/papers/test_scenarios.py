@@ -76,7 +76,6 @@ def at_rate(rate):
     return dataclasses.replace(WORK, arrival_rate=rate)
 
 
-@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     ("policy", "dedicated"),
     [("single", 1), ("single:order=spjf,by=service", 1), ("single:order=prefill-first", 0)],
@@ -152,7 +151,6 @@ def test_the_slides_models_are_the_queue_of_the_product():
 # many queues
 
 
-@pytest.mark.thinned(6)
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(("servers", "choices"), [(1, 1), (3, 1), (3, 2), (5, 3)])
 def test_jobs_of_many_queues_follow_a_path_made_one_event_at_a_time(servers, choices, seed):
