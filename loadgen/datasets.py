@@ -138,16 +138,16 @@ class _Turn(msgspec.Struct):
     value: str
 
 
-class _Said(msgspec.Struct):
-    role: str
-    content: str
+class _LmsysTurn(msgspec.Struct):
+    speaker: str = msgspec.field(name="role")
+    value: str = msgspec.field(name="content")
 
 
 class _Entry(msgspec.Struct):
     prompt: str | list[int] | None = None
     messages: list[Message] | None = None
     conversations: list[_Turn] | None = None
-    conversation: list[_Said] | None = None
+    conversation: list[_LmsysTurn] | None = None
     output_tokens: int | None = None
 
 
@@ -183,10 +183,9 @@ def _row(where: str, entry: _Entry, count: TokenCounter | None) -> _Row | None:
         raise SpecError(
             f"{where}: got output_tokens {entry.output_tokens}; expected a whole number >= 1"
         )
-    if entry.conversations is not None:
-        return _first_pair([(each.speaker, each.value) for each in entry.conversations], count)
-    if entry.conversation is not None:
-        return _first_pair([(each.role, each.content) for each in entry.conversation], count)
+    turns = entry.conversation if entry.conversations is None else entry.conversations
+    if turns is not None:
+        return _first_pair(turns, count)
     if entry.messages:
         text = "\n".join(str(message.get("content", "")) for message in entry.messages)
         return entry.messages, count(text) if count else None, entry.output_tokens
@@ -200,15 +199,19 @@ def _row(where: str, entry: _Entry, count: TokenCounter | None) -> _Row | None:
     )
 
 
-def _first_pair(turns: list[tuple[str, str]], count: TokenCounter | None) -> _Row | None:
-    for (asks, question), (answers, answer) in pairwise(turns):
+def _first_pair(turns: Sequence[_Turn | _LmsysTurn], count: TokenCounter | None) -> _Row | None:
+    for question, answer in pairwise(turns):
         if (
-            asks in {"human", "user"}
-            and answers in {"gpt", "assistant", "chatgpt"}
-            and question
-            and answer
+            question.speaker in {"human", "user"}
+            and answer.speaker in {"gpt", "assistant", "chatgpt"}
+            and question.value
+            and answer.value
         ):
-            return (question, count(question), count(answer)) if count else (question, None, None)
+            return (
+                (question.value, count(question.value), count(answer.value))
+                if count
+                else (question.value, None, None)
+            )
     return None
 
 

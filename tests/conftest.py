@@ -35,7 +35,8 @@ settings.register_profile(  # `make mutants`: a failure is enough, however large
 )
 settings.load_profile("same")
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
-LONGEST, LONGEST_ID = "test_printed_commands.py", 1000
+LONGEST_FILE = "test_printed_commands.py"
+LONGEST_ID = 1000
 MORE = 20  # times as many examples under "fuzz"
 
 
@@ -57,7 +58,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         folder: place
         for place, folder in enumerate(dict.fromkeys(item.path.parent for item in items))
     }
-    items.sort(key=lambda item: (item.path.name != LONGEST, folders[item.path.parent]))
+    items.sort(key=lambda item: (item.path.name != LONGEST_FILE, folders[item.path.parent]))
     for item in items:
         if len(item.nodeid) > LONGEST_ID:
             raise pytest.UsageError(

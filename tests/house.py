@@ -84,7 +84,7 @@ WHY = {  # not met
     "documents as a command, predicted lengths, KV memory, two models",
     "product, files": "a file for each law, order and system; none was merged to meet a number",
     "papers, lines": "figures whose systems are no queues of the product: two draws of a "
-    "prediction, many queues, retrials",
+    "prediction, a choice among many queues",
     "bench, lines": "the price of a misprediction and lengths of real answers, written since",
     "tests, lines": "each capability brought its property tests, refusals and kept values",
 }

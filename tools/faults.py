@@ -27,7 +27,6 @@ class Mutant:
     text: str
     was: str
     now: str
-    within: tuple[str, ...]  # the classes and functions around it
 
 
 def swapped(operator: ast.AST) -> Any:
@@ -61,18 +60,6 @@ def fault(node: Any) -> ast.AST | None:  # noqa: C901, PLR0911 - a table
             return None
 
 
-def scopes(node: ast.AST, within: tuple[str, ...] = ()) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """The classes and functions around each node below this one, by its identity."""
-    yield id(node), within
-    names = (
-        (node.name,)
-        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-        else ()
-    )
-    for child in ast.iter_child_nodes(node):
-        yield from scopes(child, (*within, *names))
-
-
 def mutants(group: str, path: Path, root: Path) -> Iterator[Mutant]:
     """All of a file; annotations, decorators, the texts of errors and the `strict` of zip apart."""
     source = path.read_bytes()
@@ -91,7 +78,6 @@ def mutants(group: str, path: Path, root: Path) -> Iterator[Mutant]:
     ]
     roots = [each for part in apart for each in (part if isinstance(part, list) else [part])]
     left_out = {id(node) for root in roots for node in ast.walk(root)}
-    around = dict(scopes(tree))
     for node in ast.walk(tree):
         changed = None if id(node) in left_out else fault(node)
         if changed is not None and isinstance(node, ast.expr | ast.stmt):
@@ -113,5 +99,4 @@ def mutants(group: str, path: Path, root: Path) -> Iterator[Mutant]:
                 text.decode(),
                 was,
                 now,
-                around[id(node)],
             )

@@ -11,7 +11,6 @@ import ast
 import json
 import os
 import shutil
-import sqlite3
 import subprocess
 import sys
 from collections import Counter, defaultdict
@@ -73,12 +72,12 @@ def weigh() -> None:
         for line in report.read_text(encoding="utf-8").splitlines():
             test, _, seconds = line.rpartition("\t")
             tests[test] = tests.get(test, 0.0) + float(seconds)
-    lines = Counter[str]()
-    with sqlite3.connect(LINES) as data:
-        for name, bits in data.execute(
-            "select context.context, numbits from line_bits join context on context.id = context_id"
-        ):
-            lines[name] += sum(byte.bit_count() for byte in bits)
+    lines = Counter(
+        test
+        for file in data().measured_files()
+        for executing in data().contexts_by_lineno(file).values()
+        for test in executing
+    )
     known = {test: (seconds, lines[test]) for test, seconds in tests.items()}
     TESTS.write_text(json.dumps(known), encoding="utf-8")
 
@@ -169,6 +168,7 @@ def executing_name(file: str, line: int, deep: int) -> frozenset[str]:
 
 
 def traced(file: str, lines: Iterable[int]) -> frozenset[str]:
+    """Those that coverage has seen there."""
     by_line = contexts(file)
     return frozenset(test for line in lines for test in by_line.get(line, ()) if test)
 
@@ -181,6 +181,7 @@ def contexts(file: str) -> dict[int, list[str]]:
 
 
 def in_functions(file: str) -> set[int]:
+    """Lines of their bodies."""
     return {
         line
         for node in ast.walk(tree(file))
@@ -191,6 +192,7 @@ def in_functions(file: str) -> set[int]:
 
 @cache
 def data() -> coverage.CoverageData:
+    """Of all processes."""
     known = coverage.CoverageData(str(LINES))
     known.read()
     return known

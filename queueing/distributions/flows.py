@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from kendall.policies.orders.order import LARGEST
 from kendall.policies.text import SpecError, format_number, parse_number, split_pairs
 
 EXAMPLE = "heavy=9,light=1"
 MOST = 1000
-HEAVIEST = 1e100
 _CHILD = 2**20  # of a seed, beyond those that it spawns
 _NAME = re.compile(r"[!-~]{1,128}")  # what a gateway takes as a fairness id
 
@@ -61,9 +61,9 @@ def parse_flows(text: str) -> Flows:
     weights = {name: parse_number(name, value, text) for name, value in pairs.items()}
     for name, weight in weights.items():
         check_name(name)
-        if not 0 < weight <= HEAVIEST:
+        if not 0 < weight <= LARGEST:
             raise SpecError(
-                f"got flow {name}={weight:g}; expected a weight > 0, at most {HEAVIEST:g}"
+                f"got flow {name}={weight:g}; expected a weight > 0, at most {LARGEST:g}"
             )
     return Flows(tuple(weights), tuple(weights.values()))
 

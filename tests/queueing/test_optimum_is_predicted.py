@@ -43,7 +43,6 @@ def test_the_best_setting_of_more_queues_is_predicted_as_it_was_found(number: in
 
 
 @pytest.mark.left_out
-@pytest.mark.thinned(12)
 @pytest.mark.parametrize("number", range(STATIONS))
 def test_the_best_setting_of_two_stations_is_predicted_as_it_was_found(number: int) -> None:
     assert not misses(drawn(11, STATIONS, stations=True)[number])

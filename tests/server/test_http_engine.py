@@ -14,10 +14,10 @@ import msgspec
 import pytest
 
 from kendall.server.engines.http.upstream import EVERY, PROBE
+from tests.server.broken import events
 from tests.server.passed import Desk, passed
 from tests.server.upstream_stub import (
     USAGE,
-    Asked,
     Stub,
     answers,
     dies,
@@ -139,13 +139,10 @@ def test_a_busy_server_with_no_other_gives_its_answer_to_the_client(status: int)
 
 
 def test_an_error_in_the_stream_is_a_failure_that_the_client_has_read() -> None:
-    async def behave(asked: Asked) -> None:
-        asked.begin()
-        asked.piece(frame("t1") + b'data: {"error": {"message": "oom"}}\n\ndata: [DONE]\n\n')
-        asked.end()
+    failure = b'data: {"error": {"message": "oom"}}\n\ndata: [DONE]\n\n'
 
     async def test(stub: Stub) -> None:
-        stub.behave = behave
+        stub.behave = events(frame("t1") + failure)
         async with served(stub) as desk:
             desk.submit("a")
             await desk.batcher.answered()
@@ -163,19 +160,15 @@ def test_an_error_in_the_stream_is_a_failure_that_the_client_has_read() -> None:
 def test_a_last_line_counts_with_and_without_its_end(end: bytes) -> None:
     """It alone says that the answer is whole."""
 
-    async def behave(asked: Asked) -> None:
-        asked.begin()
-        asked.piece(frame("t1"))
-        asked.piece(b"data: [DONE]" + end)
-        asked.end()
+    last = b"data: [DONE]" + end
 
     async def test(stub: Stub) -> None:
-        stub.behave = behave
+        stub.behave = events(frame("t1"), last)
         async with served(stub) as desk:
             desk.submit("a")
             await desk.batcher.answered()
             assert (desk.records["a"].outcome, desk.records["a"].output_tokens) == ("completed", 1)
-            assert desk.clients["a"].data == frame("t1") + b"data: [DONE]" + end
+            assert desk.clients["a"].data == frame("t1") + last
 
     play(test)
 

@@ -21,6 +21,7 @@ from kendall.server.runtime.logs import LogSettings
 from kendall.server.security.keys import read_keys
 from kendall.server.security.settings import SecuritySettings
 from tests.server.asgi import FOR_THE_RUN, OPERATOR, Call
+from tests.server.broken import events
 from tests.server.passing_gateway import CHAT, COMPLETIONS, before
 from tests.server.upstream_stub import (
     Asked,
@@ -101,16 +102,13 @@ def test_an_error_of_the_server_behind_comes_back(status: int) -> None:
 
 
 def test_an_error_within_a_good_answer_comes_back_as_it_is() -> None:
-    async def behave(asked: Asked) -> None:
-        asked.begin()
-        asked.piece(frame("t1") + b'data: {"error": {"message": "oom"}}\n\n')
-        asked.end()
+    streamed = frame("t1") + b'data: {"error": {"message": "oom"}}\n\n'
 
     async def test(stub: Stub) -> None:
-        stub.behave = in_turn(behave, answers({"error": {"message": "oom"}}))
+        stub.behave = in_turn(events(streamed), answers({"error": {"message": "oom"}}))
         async with before(stub) as kendall:
             call = await kendall.answer(PROMPT | {"stream": True})
-            assert call.body == frame("t1") + b'data: {"error": {"message": "oom"}}\n\n'
+            assert call.body == streamed
             call = await kendall.answer(PROMPT)
             assert (call.status, call.body) == (200, b'{"error": {"message": "oom"}}')
             assert [record.outcome for record in kendall.records] == ["failed"] * 2

@@ -28,13 +28,12 @@ from kendall.policies import Request, parse_policy
 from kendall.policies.ordered import order_of
 from kendall.policies.orders.preemptive import Gittins, PredictedGittins
 from kendall.queueing.arrivals.timetable import draw
-from kendall.queueing.choosing.forecast import Setting, WhatIf
+from kendall.queueing.choosing.forecast import WhatIf
 from kendall.queueing.control.assess import assess
 from kendall.queueing.distributions.token_distribution import parse_distribution
 from kendall.queueing.engine_bounds import EngineBounds
 from kendall.queueing.estimation.interval import symmetric, without_interval
 from kendall.queueing.estimation.summaries import Judgement
-from kendall.queueing.estimation.window.producer import WindowProducer
 from kendall.queueing.estimation.window.snapshot import COLUMN
 from kendall.queueing.estimation.window_queue import QueueLimits
 from kendall.queueing.json_form import json_object, to_json
@@ -47,7 +46,6 @@ from kendall.queueing.result import LEVELS
 from kendall.server.admission.settings import OverloadSettings
 from kendall.server.live import prediction_worker
 from kendall.server.live.answers import Answer, AssessmentSummary
-from kendall.server.live.assessment_request import AssessmentRequest
 from kendall.server.live.gauges import LiveGauges
 from kendall.server.live.prediction_worker import described
 from kendall.server.telemetry.metrics import Metrics
@@ -56,6 +54,7 @@ from tests.queueing.estimation_windows import window_of
 from tests.server.asgi import Call, running
 from tests.server.live_harness import answered
 from tests.server.made_answers import what_if
+from tests.server.questions import question_at
 from tests.virtual_time import run_virtual
 
 BATCHES, JOINING = (
@@ -67,21 +66,6 @@ SHORT, PROMPTS = (
     parse_distribution("deterministic:value=8"),
 )
 each_policy = pytest.mark.parametrize("policy", [*BATCHES, JOINING])
-
-
-def question_at(now: float, policy: str) -> AssessmentRequest:
-    """Of an empty window."""
-    producer = WindowProducer()
-    producer.begin_epoch(0, 0.0)
-    return AssessmentRequest(
-        delta=producer.take(),
-        at=now,
-        window=1e9,
-        shape=LAW,
-        setting=Setting(policy=policy),
-        engine=EngineBounds(max_num_seqs=16),
-        longest=64,
-    )
 
 
 @cache
@@ -112,7 +96,7 @@ def test_an_order_that_learns_has_its_ranks_from_the_lengths_of_the_window(
     seen = window_of(Queue.read(policy, lengths, law), 0.6, 2000, 1)
     monkeypatch.setattr(prediction_worker, "_seen", lambda _: seen)
     monkeypatch.setattr(prediction_worker, "_memory", prediction_worker._Memory())
-    question = dataclasses.replace(question_at(seen.now, policy), shape=law, longest=200)
+    question = question_at(seen.now, policy, shape=law, longest=200)
     ranking = prediction_worker.assess_window(question).ranking
     if order == "fb":
         assert ranking is None
@@ -124,7 +108,6 @@ def test_an_order_that_learns_has_its_ranks_from_the_lengths_of_the_window(
 
 
 @pytest.mark.left_out
-@pytest.mark.thinned(4)
 @pytest.mark.parametrize("calibrated", [False, True])
 @pytest.mark.parametrize("told", [True, False])
 def test_ranks_by_prediction_follow_from_what_predictions_became(
@@ -146,7 +129,7 @@ def test_ranks_by_prediction_follow_from_what_predictions_became(
     seen = dataclasses.replace(seen.having(rows), policy=policy)
     monkeypatch.setattr(prediction_worker, "_seen", lambda _: seen)
     monkeypatch.setattr(prediction_worker, "_memory", prediction_worker._Memory())
-    question = dataclasses.replace(question_at(seen.now, policy), shape=law, longest=400)
+    question = question_at(seen.now, policy, shape=law, longest=400)
     ranking = prediction_worker.assess_window(question).ranking
     assert isinstance(ranking, PredictedGittins)
     if not told:
@@ -341,20 +324,8 @@ def test_a_look_without_a_decision_leaves_the_autopilot_alone(
     asked: list[bool] = []
     monkeypatch.setattr(prediction_worker, "_memory", prediction_worker._Memory())
     monkeypatch.setattr(prediction_worker.Autopilot, "decide", lambda *_: asked.append(True))
-    producer = WindowProducer()
-    producer.begin_epoch(0, 0.0)
     for decides in (False, True):
-        question = AssessmentRequest(
-            delta=producer.take(),
-            at=1.0,
-            window=1e9,
-            shape=LAW,
-            setting=Setting(policy="single"),
-            engine=EngineBounds(max_num_seqs=16),
-            longest=64,
-            decides=decides,
-        )
-        prediction_worker.assess_window(question)
+        prediction_worker.assess_window(question_at(1.0, "single", decides=decides))
         assert asked == ([True] if decides else [])
 
 

@@ -22,15 +22,11 @@ import uvloop
 from kendall.policies import SpecError, parse_policy
 from kendall.policies.text import counted
 from kendall.queueing.choosing.autopilot.bounds import AutopilotBounds
-from kendall.queueing.choosing.forecast import Setting
-from kendall.queueing.engine_bounds import EngineBounds
 from kendall.queueing.errors import UnstableQueueError
 from kendall.queueing.estimation.estimates import estimate
-from kendall.queueing.estimation.window.producer import WindowProducer
 from kendall.server.calibration.idle_probes import niced_executor
 from kendall.server.live import prediction_client as predictor_module
 from kendall.server.live import prediction_worker
-from kendall.server.live.assessment_request import AssessmentRequest
 from kendall.server.live.prediction_client import (
     SIZE_BYTES,
     Ask,
@@ -43,6 +39,7 @@ from kendall.server.runtime.pools import end_at_once
 from tests.eventually import eventually, eventually_here
 from tests.queueing.estimation_runs import LAW, Engine, poisson, seen, serve
 from tests.queueing.speed_hours import SIGMA, TAU, cells
+from tests.server.questions import question_at
 from tests.virtual_time import run_virtual
 
 ASKS = """
@@ -415,18 +412,7 @@ def test_after_few_requests_the_reason_counts_them(
     snapshot = seen(serve(poisson(1.0, ended + 1, 1), Engine(most=8), 1), policy)
     assert len(snapshot.mine.rows) == ended, "the last has arrived, but not ended"
     monkeypatch.setattr(prediction_worker, "_seen", lambda _: snapshot)
-    setting = Setting(policy=policy)
-    producer = WindowProducer()
-    producer.begin_epoch(0, 0.0)
-    question = AssessmentRequest(
-        delta=producer.take(),
-        at=10.0,
-        window=300.0,
-        shape=LAW,
-        setting=setting,
-        engine=EngineBounds(max_num_seqs=8),
-        longest=64,
-    )
+    question = question_at(10.0, policy, slots=8, window=300.0)
     answer = prediction_worker.assess_window(question)
     number, ends = counted(ended, "request"), "has ended" if ended == 1 else "have ended"
     assert answer.reason == f"{number} of this epoch {ends} in the last 300 s; 50 are needed"
@@ -446,17 +432,7 @@ def test_fifty_requests_of_an_epoch_are_predicted_from_and_fewer_are_not(
     assert len(snapshot.mine.rows) == ended, "the last has arrived, but not ended"
     monkeypatch.setattr(prediction_worker, "_seen", lambda _: snapshot)
     monkeypatch.setattr(prediction_worker, "_memory", prediction_worker._Memory())
-    producer = WindowProducer()
-    producer.begin_epoch(0, 0.0)
-    question = AssessmentRequest(
-        delta=producer.take(),
-        at=60.0,
-        window=300.0,
-        shape=LAW,
-        setting=Setting(policy=policy),
-        engine=EngineBounds(max_num_seqs=8),
-        longest=64,
-    )
+    question = question_at(60.0, policy, slots=8, window=300.0)
     answer = prediction_worker.assess_window(question)
     assert (answer.prediction is None) == (answer.reason is not None) == (ended < 50)
     assert (answer.ahead is None) == (ended < 50)
@@ -471,18 +447,8 @@ def test_the_autopilot_decides_within_the_bounds_of_the_question(
     snapshot = seen(serve(poisson(1.0, 200, 1), Engine(most=8), 1), policy)
     monkeypatch.setattr(prediction_worker, "_seen", lambda _: snapshot)
     monkeypatch.setattr(prediction_worker, "_memory", prediction_worker._Memory())
-    producer = WindowProducer()
-    producer.begin_epoch(0, 0.0)
-    question = AssessmentRequest(
-        delta=producer.take(),
-        at=300.0,
-        window=300.0,
-        shape=LAW,
-        setting=Setting(policy=policy),
-        engine=EngineBounds(max_num_seqs=8),
-        longest=64,
-        bounds=AutopilotBounds(policies=("capped",), largest_token_limit=most),
-    )
+    bounds = AutopilotBounds(policies=("capped",), largest_token_limit=most)
+    question = question_at(300.0, policy, slots=8, window=300.0, bounds=bounds)
     prediction_worker.start_pilot("act", None, 0.0)
     answer = prediction_worker.assess_window(question)
     assert answer.pilot_failure is None
@@ -505,17 +471,7 @@ def test_the_wander_is_that_of_the_hour_and_not_of_the_window(
     monkeypatch.setattr(
         prediction_worker, "_memory", prediction_worker._Memory(history=history, last_shape=LAW)
     )
-    producer = WindowProducer()
-    producer.begin_epoch(0, 0.0)
-    question = AssessmentRequest(
-        delta=producer.take(),
-        at=20.0,
-        window=300.0,
-        shape=LAW,
-        setting=Setting(policy=policy),
-        engine=EngineBounds(max_num_seqs=8),
-        longest=64,
-    )
+    question = question_at(20.0, policy, slots=8, window=300.0)
     summary = prediction_worker.assess_window(question).estimates
     assert summary is not None
     slow = summary.wander
