@@ -1,5 +1,5 @@
 """Mutation test: a seeded sample of small faults in the code, each held against the quick tests
-that execute its line. Which these are is recorded first: 25 minutes, kept in .tests-by-line/
+that execute its line. Which these are is recorded first: 30 minutes, kept in .tests-by-line/
 (--record makes it anew).
 
 A fault is killed where a test fails or hangs that passes without the fault.
