@@ -310,6 +310,22 @@ def test_the_names_of_commands_are_completed_without_importing_one() -> None:
     assert set(cli.COMMANDS) <= set(done.stdout.split())
 
 
+def test_a_prediction_of_a_batch_policy_waits_for_no_optimisation_library() -> None:
+    """scipy.optimize takes a quarter of a second to import, a third of the whole command."""
+    asked = (
+        "['predict', '--policy', 'capped:max_batch_size=8', '--arrival-rate', '1', "
+        f"'--output-tokens', 'geometric:mean=100', '--latency', '{LAW}', '--json']"
+    )
+    code = (
+        f"import sys\nfrom kendall.cli import main\ntry: main({asked})\nexcept SystemExit as end: "
+        "print(end.code, 'scipy.optimize' in sys.modules, 'numba' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "0 False False"
+
+
 def test_bash_itself_completes_with_the_script_that_is_shown(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -494,6 +510,24 @@ def test_serve_says_where_it_listens_before_the_engine_starts(
         r"serves\)",
         said,
     )
+
+
+def test_serve_ends_with_what_its_engine_said_where_that_does_not_start(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kendall.queueing.latency.law import parse_law
+    from kendall.server.engines.base import EngineStartError
+    from kendall.server.engines.emulated import EmulatedEngine
+    from kendall.server.operations import serving
+
+    async def no_room(_: Any) -> Any:
+        raise EngineStartError("got 1 GiB of memory; expected 2 GiB")
+
+    monkeypatch.setattr(EmulatedEngine, "start", no_room)
+    monkeypatch.setattr(serving, "choose_engine", lambda _: (EmulatedEngine(parse_law(LAW)), None))
+    monkeypatch.setattr("kendall.server.operations.cli.configure_logs", lambda _: None)
+    said = complaint(capsys, "serve", "--port", "0", status=2)
+    assert said == "got 1 GiB of memory; expected 2 GiB"
 
 
 @pytest.mark.parametrize("target", ["localhost:9442", "127.0.0.1:8080/v1", "[::1]:8080"])

@@ -2,7 +2,8 @@
 
 `record` runs the quick ones once under coverage.py, a context per test; the processes that a test
 starts belong to it. What coverage cannot tell apart (lines executed at import, compiled functions)
-has the tests of the lines that name it.
+has the tests of the lines that name it; the former also that which reads the reference from what
+modules declare.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ patch = _exit
 sigterm = true
 """
 ARTEFACTS = "tests/papers/test_reproduction.py"
+REFERENCE = "tests/test_documentation.py::test_the_generated_reference_is_what_the_code_says"
 SECONDS = 60.0  # of tests as recorded, for one line
 EACH = 0.05  # seconds that a test takes beside its own
 DEEP = 5  # steps from a compiled function to what calls it
@@ -109,6 +111,7 @@ def tests_of(file: str, line: int) -> list[str]:
     """
     known, own = recorded(), Counter(test for tests in contexts(file).values() for test in tests)
     found = executing(file, line) & known.keys()
+    declared = {REFERENCE} & known.keys() if line not in in_functions(file) else set[str]()
     by_lines = spread(
         sorted(found, key=lambda test: (-own[test] / (known[test][0] + EACH), known[test]))
     )
@@ -116,7 +119,7 @@ def tests_of(file: str, line: int) -> list[str]:
     chosen: dict[str, list[str]] = defaultdict(list)
     left = SECONDS
     in_turn = (test for both in zip(by_lines, by_share, strict=True) for test in both)
-    for test in dict.fromkeys(in_turn):
+    for test in dict.fromkeys([*declared, *in_turn]):
         cost = known[test][0] + EACH
         if not chosen or cost < left / 3:  # a long one leaves time for others
             chosen[test.partition("::")[0]].append(test)

@@ -31,7 +31,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import brentq
 
 from kendall.queueing.errors import UnstableQueueError
 from kendall.queueing.latency.service_time import ServiceTime
@@ -88,6 +87,8 @@ class Changeover:
 
     def _idle(self, rate: float, load: float) -> tuple[float, float]:
         """c_0 and c_1."""
+        from scipy.optimize import brentq  # noqa: PLC0415 - a quarter of a second, and only here
+
         theta = rate
         while self._determinant(theta, rate) >= 0:
             theta /= 2

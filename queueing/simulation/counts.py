@@ -65,7 +65,21 @@ def _seen(begins: _Floats, ends: _Floats) -> _Numbers:
     if begins.size < 2:
         return np.empty(0, np.int64)
     first, last = float(begins.min()), float(begins.max())
+    if first == last:
+        return np.empty(0, np.int64)
     first = min(first + float((ends - begins).max()), first + (last - first) / 10)
     at = np.linspace(first, last, min(begins.size, _MOST), endpoint=False)
-    begun, ended = (np.searchsorted(np.sort(each), at, side="right") for each in (begins, ends))
-    return np.asarray(begun - ended, np.int64)
+    changes = _changes(begins, at, last) - _changes(ends, at, last)
+    return np.cumsum(changes)
+
+
+def _changes(instants: _Floats, at: _Floats, last: float) -> _Numbers:
+    """How many of them come after each point of the grid `at`, which ends before `last`, and up to
+    the next one; neither has to be sorted for it.
+    """
+    size = at.size
+    place = np.ceil((instants - at[0]) * (size / (last - at[0])))
+    index = np.clip(place, 0, size).astype(np.intp)
+    index -= (index > 0) & (at[index - 1] >= instants)  # the division was rounded
+    index += (index < size) & (at[np.minimum(index, size - 1)] < instants)
+    return np.bincount(index, minlength=size + 1)[:size]

@@ -767,6 +767,16 @@ def test_show_config_names_each_setting_with_its_source(
     assert "# max-output-tokens is not set" in text
 
 
+def test_show_config_has_an_engine_argument_with_an_option_of_its_own_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The option is in force."""
+    arguments = ("--engine-arg", "max_num_seqs=3", "--engine-arg", "seed=7", "--max-num-seqs", "4")
+    found = json.loads(shown(capsys, *arguments, "--json"))
+    assert found["max-num-seqs"]["value"] == 4
+    assert set(found["engine-args"]) == {"seed"}
+
+
 def test_show_config_writes_a_table_within_a_setting(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -230,6 +231,30 @@ def test_a_forked_child_writes_its_own_lines() -> None:
         "the parent",
         "the child",
     ]
+
+
+FOR_VLLM = """
+import json, os
+from kendall.server.runtime.logs import LogSettings, configure_logs
+
+configure_logs(LogSettings(format="json"))
+path = os.environ["VLLM_LOGGING_CONFIG_PATH"]
+if os.fork() == 0:
+    raise SystemExit
+os.wait()
+with open(path) as file:
+    print(path, json.load(file)["loggers"]["vllm"]["handlers"])
+"""
+
+
+def test_the_file_that_vllm_reads_about_its_log_is_gone_with_the_process_that_wrote_it() -> None:
+    """Not with a child that it forked."""
+    found = subprocess.run(
+        [sys.executable, "-c", FOR_VLLM], capture_output=True, text=True, timeout=60, check=True
+    )
+    path, handlers = found.stdout.split(maxsplit=1)
+    assert handlers == "['stderr']\n"
+    assert not Path(path).exists()
 
 
 @pytest.fixture

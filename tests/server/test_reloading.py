@@ -11,6 +11,7 @@ import math
 import os
 import signal
 import ssl
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import kendall.cli
 from kendall.policies import SpecError
 from kendall.server.admission.settings import OverloadSettings
 from kendall.server.operations import cli, serving
-from kendall.server.operations.reloading import Reloader, differences
+from kendall.server.operations.reloading import Reloader, differences, hangups
 from kendall.server.security.keys import read_keys
 from kendall.server.security.settings import SecuritySettings, TlsSettings
 from kendall.server.settings import Settings
@@ -247,6 +248,18 @@ def test_what_needs_a_restart_is_named_and_not_in_force(caplog: pytest.LogCaptur
         "in force only after a restart: --port, --policy, --log-prompts, --queue-events, "
         "--adaptive-concurrency"
     ) in caplog.text
+
+
+def test_a_thread_of_its_own_serves_without_sighup() -> None:
+    """Only the main thread can take signals."""
+
+    async def main() -> None:
+        before = signal.getsignal(signal.SIGHUP)
+        with hangups(lambda: None):
+            assert signal.getsignal(signal.SIGHUP) is before
+
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(asyncio.run, main()).result()
 
 
 def test_options_of_a_part_have_the_name_of_their_flag() -> None:
