@@ -27,19 +27,33 @@ def watch_command(
     *,
     json: Json = False,
 ) -> None:
-    """Watch servers that somebody else runs: the delays that they have beside those that the model
+    """Watch servers that run already: the delays that they have beside those that the model
     predicts for them.
     """
+    _check(options)
     if options.source.prometheus is not None:
+        if urls or options.source.otlp is not None:
+            raise SpecError("got --prometheus with another source; expected one of them")
         from kendall.server.watch.track_record import track_record  # noqa: PLC0415 - heavy
 
         track_record(options, json=json)
-    elif options.source.otlp is not None or urls:
-        from kendall.server.watch.live import watch  # noqa: PLC0415 - heavy
+    elif urls and options.report.once and options.source.otlp is None:
+        from kendall.server.watch.scraping import watch_once  # noqa: PLC0415 - heavy
 
-        watch(options, urls or [], json=json)
+        watch_once(options, urls, json=json)
     else:
         raise SpecError(
-            "got no source; expected --otlp, the URL of a server, or --prometheus: "
-            "`kendall watch --help` explains each"
+            "got no source; expected the URL of a server with --once, or --prometheus: `kendall "
+            "watch --help` explains each"
         )
+
+
+def _check(options: WatchOptions) -> None:
+    """Raises SpecError for an option that the source does not read."""
+    report = options.report
+    if options.queue.slo is not None:
+        raise SpecError(
+            "got --slo with counters alone, which have no quantiles; expected none: leave it out"
+        )
+    if report.output is not None and options.source.prometheus is None:
+        raise SpecError(f"got --output {report.output} without --prometheus; expected both")
