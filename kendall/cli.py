@@ -72,6 +72,10 @@ COMMANDS = {
         "kendall.server.operations.advise_cli",
         "ask a running gateway which settings its model recommends",
     ),
+    "watch": (
+        "kendall.server.watch.cli",
+        "watch servers that run already: observed delays beside predicted ones",
+    ),
     "reproduce": (
         "papers.command",
         "recompute the papers' tables and figures and compare",
@@ -108,6 +112,7 @@ OTHER_MEANING = {
     "load": {"model", "output"},  # as clients name it, where `serve` takes a folder too; a run file
     "plan": {"max-num-seqs", "max-output-tokens", "latency"},  # lists to choose from
     "reproduce": {"output"},  # a folder
+    "watch": {"output"},  # a page
     "sweep": {"max-output-tokens", "slo", "output"},  # lists to search over; a folder
 }
 USAGE = """Usage: kendall COMMAND [OPTIONS]

@@ -54,5 +54,9 @@ EXAMPLES = {
         "kendall advise http://localhost:8080 --target batch-size",
         "kendall advise http://localhost:8080 --target policy --slo p99_queueing_delay=2s",
     ),
+    "watch": (
+        "kendall watch http://localhost:8000 --once --for 60s",
+        "kendall watch --prometheus http://localhost:9090 --since 7d --output record.html",
+    ),
     "reproduce": ("kendall reproduce inoue-fig2", "kendall reproduce all --output pictures"),
 }

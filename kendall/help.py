@@ -22,7 +22,7 @@ STATUSES = (
 )
 DURATIONS = (
     "A DURATION is a number of seconds, or a number with a unit: 2s, 100ms, 500us, 1.5min "
-    "(or 1.5m), 1h."
+    "(or 1.5m), 1h, 7d."
 )
 
 

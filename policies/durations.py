@@ -23,10 +23,11 @@ UNITS = {
     "min": "60",
     "m": "60",
     "h": "3600",
+    "d": "86400",
 }  # seconds
-EXAMPLES = "2s, 100ms, 500us, 1.5min (or 1.5m), 1h or a bare number of seconds"
+EXAMPLES = "2s, 100ms, 500us, 1.5min (or 1.5m), 1h, 7d or a bare number of seconds"
 _PART = re.compile(
-    r"\s*((?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*(ns|us|µs|ms|s|min|m|h)(?![a-zµ])\s*"
+    r"\s*((?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*(ns|us|µs|ms|s|min|m|h|d)(?![a-zµ])\s*"
 )
 
 

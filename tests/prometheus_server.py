@@ -62,6 +62,11 @@ class Prometheus:
             return self._client.get("/-/ready").status_code == 200
         return False
 
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return str(self._client.base_url)
+
     def over(self, expr: str, start: float, end: float) -> list[dict[str, Any]]:
         """Series of a range query, a value a second."""
         return self._ask("query_range", query=expr, start=start, end=end, step=SCRAPE)

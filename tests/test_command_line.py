@@ -182,7 +182,7 @@ def test_a_mistyped_variable_is_taken_for_one_of_the_same_command_first(
     [
         ("KENDALL_BAR", None),
         ("KENDALL_XYZ", None),
-        ("KENDALL_FOO", None),
+        ("KENDALL_QUUX", None),
         ("KENDALL_SERVE_FOO", None),
         ("KENDALL_PROT", "KENDALL_PORT"),
         ("KENDALL_SERVE_PROT", "KENDALL_SERVE_PORT"),

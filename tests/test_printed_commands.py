@@ -28,6 +28,7 @@ SKIPPED = {
     "kendall serve --engine http": (
         "before a server that runs already; tests/server/test_real_passing.py has one"
     ),
+    "kendall watch ": "watches servers that run already; tests/server/test_watch.py has some",
     "curl -i localhost:8080/v1/chat/completions": "asks that server's model",
     "kendall serve tiny --engine ray": "needs the extra ray; tests/server/ray has it",
     "make ": "it made the environment that runs this test; its targets are looked up instead",

@@ -4,6 +4,7 @@ cut, every number stands whole.
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import math
@@ -25,10 +26,16 @@ from kendall.loadgen.report.report import show as show_comparisons
 from kendall.loadgen.report.summary import LoadSummary, summarise_records
 from kendall.loadgen.report.summary_text import load_table
 from kendall.queueing.commands.terminal import NO_TERMINAL, console
+from kendall.queueing.estimation.counters.fleet import FleetPrediction
+from kendall.queueing.estimation.counters.step_law import StepLaw
+from kendall.queueing.estimation.counters.track_record import Observed, Row, TrackRecord
+from kendall.queueing.estimation.interval import Estimate
+from kendall.queueing.latency.law import parse_law
 from kendall.queueing.latency.profile import Profile
 from kendall.queueing.measurement.record import Header, Record, write_run
 from kendall.server.operations.advice_table import show as show_advice
 from kendall.server.operations.calibrate import show as show_law
+from kendall.server.watch.record_text import show as show_record
 from tests.golden_files import is_as_kept
 
 ROOT = Path(__file__).parents[1]
@@ -262,6 +269,42 @@ def law() -> Profile:
     return msgspec.convert(kept, Profile)
 
 
+def track_record() -> TrackRecord:
+    """Four hours: the first without a prediction, one that was missed, one that was not watched."""
+    seen: dict[str, Any] = {each.name: 1.0 for each in dataclasses.fields(Observed)}
+
+    def row(hour: int, delay: float, predicted: tuple[float, float, float] | None) -> Row:
+        whole = {"queueing_delay": delay, "sojourn_time": delay + 12.3456}
+        forecast = None
+        if predicted is not None:
+            value, low, high = predicted
+            forecast = FleetPrediction(
+                load=0.71,
+                queueing_delay=Estimate(value, low, high, 20.0),
+                sojourn_time=Estimate(value + 12.4, low + 12.2, high + 12.7, 20.0),
+                method="approximation",
+            )
+        observed = Observed(**seen | whole | {"replicas": 2, "restarts": 0})
+        return Row(
+            start=3600.0 * hour,
+            end=3600.0 * (hour + 1),
+            observed=observed,
+            forecast=forecast,
+            same_hour=forecast,
+            step_seconds=0.02,
+            cause="arrivals: 125% more than the hour before" if hour == 2 else "",
+        )
+
+    rows = (
+        row(0, 0.00123, None),
+        row(1, 0.5, (0.4567, 0.0981, 1.234)),
+        row(2, 23.4567, (0.5, 0.101, 1.5)),
+        row(3, math.nan, (12.3456, 1.5, 123.4567)),
+    )
+    law = StepLaw(parse_law("k1=0.001,k2=0,k3=0.0019,k4=0.0204,kp=0.0001"), 1440)
+    return TrackRecord(model="Qwen/Qwen3-8B", server="vLLM", rows=rows, law=law, slots=256)
+
+
 SHOWN: dict[str, Callable[[Console], None]] = {
     "load": lambda to: to.print(load_table(summary())),
     "demo": lambda to: print_report(
@@ -270,6 +313,7 @@ SHOWN: dict[str, Callable[[Console], None]] = {
     "compare": lambda to: show_comparisons(comparisons(), to),
     "advise": lambda to: show_advice(advice(), to),
     "advise-servers": lambda to: show_advice(advice()[-1:], to, balanced()),
+    "watch": lambda to: show_record([track_record()], to),
     "calibrate": lambda to: show_law(law(), Path("profiles/tiny.json"), to),
 }
 

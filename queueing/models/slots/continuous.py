@@ -62,7 +62,15 @@ from kendall.queueing.models.slots.processor_sharing import log_weights
 from kendall.queueing.models.slots.two_phases import delay_ratio, fitted
 from kendall.queueing.result import LEVELS, Quantiles
 
-__all__ = ["SlotQueue", "SlotTime", "doubt", "solve_continuous", "trusted"]
+__all__ = [
+    "SlotQueue",
+    "SlotTime",
+    "doubt",
+    "in_service",
+    "next_step",
+    "solve_continuous",
+    "trusted",
+]
 
 _LARGEST = 20_000
 _ALL_FOLLOWED = 256  # slots; of more, only as many as matter
@@ -119,6 +127,32 @@ def solve_continuous(time: SlotTime, arrival_rate: float, slots: int | None) -> 
         time_to_first_token=first,
         inter_token_latency=(sojourn - first) / later if later > 0 else None,
     )
+
+
+def next_step(time: SlotTime, arrival_rate: float, slots: int | None) -> float:
+    """Mean time from the dispatch to the step that the request enters; 0 where more comes than is
+    served, and slots are refilled at the ends of steps, unless there is a turnaround.
+    """
+    load = arrival_rate / _capacity(time, slots)
+    if load < 1:
+        return occupancy(time, arrival_rate, slots, load).gap(time)
+    if slots is None:
+        return 0.0
+    return time.gap(slots, time.parts(slots, refilled=True)[1], refilled=True)
+
+
+def in_service(time: SlotTime, arrival_rate: float, slots: int | None) -> float:
+    """Mean time from the first step that a request enters to its end; where more comes than is
+    served, that of refilled slots. Infinite there without a bound on the slots.
+    """
+    load = arrival_rate / _capacity(time, slots)
+    if load < 1:
+        found = occupancy(time, arrival_rate, slots, load)
+        return found.taken(0) / arrival_rate - found.gap(time)
+    if slots is None:
+        return math.inf
+    mean, share = time.parts(slots, refilled=True)
+    return mean - time.gap(slots, share, refilled=True)
 
 
 def doubt(
@@ -217,6 +251,17 @@ class _Occupancy:
         return float(self.free @ (np.arange(len(self.free)) + more)) + self.waiting * len(
             self.stays
         )
+
+    def gap(self, time: SlotTime) -> float:
+        """From the dispatch to the step that the request enters."""
+        gaps = [
+            time.gap(n, share, refilled=False) for n, (_, share) in enumerate(self.stays, start=1)
+        ]
+        at_once = float(self.free[: len(gaps)] @ gaps)
+        if self.waiting == 0:
+            return at_once
+        share = time.parts(len(gaps), refilled=True)[1]
+        return at_once + self.waiting * time.gap(len(gaps), share, refilled=True)
 
     def first_token(self, time: SlotTime) -> float:
         """From the dispatch to the first token."""

@@ -1,0 +1,59 @@
+"""`kendall watch`: servers whose queue is not ours, from their spans, their metrics, or what a
+Prometheus holds of them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from kendall.options import with_options
+from kendall.policies.text import SpecError
+from kendall.queueing.commands.shared_options import Json
+from kendall.server.watch.options import PANELS, WatchOptions
+
+app = typer.Typer(no_args_is_help=True, add_completion=False)
+
+
+@app.command("watch")
+@with_options(PANELS)
+def watch_command(
+    options: WatchOptions,
+    urls: Annotated[
+        list[str] | None,
+        typer.Argument(help="URLs of running servers, for example http://127.0.0.1:8000."),
+    ] = None,
+    *,
+    json: Json = False,
+) -> None:
+    """Watch servers that run already: the delays that they have beside those that the model
+    predicts for them.
+    """
+    _check(options)
+    if options.source.prometheus is not None:
+        if urls or options.source.otlp is not None:
+            raise SpecError("got --prometheus with another source; expected one of them")
+        from kendall.server.watch.track_record import track_record  # noqa: PLC0415 - heavy
+
+        track_record(options, json=json)
+    elif urls and options.report.once and options.source.otlp is None:
+        from kendall.server.watch.scraping import watch_once  # noqa: PLC0415 - heavy
+
+        watch_once(options, urls, json=json)
+    else:
+        raise SpecError(
+            "got no source; expected the URL of a server with --once, or --prometheus: `kendall "
+            "watch --help` explains each"
+        )
+
+
+def _check(options: WatchOptions) -> None:
+    """Raises SpecError for an option that the source does not read."""
+    report = options.report
+    if options.queue.slo is not None:
+        raise SpecError(
+            "got --slo with counters alone, which have no quantiles; expected none: leave it out"
+        )
+    if report.output is not None and options.source.prometheus is None:
+        raise SpecError(f"got --output {report.output} without --prometheus; expected both")
