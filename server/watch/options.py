@@ -69,7 +69,11 @@ class ReportOptions:
 
     host: str = option(REPORT, "Address of the page and the metrics.", default="127.0.0.1")
     port: int = option(
-        REPORT, "Port of the page and the metrics (0: any free port).", default=8081, min=0, max=65535
+        REPORT,
+        "Port of the page and the metrics (0: any free port).",
+        default=8081,
+        min=0,
+        max=65535,
     )
     once: bool = option(
         REPORT, "Watch for the time of --for, print what was seen and end.", default=False
