@@ -14,7 +14,7 @@ import numpy.typing as npt
 from kendall.queueing.latency.law import LatencyModel
 
 Vector = npt.NDArray[np.float64]
-SHARE = 0.01  # of the waiting time for which a number in service must have held
+SHARE = 0.1  # of the longest time that a number in service held while something waited
 FEWEST = 3  # requests that waited
 
 
@@ -22,7 +22,7 @@ FEWEST = 3  # requests that waited
 class ServedTimes:
     """Requests that one or several engines served; instants in seconds, counts in tokens."""
 
-    arrived: Vector
+    queued: Vector  # seconds that it waited for that slot
     started: Vector  # the scheduler gave it a slot
     first: Vector  # its first token
     last: Vector  # its last token
@@ -57,8 +57,8 @@ class ServedTimes:
         return most
 
     def slots(self) -> int | None:
-        """The most that a server ran while something waited for one of its slots, longer than a
-        step; None where nothing did.
+        """The most that a server ran for some time while something waited for one of its slots,
+        longer than a step; None where nothing did.
 
         Each stay counts half a step shorter at both ends, so that one that follows another is not
         beside it: their instants come over different ways.
@@ -81,19 +81,20 @@ class ObservedLaw:
 
 
 def _slots_of(served: ServedTimes, step: float) -> int | None:
-    waits = served.started - served.arrived > step
+    waits = served.queued > step
     count, many = served.started.size, int(np.count_nonzero(waits))
     if many < FEWEST:
         return None
     middle = (served.started + served.last) / 2
     begins = np.minimum(served.started + step / 2, middle)
     ends = np.maximum(served.last - step / 2, middle)
-    at = np.concatenate([begins, ends, served.arrived[waits], served.started[waits]])
+    since, until = (served.started - served.queued)[waits], served.started[waits]
+    at = np.concatenate([begins, ends, since, until])
     running = np.concatenate([np.ones(count), -np.ones(count), np.zeros(2 * many)])
     waiting = np.concatenate([np.zeros(2 * count), np.ones(many), -np.ones(many)])
     order = np.argsort(at, kind="stable")
     number = np.cumsum(running[order])[:-1].astype(np.int64)
     waited = np.where(np.cumsum(waiting[order])[:-1] > 0, np.diff(at[order]), 0.0)
     held = np.bincount(np.maximum(number, 0), waited)
-    kept = np.flatnonzero(np.cumsum(held[::-1])[::-1] >= SHARE * held.sum())
-    return int(kept[-1]) if held.sum() > 0 and kept[-1] >= 1 else None
+    most = int(np.flatnonzero(held >= SHARE * held.max())[-1])
+    return most if held.max() > 0 and most else None

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import bisect
 import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -21,18 +22,21 @@ from kendall.queueing.estimation.served_times import ServedTimes
 from kendall.queueing.measurement.record import Record
 from kendall.server.watch.spans import RequestSpan
 
+WAITED = 0.5  # of its own step: less in the queue is no wait for a slot
 KEPT = 20_000  # requests
 MOST_REPLICAS = 64
 SETTLED = 6.0  # seconds: two exports of OpenTelemetry's batches
 EXPORTED = 6.0  # seconds after its end in which a span is sent, at least
 LATER = 1.5  # times the longest time that a span has taken
-RECENT = 2000  # requests
+RECENT = 500  # requests
 HELD_BACK = 120.0  # seconds that the end of the window is before what is known, at most
 JUMP = 60.0  # seconds by which a clock may be off what it was
 GONE = 20.0  # mean times between spans without one, after which a replica is gone
 SILENT = 30.0  # seconds without a span, at least
+EARLY = "before_the_start"
 CLOCK, CROWD = "clock_jumped", "too_many_replicas"
 UNUSED = {
+    EARLY: "spans of requests that had ended before this watch began",
     CLOCK: f"spans of a server whose clock moved by more than {JUMP:g} s",
     CROWD: f"spans of more than {MOST_REPLICAS} servers",
 }
@@ -50,7 +54,8 @@ class Replica:
     requests: int = 0
     last_came: float = -math.inf
     last_ended: float = -math.inf  # of its requests, on our clock
-    late: float = 0.0  # the longest from the end of a request until its span came
+    # from the end of a request until its span came, of the last ones
+    delays: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
     gone: bool = False
 
     def at(self, instant_ns: int) -> float:
@@ -59,7 +64,7 @@ class Replica:
 
     def known_until(self, now: float) -> float:
         """Every request of it that had ended by then has been told of."""
-        return max(self.last_ended, now - max(EXPORTED, LATER * self.late))
+        return max(self.last_ended, now - max(EXPORTED, LATER * max(self.delays, default=0.0)))
 
     def silent(self, now: float) -> bool:
         """Whether it has sent nothing for so long that it serves no more."""
@@ -73,6 +78,7 @@ class ServedRequest:
 
     record: Record
     arrived: float
+    queued: float  # seconds
     started: float
     first: float
     last: float
@@ -89,6 +95,7 @@ class Fleet:
     # those whose replica's clock is not known yet, and when they came
     _waiting: list[tuple[RequestSpan, Replica, float]] = field(default_factory=list)
     _served: list[ServedRequest] = field(default_factory=list)  # by arrival
+    early: int = 0  # spans from before the first export, which are not used
     known: int = 0  # requests that arrived before the end, so far
     _handed: int = 0  # of `_served`, those that arrived before the end
     _late: list[ServedRequest] = field(default_factory=list)  # that came after the end had passed
@@ -133,6 +140,11 @@ class Fleet:
         self.known += len(late) + len(new)
         return late + new, max(1, len(here))
 
+    @property
+    def begin(self) -> float:
+        """From then on every request that ended is known."""
+        return min((each.since for each in self.replicas.values()), default=0.0) - EXPORTED
+
     def longest(self) -> float:
         """Stay of a request, of those that are known last; seconds."""
         return max((each.last - each.arrived for each in self._served[-RECENT:]), default=0.0)
@@ -165,14 +177,14 @@ class Fleet:
     def served_times(self) -> ServedTimes:
         """Of all that is kept up to the end of the window."""
         rows = [
-            (each.arrived, each.started, each.first, each.last, _held(each), *_sizes(each))
+            (each.queued, each.started, each.first, each.last, _held(each), *_sizes(each))
             for each in self._served[: self._handed]
         ]
-        arrived, started, first, last, held, prompts, outputs, server = (
+        queued, started, first, last, held, prompts, outputs, server = (
             np.array(rows, dtype=np.float64).reshape(-1, 8).T
         )
         return ServedTimes(
-            arrived=arrived,
+            queued=queued,
             started=started,
             first=first,
             last=last,
@@ -211,8 +223,11 @@ class Fleet:
     def _place(self, span: RequestSpan, replica: Replica, came: float) -> None:
         """In the order of arrivals."""
         served = _served(span, replica)
+        if served.last < replica.since - EXPORTED:
+            self.early += 1  # kept back by the server until somebody listened: others are lost
+            return
         replica.last_ended = max(replica.last_ended, served.last)
-        replica.late = max(replica.late, min(came - served.last, JUMP))
+        replica.delays.append(min(came - served.last, JUMP))
         place = bisect.bisect_right(self._served, served.arrived, key=_arrival)
         self._served.insert(place, served)
         if place < self._handed:
@@ -242,7 +257,11 @@ def _sizes(served: ServedRequest) -> tuple[int, int, int]:
 def _served(span: RequestSpan, replica: Replica) -> ServedRequest:
     arrived, ended = replica.at(span.started_ns), replica.at(span.ended_ns)
     first = max(arrived, ended - span.decode)
-    dispatched = min(arrived + span.queued, first)
+    started = max(arrived, first - span.prefill)
+    # who had to wait for a slot took it as the scheduler says; the others took theirs as they came,
+    # and what passes until the scheduler sees them is a part of their service
+    waited = span.queued > WAITED * (span.decode / max(1, span.output_tokens - 1) or span.prefill)
+    dispatched = started if waited else min(arrived + span.queued, started)
     record = Record(
         request_id=f"{span.request_id}-0",
         client_request_id=span.request_id,
@@ -265,7 +284,8 @@ def _served(span: RequestSpan, replica: Replica) -> ServedRequest:
     return ServedRequest(
         record=record,
         arrived=arrived,
-        started=max(arrived, first - span.prefill),
+        queued=span.queued,
+        started=started,
         first=first,
         last=ended,
     )

@@ -15,13 +15,12 @@ from kendall.queueing.commands.terminal import Column, Table, say
 from kendall.queueing.json_form import json_object, to_json
 from kendall.queueing.measurement.check import SAID
 from kendall.server.live.answers import AssessmentSummary
-from kendall.server.watch.fleet import HELD_BACK, UNUSED, Fleet
+from kendall.server.watch.fleet import EARLY, HELD_BACK, UNUSED, Fleet
 from kendall.server.watch.receiver import REFUSED, Received
 from kendall.server.watch.servers import WatchedServers
 from kendall.server.watch.spans import IGNORED
 
 FEW_LOST = 0.01  # share of the spans
-FIRST = 0.5  # seconds to the mean, below which a delay is shown in milliseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +119,8 @@ def report_of(
     missing, ended = (None, None) if lost is None else lost
     told = why_not_lost or "no URL of a server was given, whose counters tell"
     spans = Spans(
-        received=received.requests,
-        ignored=dict(received.ignored),
+        received=received.requests - fleet.early,
+        ignored=dict(received.ignored) | ({EARLY: fleet.early} if fleet.early else {}),
         refused=dict(received.refused),
         lost=missing,
         ended=ended,
@@ -223,7 +222,10 @@ MEANS = (
 )
 OTHERS = (
     Column(heading="what if", left=True, short=short_form),
-    *(Column(heading=name) for name in ("servers", "load", "queueing delay", "sojourn time")),
+    *(
+        Column(heading=name)
+        for name in ("token limit", "servers", "load", "queueing delay", "sojourn time")
+    ),
 )
 
 
@@ -295,7 +297,8 @@ def _other(each: WhatIf) -> list[str]:
         for quantiles in (forecast.queueing_delay, forecast.sojourn_time)
     ]
     return [
-        forecast.policy if limit is None else f"{forecast.policy}, at most {limit} tokens",
+        forecast.policy,
+        "none" if limit is None else str(limit),
         str(forecast.servers),
         f"{forecast.load:.2f}",
         *means,

@@ -32,7 +32,6 @@ FIRST_LAW = (
     120  # requests, after which a law is fitted; again each time that there are twice as many
 )
 MOST_SLOTS = 1024
-TOUCH = 1e-9  # seconds: the first arrival is within the window
 LARGER = 4  # times the slots that are there, which what-ifs and advice may try
 
 
@@ -133,7 +132,7 @@ class WatchedServers:
         if not math.isfinite(self.fleet.end):
             return
         if self.live is None:
-            self._clock = self._epoch_from = new[0].arrived - TOUCH if new else self.fleet.end
+            self._clock = self._epoch_from = min(self.fleet.begin, self.fleet.end)
             self.live = LiveModel(self, self.batcher.capabilities)
         self._feed(new)
         self._clock = max(self._clock, self.fleet.end)
@@ -145,7 +144,7 @@ class WatchedServers:
 
     async def _learn(self, times: ServedTimes) -> None:
         self._learnt = True
-        if self.slots_from != "option" and times.arrived.size:
+        if self.slots_from != "option" and times.queued.size:
             known = times.slots()
             self.slots_from = "unknown" if known is None else "observed"
             slots = min(MOST_SLOTS, known or times.most_in_service())

@@ -37,6 +37,7 @@ DRAWS, STRETCHES = 60, 20  # of the bootstrap
 APART = 0.25  # of a prefill: first tokens closer than that are of one step
 TRADING = 0.3  # part of the weakest direction from which on a coefficient is named
 VAGUE = 0.5  # half width of an interval over the value
+VARIED = 0.02  # coefficient of variation of the number in service that tells k3 from k4
 HALF = 0.5  # of a step, until the next begins
 
 
@@ -47,7 +48,9 @@ def observed_law(served: ServedTimes, rng: np.random.Generator) -> ObservedLaw |
     if times.size < 2 * FEWEST:
         return None
     prompts = served.prompts
-    varied = np.array([True, True, True, float(prompts.std()) > 0])
+    beside = design[:, 1] / np.maximum(design[:, 2], 1.0)  # in service at a step
+    alone = float(beside.std()) <= VARIED * float(beside.mean())
+    varied = np.array([True, not alone, True, float(prompts.std()) > 0])
     found = reweighted(design, times, varied)
     if found[1] + found[2] <= 0:
         return None
@@ -157,6 +160,11 @@ def _doubts(
     varied: npt.NDArray[np.bool_],
 ) -> tuple[str, ...]:
     doubts = [] if varied[-1] else ["prompts are alike: kp is a part of k1"]
+    if not varied[1]:
+        doubts.append(
+            "the number in service never varied: k3 is taken as 0, and what more slots would bring "
+            "is not known"
+        )
     names = [name for name, each in zip(NAMES, varied, strict=True) if each]
     columns = design[:, varied]
     scale = np.linalg.norm(columns, axis=0)

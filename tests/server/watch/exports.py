@@ -76,7 +76,10 @@ def exports_of(
         step = law.step(float(run.batch_size[i])) + law.admission(1, prompt)
         attributes = {
             "gen_ai.latency.time_in_queue": dispatched - arrived,
-            "gen_ai.latency.time_in_model_prefill": min(step, first - dispatched),
+            # who waited for a slot is scheduled as it takes it, others at the next step
+            "gen_ai.latency.time_in_model_prefill": first - dispatched
+            if dispatched > arrived
+            else min(step, first - dispatched),
             "gen_ai.latency.time_in_model_decode": ended - first,
             "gen_ai.latency.time_to_first_token": first - arrived,
             "gen_ai.latency.e2e": ended - arrived,
