@@ -59,14 +59,27 @@ async def opened() -> AsyncIterator[tuple[Port, httpx.AsyncClient]]:
         await port.listener.stop()
 
 
+async def status_of(
+    client: httpx.AsyncClient,
+    port: Port,
+    body: bytes | AsyncIterator[bytes],
+    headers: dict[str, str],
+) -> int:
+    """Of one export. One whose body is not read may find the connection closed before its answer,
+    which is as good as a 413.
+    """
+    try:
+        return (await client.post(port.url, content=body, headers=headers)).status_code
+    except (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError):
+        return 413
+
+
 def post(body: bytes, headers: dict[str, str] | None = None) -> tuple[int, Port]:
     """Its status, and the port that it came to."""
 
     async def run() -> tuple[int, Port]:
         async with opened() as (port, client):
-            given = PROTOBUF | (headers or {})
-            answer = await client.post(port.url, content=body, headers=given)
-            return answer.status_code, port
+            return await status_of(client, port, body, PROTOBUF | (headers or {})), port
 
     return asyncio.run(run())
 
@@ -155,7 +168,7 @@ def test_another_path_is_not_found() -> None:
 
 
 def test_a_gzip_bomb_is_refused_as_it_unpacks() -> None:
-    """8 GiB of zeros in less than 8 MiB."""
+    """1 GiB of zeros in 1 MiB."""
     import zlib
 
     packer, piece = zlib.compressobj(9, wbits=31), bytes(1 << 24)
@@ -177,11 +190,7 @@ def test_a_body_without_an_announced_length_is_read_to_the_bound_only() -> None:
                 yield bytes(1 << 20)
 
         async with opened() as (port, client):
-            try:
-                answer = await client.post(port.url, content=endless(), headers=PROTOBUF)
-                return answer.status_code, port
-            except httpx.HTTPError:  # closed while it sends
-                return 413, port
+            return await status_of(client, port, endless(), PROTOBUF), port
 
     status, port = asyncio.run(run())
     assert (status, port.receiver.received.refused) == (413, {"too_large": 1})
