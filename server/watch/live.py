@@ -5,7 +5,6 @@ with the gateway's routes of the live model.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json as text_of
 import signal
 import sys
@@ -145,9 +144,9 @@ class _Watch:
     def _print(self, report: Report, *, json: bool) -> None:
         if json:
             sys.stdout.write(text_of.dumps(report.as_json()) + "\n")
-        elif report.nothing is not None:
+        if report.nothing is not None:
             raise CommandError(report.nothing)
-        else:
+        if not json:
             show(report, console())
 
     async def _close(self) -> None:
@@ -173,8 +172,3 @@ def _headers(options: WatchOptions) -> dict[str, str]:
             raise SpecError(f"got --header {text!r}; expected NAME:VALUE")
         found[name.strip().lower()] = value.strip()
     return found
-
-
-def with_source(options: WatchOptions, where: str) -> WatchOptions:
-    """The same options with another address for spans."""
-    return dataclasses.replace(options, source=dataclasses.replace(options.source, otlp=where))

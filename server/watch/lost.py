@@ -31,7 +31,7 @@ def ended_requests(text: str) -> float:
     from prometheus_client.parser import text_string_to_metric_families  # noqa: PLC0415
 
     found = [
-        sample.value
+        float(sample.value)
         for family in text_string_to_metric_families(text)
         if family.name == ENDED
         for sample in family.samples

@@ -139,7 +139,7 @@ def report_of(
         prediction=prediction,
         what_if=None if live is None else live.what_if,
         what_if_in_force=None if live is None else live.what_if_in_force,
-        conditions=list(_conditions(servers, fleet, spans, now)),
+        conditions=() if live is None else tuple(_conditions(servers, fleet, spans, now)),
         reason=_reason(servers, spans),
     )
 
@@ -245,11 +245,11 @@ def show(report: Report, to: Console) -> None:
     rows = [_row(found, name) for name in ("queueing_delay", "sojourn_time")]
     to.print(Table(MEANS, rows))
     if check is not None:
-        half = check.relative_half_width * 100
         say(
             to,
             f"check of {check.requests} requests ({found.compared.replace('_', ' ')}): "
-            f"{SAID[check.verdict]}; observed / modelled {check.ratio:.3f} ± {half / 100:.3f}",
+            f"{SAID[check.verdict]}; observed / modelled {check.ratio:.3f} ± "
+            f"{check.relative_half_width:.3f}",
         )
         for cause in check.causes:
             say(to, f"  cause: {cause}")
