@@ -17,6 +17,7 @@ from fastapi import FastAPI, Response
 from kendall.queueing.errors import CommandError
 from kendall.server.http.api.failures import add_failures
 from kendall.server.http.live_routes import add_live
+from kendall.server.page import Feed, add_page
 from kendall.server.telemetry.metrics import exposition
 from kendall.server.watch.options import WatchOptions
 from kendall.server.watch.receiver import QuietServer
@@ -28,12 +29,14 @@ STOPPED = 2  # seconds that open connections have at the end
 
 def create_app(servers: WatchedServers, report: Callable[[], Report]) -> FastAPI:
     """Nothing can be changed by it."""
+    feed = Feed(servers)
     app = FastAPI(
         title="Kendall watch",
         version=metadata.version("kendall"),
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
+        lifespan=lambda _: _showing(feed),
     )
     add_failures(app)
 
@@ -51,7 +54,18 @@ def create_app(servers: WatchedServers, report: Callable[[], Report]) -> FastAPI
         return report().as_json()
 
     add_live(app, servers)
+    add_page(app, feed)
     return app
+
+
+@asynccontextmanager
+async def _showing(feed: Feed) -> AsyncIterator[None]:
+    """The page follows while the routes are served."""
+    ticking = asyncio.create_task(feed.run())
+    try:
+        yield
+    finally:
+        ticking.cancel()
 
 
 @asynccontextmanager

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -15,6 +16,7 @@ from kendall.policies.core import UNBOUNDED
 from kendall.policies.orders.order import Order
 from kendall.queueing.estimation.served_times import ObservedLaw, ServedTimes
 from kendall.queueing.latency.profile import load_law
+from kendall.queueing.measurement.record import Record
 from kendall.server.admission.limits_in_force import LimitsInForce
 from kendall.server.admission.settings import OverloadSettings
 from kendall.server.calibration.in_force import LatencyModelInForce
@@ -23,6 +25,7 @@ from kendall.server.live.model import LiveModel
 from kendall.server.queue.sequence import SequenceState
 from kendall.server.runtime.errors import ApiError
 from kendall.server.settings import Settings
+from kendall.server.supervision.lifecycle import EngineState
 from kendall.server.telemetry.metrics import Metrics
 from kendall.server.watch.fleet import Fleet, ServedRequest
 from kendall.server.watch.options import QueueOptions
@@ -37,13 +40,18 @@ LARGER = 4  # times the slots that are there, which what-ifs and advice may try
 
 @dataclass(slots=True)
 class WatchedQueue:
-    """The servers' queues, taken as one of `servers` servers."""
+    """The servers' queues, taken as one of `servers` servers. A request is known when it has ended:
+    of those that wait or are in service nothing is.
+    """
 
     capabilities: Capabilities
     policy_text: str
     servers: int = 1
     epoch: int = 0
-    queue_length: int = 0  # of now: not known
+    queue_length: ClassVar[int] = 0
+    in_service: ClassVar[int] = 0
+    unanswered: ClassVar[int] = 0
+    failures: ClassVar[Mapping[str, int]] = {}
 
     @property
     def servers_in_use(self) -> range:
@@ -51,18 +59,79 @@ class WatchedQueue:
         return range(self.servers)
 
     def unanswered_sequences(self) -> Iterable[SequenceState]:
-        """None: a request is known when it has ended."""
+        """None."""
         return ()
+
+    def running(self) -> Sequence[Sequence[object]]:
+        """Of each server."""
+        return [()] * self.servers
+
+    def in_service_sequences(self) -> Sequence[Sequence[SequenceState]]:
+        """Of each server."""
+        return [()] * self.servers
 
     def rank_by(self, ranking: Order) -> None:
         """The order is the servers' own."""
+
+
+class WatchedLimits(LimitsInForce):
+    """Those of the servers, which nobody here can change."""
+
+    def __init__(self, queue: WatchedQueue, metrics: Metrics) -> None:
+        super().__init__(queue.policy_text, None, None, metrics)
+        self._watched = queue
+        self.policies = [each for each in self.policies if each["name"] == "continuous"]
+
+    def state(self) -> dict[str, Any]:
+        """Now."""
+        queue = self._watched
+        return {
+            "policy": queue.policy_text,
+            "effective_max_batch_size": int(queue.policy_text.rpartition("=")[2]),
+            "padded": False,
+            "max_output_tokens": None,
+            "patience": None,
+            "epoch": queue.epoch,
+        }
 
 
 @dataclass(slots=True)
 class Lifetime:
     """Of the command."""
 
+    started: bool = False  # spans have come
     leaving: bool = False
+    reason: ClassVar[str | None] = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether there are servers that serve."""
+        return self.started
+
+    @property
+    def draining(self) -> bool:
+        """Whether nothing more is to be seen."""
+        return self.leaving
+
+    @property
+    def state(self) -> EngineState:
+        """As the page shows it."""
+        return EngineState.SERVING if self.started else EngineState.STARTING
+
+
+class Nothing:
+    """Of what a gateway has and watched servers do not show: restarts and rejections."""
+
+    restarts = 0
+
+    @property
+    def rejections(self) -> Nothing:
+        """None."""
+        return self
+
+    def by_reason(self) -> Mapping[str, float]:
+        """None."""
+        return {}
 
 
 @dataclass(slots=True)
@@ -78,9 +147,14 @@ class WatchedServers:
     slots_from: str = "unknown"  # option | observed | unknown
     settings: Settings = field(init=False)
     latency: LatencyModelInForce = field(init=False)
-    limits: LimitsInForce = field(init=False)
+    limits: WatchedLimits = field(init=False)
     batcher: WatchedQueue = field(init=False)
     live: LiveModel | None = None  # once the first spans are here
+    supervisor: Nothing = field(default_factory=Nothing)
+    overload: Nothing = field(default_factory=Nothing)
+    length_predictor: ClassVar[None] = None
+    servers: ClassVar[None] = None
+    proxying: ClassVar[None] = None
     _clock: float = 0.0
     _epoch_from: float = 0.0
     _learnt: bool = False
@@ -98,8 +172,8 @@ class WatchedServers:
         )
         given = self.asked.latency
         self.latency = LatencyModelInForce(None if given is None else load_law(given))
-        self.limits = LimitsInForce(policy, None, None, self.metrics)
         self.batcher = WatchedQueue(_capabilities(slots or 1, 1), policy)
+        self.limits = WatchedLimits(self.batcher, self.metrics)
 
     @property
     def now(self) -> Callable[[], float]:
@@ -134,7 +208,9 @@ class WatchedServers:
         if self.live is None:
             self._clock = self._epoch_from = min(self.fleet.begin, self.fleet.end)
             self.live = LiveModel(self, self.batcher.capabilities)
-        self._feed(new)
+            self.lifecycle.started = True
+        for each in self._feed(new):
+            self.metrics.on_watched(each)
         self._clock = max(self._clock, self.fleet.end)
         if servers != self.batcher.servers:
             self._begin_epoch(self._slots, servers, self._clock)
@@ -171,17 +247,18 @@ class WatchedServers:
         self._clock = end
         log.info("epoch %d: policy %s, %d servers", queue.epoch, queue.policy_text, servers)
 
-    def _feed(self, served: Sequence[ServedRequest]) -> None:
-        live = self.live_model()
-        for each, number in zip(served, self.fleet.in_service(served), strict=True):
-            live.on_watched(
-                msgspec.structs.replace(
-                    each.record,
-                    policy=self.batcher.policy_text,
-                    epoch=self.batcher.epoch,
-                    batch_size=number,
-                )
+    def _feed(self, served: Sequence[ServedRequest]) -> list[Record]:
+        """Returns their records under the setting in force."""
+        live, queue = self.live_model(), self.batcher
+        records = [
+            msgspec.structs.replace(
+                each.record, policy=queue.policy_text, epoch=queue.epoch, batch_size=number
             )
+            for each, number in zip(served, self.fleet.in_service(served), strict=True)
+        ]
+        for record in records:
+            live.on_watched(record)
+        return records
 
 
 def _policy(slots: int) -> str:

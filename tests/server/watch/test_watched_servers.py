@@ -7,10 +7,11 @@ from __future__ import annotations
 import asyncio
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
@@ -21,6 +22,9 @@ from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.experiment import run_trace
 from kendall.queueing.simulation.fast import SimulatedRun, Trace, draw_trace
+from kendall.server.page import Feed
+from kendall.server.page.state import topics
+from kendall.server.watch.app import create_app
 from kendall.server.watch.options import QueueOptions
 from kendall.server.watch.receiver import Received
 from kendall.server.watch.report import Report, report_of
@@ -31,6 +35,7 @@ from tests.server.watch.exports import exports_of
 pytest.importorskip("opentelemetry.proto.trace.v1.trace_pb2")
 LAW = LatencyModel(k1=0.004, k3=0.0005, k4=0.006, kp=0.00004)
 CLOSE = 0.05
+Look = Callable[[WatchedServers], Awaitable[None]]
 
 
 @dataclass(frozen=True)
@@ -62,8 +67,8 @@ class Scene:
         )
         return run_trace(model, trace), trace
 
-    def watched(self) -> Report:
-        """At the end of the run."""
+    def watched(self, look: Look | None = None) -> Report:
+        """At the end of the run; `look` is awaited then, with what is known."""
         run, trace = self.run()
         sent = heapq.merge(
             *(
@@ -94,6 +99,8 @@ class Scene:
             await servers.advance(now + 5.0, last=True)
             if servers.ready:
                 await servers.live_model().assess()
+            if look is not None:
+                await look(servers)
             report = report_of(
                 servers, received, None, why_not_lost=None, now=now, seconds=self.seconds
             )
@@ -175,3 +182,42 @@ def test_too_few_requests_are_no_law() -> None:
     assert report.prediction is None
     assert report.reason is not None
     assert "expected some 120" in report.reason
+
+
+def test_the_routes_of_the_live_model() -> None:
+    """As a gateway has them: prediction, advice, metrics, and the page with its numbers."""
+    asked = QueueOptions(slo="p95_sojourn_time<=2s")
+    found: dict[str, httpx.Response] = {}
+    shown: dict[str, Any] = {}
+
+    async def look(servers: WatchedServers) -> None:
+        await servers.live_model().update_what_if()
+        app = create_app(servers, lambda: pytest.fail("asked for"))
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://watch") as client:
+            for path in (
+                "/admin/prediction",
+                "/admin/advice?target=servers&slo=p95_sojourn_time<=2s",
+                "/metrics",
+                "/",
+                "/health",
+            ):
+                found[path] = await client.get(path)
+            refused = await client.put("/admin/policy", json={"policy": "single"})
+            assert refused.status_code in (404, 405)
+        shown.update(topics(servers, 0.0))
+        Feed(servers).tick()
+
+    Scene(asked=asked).watched(look)
+    assert {path: answer.status_code for path, answer in found.items()} == dict.fromkeys(found, 200)
+    prediction, advice, metrics, *_ = found.values()
+    assert prediction.json()["prediction"]["check"]["verdict"] == "agree"
+    other = {(each["policy"], each["servers"]) for each in prediction.json()["what_if"]}
+    assert ("continuous:max_batch_size=8", 1) in other
+    assert ("continuous:max_batch_size=4", 2) in other
+    assert all(policy.startswith("continuous") for policy, _ in other)
+    assert advice.json()["advice"][0]["target"] == "servers"
+    assert "kendall_replicas_needed 1.0" in metrics.text
+    assert 'kendall_checked_sojourn_time_seconds{policy="continuous:max' in metrics.text
+    assert shown["gateway"]["in_force"]["policy"] == "continuous:max_batch_size=4"
+    assert shown["look"]["prediction"]["comparison"] is not None
