@@ -6,7 +6,7 @@ import asyncio
 import json
 import subprocess
 import sys
-from collections import Counter
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,15 @@ from kendall.loadgen.gateway.gateway_process import free_port
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(600)]
 SLOTS, SECONDS, MEAN = 4, 60.0, 24
+CALIBRATING = 120  # requests
+LATER = 15.0  # seconds after which the server's exporter has tried again
 WATCH = "from kendall.server.watch.cli import app; app()"
+
+
+def new_client() -> httpx.AsyncClient:
+    """A connection for each call: the server closes one that is idle."""
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+    return httpx.AsyncClient(timeout=120, limits=limits, trust_env=False)
 
 
 async def send(url: str, seconds: float, rate: float, seed: int) -> list[tuple[int, int]]:
@@ -41,8 +49,7 @@ async def send(url: str, seconds: float, rate: float, seed: int) -> list[tuple[i
         usage = answer.json()["usage"]
         return usage["prompt_tokens"], usage["completion_tokens"]
 
-    limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(timeout=120, limits=limits, trust_env=False) as client:
+    async with new_client() as client:
         return await asyncio.gather(*(one(client, i) for i in range(instants.size)))
 
 
@@ -51,7 +58,7 @@ def capacity(url: str) -> float:
 
     async def measure() -> float:
         loop = asyncio.get_running_loop()
-        count, began = 120, loop.time()
+        count, began = CALIBRATING, loop.time()
         todo = list(range(count))
         rng = np.random.default_rng(1)
         lengths = np.minimum(rng.geometric(1 / MEAN, count), 200)
@@ -63,7 +70,7 @@ def capacity(url: str) -> float:
                 body |= {"max_tokens": int(lengths[i]), "ignore_eos": True}
                 (await client.post(f"{url}/v1/completions", json=body)).raise_for_status()
 
-        async with httpx.AsyncClient(timeout=120, trust_env=False) as client:
+        async with new_client() as client:
             await asyncio.gather(*(user(client) for _ in range(2 * SLOTS)))
         return count / (loop.time() - began)
 
@@ -71,10 +78,18 @@ def capacity(url: str) -> float:
 
 
 def watched(port: int, url: str, seconds: float) -> subprocess.Popen[str]:
+    """Once it listens, and the server has found that out."""
     command = [sys.executable, "-c", WATCH, url, "--otlp", f"127.0.0.1:{port}", "--once"]
-    return subprocess.Popen(
-        [*command, "--for", f"{seconds:g}s", "--json"], stdout=subprocess.PIPE, text=True
+    process = subprocess.Popen(
+        [*command, "--for", f"{seconds + LATER:g}s", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
+    assert process.stderr is not None
+    assert "waiting for spans" in process.stderr.readline()
+    time.sleep(LATER)
+    return process
 
 
 @pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
@@ -99,10 +114,9 @@ def test_the_check_of_a_vllm_that_nobody_changed(tmp_path: Path, protocol: str) 
     (tmp_path / "watch.json").write_text(out)
     assert watching.returncode == 0
     spans = found["spans"]
-    assert spans["received"] >= len(sent)  # those of the capacity may come too
+    assert 0 <= spans["received"] - len(sent) <= CALIBRATING  # some of its spans come late
     assert spans["lost"] == 0, spans
     assert found["setting"]["policy"] == f"continuous:max_batch_size={SLOTS}"
     assert found["check"]["verdict"] == "agree", found["check"]
-    tokens = Counter(tokens for _, tokens in sent)
-    mean = sum(n * count for n, count in tokens.items()) / len(sent)
+    mean = sum(tokens for _, tokens in sent) / len(sent)
     assert found["estimates"]["output_tokens"]["mean"] == pytest.approx(mean, rel=0.1)
