@@ -119,4 +119,4 @@ def test_the_check_of_a_vllm_that_nobody_changed(tmp_path: Path, protocol: str) 
     assert found["setting"]["policy"] == f"continuous:max_batch_size={SLOTS}"
     assert found["check"]["verdict"] == "agree", found["check"]
     mean = sum(tokens for _, tokens in sent) / len(sent)
-    assert found["estimates"]["output_tokens"]["mean"] == pytest.approx(mean, rel=0.1)
+    assert found["estimates"]["output_tokens"]["mean"]["value"] == pytest.approx(mean, rel=0.1)
