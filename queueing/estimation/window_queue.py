@@ -29,6 +29,7 @@ class QueueLimits:
     servers: int = 1
     pads: bool = True  # the engine can pad a batch; else a padded policy is served as elastic
     engine: EngineBounds = field(default_factory=EngineBounds)
+    owns_queue: bool = False  # the engine: only its slots and the servers can be other ones
 
 
 def model_of(

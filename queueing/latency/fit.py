@@ -70,12 +70,12 @@ def fit_law(
     cells = [np.array(indices) for indices in cell_of.values()]
     times = np.array([batch.service_time for batch in batches])
     varied = _varied(design)
-    coefficients = _solve(design, times, varied)
+    coefficients = reweighted(design, times, varied)
     fitted = design @ coefficients
     draws = []
     for _ in range(bootstrap):
         index = np.concatenate([rng.choice(cell, cell.size) for cell in cells])
-        draws.append(_solve(design[index], times[index], varied))
+        draws.append(reweighted(design[index], times[index], varied))
     low, high = np.percentile(np.array([coefficients, *draws]), [2.5, 97.5], axis=0)
     law = LatencyModel(
         **dict(zip(COEFFICIENTS, map(float, coefficients), strict=True)),
@@ -109,7 +109,10 @@ def _varied(design: FloatArray) -> NDArray[np.bool_]:
     return varied
 
 
-def _solve(design: FloatArray, times: FloatArray, varied: NDArray[np.bool_]) -> FloatArray:
+def reweighted(design: FloatArray, times: FloatArray, varied: NDArray[np.bool_]) -> FloatArray:
+    """Coefficients >= 0 of the columns that `varied`, 0 of the others: least squares of the
+    relative errors.
+    """
     weights = np.full(len(times), 1 / times.mean())
     coefficients = np.zeros(design.shape[1])
     for _ in range(ROUNDS):

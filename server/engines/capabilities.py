@@ -58,7 +58,7 @@ class ServersSummary:
 class Capabilities:
     """What an engine is and the bounds within which it serves; known once it has started."""
 
-    engine: str  # "vllm" | "emulated" | "http"
+    engine: str  # "vllm" | "emulated" | "http" | "watched"
     model: str
     max_model_len: int
     max_num_seqs: int
@@ -70,6 +70,8 @@ class Capabilities:
     # a prompt may take several steps: it may be longer than max_num_batched_tokens
     chunked_prefill: bool = False
     servers: int = 1
+    # the queue is the engine's own, and its policy cannot be another one
+    owns_queue: bool = False
     # names under which requests may ask for the model, where the engine decides them
     model_names: tuple[str, ...] = ()
     # of the model's own sampling, for calls that say nothing: temperature, top_p, ...

@@ -11,12 +11,9 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import PlainTextResponse
-from starlette.datastructures import QueryParams
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kendall.policies import SpecError
-from kendall.policies.text import suggest
-from kendall.queueing.json_form import fields_of, json_object
+from kendall.queueing.json_form import json_object
 from kendall.queueing.latency.profile import Profile
 from kendall.server.admission.limits_in_force import PolicyChange
 from kendall.server.calibration.calibration import (
@@ -39,24 +36,21 @@ from kendall.server.http.api.newer_endpoints import (
     described,
 )
 from kendall.server.http.api.openapi import ANSWERING, answers, body, document, errors
-from kendall.server.http.api.parameters import ADVICE_QUERY, CALL_HEADERS
+from kendall.server.http.api.parameters import CALL_HEADERS
 from kendall.server.http.api.schema import AutopilotChange, ChatRequest, CompletionRequest
 from kendall.server.http.api.servers import add_servers
 from kendall.server.http.api.tokenizing import add_tokenizing
-from kendall.server.http.api.validation import field_in, parse
+from kendall.server.http.api.validation import parse
 from kendall.server.http.bodies import BodyBudget
 from kendall.server.http.call import answer, direct
-from kendall.server.http.client_connection import watch_client
 from kendall.server.http.headers import stamped
+from kendall.server.http.live_routes import add_live
 from kendall.server.http.openai_tools.others import add_others
 from kendall.server.http.proxied.routes import add_proxied
 from kendall.server.http.unqueued import Unqueued
-from kendall.server.live.answers import AdviceAnswer
-from kendall.server.live.model import LiveModel
 from kendall.server.live.servers_seen import servers_seen
 from kendall.server.page import Feed, add_page
 from kendall.server.runtime.errors import ApiError
-from kendall.server.runtime.wording import brief
 from kendall.server.security.audit import AuditTrail
 from kendall.server.security.cors import cors
 from kendall.server.security.denials import Denial
@@ -169,7 +163,7 @@ def create_app(
     _add_policy(app, gateway)
     _add_admin(app, gateway)
     add_servers(app, gateway)
-    _add_live(app, gateway)
+    add_live(app, gateway)
     _add_autopilot(app, gateway)
     _add_calibration(app, gateway)
     document(app, {} if gateway.serving_objects is None else BEYOND)
@@ -345,93 +339,6 @@ def _add_admin(app: FastAPI, gateway: Gateway) -> None:
                 },
             }
         )
-
-
-async def _at_another_rate(live: LiveModel, request: Request, factor: str) -> dict[str, Any]:
-    """What-ifs where so many times as many requests come."""
-    asked = {"rate_factor": factor}
-    try:
-        found = await live.questions.ask(
-            ("what_if", factor),
-            lambda: live.what_ifs_at(asked),
-            partial(watch_client, request.scope, request.receive),
-        )
-    except SpecError as error:
-        raise ApiError(400, "invalid_parameter", str(error), param="rate_factor") from None
-    in_force, *others = found or [None]
-    answer = {
-        "rate_factor": float(factor),
-        "what_if": others,
-        "what_if_in_force": in_force,
-        "reason": live.why_nothing() if in_force is None else None,
-    }
-    return json_object(answer)
-
-
-def _add_live(app: FastAPI, gateway: Gateway) -> None:
-    @app.get("/admin/prediction", responses=errors(400, 401, 403, 500, 503, 504))
-    async def prediction(
-        request: Request, *, what_if: bool = False, rate_factor: str | None = None
-    ) -> dict[str, Any]:
-        live = gateway.live_model()
-        for key in request.query_params:
-            if key not in PREDICTION_QUERY:
-                names = f"{' or '.join(PREDICTION_QUERY)}{suggest(key, PREDICTION_QUERY)}"
-                message = f"got {brief(key)}; expected {names}"
-                raise ApiError(400, "invalid_parameter", message, param=key)
-        _each_once(request.query_params)
-        if rate_factor is not None:
-            return await _at_another_rate(live, request, rate_factor)
-        if what_if:
-            await live.questions.ask(
-                "what_if",
-                live.update_what_if,
-                partial(watch_client, request.scope, request.receive),
-            )
-        reason = live.why_nothing() if live.prediction is None else None
-        answer = {
-            "prediction": live.prediction,
-            "age": live.age,
-            "outdated": live.outdated,
-            "stopped": live.stopped,
-            "what_if_outdated": live.what_if_outdated,
-            "what_if": live.what_if,
-            "what_if_in_force": live.what_if_in_force,
-            "what_if_at": live.what_if_at,
-            "load_balancer": live.load_balancer,
-            "reason": reason,
-        }
-        return json_object(answer)
-
-    @app.get(
-        "/admin/advice",
-        responses=errors(400, 401, 403, 500, 503, 504),
-        openapi_extra={"parameters": ADVICE_QUERY},
-    )
-    async def advice(request: Request) -> dict[str, Any]:
-        live, asked = gateway.live_model(), request.query_params
-        watch = partial(watch_client, request.scope, request.receive)
-        _each_once(asked)
-        try:
-            found: AdviceAnswer = await live.questions.ask(
-                ("advice", *sorted(asked.multi_items())), lambda: live.advice(asked), watch
-            )
-        except SpecError as error:
-            named = field_in(str(error), asked)
-            raise ApiError(400, "invalid_objective", str(error), param=named) from None
-        reason = None if found.advice else live.why_nothing()
-        return json_object(fields_of(found) | {"reason": reason})
-
-
-PREDICTION_QUERY = ("what_if", "rate_factor")
-
-
-def _each_once(asked: QueryParams) -> None:
-    """Raises ApiError where a parameter stands twice."""
-    for key in asked:
-        if len(values := asked.getlist(key)) > 1:
-            got = " and ".join(f"{brief(key)}={brief(value)}" for value in values[:2])
-            raise ApiError(400, "invalid_objective", f"got {got}; expected it once", param=key)
 
 
 def _add_autopilot(app: FastAPI, gateway: Gateway) -> None:

@@ -28,6 +28,7 @@ class AssessmentRequest:
     engine: EngineBounds
     longest: int  # answer that the engine can give, tokens
     pads: bool = True  # the engine can pad a batch
+    owns_queue: bool = False  # the policy is the engine's
     patience: float | None = None  # seconds
     bounds: AutopilotBounds | None = None  # of the autopilot; None: those it has
     # largest batch and longest answer that the law was measured on
@@ -54,9 +55,9 @@ class LiveWindow:
         self._waiting_before = 0
         self._anew = False
 
-    def begin_epoch(self, epoch: int) -> None:
+    def begin_epoch(self, epoch: int, *, carry_lengths: bool = True) -> None:
         """Nothing is averaged across epochs."""
-        self.producer.begin_epoch(epoch, self._gateway.now())
+        self.producer.begin_epoch(epoch, self._gateway.now(), carry_lengths=carry_lengths)
         self._anew = False
         self._waiting_before = self._gateway.batcher.queue_length
 
@@ -86,6 +87,7 @@ class LiveWindow:
             engine=capabilities.bounds(gateway.limits.reserved_tokens),
             longest=capabilities.max_model_len,
             pads=capabilities.pads,
+            owns_queue=capabilities.owns_queue,
             patience=gateway.limits.patience,
             bounds=bounds,
             reach=_reach(gateway),

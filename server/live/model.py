@@ -66,6 +66,9 @@ class LiveModel(Observer):
             2 * gateway.settings.prediction_interval,
         )
         self._recent, self._busy = self.activity.recent, self.activity.busy
+        # of watched servers
+        self._busy_until: dict[int, float] = {}
+        self._watched_until = -math.inf
         self._self_checks = SelfChecks(now, self._busy)
         self.meter = _meter(gateway, capabilities)
         self._metered = MeteredBatches(self.meter)
@@ -143,9 +146,29 @@ class LiveModel(Observer):
         self._producer.on_record(record)
         self._self_checks.on_record(record, self._gateway.now())
 
-    def begin_epoch(self, epoch: int) -> None:
+    def on_watched(self, record: Record) -> None:
+        """A request that somebody else's servers have served: its arrival and its end, known
+        together, in the order of arrivals.
+        """
+        arrived_at, server = record.arrived_at, record.server_id or 0
+        begun, ended = record.dispatched_at, record.released_at
+        if arrived_at is None or begun is None or ended is None:
+            return
+        begins = self._producer.on_arrival(arrived_at, call=call_of(record.request_id))
+        self._producer.on_record(record)
+        if arrived_at <= self._watched_until:
+            return  # told of before, in another epoch, or late
+        self._watched_until = arrived_at
+        self._recent.saw(arrived_at, begins_call=begins)
+        before = self._busy_until.get(server, -math.inf)
+        if begun > before:
+            self._busy.end(server, before)
+            self._busy.begin(server, begun)
+        self._busy_until[server] = max(before, ended)
+
+    def begin_epoch(self, epoch: int, *, carry_lengths: bool = True) -> None:
         """A policy, limit, patience or law changed: nothing is averaged across."""
-        self._window.begin_epoch(epoch)
+        self._window.begin_epoch(epoch, carry_lengths=carry_lengths)
         self.prediction = self.what_if = self.what_if_in_force = self.what_if_at = self.ahead = None
         self.reason = self.load_balancer = None
         self.what_if_left, self._what_if_basis = 0, None
@@ -182,7 +205,7 @@ class LiveModel(Observer):
                     and self._gateway.latency.law is not None
                     and not self._gateway.latency.calibrating
                 ):
-                    assessing = asyncio.create_task(self._assess())
+                    assessing = asyncio.create_task(self.assess())
         finally:
             assessing.cancel()
 
@@ -211,7 +234,8 @@ class LiveModel(Observer):
             log.exception("the prediction process could not load the saved state")
         await self.pilot.start(ask)
 
-    async def _assess(self) -> None:
+    async def assess(self) -> None:
+        """The same as `update`; what fails is logged once."""
         try:
             await self.update()
         except PredictorLostError as error:
@@ -437,8 +461,10 @@ async def _balanced(
 
 
 def _meter(gateway: LiveHost, capabilities: Capabilities) -> EnergyMeter:
-    """Of the engine's own devices; an emulated engine draws nothing that could be its."""
-    if capabilities.engine == "emulated":
+    """Of the engine's own devices; an emulated engine draws nothing that could be its, and a
+    watched one may be on another machine.
+    """
+    if capabilities.engine in ("emulated", "watched"):
         return EnergyMeter(None)
     devices = int(gateway.settings.engine_args.get("tensor_parallel_size", 1))
     meter = EnergyMeter.of_machine(gpu="gpu" in capabilities.hardware, devices=devices)

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
+import numpy as np
 
 from kendall.policies import SpecError, parse_policy
 from kendall.policies.ordered import order_of
@@ -63,6 +64,8 @@ from kendall.queueing.estimation.outlook import (
     forecast_error,
     outlook,
 )
+from kendall.queueing.estimation.served_times import ObservedLaw, ServedTimes
+from kendall.queueing.estimation.speed.observed_law import observed_law
 from kendall.queueing.estimation.speed.speed_history import SpeedHistory
 from kendall.queueing.estimation.summaries import (
     ComparisonSummary,
@@ -131,6 +134,11 @@ class _Memory:
 
 
 _memory = _Memory()
+
+
+def learn_law(served: ServedTimes) -> ObservedLaw | None:
+    """The law of watched servers, from the requests that they served."""
+    return observed_law(served, np.random.default_rng(0))
 
 
 def restore(state: msgspec.Raw) -> EstimatesSummary:
@@ -530,7 +538,8 @@ def ask_advice(parameters: Mapping[str, str]) -> list[Advice]:
     if question is None or estimates is None:
         return []
     operating_point = _asked_about(question, estimates, parameters)
-    targets = UNASKED if target is None else (target,)
+    usual = [each for each in UNASKED if not (question.owns_queue and each == "policy")]
+    targets = usual if target is None else (target,)
     until = time.process_time() + ADVICE_SECONDS
     found = advise(
         operating_point,
@@ -657,6 +666,7 @@ def _limits(question: AssessmentRequest) -> QueueLimits:
         servers=setting.servers,
         pads=question.pads,
         engine=question.engine,
+        owns_queue=question.owns_queue,
     )
 
 

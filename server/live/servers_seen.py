@@ -6,22 +6,34 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from kendall.server.calibration.host import ObservedQueue
 from kendall.server.engines.capabilities import ServersSummary, ServerSummary
 from kendall.server.engines.proxied import ProxyingEngine
 from kendall.server.live.answers import AssessmentSummary
 from kendall.server.live.model import LiveModel
-from kendall.server.queue.batcher import Batcher
-from kendall.server.supervision.lifecycle import Lifecycle
 from kendall.server.supervision.replicas.servers import Servers
+
+
+class RunningQueue(ObservedQueue, Protocol):
+    """What each server has in service."""
+
+    def running(self) -> Sequence[Sequence[object]]: ...
+
+
+class Ready(Protocol):
+    """Whether the engine serves."""
+
+    @property
+    def ready(self) -> bool: ...
 
 
 class ServersHost(Protocol):
     """`batcher` and `live_model` raise ApiError 503 before the engine is up."""
 
     @property
-    def batcher(self) -> Batcher: ...
+    def batcher(self) -> RunningQueue: ...
     @property
-    def lifecycle(self) -> Lifecycle: ...
+    def lifecycle(self) -> Ready: ...
     @property
     def servers(self) -> Servers | None: ...
     @property

@@ -148,6 +148,13 @@ class Metrics(PolicyMetrics, Observer):
         """Outcome and durations."""
         self._series_of(record.policy or "").ended(record)
 
+    def on_watched(self, record: Record) -> None:
+        """A request that somebody else's servers have served."""
+        self.calls.received.count()
+        series = self._series_of(record.policy or "")
+        series.waited(record.queueing_delay or 0.0)
+        series.ended(record)
+
     def switched(
         self, policy: str, max_output_tokens: int | None, epoch: int, *, changed_policy: bool
     ) -> None:

@@ -131,7 +131,7 @@ class PolicySeries:
 
     def __init__(self, metrics: PolicyMetrics, label: str) -> None:
         durations = metrics.durations
-        self._queueing_delay = durations.queueing_delay.labels(label).observe
+        self.waited = durations.queueing_delay.labels(label).observe  # seconds in the queue
         self._batch_forming_delay = durations.batch_forming_delay.labels(label).observe
         self._batch_size = metrics.batch_size.labels(label).observe
         self._service_time = durations.service_time.labels(label).observe
@@ -156,7 +156,7 @@ class PolicySeries:
             if sequence.preemptions:  # its delays were counted when it was dispatched first
                 continue
             request = sequence.engine_request.request
-            self._queueing_delay(batch.dispatched_at - request.arrived_at)
+            self.waited(batch.dispatched_at - request.arrived_at)
             self._batch_forming_delay(batch.forming_delay(request))
         self._batch_size(batch.sequences[0].batch_size or 1)
 

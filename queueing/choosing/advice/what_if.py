@@ -8,6 +8,7 @@ answered from the window alone, a higher one only under a named family of length
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
 from collections.abc import Callable
 
@@ -34,12 +35,20 @@ class WhatIfs:
         self._operating_point = operating_point
         current = canonical(current)
         max_num_seqs = operating_point.limits.engine.max_num_seqs
+        owned = operating_point.limits.owns_queue
         others = one_knob_away(
             current,
-            policies=usual_policies(current, max_num_seqs),
+            policies=() if owned else usual_policies(current, max_num_seqs),
             token_limits=usual_token_limits(operating_point),
             sizes=usual_sizes(current, max_num_seqs),
         )
+        if owned:
+            number = current.servers
+            others += [
+                dataclasses.replace(current, servers=each)
+                for each in (number - 1, number + 1)
+                if each
+            ]
         self._forecasts = {
             setting: operating_point.outline(setting) for setting in (current, *others)
         }

@@ -1,0 +1,92 @@
+"""Spans of vLLM read from the protocol: one request each, or the reason why it is none."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from kendall.server.watch.fleet import Fleet
+from kendall.server.watch.spans import MalformedExportError, RequestSpan, requests_of
+from tests.server.watch.exports import BASE_NS, GIVEN, export
+
+pytest.importorskip("opentelemetry.proto.trace.v1.trace_pb2")
+
+
+def read(attributes: dict[str, Any], name: str = "llm_request") -> RequestSpan | str:
+    (found,) = requests_of(export([(name, BASE_NS, attributes)]), "10.0.0.7")
+    return found
+
+
+def test_every_field_of_a_request() -> None:
+    found = read(GIVEN)
+    assert found == RequestSpan(
+        request_id="cmpl-1",
+        replica="replica-a",
+        started_ns=BASE_NS,
+        queued=0.1,
+        prefill=0.02,
+        decode=0.3,
+        first_token=0.13,
+        whole=0.45,
+        prompt_tokens=12,
+        output_tokens=7,
+        max_tokens=16,
+    )
+    assert found.ended_ns == BASE_NS + 450_000_000
+
+
+def test_without_an_instance_the_server_is_where_it_sent_from() -> None:
+    (found,) = requests_of(export([("llm_request", BASE_NS, GIVEN)], None), "10.0.0.7")
+    assert isinstance(found, RequestSpan)
+    assert found.replica == "10.0.0.7"
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"gen_ai.latency.e2e": None}, "without_attributes"),
+        ({"gen_ai.usage.prompt_tokens": None}, "without_attributes"),
+        ({"gen_ai.latency.e2e": -1.0}, "impossible_values"),
+        ({"gen_ai.latency.e2e": math.inf}, "impossible_values"),
+        ({"gen_ai.latency.e2e": math.nan}, "impossible_values"),
+        ({"gen_ai.latency.e2e": "fast"}, "impossible_values"),
+        ({"gen_ai.latency.time_in_queue": 30.0}, "impossible_values"),
+        ({"gen_ai.usage.completion_tokens": 0}, "impossible_values"),
+        ({"gen_ai.usage.completion_tokens": 2**40}, "impossible_values"),
+    ],
+)
+def test_spans_that_are_not_used_have_a_reason(changed: dict[str, Any], reason: str) -> None:
+    given = {name: value for name, value in (GIVEN | changed).items() if value is not None}
+    assert read(given) == reason
+
+
+def test_spans_of_the_start_are_other_spans() -> None:
+    assert read({}, "EngineCore.load_model") == "other_span"
+
+
+@pytest.mark.parametrize(
+    "body", [b"\x0a", b"\x0b\x00", b"\x0a\x02\x12\x05", b"\x80" * 11, b"\x09\x00"]
+)
+def test_bytes_that_are_no_export(body: bytes) -> None:
+    with pytest.raises(MalformedExportError):
+        list(requests_of(body, "peer"))
+
+
+def test_an_empty_export_has_no_spans() -> None:
+    assert list(requests_of(b"", "peer")) == []
+
+
+def test_replicas_are_bounded_and_a_clock_that_jumps_is_told() -> None:
+    """What a stranger sends under many names, or from another century, is counted."""
+    fleet = Fleet()
+
+    def add(replica: str, started_ns: int) -> str | None:
+        (span,) = requests_of(export([("llm_request", started_ns, GIVEN)], replica), "peer")
+        assert isinstance(span, RequestSpan)
+        return fleet.add(span, 100.0)
+
+    assert [add(f"r{i}", BASE_NS) for i in range(64)] == [None] * 64
+    assert add("r64", BASE_NS) == "too_many_replicas"
+    assert add("r0", BASE_NS + 10**18) == "clock_jumped"
