@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from kendall.loadgen.measures.failures import ALLOWED
 from kendall.loadgen.sending.options import HOW, RESULTS
 from kendall.options import option
 from kendall.policies.text import CommaList
+from kendall.queueing.measurement.paths import FileToWrite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +31,24 @@ class ReportOptions:
             "is in milliseconds. Repeatable."
         ),
         default=(),
+    )
+    slo: tuple[str, ...] = option(
+        RESULTS,
+        (
+            "Objective of the run, for example 'p99_ttft<=200ms, mean_queueing_delay<=50ms'; exit "
+            "status 3 if it is missed. Repeatable."
+        ),
+        default=(),
+    )
+    html: Path | None = option(
+        RESULTS,
+        "Write a self-contained HTML report to this file.",
+        parser=FileToWrite("load.html"),
+    )
+    csv: Path | None = option(
+        RESULTS,
+        "Write the table of durations to this file, in milliseconds.",
+        parser=FileToWrite("load.csv"),
     )
     max_failed_fraction: float = option(
         HOW,

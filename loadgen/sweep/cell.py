@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from kendall.loadgen.compare.client_side import inferred
 from kendall.loadgen.datasets import Prompts
 from kendall.loadgen.gateway.gateway_process import GatewayClient, GatewayError
 from kendall.loadgen.measures.stability import Growth, GrowthWatch
@@ -92,6 +93,7 @@ class CellSender:
     prompts: Prompts | None = None  # for the timetable's rows; None: random tokens
     path: Path | None = None  # the sender's run file, written as the run goes on
     processes: int = 1
+    slots: int | None = None  # of a server that records no dispatch
     why_lost: Callable[[], Awaitable[str | None]] | None = None
 
     @property
@@ -129,7 +131,7 @@ class CellSender:
             if ended in ("complete", "unstable"):
                 known = await self.why_lost() if self.why_lost else None
                 ended, why = "lost", known or str(error)
-        header, records = gateway_side(self.begun, self.asked, self.seed)
+        header, records = self._served(load)
         return CellRun(
             cell=self.cell,
             ended=ended,
@@ -139,6 +141,14 @@ class CellSender:
             records=records,
             growth=guard.growth,
         )
+
+    def _served(self, load: LoadResult | None) -> tuple[Header, list[Record]]:
+        """The gateway's records, or what the clients' own tell of a server that has none."""
+        if self.slots is None:
+            return gateway_side(self.begun, self.asked, self.seed)
+        if load is None:
+            return Header(writer="load", configuration=self.asked, seed=self.seed), []
+        return load.header, inferred(load.records, self.slots).records
 
     async def _until_end(self, guard: CellGuard) -> tuple[LoadResult | None, Ended, str | None]:
         load = run_load(
