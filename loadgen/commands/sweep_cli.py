@@ -224,7 +224,7 @@ def sweep_command(
     """
     use_policies(options.policy_module, *asked.policies, *(more or ()))
     given = asked.given(more or ())
-    if options.resume is None and given.get("base_url") and not options.dry_run:
+    if options.resume is None and given.get("base_url"):
         given = _for_server(given, keys)
     plan, folder = _plan(options.preset, given, options.resume, options.output)
     if (warning := plan.reads_no_prediction) is not None:

@@ -200,26 +200,24 @@ class RunFile:
             )
             for comparison in (sample.comparison for sample in compared)
         ]
-        if self.inferred is not None:
-            cells = [
-                dataclasses.replace(cell, client=self._client_side(self.inferred, cell, sample))
-                for cell, sample in zip(cells, compared, strict=True)
-            ]
+        kept = [[request.id for request in sample.sample.kept] for sample in compared]
+        cells = [
+            dataclasses.replace(cell, client=self.client_side(cell, ids))
+            for cell, ids in zip(cells, kept, strict=True)
+        ]
         return list(zip(cells, compared, strict=True))
 
-    def _client_side(
-        self, run: InferredRun, cell: ReportCell, compared: ComparedSample
-    ) -> ClientSide:
+    def client_side(self, cell: ReportCell, kept: Iterable[str]) -> ClientSide | None:
+        """The token times of the `kept` requests, by id; None where the dispatches are the
+        gateway's own.
+        """
         comparison, model = cell.comparison, cell.model
+        if self.inferred is None:
+            return None
         if model is not None and comparison.speed is not None:
             model = model.but(law=comparison.speed.law(model.engine.law))
-        return client_side(
-            self.header,
-            run,
-            (request.id for request in compared.sample.kept),
-            model=model,
-            rate=comparison.asked_rate or comparison.arrival_rate,
-        )
+        rate = comparison.asked_rate or comparison.arrival_rate
+        return client_side(self.header, self.inferred, kept, model=model, rate=rate)
 
     def audit(self, comparison: Comparison, sent: Iterable[Record] = ()) -> Audit | None:
         """The arrivals at the gateway beside the process that was asked, and beside the timetable

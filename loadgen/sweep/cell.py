@@ -18,6 +18,7 @@ from kendall.loadgen.compare.client_side import inferred
 from kendall.loadgen.datasets import Prompts
 from kendall.loadgen.gateway.gateway_process import GatewayClient, GatewayError
 from kendall.loadgen.measures.stability import Growth, GrowthWatch
+from kendall.loadgen.sending.client.server_queue import QueueWatch
 from kendall.loadgen.sending.client.target import LoadError, Target
 from kendall.loadgen.sending.job import Counters, SendOptions
 from kendall.loadgen.sending.run import LoadResult, RunOutput, run_load
@@ -151,13 +152,19 @@ class CellSender:
         return load.header, inferred(load.records, self.slots).records
 
     async def _until_end(self, guard: CellGuard) -> tuple[LoadResult | None, Ended, str | None]:
+        watch = None if self.slots is None else await QueueWatch.begin(self.target)
         load = run_load(
             self.target,
             self.timetable,
             seed=self.seed,
             prompts=self.prompts,
             options=SendOptions(processes=self.processes),
-            output=RunOutput(path=self.path, configuration=self.asked, progress=guard),
+            output=RunOutput(
+                path=self.path,
+                configuration=self.asked,
+                at_end=None if watch is None else watch.at_end,
+                progress=guard,
+            ),
         )
         sending, watching = asyncio.create_task(load), asyncio.create_task(guard.run())
         ended: Ended = "complete"

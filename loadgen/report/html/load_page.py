@@ -21,7 +21,6 @@ from kendall.loadgen.report.load_verdict import LoadVerdict
 from kendall.loadgen.report.numbers import MS
 from kendall.loadgen.report.summary import LoadSummary
 from kendall.loadgen.report.summary_text import (
-    histogram_table,
     load_heads,
     load_notes,
     load_table,
@@ -62,7 +61,7 @@ class LoadPage:
         """The whole document."""
         drawn = [one for one in (self._over_time(), self._histogram()) if one is not None]
         summary, header = self.summary, self.result.header
-        tables = (load_table(summary), histogram_table(summary), status_table(summary))
+        tables = (load_table(summary), status_table(summary))
         return template("assets/load.html").render(
             title=_title(header),
             invalid=[*self.verdict.why_invalid(), *(f"broken: {one}" for one in self.broken)],
@@ -83,10 +82,11 @@ class LoadPage:
     def _over_time(self) -> tuple[str, str, str, Figure] | None:
         records = [r for r in self.result.records if r.outcome == "completed"]
         records = records[:: max(1, math.ceil(len(records) / MOST_POINTS))]
+        first = min((at for record in records if (at := began_at(record)) is not None), default=0.0)
         traces = []
         for name, colour in OVER_TIME:
             points = [
-                (began, value * MS)
+                (began - first, value * MS)
                 for record in records
                 if (began := began_at(record)) is not None
                 and (value := METRICS[name].of(record)) is not None
@@ -101,7 +101,7 @@ class LoadPage:
         if not traces:
             return None
         layout = {
-            "xaxis": axis(title=axis_title("intended instant (s)")),
+            "xaxis": axis(title=axis_title("due, s after the first")),
             "yaxis": axis(title=axis_title("ms"), rangemode="tozero"),
         }
         drawn = figure("over-time", traces, layout, height=360, min_width=560)
