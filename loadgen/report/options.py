@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kendall.loadgen.measures.failures import ALLOWED
-from kendall.loadgen.sending.options import HOW, RESULTS
+from kendall.loadgen.sending.options import GOALS, HOW, RESULTS
 from kendall.options import option
 from kendall.policies.text import CommaList
 from kendall.queueing.measurement.paths import FileToWrite
@@ -25,7 +25,7 @@ class ReportOptions:
         parser=CommaList(),
     )
     goodput: tuple[str, ...] = option(
-        RESULTS,
+        GOALS,
         (
             "Report goodput under these limits, for example 'ttft:100ms e2el:1s'; a bare number "
             "is in milliseconds. Repeatable."
@@ -33,7 +33,7 @@ class ReportOptions:
         default=(),
     )
     slo: tuple[str, ...] = option(
-        RESULTS,
+        GOALS,
         (
             "Objective of the run, for example 'p99_ttft<=200ms, mean_queueing_delay<=50ms'; exit "
             "status 3 if it is missed. Repeatable."
@@ -65,7 +65,7 @@ class ReportOptions:
         RESULTS, "Percentiles to report. Default: 50,90,95,99.", parser=CommaList()
     )
     assertions: tuple[str, ...] = option(
-        RESULTS,
+        GOALS,
         (
             "Condition on the result, for example 'p99_ttft < 200ms'; exit status 3 if it does "
             "not hold. Repeatable."
