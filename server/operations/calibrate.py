@@ -209,9 +209,7 @@ def _remote(url: str, request: CalibrationRequest, key: str | None, trust: Trust
     except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
         raise SpecError(f"got {url}; {A_GATEWAY} ({error})") from None
     except httpx.HTTPError as error:
-        raise CommandError(
-            f"no answer from {url} ({unanswered(error, url)}); {A_GATEWAY}"
-        ) from None
+        raise CommandError(f"no answer from {url} ({unanswered(error, url)}); {EXPECTED}") from None
     try:
         answer = response.json()
     except ValueError:
