@@ -25,6 +25,14 @@ SKIPPED = {
     """curl localhost:8080/v1/chat/completions -d '{"model": "smollm2""": "asks that model",
     'curl -H "Authorization: Bearer ..." localhost:8080/v1/models': "as kubectl",
     "vllm serve": "a model of 16 GB to be fetched",
+    **dict.fromkeys(
+        (
+            "kendall calibrate http://localhost:8000",
+            "kendall compare run.jsonl --latency law.json --max-num-seqs",
+            "kendall sweep --base-url http://localhost:8000",
+        ),
+        "before a plain server; tests/loadgen/test_plain_servers.py has one",
+    ),
     "kendall serve --engine http": (
         "before a server that runs already; tests/server/test_real_passing.py has one"
     ),

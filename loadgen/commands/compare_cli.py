@@ -51,7 +51,11 @@ class TheoryOptions:
     )
     max_num_seqs: int | None = option(
         "",
-        ("Largest number of sequences in the engine at once, for predictions. Default: no limit."),
+        (
+            "Largest number of sequences in the engine at once, for predictions; needed for the "
+            "run files of `kendall load` alone, against a server that is no gateway. Default: no "
+            "limit."
+        ),
     )
     predictor: str | None = option(
         "",
@@ -108,7 +112,8 @@ def compare_command(
         list[Path] | None,
         typer.Argument(
             help="Run files of `kendall serve --record-file` or of a simulation; add those of "
-            "`kendall load` for the delays that clients see.",
+            "`kendall load` for the delays that clients see. Those of `kendall load` alone: a run "
+            "against any server, with --max-num-seqs.",
         ),
     ] = None,
     *,
@@ -195,7 +200,7 @@ def _data(run_files: list[Path], folder: Path | None, given: TheoryOptions) -> R
 
 def _print(data: ReportData, *, json: bool) -> None:
     from kendall.loadgen.report.html.files import as_json  # noqa: PLC0415
-    from kendall.loadgen.report.report import show  # noqa: PLC0415
+    from kendall.loadgen.report.report import client_lines, show  # noqa: PLC0415
     from kendall.queueing.commands.terminal import console, say  # noqa: PLC0415
 
     if json:
@@ -218,6 +223,9 @@ def _print(data: ReportData, *, json: bool) -> None:
         return
     to = console()
     show([cell.shown for cell in data.cells], to)
+    for side in (cell.client for cell in data.cells if cell.client is not None):
+        for line in client_lines(side):
+            say(to, line)
     for event in data.events:
         say(to, event)
     for cell in data.missing:

@@ -21,7 +21,14 @@ from kendall.loadgen.report.files.result_files import (
     result_files,
     save_plan,
 )
-from kendall.loadgen.report.load_report import Report, Wishes, parse_wishes, report_on, save_bench
+from kendall.loadgen.report.load_report import (
+    Report,
+    Wishes,
+    parse_wishes,
+    report_on,
+    save_bench,
+    with_pages,
+)
 from kendall.loadgen.report.options import ReportOptions
 from kendall.loadgen.sending.operating_system import cancelled_by
 from kendall.loadgen.sending.options import PANELS, RESULTS, WHERE, LoadOptions
@@ -87,7 +94,7 @@ def load(
     results = dataclasses.replace(results, metadata=parse_metadata(metadata or []))
     plan = plan_load(options)
     files = result_files(results, plan.seed)
-    of_run = _run(options, plan, wishes, files)
+    of_run = _run(options, plan, wishes, files, report)
     if json:
         typer.echo(msgspec.json.encode(of_run.as_object()))
     else:
@@ -95,7 +102,13 @@ def load(
     raise typer.Exit(of_run.status)
 
 
-def _run(options: LoadOptions, plan: LoadPlan, wishes: Wishes, files: ResultFiles) -> Report:
+def _run(
+    options: LoadOptions,
+    plan: LoadPlan,
+    wishes: Wishes,
+    files: ResultFiles,
+    pages: ReportOptions,
+) -> Report:
     plan, note = asyncio.run(plan.for_server())
     for line in filter(None, (note, plan.announced)):
         typer.echo(f"kendall: {line}", err=True)
@@ -113,7 +126,8 @@ def _run(options: LoadOptions, plan: LoadPlan, wishes: Wishes, files: ResultFile
     except OSError as error:
         missing = (*result.missing, cannot_write(files.bench or "", error))
         report = report_on(dataclasses.replace(result, missing=missing), wishes)
-    return dataclasses.replace(report, files=tuple(files.written()))
+    report = dataclasses.replace(report, files=tuple(files.written()))
+    return with_pages(report, result, pages)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from kendall.loadgen.commands.flags import SummaryCommand
 from kendall.loadgen.report.options import ReportOptions
 from kendall.loadgen.sending.options import PANELS
 from kendall.options import with_options
+from kendall.policies.text import SpecError
 from kendall.queueing.commands.shared_options import Json
 from kendall.queueing.commands.terminal import console
 
@@ -39,10 +40,16 @@ def summary_command(
     condition does not hold, 1 if the run did not end.
     """
     from kendall.loadgen.report.files.saved_run import read_results  # noqa: PLC0415
-    from kendall.loadgen.report.load_report import parse_wishes, report_on  # noqa: PLC0415 - numerics, which `--help` need not wait for
+    from kendall.loadgen.report.load_report import parse_wishes, report_on, with_pages  # noqa: PLC0415 - numerics, which `--help` need not wait for
 
     wishes = parse_wishes(report)
-    reports = [(name, report_on(result, wishes)) for name, result in read_results(run_files)]
+    results = read_results(run_files)
+    if len(results) > 1 and (report.html or report.csv):
+        flag = "--html" if report.html else "--csv"
+        raise SpecError(f"got {flag} with {len(results)} runs; expected one run for one file")
+    reports = [
+        (name, with_pages(report_on(result, wishes), result, report)) for name, result in results
+    ]
     if json:
         objects = [{"run": name, **report.as_object()} for name, report in reports]
         typer.echo(msgspec.json.encode(objects[0] if len(objects) == 1 else {"runs": objects}))

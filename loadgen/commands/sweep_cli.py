@@ -128,7 +128,11 @@ class PlanOptions:
         ("Latency law or profile to use instead of a calibration; the emulated engine follows it."),
     )
     base_url: str | None = option(
-        GATEWAY, "URL of a running gateway to measure instead of starting one."
+        GATEWAY,
+        (
+            "URL of a running gateway to measure instead of starting one, or of any server with "
+            "OpenAI's API: its own policy is measured, with --max-num-seqs and --latency."
+        ),
     )
     bracket: float | None = option(
         GATEWAY,
@@ -220,6 +224,8 @@ def sweep_command(
     """
     use_policies(options.policy_module, *asked.policies, *(more or ()))
     given = asked.given(more or ())
+    if options.resume is None and given.get("base_url"):
+        given = _for_server(given, keys)
     plan, folder = _plan(options.preset, given, options.resume, options.output)
     if (warning := plan.reads_no_prediction) is not None:
         typer.echo(f"kendall: warning: {warning}", err=True)
@@ -239,6 +245,20 @@ def sweep_command(
         typer.echo(msgspec.json.encode(plan_as_object(plan)))
     else:
         print_plan(plan, console())
+
+
+def _for_server(given: dict[str, Any], keys: Keys) -> dict[str, Any]:
+    """What was given, completed for a server that is no gateway. Raises SpecError, LoadError."""
+    from kendall.loadgen.sending.client.target import LoadError  # noqa: PLC0415 - as below
+    from kendall.loadgen.sending.options import check_base_url  # noqa: PLC0415
+    from kendall.loadgen.sweep.plain_server import is_plain, with_own_policy  # noqa: PLC0415
+
+    check_base_url(given["base_url"])
+    try:
+        plain = asyncio.run(is_plain(given["base_url"], keys))
+    except LoadError:  # the sweep says what it expected
+        return given
+    return with_own_policy(given) if plain else given
 
 
 def _plan(

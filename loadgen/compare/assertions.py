@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 from kendall.policies.durations import UNITS, seconds_or_nan
 from kendall.policies.text import SpecError, short_number
-from kendall.queueing.measurement.slo import load_test_name
+from kendall.queueing.measurement.slo import load_test_name, read_slo, split_slos
 
 Values = Mapping[str, float | None]
 
@@ -82,6 +82,19 @@ class Broken:
 def parse_assertions(texts: Iterable[str]) -> list[Assertion]:
     """Several conditions, also several with commas in one text. Raises SpecError."""
     return [parse_assertion(part) for text in texts for part in text.split(",")]
+
+
+def parse_objectives(texts: Sequence[str]) -> list[Assertion]:
+    """The objectives of `--slo` as conditions on a load run, whose sojourn time is the time end to
+    end. Raises SpecError.
+    """
+    found = []
+    for text in split_slos(" ".join(texts)) if texts else ():
+        read = read_slo(text)
+        quantity = "e2el" if read.quantity == "sojourn_time" else _short(read.quantity)
+        name = f"{read.statistic}_{quantity}"
+        found.append(Assertion(text.strip(), name, "<=", read.seconds, "ms"))
+    return found
 
 
 def parse_assertion(text: str) -> Assertion:

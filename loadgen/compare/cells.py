@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from kendall.loadgen.compare.by_order import ComparedSample, with_orders
+from kendall.loadgen.compare.client_side import ClientSide, InferredRun, client_side, inferred
 from kendall.loadgen.compare.compare import Comparison, compare_samples
 from kendall.loadgen.compare.comparison import QUANTITIES, Quantity, Theory, Verdict
 from kendall.loadgen.compare.epoch_sample import timetable_of
@@ -54,6 +55,7 @@ class ReportCell:
     lateness: Summary | None = None  # of the sender, seconds
     audit: Audit | None = None  # of the arrivals at the gateway
     model: Queue | None = None  # the queue that was asked for, under the calibrated law
+    client: ClientSide | None = None  # where its dispatches are inferred from clients' records
 
     @property
     def shown(self) -> Comparison:
@@ -139,6 +141,7 @@ class RunFile:
     header: Header
     records: list[Record]
     cut: bool = False  # the last line was incomplete and is left out
+    inferred: InferredRun | None = None  # `records` are its, of a server that tells no dispatch
 
     @property
     def incomplete(self) -> tuple[str, ...]:
@@ -154,6 +157,11 @@ class RunFile:
             raise SpecError(f"got {path}: {error.strerror}; expected a run file") from None
         except ValueError as error:
             raise SpecError(str(error)) from None
+
+    def with_dispatches(self, slots: int) -> RunFile:
+        """A load generator's file, with the dispatches of a server of so many slots."""
+        run = inferred(self.records, slots)
+        return dataclasses.replace(self, records=run.records, inferred=run)
 
     def senders_among(self, sent: Iterable[RunFile]) -> list[RunFile]:
         """The load generators' files of this file's requests."""
@@ -192,7 +200,24 @@ class RunFile:
             )
             for comparison in (sample.comparison for sample in compared)
         ]
+        kept = [[request.id for request in sample.sample.kept] for sample in compared]
+        cells = [
+            dataclasses.replace(cell, client=self.client_side(cell, ids))
+            for cell, ids in zip(cells, kept, strict=True)
+        ]
         return list(zip(cells, compared, strict=True))
+
+    def client_side(self, cell: ReportCell, kept: Iterable[str]) -> ClientSide | None:
+        """The token times of the `kept` requests, by id; None where the dispatches are the
+        gateway's own.
+        """
+        comparison, model = cell.comparison, cell.model
+        if self.inferred is None:
+            return None
+        if model is not None and comparison.speed is not None:
+            model = model.but(law=comparison.speed.law(model.engine.law))
+        rate = comparison.asked_rate or comparison.arrival_rate
+        return client_side(self.header, self.inferred, kept, model=model, rate=rate)
 
     def audit(self, comparison: Comparison, sent: Iterable[Record] = ()) -> Audit | None:
         """The arrivals at the gateway beside the process that was asked, and beside the timetable
@@ -230,11 +255,13 @@ def cells_of_files(files: Sequence[RunFile], asked: TheoryInputs) -> list[Report
     """
     sent = [file for file in files if file.header.writer == "load"]
     received = [file for file in files if file.header.writer != "load"]
-    if not received:
+    if not received and asked.max_num_seqs is None:
         raise SpecError(
             "got load generators' files only; expected the gateway's own as well (kendall serve "
-            "--record-file)"
+            "--record-file), or --max-num-seqs of a server that is no gateway"
         )
+    if not received and asked.max_num_seqs is not None:
+        received = [file.with_dispatches(asked.max_num_seqs) for file in files]
     pairs = [pair for file in received for pair in file.cells(file.senders_among(sent), asked)]
     conditions = [(cell.comparison.asked_rate, cell.max_output_tokens) for cell, _ in pairs]
     comparisons = with_orders([compared for _, compared in pairs], conditions)

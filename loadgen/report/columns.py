@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from html import escape
 
 from kendall.loadgen.compare.cells import ReportCell
+from kendall.loadgen.compare.client_side import TokenTime
 from kendall.loadgen.compare.comparison import Comparison, TheoryEstimate
 from kendall.loadgen.report.numbers import (
     MS,
@@ -166,6 +167,26 @@ def _of_check(key: str, value: Callable[[Check], float | str]) -> ReportColumn:
     )
 
 
+def _of_client(name: str) -> ReportColumn:
+    """The column for a duration of tokens where only the clients saw them."""
+    return ReportColumn(
+        key=f"{name}_ms",
+        value=lambda cell: None if (t := _token_time(cell, name)) is None else t.observed.mean * MS,
+    )
+
+
+def _predicted_of_client(name: str) -> ReportColumn:
+    return ReportColumn(
+        key=f"predicted_{name}_ms",
+        value=lambda cell: None if (t := _token_time(cell, name)) is None else _in_ms(t.predicted),
+    )
+
+
+def _token_time(cell: ReportCell, name: str) -> TokenTime | None:
+    times = () if cell.client is None else cell.client.token_times
+    return next((time for time in times if time.name == name), None)
+
+
 def _observed_on_page(cell: ReportCell) -> str:
     observed = cell.comparison.quantity.observed
     mean, half = mean_and_half(observed.mean, observed.half_width)
@@ -317,6 +338,14 @@ COLUMNS = (
     ),
     ReportColumn(
         key="cv", value=lambda cell: speed.cv if (speed := cell.comparison.speed) else None
+    ),
+    *map(_of_client, ("time_to_first_token", "inter_token_latency")),
+    *map(_predicted_of_client, ("time_to_first_token", "inter_token_latency")),
+    ReportColumn(
+        key="server_queueing_delay_ms",
+        value=lambda cell: (
+            None if (c := cell.client) is None or c.server is None else _in_ms(c.server.mean)
+        ),
     ),
     ReportColumn(
         key="verdict",

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from kendall.loadgen.compare.assertions import (
     Broken,
     check,
     parse_assertions,
+    parse_objectives,
     percentiles_of,
     require_known,
 )
@@ -36,6 +37,7 @@ from kendall.loadgen.report.files.bench_json import (
     write_bench_json,
 )
 from kendall.loadgen.report.files.result_files import ResultFiles
+from kendall.loadgen.report.html.load_page import LoadPage, write_load_csv, write_load_page
 from kendall.loadgen.report.load_verdict import BUDGET, LoadVerdict, judge, parse_budget
 from kendall.loadgen.report.options import ReportOptions
 from kendall.loadgen.report.summary import PERCENTILES, LoadSummary, summarise_load
@@ -99,7 +101,7 @@ def parse_wishes(options: ReportOptions) -> Wishes:
         metrics=shown,
         percentiles=PERCENTILES if percentiles is None else parse_percentiles(percentiles),
         limits=parse_goodput(options.goodput) if options.goodput else (),
-        assertions=tuple(parse_assertions(options.assertions)),
+        assertions=(*parse_assertions(options.assertions), *parse_objectives(options.slo)),
         budget=BUDGET if budget is None else parse_budget(budget),
         budget_asked=budget is not None,
         max_failed=parse_share("--max-failed-fraction", options.max_failed_fraction),
@@ -177,6 +179,18 @@ def report_on(result: LoadResult, wishes: Wishes, files: Sequence[Path] = ()) ->
         ),
         files=tuple(files),
     )
+
+
+def with_pages(report: Report, result: LoadResult, options: ReportOptions) -> Report:
+    """Write the HTML report and the CSV table that were asked for. Raises CommandError."""
+    files = list(report.files)
+    if options.html is not None:
+        broken = [str(one) for one in report.broken]
+        page = LoadPage(result, report.summary, report.verdict, broken)
+        files.append(write_load_page(page, options.html))
+    if options.csv is not None:
+        files.append(write_load_csv(report.summary, options.csv))
+    return replace(report, files=tuple(files))
 
 
 def save_bench(

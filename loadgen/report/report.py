@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
+from kendall.loadgen.compare.client_side import ClientSide
 from kendall.loadgen.compare.comparison import Comparison, DifferencePart
 from kendall.loadgen.compare.residual import disturbance, parts_of, verdict
 from kendall.loadgen.report.columns import BY_KEY, SHORT, difference, policy_name
@@ -217,6 +218,32 @@ def show(comparisons: Sequence[Comparison], to: Console) -> None:
             say(to, line)
         for line in reasons(comparisons):
             say(to, line)
+
+
+def client_lines(side: ClientSide) -> list[str]:
+    """What the clients' records of a server that tells no dispatch say, and how they were read."""
+    lines = []
+    for one in side.token_times:
+        observed, name = one.observed, one.name.replace("_", " ")
+        half = "too short" if observed.too_short else f"± {plain_ms(observed.half_width)}"
+        beside = "no steady state predicted"
+        if one.predicted is not None and one.deviation is not None:
+            beside = f"steady state {plain_ms(one.predicted)} ms ({one.deviation:+.1%})"
+        lines.append(f"{name}: observed {plain_ms(observed.mean)} ms ({half}), {beside}")
+    slots = counted(side.slots, "slot")
+    lines.append(
+        f"dispatches are inferred from the clients' records ({slots}, in the order of sending), so "
+        "the gateway's share says nothing"
+    )
+    told = "" if side.server is None else f"; {side.server.in_words}"
+    lines.append(f"mean queueing delay as inferred: {plain_ms(side.inferred_delay)} ms{told}")
+    if side.early:
+        lines.append(
+            f"{side.early} of {counted(side.requests, 'request')} had a first token before a slot "
+            f"was free by this reckoning; expected {slots} and the order of arrival: is "
+            "--max-num-seqs that of the server?"
+        )
+    return lines
 
 
 def reasons(comparisons: Sequence[Comparison]) -> list[str]:

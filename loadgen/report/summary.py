@@ -11,14 +11,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from kendall.loadgen.measures.failures import StatusCount, outcome_of, status_counts
 from kendall.loadgen.measures.goodput import Goodput, Limit, duration, goodput
 from kendall.loadgen.measures.histogram import Bin, histogram
+from kendall.loadgen.measures.lengths import LengthsReceived, lengths_received
 from kendall.loadgen.measures.little_check import LittleCheck, little_check
 from kendall.loadgen.measures.metrics import (
     LATENESS,
@@ -29,6 +31,7 @@ from kendall.loadgen.measures.metrics import (
     values,
 )
 from kendall.loadgen.measures.stability import Growth, backlog
+from kendall.loadgen.sending.client.server_queue import ServerQueue
 from kendall.loadgen.sending.run import LoadResult
 from kendall.queueing.arrivals.timetable import delivered_rate
 from kendall.queueing.measurement.delay_variance import AsymptoticVariance, single_server_variance
@@ -145,6 +148,9 @@ class LoadSummary:
     growth: Growth | None  # of the queue while requests were sent
     errors: Mapping[str, int]  # texts of what failed, most frequent first, at most five
     interrupted: bool
+    lengths: LengthsReceived | None = None  # where each request carried its own length
+    server_queue: ServerQueue | None = None  # of a server that is no gateway of ours
+    uncounted: int = 0  # completed answers without usage, whose tokens are those events
 
     @property
     def sent(self) -> int:
@@ -187,12 +193,21 @@ def summarise_load(
     limits: Sequence[Limit] = (),
 ) -> LoadSummary:
     """Summarise a run; `limits` ask for its goodput."""
-    return summarise_records(
+    summary = summarise_records(
         result.records,
         asked_rate,
         percentiles=percentiles,
         limits=limits,
         interrupted=result.interrupted,
+    )
+    configured = result.header.configuration
+    queue = configured.get("server_queue")
+    forced = configured.get("lengths") == "ignore_eos"
+    return replace(
+        summary,
+        lengths=lengths_received(result.records) if forced else None,
+        server_queue=None if queue is None else msgspec.convert(queue, ServerQueue),
+        uncounted=configured.get("uncounted", 0),
     )
 
 

@@ -23,10 +23,11 @@ LATE = 0.02  # mean lateness over mean end-to-end time beyond which the sender i
 
 def load_lines(summary: LoadSummary) -> list[str]:
     """The lines above the table: requests, rates, tokens, goodput, Little's law."""
-    return [f"{name:<14}{text}" for name, text in _heads(summary)]
+    return [f"{name:<14}{text}" for name, text in load_heads(summary)]
 
 
-def _heads(summary: LoadSummary) -> Iterator[tuple[str, str]]:
+def load_heads(summary: LoadSummary) -> Iterator[tuple[str, str]]:
+    """The names and texts of these lines."""
     # a request that got no answer within the drain limit has failed, as the line on failures
     # counts it
     counts = dict(summary.outcomes)
@@ -49,6 +50,7 @@ def _heads(summary: LoadSummary) -> Iterator[tuple[str, str]]:
         answered = short_number(summary.output_tokens_per_second)
         tokens = short_number(summary.tokens_per_second)
         yield "tokens (1/s)", f"{answered} answered, {tokens} with prompts; {lengths}"
+    yield from _of_the_server(summary)
     if (goodput := summary.goodput) is not None:
         limits = ", ".join(goodput.limits)
         text = (
@@ -75,6 +77,20 @@ def _heads(summary: LoadSummary) -> Iterator[tuple[str, str]]:
         )
         wrong = "" if little.holds else "; THEY DIFFER: the records are wrong"
         yield "Little's law", text + wrong
+
+
+def _of_the_server(summary: LoadSummary) -> Iterator[tuple[str, str]]:
+    """What a server that is no gateway did with the lengths, and tells or does not tell."""
+    if summary.lengths is not None:
+        yield "lengths", summary.lengths.in_words
+    if summary.uncounted:
+        yield (
+            "usage",
+            f"{summary.uncounted:,} answers without it: their tokens are the events of their "
+            "streams, of which one may bring several",
+        )
+    if summary.server_queue is not None:
+        yield "server", summary.server_queue.in_words
 
 
 def load_table(summary: LoadSummary, metrics: Sequence[str] = ORDER) -> Table:

@@ -45,6 +45,8 @@ def flat(summary: LoadSummary) -> dict[str, float]:
         named |= {"goodput": summary.goodput.share, "request_goodput": summary.goodput.rate}
     if summary.little is not None:
         named["number_in_system"] = summary.little.number_in_system
+    if (queue := summary.server_queue) is not None and queue.mean is not None:
+        named["mean_queueing_delay"] = queue.mean
     lengths = {name: getattr(summary, name) for name in _LENGTHS}
     for name, quantity in {**summary.durations, **lengths}.items():
         if quantity is not None:

@@ -84,6 +84,7 @@ class InFlightRequests:
         record = exchange.record()
         if record.outcome == "completed":
             self.counters.completed += 1
+            self.counters.uncounted += not exchange.counted
         elif record.sent_at is not None:
             self.counters.other += 1
             self.counters.refused += not is_failure(record)

@@ -25,6 +25,7 @@ class Counters:
     other: int = 0  # answered, but not completed
     refused: int = 0  # of these: rejected or abandoned by a server that is not unavailable
     held: int = 0  # had to wait for a place among `max_concurrency`
+    uncounted: int = 0  # completed without usage: their tokens are the events of their streams
     # why nothing more was sent: too many failures in a row, or a run file that cannot be written
     stopped: str | None = None
 

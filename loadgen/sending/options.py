@@ -17,7 +17,14 @@ from kendall.policies.text import SpecError, suggest
 from kendall.remote import Trust, check_key, check_no_credentials
 
 # panels of the help, in its order
-WHERE, WHEN, WHAT, HOW, RESULTS = PANELS = ("Server", "Arrivals", "Requests", "Sending", "Results")
+WHERE, WHEN, WHAT, HOW, GOALS, RESULTS = PANELS = (
+    "Server",
+    "Arrivals",
+    "Requests",
+    "Sending",
+    "Objectives",
+    "Results",
+)
 DATASETS = ("random", "sharegpt", "jsonl", "custom")
 SOURCES = (
     "--request-rate, --arrivals, --ramp-up-strategy, --trace, --timetable; or "

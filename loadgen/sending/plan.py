@@ -20,6 +20,7 @@ from kendall.loadgen.datasets import (
 )
 from kendall.loadgen.sending.client.client import address_of
 from kendall.loadgen.sending.client.endpoint import UNKNOWN, look_at, with_lengths
+from kendall.loadgen.sending.client.server_queue import QueueWatch
 from kendall.loadgen.sending.client.target import LoadError, Target
 from kendall.loadgen.sending.drawn_arrivals import draw_arrivals
 from kendall.loadgen.sending.job import ClosedLoopUsers, SendOptions
@@ -51,6 +52,8 @@ class LoadPlan:
     # seconds to wait for a server that is not ready; None looks once, 0 not at all
     ready_timeout: float | None
     lengths_open: bool  # drawn lengths are to be met in the way that the server accepts
+    # no gateway of ours: what it tells of its queue is in its /metrics
+    foreign: bool = False
 
     @property
     def announced(self) -> str | None:
@@ -88,7 +91,8 @@ class LoadPlan:
         if self.lengths_open:
             target, note = with_lengths(target, endpoint)
         header = dict(self.header) if note is None else {**self.header, "lengths_note": note}
-        return dataclasses.replace(self, target=target, header=header), note
+        foreign = endpoint is not UNKNOWN and not endpoint.kendall
+        return dataclasses.replace(self, target=target, header=header, foreign=foreign), note
 
     @property
     def poisson(self) -> bool:
@@ -102,13 +106,19 @@ class LoadPlan:
     ) -> LoadResult:
         """Send it; `path` is the run file, `saved` where the timetable is. Raises LoadError."""
         configuration = {**self.header, "timetable": None if saved is None else str(saved)}
+        watch = await QueueWatch.begin(self.target) if self.foreign else None
         return await run_load(
             self.target,
             self.timetable,
             seed=self.seed,
             prompts=self.prompts,
             options=self.sending,
-            output=RunOutput(path=path, configuration=configuration, progress=progress),
+            output=RunOutput(
+                path=path,
+                configuration=configuration,
+                at_end=None if watch is None else watch.at_end,
+                progress=progress,
+            ),
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -65,6 +65,8 @@ class RunOutput:
 
     path: Path | None = None  # a run file that grows with the run
     configuration: Mapping[str, Any] = field(default_factory=dict)  # for the header
+    # more of it, asked for when so many requests have completed and the run is over
+    at_end: Callable[[int], Awaitable[Mapping[str, Any]]] | None = None
     progress: ProgressDisplay | None = None
 
 
@@ -110,7 +112,14 @@ async def run_load(
                 await shown
     records.sort(key=row_of)
     # one that was killed has none of these keys
-    ended = {"interrupted": interrupted, "missing": list(missing), "recorded": len(records)}
+    ended: dict[str, Any] = {
+        "interrupted": interrupted,
+        "missing": list(missing),
+        "recorded": len(records),
+        "uncounted": counters.uncounted,
+    }
+    if output.at_end is not None:
+        ended |= await output.at_end(counters.completed)
     header = msgspec.structs.replace(header, configuration=header.configuration | ended)
     if output.path is not None:
         try:

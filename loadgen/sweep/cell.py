@@ -14,9 +14,11 @@ from typing import Any, Literal
 
 import msgspec
 
+from kendall.loadgen.compare.client_side import inferred
 from kendall.loadgen.datasets import Prompts
 from kendall.loadgen.gateway.gateway_process import GatewayClient, GatewayError
 from kendall.loadgen.measures.stability import Growth, GrowthWatch
+from kendall.loadgen.sending.client.server_queue import QueueWatch
 from kendall.loadgen.sending.client.target import LoadError, Target
 from kendall.loadgen.sending.job import Counters, SendOptions
 from kendall.loadgen.sending.run import LoadResult, RunOutput, run_load
@@ -92,6 +94,7 @@ class CellSender:
     prompts: Prompts | None = None  # for the timetable's rows; None: random tokens
     path: Path | None = None  # the sender's run file, written as the run goes on
     processes: int = 1
+    slots: int | None = None  # of a server that records no dispatch
     why_lost: Callable[[], Awaitable[str | None]] | None = None
 
     @property
@@ -129,7 +132,7 @@ class CellSender:
             if ended in ("complete", "unstable"):
                 known = await self.why_lost() if self.why_lost else None
                 ended, why = "lost", known or str(error)
-        header, records = gateway_side(self.begun, self.asked, self.seed)
+        header, records = self._served(load)
         return CellRun(
             cell=self.cell,
             ended=ended,
@@ -140,14 +143,28 @@ class CellSender:
             growth=guard.growth,
         )
 
+    def _served(self, load: LoadResult | None) -> tuple[Header, list[Record]]:
+        """The gateway's records, or what the clients' own tell of a server that has none."""
+        if self.slots is None:
+            return gateway_side(self.begun, self.asked, self.seed)
+        if load is None:
+            return Header(writer="load", configuration=self.asked, seed=self.seed), []
+        return load.header, inferred(load.records, self.slots).records
+
     async def _until_end(self, guard: CellGuard) -> tuple[LoadResult | None, Ended, str | None]:
+        watch = None if self.slots is None else await QueueWatch.begin(self.target)
         load = run_load(
             self.target,
             self.timetable,
             seed=self.seed,
             prompts=self.prompts,
             options=SendOptions(processes=self.processes),
-            output=RunOutput(path=self.path, configuration=self.asked, progress=guard),
+            output=RunOutput(
+                path=self.path,
+                configuration=self.asked,
+                at_end=None if watch is None else watch.at_end,
+                progress=guard,
+            ),
         )
         sending, watching = asyncio.create_task(load), asyncio.create_task(guard.run())
         ended: Ended = "complete"

@@ -76,6 +76,7 @@ class SweepPlan(msgspec.Struct, frozen=True, kw_only=True):
     model: str = "tiny"
     engine: str = "auto"
     base_url: str | None = None  # a gateway that runs already
+    plain_server: bool = False  # no gateway: another server with OpenAI's API
     latency: str | None = None  # a law to take instead of calibrating one
     max_num_seqs: int = 16
 

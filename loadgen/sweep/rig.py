@@ -26,6 +26,7 @@ from kendall.loadgen.sweep.gateway import (
     until_idle,
 )
 from kendall.loadgen.sweep.grid import Basis, GatewayBounds
+from kendall.loadgen.sweep.plain_server import PlainServer
 from kendall.loadgen.sweep.plan import SweepPlan
 from kendall.loadgen.sweep.status import Status
 from kendall.loadgen.sweep.store import Store
@@ -36,6 +37,13 @@ from kendall.queueing.latency.profile import Profile, load_law, poor_fit_of
 RESTARTS = 5  # of the gateway, in one session
 BACK_OFF = 1.0  # seconds before the first; doubled each time
 STARTING, CALIBRATING = 10.0, 15.0  # seconds, about
+
+
+def given_server(plan: SweepPlan, keys: Keys = NO_KEYS) -> SweptGateway | None:
+    """The gateway or other server that the plan names; None where the sweep starts its own."""
+    if plan.base_url is None:
+        return None
+    return PlainServer(plan, keys) if plan.plain_server else GivenGateway(plan.base_url, keys)
 
 
 @dataclass(slots=True)
@@ -58,11 +66,7 @@ class Rig:
         cls, plan: SweepPlan, store: Store, status: Status, port: int, keys: Keys = NO_KEYS
     ) -> Rig:
         """With a gateway of its own, or the one that the plan names."""
-        gateway = (
-            GivenGateway(plan.base_url, keys)
-            if plan.base_url
-            else OwnGateway(plan, store.folder, port)
-        )
+        gateway = given_server(plan, keys) or OwnGateway(plan, store.folder, port)
         return cls(plan, store, status, gateway, keys=keys)
 
     async def open(self) -> None:

@@ -12,6 +12,7 @@ time waiting longer) and measures its speed again.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from typing import Any
 import msgspec
 
 from kendall.loadgen.gateway.gateway_process import GatewayError
+from kendall.loadgen.sending.client.target import Target
 from kendall.loadgen.sweep.cell import CellRun, CellSender, StartedCell, begin, gateway_side
 from kendall.loadgen.sweep.gateway import stop_left_behind
 from kendall.loadgen.sweep.grid import SweepCell, planned_cells
@@ -136,7 +138,8 @@ class Sweep:
             begun=begun,
             cell=cell,
             timetable=rig.basis.timetable(cell),
-            target=rig.target,
+            target=self._target(cell),
+            slots=self.plan.max_num_seqs if self.plan.plain_server else None,
             seed=self.plan.seed,
             configuration=self._asked(),
             progress=self.status,
@@ -154,6 +157,13 @@ class Sweep:
         else:
             self._keep(run, files, (before, await self._speed_after()), shown)
         return run
+
+    def _target(self, cell: SweepCell) -> Target:
+        """With the token limit of the cell, where no gateway sets it."""
+        target = self.rig.target
+        if not self.plan.plain_server or cell.max_output_tokens is None:
+            return target
+        return dataclasses.replace(target, max_tokens=cell.max_output_tokens)
 
     async def _speed_after(self) -> float | None:
         """None where the gateway is lost just now: the cell is whole all the same."""

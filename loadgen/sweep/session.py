@@ -18,12 +18,11 @@ from kendall.loadgen.gateway.gateway_process import GatewayError, KeyRefusedErro
 from kendall.loadgen.report.conditions import broken, parse_conditions
 from kendall.loadgen.sending.client.target import NO_KEYS, Keys
 from kendall.loadgen.sending.operating_system import cancelled_by
-from kendall.loadgen.sweep.gateway import GivenGateway
 from kendall.loadgen.sweep.plan import SweepPlan
 from kendall.loadgen.sweep.report.report import as_json, print_results, write_results
 from kendall.loadgen.sweep.report.report_data import of_sweep
 from kendall.loadgen.sweep.report.results import Results, results_of
-from kendall.loadgen.sweep.rig import Rig
+from kendall.loadgen.sweep.rig import Rig, given_server
 from kendall.loadgen.sweep.run import Sweep
 from kendall.loadgen.sweep.search import search_all
 from kendall.loadgen.sweep.status import Status
@@ -47,8 +46,8 @@ async def run_session(
     Raises GatewayError where no cell was measured or a key is refused.
     """
     conditions = parse_conditions(assertions)
-    if plan.base_url and not (folder / "plan.json").exists():
-        gateway = GivenGateway(plan.base_url, keys)
+    gateway = given_server(plan, keys)
+    if gateway is not None and not (folder / "plan.json").exists():
         try:  # before anything is written
             await gateway.start()
         finally:

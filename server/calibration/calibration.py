@@ -77,6 +77,11 @@ class Calibrator:
         self._measuring: asyncio.Task[Profile] | None = None
         self._stopped: ApiError | None = None
 
+    @property
+    def requests(self) -> int:
+        """Requests that were sent to the engine so far."""
+        return self._batches.made
+
     async def run(self, plan: CalibrationRequest) -> Profile:
         """Measure, fit, and put the law in force in the gateway. Raises ApiError, also where
         another calibration runs.

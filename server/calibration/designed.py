@@ -93,6 +93,7 @@ class DesignedBatches:
         self._longest = longest
         self.batcher = Batcher(engine, capabilities, Fixed(batch_size=1))
         self._ids = itertools.count()
+        self.made = 0  # requests so far
         self._sequences: list[SequenceState] = []  # of the batch that is served now
         self._consumers: list[Awaited] = []
         self._interrupted = False
@@ -106,6 +107,15 @@ class DesignedBatches:
             Fixed(batch_size=size) if cell.padded else Elastic(max_batch_size=size), cell, rng
         )
         return Measured(cell.lengths, size * cell.prompt_tokens, _held(sequences)[0])
+
+    async def served_together(self, cell: Cell, rng: np.random.Generator) -> int:
+        """Send the members of a cell at once; how many of them had a token before the first of them
+        ended, which is how many the engine serves at once. Raises as `measure`.
+        """
+        sequences = await self._serve(Elastic(max_batch_size=len(cell.lengths)), cell, rng)
+        instants = [sequence.at for sequence in sequences]
+        ended = min(at.last_token for at in instants if at.last_token is not None)
+        return sum(at.first_token is not None and at.first_token < ended for at in instants)
 
     async def slot_time(self, loop: ClosedLoop, rng: np.random.Generator) -> float:
         """Mean seconds a slot of the continuous engine is held when the next request always
@@ -200,6 +210,7 @@ class DesignedBatches:
 
     def _engine_request(self, cell: Cell, length: int, rng: np.random.Generator) -> EngineRequest:
         limit = cell.limit(self._capabilities.max_model_len)
+        self.made += 1
         request = Request(
             id=f"calibrate-{id(self):x}-{next(self._ids)}",
             arrived_at=self.batcher.now(),

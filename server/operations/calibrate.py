@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import typer
 from rich.console import Console
 
 from kendall.policies import SpecError
 from kendall.queueing.commands.terminal import Column, Table, console, say, working
 from kendall.queueing.errors import CommandError
+from kendall.queueing.latency.fit import Measured
+from kendall.queueing.latency.identifiability import of_cells
 from kendall.queueing.latency.profile import Profile, profile_path
 from kendall.remote import (
     A_GATEWAY,
@@ -33,6 +36,11 @@ from kendall.remote import (
 from kendall.server.calibration.calibration import CalibrationRequest, Calibrator
 from kendall.server.engines.hugging_face import check_model
 from kendall.server.gateway import Gateway
+from kendall.server.operations.calibrate_server import (
+    ForeignServer,
+    key_refused,
+    lists_foreign_models,
+)
 from kendall.server.operations.serving import serve
 from kendall.server.settings import Settings
 
@@ -43,6 +51,7 @@ COLUMNS = (
     Column(heading="high"),
 )
 MEASURING = "measuring the engine"
+EXPECTED = f"{A_GATEWAY}, or of a server with OpenAI's API"
 _ADDRESS = re.compile(
     r"(?:[\w.-]+|\[[\da-fA-F:.]+\]):\d+(?:/.*)?"
 )  # host and port without http://: neither a folder nor a name on the hub
@@ -62,10 +71,14 @@ def calibrate(
     output: Path | None,
     *,
     key: str | None = None,
+    api_key: str | None = None,
     trust: Trust = SYSTEM,
+    share: bool = False,
     json_output: bool,
 ) -> None:
-    """Measure, save, and say what was found."""
+    """Measure, save, and say what was found. `key`: for a gateway's /admin; `api_key`: for a server
+    that is no gateway.
+    """
     request = CalibrationRequest.model_validate(plan)
     check_no_credentials(target, "a URL")
     scheme, address, _ = target.partition("://")
@@ -73,11 +86,11 @@ def calibrate(
         _ADDRESS.fullmatch(target) and not Path(target).exists()
     ):
         raise SpecError(f"got {target}; {A_GATEWAY}")
-    profile = (
-        _remote(target, request, key, trust)
-        if target.startswith(("http://", "https://"))
-        else _local(target, request)
-    )
+    if target.startswith(("http://", "https://")):
+        server = ForeignServer(url=target, key=api_key, trust=trust, share=share)
+        profile = _by_url(server, request, key)
+    else:
+        profile = _local(target, request)
     path, why_not = _place(profile, request, output)
     place: Path | str = "not saved" if path is not None else why_not
     try:
@@ -93,6 +106,8 @@ def _tell(
 ) -> None:
     if not request.speed_only and profile.poor_fit is not None:
         sys.stderr.write(f"kendall: warning: {profile.poor_fit}\n")
+    if profile.note is not None and not request.speed_only:
+        sys.stderr.write(f"kendall: {profile.note}\n")
     if json_output:
         sys.stdout.write(profile.to_json() + "\n")
         return
@@ -138,7 +153,16 @@ def show(profile: Profile, place: Path | str, to: Console, *, speed_only: bool =
             f"fit       R2 {profile.r2:.4f}, mean absolute error of the cells {profile.mape:.1%}",
             hang=10,
         )
+    for doubt in () if speed_only else _doubts(profile):
+        say(to, f"not known {doubt}", hang=10)
     say(to, f"profile   {place}", hang=10)
+
+
+def _doubts(profile: Profile) -> tuple[str, ...]:
+    """What the measurements could not tell apart."""
+    if not profile.cells:
+        return ()
+    return of_cells(msgspec.convert(profile.cells, list[Measured]), profile.intervals).doubts
 
 
 def _coefficient(profile: Profile, name: str) -> list[str]:
@@ -149,6 +173,24 @@ def _coefficient(profile: Profile, name: str) -> list[str]:
             for seconds in (getattr(profile.law, name), *profile.intervals[name])
         ),
     ]
+
+
+class _NoGatewayError(SpecError):
+    """Something else answers there."""
+
+
+def _by_url(server: ForeignServer, request: CalibrationRequest, key: str | None) -> Profile:
+    """Through the gateway that runs there, or the API of another server."""
+    answer = server.models()
+    if lists_foreign_models(answer):
+        with working(f"{MEASURING} through its API") as tell:
+            return server.calibrated(request, tell)
+    try:
+        return _remote(server.url, request, key, server.trust)
+    except _NoGatewayError:
+        if (refused := key_refused(answer)) is not None:
+            raise SpecError(refused) from None
+        raise
 
 
 def _remote(url: str, request: CalibrationRequest, key: str | None, trust: Trust) -> Profile:
@@ -167,26 +209,25 @@ def _remote(url: str, request: CalibrationRequest, key: str | None, trust: Trust
     except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
         raise SpecError(f"got {url}; {A_GATEWAY} ({error})") from None
     except httpx.HTTPError as error:
-        raise CommandError(
-            f"no answer from {url} ({unanswered(error, url)}); {A_GATEWAY}"
-        ) from None
+        raise CommandError(f"no answer from {url} ({unanswered(error, url)}); {EXPECTED}") from None
     try:
         answer = response.json()
     except ValueError:
-        raise SpecError(f"got {url}, whose answer is not a gateway's; {A_GATEWAY}") from None
+        raise _NoGatewayError(f"got {url}, whose answer is not a gateway's; {EXPECTED}") from None
     if response.status_code != httpx.codes.OK:
-        refusal = _refusal(url, response.status_code, answer)
-        raise CommandError(refusal) if response.is_server_error else SpecError(refusal)
+        raise _refusal(url, response.status_code, answer)
     return Profile.from_dict(answer)
 
 
-def _refusal(url: str, status: int, answer: Any) -> str:
+def _refusal(url: str, status: int, answer: Any) -> Exception:
+    refused = CommandError if status >= httpx.codes.INTERNAL_SERVER_ERROR else SpecError
     error = answer.get("error") if isinstance(answer, dict) else None
     if not isinstance(error, dict) or "message" not in error or status == httpx.codes.NOT_FOUND:
-        return f"got {url}, which answers {status} to /admin/calibrate; {A_GATEWAY}"
+        other = _NoGatewayError if refused is SpecError else CommandError
+        return other(f"got {url}, which answers {status} to /admin/calibrate; {EXPECTED}")
     if status in REFUSED:
-        return key_refusal(url, status, str(error["message"]), "--admin-key")
-    return f"{url} answered {status}: {error['message']}"
+        return refused(key_refusal(url, status, str(error["message"]), "--admin-key"))
+    return refused(f"{url} answered {status}: {error['message']}")
 
 
 class _Measurement:

@@ -223,9 +223,15 @@ class CalibrateOptions:
 
     measurement: MeasurementOptions = field(default_factory=MeasurementOptions)
     api_key: str | None = option(
-        ACCESS, "Key sent to a running gateway as a bearer token.", secret=True
+        ACCESS, "Key sent to a running server as a bearer token.", secret=True
     )
     access: AdminAccess = within(ACCESS, AdminAccess)
+    share: bool = option(
+        MEASUREMENT,
+        "Measure a server that is no gateway also while it serves requests of others.",
+        "--share",
+        default=False,
+    )
     output: Path | None = option(
         RESULT,
         (
@@ -244,11 +250,15 @@ class CalibrateOptions:
 def calibrate_command(
     options: CalibrateOptions,
     target: Annotated[
-        str, typer.Argument(help="URL of a running gateway, or a model to start an engine for.")
+        str,
+        typer.Argument(
+            help="URL of a running gateway or of any server with OpenAI's API, or a model to start "
+            "an engine for."
+        ),
     ] = "tiny",
 ) -> None:
-    """Measure the latency law of an engine through the gateway's dispatch path and save it as a
-    profile.
+    """Measure the latency law of an engine through the gateway's dispatch path, or of any server
+    through its API, and save it as a profile.
     """
     from kendall.server.operations.calibrate import calibrate  # noqa: PLC0415 - heavy
 
@@ -257,6 +267,8 @@ def calibrate_command(
         dataclasses.asdict(options.measurement),
         options.output,
         key=options.access.key(target, options.api_key),
+        api_key=options.api_key,
+        share=options.share,
         trust=options.access.trust,
         json_output=options.json,
     )

@@ -62,7 +62,8 @@ def of_files(
     """The report's data from the files of single runs, each compared with theory."""
     data = of_cells(
         cells_of_files(files, asked),
-        [file.header for file in files if file.header.writer != "load"],
+        [file.header for file in files if file.header.writer != "load"]
+        or [file.header for file in files],
         asked.law,
         profile,
     )

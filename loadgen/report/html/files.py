@@ -79,6 +79,7 @@ def as_json(cells: Sequence[ReportCell]) -> list[dict[str, Any]]:
             "audit": None if cell.audit is None else msgspec.to_builtins(cell.audit),
         }
         | {"lateness": None if cell.lateness is None else msgspec.to_builtins(cell.lateness)}
+        | ({} if cell.client is None else {"client": msgspec.to_builtins(cell.client)})
         for cell in cells
     ]
 

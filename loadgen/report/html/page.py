@@ -21,7 +21,7 @@ from kendall.loadgen.report.html.tails import tails_figure
 from kendall.loadgen.report.html.versus import versus_figure
 from kendall.loadgen.report.html.words import accuracy, causes, facts, headline, steady_state, title
 from kendall.loadgen.report.numbers import typeset
-from kendall.loadgen.report.report import notes
+from kendall.loadgen.report.report import client_lines, notes
 from kendall.policies.text import counted
 
 ROOT = resources.files("kendall.loadgen.report.html")
@@ -33,7 +33,7 @@ def page(data: ReportData) -> str:
     cells = data.cells
     figures = [drawn for draw in FIGURES if (drawn := draw(cells))]
     drawn_names = {drawn["name"] for drawn in figures}
-    return _template().render(
+    return template("assets/page.html").render(
         data=data,
         texts=text,
         today=today(),
@@ -48,28 +48,32 @@ def page(data: ReportData) -> str:
         orders=order_table(cells) if ordered(cells) else "",
         senders=senders(cells),
         table=full_table(cells),
-        notes=notes([cell.comparison for cell in cells])[2:],
+        notes=[
+            *notes([cell.comparison for cell in cells])[2:],
+            *(line for cell in cells if cell.client for line in client_lines(cell.client)),
+        ],
         missing=missing_table(data.missing),
         facts=facts(data),
         captions=[caption for caption in text.captions(cells) if caption[0] in drawn_names],
-        css=_asset("assets/page.css"),
-        plotly=_asset("vendor/plotly-basic.min.js"),
-        script=_asset("assets/page.js"),
+        css=asset("assets/page.css"),
+        plotly=asset("vendor/plotly-basic.min.js"),
+        script=asset("assets/page.js"),
         # JSON that cannot end the element it stands in
         figures=msgspec.json.encode(figures, enc_hook=float).decode().replace("<", "\\u003c"),
     )
 
 
-def _template() -> jinja2.Template:
-    """assets/page.html, of which an indented line continues the one before it. What is shown is
-    escaped where it is no HTML: `| text`, `| typeset`.
+def template(name: str) -> jinja2.Template:
+    """A page, of which an indented line continues the one before it. What is shown is escaped where
+    it is no HTML: `| text`, `| typeset`.
     """
     environment = jinja2.Environment(
         autoescape=False, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
     environment.filters |= {"text": escape, "typeset": typeset, "counted": counted}
-    return environment.from_string(re.sub(r"\n +", "", _asset("assets/page.html")))
+    return environment.from_string(re.sub(r"\n +", "", asset(name)))
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """The text of a file that a page is made of."""
     return ROOT.joinpath(name).read_text(encoding="utf-8")

@@ -146,6 +146,11 @@ class LoadExchange:
         self.ended_at, self._connection = now, None
         self.ended(self)
 
+    @property
+    def counted(self) -> bool:
+        """Whether the server has counted the tokens of the answer."""
+        return self._answer.output_tokens is not None
+
     def record(self) -> Record:
         """The record of the request as it is now."""
         answer, done = self._answer, self.outcome == "completed"

@@ -129,16 +129,16 @@ async def _look(client: httpx.AsyncClient, url: str, model: str, limit: float) -
             f"{where} {answered}; expected a list of models: correct --base-url, or name the model "
             "with --model"
         )
-    if endpoint.kendall:
-        if (await _get(client, "/ready", url, limit)).status_code != httpx.codes.OK:
-            raise _NotReadyError(
-                f"the gateway at {url} is not ready: its engine is starting or lost, or it is "
-                "shutting down"
-            )
-        if model and model not in endpoint.models:
-            raise SpecError(
-                f"got --model {model}; expected one that {url} serves: {', '.join(endpoint.models)}"
-            )
+    if endpoint.kendall and not (await _get(client, "/ready", url, limit)).is_success:
+        raise _NotReadyError(
+            f"the gateway at {url} is not ready: its engine is starting or lost, or it is "
+            "shutting down"
+        )
+    if model and endpoint.models and model not in endpoint.models:
+        raise SpecError(
+            f"got --model {model}; expected one that {url} serves: {', '.join(endpoint.models)}"
+            + ("" if endpoint.kendall else " (--ready-check-timeout 0 sends without this check)")
+        )
     return endpoint
 
 

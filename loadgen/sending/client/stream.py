@@ -173,7 +173,9 @@ def read_error(body: bytes) -> tuple[str | None, str]:
     if isinstance(error, dict):
         code = error.get("code")
         return (code if isinstance(code, str) else None), error_text(error)
-    return None, error_text(error) if error is not None else body[:200].decode(errors="replace")
+    if error is not None:
+        return None, error_text(error)
+    return None, " ".join(body[:200].decode(errors="replace").split())  # a page, too, on one line
 
 
 def error_text(error: object) -> str:

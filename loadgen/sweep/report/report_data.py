@@ -25,19 +25,21 @@ def of_sweep(folder: Path, results: Results | None = None) -> ReportData:
             headers.append(sides["gateway"].header)
             sent = sides["load"].records if "load" in sides else []
             swept, basis = result.cell, results.basis
-            cells.append(
-                ReportCell(
-                    name=swept.name,
-                    comparison=result.comparison,
-                    load=swept.load,
-                    max_output_tokens=swept.max_output_tokens,
-                    lateness=lateness_of(sent),
-                    audit=sides["gateway"].audit(result.comparison, sent),
-                    model=None
-                    if basis is None
-                    else basis.model(swept.policy, swept.max_output_tokens),
-                )
+            model = None if basis is None else basis.model(swept.policy, swept.max_output_tokens)
+            cell = ReportCell(
+                name=swept.name,
+                comparison=result.comparison,
+                load=swept.load,
+                max_output_tokens=swept.max_output_tokens,
+                lateness=lateness_of(sent),
+                audit=sides["gateway"].audit(result.comparison, sent),
+                model=model,
             )
+            if results.plan.plain_server and "load" in sides:
+                file = sides["load"].with_dispatches(results.plan.max_num_seqs)
+                kept = [record.request_id for record in file.records[-result.comparison.n :]]
+                cell = dataclasses.replace(cell, client=file.client_side(cell, kept))
+            cells.append(cell)
     plan = msgspec.to_builtins(results.plan)
     profile = profile_of(folder)
     return dataclasses.replace(
