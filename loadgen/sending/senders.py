@@ -196,5 +196,5 @@ class Sender:
 
 
 def _add(senders: Sequence[Sender], counters: Counters) -> None:
-    for name in ("sent", "completed", "other", "refused", "held"):
+    for name in ("sent", "completed", "other", "refused", "cancelled", "held"):
         setattr(counters, name, sum(getattr(sender.counters, name) for sender in senders))
