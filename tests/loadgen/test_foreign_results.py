@@ -23,7 +23,7 @@ from kendall.policies.text import SpecError
 from kendall.queueing.measurement.record import Header, Record, write_run
 
 SAMPLES = Path(__file__).parent / "samples"
-FILES = {"guidellm.json": 12, "aiperf.jsonl": 11, "inference_perf.json": 12}
+FILES = {"guidellm.json": 12, "aiperf.jsonl": 12, "inference_perf.json": 12}
 
 
 def read(name: str) -> tuple[Header, list[Record]]:
@@ -33,11 +33,11 @@ def read(name: str) -> tuple[Header, list[Record]]:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_every_request_becomes_a_record_in_the_order_of_sending(name: str) -> None:
+def test_every_request_becomes_a_record_in_the_order_of_the_schedule(name: str) -> None:
     header, records = read(name)
     assert header.writer == "load"
     assert len(records) == FILES[name]
-    instants = [record.sent_at or 0.0 for record in records]
+    instants = [(r.sent_at if r.intended_at is None else r.intended_at) or 0.0 for r in records]
     assert instants == sorted(instants)
     assert [record.request_id for record in records] == [
         f"{Path(name).stem}-{row}" for row in range(len(records))
@@ -50,7 +50,7 @@ def test_every_request_becomes_a_record_in_the_order_of_sending(name: str) -> No
             assert record.released_at is not None
             assert record.sent_at < record.first_token_at <= record.last_token_at
             assert record.last_token_at <= record.released_at + 1e-6
-            assert 8 <= (record.prompt_tokens or 0) <= 24
+            assert 4 <= (record.prompt_tokens or 0) <= 24
             assert 1 <= (record.output_tokens or 0) <= 5
 
 
@@ -72,19 +72,28 @@ def test_guidellm_keeps_schedule_status_and_strategy() -> None:
 def test_aiperf_keeps_ids_and_gaps_and_leaves_warm_up_out() -> None:
     _, records = read("aiperf.jsonl")
     assert Counter(record.outcome for record in records) == {
-        "completed": 9,
-        "cancelled": 1,
-        "failed": 1,
+        "completed": 7,
+        "abandoned": 3,
+        "cancelled": 2,
     }
-    first = records[0]
-    assert first.client_request_id == "fa749692-f21f-45eb-aed7-8f5d0960afe9"
-    assert first.first_token_at == pytest.approx((first.sent_at or 0.0) + 0.027397)
-    assert first.token_at is not None
-    assert [b - a for a, b in zip(first.token_at, first.token_at[1:], strict=False)] == (
-        pytest.approx([0.004204, 0.004499, 0.005462, 0.004816], abs=1e-6)
+    second = records[1]
+    assert second.client_request_id == "b24e1a07-be09-484c-82db-5d9ce50548a3"
+    assert [at - (second.sent_at or 0.0) for at in second.token_at or ()] == pytest.approx(
+        [0.070629, 0.072848, 0.073736, 0.076097], abs=1e-6
     )
-    failed = next(record for record in records if record.outcome == "failed")
-    assert failed.error == "500 Internal Server Error: engine died"
+    assert second.released_at == pytest.approx(second.last_token_at)
+    assert second.intended_at is not None  # when its rate limiter let it go
+    assert (second.sent_at or 0.0) - second.intended_at == pytest.approx(0.004542, abs=1e-6)
+    left = next(record for record in records if record.outcome == "abandoned")
+    assert (left.error or "").startswith("429 Too Many Requests: ")
+    assert {r.error for r in records if r.outcome == "cancelled"} == {HUNG_UP}
+
+
+def test_other_errors_of_aiperf_are_failures(tmp_path: Path) -> None:
+    text = (SAMPLES / "aiperf.jsonl").read_text().replace('"code":429', '"code":500')
+    (tmp_path / "profile_export.jsonl").write_text(text)
+    records = read_either(tmp_path / "profile_export.jsonl")[1]
+    assert sum(record.outcome == "failed" for record in records) == 3
 
 
 def test_inference_perf_keeps_token_times_and_says_no_schedule() -> None:
@@ -110,7 +119,7 @@ def test_a_schedule_is_read_where_a_later_version_writes_it(tmp_path: Path) -> N
 def test_a_summary_and_an_audit_of_each(name: str) -> None:
     ((_, result),) = read_results([SAMPLES / name])
     report = report_on(result, parse_wishes(ReportOptions()))
-    assert report.summary.completed >= 9
+    assert report.summary.completed >= 7
     assert report.verdict.failures.requests + report.summary.hung_up == FILES[name]
     audited = CliRunner().invoke(audit_app, [str(SAMPLES / name), "--json"])
     assert audited.exit_code == 0, audited.output
@@ -180,7 +189,7 @@ def test_files_without_one_run_are_refused_in_one_line(tmp_path: Path) -> None:
     bare.write_text('{"metadata": {"guidellm_version": "0.8.1"}, "benchmarks": [{"config": {}}]}')
     cases[bare] = "strategy"
     cut = tmp_path / "cut.jsonl"
-    cut.write_bytes((SAMPLES / "aiperf.jsonl").read_bytes()[:1900])
+    cut.write_bytes((SAMPLES / "aiperf.jsonl").read_bytes()[:2900])
     cases[cut] = "line 2: got"
     cold = tmp_path / "cold.jsonl"
     cold.write_bytes((SAMPLES / "aiperf.jsonl").read_bytes().splitlines()[0])

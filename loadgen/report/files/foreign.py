@@ -30,13 +30,15 @@ from kendall.queueing.measurement.record import Header, Outcome, Record, shown
 
 NANOSECONDS, MILLISECONDS = 1e-9, 1e-3  # seconds
 _REFUSALS = {"429", "503"}
+QUEUE_TIMEOUT = "queue_timeout"  # code of a gateway's answer where the patience ran out
 _HTTPX_STATUS = re.compile(r" error '([45]\d\d) ")  # in the text of httpx's HTTPStatusError
 
 
 def _failed(status: str | None, text: str) -> tuple[Outcome, str]:
     """Outcome and error of a request that failed, as our own client writes them."""
     error = text if status is None else f"{status} {text}"
-    return ("rejected" if status in _REFUSALS else "failed"), error
+    refused: Outcome = "abandoned" if QUEUE_TIMEOUT in text else "rejected"
+    return (refused if status in _REFUSALS else "failed"), error
 
 
 class _Timings(msgspec.Struct):
