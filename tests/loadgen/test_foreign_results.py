@@ -50,7 +50,7 @@ def test_every_request_becomes_a_record_in_the_order_of_the_schedule(name: str) 
             assert record.released_at is not None
             assert record.sent_at < record.first_token_at <= record.last_token_at
             assert record.last_token_at <= record.released_at + 1e-6
-            assert 4 <= (record.prompt_tokens or 0) <= 24
+            assert 1 <= (record.prompt_tokens or 0) <= 24
             assert 1 <= (record.output_tokens or 0) <= 5
 
 
@@ -99,9 +99,11 @@ def test_other_errors_of_aiperf_are_failures(tmp_path: Path) -> None:
 def test_inference_perf_keeps_token_times_and_says_no_schedule() -> None:
     _, records = read("inference_perf.json")
     assert {record.intended_at for record in records} == {None}
-    assert all(len(r.token_at or ()) == r.output_tokens for r in records if r.output_tokens)
-    refused = next(record for record in records if record.outcome == "rejected")
-    assert refused.error == "503 HTTP Error 503: no server is ready"
+    done = [record for record in records if record.outcome == "completed"]
+    assert all(1 <= len(r.token_at or ()) <= (r.output_tokens or 0) for r in done)
+    assert done[0].queueing_delay == pytest.approx(0.000473)  # as the gateway's usage says
+    left = next(record for record in records if record.outcome == "abandoned")
+    assert (left.error or "").startswith("429 HTTP Error 429: ")
 
 
 def test_a_schedule_is_read_where_a_later_version_writes_it(tmp_path: Path) -> None:

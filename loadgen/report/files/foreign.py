@@ -136,7 +136,9 @@ def _guidellm(data: bytes, name: str) -> tuple[dict[str, Any], list[Record]]:
             first_token_at=at.first_token_iteration,
             last_token_at=at.last_token_iteration,
             released_at=at.resolve_end if at.request_end is None else at.request_end,
-            queueing_delay=_queueing_delay(request.response_metrics),
+            queueing_delay=None
+            if request.response_metrics is None
+            else _from_ms(request.response_metrics.queue_time_ms),
             prompt_tokens=request.prompt_tokens,
             cached_tokens=request.input_metrics.cached_tokens if done else None,
             output_tokens=request.output_tokens,
@@ -153,9 +155,8 @@ def _guidellm(data: bytes, name: str) -> tuple[dict[str, Any], list[Record]]:
     return asked, records
 
 
-def _queueing_delay(times: _ResponseTimes | None) -> float | None:
-    known = None if times is None else times.queue_time_ms
-    return None if known is None else known * MILLISECONDS
+def _from_ms(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds * MILLISECONDS
 
 
 class _Metadata(msgspec.Struct):
@@ -255,10 +256,16 @@ class _CachedTokens(msgspec.Struct):
     cached_tokens: int | None = None
 
 
+class _GatewayTimes(msgspec.Struct):
+    queueing_delay_ms: float | None = None
+    service_ms: float | None = None
+
+
 class _ServerUsage(msgspec.Struct):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     prompt_tokens_details: _CachedTokens | None = None
+    kendall: _GatewayTimes = msgspec.field(default_factory=_GatewayTimes)
 
     @property
     def cached_tokens(self) -> int | None:
@@ -268,8 +275,7 @@ class _ServerUsage(msgspec.Struct):
 class _ResponseMetrics(msgspec.Struct):
     output_tokens: int | None = None
     server_usage: _ServerUsage | None = None
-    chunk_times: list[float] = []
-    output_token_times: list[float] = []
+    chunk_times: list[float] = []  # of those that bring text
 
 
 class _InferenceInfo(msgspec.Struct):
@@ -305,7 +311,8 @@ def _lifecycle_record(entry: _LifecycleEntry, name: str) -> Record:
         kind, _, status = entry.error.error_type.rpartition(" ")
         known = status if kind == "HTTP Error" else None
         outcome, error = _failed(known, f"{entry.error.error_type}: {entry.error.error_msg}")
-    token_at = response.output_token_times or response.chunk_times
+    # its output_token_times repeat the instant of a chunk as often as its own tokenizer counts
+    token_at = response.chunk_times
     return Record(
         request_id=name,
         outcome=outcome,
@@ -315,6 +322,8 @@ def _lifecycle_record(entry: _LifecycleEntry, name: str) -> Record:
         last_token_at=token_at[-1] if token_at else None,
         token_at=token_at or None,
         released_at=entry.end_time,
+        queueing_delay=_from_ms(usage.kendall.queueing_delay_ms),
+        service_time=_from_ms(usage.kendall.service_ms),
         prompt_tokens=info.request_metrics.text.input_tokens
         if usage.prompt_tokens is None
         else usage.prompt_tokens,
