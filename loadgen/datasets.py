@@ -10,7 +10,8 @@
 
 Of such a conversation the first question that has an answer is taken: the question is the
 prompt, the answer's length the output length. A conversation without such a pair is left out and
-counted.
+counted. A load of conversations (`--turns`) takes all such pairs, and all messages of a user, in
+turn; the answers that are sent along are those of the server.
 
 How lengths are known: of token ids exactly; of text only by a tokenizer, where one is given; else
 by the server alone, and the timetable then says 0 prompt tokens. Output lengths come from the file
@@ -30,7 +31,13 @@ import msgspec
 import numpy as np
 
 from kendall.policies.text import SpecError
-from kendall.queueing.arrivals.timetable import IntArray, Timetable, draw_prompts, streams
+from kendall.queueing.arrivals.timetable import (
+    IntArray,
+    Timetable,
+    draw_blocks,
+    draw_prompts,
+    streams,
+)
 from kendall.queueing.measurement.record import shown, unmarked
 
 Message = dict[str, Any]
@@ -81,24 +88,77 @@ class Dataset:
         )
 
 
-def random_prompts(timetable: Timetable, seed: int, vocabulary: range) -> Prompts:
-    """Random token ids of the timetable's lengths."""
-    return Prompts(draw_prompts(timetable, seed, vocabulary), "exact")
+def random_prompts(
+    timetable: Timetable, seed: int, vocabulary: range, block_tokens: int | None = None
+) -> Prompts:
+    """Random token ids of the timetable's lengths; where it has hash ids of blocks of so many
+    tokens, equal ids are equal tokens.
+    """
+    if timetable.hash_ids is None or block_tokens is None:
+        return Prompts(draw_prompts(timetable, seed, vocabulary), "exact")
+    return Prompts(draw_blocks(timetable, seed, vocabulary, block_tokens), "exact")
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One turn of a conversation: what the user adds to it; lengths in tokens, None where they are
+    not known.
+    """
+
+    prompt: Prompt  # text or messages
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+
+
+def choose(seed: int, size: int, count: int) -> list[int]:
+    """Places of so many prompts out of `size`: every one once in random order, then every one again
+    in another order, and so on: none comes twice before all have come.
+    """
+    rng, rounds = streams(seed).dataset, -(-count // size)
+    places: list[int] = np.concatenate([rng.permutation(size) for _ in range(rounds)]).tolist()
+    return places[:count]
+
+
+def draw_turns(
+    timetable: Timetable, conversations: Sequence[Sequence[Turn]], seed: int
+) -> tuple[Timetable, Prompts, bool]:
+    """The turns of a conversation for each one of the timetable, which is as long at most; the
+    timetable with their lengths; and whether all answers have lengths.
+    """
+    assert timetable.turn is not None
+    places = (np.cumsum(timetable.turn == 1) - 1).tolist()
+    chosen = choose(seed, len(conversations), places[-1] + 1)
+    try:
+        turns = [
+            conversations[chosen[place]][turn - 1]
+            for place, turn in zip(places, timetable.turn.tolist(), strict=True)
+        ]
+    except IndexError:
+        raise SpecError(
+            "got a timetable with more turns than the dataset's conversations have; expected the "
+            "dataset that it was drawn from"
+        ) from None
+    outputs = [
+        turn.output_tokens or drawn
+        for turn, drawn in zip(turns, timetable.output_tokens.tolist(), strict=True)
+    ]
+    timetable = dataclasses.replace(
+        timetable,
+        prompt_tokens=np.array([turn.prompt_tokens or 0 for turn in turns], dtype=np.int64),
+        output_tokens=np.array(outputs, dtype=np.int64),
+    )
+    known = all(turn.output_tokens is not None for turn in turns)
+    return timetable, Prompts([turn.prompt for turn in turns], "server"), known
 
 
 def draw_dataset(timetable: Timetable, dataset: Dataset, seed: int) -> tuple[Timetable, Prompts]:
     """A prompt of the dataset for each row, and the timetable with the lengths that the dataset
     knows.
 
-    Every prompt once in random order, then every one again in another order, and so on: no prompt
-    comes twice before all have come. Predicted lengths are dropped; draw them anew with
+    No prompt comes twice before all have come. Predicted lengths are dropped; draw them anew with
     `with_predictions`.
     """
-    rng, size = streams(seed).dataset, len(dataset.prompts)
-    rounds = -(-len(timetable) // size)
-    chosen = np.concatenate([rng.permutation(size) for _ in range(rounds)])[
-        : len(timetable)
-    ].tolist()
+    chosen = choose(seed, len(dataset.prompts), len(timetable))
     outputs = [
         dataset.output_tokens[i] or drawn
         for i, drawn in zip(chosen, timetable.output_tokens.tolist(), strict=True)
@@ -116,14 +176,7 @@ def read_dataset(path: Path, count_tokens: TokenCounter | None = None) -> Datase
     """The prompts of a file. Raises SpecError naming the file, the line, what was got and what
     was expected.
     """
-    try:
-        data = unmarked(path.read_bytes())
-    except OSError as error:
-        raise SpecError(
-            f"got dataset {path}: {error.strerror}; expected a ShareGPT file or JSON lines"
-        ) from None
-    entries = _array(path, data) if data.lstrip().startswith(b"[") else _lines(path, data)
-    rows = [row for where, entry in entries for row in [_row(where, entry, count_tokens)]]
+    rows = [_row(where, entry, count_tokens) for where, entry in _entries(path)]
     usable = [row for row in rows if row is not None]
     if not usable:
         raise SpecError(
@@ -131,6 +184,42 @@ def read_dataset(path: Path, count_tokens: TokenCounter | None = None) -> Datase
         )
     prompts, prompt_tokens, output_tokens = (list(column) for column in zip(*usable, strict=True))
     return Dataset(prompts, prompt_tokens, output_tokens, len(rows) - len(usable))
+
+
+def read_conversations(path: Path, count_tokens: TokenCounter | None = None) -> list[list[Turn]]:
+    """The turns of every conversation that has one. Raises SpecError as `read_dataset`."""
+    found = [_conversation(where, entry, count_tokens) for where, entry in _entries(path)]
+    if not any(found):
+        raise SpecError(
+            f"{path}: got no turn ({len(found)} conversations without one); expected at least one"
+        )
+    return [turns for turns in found if turns]
+
+
+def _conversation(where: str, entry: _Entry, count: TokenCounter | None) -> list[Turn]:
+    turns = entry.conversation if entry.conversations is None else entry.conversations
+    if turns is not None:
+        return [
+            Turn(question, count(question), count(answer)) if count else Turn(question)
+            for question, answer in _pairs(turns)
+        ]
+    if entry.messages:
+        user = [place for place, one in enumerate(entry.messages) if one.get("role") == "user"]
+        before = [one for one in entry.messages[: user[0]] if one] if user else []
+        said = [[entry.messages[place]] for place in user]
+        return [Turn([*before, *new] if new is said[0] else new) for new in said]
+    row = _row(where, entry, count)
+    return [] if row is None else [Turn(*row)]
+
+
+def _entries(path: Path) -> Iterator[tuple[str, _Entry]]:
+    try:
+        data = unmarked(path.read_bytes())
+    except OSError as error:
+        raise SpecError(
+            f"got dataset {path}: {error.strerror}; expected a ShareGPT file or JSON lines"
+        ) from None
+    return _array(path, data) if data.lstrip().startswith(b"[") else _lines(path, data)
 
 
 class _Turn(msgspec.Struct):
@@ -200,6 +289,13 @@ def _row(where: str, entry: _Entry, count: TokenCounter | None) -> _Row | None:
 
 
 def _first_pair(turns: Sequence[_Turn | _LmsysTurn], count: TokenCounter | None) -> _Row | None:
+    for question, answer in _pairs(turns):
+        return (question, count(question), count(answer)) if count else (question, None, None)
+    return None
+
+
+def _pairs(turns: Sequence[_Turn | _LmsysTurn]) -> Iterator[tuple[str, str]]:
+    """Questions that have answers."""
     for question, answer in pairwise(turns):
         if (
             question.speaker in {"human", "user"}
@@ -207,12 +303,7 @@ def _first_pair(turns: Sequence[_Turn | _LmsysTurn], count: TokenCounter | None)
             and question.value
             and answer.value
         ):
-            return (
-                (question.value, count(question.value), count(answer.value))
-                if count
-                else (question.value, None, None)
-            )
-    return None
+            yield question.value, answer.value
 
 
 def load_token_counter(path: Path) -> TokenCounter:

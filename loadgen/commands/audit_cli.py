@@ -75,8 +75,8 @@ def audit_command(
     run_files: Annotated[
         list[Path],
         typer.Argument(
-            help="Run files of a load generator, a gateway or a simulation, or result JSON of "
-            "`vllm bench serve`.",
+            help="Run files of a load generator, a gateway or a simulation, or result files of "
+            "`vllm bench serve`, GuideLLM, AIPerf or inference-perf.",
         ),
     ],
     options: AuditOptions,

@@ -112,8 +112,8 @@ def compare_command(
         list[Path] | None,
         typer.Argument(
             help="Run files of `kendall serve --record-file` or of a simulation; add those of "
-            "`kendall load` for the delays that clients see. Those of `kendall load` alone: a run "
-            "against any server, with --max-num-seqs.",
+            "`kendall load`, or of AIPerf, for the delays that clients see. Those of `kendall load` "
+            "alone: a run against any server, with --max-num-seqs.",
         ),
     ] = None,
     *,
@@ -169,7 +169,8 @@ def compare_command(
 
 
 def _data(run_files: list[Path], folder: Path | None, given: TheoryOptions) -> ReportData:
-    from kendall.loadgen.compare.cells import RunFile, TheoryInputs  # noqa: PLC0415 - compiled mathematics, which `--help` need not wait for
+    from kendall.loadgen.compare.cells import TheoryInputs  # noqa: PLC0415 - compiled mathematics, which `--help` need not wait for
+    from kendall.loadgen.report.files.saved_run import read_run_file  # noqa: PLC0415
     from kendall.loadgen.report.html import of_files, of_folder  # noqa: PLC0415
     from kendall.queueing.commands.cli import law_of  # noqa: PLC0415
     from kendall.queueing.distributions.token_distribution import SHORTER, parse_distribution  # noqa: PLC0415
@@ -195,7 +196,7 @@ def _data(run_files: list[Path], folder: Path | None, given: TheoryOptions) -> R
         max_num_seqs=given.max_num_seqs,
         predictor=None if predictor is None else parse_predictor(predictor),
     )
-    return of_files([RunFile.read(path) for path in run_files], asked)
+    return of_files([read_run_file(path) for path in run_files], asked)
 
 
 def _print(data: ReportData, *, json: bool) -> None:

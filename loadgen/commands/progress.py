@@ -44,7 +44,7 @@ class Bar:
     def _draw(self, progress: Progress, task: TaskID, counters: Counters) -> None:
         progress.update(
             task,
-            completed=counters.completed + counters.other,
+            completed=counters.completed + counters.other + counters.cancelled,
             sent=counters.sent,
             answers=_answers(counters),
             refresh=True,
@@ -78,4 +78,6 @@ def for_stderr() -> Bar | Lines:
 
 def _answers(counters: Counters) -> str:
     refused = f", {counters.refused} refused" if counters.refused else ""
-    return f"{counters.completed} done, {counters.other - counters.refused} failed{refused}"
+    cancelled = f", {counters.cancelled} cancelled" if counters.cancelled else ""
+    failed = counters.other - counters.refused
+    return f"{counters.completed} done, {failed} failed{refused}{cancelled}"

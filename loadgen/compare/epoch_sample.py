@@ -246,9 +246,10 @@ def timetable_of(
     """Intended instant of each of the gateway's records, by its id; None where the two files share
     no request.
 
-    They are joined by the caller's own id: `request_id` there, `client_request_id` here.
+    They are joined by the caller's own id: `client_request_id` here, and there `request_id`, or
+    `client_request_id` of a foreign load generator.
     """
-    planned = {record.request_id: at for record in sent if (at := of(record)) is not None}
+    planned = {_sent_id(record): at for record in sent if (at := of(record)) is not None}
     instants = {
         record.request_id: planned[record.client_request_id]
         for record in records
@@ -257,11 +258,15 @@ def timetable_of(
     return instants or None
 
 
+def _sent_id(record: Record) -> str:
+    return record.client_request_id or record.request_id
+
+
 def of_others(records: Iterable[Record], sent: Iterable[Record]) -> dict[int, int]:
     """Count by epoch the requests not among `sent` that were in the system while those were;
     none where an epoch has none of them.
     """
-    own = {record.request_id for record in sent}
+    own = {_sent_id(record) for record in sent}
     begin: dict[int, float] = {}
     end: dict[int, float] = {}
     others: list[tuple[int, float, float]] = []

@@ -4,7 +4,8 @@ allowed.
 Failed are requests that the server answered with an error, with 503 (it could not serve anybody) or
 not in full, and those without an answer within `--drain-limit`. Rejected (429) and abandoned (out
 of patience) are none: the server has decided about the request, and what it decided is what the run
-measures. Requests cut short by an interrupted run count as neither.
+measures. Requests cut short by an interrupted run, and those whose client was to hang up
+(--cancel), count as neither.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ _STATUS = re.compile(r"([1-5]\d\d)(?: |$)")  # an error of the client begins wit
 BURSTS, LONG = 10, 2.0  # fewer bursts, longer by this factor than of independent requests: a few
 _PHRASES = {status.phrase: status.value for status in HTTPStatus}  # all that vLLM's file keeps
 REFUSED = ("rejected", "abandoned")
+HUNG_UP = "the client hung up"  # error of a request that was to be cancelled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +111,7 @@ def count_failures(
     """Count the failures of a run. `cut_short`: it was interrupted, and the requests that it
     cancelled say nothing about the server.
     """
-    ended = [record for record in records if not (cut_short and record.outcome == "cancelled")]
+    ended = _ended(records, cut_short=cut_short)
     failed = sorted(
         (record.released_at or record.sent_at or record.intended_at or 0.0, record.error or "")
         for record in ended
@@ -127,8 +129,24 @@ def count_failures(
     )
 
 
+def _ended(records: Sequence[Record], *, cut_short: bool) -> list[Record]:
+    """Those whose end was the server's."""
+    return [
+        record
+        for record in records
+        if not (hung_up(record) or (cut_short and record.outcome == "cancelled"))
+    ]
+
+
+def hung_up(record: Record) -> bool:
+    """Whether its client hung up as it was to do."""
+    return record.outcome == "cancelled" and record.error == HUNG_UP
+
+
 def is_failure(record: Record) -> bool:
     """Whether the server is to blame that there was no answer."""
+    if hung_up(record):
+        return False
     unavailable = record.outcome == "rejected" and status_of(record) == UNAVAILABLE
     return record.outcome in ("failed", "cancelled") or unavailable
 
@@ -165,7 +183,7 @@ def status_counts(records: Sequence[Record], *, cut_short: bool) -> dict[str, St
     """By status in ascending order, then NO_WHOLE_ANSWER; of records in the order of sending.
     `cut_short`: as in `count_failures`.
     """
-    ended = [record for record in records if not (cut_short and record.outcome == "cancelled")]
+    ended = _ended(records, cut_short=cut_short)
     rows: dict[str, list[int]] = defaultdict(list)
     for row, record in enumerate(ended):
         status = status_of(record)

@@ -146,8 +146,10 @@ def asked_of(header: Header, sent: Iterable[Record]) -> tuple[str, float | None]
 
 
 def sent_stream(name: str, header: Header, records: Iterable[Record]) -> Stream:
-    """The arrivals that a load generator sent."""
-    sent = [record for record in records if record.sent_at is not None]
+    """The arrivals that a load generator sent; of conversations their first turns, as the others
+    wait for answers.
+    """
+    sent = [record for record in records if record.sent_at is not None and record.turn in (None, 1)]
     process, rate = asked_of(header, sent)
     due = [at for record in sent if (at := due_at(record)) is not None]
     intended = _array(due) if due and len(due) == len(sent) else None

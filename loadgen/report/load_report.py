@@ -46,6 +46,7 @@ from kendall.loadgen.report.summary_text import (
     load_lines,
     load_notes,
     load_table,
+    part_tables,
     status_table,
 )
 from kendall.loadgen.report.summary_values import flat, names
@@ -151,6 +152,7 @@ class Report:
         tables = (
             load_table(self.summary, metrics),
             histogram_table(self.summary, metrics, ascii_only=ascii_only),
+            *part_tables(self.summary),
             status_table(self.summary),
         )
         say(console, "")

@@ -10,14 +10,14 @@ whole run. What nobody measured is None, never guessed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from kendall.loadgen.measures.failures import StatusCount, outcome_of, status_counts
+from kendall.loadgen.measures.failures import StatusCount, hung_up, outcome_of, status_counts
 from kendall.loadgen.measures.goodput import Goodput, Limit, duration, goodput
 from kendall.loadgen.measures.histogram import Bin, histogram
 from kendall.loadgen.measures.lengths import LengthsReceived, lengths_received
@@ -48,6 +48,7 @@ ENDS = ("low", "high")
 # digits, nanoseconds: equal durations are equal, whatever the instants they were taken from
 RESOLUTION = 9
 CONTAIN_THE_DELAY = ("ttfb", "ttft", "e2el")
+LATER_TURNS = 8  # of a conversation, from which on turns are shown together
 COMPLETED = 0.98  # share of the requests; what the others took of the server is not known
 
 
@@ -121,17 +122,34 @@ def measure(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """The requests for one model, or of one turn of conversations; durations of completed ones in
+    seconds, None where there are none.
+    """
+
+    of: str  # model | turn
+    name: str
+    requests: int
+    completed: int
+    mean_ttft: float | None
+    p99_ttft: float | None
+    mean_e2el: float | None
+    p99_e2el: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoadSummary:
     """Rates per second, durations in seconds, lengths in tokens; None where nothing was
     measured.
     """
 
     asked_rate: float | None
-    drawn_rate: float  # of the timetable's own instants
+    drawn_rate: float  # of the timetable's own instants; of conversations where it has them
     delivered_rate: float  # of the instants of sending
     completed_rate: float  # completed requests over the duration
     duration: float  # from the first intended instant to the last end
     outcomes: Mapping[str, int]
+    hung_up: int  # of those cancelled: by their clients, as they were to do
     status_codes: Mapping[str, StatusCount]
     warm_up: int  # requests left out of every duration, the first ones
     warm_up_why: str
@@ -141,6 +159,12 @@ class LoadSummary:
     percentiles: tuple[float, ...]
     prompt_tokens: MeasuredQuantity | None  # of completed requests
     output_tokens: MeasuredQuantity | None
+    # shares of the prompt tokens: in the server's prefix cache, as it reports; in blocks of a trace
+    # that came before
+    cached_prompt_tokens: float | None
+    shared_prompt_tokens: float | None
+    conversations: int | None
+    parts: tuple[Part, ...]  # by model where there are several, by turn
     output_tokens_per_second: float
     tokens_per_second: float  # prompts and answers
     goodput: Goodput | None
@@ -199,6 +223,7 @@ def summarise_load(
         percentiles=percentiles,
         limits=limits,
         interrupted=result.interrupted,
+        shared_prompt_tokens=result.header.configuration.get("shared_prompt_tokens"),
     )
     configured = result.header.configuration
     queue = configured.get("server_queue")
@@ -218,6 +243,7 @@ def summarise_records(
     percentiles: Sequence[float] = PERCENTILES,
     limits: Sequence[Limit] = (),
     interrupted: bool = False,
+    shared_prompt_tokens: float | None = None,
 ) -> LoadSummary:
     """Summarise a run file's records."""
     begins = [(np.inf if (at := began_at(record)) is None else at) for record in records]
@@ -243,13 +269,15 @@ def summarise_records(
     }
     prompt, output = (_column(done, name) for name in ("prompt_tokens", "output_tokens"))
     span = duration(records)
+    firsts = [record for record in records if record.turn in (None, 1)]
     return LoadSummary(
         asked_rate=asked_rate,
-        drawn_rate=delivered_rate(_column(records, "intended_at")),
-        delivered_rate=delivered_rate(_column(records, "sent_at")),
+        drawn_rate=delivered_rate(_column(firsts, "intended_at")),
+        delivered_rate=delivered_rate(_column(firsts, "sent_at")),
         completed_rate=_per_second(len(done), span),
         duration=span,
         outcomes=dict(Counter(map(outcome_of, records))),
+        hung_up=sum(map(hung_up, records)),
         status_codes=status_counts(records, cut_short=interrupted),
         warm_up=left_out,
         warm_up_why=warm_up.why,
@@ -257,14 +285,53 @@ def summarise_records(
         percentiles=tuple(percentiles),
         prompt_tokens=measure(prompt, percentiles),
         output_tokens=measure(output, percentiles),
+        cached_prompt_tokens=_cached(done),
+        shared_prompt_tokens=shared_prompt_tokens,
+        conversations=len(firsts) if len(firsts) < len(records) else None,
+        parts=(*_parts("model", records, left_out), *_parts("turn", records, left_out)),
         output_tokens_per_second=_per_second(float(output.sum()), span),
         tokens_per_second=_per_second(float(prompt.sum() + output.sum()), span),
         goodput=goodput(records[left_out:], limits) if limits else None,
         little=little_check(records, left_out),
         growth=backlog(records),
-        errors=dict(Counter(record.error for record in records if record.error).most_common(5)),
+        errors=dict(
+            Counter(
+                record.error for record in records if record.error and not hung_up(record)
+            ).most_common(5)
+        ),
         interrupted=interrupted,
     )
+
+
+def _parts(of: str, records: Sequence[Record], left_out: int) -> Iterator[Part]:
+    names = {_part(of, record) for record in records}
+    for name in sorted(names, key=lambda name: (len(name), name)) if len(names) > 1 else ():
+        members = [record for record in records if _part(of, record) == name]
+        steady = [record for record in records[left_out:] if _part(of, record) == name]
+        done = [record for record in steady if record.outcome == "completed"]
+        statistics: dict[str, float | None] = {}
+        for metric in ("ttft", "e2el"):
+            seconds = values(metric, done)
+            statistics[f"mean_{metric}"] = float(seconds.mean()) if seconds.size else None
+            statistics[f"p99_{metric}"] = (
+                float(np.percentile(seconds, 99)) if seconds.size else None
+            )
+        completed = sum(record.outcome == "completed" for record in members)
+        yield Part(of=of, name=name, requests=len(members), completed=completed, **statistics)
+
+
+def _part(of: str, record: Record) -> str:
+    """The part that it belongs to; long conversations end in one part."""
+    if of == "model":
+        return record.model or ""
+    turn = record.turn or 1
+    return str(turn) if turn < LATER_TURNS else f"{LATER_TURNS} and later"
+
+
+def _cached(records: Sequence[Record]) -> float | None:
+    known = [record for record in records if record.cached_tokens is not None]
+    prompts = sum(record.prompt_tokens or 0 for record in known)
+    return sum(record.cached_tokens or 0 for record in known) / prompts if prompts else None
 
 
 def variances_of_records(

@@ -26,23 +26,42 @@ def load_lines(summary: LoadSummary) -> list[str]:
     return [f"{name:<14}{text}" for name, text in load_heads(summary)]
 
 
-def load_heads(summary: LoadSummary) -> Iterator[tuple[str, str]]:
-    """The names and texts of these lines."""
+def _outcomes(summary: LoadSummary) -> str:
     # a request that got no answer within the drain limit has failed, as the line on failures
     # counts it
     counts = dict(summary.outcomes)
-    cut = 0 if summary.interrupted else counts.pop("cancelled", 0)
+    cut = 0 if summary.interrupted else counts.pop("cancelled", 0) - summary.hung_up
     if cut:
         counts["failed"] = counts.get("failed", 0) + cut
-    late = {"failed": f" ({cut} without an answer in time)"} if cut else {}
-    outcomes = [f"{count} {name}{late.get(name, '')}" for name, count in sorted(counts.items())]
+    about = {"failed": f" ({cut} without an answer in time)"} if cut else {}
+    if summary.hung_up:
+        cancelled = counts.setdefault("cancelled", summary.hung_up)
+        all_of_them = cancelled == summary.hung_up
+        about["cancelled"] = " by the client" if all_of_them else f" ({summary.hung_up} by clients)"
+    outcomes = [f"{count} {name}{about.get(name, '')}" for name, count in sorted(counts.items())]
     interrupted = " (interrupted)" if summary.interrupted else ""
-    yield "requests", (", ".join(outcomes) or "nothing sent") + interrupted
+    return (", ".join(outcomes) or "nothing sent") + interrupted
+
+
+def _prefixes(summary: LoadSummary) -> Iterator[tuple[str, str]]:
+    shares = {"the server reports": summary.cached_prompt_tokens}
+    shares["the trace has"] = summary.shared_prompt_tokens
+    if known := [f"{_percent(share)} {who}" for who, share in shares.items() if share is not None]:
+        yield "prefix cache", f"of the prompt tokens: {', '.join(known)}"
+
+
+def load_heads(summary: LoadSummary) -> Iterator[tuple[str, str]]:
+    """The names and texts of these lines."""
+    yield "requests", _outcomes(summary)
     asked = "" if summary.asked_rate is None else f"asked {short_number(summary.asked_rate)}, "
     drawn, delivered, completed = map(
         short_number, (summary.drawn_rate, summary.delivered_rate, summary.completed_rate)
     )
-    yield "rate (1/s)", f"{asked}drawn {drawn}, delivered {delivered}, completed {completed}"
+    of = ""
+    if summary.conversations is not None:
+        of = " conversations"
+        completed += f" requests, in {summary.conversations} conversations"
+    yield "rate (1/s)", f"{asked}drawn {drawn}, delivered {delivered}{of}, completed {completed}"
     if summary.output_tokens is not None:
         lengths = f"answers of {short_number(summary.output_tokens.mean)} on average"
         if summary.prompt_tokens is not None:
@@ -51,6 +70,7 @@ def load_heads(summary: LoadSummary) -> Iterator[tuple[str, str]]:
         tokens = short_number(summary.tokens_per_second)
         yield "tokens (1/s)", f"{answered} answered, {tokens} with prompts; {lengths}"
     yield from _of_the_server(summary)
+    yield from _prefixes(summary)
     if (goodput := summary.goodput) is not None:
         limits = ", ".join(goodput.limits)
         text = (
@@ -157,6 +177,30 @@ def histogram_table(
 def _main_duration(summary: LoadSummary, metrics: Sequence[str]) -> str | None:
     chosen = [name for name in metrics if name in summary.durations and name != LATENESS]
     return "e2el" if "e2el" in chosen else next(iter(chosen), None)
+
+
+def part_tables(summary: LoadSummary) -> Iterator[Table]:
+    """Requests by model where there are several, by turn of their conversations."""
+    for of in dict.fromkeys(part.of for part in summary.parts):
+        columns = [Column(heading=of, left=True)]
+        columns += [
+            Column(heading=name)
+            for name in ("requests", "completed", "ttft (ms)", "p99", "end to end (ms)", "p99")
+        ]
+        rows = [
+            [
+                part.name,
+                str(part.requests),
+                str(part.completed),
+                *(
+                    "-" if value is None else in_ms(value)
+                    for value in (part.mean_ttft, part.p99_ttft, part.mean_e2el, part.p99_e2el)
+                ),
+            ]
+            for part in summary.parts
+            if part.of == of
+        ]
+        yield Table(columns, rows)
 
 
 def status_table(summary: LoadSummary) -> Table | None:

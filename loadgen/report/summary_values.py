@@ -36,7 +36,10 @@ def flat(summary: LoadSummary) -> dict[str, float]:
     named |= {name: value for name in _RATES if (value := getattr(summary, name)) is not None}
     named |= {
         "sent": float(summary.sent),
-        "error_rate": 1 - summary.completed / summary.sent if summary.sent else np.nan,
+        # what a client cancelled is no error
+        "error_rate": 1 - summary.completed / asked
+        if (asked := summary.sent - summary.hung_up)
+        else np.nan,
         "request_throughput": summary.completed_rate,
         "output_throughput": summary.output_tokens_per_second,
         "total_token_throughput": summary.tokens_per_second,

@@ -14,6 +14,7 @@ import math
 from contextlib import closing
 from typing import TYPE_CHECKING
 
+from kendall.loadgen.sending.conversations import Conversation, conversations
 from kendall.loadgen.sending.pacing import Alarms, pacing_clock
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class _Rows:
         assert closed is not None
         self._in_flight, self._alarms, self._ends_at = in_flight, alarms, ends_at
         self._think_times = closed.think_times
-        self._untaken = iter(range(len(in_flight.job)))
+        self._untaken = iter(conversations(in_flight.job.timetable))
         self._unsent = len(in_flight.job)
         self.all_sent = asyncio.Event()
 
@@ -58,17 +59,29 @@ class _Rows:
         over.
         """
         loop = asyncio.get_running_loop()
-        for index in self._untaken:
-            ready_at += 0.0 if self._think_times is None else float(self._think_times[index])
-            if ready_at >= self._ends_at:
-                break
-            if ready_at > loop.time():
-                await self._alarms.until(ready_at)
-            self._unsent -= 1
-            if not self._unsent:
-                self.all_sent.set()
-            record = await self._in_flight.send(self._in_flight.exchange(index, ready_at))
-            # the run is ended: a record keeps it, and so hides it from this task
-            if record.outcome == "cancelled" or self._in_flight.counters.stopped is not None:
-                break
-            ready_at = loop.time() if record.released_at is None else record.released_at
+        for rows in self._untaken:
+            conversation = Conversation(self._in_flight)
+            for index in rows:
+                ready_at += 0.0 if self._think_times is None else float(self._think_times[index])
+                if ready_at >= self._ends_at:
+                    return
+                if ready_at > loop.time():
+                    await self._alarms.until(ready_at)
+                self._sent(1)
+                exchange = conversation.exchange(index, ready_at)
+                record = await self._in_flight.send(exchange)
+                # the run is ended: a record keeps it, and so hides it from this task
+                if record.released_at is None or self._in_flight.counters.stopped is not None:
+                    return
+                ready_at = record.released_at
+                if record.outcome != "completed":
+                    left = rows.stop - index - 1
+                    self._in_flight.counters.asked -= left
+                    self._sent(left)
+                    break
+                conversation.answered(exchange)
+
+    def _sent(self, rows: int) -> None:
+        self._unsent -= rows
+        if not self._unsent:
+            self.all_sent.set()

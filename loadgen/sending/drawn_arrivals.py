@@ -17,7 +17,11 @@ from kendall.queueing.arrivals.rates import Ramp
 from kendall.queueing.arrivals.text import Process, parse_arrivals
 from kendall.queueing.arrivals.timetable import Timetable, draw_timetable, load_timetable
 from kendall.queueing.arrivals.traces import load_trace
-from kendall.queueing.distributions.token_distribution import SHORTER, parse_distribution
+from kendall.queueing.distributions.token_distribution import (
+    SHORTER,
+    TokenDistribution,
+    parse_distribution,
+)
 
 NUM_PROMPTS = 1000  # where neither their number nor a duration is given
 OUTPUT_TOKENS = 128  # max_tokens where neither a law of the lengths nor --max-tokens is given
@@ -32,6 +36,7 @@ class DrawnArrivals(NamedTuple):
     timetable: Timetable
     natural: bool  # no length was asked for: the model ends its answers
     predictor: str | None = None  # of recorded predictions, where its file names it
+    block_tokens: int | None = None  # of a prompt's block with a hash id
 
 
 def draw_arrivals(options: LoadOptions, source: str) -> DrawnArrivals:
@@ -57,6 +62,7 @@ def draw_arrivals(options: LoadOptions, source: str) -> DrawnArrivals:
             _within(timetable, options),
             natural=header.get("lengths") == "natural",
             predictor=header.get("predictor"),
+            block_tokens=header.get("block_tokens"),
         )
     seed = options.seed or 0
     if source == "--trace":
@@ -64,18 +70,33 @@ def draw_arrivals(options: LoadOptions, source: str) -> DrawnArrivals:
         trace = load_trace(
             options.trace, options.trace_format, options.time_scale, count=options.num_prompts
         )
-        return DrawnArrivals(seed, None, _within(trace.timetable, options), natural=False)
+        return DrawnArrivals(
+            seed,
+            None,
+            _within(trace.timetable, options),
+            natural=False,
+            block_tokens=trace.block_tokens,
+        )
     process, count, duration = _process(options, source)
-    law = options.output_tokens or f"deterministic:value={options.max_tokens or OUTPUT_TOKENS}"
+    prompt_tokens, output_tokens = length_laws(options)
     timetable = draw_timetable(
         process,
         count=count,
         duration=duration,
         seed=seed,
-        prompt_tokens=parse_distribution(options.prompt_tokens, remedy=SHORTER),
-        output_tokens=parse_distribution(law, options.max_tokens, remedy="set --max-tokens"),
+        prompt_tokens=prompt_tokens,
+        output_tokens=output_tokens,
     )
     return DrawnArrivals(seed, process, timetable, natural=options.output_tokens is None)
+
+
+def length_laws(options: LoadOptions) -> tuple[TokenDistribution, TokenDistribution]:
+    """The laws of the prompts' and the answers' lengths. Raises SpecError."""
+    law = options.output_tokens or f"deterministic:value={options.max_tokens or OUTPUT_TOKENS}"
+    return (
+        parse_distribution(options.prompt_tokens, remedy=SHORTER),
+        parse_distribution(law, options.max_tokens, remedy="set --max-tokens"),
+    )
 
 
 def _within(timetable: Timetable, options: LoadOptions) -> Timetable:

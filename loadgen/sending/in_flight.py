@@ -8,7 +8,8 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
-from kendall.loadgen.measures.failures import is_failure
+from kendall.loadgen.datasets import Prompt
+from kendall.loadgen.measures.failures import hung_up, is_failure
 from kendall.loadgen.sending.client.client import LoadExchange
 from kendall.loadgen.sending.client.pool import ConnectionPool
 from kendall.loadgen.sending.job import Counters, SendingJob
@@ -38,9 +39,9 @@ class InFlightRequests:
         # ends the run after too many failures in a row, or where its file cannot be written
         self.on_stop: Callable[[], object] | None = None
 
-    def exchange(self, index: int, instant: float) -> LoadExchange:
-        """The request of one row, ready to be sent."""
-        exchange = self.job.exchange(index, instant, self._pool.address)
+    def exchange(self, index: int, instant: float, prompt: Prompt | None = None) -> LoadExchange:
+        """The request of one row, ready to be sent; with its own prompt, or another."""
+        exchange = self.job.exchange(index, instant, self._pool.address, prompt)
         exchange.ended = self._end
         return exchange
 
@@ -57,10 +58,14 @@ class InFlightRequests:
 
     async def send(self, exchange: LoadExchange) -> Record:
         """Send it and wait for its record."""
+        return await self.begin(exchange)
+
+    def begin(self, exchange: LoadExchange) -> asyncio.Future[Record]:
+        """As `start`, with a future of its record."""
         recorded: asyncio.Future[Record] = self._loop.create_future()
         self._under_way[exchange] = recorded
         self.start(exchange)
-        return await recorded
+        return recorded
 
     def _send(self, exchange: LoadExchange) -> None:
         self.counters.sent += 1
@@ -85,6 +90,8 @@ class InFlightRequests:
         if record.outcome == "completed":
             self.counters.completed += 1
             self.counters.uncounted += not exchange.counted
+        elif hung_up(record):
+            self.counters.cancelled += 1
         elif record.sent_at is not None:
             self.counters.other += 1
             self.counters.refused += not is_failure(record)

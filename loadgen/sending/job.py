@@ -5,8 +5,11 @@ travels to other processes.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from kendall.loadgen.datasets import Prompts
+from numpy.typing import NDArray
+
+from kendall.loadgen.datasets import Prompt, Prompts
 from kendall.loadgen.sending.client.client import LoadExchange
 from kendall.loadgen.sending.client.target import Target
 from kendall.loadgen.sending.client.wire import Address
@@ -24,6 +27,7 @@ class Counters:
     completed: int = 0
     other: int = 0  # answered, but not completed
     refused: int = 0  # of these: rejected or abandoned by a server that is not unavailable
+    cancelled: int = 0  # their clients hung up
     held: int = 0  # had to wait for a place among `max_concurrency`
     uncounted: int = 0  # completed without usage: their tokens are the events of their streams
     # why nothing more was sent: too many failures in a row, or a run file that cannot be written
@@ -83,15 +87,24 @@ class SendingJob:
     def __len__(self) -> int:
         return len(self.timetable)
 
-    def exchange(self, index: int, instant: float, address: Address) -> LoadExchange:
-        """The request of one row, ready to be sent."""
+    def exchange(
+        self, index: int, instant: float, address: Address, prompt: Prompt | None = None
+    ) -> LoadExchange:
+        """The request of one row, ready to be sent; with its own prompt, or another."""
         output_tokens = int(self.timetable.output_tokens[index])
         limit = self.target.limit(output_tokens, self.largest)
         predictions = self.timetable.predicted_output_tokens
         predicted = None if predictions is None else float(predictions[index]) or None
-        flow = None if self.timetable.flow is None else str(self.timetable.flow[index])
+        flow, model = _at(self.timetable.flow, index), _at(self.timetable.model, index)
         request_id = f"{self.prefix}-{self.rows[index]}"
-        body = self.target.body(self.prompts[index], output_tokens, limit, self.seed, predicted)
+        body = self.target.body(
+            self.prompts[index] if prompt is None else prompt,
+            output_tokens,
+            limit,
+            self.seed,
+            predicted,
+            model=model,
+        )
         return LoadExchange(
             request_id=request_id,
             intended_at=instant,
@@ -100,9 +113,24 @@ class SendingJob:
             max_output_tokens=limit,
             predicted_output_tokens=predicted,
             flow=flow,
+            model=model,
             sender_id=self.sender_id,
             token_times=self.options.token_times,
+            turn=_at(self.timetable.turn, index),
+            hang_up_after=_at(self.timetable.hang_up_after, index),
+            hang_up_tokens=_at(self.timetable.hang_up_tokens, index),
         )
+
+
+def _at(column: NDArray[Any] | None, index: int) -> Any:
+    """What one row has in a column; None without the column, and for 0."""
+    return None if column is None else column[index].item() or None
+
+
+def order_of(record: Record) -> tuple[float, int]:
+    """Sorts records as they were sent: by row, but turns of conversations by instant."""
+    at = record.intended_at if record.turn is not None else None
+    return at or 0.0, row_of(record)
 
 
 def row_of(record: Record) -> int:

@@ -37,11 +37,21 @@ class LoadOptions:
     """The options as given; None: not given."""
 
     base_url: str = "http://127.0.0.1:8080"  # of --base-url, or of --host and --port
-    model: str | None = option(
-        WHERE, "Name of the model. Default: the first that the server lists."
+    model: tuple[str, ...] = option(
+        WHERE,
+        "Name of the model. Default: the first that the server lists. Several, as NAME=SHARE: each "
+        "request asks for one of them, drawn by its share.",
+        default=(),
     )
     api_key: str | None = option(WHERE, "Key sent as a bearer token; never written to a file.")
     trust: Trust = within(WHERE, Trust)
+    header: tuple[str, ...] = option(
+        WHERE,
+        "Header NAME:VALUE sent with every request; its value is never written to a file. "
+        "Repeatable.",
+        default=(),
+        secret=True,
+    )
     ready_check_timeout: float | None = option(
         WHERE,
         (
@@ -112,7 +122,7 @@ class LoadOptions:
     )
     think_time: float = option(
         WHEN,
-        "Closed loop: mean think time of a user, exponentially distributed.",
+        "Closed loop, or --turns: mean think time of a user, exponentially distributed.",
         default=0.0,
         parser=Duration(),
     )
@@ -121,12 +131,28 @@ class LoadOptions:
         "Distribution of random prompt lengths in tokens, for example uniform:low=16,high=64.",
         default="deterministic:value=32",
     )
+    turns: str | None = option(
+        WHAT,
+        (
+            "Send conversations: `all` turns of those of a dataset, or a distribution of their "
+            "number, for example geometric:mean=3. Arrivals and --num-prompts are then those of "
+            "conversations; each next turn is sent --think-time after the last answer ended, with "
+            "all that was said."
+        ),
+    )
     output_tokens: str | None = option(
         WHAT,
         (
             "Distribution of output lengths in tokens, for example geometric:mean=64. Default: the "
             "model ends its answers, after at most 128 tokens."
         ),
+    )
+    ignore_hash_ids: bool = option(
+        WHAT,
+        "Draw the prompts of a Mooncake or Bailian trace independently: without it, blocks of one "
+        "hash id have the same tokens, so that a prefix cache hits as in the trace.",
+        "--ignore-hash-ids",
+        default=False,
     )
     max_tokens: int | None = option(
         WHAT,
@@ -153,6 +179,13 @@ class LoadOptions:
         "--natural-lengths",
         default=False,
     )
+    extra_body: str | None = option(
+        WHAT,
+        (
+            "JSON object whose fields are added to the body of every request, for example "
+            "'{\"top_p\": 0.9}'."
+        ),
+    )
     dataset_name: str | None = option(
         WHAT, "Source of the prompts: random | sharegpt | jsonl | custom (same as jsonl)."
     )
@@ -171,6 +204,18 @@ class LoadOptions:
         ),
         "--predictor",
         "--length-prediction",
+    )
+    cancel: float | None = option(
+        WHAT,
+        "Share of the requests whose client hangs up, from 0 to 1, at the time of --cancel-after.",
+    )
+    cancel_after: str | None = option(
+        WHAT,
+        (
+            "When it hangs up: a time after sending (2s, exponential:mean=2s, "
+            "uniform:low=1s,high=5s), or tokens received (tokens:16, tokens:geometric:mean=16). An "
+            "answer that ends before is complete."
+        ),
     )
     flows: str | None = option(
         WHAT,
@@ -234,6 +279,10 @@ class LoadOptions:
     def _check_choices(self) -> None:
         if self.ignore_eos and self.natural_lengths:
             raise SpecError("got --ignore-eos with --natural-lengths; expected one of them")
+        if self.api_key and any(
+            text.partition(":")[0].strip().lower() == "authorization" for text in self.header
+        ):
+            raise SpecError("got --header authorization with --api-key; expected one of them")
         if self.dataset_name not in (None, *DATASETS):
             raise SpecError(
                 f"got --dataset-name {self.dataset_name!r}; expected "
@@ -275,9 +324,15 @@ class LoadOptions:
             raise SpecError(
                 f"got {' and '.join(sources) or 'no arrivals'}; expected one of {SOURCES}"
             )
-        if self.think_time:
+        if self.think_time and self.turns is None:
             raise SpecError(
-                "got --think-time in an open loop; expected it with --max-concurrency alone"
+                "got --think-time in an open loop; expected it with --max-concurrency alone, or "
+                "with --turns"
+            )
+        if self.turns is not None and sources[0] in ("--trace", "--timetable"):
+            raise SpecError(
+                f"got --turns with {sources[0]}; expected arrivals that are drawn: its rows are "
+                "requests already"
             )
         if self.burstiness != 1.0 and sources != ["--request-rate"]:
             raise SpecError(f"got --burstiness with {sources[0]}; expected it with --request-rate")

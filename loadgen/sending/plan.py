@@ -11,18 +11,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from kendall.loadgen.datasets import (
     Prompts,
+    Turn,
+    choose,
     draw_dataset,
+    draw_turns,
     load_token_counter,
     random_prompts,
+    read_conversations,
     read_dataset,
 )
+from kendall.loadgen.sending.cancellations import parse_cancellations
 from kendall.loadgen.sending.client.client import address_of
 from kendall.loadgen.sending.client.endpoint import UNKNOWN, look_at, with_lengths
 from kendall.loadgen.sending.client.server_queue import QueueWatch
-from kendall.loadgen.sending.client.target import LoadError, Target
-from kendall.loadgen.sending.drawn_arrivals import draw_arrivals
+from kendall.loadgen.sending.client.target import (
+    LoadError,
+    Target,
+    parse_extra_body,
+    parse_headers,
+)
+from kendall.loadgen.sending.drawn_arrivals import draw_arrivals, length_laws
 from kendall.loadgen.sending.job import ClosedLoopUsers, SendOptions
 from kendall.loadgen.sending.options import LoadOptions
 from kendall.loadgen.sending.run import VOCABULARY, LoadResult, ProgressDisplay, RunOutput, run_load
@@ -30,9 +42,24 @@ from kendall.policies.durations import rounded_duration
 from kendall.policies.text import SpecError
 from kendall.queueing.arrivals.length_prediction import parse_length_prediction
 from kendall.queueing.arrivals.text import format_arrivals
-from kendall.queueing.arrivals.timetable import Timetable, streams, with_flows, with_predictions
-from kendall.queueing.distributions.flows import parse_flows
+from kendall.queueing.arrivals.timetable import (
+    IntArray,
+    Timetable,
+    one_each,
+    shared_tokens,
+    streams,
+    with_flows,
+    with_models,
+    with_predictions,
+    with_turns,
+)
+from kendall.queueing.distributions.flows import parse_flows, parse_models
+from kendall.queueing.distributions.token_distribution import SHORTER, parse_distribution
 
+UNCOUNTED = (
+    "got a timetable whose prompts the server counts; expected the --dataset-path that they come "
+    "from"
+)
 LONG = 600.0  # seconds of a timetable from which its length is announced
 
 
@@ -88,6 +115,12 @@ class LoadPlan:
                 raise
             endpoint = UNKNOWN  # the check is off: the requests themselves will tell
         target = dataclasses.replace(target, model=target.model or endpoint.models[0])
+        unknown = [name for name in target.models if name not in endpoint.models]
+        if endpoint.kendall and unknown:
+            raise SpecError(
+                f"got --model {unknown[0]}; expected one that {target.base_url} serves: "
+                f"{', '.join(endpoint.models)}"
+            )
         if self.lengths_open:
             target, note = with_lengths(target, endpoint)
         header = dict(self.header) if note is None else {**self.header, "lengths_note": note}
@@ -126,8 +159,14 @@ def plan_load(options: LoadOptions) -> LoadPlan:
     """Check the options and draw what they ask for. Raises SpecError."""
     options.check()
     source = options.source()
-    seed, arrivals, drawn, natural, recorded = draw_arrivals(options, source)
-    timetable, prompts, counted = _prompts(options, drawn, seed)
+    seed, arrivals, drawn, natural, recorded, block_tokens = draw_arrivals(options, source)
+    if options.ignore_hash_ids or options.dataset_path is not None or block_tokens is None:
+        drawn = dataclasses.replace(drawn, hash_ids=None)
+    timetable, prompts, counted = _prompts(options, drawn, seed, block_tokens)
+    models = parse_models(options.model)
+    if len(models.names) > 1:
+        timetable = with_models(timetable, models, seed)
+    timetable = one_each(timetable)
     natural = natural and not counted and not options.ignore_eos
     if natural and options.predictor not in (None, "none"):
         raise SpecError(
@@ -135,13 +174,16 @@ def plan_load(options: LoadOptions) -> LoadPlan:
         )
     target = Target(
         base_url=options.base_url,
-        model=options.model or "",
+        model=models.names[0] if models.names else "",
+        models=models.names if len(models.names) > 1 else (),
         max_tokens=options.max_tokens,
         chat=options.chat,
         ignore_eos=options.ignore_eos,
         natural_lengths=options.natural_lengths or natural,
         api_key=options.api_key,
         trust=options.trust,
+        headers=parse_headers(options.header),
+        extra_body=parse_extra_body(options.extra_body),
     )
     rate, description = None, "timetable" if options.timetable else None
     closed_loop: ClosedLoopUsers | None = None
@@ -173,8 +215,14 @@ def plan_load(options: LoadOptions) -> LoadPlan:
         else None,
         "output_tokens": options.output_tokens if drawn_lengths else None,
         "lengths": "natural" if target.natural_lengths else None,
+        "block_tokens": block_tokens if timetable.hash_ids is not None else None,
+        "shared_prompt_tokens": _shared(timetable, block_tokens),
         "dataset": None if options.dataset_path is None else str(options.dataset_path),
         "flows": options.flows,
+        "turns": options.turns,
+        "models": str(models) if target.models else None,
+        "cancel": options.cancel,
+        "cancel_after": options.cancel_after,
         "duration": options.duration,
         "think_time": options.think_time or None,
         "drain_limit": options.drain_limit,
@@ -182,7 +230,8 @@ def plan_load(options: LoadOptions) -> LoadPlan:
     }
     address_of(target)  # all raise for what cannot be sent
     target.trust.context()
-    target.body(prompts[0], 1, 1, seed)
+    if timetable.turn is None:  # else text or messages are made of it
+        target.body(prompts[0], 1, 1, seed)
     return LoadPlan(
         target=target,
         timetable=timetable,
@@ -204,20 +253,28 @@ def plan_load(options: LoadOptions) -> LoadPlan:
     )
 
 
+def _shared(timetable: Timetable, block_tokens: int | None) -> float | None:
+    """Share of the prompt tokens that a prefix cache without a limit has; None without hash ids."""
+    if timetable.hash_ids is None or block_tokens is None:
+        return None
+    return float(
+        shared_tokens(timetable, block_tokens).sum() / max(timetable.prompt_tokens.sum(), 1)
+    )
+
+
 def _prompts(
-    options: LoadOptions, timetable: Timetable, seed: int
+    options: LoadOptions, timetable: Timetable, seed: int, block_tokens: int | None
 ) -> tuple[Timetable, Prompts, bool]:
     """The timetable with the lengths that are known at last, a prompt for each row, and whether
     a dataset has lengths of answers.
     """
     counted = False
-    if options.dataset_path is None:
+    if options.turns is not None or timetable.turn is not None:
+        timetable, prompts, counted = _conversations(options, timetable, seed)
+    elif options.dataset_path is None:
         if not timetable.prompt_tokens.all():
-            raise SpecError(
-                "got a timetable whose prompts the server counts; expected the --dataset-path "
-                "that they come from"
-            )
-        prompts = random_prompts(timetable, seed, VOCABULARY)
+            raise SpecError(UNCOUNTED)
+        prompts = random_prompts(timetable, seed, VOCABULARY, block_tokens)
     else:
         counter = None if options.tokenizer is None else load_token_counter(options.tokenizer)
         dataset = read_dataset(options.dataset_path, counter)
@@ -227,4 +284,49 @@ def _prompts(
         timetable = with_predictions(timetable, parse_length_prediction(options.predictor), seed)
     if options.flows is not None:
         timetable = with_flows(timetable, parse_flows(options.flows), seed)
+    cancellations = parse_cancellations(options.cancel, options.cancel_after)
+    if cancellations is not None:
+        timetable = cancellations.of(timetable, seed)
     return timetable, prompts, counted
+
+
+def _conversations(
+    options: LoadOptions, timetable: Timetable, seed: int
+) -> tuple[Timetable, Prompts, bool]:
+    """The same of conversations: one for each row of a timetable without turns."""
+    known: list[list[Turn]] | None = None
+    if options.dataset_path is not None:
+        counter = None if options.tokenizer is None else load_token_counter(options.tokenizer)
+        known = read_conversations(options.dataset_path, counter)
+    if timetable.turn is None:
+        prompt_tokens, output_tokens = length_laws(options)
+        timetable = with_turns(
+            timetable,
+            _turns(options.turns or "", known, len(timetable), seed),
+            seed,
+            prompt_tokens=prompt_tokens,
+            output_tokens=output_tokens,
+            think_time=0.0 if options.closed else options.think_time,
+        )
+    if known is not None:
+        return draw_turns(timetable, known, seed)
+    if not timetable.prompt_tokens.all():
+        raise SpecError(UNCOUNTED)
+    return timetable, random_prompts(timetable, seed, VOCABULARY), False
+
+
+def _turns(text: str, known: list[list[Turn]] | None, count: int, seed: int) -> IntArray:
+    """How many turns so many conversations have, at most as many as those of a dataset."""
+    if text == "all" and known is None:
+        raise SpecError(
+            "got --turns all without --dataset-path; expected a distribution, for example "
+            "--turns geometric:mean=3"
+        )
+    if known is None:
+        drawn = parse_distribution(text, remedy=SHORTER).sample(streams(seed).turns, count)
+        return np.maximum(drawn, 1)
+    most = np.array([len(known[place]) for place in choose(seed, len(known), count)])
+    if text == "all":
+        return most
+    drawn = parse_distribution(text, remedy=SHORTER).sample(streams(seed).turns, count)
+    return np.clip(drawn, 1, most)

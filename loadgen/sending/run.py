@@ -21,7 +21,7 @@ from kendall.loadgen.sending.job import (
     Counters,
     SendingJob,
     SendOptions,
-    row_of,
+    order_of,
 )
 from kendall.loadgen.sending.operating_system import raise_file_limit, real_time_permitted
 from kendall.loadgen.sending.run_writer import RunWriter, replace_run
@@ -35,6 +35,8 @@ from kendall.queueing.measurement.statistics import Summary, summarise
 
 # above the special tokens of common vocabularies, below the end of the smallest (bytes)
 VOCABULARY = range(10, 250)
+# fields of a target that a run file does not have as they are: a value may be a key
+UNSAID = frozenset({"api_key", "headers", "extra_body", "models"})
 START_DELAY = 0.2  # seconds between the start of the clock and instant 0 of the timetable
 
 
@@ -110,7 +112,7 @@ async def run_load(
             shown.cancel()
             with suppress(asyncio.CancelledError):
                 await shown
-    records.sort(key=row_of)
+    records.sort(key=order_of)
     # one that was killed has none of these keys
     ended: dict[str, Any] = {
         "interrupted": interrupted,
@@ -170,7 +172,13 @@ def lateness(records: Iterable[Record]) -> Summary:
 def _header(job: SendingJob, configuration: Mapping[str, Any]) -> Header:
     target = job.target
     limit = target.limit(job.largest, job.largest)
-    asked = {key: value for key, value in asdict(target).items() if key != "api_key"}
+    asked = {key: value for key, value in asdict(target).items() if key not in UNSAID}
+    if target.models:
+        asked["model"] = ", ".join(target.models)
+    if target.headers:
+        asked["headers"] = [name for name, _ in target.headers]
+    if target.extra_body:
+        asked["extra_body"] = target.extra_body
     sent = {
         "max_tokens": limit
         if limit == target.limit(int(job.timetable.output_tokens.min()), job.largest)

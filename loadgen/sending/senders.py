@@ -196,5 +196,6 @@ class Sender:
 
 
 def _add(senders: Sequence[Sender], counters: Counters) -> None:
-    for name in ("sent", "completed", "other", "refused", "held", "uncounted"):
+    names = ("sent", "completed", "other", "refused", "cancelled", "held", "uncounted")
+    for name in names:
         setattr(counters, name, sum(getattr(sender.counters, name) for sender in senders))

@@ -18,6 +18,7 @@ from functools import partial
 from kendall.loadgen.sending.client.client import address_of
 from kendall.loadgen.sending.client.pool import KEEPALIVE, RESERVE, ConnectionPool
 from kendall.loadgen.sending.closed_loop import closed_loop
+from kendall.loadgen.sending.conversations import talk
 from kendall.loadgen.sending.in_flight import InFlightRequests, Keep
 from kendall.loadgen.sending.job import Counters, SendingJob
 from kendall.loadgen.sending.operating_system import real_time_scheduling, undisturbed
@@ -44,7 +45,9 @@ async def send_job(job: SendingJob, start_at: float, counters: Counters, keep: K
         with quiet_garbage_collector(), real_time_scheduling():
             await stack.enter_async_context(pool)
             stack.push_async_callback(in_flight.close)
-            send_all = closed_loop if job.options.closed_loop else open_loop
+            send_all = open_loop if job.timetable.turn is None else talk
+            if job.options.closed_loop:
+                send_all = closed_loop
             await send_all(in_flight, start_at)
             await in_flight.drain(job.options.drain_limit)
     except asyncio.CancelledError:

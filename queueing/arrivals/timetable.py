@@ -12,7 +12,7 @@ and saved again is the same file, byte for byte.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -35,15 +35,24 @@ __all__ = [
     "Timetable",
     "delivered_rate",
     "draw",
+    "draw_blocks",
     "draw_prompts",
     "draw_timetable",
     "load_timetable",
+    "one_each",
+    "ragged",
     "save_timetable",
+    "shared_tokens",
     "split",
     "streams",
     "with_flows",
+    "with_models",
     "with_predictions",
+    "with_turns",
 ]
+
+
+HASH_IDS = 2**62  # of a trace are below; above are those of blocks that only one prompt has
 
 
 class LengthLaw(Protocol):
@@ -60,12 +69,21 @@ class LengthLaw(Protocol):
 class Timetable:
     """One row per request, in the order of sending; arrays of one length."""
 
-    intended_at: FloatArray  # seconds after the start of the run
+    # seconds after the start of the run; of a turn of a conversation: its first turn's
+    intended_at: FloatArray
     prompt_tokens: IntArray  # 0 where only the server can count them
     output_tokens: IntArray
     # sent along; 0: none is
     predicted_output_tokens: IntArray | None = None
     flow: NDArray[np.str_] | None = None  # whose each is, sent along
+    # of the blocks of its prompt, a tuple a row: equal ids are equal tokens
+    hash_ids: NDArray[np.object_] | None = None
+    model: NDArray[np.str_] | None = None  # that each asks for, of several
+    turn: IntArray | None = None  # in its conversation, from 1; the rows of one are consecutive
+    think_time: FloatArray | None = None  # seconds between the last answer and this turn
+    # when its client hangs up: seconds after sending, or tokens received; 0: never
+    hang_up_after: FloatArray | None = None
+    hang_up_tokens: IntArray | None = None
 
     def __post_init__(self) -> None:
         sizes = {column.size for column in self.columns().values()}
@@ -153,6 +171,45 @@ def with_flows(timetable: Timetable, flows: Flows, seed: int) -> Timetable:
     return dataclasses.replace(timetable, flow=np.array(flows.names)[places])
 
 
+def with_models(timetable: Timetable, models: Flows, seed: int) -> Timetable:
+    """The same requests, each for a model drawn from a stream of its own."""
+    places = models.draw(streams(seed).models, len(timetable))
+    return dataclasses.replace(timetable, model=np.array(models.names)[places])
+
+
+def with_turns(
+    timetable: Timetable,
+    turns: IntArray,
+    seed: int,
+    *,
+    prompt_tokens: LengthLaw,
+    output_tokens: LengthLaw,
+    think_time: float,
+) -> Timetable:
+    """A conversation of so many turns for each row, whose instant is that of the first; lengths are
+    drawn for each turn, think times exponentially distributed with mean `think_time` seconds.
+    """
+    stream, total = streams(seed), int(turns.sum())
+    place = np.arange(total) - np.repeat(np.cumsum(turns) - turns, turns)
+    return Timetable(
+        intended_at=np.repeat(timetable.intended_at, turns),
+        prompt_tokens=np.asarray(prompt_tokens.sample(stream.prompt_tokens, total), dtype=np.int64),
+        output_tokens=np.asarray(output_tokens.sample(stream.output_tokens, total), dtype=np.int64),
+        turn=place + 1,
+        think_time=np.where(place > 0, stream.think_times.exponential(think_time, total), 0.0),
+    )
+
+
+def one_each(timetable: Timetable) -> Timetable:
+    """The same, each conversation with the flow and the model of its first turn."""
+    if timetable.turn is None:
+        return timetable
+    first = np.arange(len(timetable)) - timetable.turn + 1
+    columns = {"flow": timetable.flow, "model": timetable.model}
+    chosen = {name: column[first] for name, column in columns.items() if column is not None}
+    return dataclasses.replace(timetable, **chosen)
+
+
 class Streams(NamedTuple):
     """The independent generators of a seed, in the order of their spawning: new ones come last,
     the old ones stay.
@@ -166,6 +223,9 @@ class Streams(NamedTuple):
     dataset: np.random.Generator
     think_times: np.random.Generator
     flows: np.random.Generator
+    cancellations: np.random.Generator
+    models: np.random.Generator
+    turns: np.random.Generator
 
 
 def streams(seed: int) -> Streams:
@@ -189,12 +249,63 @@ def draw_prompts(timetable: Timetable, seed: int, vocabulary: range) -> list[Int
     return np.split(ids, np.cumsum(timetable.prompt_tokens)[:-1])
 
 
+def draw_blocks(
+    timetable: Timetable, seed: int, vocabulary: range, block_tokens: int
+) -> list[IntArray]:
+    """Token ids of every prompt, block by block: those of one hash id are the same in every prompt,
+    whatever else is in the timetable. Tokens beyond the blocks of a row are its own.
+    """
+    assert timetable.hash_ids is not None
+    key = int(streams(seed).prompts.integers(2**62)) << 64
+
+    def block(number: int) -> IntArray:
+        tokens = np.random.Generator(np.random.Philox(key=key | number))
+        return tokens.integers(vocabulary.start, vocabulary.stop, size=block_tokens)
+
+    prompts = []
+    lengths = timetable.prompt_tokens.tolist()
+    for row, (ids, length) in enumerate(zip(timetable.hash_ids, lengths, strict=True)):
+        needed = -(-length // block_tokens)
+        own = (HASH_IDS + (row << 32) + place for place in range(needed - len(ids)))
+        prompts.append(np.concatenate([block(each) for each in (*ids[:needed], *own)])[:length])
+    return prompts
+
+
+def shared_tokens(timetable: Timetable, block_tokens: int) -> IntArray:
+    """Prompt tokens of each row in leading blocks that came before: what a prefix cache without a
+    limit has of it.
+    """
+    assert timetable.hash_ids is not None
+    known: dict[int, int] = {}  # tokens of each block, of which the last of a prompt has some
+    shared = []
+    for ids, length in zip(timetable.hash_ids, timetable.prompt_tokens.tolist(), strict=True):
+        hits, whole = 0, True
+        for place, each in enumerate(ids):
+            size = max(0, min(block_tokens, length - place * block_tokens))
+            there = min(size, known.get(each, 0))
+            hits += there if whole else 0
+            whole = whole and there == block_tokens
+            known[each] = max(size, known.get(each, 0))
+        shared.append(hits)
+    return np.array(shared, dtype=np.int64)
+
+
+def ragged(rows: Sequence[tuple[int, ...]]) -> NDArray[np.object_]:
+    """A column of tuples."""
+    column = np.empty(len(rows), dtype=object)
+    column[:] = rows
+    return column
+
+
 def split(timetable: Timetable, processes: int) -> list[IntArray]:
-    """The rows of each of several senders, in turn: row i goes to sender i mod `processes`.
-    Raises SpecError.
+    """The rows of each of several senders, in turn: row i goes to sender i mod `processes`, and so
+    do whole conversations. Raises SpecError.
     """
     if processes < 1:
         raise SpecError(f"got {processes} processes; expected a whole number >= 1")
+    if timetable.turn is not None:
+        conversation = np.cumsum(timetable.turn == 1) - 1
+        return [np.flatnonzero(conversation % processes == first) for first in range(processes)]
     return [np.arange(first, len(timetable), processes) for first in range(processes)]
 
 
@@ -228,6 +339,12 @@ class _Row(msgspec.Struct):
     output_tokens: int
     predicted_output_tokens: int | None = None
     flow: str | None = None
+    hash_ids: tuple[int, ...] | None = None
+    model: str | None = None
+    turn: int | None = None
+    think_time: float | None = None
+    hang_up_after: float | None = None
+    hang_up_tokens: int | None = None
 
 
 def load_timetable(path: Path) -> tuple[dict[str, Any], Timetable]:
@@ -246,6 +363,8 @@ def load_timetable(path: Path) -> tuple[dict[str, Any], Timetable]:
         for number, line in enumerate(rest, start=2)
         if line.strip()
     ]
+    for flow in {row.flow for row in rows if row.flow is not None}:
+        check_name(flow)
     return head.header, Timetable(
         intended_at=np.array([row.intended_at for row in rows], dtype=np.float64),
         prompt_tokens=np.array([row.prompt_tokens for row in rows], dtype=np.int64),
@@ -254,14 +373,20 @@ def load_timetable(path: Path) -> tuple[dict[str, Any], Timetable]:
             [row.predicted_output_tokens for row in rows], "a predicted length", path
         ),
         flow=_of_all([row.flow for row in rows], "a flow", path),
+        hash_ids=None
+        if not any(row.hash_ids for row in rows)
+        else ragged([row.hash_ids or () for row in rows]),
+        model=_of_all([row.model for row in rows], "a model", path),
+        turn=_of_all([row.turn for row in rows], "turn", path),
+        think_time=_of_all([row.think_time for row in rows], "think_time", path),
+        hang_up_after=_of_all([row.hang_up_after for row in rows], "hang_up_after", path),
+        hang_up_tokens=_of_all([row.hang_up_tokens for row in rows], "hang_up_tokens", path),
     )
 
 
 def _of_all(column: list[Any], named: str, path: Path) -> NDArray[Any] | None:
     """A column that is there in all rows or in none. Raises ValueError."""
     given = [value for value in column if value is not None]
-    for value in {value for value in given if isinstance(value, str)}:
-        check_name(value)
     if 0 < len(given) < len(column):
         raise ValueError(f"{path}: got {named} in some rows; expected one in all or in none")
     return np.array(given) if given else None

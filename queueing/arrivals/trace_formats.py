@@ -6,8 +6,10 @@ tokens) from a file.
     burstgpt   CSV with the columns `Timestamp`, `Request tokens`, `Response tokens` (BurstGPT,
                every release): seconds
     mooncake   JSON lines `{"timestamp": ms, "input_length": n, "output_length": n}`
-               (Mooncake, and the like)
+               (Mooncake, and the like), with `hash_ids` of the prompt's blocks of 512 tokens:
+               equal ids are equal text after equal text
     bailian    the same fields and `chat_id` (Qwen-Bailian traces), but the timestamp in seconds
+               and blocks of 16 tokens
     run        a run file of this program: the intended instant, or the arrival where there is none
     timetable  a saved timetable
 
@@ -30,7 +32,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from kendall.policies.text import SpecError
-from kendall.queueing.arrivals.timetable import load_timetable
+from kendall.queueing.arrivals.timetable import HASH_IDS, load_timetable
 from kendall.queueing.measurement.record import read_run, shown, unmarked
 
 AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
@@ -47,6 +49,7 @@ class Row(NamedTuple):
     output_tokens: int
     predicted_output_tokens: float | None = None
     flow: str | None = None  # whose it is
+    hash_ids: tuple[int, ...] | None = None  # of the blocks of its prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,7 @@ class TraceFormat:
     per_second: float  # units of `Row.at` in a second
     # the first arrival is instant 0: the origin of the file's clock means nothing
     from_first: bool = True
+    block_tokens: int | None = None  # of a block with a hash id
 
 
 def _csv_rows(path: Path, columns: Sequence[str], instant: Callable[[str], float]) -> Iterator[Row]:
@@ -90,12 +94,23 @@ def _json_lines(path: Path) -> Iterator[Row]:
                         finite(row["timestamp"]),
                         whole(row["input_length"]),
                         whole(row["output_length"]),
+                        hash_ids=_hash_ids(row.get("hash_ids")),
                     )
                 except (ValueError, KeyError, TypeError, msgspec.MsgspecError) as error:
                     got = line.decode(errors="replace").strip()
                     raise bad_line(
                         path, number, got, f"an object with {', '.join(MOONCAKE)}", error
                     ) from None
+
+
+def _hash_ids(value: Any) -> tuple[int, ...] | None:
+    """Raises ValueError, TypeError."""
+    if value is None:
+        return None
+    ids = tuple(map(whole, value))
+    if any(number >= HASH_IDS for number in ids):
+        raise ValueError(f"a hash id of {max(ids)} is not below 2**62")
+    return ids
 
 
 def _run(path: Path) -> Iterator[Row]:
@@ -117,16 +132,20 @@ def _run(path: Path) -> Iterator[Row]:
 
 def _timetable(path: Path) -> Iterator[Row]:
     columns = load_timetable(path)[1].columns()
+    columns = {name: columns[name] for name in columns if name in TIMETABLE_COLUMNS}
     names = ["at" if name == "intended_at" else name for name in columns]
     for values in zip(*(column.tolist() for column in columns.values()), strict=True):
         yield Row(**dict(zip(names, values, strict=True)))
 
 
+# a trace is arrivals and lengths; the rest of a saved timetable is for --timetable
+TIMETABLE_COLUMNS = frozenset({"intended_at", *Row._fields})
+
 FORMATS = {
     "azure": TraceFormat(lambda path: _csv_rows(path, AZURE, nanoseconds), 1e9),
     "burstgpt": TraceFormat(lambda path: _csv_rows(path, BURSTGPT, decimal_nanoseconds), 1e9),
-    "mooncake": TraceFormat(_json_lines, 1e3),
-    "bailian": TraceFormat(_json_lines, 1.0),
+    "mooncake": TraceFormat(_json_lines, 1e3, block_tokens=512),
+    "bailian": TraceFormat(_json_lines, 1.0, block_tokens=16),
     "run": TraceFormat(_run, 1.0),
     "timetable": TraceFormat(_timetable, 1.0, from_first=False),
 }

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from kendall.policies.text import SpecError, suggest
-from kendall.queueing.arrivals.timetable import Timetable
+from kendall.queueing.arrivals.timetable import Timetable, ragged
 from kendall.queueing.arrivals.trace_formats import FORMATS, Row, TraceFormat, detect
 from kendall.queueing.distributions.laws import LONGEST
 
@@ -31,6 +31,7 @@ class LoadedTrace:
     timetable: Timetable
     skipped: int  # rows without prompt or output tokens
     out_of_order: int  # rows earlier than the one before them
+    block_tokens: int | None = None  # of a block with a hash id
 
 
 def read_trace(
@@ -76,7 +77,8 @@ def load_trace(
             "at least one"
         )
     late = sum(later[0] < earlier[0] for earlier, later in pairwise(rows))
-    return LoadedTrace(found, _timetable(rows, FORMATS[found], time_scale), skipped, late)
+    form = FORMATS[found]
+    return LoadedTrace(found, _timetable(rows, form, time_scale), skipped, late, form.block_tokens)
 
 
 def _usable(form: TraceFormat, path: Path, count: int | None) -> tuple[list[Row], int]:
@@ -94,9 +96,8 @@ def _usable(form: TraceFormat, path: Path, count: int | None) -> tuple[list[Row]
 
 
 def _timetable(rows: list[Row], form: TraceFormat, time_scale: float) -> Timetable:
-    at, prompts, outputs, predicted, flows = (
-        np.array(column) for column in zip(*rows, strict=True)
-    )
+    *columns, hash_ids = zip(*rows, strict=True)
+    at, prompts, outputs, predicted, flows = map(np.array, columns)
     given = np.array([value is not None for value in predicted])
     tokens = np.where(given, predicted, 0).astype(float)
     if (lowest := tokens.min()) < 0:
@@ -114,4 +115,7 @@ def _timetable(rows: list[Row], form: TraceFormat, time_scale: float) -> Timetab
         output_tokens=outputs[order].astype(np.int64),
         predicted_output_tokens=whole[order] if given.any() else None,
         flow=None if None in flows else flows[order],
+        hash_ids=None
+        if not any(hash_ids)
+        else ragged([hash_ids[place] or () for place in order.tolist()]),
     )

@@ -7,6 +7,7 @@ number, independently of all others.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,6 +67,27 @@ def parse_flows(text: str) -> Flows:
                 f"got flow {name}={weight:g}; expected a weight > 0, at most {LARGEST:g}"
             )
     return Flows(tuple(weights), tuple(weights.values()))
+
+
+def parse_models(texts: Sequence[str]) -> Flows:
+    """The models of `["a=0.7", "b=0.3"]` with their shares; one alone is a name as it stands.
+    Raises SpecError.
+    """
+    if len(texts) < 2:
+        return Flows(tuple(texts), (1.0,) * len(texts))
+    shares: dict[str, float] = {}
+    for text in texts:
+        name, equals, share = text.rpartition("=")
+        if not name or not equals:
+            raise SpecError(
+                f"got --model {text} among several; expected NAME=SHARE, for example {text}=0.5"
+            )
+        if name in shares:
+            raise SpecError(f"got --model {name} twice; expected each model once")
+        shares[name] = parse_number(name, share, f"--model {text}")
+        if not 0 < shares[name] <= LARGEST:
+            raise SpecError(f"got --model {text}; expected a share > 0, for example {name}=0.5")
+    return Flows(tuple(shares), tuple(shares.values()))
 
 
 def check_name(name: str) -> None:

@@ -55,7 +55,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     max_output_tokens: int | None = None  # token limit in force for it
     predicted_output_tokens: float | None = None  # predicted length, sent along with the request
     sender_id: int | None = None  # the load generator's process
+    model: str | None = None  # that it asked for, where a load asks for several
     flow: str | None = None  # flow for fair shares: the name of a key, or a fairness id
+    turn: int | None = None  # in its conversation, from 1
     finish_reason: str | None = None  # stop, length, ...
     clipped: bool | None = None  # whether the gateway's token limit ended the answer
     preemptions: int | None = None  # times it was put back into the queue

@@ -146,6 +146,8 @@ class Prompt:
 
     def __init__(self, closed: ClosedLoopUsers) -> None:
         self.job, self.options = self, SendOptions(closed_loop=closed)
+        ones = np.ones(len(self), dtype=np.int64)
+        self.timetable = Timetable(np.zeros(len(self)), ones, ones)
         self.intended: list[float] = []
         self.counters = Counters(asked=len(self))
 

@@ -247,7 +247,7 @@ def test_who_calls_from_python_gets_the_defaults_of_the_command() -> None:
 
     assert ResultOptions() == ResultOptions(**of_command(ResultOptions, "metadata"))
     assert Trust() == Trust(**of_command(Trust))
-    others = ("base_url", "drain_limit", "trust")
+    others = ("base_url", "drain_limit", "trust", "model", "header")  # the last two: none given
     assert LoadOptions(base_url="x") == LoadOptions(
         base_url="x", **of_command(LoadOptions, *others)
     )

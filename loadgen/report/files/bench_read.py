@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from kendall.loadgen.report.files.foreign import foreign_format, foreign_run
 from kendall.queueing.measurement.record import Header, Outcome, Record, cut_run_of, unmarked
 
 DETAILS = ("input_lens", "output_lens", "ttfts", "itls", "latencies", "start_times", "errors")
@@ -113,11 +114,16 @@ class BenchDetails(msgspec.Struct, kw_only=True):
 
 
 def read_either(path: Path) -> tuple[Header, list[Record], bool]:
-    """A run file of Kendall or a result of `vllm bench serve`; and whether the file's last line
-    was cut. Raises ValueError, OSError.
+    """A run file of Kendall, a result of `vllm bench serve` or one of another load generator; and
+    whether the file's last line was cut. Raises ValueError, OSError.
     """
     data = path.read_bytes()  # once: it may be a pipe
-    return (*bench_run(data, path), False) if is_bench_json(data) else cut_run_of(data, path)
+    if is_bench_json(data):
+        return *bench_run(data, path), False
+    form = foreign_format(unmarked(data[:4096]).lstrip())
+    if form is not None:
+        return *foreign_run(unmarked(data), path, form), False
+    return cut_run_of(data, path)
 
 
 def is_bench_json(data: bytes) -> bool:

@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from kendall.loadgen.compare.cells import RunFile
 from kendall.loadgen.measures.missing import incomplete, missing_records
 from kendall.loadgen.report.files.bench_read import read_either
-from kendall.loadgen.sending.job import row_of
+from kendall.loadgen.sending.job import order_of
 from kendall.loadgen.sending.run import LoadResult, held_back, lateness
 from kendall.policies.text import SpecError, short_number
 from kendall.queueing.measurement.record import Header, Record
@@ -40,15 +41,22 @@ def read_results(paths: Sequence[Path]) -> list[tuple[str, LoadResult]]:
     ]
 
 
-def _read(path: Path) -> tuple[Header, list[Record], bool]:
+def read_run_file(path: Path) -> RunFile:
+    """A file of anybody's, to be compared. Raises SpecError."""
+    return RunFile(path, *_either(path))
+
+
+def _either(path: Path) -> tuple[Header, list[Record], bool]:
     try:
-        header, records, cut = read_either(path)
+        return read_either(path)
     except OSError as error:
-        raise SpecError(
-            f"got {path}: {error.strerror}; expected a run file of kendall load"
-        ) from None
+        raise SpecError(f"got {path}: {error.strerror}; expected a run file") from None
     except ValueError as error:
         raise SpecError(str(error)) from None
+
+
+def _read(path: Path) -> tuple[Header, list[Record], bool]:
+    header, records, cut = _either(path)
     if header.writer != "load":
         raise SpecError(
             f"got {path}, written by a {header.writer}; expected a run file of kendall load "
@@ -77,7 +85,7 @@ def _result(name: str, parts: Sequence[RunPart]) -> LoadResult:
         )
     missing = missing_records(header, records, cut=cut)
     if "interrupted" in header.configuration:
-        records.sort(key=row_of)
+        records.sort(key=order_of)
     return LoadResult(
         header,
         records,

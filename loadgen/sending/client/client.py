@@ -6,11 +6,13 @@ whatever the client held back would be missing from the delay.
 
 from __future__ import annotations
 
+import asyncio
 import re
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from kendall.loadgen.measures.failures import HUNG_UP
 from kendall.loadgen.sending.client.stream import StreamedAnswer, StreamError, read_error
 from kendall.loadgen.sending.client.target import Target
 from kendall.loadgen.sending.client.wire import Address, SenderConnection
@@ -30,7 +32,7 @@ def address_of(target: Target) -> Address:
     }
     if target.api_key:
         headers["authorization"] = f"Bearer {target.api_key}"
-    return Address(target.url, headers)
+    return Address(target.url, headers | dict(target.headers))
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -46,8 +48,12 @@ class LoadExchange:
     max_output_tokens: int
     predicted_output_tokens: float | None = None
     flow: str | None = None
+    model: str | None = None  # of several
+    turn: int | None = None  # in its conversation, from 1; the answer's text is then kept
     sender_id: int | None = None
     token_times: bool = False
+    hang_up_after: float | None = None  # seconds after sending
+    hang_up_tokens: int | None = None  # received
     ended: Callable[[LoadExchange], None] = lambda _: None  # called once, when the outcome is known
     held_until: float | None = None
     sent_at: float | None = None
@@ -58,6 +64,8 @@ class LoadExchange:
     outcome: Outcome = "cancelled"  # until something else is known
     error: str | None = "the run ended before it was sent"
     _connection: SenderConnection | None = None
+    _timer: asyncio.TimerHandle | None = None
+    _over: bool = False
     _status: int = 0
     _content_type: str = ""
     _location: str | None = None  # of a redirect
@@ -69,17 +77,39 @@ class LoadExchange:
         self.sent_at, self.error = now, CUT_SHORT
         if self.token_times:
             self._answer.token_at = []
+        if self.turn is not None:
+            self._answer.texts = []
+        if self.hang_up_after is not None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_at(now + self.hang_up_after, self.hang_up)
 
     def send(self, connection: SenderConnection) -> None:
         """Write it; the answer comes back to this object."""
+        if self._over:  # its client hung up before there was a connection
+            connection.abort()
+            return
         self._connection = connection
         connection.send(self.message, self)
 
+    @property
+    def text(self) -> str:
+        """What the answer says, where it is kept."""
+        return "".join(self._answer.texts or ())
+
     def cancel(self) -> None:
         """The run ends; the outcome stays what it was, cancelled."""
+        self._abort()
+        self._end(None)
+
+    def hang_up(self) -> None:
+        """The client leaves: the server sees its connection close."""
+        self._abort()
+        self.outcome, self.error = "cancelled", HUNG_UP
+        self._end(asyncio.get_running_loop().time())
+
+    def _abort(self) -> None:
         if self._connection is not None:
             self._connection.abort()
-        self._end(None)
 
     def on_head(self, status: int, headers: Mapping[str, str], now: float) -> None:
         self._status, self.first_byte_at = status, now
@@ -102,9 +132,12 @@ class LoadExchange:
                 if self._content_type and not self._content_type.startswith(STREAM)
                 else str(error)
             )
-            if self._connection is not None:
-                self._connection.abort()
+            self._abort()
             self.on_lost(said, now)
+            return
+        tokens, answer = self.hang_up_tokens, self._answer
+        if tokens is not None and answer.token_chunks >= tokens and not answer.complete:
+            self.hang_up()
 
     def on_end(self, now: float) -> None:
         self.outcome, self.error = self._verdict()
@@ -143,7 +176,11 @@ class LoadExchange:
         return "the stream broke off before its end"
 
     def _end(self, now: float | None) -> None:
-        self.ended_at, self._connection = now, None
+        if self._over:
+            return
+        self._over, self.ended_at, self._connection = True, now, None
+        if self._timer is not None:
+            self._timer.cancel()
         self.ended(self)
 
     @property
@@ -176,13 +213,16 @@ class LoadExchange:
             prompt_tokens=self.prompt_tokens
             if answer.prompt_tokens is None
             else answer.prompt_tokens,
+            cached_tokens=answer.cached_tokens,
             output_tokens=answer.token_chunks
             if answer.output_tokens is None
             else answer.output_tokens,
             max_output_tokens=self.max_output_tokens,
             predicted_output_tokens=self.predicted_output_tokens,
             sender_id=self.sender_id,
+            model=self.model,
             flow=self.flow,
+            turn=self.turn,
             finish_reason=answer.finish_reason,
             error=self.error,
         )

@@ -77,6 +77,7 @@ async def look_at(target: Target, timeout: float | None = None) -> LoadEndpoint:
     limit = ANSWER_LIMIT
     verify = target.trust.verification(url)
     headers = {"authorization": f"Bearer {target.api_key}"} if target.api_key else {}
+    headers |= dict(target.headers)
     waiting = False
     async with httpx.AsyncClient(
         base_url=url, headers=headers, verify=verify, trust_env=False, timeout=ANSWER_LIMIT

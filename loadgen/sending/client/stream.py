@@ -49,8 +49,13 @@ class _Timing(msgspec.Struct):
     batch_size: int | None = None
 
 
+class _PromptDetails(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
 class _Usage(msgspec.Struct):
     prompt_tokens: int | None = None
+    prompt_tokens_details: _PromptDetails | None = None
     completion_tokens: int | None = None
     kendall: _Timing | None = None
 
@@ -77,10 +82,12 @@ class StreamedAnswer:
         self.last_token_at: float | None = None
         self.finish_reason: str | None = None
         self.prompt_tokens: int | None = None
+        self.cached_tokens: int | None = None
         self.output_tokens: int | None = None
         self.queueing_delay: float | None = None
         self.service_time: float | None = None
         self.batch_size: int | None = None
+        self.texts: list[str] | None = None  # pieces of the answer, where they are kept
         self.token_chunks = 0
         self.done = False  # [DONE] seen
         self._rest = b""
@@ -111,6 +118,7 @@ class StreamedAnswer:
             self.done = True
         elif (
             self.token_chunks
+            and self.texts is None
             and any(mark in payload for mark in NO_FINISH)
             and payload.startswith(b"{")
             and payload.endswith(b"}")
@@ -141,6 +149,9 @@ class StreamedAnswer:
 
     def _choice(self, choice: _ChunkChoice, now: float) -> None:
         self.finish_reason = choice.finish_reason or self.finish_reason
+        if self.texts is not None:
+            text = choice.text if choice.delta is None else choice.delta.content
+            self.texts.append(text or "")
         first = self.token_chunks == 0 and choice.brings_token()
         # a padded batch's answer ends with an empty chunk, long after its last token
         if first or choice.brings_text() or (self.token_chunks and choice.finish_reason is None):
@@ -149,6 +160,8 @@ class StreamedAnswer:
 
     def _usage(self, usage: _Usage) -> None:
         self.prompt_tokens = usage.prompt_tokens
+        if usage.prompt_tokens_details is not None:
+            self.cached_tokens = usage.prompt_tokens_details.cached_tokens
         self.output_tokens = usage.completion_tokens
         if usage.kendall is not None:
             self.batch_size = usage.kendall.batch_size

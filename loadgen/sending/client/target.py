@@ -4,7 +4,9 @@ body.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -19,6 +21,34 @@ from kendall.remote import SYSTEM, Trust, check_key, server_root
 
 GATEWAY = "Gateway"  # panel of the help of `kendall sweep`
 FORCED_FIELD = "kendall_forced_output_tokens"  # read by the engine alone
+# headers that make up the request itself
+OWN_HEADERS = frozenset(
+    {
+        "accept",
+        "accept-encoding",
+        "connection",
+        "content-length",
+        "content-type",
+        "host",
+        "transfer-encoding",
+        "x-request-id",
+    }
+)
+# fields of the body that carry what is measured, each with the reason
+OWN_FIELDS = {
+    "stream": "every answer is streamed",
+    "stream_options": "every answer is streamed",
+    "prompt": "--prompt-tokens or --dataset-path sets it",
+    "messages": "--dataset-path with --chat sets it",
+    "model": "--model sets it",
+    "max_tokens": "--max-tokens sets it",
+    "max_completion_tokens": "--max-tokens sets it",
+    "ignore_eos": "--ignore-eos sets it",
+    "n": "each request has one answer",
+    "predicted_output_tokens": "--predictor sets it",
+    FORCED_FIELD: "--output-tokens sets it",
+}
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 LETTERS = np.array(list("abcdefghijklmnopqrstuvwxyz"))
 
 
@@ -73,6 +103,9 @@ class Target:
     api_key: str | None = None
     trust: Trust = SYSTEM
     n: int = 1  # sequences that each request asks for
+    models: tuple[str, ...] = ()  # of a mix; each request then names its own
+    headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)  # names in lower case
+    extra_body: Mapping[str, Any] = field(default_factory=dict)  # added to every body
 
     @property
     def url(self) -> str:
@@ -100,6 +133,8 @@ class Target:
         limit: int,
         seed: int,
         predicted: float | None = None,
+        *,
+        model: str | None = None,
     ) -> bytes:
         """JSON of one request; where lengths are forced, only the sealed field tells two of them
         apart.
@@ -107,7 +142,7 @@ class Target:
         Raises SpecError where the endpoint cannot take such a prompt.
         """
         body: dict[str, Any] = {
-            "model": self.model,
+            "model": model or self.model,
             "stream": True,
             "stream_options": {"include_usage": True},
             "temperature": 0,
@@ -131,7 +166,47 @@ class Target:
             body[FORCED_FIELD] = output_tokens
         if predicted is not None:
             body["predicted_output_tokens"] = predicted
+        body |= self.extra_body
         return msgspec.json.encode(body)
+
+
+def parse_headers(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """`["x-tenant: blue"]`; no message repeats a value, which may be a key. Raises SpecError."""
+    headers: dict[str, str] = {}
+    for text in texts:
+        name, colon, value = (part.strip() for part in text.partition(":"))
+        shown = f"--header {name}" if colon else "--header without a colon"
+        if not colon or not _HEADER_NAME.fullmatch(name):
+            raise SpecError(f"got {shown}; expected NAME:VALUE, for example x-tenant:blue")
+        if not value.isprintable() or not value.isascii():
+            raise SpecError(
+                f"got {shown} with a value of other characters; expected printable ASCII"
+            )
+        if name.lower() in OWN_HEADERS:
+            raise SpecError(f"got {shown}; expected a header that the request does not set itself")
+        if name.lower() in headers:
+            raise SpecError(f"got {shown} twice; expected it once")
+        headers[name.lower()] = value
+    return tuple(headers.items())
+
+
+def parse_extra_body(text: str | None) -> dict[str, Any]:
+    """A JSON object without the fields that the load sets itself. Raises SpecError."""
+    if text is None:
+        return {}
+    try:
+        fields = msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise SpecError(
+            f"got --extra-body {text!r:.80}; expected a JSON object, for example "
+            f"'{{\"top_p\": 0.9}}' ({error})"
+        ) from None
+    for name in fields:
+        if name in OWN_FIELDS:
+            raise SpecError(
+                f"got --extra-body with {name}; expected other fields: {OWN_FIELDS[name]}"
+            )
+    return fields
 
 
 def prompt_text(prompt: IntArray) -> str:
