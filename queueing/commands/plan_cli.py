@@ -6,15 +6,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-from kendall.options import with_options
+from kendall.options import option, with_options
 from kendall.policies.arguments import whole_number
+from kendall.policies.durations import Duration
 from kendall.policies.text import SpecError, counted, short_number
 from kendall.queueing.arrivals.notation import Ending, asked_process
 from kendall.queueing.choosing.objective import Objective, parse_slos
@@ -44,18 +48,87 @@ from kendall.queueing.measurement.paths import check_writable
 from kendall.queueing.prediction.query import PredictionQuery
 from kendall.queueing.simulation.recorded import recorded_model
 
+if TYPE_CHECKING:
+    from kendall.queueing.choosing.slo_bill import SloBill
+
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 NONE_KEEPS = 3  # exit status
 LIMITS = "--max-output-tokens"
 PICTURES = (".png", ".svg", ".pdf")
+FLEET = "Fleet"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetOptions:
+    """Rules that set the number of servers while a trace is replayed."""
+
+    start_up: float | None = option(
+        FLEET,
+        (
+            "With --trace: seconds until a server that is ordered serves. The trace is replayed on "
+            "servers of the best option whose number is set by a forecast, by a Kubernetes HPA and "
+            "not at all, and what each attained is set beside what it cost."
+        ),
+        parser=Duration(),
+    )
+    hpa_waiting: str = option(
+        FLEET,
+        "With --start-up: waiting requests of a server that the HPAs have as targets.",
+        default="1,5,16,250",
+    )
+    seed: int = option(
+        FLEET,
+        "With --start-up: seed of what the forecast draws.",
+        default=0,
+    )
+
+    @property
+    def targets(self) -> list[float]:
+        """The targets of the HPAs. Raises SpecError."""
+        found = [_number(each) for each in self.hpa_waiting.split(",")]
+        if not all(0 < each < math.inf for each in found):
+            raise SpecError(
+                f"got --hpa-waiting {self.hpa_waiting}; expected numbers > 0 with commas, for "
+                "example 1,5,16,250"
+            )
+        return list(dict.fromkeys(found))
+
+    def check(self, trace: Path | None, routing: str, goal: Objective) -> None:
+        """Raises SpecError."""
+        if self.start_up is None:
+            return
+        from kendall.queueing.choosing.slo_bill import check_billed  # noqa: PLC0415 - loads numba
+
+        if trace is None:
+            raise SpecError(
+                "got --start-up without --trace; expected a recorded trace, whose requests are "
+                "replayed on the fleets"
+            )
+        if routing != "central":
+            raise SpecError(
+                f"got --start-up with --routing {routing}; expected central: the fleets have one "
+                "queue"
+            )
+        if not 0 <= self.start_up < math.inf:
+            raise SpecError(f"got --start-up {self.start_up:g}; expected finite seconds >= 0")
+        whole_number("seed", self.seed, least=0)
+        check_billed(goal)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 @app.command()
-@with_options(PANELS)
+@with_options([*PANELS, FLEET])
 def plan(
     ctx: typer.Context,
     traffic: TrafficOptions,
     system: SystemOptions,
+    fleet: FleetOptions,
     *,
     slo: Annotated[
         str,
@@ -109,20 +182,49 @@ def plan(
     )
     goal = Objective(name="slo", max_clipped_fraction=max_clipped_fraction, **parse_slos(slo))
     given, limits = coming(ctx, traffic), dataclasses.asdict(system)
+    fleet.check(given["trace"], system.routing, goal)
+    targets = fleet.targets
     demand = _demand(given, limits, goal, choices)
     with working("planning") as tell:
         found = make_plan(demand, choices, tell)
+        bill = None
+        if fleet.start_up is not None and found.best is not None:
+            bill = _bill(found, demand, choices, fleet, targets, tell)
     if plot is not None:
         from kendall.queueing.commands.plan_picture import draw_plan  # noqa: PLC0415 - loads matplotlib
 
-        draw_plan(found, plot)
+        draw_plan(found, plot, bill)
     if as_json:
-        typer.echo(json.dumps(found.to_dict()))
+        billed = {} if bill is None else {"bill": bill.to_dict()}
+        typer.echo(json.dumps(found.to_dict() | billed))
     else:
         print_plan(found, console())
+        if bill is not None:
+            print_bill(bill, console())
     if found.best is None:
         typer.echo(f"kendall: {_nothing(found)}", err=True)
         raise typer.Exit(NONE_KEEPS)
+
+
+def _bill(
+    found: CapacityPlan,
+    demand: Demand,
+    choices: Choices,
+    fleet: FleetOptions,
+    targets: list[float],
+    tell: Callable[[str], None],
+) -> SloBill:
+    """Of the best option. Raises SpecError."""
+    from kendall.queueing.choosing.slo_bill import Terms, make_bill  # noqa: PLC0415 - loads numba
+
+    best = found.best
+    assert best is not None
+    assert fleet.start_up is not None
+    law = next(kind.law for kind in choices.kinds if kind.name == best["latency"])
+    query = demand.query(best["max_num_seqs"], law, best["max_output_tokens"])
+    assert query.trace is not None
+    terms = Terms(start_up=fleet.start_up, thresholds=targets, seed=fleet.seed)
+    return make_bill(query.model, query.trace, found.goal, best["servers"], terms, tell=tell)
 
 
 def _check_picture(plot: Path) -> None:
@@ -286,6 +388,31 @@ def _best(found: CapacityPlan, best: Point) -> str:
     if found.largest_rate is None:
         return text
     return f"{text}; they keep the SLO up to {short_number(found.largest_rate, 4)} requests/s"
+
+
+def print_bill(bill: SloBill, to: Console) -> None:
+    """What each rule attained and cost, and the assumptions of the fleets."""
+    say(to, f"the bill of {bill.slo} over {counted(bill.requests, 'request')}")
+    headings = ["rule", "attained", "cost", "servers\nfewest", "mean", "most"]
+    rows = [
+        [
+            line.rule,
+            f"{line.attained:.2%}{'' if line.kept else ' !'}",
+            f"{line.cost:.1%}",
+            str(line.fewest),
+            f"{line.mean:.2f}",
+            str(line.most),
+        ]
+        for line in bill.lines
+    ]
+    columns = [Column(heading=each, left=place == 0) for place, each in enumerate(headings)]
+    to.print(Table(columns, rows))
+    say(
+        to,
+        "cost: server-seconds, from order to last answer, of the peak pool's; a server serves "
+        f"{bill.terms.start_up:g} s after its order; every fleet begins with the peak pool's "
+        f"servers and has no more; ! misses the SLO; seed {bill.terms.seed}",
+    )
 
 
 def _nothing(found: CapacityPlan) -> str:

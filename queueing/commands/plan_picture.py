@@ -1,5 +1,5 @@
 """Options of `kendall plan` as a picture: what they cost, and the duration that the first SLO
-bounds.
+bounds. Beside them the bill: what each rule attained, and what it cost.
 """
 
 from __future__ import annotations
@@ -13,12 +13,16 @@ from kendall.queueing.measurement.paths import writing
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from kendall.queueing.choosing.slo_bill import SloBill
+
 COLOURS = ("#0b5fb0", "#c2571a", "#3c7d3a", "#7a4da3", "#8a939e")
 BOUND = "#16191d"
 
 
-def draw_plan(found: CapacityPlan, path: Path) -> Path:
-    """One mark for each option, labelled with its servers and slots; the frontier as a line."""
+def draw_plan(found: CapacityPlan, path: Path, bill: SloBill | None = None) -> Path:
+    """One mark for each option, labelled with its servers and slots; the frontier as a line. With a
+    bill one for each of its rules beside them.
+    """
     import matplotlib as mpl  # noqa: PLC0415 - half a second, and only here
 
     mpl.use("Agg")
@@ -26,7 +30,13 @@ def draw_plan(found: CapacityPlan, path: Path) -> Path:
 
     slo = found.goal.slo
     assert slo is not None
-    figure, axis = plt.subplots(figsize=(7.2, 4.6), layout="constrained")
+    panels = 1 if bill is None else 2
+    figure, axes = plt.subplots(
+        1, panels, figsize=(7.2 * panels, 4.6), layout="constrained", squeeze=False
+    )
+    axis = axes[0, 0]
+    if bill is not None:
+        draw_bill(axes[0, 1], bill)
     limited = _marks(axis, found, slo.name)
     axis.axhline(slo.seconds, color=BOUND, linestyle=":", linewidth=1, label=str(slo))
     axis.set_xlabel("cost of the fewest servers that keep the SLOs")
@@ -40,6 +50,20 @@ def draw_plan(found: CapacityPlan, path: Path) -> Path:
         figure.savefig(path, dpi=130)
     plt.close(figure)
     return path
+
+
+def draw_bill(axis: Axes, bill: SloBill) -> None:
+    """One mark for each rule, by its cost and the share of the requests within the bounds."""
+    for number, line in enumerate(bill.lines):
+        cost, attained = 100 * line.cost, 100 * line.attained
+        kept = "o" if line.kept else "x"
+        axis.plot(cost, attained, kept, color=COLOURS[number % len(COLOURS)], label=line.rule)
+    axis.set_xlabel("server-seconds, % of the peak pool's")
+    axis.set_ylabel("requests within the SLO (%)")
+    axis.set_xlim(left=0)
+    axis.set_ylim(0, 104)
+    axis.legend(frameon=False, fontsize=9)
+    axis.set_title(f"{bill.slo}, start-up {bill.terms.start_up:g} s", fontsize=11)
 
 
 def _marks(axis: Axes, found: CapacityPlan, name: str) -> bool:

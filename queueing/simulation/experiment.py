@@ -505,20 +505,11 @@ def run_given(model: Queue, given: Trace, stream: np.random.SeedSequence) -> Sim
     return run_trace(model, dataclasses.replace(given, residuals=residuals, **drawn))
 
 
-def driven_run(
-    model: Queue,
-    jobs: Sequence[Job],
-    residuals: Sequence[np.random.Generator],
-    since: int = 0,
-    router: Router | None = None,
-) -> SimulatedRun:
-    """The policy object itself, driven by these jobs; their order is kept."""
-    from kendall.queueing.simulation import fast, kernels
-
-    gaps = None if model.policy.padded else GapCounter({job.request.id for job in jobs[since:]})
+def simulated_engine(model: Queue, gaps: GapCounter | None = None) -> SimulatedEngine:
+    """The law and the bounds of each server of the queue, for a driver of the policy object."""
     bound = 2**31 if model.engine.bounds.max_num_seqs is None else model.engine.bounds.max_num_seqs
     tokens = or_unbounded(model.step_tokens)
-    engine = SimulatedEngine(
+    return SimulatedEngine(
         model.law,
         max_batch_size=bound,
         max_context_tokens=or_unbounded(model.engine.bounds.max_context_tokens),
@@ -529,13 +520,34 @@ def driven_run(
         max_num_queued_reqs=or_unbounded(model.engine.max_num_queued_reqs),
         gaps=gaps,
     )
+
+
+def driven_run(
+    model: Queue,
+    jobs: Sequence[Job],
+    residuals: Sequence[np.random.Generator],
+    since: int = 0,
+    router: Router | None = None,
+) -> SimulatedRun:
+    """The policy object itself, driven by these jobs; their order is kept."""
+    gaps = None if model.policy.padded else GapCounter({job.request.id for job in jobs[since:]})
+    engine = simulated_engine(model, gaps)
     if model.engine.has_queues:
         to = router or FewestRequests()
         records = simulate_routed(model.policy, jobs, engine, residuals, to)
     else:
         records = simulate_trace(model.policy, jobs, engine, residuals)
+    return run_of(model, records, jobs, gaps)
+
+
+def run_of(
+    model: Queue, records: Sequence[Record], jobs: Sequence[Job], gaps: GapCounter | None = None
+) -> SimulatedRun:
+    """What a driver recorded of these jobs as arrays, in their order."""
+    from kendall.queueing.simulation import fast, kernels
+
     place = {job.request.id: index for index, job in enumerate(jobs)}
-    records.sort(key=lambda record: place[record.request_id])
+    records = sorted(records, key=lambda record: place[record.request_id])
     instants = {name: _column(records, name) for name in fast.COLUMNS if name.endswith("_at")}
     if order_of(model.policy).preemptive:  # the delay is the time outside of service
         instants["dispatched_at"] = _column(records, "arrived_at") + _column(

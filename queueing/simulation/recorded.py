@@ -38,7 +38,7 @@ from kendall.queueing.simulation.experiment import (
 from kendall.queueing.simulation.simulated_means import MORE
 
 if TYPE_CHECKING:
-    from kendall.queueing.simulation.fast import SimulatedRun
+    from kendall.queueing.simulation.fast import Trace
 
 # limits that say what the trace says itself, or that its requests do not have
 _OWN = ("prompt_tokens", "sequences", "arrivals")
@@ -85,7 +85,7 @@ def simulate_recorded(
         )
     check_draws(model, len(trace), replications)
     streams = np.random.SeedSequence(seed).spawn(replications)
-    runs = [_replayed(model, trace, stream) for stream in streams]
+    runs = [run_given(model, given_of(model, trace, stream), stream) for stream in streams]
     answer = summary(runs, model, _load(model, trace), (*notes, *_not_full(model, trace)))
     flows = by_flow(model, runs, streams)
     said = [text.replace(MORE, "the trace is short") for text in answer.assumptions]
@@ -141,12 +141,13 @@ def _load(model: Queue, trace: Timetable) -> float:
     return 0.0 if math.isnan(trace.rate) else trace.rate / model.largest_stable_rate
 
 
-def _replayed(model: Queue, trace: Timetable, stream: np.random.SeedSequence) -> SimulatedRun:
+def given_of(model: Queue, trace: Timetable, stream: np.random.SeedSequence) -> Trace:
+    """The requests of the trace as a run is given them, under the token limit of the queue."""
     from kendall.queueing.simulation import fast  # noqa: PLC0415 - numba is loaded only where something is simulated
 
     outputs = np.minimum(trace.output_tokens, model.requests.token_limit)
     flows = np.empty(0, np.str_) if trace.flow is None else trace.flow
-    given = fast.Trace(
+    return fast.Trace(
         trace.intended_at,
         outputs,
         trace.prompt_tokens,
@@ -155,7 +156,6 @@ def _replayed(model: Queue, trace: Timetable, stream: np.random.SeedSequence) ->
         if model.requests.flows is None
         else model.requests.flows.names_of_run(stream, len(trace)),
     )
-    return run_given(model, given, stream)
 
 
 def _predicted(

@@ -138,7 +138,7 @@ def simulate_trace(
         driver.plan(at, _DEATH, seconds)
     for at, servers in engine.in_use:
         if at > 0:
-            driver.plan(at, _SERVERS, frozenset(servers))
+            driver.use(at, servers)
     for request_id, at in (cancellations or {}).items():
         driver.plan(at, _CANCELLATION, request_id)
     for at, successor in switches:
@@ -188,6 +188,10 @@ class Driver:
     def close(self, at: float) -> None:
         """An open-ended one gets no more jobs after those that arrive at that instant."""
         self.plan(at, _CLOSE, "")
+
+    def use(self, at: float, servers: Collection[int]) -> None:
+        """From that instant on these servers take work, and no others."""
+        self.plan(at, _SERVERS, frozenset(servers))
 
     def run(self) -> list[Record]:
         """Every event until nothing is left to happen."""
