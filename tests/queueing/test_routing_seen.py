@@ -1,0 +1,79 @@
+"""The rule of a balancer, read off where requests went: simulated fleets under each rule."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.estimation.routing import Routing, routing_of
+from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.queue import Queue
+from kendall.queueing.simulation.experiment import simulate_run
+from kendall.queueing.simulation.fast import Trace, replay
+
+LAW = LatencyModel(k1=1e-3, k2=0.0, k3=2e-3, k4=20e-3)
+SLOTS = 4
+
+
+def seen(routing: str, servers: int, *, load: float = 0.7, late: float = 0.0) -> Routing:
+    """Of 2,000 requests, whose instants are known within `late` seconds."""
+    lengths = parse_distribution("geometric:mean=60", 400)
+    queue = Queue.read(f"continuous:max_batch_size={SLOTS}", lengths, LAW)
+    rate = load * servers * SLOTS / (60 * LAW.step(SLOTS))
+    rng = np.random.default_rng(servers)
+    if routing in ("random", "round_robin"):  # each server alone, with its share
+        arrived, tokens = np.cumsum(rng.exponential(1 / rate, 2000)), lengths.sample(rng, 2000)
+        server = rng.integers(servers, size=2000)
+        if routing == "round_robin":
+            server = np.arange(2000) % servers
+        dispatched, freed = np.empty((2, 2000))
+        for mine in (server == each for each in range(servers)):
+            trace = Trace(arrived[mine], tokens[mine], np.zeros(mine.sum(), np.int64), [])
+            alone = replay(queue, trace)
+            dispatched[mine], freed[mine] = alone.dispatched_at, alone.server_free_at
+    else:
+        queue = queue.but(servers=servers, routing=routing)
+        run = simulate_run(queue, rate, 2000, np.random.SeedSequence(servers))
+        arrived, dispatched, freed = run.arrived_at, run.dispatched_at, run.server_free_at
+        server = run.server_id.astype(np.int64)
+    off = rng.normal(0, late, 2000)
+    found = routing_of(arrived + off, dispatched + off, freed + off, server, SLOTS)
+    assert found is not None
+    assert found.requests == 2000
+    return found
+
+
+@pytest.mark.parametrize("late", [0.0, 0.003])
+@pytest.mark.parametrize(
+    ("routing", "servers"),
+    [
+        ("central", 2),
+        ("central", 3),
+        ("random", 2),
+        ("random", 4),
+        ("round_robin", 2),
+        ("round_robin", 3),
+        ("least_requests", 2),
+        ("least_requests", 4),
+        ("power_of_two", 4),
+    ],
+)
+def test_the_rule_is_named(routing: str, servers: int, late: float) -> None:
+    found = seen(routing, servers, late=late)
+    assert found.rule == routing
+    assert found.out_of_turn is not None
+    assert (found.out_of_turn <= 0.05) == (routing == "central")
+
+
+@pytest.mark.parametrize("routing", ["random", "round_robin", "least_requests"])
+def test_it_is_named_too_where_hardly_anybody_waits(routing: str) -> None:
+    assert seen(routing, 2, load=0.3).rule == routing
+
+
+def test_one_server_and_few_requests_tell_nothing() -> None:
+    numbers = np.arange(100.0)
+    one = np.zeros(100, dtype=np.int64)
+    assert routing_of(numbers, numbers, numbers + 1, one, 4) is None
+    few, two = numbers[:40], np.arange(40) % 2
+    assert routing_of(few, few, few + 1, two, 4) is None
