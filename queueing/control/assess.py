@@ -140,6 +140,7 @@ def _assumptions(
         waiting_before=waiting_before,
         patience=limits.patience,
         slots=min(bounds, default=None),
+        own_queues=limits.routing != "central",
         alike=None
         if alone
         else found.estimates.alike(found.model.policy, limits.engine.max_num_seqs),

@@ -182,6 +182,8 @@ def check_window(seen: Snapshot, model: Queue, speeds: Speeds) -> Pairs | None:
     wastes no record tells.
     """
     model = plain(model)
+    if model.engine.routing != "central":
+        return _check_servers(seen, model)
     policy = model.policy
     if counts(policy) or (order_of(policy).preemptive and not policy.joins_running):
         return None
@@ -194,6 +196,26 @@ def check_window(seen: Snapshot, model: Queue, speeds: Speeds) -> Pairs | None:
     model = _at_speed(model, _speed(policy, speeds))
     found = requests.replayed(model, speeds)
     return _pairs(seen, requests, model, found, sojourn=policy.joins_running)
+
+
+def _check_servers(seen: Snapshot, model: Queue) -> Pairs | None:
+    """Servers with a queue each: the requests that came to each, served by it alone."""
+    one, sojourn = model.but(servers=1, routing="central"), model.policy.joins_running
+    found = [
+        check_window(each, one, Speeds.of(one.policy, each, one.engine.law, one.step_tokens))
+        for each in seen.of_servers()
+    ]
+    pairs = [each for each in found if each is not None]
+    if not pairs:
+        return None
+    draws = min(len(each.draws) for each in pairs)
+    order = np.argsort(np.concatenate([each.ended_at for each in pairs]), kind="stable")
+    ended, observed = (
+        np.concatenate([getattr(each, name) for each in pairs])[order]
+        for name in ("ended_at", "observed")
+    )
+    every = np.concatenate([each.draws[:draws] for each in pairs], axis=1)[:, order]
+    return _compared(ended, observed, every, batches=BATCHES, held=ENOUGH if sojourn else 0.0)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -252,7 +274,7 @@ def _at_speed(model: Queue, speed: Speed | None) -> Queue:
 
 def at_their_speeds(model: Queue, factors: Mapping[int, float]) -> Queue:
     """Servers in the order of their ids; of one that has served nobody nothing is known."""
-    if not factors or model.engine.servers == 1:
+    if not factors or model.engine.servers == 1 or model.engine.routing != "central":
         return model
     known = [factors[server] for server in sorted(factors)][: model.engine.servers]
     speeds = (*known, *[1.0] * (model.engine.servers - len(known)))
@@ -270,11 +292,32 @@ def _pairs(
     observed, every = ends[judged] - arrived, np.maximum(draws[:, judged] - arrived, 0.0)
     if not sojourn and math.isfinite(seen.shortest_delay):  # what the gateway needs at least
         every = np.maximum(every, seen.shortest_delay)
-    modelled = every.mean(axis=0)
     joins, batches = model.policy.joins_running, BATCHES
     if not joins:  # members of a batch share their fate: a part is of several
         batches = min(BATCHES, np.unique(requests.batch[judged]).size // TOGETHER)
-    half = math.inf
+    return _compared(
+        ends[judged],
+        observed,
+        every,
+        batches=batches,
+        held=ENOUGH if joins else 0.0,  # what the holding times are right within
+        services=None if sojourn else requests.delay_by_services(model.policy, judged),
+    )
+
+
+def _compared(
+    ended_at: Vector,
+    observed: Vector,
+    every: npt.NDArray[np.float64],
+    *,
+    batches: int,
+    held: float,
+    services: float | None = None,
+) -> Pairs:
+    """The interval of their difference is of so many `batches`; `held`: the relative error of the
+    modelled mean; `services`: the mean delay by the measured services.
+    """
+    modelled, half = every.mean(axis=0), math.inf
     if batches >= FEWEST_PARTS:
         half = batch_means_interval(observed - modelled, batches=batches).half_width
     means = every.mean(axis=1)
@@ -282,15 +325,14 @@ def _pairs(
     if means.size > 1:
         spread = float(means.std(ddof=1)) * math.sqrt(1 + 1 / means.size)
         half = max(half, student(means.size - 1, 0.95) * spread)
-    held = ENOUGH if joins else 0.0  # what the holding times are right within
     check = Check(
         observed=float(observed.mean()),
         modelled=float(modelled.mean()),
         half_width=half + held * float(modelled.mean()),
         requests=int(observed.size),
-        measured_services=None if sojourn else requests.delay_by_services(model.policy, judged),
+        measured_services=services,
     )
-    return Pairs(ended_at=ends[judged], observed=observed, draws=every, check=check)
+    return Pairs(ended_at=ended_at, observed=observed, draws=every, check=check)
 
 
 def plain(model: Queue) -> Queue:

@@ -30,6 +30,7 @@ class QueueLimits:
     pads: bool = True  # the engine can pad a batch; else a padded policy is served as elastic
     engine: EngineBounds = field(default_factory=EngineBounds)
     owns_queue: bool = False  # the engine: only its slots and the servers can be other ones
+    routing: str = "central"  # to several servers (queueing.description.parts)
 
 
 def model_of(
@@ -60,7 +61,12 @@ def model_of(
             predictor=parse_predictor(estimates.predictor or "none"),
             patience=limits.patience,
         ),
-        engine=Engine(law=law, servers=limits.servers, bounds=bounds),
+        engine=Engine(
+            law=law,
+            servers=limits.servers,
+            bounds=bounds,
+            routing=limits.routing if limits.servers > 1 else "central",
+        ),
     )
     return _in_memory(queue, limits, estimates)
 

@@ -492,8 +492,11 @@ def _by_call(trace: Trace) -> Sequence[Sequence[int]]:
 
 
 def run_given(model: Queue, given: Trace, stream: np.random.SeedSequence) -> SimulatedRun:
-    """The same, with the residuals and routes that `stream` draws."""
+    """The same, with the residuals and routes that `stream` draws; also where they are sent to
+    servers in turn or at random.
+    """
     from kendall.queueing.simulation import fast
+    from kendall.queueing.simulation.scenarios.two_models import run_parts
 
     residuals = [np.random.default_rng(child) for child in stream.spawn(model.engine.servers)]
     count = len(given.arrived_at)
@@ -502,7 +505,14 @@ def run_given(model: Queue, given: Trace, stream: np.random.SeedSequence) -> Sim
         "second": fast.draw_second(model, count, stream),
         "tool_calls": fast.draw_tool_calls(model, given.output_tokens, stream),
     }
-    return run_trace(model, dataclasses.replace(given, residuals=residuals, **drawn))
+    given = dataclasses.replace(given, residuals=residuals, **drawn)
+    if (one := model.one_of_several) is None:
+        return run_trace(model, given)
+    servers, server = model.engine.servers, np.arange(count) % model.engine.servers
+    if model.engine.routing == "random":
+        server = np.random.default_rng(stream.spawn(1)[0]).integers(servers, size=count)
+    parts = [(mine, one) for each in range(servers) if (mine := server == each).any()]
+    return run_parts(parts, given, 0, run_trace)
 
 
 def simulated_engine(model: Queue, gaps: GapCounter | None = None) -> SimulatedEngine:

@@ -72,6 +72,7 @@ class Capabilities:
     servers: int = 1
     # the queue is the engine's own, and its policy cannot be another one
     owns_queue: bool = False
+    routing: str = "central"  # to several servers, which have a queue each under any other
     # names under which requests may ask for the model, where the engine decides them
     model_names: tuple[str, ...] = ()
     # of the model's own sampling, for calls that say nothing: temperature, top_p, ...

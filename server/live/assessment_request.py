@@ -29,6 +29,7 @@ class AssessmentRequest:
     longest: int  # answer that the engine can give, tokens
     pads: bool = True  # the engine can pad a batch
     owns_queue: bool = False  # the policy is the engine's
+    routing: str = "central"  # to several servers
     patience: float | None = None  # seconds
     bounds: AutopilotBounds | None = None  # of the autopilot; None: those it has
     # largest batch and longest answer that the law was measured on
@@ -88,6 +89,7 @@ class LiveWindow:
             longest=capabilities.max_model_len,
             pads=capabilities.pads,
             owns_queue=capabilities.owns_queue,
+            routing=capabilities.routing,
             patience=gateway.limits.patience,
             bounds=bounds,
             reach=_reach(gateway),

@@ -64,6 +64,7 @@ from kendall.queueing.estimation.outlook import (
     forecast_error,
     outlook,
 )
+from kendall.queueing.estimation.routing import Routing, routing_of
 from kendall.queueing.estimation.served_times import ObservedLaw, ServedTimes
 from kendall.queueing.estimation.speed.observed_law import observed_law
 from kendall.queueing.estimation.speed.speed_history import SpeedHistory
@@ -139,6 +140,12 @@ _memory = _Memory()
 def learn_law(served: ServedTimes) -> ObservedLaw | None:
     """The law of watched servers, from the requests that they served."""
     return observed_law(served, np.random.default_rng(0))
+
+
+def learn_routing(served: ServedTimes, slots: int) -> Routing | None:
+    """How watched servers with so many slots each get their requests."""
+    arrived, server = served.started - served.queued, np.unique(served.server, return_inverse=True)
+    return routing_of(arrived, served.started, served.last, server[1], slots)
 
 
 def restore(state: msgspec.Raw) -> EstimatesSummary:
@@ -667,6 +674,7 @@ def _limits(question: AssessmentRequest) -> QueueLimits:
         pads=question.pads,
         engine=question.engine,
         owns_queue=question.owns_queue,
+        routing=question.routing,
     )
 
 

@@ -12,6 +12,7 @@ from kendall.policies.text import short_form
 from kendall.queueing.choosing.forecast import WhatIf
 from kendall.queueing.choosing.phrases import seconds as duration
 from kendall.queueing.commands.terminal import Column, Table, say
+from kendall.queueing.estimation.routing import Routing
 from kendall.queueing.json_form import json_object, to_json
 from kendall.queueing.measurement.check import SAID
 from kendall.server.live.answers import AssessmentSummary
@@ -63,6 +64,7 @@ class Report:
     policy: str
     servers: int
     slots_from: str
+    routing: Routing | None
     law: Mapping[str, Any] | None
     prediction: AssessmentSummary | None
     what_if: Sequence[WhatIf] | None
@@ -87,6 +89,7 @@ class Report:
                 "policy": self.policy,
                 "servers": self.servers,
                 "slots_from": self.slots_from,
+                "routing": to_json(self.routing),
             },
             "law": self.law,
             "check": None if found is None else to_json(found.check),
@@ -135,6 +138,7 @@ def report_of(
         policy=servers.batcher.policy_text,
         servers=servers.batcher.servers,
         slots_from=servers.slots_from,
+        routing=servers.routing,
         law=_law(servers),
         prediction=prediction,
         what_if=None if live is None else live.what_if,
@@ -192,11 +196,14 @@ def _conditions(
         "spans do not tell what the prefix cache saved: a prompt takes as long as on average",
     )
     if servers.batcher.servers > 1:
+        routing = servers.routing
         yield Condition(
-            "one_queue",
-            None,
-            f"{servers.batcher.servers} servers are taken as one queue; with a queue at each, "
-            "requests wait longer (`load_balancer`)",
+            "routing",
+            None if routing is None else True,
+            f"{servers.batcher.servers} servers are taken as one queue: too few requests tell how "
+            "they are sent"
+            if routing is None
+            else f"requests are sent by the rule {routing.rule}, as {routing.requests} of them say",
         )
 
 

@@ -14,6 +14,7 @@ import msgspec
 
 from kendall.policies.core import UNBOUNDED
 from kendall.policies.orders.order import Order
+from kendall.queueing.estimation.routing import Routing
 from kendall.queueing.estimation.served_times import ObservedLaw, ServedTimes
 from kendall.queueing.latency.profile import load_law
 from kendall.queueing.measurement.record import Record
@@ -145,6 +146,7 @@ class WatchedServers:
     lifecycle: Lifetime = field(default_factory=Lifetime)
     law: ObservedLaw | None = None  # where it was fitted
     slots_from: str = "unknown"  # option | observed | unknown
+    routing: Routing | None = None  # of several servers
     settings: Settings = field(init=False)
     latency: LatencyModelInForce = field(init=False)
     limits: WatchedLimits = field(init=False)
@@ -226,6 +228,11 @@ class WatchedServers:
             slots = min(MOST_SLOTS, known or times.most_in_service())
             if slots != self._slots:
                 self._begin_epoch(slots, self.batcher.servers, self._epoch_from)
+        if len(self.fleet.replicas) > 1:
+            self.routing = await self.live_model().ask("learn_routing", times, self._slots)
+            rule = self.routing.rule if self.routing is not None else "central"
+            if rule != self.batcher.capabilities.routing:
+                self._begin_epoch(self._slots, self.batcher.servers, self._epoch_from)
         if self.asked.latency is None:
             found: ObservedLaw | None = await self.live_model().ask("learn_law", times)
             if found is not None:
@@ -240,7 +247,9 @@ class WatchedServers:
         end, self._clock, self._epoch_from = self._clock, start, start
         queue = self.batcher
         queue.policy_text, queue.servers = _policy(slots), servers
-        queue.capabilities = _capabilities(slots, servers)
+        queue.capabilities = _capabilities(
+            slots, servers, "central" if self.routing is None else self.routing.rule
+        )
         queue.epoch += 1
         self.live_model().begin_epoch(queue.epoch, carry_lengths=start == end)
         self._feed(self.fleet.since(start))
@@ -265,7 +274,7 @@ def _policy(slots: int) -> str:
     return f"continuous:max_batch_size={slots}"
 
 
-def _capabilities(slots: int, servers: int) -> Capabilities:
+def _capabilities(slots: int, servers: int, routing: str = "central") -> Capabilities:
     return Capabilities(
         engine="watched",
         model="",
@@ -278,4 +287,5 @@ def _capabilities(slots: int, servers: int) -> Capabilities:
         pads=False,
         servers=servers,
         owns_queue=True,
+        routing=routing,
     )

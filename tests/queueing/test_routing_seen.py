@@ -9,8 +9,8 @@ from kendall.queueing.distributions.token_distribution import parse_distribution
 from kendall.queueing.estimation.routing import Routing, routing_of
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.queue import Queue
-from kendall.queueing.simulation.experiment import simulate_run
-from kendall.queueing.simulation.fast import Trace, replay
+from kendall.queueing.simulation.experiment import run_given
+from kendall.queueing.simulation.fast import Trace
 
 LAW = LatencyModel(k1=1e-3, k2=0.0, k3=2e-3, k4=20e-3)
 SLOTS = 4
@@ -22,23 +22,13 @@ def seen(routing: str, servers: int, *, load: float = 0.7, late: float = 0.0) ->
     queue = Queue.read(f"continuous:max_batch_size={SLOTS}", lengths, LAW)
     rate = load * servers * SLOTS / (60 * LAW.step(SLOTS))
     rng = np.random.default_rng(servers)
-    if routing in ("random", "round_robin"):  # each server alone, with its share
-        arrived, tokens = np.cumsum(rng.exponential(1 / rate, 2000)), lengths.sample(rng, 2000)
-        server = rng.integers(servers, size=2000)
-        if routing == "round_robin":
-            server = np.arange(2000) % servers
-        dispatched, freed = np.empty((2, 2000))
-        for mine in (server == each for each in range(servers)):
-            trace = Trace(arrived[mine], tokens[mine], np.zeros(mine.sum(), np.int64), [])
-            alone = replay(queue, trace)
-            dispatched[mine], freed[mine] = alone.dispatched_at, alone.server_free_at
-    else:
-        queue = queue.but(servers=servers, routing=routing)
-        run = simulate_run(queue, rate, 2000, np.random.SeedSequence(servers))
-        arrived, dispatched, freed = run.arrived_at, run.dispatched_at, run.server_free_at
-        server = run.server_id.astype(np.int64)
+    queue = queue.but(servers=servers, routing=routing)
+    arrived, tokens = np.cumsum(rng.exponential(1 / rate, 2000)), lengths.sample(rng, 2000)
+    trace = Trace(arrived, tokens, np.zeros(2000, np.int64))
+    run = run_given(queue, trace, np.random.SeedSequence(servers))
+    dispatched, freed, server = run.dispatched_at, run.server_free_at, run.server_id
     off = rng.normal(0, late, 2000)
-    found = routing_of(arrived + off, dispatched + off, freed + off, server, SLOTS)
+    found = routing_of(arrived + off, dispatched + off, freed + off, server.astype(np.int64), SLOTS)
     assert found is not None
     assert found.requests == 2000
     return found

@@ -82,6 +82,7 @@ class ForecastEvidence:
     waiting_before: int  # requests that waited when the epoch began
     patience: float | None
     slots: int | None  # of each server; None: no bound
+    own_queues: bool  # of several servers each has one
     # the intraclass correlation of the lengths in a call, and the mean delay with independent
     # lengths over the predicted one; None: every call is of one sequence
     alike: Estimate | None

@@ -171,13 +171,19 @@ def _misfit(times: BatchTimes, column: Vector, name: str) -> Assumption:
     return Assumption("law_shape", not fails, moved if fails else 0.0, says)
 
 
-def enough_memory(seen: Snapshot, policy: Policy, slots: int | None) -> Assumption:
+def enough_memory(
+    seen: Snapshot, policy: Policy, slots: int | None, *, own_queues: bool = False
+) -> Assumption:
     """`slots` of each server; None: no bound."""
     if not policy.joins_running or order_of(policy).preemptive:
         return not_judged("enough_memory", "batches, or preemption")
     if not len(seen.rows) or not seen.now > seen.start:
         return Assumption("enough_memory", None, math.nan, "nobody was served")
-    share = waits_beside_free_slots(seen, math.inf if slots is None else slots * seen.servers)
+    shares = [
+        waits_beside_free_slots(each, math.inf if slots is None else slots * each.servers)
+        for each in (seen.of_servers() if own_queues else [seen])
+    ]
+    share = max(shares)
     if share <= NEGLIGIBLE:
         return Assumption("enough_memory", True, share, "requests wait for slots only")
     says = (
@@ -242,6 +248,8 @@ ENGINE_TESTS = (
     ),
     ForecastTest(
         "enough_memory",
-        lambda evidence, forecast: enough_memory(evidence.seen, forecast.policy, forecast.slots),
+        lambda evidence, forecast: enough_memory(
+            evidence.seen, forecast.policy, forecast.slots, own_queues=forecast.own_queues
+        ),
     ),
 )

@@ -93,6 +93,14 @@ class Snapshot:
         """With other rows."""
         return self._but(rows=rows)
 
+    def of_servers(self) -> list[Snapshot]:
+        """The rows of each server apart, as if it were the only one."""
+        server = self.column("server_id")
+        return [
+            self._but(rows=picked(self.rows, server == each), servers=1)
+            for each in np.unique(server)
+        ]
+
     def telling(self, carried_from: float) -> Snapshot:
         """With the lengths of what was dispatched since then only."""
         return self._but(carried_from=carried_from)

@@ -12,7 +12,7 @@ first=loaded one of the model that is held, if any waits.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,9 +54,21 @@ def of_second(model: Queue, trace: fast.Trace) -> npt.NDArray[np.bool_]:
 def run_apart(model: Queue, trace: fast.Trace, since: int, replay: Replay) -> fast.SimulatedRun:
     """Each model on its own servers; `replay` is for the requests of one."""
     second = of_second(model, trace)
+    queues = [queue for _, queue in model.models]
+    trace = dataclasses.replace(trace, second=np.empty(0, np.bool_))
+    return run_parts(list(zip((~second, second), queues, strict=True)), trace, since, replay)
+
+
+def run_parts(
+    parts: Sequence[tuple[npt.NDArray[np.bool_], Queue]],
+    trace: fast.Trace,
+    since: int,
+    replay: Replay,
+) -> fast.SimulatedRun:
+    """Some of the requests, and servers that serve only them, in each part."""
     columns: dict[str, npt.NDArray[Any]] = {}
     gaps, batches, first_server = [], 0, 0
-    for chosen, (_, queue) in zip((~second, second), model.models, strict=True):
+    for chosen, queue in parts:
         own = slice(first_server, first_server + queue.engine.servers)
         given: dict[str, Any] = {
             name: values[chosen]
@@ -64,11 +76,13 @@ def run_apart(model: Queue, trace: fast.Trace, since: int, replay: Replay) -> fa
             if len(values := getattr(trace, name)) or name == "arrived_at"
         }
         given |= {name: getattr(trace, name)[own] for name in ("residuals", "given_residuals")}
-        part = dataclasses.replace(trace, **given, second=np.empty(0, np.bool_))
+        if len(trace.call_ends):
+            given["call_ends"] = np.cumsum(chosen)[trace.call_ends[chosen] - 1]
+        part = dataclasses.replace(trace, **given)
         served = replay(queue, part, int(np.count_nonzero(chosen[:since])))
         for name in fast.COLUMNS:
             values = getattr(served, name)
-            columns.setdefault(name, np.empty(len(second), values.dtype))[chosen] = values
+            columns.setdefault(name, np.empty(len(chosen), values.dtype))[chosen] = values
         columns["batch_id"][chosen] += np.where(served.lost, 0, batches)
         columns["server_id"][chosen] += first_server
         gaps.append(served.gaps)

@@ -20,7 +20,7 @@ from kendall.queueing.description.parts import Engine, Requests
 from kendall.queueing.distributions.token_distribution import parse_distribution
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.queue import Queue
-from kendall.queueing.simulation.experiment import run_trace
+from kendall.queueing.simulation.experiment import run_given, run_trace
 from kendall.queueing.simulation.fast import SimulatedRun, Trace, draw_trace
 from kendall.server.page import Feed
 from kendall.server.page.state import topics
@@ -49,6 +49,7 @@ class Scene:
     lost: float = 0.0
     offsets: Sequence[float] = (0.0, 0.0)  # of the servers' clocks
     gone: float = math.inf  # the second server is
+    routing: str = "central"
     seed: int = 3
     asked: QueueOptions = field(default_factory=QueueOptions)
 
@@ -59,13 +60,15 @@ class Scene:
                 output_tokens=parse_distribution("geometric:mean=40"),
                 prompt_tokens=parse_distribution("uniform:low=16,high=256"),
             ),
-            engine=Engine(law=LAW, servers=self.servers),
+            engine=Engine(law=LAW, servers=self.servers, routing=self.routing),
         )
         rate = self.load * model.largest_stable_rate
         trace = draw_trace(
             model, rate, round(self.seconds * rate), np.random.SeedSequence(self.seed)
         )
-        return run_trace(model, trace), trace
+        if model.one_of_several is None:
+            return run_trace(model, trace), trace
+        return run_given(model, trace, np.random.SeedSequence(self.seed)), trace
 
     def watched(self, look: Look | None = None) -> Report:
         """At the end of the run; `look` is awaited then, with what is known."""
@@ -145,7 +148,24 @@ def test_two_servers_whose_clocks_differ_by_two_seconds() -> None:
     report, found = checked(Scene(servers=2, offsets=(0.0, 2.0)))
     assert report.servers == 2
     assert [each["gone"] for each in found["replicas"]] == [False, False]
-    assert any(each["name"] == "one_queue" for each in found["conditions"])
+    assert any(each["name"] == "routing" for each in found["conditions"])
+    assert found["setting"]["routing"]["rule"] == "central"
+
+
+@pytest.mark.parametrize("routing", ["round_robin", "least_requests", "random"])
+def test_servers_with_a_queue_each(routing: str) -> None:
+    """The rule of the balancer is named, each server's requests are checked by its own queue, and
+    the forecast knows what the rule costs.
+    """
+    scene = Scene(servers=2, routing=routing, seconds=200.0, load=0.8)
+    _, found = checked(scene)
+    run, _ = scene.run()
+    assert found["setting"]["routing"]["rule"] == routing
+    assert found["check"]["observed"] == pytest.approx(run.sojourn_time.mean(), rel=CLOSE)
+    judged = found["comparison"]["assumptions"]["enough_memory"]
+    assert judged["holds"] is True, judged
+    sojourn = found["forecast"]["sojourn_time"]
+    assert sojourn["low"] < run.sojourn_time.mean() < sojourn["high"], sojourn
 
 
 def test_a_clock_that_is_two_seconds_ahead_changes_nothing() -> None:
