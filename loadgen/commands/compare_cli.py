@@ -112,8 +112,8 @@ def compare_command(
         list[Path] | None,
         typer.Argument(
             help="Run files of `kendall serve --record-file` or of a simulation; add those of "
-            "`kendall load`, or of AIPerf, for the delays that clients see. Those of `kendall load` "
-            "alone: a run against any server, with --max-num-seqs.",
+            "`kendall load`, or of AIPerf, for the delays that clients see. Those of `kendall "
+            "load` alone: a run against any server, with --max-num-seqs.",
         ),
     ] = None,
     *,

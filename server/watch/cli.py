@@ -37,21 +37,25 @@ def watch_command(
         from kendall.server.watch.track_record import track_record  # noqa: PLC0415 - heavy
 
         track_record(options, json=json)
-    elif urls and options.report.once and options.source.otlp is None:
+    elif options.source.otlp is not None:
+        from kendall.server.watch.live import watch  # noqa: PLC0415 - heavy
+
+        watch(options, urls or [], json=json)
+    elif urls and options.report.once:
         from kendall.server.watch.scraping import watch_once  # noqa: PLC0415 - heavy
 
         watch_once(options, urls, json=json)
     else:
         raise SpecError(
-            "got no source; expected the URL of a server with --once, or --prometheus: `kendall "
-            "watch --help` explains each"
+            "got no source; expected --otlp, --prometheus, or the URL of a server with --once: "
+            "`kendall watch --help` explains each"
         )
 
 
 def _check(options: WatchOptions) -> None:
     """Raises SpecError for an option that the source does not read."""
     report = options.report
-    if options.queue.slo is not None:
+    if options.queue.slo is not None and options.source.otlp is None:
         raise SpecError(
             "got --slo with counters alone, which have no quantiles; expected none: leave it out"
         )

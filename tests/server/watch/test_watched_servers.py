@@ -164,7 +164,7 @@ def test_servers_with_a_queue_each(routing: str) -> None:
     assert found["check"]["observed"] == pytest.approx(run.sojourn_time.mean(), rel=CLOSE)
     judged = found["comparison"]["assumptions"]["enough_memory"]
     assert judged["holds"] is True, judged
-    sojourn = found["forecast"]["sojourn_time"]
+    sojourn = found["forecast"]["sojourn_time_interval"]
     assert sojourn["low"] < run.sojourn_time.mean() < sojourn["high"], sojourn
 
 
