@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import httpx
@@ -233,9 +233,8 @@ def _lines(text: str, where: str) -> list[tuple[str, tuple[tuple[str, str], ...]
         ) from None
 
 
-def _scrape(targets: Sequence[_Target], until: float, tell: object) -> None:
+def _scrape(targets: Sequence[_Target], until: float, tell: Callable[[str], None]) -> None:
     """Every server once a second; one that answers late is late."""
-    assert callable(tell)
     while True:
         now = time.time()  # noqa: TID251 - as above
         for target in targets:
