@@ -154,7 +154,7 @@ def show(profile: Profile, place: Path | str, to: Console, *, speed_only: bool =
             hang=10,
         )
     for doubt in () if speed_only else _doubts(profile):
-        say(to, f"not known {doubt}", hang=10)
+        say(to, f"imprecise {doubt}", hang=10)
     say(to, f"profile   {place}", hang=10)
 
 

@@ -120,4 +120,5 @@ def serving_in_a_thread(handler: Handler = answer) -> Iterator[str]:
 
 
 async def _models(_: web.Request) -> web.Response:
-    return web.json_response({"object": "list", "data": [{"id": "fake"}]})
+    names = ("fake", "a", "b", "lora=0.5")
+    return web.json_response({"object": "list", "data": [{"id": name} for name in names]})
