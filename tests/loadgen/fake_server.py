@@ -11,6 +11,7 @@ from typing import Any
 
 from aiohttp import web
 
+MODELS = ("fake", "a", "b", "lora=0.5")  # that it lists; it serves whatever is asked for
 Handler = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
 
 
@@ -120,5 +121,4 @@ def serving_in_a_thread(handler: Handler = answer) -> Iterator[str]:
 
 
 async def _models(_: web.Request) -> web.Response:
-    names = ("fake", "a", "b", "lora=0.5")
-    return web.json_response({"object": "list", "data": [{"id": name} for name in names]})
+    return web.json_response({"object": "list", "data": [{"id": name} for name in MODELS]})

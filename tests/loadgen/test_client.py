@@ -26,6 +26,7 @@ from kendall.queueing.arrivals.timetable import Timetable
 from tests.eventually import eventually
 from tests.loadgen.fake_server import (
     DONE,
+    MODELS,
     FakeServer,
     Handler,
     answer,
@@ -527,7 +528,7 @@ def test_the_model_is_asked_for_and_a_silent_server_named() -> None:
         async with serving() as server:
             return (await look_at(Target(base_url=server.url, model=""))).models
 
-    assert asyncio.run(main()) == ("fake",)
+    assert asyncio.run(main()) == MODELS
     with pytest.raises(LoadError, match="connection refused; is the server up"):
         asyncio.run(look_at(Target(base_url="http://127.0.0.1:9", model="")))
 

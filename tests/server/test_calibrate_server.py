@@ -31,7 +31,7 @@ def test_the_law_and_how_many_are_served_at_once(
     assert max(len(cell["lengths"]) for cell in profile.cells) == SLOTS
     assert profile.law.step(1) > 0
     assert profile.note == f"through the API of {server.url}"
-    assert "not known" in capsys.readouterr().out, "what could not be separated"
+    assert "imprecise" in capsys.readouterr().out, "what could not be separated"
 
 
 def test_without_metrics_nobody_knows_of_others(tmp_path: Path) -> None:
